@@ -93,7 +93,7 @@ def _append_shared(
     used = (x.x, to.y) if to.residual is None else (x.x, to.y, to.residual)
     total = Destination(at.free(*used), to.residual, None, to.scale)
     if network.shared_gate is None:
-        return append_dense(at, shared, x, norm, total, "_shexp").x
+        return at.linear.complete(append_dense(at, shared, x, norm, total, "_shexp")).x
     gate, own = at.work["shared gate"], at.work["branch"]
     label = at.name("ffn_gate_inp_shexp")
     at.linear.append(label, [(at.matrix(network.shared_gate), gate)], x, norm)

@@ -154,6 +154,8 @@ class LayerStep:
         quantised = [product for product in products if not product[0].format.is_float]
         floats = [product for product in products if product[0].format.is_float]
         linear = self.linear
+        if quantised and floats:  # of two launches neither can make x on its way
+            x = linear.complete(x)
         if quantised and floats and norm is not None and linear.takes_gemm:
             cols, normed = products[0][0].cols, self.work["normed"]
             x = linear.append_norm(self.name("attn_norm"), cols, x, norm, normed)

@@ -98,7 +98,9 @@ def begin_warm_up(engine: Engine, seconds: float, **likely: Any) -> WarmUp | Non
     if engine.device.is_emulated:
         return None
     session = engine.session
-    warm_up = WarmUp(session.steps, likely_shapes(session.shapes, **likely))
+    states = session.storage.shared_states
+    divided = states is not None and states.places > 0
+    warm_up = WarmUp(session.steps, likely_shapes(session.shapes, **likely, divided=divided))
     with Progress("preparing", warm_up.left) as progress:
         warm_up.run(seconds, progress.advance)
     return warm_up

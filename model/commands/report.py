@@ -101,6 +101,21 @@ def print_engine(engine: Engine) -> None:
     )
 
 
+def print_room(engine: Engine) -> None:
+    """On stderr: what the requests of a server share."""
+    session = engine.session
+    pools, states = session.parts.cache.pools, session.storage.shared_states
+    if pools:
+        tokens = min(pool.pages * pool.page_len for pool in pools)
+        print(f"the cache has room for {tokens:,} tokens", file=sys.stderr)
+    if states is not None and session.parts.recurrent is not None:
+        print(
+            f"up to {states.places:,} states are kept for prompts that begin alike, "
+            f"{session.parts.recurrent.shape.nbytes:,} bytes each",
+            file=sys.stderr,
+        )
+
+
 def end_note(statistics: Statistics, context: int) -> None:
     """Say on stderr when the answer ended because the KV cache was full."""
     from urdir.model.engine.sequence import Finish

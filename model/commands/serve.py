@@ -13,7 +13,7 @@ from urdir.model.commands import options, prompts, replicas
 from urdir.model.commands.opening import begin_warm_up, open_engine
 from urdir.model.commands.options import UsageError
 from urdir.model.commands.parser import Parser
-from urdir.model.commands.report import print_engine
+from urdir.model.commands.report import print_engine, print_room
 from urdir.model.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -169,10 +169,7 @@ def open_service(args: argparse.Namespace, template: str | None) -> AsyncService
     )
     if args.verbose:
         print_engine(engine)
-    pools = engine.session.parts.cache.pools
-    if pools:
-        tokens = min(pool.pages * pool.page_len for pool in pools)
-        print(f"the cache has room for {tokens:,} tokens", file=sys.stderr)
+    print_room(engine)
     return EngineService(
         engine,
         lambda service: EngineModel(engine, args.alias, service, defaults),

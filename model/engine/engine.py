@@ -141,8 +141,8 @@ class Engine(Owner):
         prompt (2048, split by layers 512) are processed at once, fewer where memory is short. A
         ``memory_share`` of what is free is for many users: the cache has as many pages of
         ``page_len`` tokens (`PAGE_LEN`) as fit it; ``sequences`` (None) then are `SEQUENCES`, fewer
-        where recurrent layers have large states, of which none is kept; the context is up to
-        `LONG_CONTEXT`.
+        where recurrent layers have large states, some of which are kept for requests that begin
+        alike; the context is up to `LONG_CONTEXT`.
         With ``text`` the file must have a vocabulary, which a thread of its own reads, with
         ``chat`` a chat template as well (None: one that it has must compile); ``chat_template``
         (Jinja, or a name such as "chatml") replaces the file's. ``meanwhile`` is
@@ -197,7 +197,6 @@ class Engine(Owner):
                 page_len=page_len or (PAGE_LEN if memory_share else 0),
                 pages=pages,
                 chunk=chunk or most_chunk,
-                keeps_states=not memory_share,
             )
             ranks = [*zip(shares, group, strict=True)]
             settings = fitting_settings(

@@ -58,6 +58,12 @@ class Sequence:
         return max(self.length, self.known - 1)
 
     @property
+    def reach(self) -> int:
+        """The most tokens that it can be cut to before its next step, as far as the host knows
+        them: those that are pending can be processed, up to the last."""
+        return min(self.last, len(self.tokens))
+
+    @property
     def is_full(self) -> bool:
         """True when no further token can be processed."""
         return self.length >= self.context

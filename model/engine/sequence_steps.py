@@ -12,6 +12,7 @@ from urdir.model.engine.sequence import Sequence
 from urdir.model.engine.step_queue import NO_MASKS, StepQueue
 from urdir.model.errors import ModelError
 from urdir.model.memory.storage import SequenceStorage
+from urdir.ptxgen.spec import ceil_div
 
 Slots = abc.Sequence[int]
 Words = npt.NDArray[np.uint32]
@@ -50,15 +51,22 @@ class SequenceSteps:
         return self._shapes.decode(len(sequences), self.longest(sequences) + steps, output, steps)
 
     def process(self, sequence: Sequence, end: int) -> None:
-        """Queue prompt steps without an output until no token before ``end`` is pending: one more
-        chunk may be, where ``end`` is not the last token."""
+        """Queue prompt steps without an output until no token before ``end`` is pending. Raises
+        ContextFullError when the cache has no room; nothing was queued then."""
         if sequence.length >= end:
             return
+        self._storage.reserve(sequence.slot, sequence.length, end)
         while sequence.length < end:
-            shape, stop = self._shapes.prompt(sequence.length, sequence.last)
+            shape, stop = self._shapes.prompt(sequence.length, end)
             segment = Segment(sequence.slot, sequence.length, stop)
             self._launch(shape, Batch((), (segment,)))
-        self._storage.keep_state(sequence.slot, sequence.length)
+        self._storage.keep_state(sequence.slot, end)
+
+    def process_chunks(self, sequence: Sequence) -> None:
+        """The same by whole chunks, until no more than one is pending: a step takes that."""
+        chunk = self._shapes.chunks[-1]
+        whole = chunk * ceil_div(sequence.pending - chunk, chunk)
+        self.process(sequence, min(sequence.length + whole, sequence.last))
 
     def step(self, output: Output, sequences: Slots) -> None:
         """Queue one step of ``sequences``."""

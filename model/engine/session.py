@@ -162,7 +162,7 @@ class Session(Owner):
         self._check_append(tokens, fed)
         self.storage.reserve(fed.slot, fed.length, fed.known + len(tokens) - 1)
         self.append(tokens, sequence)
-        self.stepper.process(fed, fed.known - self.shapes.chunks[-1])
+        self.stepper.process_chunks(fed)
 
     def append(self, tokens: Ids, sequence: int = 0) -> None:
         """Append ``tokens``, which are pending then, however many: for `launch_batch`. Raises as
@@ -269,18 +269,22 @@ class Session(Owner):
         return DecodeStream(self, output, sequences, most).tokens()
 
     def kept(self, length: int, sequence: int = 0) -> int:
-        """How many of the first ``length`` tokens `truncate` can leave: all of them; none where
-        layers with a window no longer hold what the next token looks back on; with recurrent
-        layers, as many as there is a state of, which is kept after each prompt."""
-        return self.storage.kept(sequence, length, self.sequences[sequence].length)
+        """How many of the first ``length`` tokens `truncate` can leave: all that can be processed
+        before the next step; none where layers with a window no longer hold what the next token
+        looks back on; with recurrent layers, of those that are processed as many as there is a
+        state of, which is kept after each prompt."""
+        cut = self.sequences[sequence]
+        return self.storage.kept(sequence, min(length, cut.reach), cut.length)
 
     def truncate(self, length: int, sequence: int = 0) -> None:
         """Forget every token of a sequence from ``length`` on; nothing is pending then.
 
-        Raises ModelError, nothing changed, for tokens that there are not or that are not `kept`.
+        Pending ones before it are processed. Raises ModelError, nothing changed, for tokens that
+        there are not or that are not `kept`.
         """
         cut = self.sequences[sequence]
-        self.stepper.process(cut, min(length, cut.last))
+        if length <= cut.reach:
+            self.stepper.process(cut, length)
         cut.check_truncate(length)
         self.storage.truncate(cut.slot, length, cut.length)
         self.parts.state.write_known(cut.slot, length)
@@ -300,7 +304,7 @@ class Session(Owner):
             self.parts.state.write_known(undone.slot, undone.known)
             undone.rewind(length)
             self.queue.forget_rows()
-            self.stepper.process(undone, undone.known - self.shapes.chunks[-1])
+            self.stepper.process_chunks(undone)
 
     def fork(self, source: int, target: int) -> None:
         """Make ``target`` a copy of ``source``, its pending token included."""

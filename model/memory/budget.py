@@ -69,7 +69,7 @@ class SessionBudget:
         cache = CacheShape.of(config, settings, rows=max(chunks[-1], MAILBOX_SLOTS))
         return cls(
             cache=cache,
-            recurrent=RecurrentShape.of(config, sequences, settings.keeps_states),
+            recurrent=RecurrentShape.of(config, sequences, settings.shared_states),
             chunks=chunks,
             state=StateShape(sequences, cache.max_len, rows, chunks[-1], config.vocab_size),
             workspace=workspace_sizes(config, cache, rows, chunks[-1], sm_count, exact),

@@ -53,15 +53,15 @@ class CachedLayer:
 @dataclass(frozen=True)
 class CacheShape:
     """The caches of all layers: ``layers`` by the number of a layer that has one of its own;
-    ``owners[i]`` is the layer whose cache layer i uses, -1 for one without attention. Where other
-    layers keep states (``has_states``), a beginning is more than what the caches hold of it.
+    ``owners[i]`` is the layer whose cache layer i uses, -1 for one without attention. Pages have
+    ``page_len`` tokens, contiguous caches 0.
     """
 
     layers: dict[int, CachedLayer]
     owners: tuple[int, ...]
     sequences: int
     max_len: int
-    has_states: bool = False
+    page_len: int = 0
 
     @classmethod
     def of(cls, config: Config, settings: SessionSettings, rows: int) -> Self:
@@ -78,13 +78,13 @@ class CacheShape:
                 layout = in_pages(layout, settings.page_len, settings.pages)
                 layers[index] = CachedLayer(layout, mixer.span)
             owners.append(owner)
-        return cls(layers, tuple(owners), settings.sequences, max_len, bool(config.recurrents))
+        return cls(layers, tuple(owners), settings.sequences, max_len, settings.page_len)
 
     @classmethod
     def equal(cls, layout: KvLayout, layers: int) -> Self:
         """The same cache for every layer."""
         own = {index: CachedLayer(layout, 0) for index in range(layers)}
-        return cls(own, tuple(range(layers)), layout.sequences, layout.max_len)
+        return cls(own, tuple(range(layers)), layout.sequences, layout.max_len, layout.page_len)
 
     def layout(self, layer: int) -> KvLayout:
         """How the keys and values lie that a layer uses."""
@@ -103,6 +103,14 @@ class CacheShape:
         """The number of the group that the cache of a layer belongs to."""
         owner = self.owners[layer]
         return next(number for number, layers in enumerate(self.groups) if owner in layers)
+
+    @property
+    def share_len(self) -> int:
+        """Tokens of the pages by which sequences can share what they begin with; 0 where they
+        cannot. They share pages in all layers or in none, and a ring overwrites its beginning."""
+        layouts = [self.layers[first].layout for first, *_ in self.groups]
+        shares = len(layouts) <= 1 and not any(layout.capacity for layout in layouts)
+        return self.page_len if shares else 0
 
     def sizes(self) -> dict[str, int]:
         """Bytes by name: keys and values (where these are apart) of every layer, and the block

@@ -9,6 +9,11 @@ from typing import TYPE_CHECKING, Any
 from urdir.model.memory.buckets import chunks_of
 from urdir.model.memory.budget import RESERVE_BYTES, MemoryPlan, SessionBudget
 
+#: Of what weights, sequences' states and the pages of one sequence leave, the part for states that
+#: are kept for requests to share, and the most of them. One of qwen3.5-4b takes as much as 1,600
+#: tokens of its cache.
+STATES_PART, MOST_STATES = 1 / 4, 256
+
 if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.model.families.description import Config
@@ -29,14 +34,18 @@ def fitting_settings(
 
     Prompt steps have the most tokens that fit. There are ``fewer_sequences`` only where there may
     be. With a ``memory_share`` of what is free, there are as many pages as fit it, unless they are
-    given. Raises ModelError where the model and the least session do not fit.
+    given, beside states of recurrent layers to share. Raises ModelError where the model and the
+    least session do not fit.
     """
     places = [Place(gguf, share, device) for share, device in ranks]
-    fitting = wanted
+    fitting = replace(wanted, shared_states=0) if memory_share else wanted
     if fewer_sequences:
         part = memory_share or 1.0
         sequences = min(place.most_sequences(fitting, part) for place in places)
         fitting = replace(fitting, sequences=sequences)
+    if memory_share:
+        states = min(place.most_states(fitting, memory_share) for place in places)
+        fitting = replace(fitting, shared_states=states)
     if memory_share and fitting.pages is None:
         found = [place.most_pages(fitting, memory_share) for place in places]
         pages = min((count for count in found if count is not None), default=None)
@@ -68,15 +77,23 @@ class Place:
         most = settings.sequences
         if not self.config.recurrents:
             return most
-        free = share * self.device.memory_info()[0] - RESERVE_BYTES
-        alone = self.budget(settings, sequences=1).cache.layers.values()
-        pages = max((of.layout.pages for of in alone), default=0) or None
+        free = self._free(share)
         while most > 1:
-            plan = self.plan(settings, sequences=most, pages=pages)
+            plan = self.plan(settings, sequences=most, pages=self._least_pages(settings))
             if plan.total + plan.recurrent <= free:
                 break
             most //= 2
         return most
+
+    def most_states(self, settings: SessionSettings, share: float) -> int:
+        """The most states of recurrent layers that are worth their memory beside the pages, for
+        sequences to share; none where they cannot share what they begin with."""
+        budget = self.budget(settings, pages=settings.pages or self._least_pages(settings))
+        if not budget.recurrent.layers or not budget.cache.share_len:
+            return 0
+        plan = MemoryPlan.of(self.gguf, self.config, budget)
+        left = max(0.0, self._free(share) - plan.total)
+        return min(MOST_STATES, int(left * STATES_PART / budget.recurrent.nbytes))
 
     def most_pages(self, settings: SessionSettings, share: float) -> int | None:
         """The most pages for which the model and the session take up to a ``share`` of what the
@@ -90,10 +107,19 @@ class Place:
         least = most // layout.sequences
         fixed = self.plan(settings, pages=least)
         each = (self.plan(settings, pages=2 * least).total - fixed.total) / least
-        free = share * self.device.memory_info()[0] - RESERVE_BYTES - fixed.total
+        free = self._free(share) - fixed.total
         if free < 0:
             fixed.check(self.device)
         return max(least, min(most, least + int(free / each)))
+
+    def _free(self, share: float) -> float:
+        """Bytes of a ``share`` of what the device has free."""
+        return share * self.device.memory_info()[0] - RESERVE_BYTES
+
+    def _least_pages(self, settings: SessionSettings) -> int | None:
+        """The pages of one sequence of the whole context; None where there are none."""
+        alone = self.budget(settings, sequences=1, pages=None).cache.layers.values()
+        return max((of.layout.pages for of in alone), default=0) or None
 
     def largest_chunk(self, settings: SessionSettings) -> int:
         """The tokens of the largest prompt steps, up to those of the settings, with which the model

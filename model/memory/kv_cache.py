@@ -8,9 +8,8 @@ take what is valid from positions in device memory.
 Layers whose tokens look back on few keys keep the last of them only, in a ring (`KvLayout`).
 Layers with equal slots share the bookkeeping: they are a *group*.
 
-Sequences can begin with pages that others have computed (`KvCache.publish`, `KvCache.match`). They
-share them in all layers or in none, and a ring overwrites its beginning: so caches with rings share
-none. Nor do those beside layers that keep a state: none is kept at the ends of pages.
+Sequences can begin with pages that others have computed (`KvCache.publish`, `KvCache.match`), but
+not in caches with rings (`CacheShape.share_len`).
 """
 
 from __future__ import annotations
@@ -60,9 +59,8 @@ class KvCache(Owner):
             is_paged = shape.layers[indices[0]].layout.is_paged
             kind = PagedGroup if is_paged else Group
             self._groups.append(kind(self._arena, self._writes, stream, layers, table_name(number)))
-        only = self._groups[0] if len(self._groups) == 1 and not shape.has_states else None
-        # Pages without rings are one group: those that sequences can share by what they hold.
-        self._known = only if isinstance(only, PagedGroup) and not only.layout.capacity else None
+        only = self._groups[0] if self._groups and shape.share_len else None
+        self._known = only if isinstance(only, PagedGroup) else None  # that sequences can share
 
     def layout(self, layer: int) -> KvLayout:
         """How the keys and values lie that a layer uses."""
@@ -90,8 +88,15 @@ class KvCache(Owner):
 
     @property
     def share_len(self) -> int:
-        """Tokens of the pages that `match` shares; 0 where it finds nothing."""
-        return 0 if self._known is None else self._known.layout.page_len
+        """Tokens of the pages that sequences can share; see `CacheShape.share_len`."""
+        return self.shape.share_len
+
+    def known(self, tokens: Sequence[int]) -> int:
+        """Of how many of the first ``tokens`` there are whole pages to share: of all where no layer
+        has any."""
+        if not self._groups:
+            return len(tokens)
+        return 0 if self._known is None else self._known.pool.known(tokens)
 
     @property
     def pools(self) -> tuple[PagePool, ...]:

@@ -127,6 +127,10 @@ class PagePool:
 
     # ---- what is known ----
 
+    def known(self, tokens: Sequence[int]) -> int:
+        """How many of the first ``tokens`` lie in whole pages that are known."""
+        return len(self._find(tuple(tokens))[0]) * self.page_len
+
     def match(self, tokens: Sequence[int], pages: int, spare: int = 0) -> Match:
         """``pages`` pages for a sequence that begins with ``tokens``: those of the longest known
         prefix, shared, and then fresh ones.

@@ -7,8 +7,8 @@ same state as before but for rounding. A token at position 0 reads no state: not
 cleared.
 
 The requests of a `Service` are never cut but to nothing: an answer that has ended is forgotten, and
-so is what a step that ran ahead made of it; one that is set back is computed again from its first
-token. So their states need no copies.
+so is what a step that ran ahead made of it. There the places for copies are no sequence's own, but
+*shared*: `SharedStates` knows what each is of.
 """
 
 from __future__ import annotations
@@ -30,21 +30,27 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class RecurrentShape:
     """The states of ``sequences``: ``layers`` has for each layer with a recurrent mixer the bytes
-    of one sequence's arrays by name. Where it ``keeps``, there is room for a copy of each."""
+    of one sequence's arrays by name. There is room for ``shared`` copies, which no sequence has to
+    itself; by default for one of each sequence's own."""
 
     layers: Mapping[int, Mapping[str, int]]
     sequences: int
-    keeps: bool = True
+    shared: int | None = None
 
     @classmethod
-    def of(cls, config: Config, sequences: int, keeps: bool = True) -> Self:
+    def of(cls, config: Config, sequences: int, shared: int | None = None) -> Self:
         """Those that the layers of a model need, f32."""
         layers = {
             index: {name: 4 * values for name, values in layer.recurrent.state.items()}
             for index, layer in enumerate(config.layers)
             if layer.recurrent is not None
         }
-        return cls(layers, sequences, keeps)
+        return cls(layers, sequences, shared)
+
+    @property
+    def kept(self) -> int:
+        """How many copies there is room for."""
+        return self.sequences if self.shared is None else self.shared
 
     @property
     def nbytes(self) -> int:
@@ -52,13 +58,14 @@ class RecurrentShape:
         return sum(sum(arrays.values()) for arrays in self.layers.values())
 
     def sizes(self) -> dict[str, int]:
-        """Bytes by name of all arrays (sequences, ...): those that kernels move on, and as many
-        for what is kept."""
+        """Bytes by name of all arrays: those that kernels move on (sequences, ...), and those for
+        what is kept (kept, ...)."""
         return {
-            f"{prefix}{name}.{index}": nbytes * self.sequences
-            for prefix in ("", *(("kept ",) if self.keeps else ()))
+            f"{prefix}{name}.{index}": nbytes * count
+            for prefix, count in (("", self.sequences), ("kept ", self.kept))
             for index, arrays in self.layers.items()
             for name, nbytes in arrays.items()
+            if count
         }
 
 
@@ -85,12 +92,20 @@ class RecurrentState(Owner):
         return {name: self._arena[f"{name}.{layer}"] for name in self.shape.layers[layer]}
 
     def keep(self, sequence: int, length: int) -> None:
-        """Keep the state of a sequence, which is that after ``length`` tokens, where there is
-        room."""
-        if self.shape.keeps:
+        """Keep the state of a sequence, which is that after ``length`` tokens, where it has a place
+        for that."""
+        if self.shape.shared is None:
             self._kept[sequence] = 0  # until all of it is copied
-            self._copy("", sequence, "kept ", sequence)
+            self.save(sequence, sequence)
             self._kept[sequence] = length
+
+    def save(self, sequence: int, place: int) -> None:
+        """Copy the state of a sequence to a place of those that are kept."""
+        self._copy("", sequence, "kept ", place)
+
+    def restore(self, place: int, sequence: int) -> None:
+        """Make the state of a sequence that in a place of those that are kept."""
+        self._copy("kept ", place, "", sequence)
 
     def kept(self, sequence: int, length: int, now: int) -> int:
         """After how many of the first ``length`` tokens a state is there, the last being that after
@@ -108,7 +123,7 @@ class RecurrentState(Owner):
                 f"state after {now}, and after {self._kept[sequence]}"
             )
         if 0 < length < now:
-            self._copy("kept ", sequence, "", sequence)
+            self.restore(sequence, sequence)
         if length < self._kept[sequence]:
             self._kept[sequence] = 0
 

@@ -16,8 +16,9 @@ class SessionSettings:
 
     Caches store ``kv_dtype``; ``exact`` keeps activations in f32 throughout. With a ``page_len``
     caches are made of ``pages`` of as many tokens, by default enough for all sequences at once.
-    Prompt steps have room for ``chunk`` tokens, if the context has. Without ``keeps_states`` a
-    sequence of a model with recurrent layers can be cut to nothing only.
+    Prompt steps have room for ``chunk`` tokens, if the context has. A sequence of a model with
+    recurrent layers keeps a state, to be cut to. With ``shared_states`` it can be cut to nothing
+    only: so many are kept for requests that begin alike.
     """
 
     context: int
@@ -28,7 +29,7 @@ class SessionSettings:
     page_len: int = 0  # 0: contiguous; else a power of two
     pages: int | None = None
     chunk: int = MOST_CHUNK
-    keeps_states: bool = True
+    shared_states: int | None = None  # None: one of each sequence's own
 
     def __post_init__(self) -> None:
         if self.kv_dtype not in KV_DTYPES:
@@ -36,6 +37,8 @@ class SessionSettings:
         for name in ("context", "sequences", "chunk"):
             if getattr(self, name) < 1:
                 raise SettingsError(f"{name} is {getattr(self, name)}: expected 1 or more")
+        if self.shared_states is not None and self.shared_states < 0:
+            raise SettingsError(f"shared_states is {self.shared_states}: expected 0 or more")
         length = self.page_len
         if length and (length < MIN_PAGE_LEN or length & (length - 1)):
             raise SettingsError(

@@ -3,16 +3,21 @@ left of tokens that nobody uses any more.
 
 A place for a sequence is handed on from one answer to the next. What a contiguous cache holds of
 the last one stays where it is when the place is released, so that the next turn of a conversation
-goes on from there. In pages any sequence finds what any other has left (`KvCache.match`).
+goes on from there. In pages any sequence finds what any other has left (`KvCache.match`). With
+recurrent layers that is as much as there is a state of, too (`SharedStates`): pages are shared up
+to there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from urdir.driver.errors import DriverError
 from urdir.model.memory.kv_cache import KvCache
 from urdir.model.memory.pages import common_length
+from urdir.model.memory.prefix_states import PrefixStates
 from urdir.model.memory.recurrent_state import RecurrentState
+from urdir.model.memory.shared_states import SharedStates
 
 
 class SequenceStorage:
@@ -25,6 +30,11 @@ class SequenceStorage:
     def __init__(self, cache: KvCache, states: RecurrentState) -> None:
         self._cache = cache
         self._states = states
+        self._shared: SharedStates | None = None
+        if states.shape.layers and states.shape.shared is not None:
+            self._shared = SharedStates(states, cache.share_len)
+        # Pages alone are no beginning where there are states.
+        self._share_len = 0 if states.shape.layers else cache.share_len
         places = cache.shape.sequences
         # Of released places: the tokens that are there, and of how many the last state may be.
         self._left: list[tuple[int, ...]] = [()] * places
@@ -36,9 +46,10 @@ class SequenceStorage:
         return self._cache.most_tokens
 
     @property
-    def share_len(self) -> int:
-        """Tokens of the pages that sequences share; 0 where they share none."""
-        return self._cache.share_len
+    def shared_states(self) -> PrefixStates | None:
+        """The states that are kept for beginnings; None where no layer has any, or each sequence
+        keeps its own."""
+        return None if self._shared is None else self._shared.known
 
     # ---- requests take turns ----
 
@@ -50,19 +61,53 @@ class SequenceStorage:
         found = self.kept(sequence, common_length(left, tuple(tokens)), reached) if left else 0
         self._left[sequence] = ()
         self.truncate(sequence, found, reached)
-        if not found:
-            return self._cache.match(sequence, tokens, end, spare)
-        self._cache.reserve(sequence, found, end)
+        if found:
+            self._cache.reserve(sequence, found, end)
+        elif self._shared is None:
+            known = tokens if self._share_len else ()
+            found = self._cache.match(sequence, known, end, spare)
+        else:
+            found = self._match_state(self._shared, sequence, tokens, end, spare)
+        if self._shared is not None:
+            self._shared.begin(sequence, tokens, found)
         return found
 
+    def cut(self, sequence: int, start: int, end: int) -> int:
+        """How far a step may go that processes a prompt's tokens from ``start`` on, up to ``end``:
+        it ends where a state is to be kept."""
+        cut = None if self._shared is None else self._shared.next_cut(sequence, start)
+        return end if cut is None else min(cut, end)
+
+    def next_shared(self, sequence: int, length: int) -> int:
+        """The first length beyond ``length`` of a sequence that others will find, once it is
+        computed and published; 0 where there is none."""
+        if self._shared is None:
+            return length + self._share_len if self._share_len else 0
+        return self._shared.next_cut(sequence, length) or 0
+
+    def keep_prefix(self, sequence: int, length: int) -> None:
+        """The queued steps of a prompt end after ``length`` tokens: the state there is kept for
+        whoever begins so, where it is to be. Raises DriverError."""
+        if self._shared is None:
+            self._states.keep(sequence, length)
+        else:
+            self._shared.keep(sequence, length)
+
     def publish(self, sequence: int, tokens: Sequence[int]) -> None:
-        """A sequence holds ``tokens`` from its first position on: others may begin with them."""
+        """A sequence holds ``tokens`` from its first position on, computed: others may begin with
+        them."""
+        if self._shared is not None:
+            tokens = tokens[: self._shared.publish(sequence, tokens)]
+        elif not self._share_len:
+            tokens = ()
         self._cache.publish(sequence, tokens)
 
     def release(self, sequence: int, tokens: Sequence[int], reached: int) -> None:
         """A sequence is not used any more: ``tokens`` are what it holds from its first position on,
         and steps were queued for up to ``reached`` positions."""
-        self._cache.publish(sequence, tokens)
+        self.publish(sequence, tokens)
+        if self._shared is not None:
+            self._shared.end(sequence)
         if self._cache.pools or not tokens:
             self.truncate(sequence, 0, reached)
         else:
@@ -90,7 +135,8 @@ class SequenceStorage:
         self._cache.truncate(sequence, length)
 
     def keep_state(self, sequence: int, length: int) -> None:
-        """A prompt ends here, after ``length`` tokens: its state is kept, to be cut to."""
+        """A prompt ends here, after ``length`` tokens: its state is kept, for the sequence to be
+        cut to."""
         self._states.keep(sequence, length)
 
     def fork(self, source: int, target: int, length: int) -> None:
@@ -98,6 +144,25 @@ class SequenceStorage:
         self._forget(target)
         self._cache.fork(source, target, length)
         self._states.fork(source, target, length)
+
+    def _match_state(
+        self,
+        shared: SharedStates,
+        sequence: int,
+        tokens: Sequence[int],
+        end: int,
+        spare: int,
+    ) -> int:
+        """`match` for an empty place, of as many tokens as there are both pages and a state of."""
+        found, place = shared.known.find(tokens, self._cache.known(tokens))
+        self._cache.match(sequence, tokens[:found], end, spare)
+        if found:
+            try:
+                shared.restore(sequence, place)
+            except DriverError:
+                self._cache.truncate(sequence, 0)
+                raise
+        return found
 
     def _forget(self, sequence: int) -> None:
         """A released place is taken without `match`: what is left there counts for nothing."""

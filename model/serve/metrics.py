@@ -23,6 +23,8 @@ _GAUGES = {
     "queued": "Requests that wait.",
     "pages_used": "Pages of the cache that hold tokens of running requests.",
     "pages_total": "Pages of the cache.",
+    "states_kept": "States of recurrent layers that are kept for prompts that begin alike.",
+    "states_total": "States that there is room for.",
     "graph_bytes": "Device memory that recorded steps take, about.",
 }
 _COUNTERS = {

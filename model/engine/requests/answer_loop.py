@@ -172,8 +172,9 @@ class AnswerLoop(Owner):
 
     def metrics(self) -> Metrics:
         """Where it stands, about now."""
-        pools, steps = self._session.parts.cache.pools, self._session.steps
-        return Metrics.of(self._scheduler, pools, self._launcher.clock, steps.graph_bytes)
+        session, clock = self._session, self._launcher.clock
+        pools, states = session.parts.cache.pools, session.storage.shared_states
+        return Metrics.of(self._scheduler, pools, states, clock, session.steps.graph_bytes)
 
     def close(self) -> None:
         """End what is open and wait for the steps that are queued; closing twice does nothing.

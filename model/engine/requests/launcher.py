@@ -96,8 +96,7 @@ class Launcher(Owner):
         plans, shape = self._several(plan, shape)
         span = self._launch(plan, shape, masks)
         for segment in plan.batch.segments:
-            if segment.chooses:  # the end of a prompt
-                session.storage.keep_state(segment.sequence, segment.end)
+            session.storage.keep_prefix(segment.sequence, segment.end)
         self._ahead.queued(_Launch(plans, span))
         self._expect(plans[-1], shape)
         return True

@@ -11,6 +11,7 @@ from urdir.model.engine.step_clock import StepClock
 
 if TYPE_CHECKING:
     from urdir.model.memory.pages import PagePool
+    from urdir.model.memory.prefix_states import PrefixStates
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,8 @@ class Metrics:
     running: int = 0
     pages_used: int = 0
     pages_total: int = 0
+    states_kept: int = 0  # of recurrent layers, for prompts that begin alike
+    states_total: int = 0  # that there is room for
     prefix_queries: int = 0  # prompt tokens that were looked up
     prefix_hits: int = 0  # of these, tokens that were found
     prompt_tokens: int = 0
@@ -37,6 +40,7 @@ class Metrics:
         cls,
         scheduler: Scheduler,
         pools: Sequence[PagePool],
+        states: PrefixStates | None,
         clock: StepClock | None,
         graph_bytes: int,
     ) -> Self:
@@ -47,6 +51,8 @@ class Metrics:
             running=scheduler.running,
             pages_used=sum(pool.used for pool in pools),
             pages_total=sum(pool.pages for pool in pools),
+            states_kept=states.known if states else 0,
+            states_total=states.places if states else 0,
             prefix_queries=counts.prompt_tokens,
             prefix_hits=counts.cached_tokens,
             prompt_tokens=counts.prompt_tokens,

@@ -39,13 +39,15 @@ class Storage(Protocol):
     def most_tokens(self) -> int:
         """The longest that a sequence can become that has the storage for itself."""
 
-    @property
-    def share_len(self) -> int:
-        """The least tokens that two sequences share; 0 where they share none."""
-
     def match(self, sequence: int, tokens: Sequence[int], end: int, spare: int) -> int:
         """Begin a sequence with what is known of ``tokens``, with room for ``end``; how many it has
         then. Raises ContextFullError unless room for ``spare`` others stays."""
+
+    def cut(self, sequence: int, start: int, end: int) -> int:
+        """Where a segment ends that begins at ``start``, at ``end`` at most."""
+
+    def next_shared(self, sequence: int, length: int) -> int:
+        """The first length beyond ``length`` of a sequence that others will find; 0 for none."""
 
     def publish(self, sequence: int, tokens: Sequence[int]) -> None:
         """A sequence holds ``tokens``, computed, for others to begin with."""
@@ -302,7 +304,8 @@ class Scheduler:
 
     def _segment(self, task: Task, budget: int, segments: dict[int, Segment]) -> int:
         """Add the next rows of a prompt, ``budget`` at most; how many of these they take."""
-        start, end = task.stored, min(task.stored + budget, task.prefill)
+        start = task.stored
+        end = self._storage.cut(task.slot, start, min(start + budget, task.prefill))
         segments[task.number] = Segment(task.slot, start, end, chooses=end == task.prefill)
         task.stored = end
         task.in_flight += 1
@@ -339,15 +342,18 @@ class Scheduler:
     def _is_being_computed(self, task: Task) -> bool:
         """Whether steps under way compute more of a request's beginning than is known: it can share
         that soon. Answers to one prompt share it so."""
-        share = self._storage.share_len
-        if not share or not self.limits.share_prefixes:
+        if not self.limits.share_prefixes:
             return False
         for leader in self._running.values():
-            end = leader.complete + share
-            if leader.complete < leader.prefill and end < len(task.tokens):
-                first = leader.tokens[:share] == task.tokens[:share]
-                if first and end <= leader.prefill and leader.tokens[:end] == task.tokens[:end]:
-                    return True
+            if leader.complete >= leader.prefill:
+                continue
+            end = self._storage.next_shared(leader.slot, leader.complete)
+            if not 0 < end < len(task.tokens) or end > leader.prefill:
+                continue
+            # the last of them tells most apart
+            is_alike = leader.tokens[end - 1] == task.tokens[end - 1]
+            if is_alike and leader.tokens[:end] == task.tokens[:end]:
+                return True
         return False
 
     # ---- endings ----

@@ -69,12 +69,14 @@ def likely_shapes(
     shapes: ShapeBuckets,
     outputs: Sequence[Output] = (Output.SAMPLE, Output.GREEDY),
     mixed_rows: int = SOME_ROWS,
+    divided: bool = False,
 ) -> Iterator[StepShape]:
     """Shapes of the steps of a service, the likeliest first, some of them again and again.
 
     In every round sequences are longer, and there are more of them, than in the one before. Of the
     ``outputs`` the first is the likeliest: OpenAI's clients have tokens drawn, if they say nothing.
-    Beside answers a step takes up to ``mixed_rows`` rows of prompts.
+    Beside answers a step takes up to ``mixed_rows`` rows of prompts. These may be ``divided``: then
+    their parts are of any length, not of as many rows as a step takes.
     """
     newcomers = [rows for rows in COARSE_CHUNKS if rows <= min(mixed_rows, shapes.chunks[-1])]
     users, lengths = row_buckets(shapes.rows), shapes.lengths
@@ -84,7 +86,7 @@ def likely_shapes(
             for length in near:
                 for count in few:
                     yield from _answering(shapes, count, length, output, newcomers)
-                yield from _asking(shapes, length, output)
+                yield from _asking(shapes, length, output, divided)
                 yield from _asking_together(shapes, length, output) if reach else ()
 
 
@@ -101,14 +103,17 @@ def _answering(
         yield shapes.of_batch(Batch(tuple(range(users)), (newcomer,)), length, output)
 
 
-def _asking(shapes: ShapeBuckets, length: int, output: Output) -> Iterator[StepShape]:
-    """Of single prompts up to a length: their ends, and the rows before them of long ones."""
-    most = shapes.chunks[-1]
+def _asking(
+    shapes: ShapeBuckets, length: int, output: Output, divided: bool
+) -> Iterator[StepShape]:
+    """Of single prompts up to a length: their ends, and the rows before them of long ones, or of
+    those that are divided."""
     for rows in shapes.chunks:
         if rows <= length:
             yield shapes.of_batch(Batch((), (Segment(0, 0, rows, chooses=True),)), length, output)
-    if most < length:
-        yield shapes.of_batch(Batch((), (Segment(0, 0, most),)), length, Output.NONE)
+    for rows in shapes.chunks if divided else shapes.chunks[-1:]:
+        if rows <= length:
+            yield shapes.of_batch(Batch((), (Segment(0, 0, rows),)), length, Output.NONE)
 
 
 def _asking_together(shapes: ShapeBuckets, length: int, output: Output) -> Iterator[StepShape]:

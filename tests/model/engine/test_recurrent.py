@@ -84,6 +84,52 @@ def test_a_long_answer_is_processed_again_as_far_as_it_exceeds_a_step(session: S
     assert list(islice(session.stream(Output.GREEDY), 2))
 
 
+@pytest.mark.parametrize(
+    ("prompt", "kept"),
+    [
+        (1, {2: 2}),
+        pytest.param(1, {0: 0, 1: 1, 3: 3, 4: 3}, marks=pytest.mark.full),
+        pytest.param(3, {0: 0, 1: 0, 2: 0, 3: 3, 4: 4, 5: 5, 6: 5}, marks=pytest.mark.full),
+    ],
+)
+def test_a_closed_stream_is_cut_to_what_is_kept(
+    engine: Engine, session: Session, prompt: int, kept: dict[int, int]
+) -> None:
+    """Wherever `kept` says, and nowhere else: steps are undone up to the state of the prompt, which
+    a prompt of one token has none of."""
+    for length, found in kept.items():
+        session.truncate(0)
+        session.feed(TOKENS[:prompt])
+        answer = list(islice(session.stream(Output.GREEDY), 3))
+        assert session.kept(length) == found
+        if found != length:
+            before = session.sequences[0].length
+            with pytest.raises(ModelError, match=f"cannot .* to {length}"):
+                session.truncate(length)
+            assert session.sequences[0].length == before
+        session.truncate(found)
+        assert (session.length, session.sequences[0].pending) == (found, 0)
+        session.feed([7])
+        known = [*TOKENS[:prompt], *answer][:found]
+        assert relative_rms(session.logits_step(), logits_of(engine, [*known, 7])) < CLOSE
+
+
+@pytest.mark.full
+def test_undone_steps_have_room_in_pages(engine: Engine) -> None:
+    """What is processed again lies in pages of its own: those given back are another's now."""
+    settings = SessionSettings(64, "f32", exact=True, sequences=2, page_len=16, chunk=8)
+    with Session(engine.device, engine.weights, settings) as session:
+        session.feed(TOKENS[:3])
+        steps = session.stream(Output.GREEDY)
+        answer = [next(steps) for _ in range(20)]
+        steps.close()
+        session.feed(TOKENS[20:40], 1)
+        other = session.forward_gpu_resident((1,))[0]
+        assert relative_rms(other, logits_of(engine, TOKENS[20:40])) < CLOSE
+        known = [*TOKENS[:3], *answer]
+        assert relative_rms(session.logits_step(), logits_of(engine, known)) < CLOSE
+
+
 @pytest.mark.slow
 def test_an_answer_goes_on_from_a_state_of_the_last(engine: Engine, session: Session) -> None:
     """From its end where no step ran beyond it, and else from the end of its prompt."""
@@ -232,7 +278,7 @@ def test_default_prompts_divided_anywhere_are_as_near_as_llama_cpp_s(
 def test_many_users_of_a_model_without_attention(
     device_name: str, family_file: Callable[[str], Path]
 ) -> None:
-    """There are no pages, no copies of states, and the answers of one user."""
+    """There are no pages, copies of states are shared, and the answers are those of one user."""
     request = Request(prompt=tuple(TOKENS[:5]), settings=GREEDY, limit=3)
     file = family_file("mamba-dense")
     with Engine.open(
@@ -240,7 +286,7 @@ def test_many_users_of_a_model_without_attention(
     ) as engine:
         session, recurrent = engine.session, engine.session.parts.recurrent
         assert recurrent is not None
-        assert (len(session.sequences) > 1, recurrent.shape.keeps) == (True, False)
+        assert (len(session.sequences) > 1, recurrent.shape.shared) == (True, 256)
         with Service(engine, None) as service:
             asked = [ask(service, request), ask(service, request)]
             assert [isinstance(collected.ended(), Ending) for collected in asked] == [True] * 2

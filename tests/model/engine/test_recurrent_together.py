@@ -186,7 +186,7 @@ def test_a_service_answers_each_request_as_alone(family: Family) -> None:
     with Session(
         engine.device,
         engine.weights,
-        SessionSettings(256, sequences=3, page_len=16, pages=4, keeps_states=False),
+        SessionSettings(256, sequences=3, page_len=16, pages=4, shared_states=0),
     ) as session:
         opened = Opened(session, Letters(*ends))
         limits = replace(patient(session), ahead=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from urdir.model.memory.budget import (
     SessionBudget,
     check_context,
 )
-from urdir.model.memory.fitting import Place
+from urdir.model.memory.fitting import Place, fitting_settings
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
 from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
@@ -84,7 +85,7 @@ def test_sequences_leave_half_of_the_memory_to_pages(
     """The most of a halving whose states, once more, would fit beside one sequence's pages."""
     with Gguf(family_file("qwen35-dense")) as gguf:
         config = Config.from_gguf(gguf)
-        wanted = SessionSettings(256, sequences=256, page_len=16, keeps_states=False)
+        wanted = SessionSettings(256, sequences=256, page_len=16, shared_states=0)
         place = Place(gguf, config, emulator)
         free = emulator.memory_info()[0]
 
@@ -105,6 +106,31 @@ def test_sequences_leave_half_of_the_memory_to_pages(
         assert place.most_sequences(wanted, 0.0) == 256
 
 
+def test_states_to_share_take_a_quarter_of_what_is_left(
+    family_file: Callable[[str], Path], emulator: Device
+) -> None:
+    """None where sequences could not share them; pages have the rest."""
+    free = emulator.memory_info()[0]
+    with Gguf(family_file("qwen35-dense")) as gguf:
+        config = Config.from_gguf(gguf)
+        wanted = SessionSettings(256, sequences=2, page_len=16, shared_states=0)
+        place = Place(gguf, config, emulator)
+        one = place.plan(wanted, shared_states=1).recurrent - place.plan(wanted).recurrent
+        assert one == 140288
+        least = place.plan(wanted, pages=16).total + RESERVE_BYTES
+        for nbytes, states in ((4 * 9 * one + 999, 9), (4 * one - 999, 0), (-one, 0)):
+            assert place.most_states(wanted, (least + nbytes) / free) == states
+        assert place.most_states(wanted, 1.0) == 256
+        found = fitting_settings(gguf, [(config, emulator)], wanted, memory_share=1.0)
+        assert (found.shared_states, found.pages) == (256, 32)
+        contiguous = replace(wanted, page_len=0)
+        assert place.most_states(contiguous, 1.0) == 0
+    for name in ("lfm2-dense", "llama-dense"):  # a ring; no state at all
+        with Gguf(family_file(name)) as gguf:
+            place = Place(gguf, Config.from_gguf(gguf), emulator)
+            assert place.most_states(replace(wanted, chunk=16), 1.0) == 0
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -115,6 +141,7 @@ def test_sequences_leave_half_of_the_memory_to_pages(
         ({"page_len": 8}, "page_len is 8: expected 0 or a power of two from 16 on"),
         ({"page_len": 48}, "page_len is 48: expected 0 or a power of two from 16 on"),
         ({"pages": 4}, "pages is 4, page_len is 0: expected pages of a length"),
+        ({"shared_states": -1}, "shared_states is -1: expected 0 or more"),
         ({"page_len": 16, "pages": 0}, "pages is 0, page_len is 16: expected 1 or more pages"),
     ],
 )

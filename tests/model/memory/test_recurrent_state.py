@@ -91,7 +91,7 @@ def test_a_fork_has_the_state_and_keeps_it(state: RecurrentState) -> None:
 
 
 def test_without_room_for_copies_nothing_is_kept() -> None:
-    shape = RecurrentShape(SHAPE.layers, 3, keeps=False)
+    shape = RecurrentShape(SHAPE.layers, 3, shared=0)
     assert sum(shape.sizes().values()) == 3 * SHAPE.nbytes
     with (
         Device.open("emulator") as device,

@@ -10,6 +10,7 @@ import pytest
 
 from tests.model.memory.test_kv_cache import PAGE, RING, WINDOW, config_of, shape_of, wide_config
 from urdir.driver.device import Device
+from urdir.driver.errors import DriverError
 from urdir.driver.stream import Stream
 from urdir.model.errors import ModelError
 from urdir.model.families.description import Config
@@ -110,7 +111,6 @@ def test_pages_are_given_back(stream: Stream, owners: ExitStack) -> None:
     storage.release(0, range(20), 20)
     assert pool.used == 0
     assert storage.match(1, range(20), 21) == 20
-    assert storage.share_len == PAGE
 
 
 def test_states_go_back_to_the_end_of_a_prompt(stream: Stream, owners: ExitStack) -> None:
@@ -145,3 +145,97 @@ def test_a_state_that_was_left_is_not_one_of_the_next(stream: Stream, owners: Ex
     assert storage.kept(0, 10, 20) == 0
     with pytest.raises(ModelError, match="cannot be cut to 8 tokens"):
         storage.truncate(0, 8, 20)
+
+
+def shared(owners: ExitStack, stream: Stream, monkeypatch: pytest.MonkeyPatch) -> Opened:
+    """Two places for states, which are kept where they save a page."""
+    monkeypatch.setattr("urdir.model.memory.prefix_states.LEAST_PAGES", 1)
+    states = RecurrentShape(ONE.layers, 2, shared=2)
+    return Opened(owners, stream, wide_config(), states, page_len=PAGE)
+
+
+def test_a_sequence_begins_with_pages_and_the_state_of_another(
+    stream: Stream, owners: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where both are there, and the step that gives them is complete."""
+    opened, tokens = shared(owners, stream, monkeypatch), range(3 * PAGE)
+    storage, (pool,) = opened.storage, opened.cache.pools
+    assert storage.match(1, tokens[:-1], 3 * PAGE) == 0
+    assert storage.cut(1, 0, 3 * PAGE) == storage.cut(1, 0, 2 * PAGE) == 2 * PAGE
+    assert (storage.cut(1, 0, PAGE), storage.cut(1, 2 * PAGE, 3 * PAGE)) == (PAGE, 3 * PAGE)
+    assert (storage.next_shared(1, PAGE), storage.next_shared(1, 2 * PAGE)) == (2 * PAGE, 0)
+    opened.states.arguments(0)["state"].upload(np.full(8, 5, np.float32))
+    for length in (PAGE, 2 * PAGE, 3 * PAGE):
+        storage.keep_prefix(1, length)
+    opened.write_state(7.0)
+    assert storage.match(0, tokens, 4 * PAGE) == 0  # its step is not complete
+    storage.release(0, (), 0)
+    storage.publish(1, tokens)
+    assert pool.known(tokens) == 2 * PAGE  # pages without a state help nobody
+    assert storage.match(0, [*tokens[: 3 * PAGE - 1], 99], 4 * PAGE) == 2 * PAGE
+    assert opened.state() == 5.0
+    storage.release(0, tokens, 3 * PAGE)
+    storage.release(1, tokens, 3 * PAGE)
+    assert (pool.used, pool.kept) == (0, 2)
+    states = storage.shared_states
+    assert states is not None
+    assert (states.known, states.places) == (1, 2)
+
+
+def test_states_of_steps_that_fail_are_nobody_s(
+    stream: Stream, owners: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, tokens = shared(owners, stream, monkeypatch), range(PAGE + 1)
+    storage, states = opened.storage, opened.storage.shared_states
+    assert states is not None
+    for _ in range(3):
+        storage.match(0, tokens, PAGE + 2)
+        storage.keep_prefix(0, PAGE)
+        storage.release(0, (), PAGE)
+    assert states.known == 0
+    opened.write_state(1.0)
+    storage.match(0, tokens, PAGE + 2)
+    copy = opened.states._copy
+
+    def failing(*args: object) -> None:
+        raise DriverError("no such luck")
+
+    monkeypatch.setattr(opened.states, "_copy", failing)
+    with pytest.raises(DriverError, match="no such luck"):
+        storage.keep_prefix(0, PAGE)
+    monkeypatch.setattr(opened.states, "_copy", copy)
+    storage.keep_prefix(0, PAGE)
+    storage.publish(0, tokens)
+    monkeypatch.setattr(opened.states, "_copy", failing)
+    with pytest.raises(DriverError, match="no such luck"):
+        storage.match(1, tokens, PAGE + 2)
+    monkeypatch.setattr(opened.states, "_copy", copy)
+    assert storage.match(1, tokens, PAGE + 2) == PAGE
+
+
+def test_pages_are_no_beginning_where_each_sequence_keeps_its_state(
+    stream: Stream, owners: ExitStack
+) -> None:
+    opened = Opened(owners, stream, wide_config(), ONE, page_len=PAGE)
+    storage = opened.storage
+    storage.match(0, range(20), 20)
+    assert (storage.cut(0, 0, 20), storage.next_shared(0, 0)) == (20, 0)
+    storage.keep_prefix(0, 20)
+    storage.release(0, range(20), 20)
+    assert storage.match(1, range(20), 21) == 0
+    assert storage.shared_states is None
+
+
+@pytest.mark.parametrize("page_len", [0, PAGE])
+def test_beside_a_ring_no_state_is_shared(stream: Stream, owners: ExitStack, page_len: int) -> None:
+    """Nor where there are no pages."""
+    states = RecurrentShape(ONE.layers, 2, shared=2)
+    storage = Opened(owners, stream, config_of(), states, page_len=page_len).storage
+    for sequence in range(2):
+        assert storage.match(sequence, range(90), 91) == 0
+        assert (storage.cut(sequence, 0, 91), storage.next_shared(sequence, 0)) == (91, 0)
+        storage.keep_prefix(sequence, 91)
+        storage.publish(sequence, range(90))
+        storage.release(sequence, range(90), 92)
+    assert storage.shared_states is not None
+    assert storage.shared_states.places == 0

@@ -32,8 +32,16 @@ ENGINE: Any = SimpleNamespace(
     template=SimpleNamespace(source=""),
     session=SimpleNamespace(
         context=64,
-        parts=SimpleNamespace(cache=SimpleNamespace(pools=[SimpleNamespace(pages=1, page_len=1)])),
+        parts=SimpleNamespace(
+            cache=SimpleNamespace(pools=[SimpleNamespace(pages=1000, page_len=2)]),
+            recurrent=SimpleNamespace(shape=SimpleNamespace(nbytes=52_690_944)),
+        ),
+        storage=SimpleNamespace(shared_states=SimpleNamespace(places=7)),
     ),
+)
+ROOM = (
+    "the cache has room for 2,000 tokens\n"
+    "up to 7 states are kept for prompts that begin alike, 52,690,944 bytes each\n"
 )
 CHAT = "/v1/chat/completions"
 HI = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -219,7 +227,8 @@ def test_flags_of_access_and_of_requests(
     (tmp_path / "keys").write_text("# of the team\none\n\n two \n")
     words = ["--api-key", "a, b", "--api-key-file", tmp_path / "keys", "--cors-origins", "x,y"]
     words += ["--no-webui", "-to", "600", "--temp", "0.6", "-s", "7", "-n", "9", "-rea", "off"]
-    assert cli("serve", *words, "--chat-template", "chatml", "-np", "-1", "-b", "64")[0] == 0
+    words += ["--chat-template", "chatml", "-np", "-1", "-b", "64"]
+    assert cli("serve", *words)[::2] == (0, ROOM)
     opened, model, (access, limits) = found
     assert (access.api_keys, access.origins) == (("a", "b", "one", "two"), ("x", "y"))
     assert not access.page

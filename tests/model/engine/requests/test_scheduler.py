@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,8 @@ from urdir.model.engine.requests.step_plan import StepPlan
 from urdir.model.engine.sequence import GREEDY, Finish
 from urdir.model.errors import BusyError, ContextFullError, ModelError, SettingsError
 from urdir.model.memory.pages import PagePool
+from urdir.model.memory.recurrent_state import RecurrentShape
+from urdir.model.memory.storage import SequenceStorage
 
 END = 0
 VOCABULARY = 6
@@ -82,9 +85,11 @@ class ToyStorage:
     def most_tokens(self) -> int:
         return self.pages * self.page_len
 
-    @property
-    def share_len(self) -> int:
-        return self.page_len if self.shares else 0
+    def cut(self, sequence: int, start: int, end: int) -> int:
+        return end
+
+    def next_shared(self, sequence: int, length: int) -> int:
+        return length + self.page_len if self.shares else 0
 
     def blocks(self, tokens: int) -> int:
         return -(-tokens // self.page_len)
@@ -123,6 +128,9 @@ class ToyStorage:
         assert not self.pool.is_shared(page)
         self.states[page][position % self.page_len] = state
 
+    def segment(self, sequence: int, end: int) -> None:
+        """A step has computed a prompt up to ``end``."""
+
     @property
     def held(self) -> list[bool]:
         """Whether each sequence has pages."""
@@ -138,10 +146,94 @@ class ToyStorage:
         assert self.pool.used == sum(map(bool, users))
 
 
+class ToyCache(ToyStorage):
+    """The same as a `KvCache`, for a storage of states beside it."""
+
+    @property
+    def shape(self) -> Any:
+        return SimpleNamespace(sequences=self.slots)
+
+    @property
+    def share_len(self) -> int:
+        return self.page_len
+
+    @property
+    def pools(self) -> tuple[PagePool, ...]:
+        return (self.pool,)
+
+    def known(self, tokens: Sequence[int]) -> int:
+        return self.pool.known(tokens)
+
+    def kept(self, sequence: int, length: int) -> int:
+        return length
+
+    def truncate(self, sequence: int, length: int) -> None:
+        keep = self.blocks(length)
+        self.pool.release(self.table[sequence][keep:])
+        del self.table[sequence][keep:]
+
+
+class ToyStates:
+    """As a `RecurrentState`: a sequence has what was computed for its last token alone, and copies
+    of that are kept in places."""
+
+    def __init__(self, slots: int, places: int) -> None:
+        self.shape = RecurrentShape({0: {"state": 4}}, slots, places)
+        self.last = [UNWRITTEN] * slots
+        self.kept_ones = [UNWRITTEN] * places
+
+    def save(self, sequence: int, place: int) -> None:
+        self.kept_ones[place] = self.last[sequence]
+
+    def restore(self, place: int, sequence: int) -> None:
+        self.last[sequence] = self.kept_ones[place]
+
+    def kept(self, sequence: int, length: int, now: int) -> int:
+        return length if length >= now else 0
+
+    def truncate(self, sequence: int, length: int, now: int) -> None:
+        assert length in (0, now)
+
+
+class ToyRecurrent(SequenceStorage):
+    """A model with pages and states: an answer comes out right only where both are those of its
+    tokens. ``places`` states are kept."""
+
+    def __init__(self, pages: int, page_len: int, slots: int, places: int) -> None:
+        self.slots, self.page_len = slots, page_len
+        self.cache, self.states = ToyCache(pages, page_len, slots), ToyStates(slots, places)
+        super().__init__(self.cache, self.states)  # type: ignore[arg-type]
+
+    @property
+    def pool(self) -> PagePool:
+        return self.cache.pool
+
+    @property
+    def held(self) -> list[bool]:
+        return self.cache.held
+
+    def read(self, sequence: int, position: int) -> int:
+        assert self.cache.read(sequence, position) == self.states.last[sequence]
+        return self.states.last[sequence]
+
+    def write(self, sequence: int, position: int, state: int) -> None:
+        self.cache.write(sequence, position, state)
+        self.states.last[sequence] = state
+
+    def segment(self, sequence: int, end: int) -> None:
+        self.keep_prefix(sequence, end)
+
+    def check(self) -> None:
+        """Every place is known, given by a step under way, or unused."""
+        self.cache.check()
+        assert self._shared is not None
+        known = self._shared.known
+        given = [place for held in self._shared._given for _, place in held]
+        assert sorted([*known._unused, *known._known, *given]) == [*range(known.places)]
+
+
 class ToyPlaces:
     """A contiguous cache: a sequence goes on from what its own place was left with."""
-
-    share_len = 0
 
     def __init__(self, slots: int, most_tokens: int) -> None:
         self.slots, self.most_tokens = slots, most_tokens
@@ -154,6 +246,14 @@ class ToyPlaces:
         self.held[sequence] = True
         pairs = zip(self.left[sequence], tokens, strict=False)
         return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+    def cut(self, sequence: int, start: int, end: int) -> int:
+        return end
+
+    def next_shared(self, sequence: int, length: int) -> int:
+        return 0
+
+    def segment(self, sequence: int, end: int) -> None: ...
 
     def publish(self, sequence: int, tokens: Sequence[int]) -> None:
         assert self.held[sequence]
@@ -180,10 +280,13 @@ class ToyPlaces:
         """Nobody holds what is another's."""
 
 
+Toy = ToyStorage | ToyPlaces | ToyRecurrent
+
+
 class ToyDevice:
     """Runs steps: tokens of sequences are in its memory, and it chooses the next ones."""
 
-    def __init__(self, storage: ToyStorage | ToyPlaces) -> None:
+    def __init__(self, storage: Toy) -> None:
         self.storage = storage
         self.tokens: list[dict[int, int]] = [{} for _ in range(storage.slots)]
         self.mailbox: dict[tuple[int, int], int] = {}
@@ -197,6 +300,7 @@ class ToyDevice:
             self._process(sequence, position, position + 1)
         for segment in plan.batch.segments:
             self._process(segment.sequence, segment.start, segment.end)
+            self.storage.segment(segment.sequence, segment.end)
         for sequence, position in plan.places:
             token = next_token(self.storage.read(sequence, position))
             self.tokens[sequence][position + 1] = token
@@ -219,7 +323,7 @@ class Server:
 
     def __init__(
         self,
-        storage: ToyStorage | ToyPlaces,
+        storage: Toy,
         context: int = 40,
         limits: Limits | None = None,
         clock: Callable[[], float] = lambda: 0.0,
@@ -339,6 +443,13 @@ def small_limits(**fields: Any) -> Limits:
     )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def short_prompts_are_worth_a_state() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("urdir.model.memory.prefix_states.LEAST_PAGES", 1)
+        yield
+
+
 PROMPTS = st.lists(st.integers(1, 2), min_size=1, max_size=14).map(tuple)
 REQUESTS = st.builds(
     Request,
@@ -351,20 +462,26 @@ REQUESTS = st.builds(
 
 
 class AnyUse(RuleBasedStateMachine):
-    """Requests come, go and end at any time, with too few pages for all of them or with places of
-    their own."""
+    """Requests come, go and end at any time, with too few pages for all of them, beside states or
+    not, or with places of their own."""
 
     @initialize(
         pages=st.integers(5, 12),
         slots=st.integers(1, 4),
         shares=st.booleans(),
         more=st.sampled_from([0, 1, 3]),
-        is_paged=st.booleans(),
+        kind=st.sampled_from(["pages", "places", "states"]),
+        places=st.integers(0, 4),
     )
-    def start(self, pages: int, slots: int, shares: bool, more: int, is_paged: bool) -> None:
+    def start(
+        self, pages: int, slots: int, shares: bool, more: int, kind: str, places: int
+    ) -> None:
         self.now = 0.0
-        paged, places = ToyStorage(pages, 4, slots, shares), ToyPlaces(slots, 4 * pages)
-        storage = paged if is_paged else places
+        storage: Toy = ToyStorage(pages, 4, slots, shares)
+        if kind == "places":
+            storage = ToyPlaces(slots, 4 * pages)
+        elif kind == "states":
+            storage = ToyRecurrent(pages, 4, slots, places)
         self.server = Server(storage, 32, small_limits(), lambda: self.now, more)
         self.cancelled = 0
 
@@ -580,6 +697,69 @@ def test_the_next_question_of_a_conversation_finds_its_beginning() -> None:
     assert (
         server.endings[number].cached_tokens == len(conversation) - 1
     )  # the last was not computed
+
+
+def recurrent(*requests: Request, places: int = 8, pages: int = 200, **limits: Any) -> Server:
+    """As `serve`, one after the other has come, beside states."""
+    server = Server(ToyRecurrent(pages, 4, 8, places), 200, small_limits(**limits))
+    for request in requests:
+        server.add(request)
+        server.run()
+        server.check()
+    return server
+
+
+def cached(server: Server) -> list[int]:
+    return [ending.cached_tokens for ending in server.endings.values()]
+
+
+def test_states_are_kept_at_the_last_page_and_where_prompts_part() -> None:
+    """The first with the same beginning has no state to begin with; those after it have."""
+    same = (1, 2, 1, 1, 2, 2, 1, 2, 1)
+    server = recurrent(
+        *(ask(*same, *own) for own in ([1] * 8, [2] * 8, [1, 2, 2, 2, 2, 2], [1] * 9, [1] * 8))
+    )
+    assert cached(server) == [0, 0, 8, 16, 16]
+    server = recurrent(*(ask(*same, *own) for own in ([1] * 8, [2] * 8, [2] * 8)), places=0)
+    assert cached(server) == [0, 0, 0]
+
+
+def test_answers_to_one_prompt_wait_for_its_state() -> None:
+    server = Server(ToyRecurrent(100, 4, 8, 2), 40, small_limits())
+    for limit in (3, 4, 5):
+        server.add(ask(*[1, 2, 2] * 5, limit=limit))
+    server.run()
+    server.check()
+    assert cached(server) == [0, 12, 12]
+
+
+def test_states_not_used_for_longest_go_first() -> None:
+    first, second, third = (ask(*[n] * 9) for n in (1, 2, 3))
+    server = recurrent(first, second, first, third, first, second, places=2)
+    assert cached(server) == [0, 0, 8, 0, 8, 0]
+    server = recurrent(first, second, third, first, second, third, places=2)
+    assert cached(server) == [0] * 6
+
+
+def test_states_are_lost_with_their_pages() -> None:
+    first, second = (ask(*[n] * 17, limit=3) for n in (1, 2))
+    server = recurrent(first, first, second, first, first, second, pages=5)
+    assert cached(server) == [0, 16, 0, 0, 16, 0]
+
+
+def test_an_answer_that_was_set_back_goes_on_from_a_state() -> None:
+    server = Server(ToyRecurrent(12, 4, 4, 4), 36, small_limits(ahead=1))
+    for number in (1, 2):
+        server.add(ask(*[number] * 13, limit=20))
+    computed = []
+    while server.scheduler.queued or server.scheduler.running or server.queued:
+        if (plan := server.plan()) is not None:
+            computed += [s for s in plan.batch.segments if s.start == 0]
+        if server.queued:
+            server.complete()
+    server.check()
+    assert server.scheduler.counts.set_back
+    assert len(computed) == 2  # nothing was computed from its first token again
 
 
 def test_nothing_is_shared_where_it_is_not_wanted() -> None:

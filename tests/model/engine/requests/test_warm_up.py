@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -70,7 +70,13 @@ def test_the_likeliest_shapes_come_first() -> None:
 class Room:
     """Storage that nothing ever fills, and nothing is shared in."""
 
-    most_tokens, share_len = 1 << 30, 0
+    most_tokens = 1 << 30
+
+    def cut(self, sequence: int, start: int, end: int) -> int:
+        return end
+
+    def next_shared(self, sequence: int, length: int) -> int:
+        return 0
 
     def match(self, sequence: int, tokens: Sequence[int], end: int, spare: int) -> int:
         return 0
@@ -95,6 +101,33 @@ def test_whoever_comes_together_finds_graphs(requests: int, prompt: int, at_once
     while (plan := scheduler.plan()) is not None:
         assert shapes.of_batch(plan.batch, plan.longest, Output.GREEDY) in likely
         scheduler.chosen(plan, [5] * len(plan.choosers))
+
+
+class Divided(Room):
+    """Storage that keeps a state at the end of the last page of a prompt."""
+
+    prompt = 0
+
+    def cut(self, sequence: int, start: int, end: int) -> int:
+        last = (self.prompt - 1) // 64 * 64
+        return min(last, end) if start < last else end
+
+
+@pytest.mark.parametrize("prompt", [513, 700, 1100, 2048, 2500, 4160])
+def test_divided_prompts_find_graphs(prompt: int) -> None:
+    shapes = ShapeBuckets.of(chunks_of(exact=False), 32768, 256, 16)
+    likely = set(islice(dict.fromkeys(likely_shapes(shapes, [Output.GREEDY], divided=True)), 192))
+    storage = Divided()
+    storage.prompt = prompt
+    limits = Limits.for_latency(shapes)
+    scheduler = Scheduler(storage, slots=256, context=32768, limits=limits)
+    scheduler.add(Request(prompt=(1,) * prompt, settings=GREEDY, limit=1))
+    ends = []
+    while (plan := scheduler.plan()) is not None:
+        ends.append(plan.longest)
+        assert shapes.of_batch(plan.batch, plan.longest, Output.GREEDY) in likely
+        scheduler.chosen(plan, [5] * len(plan.choosers))
+    assert (prompt - 1) // 64 * 64 in ends
 
 
 @pytest.mark.parametrize("most", [(8, 8, 1), (60, 64, 5), (300, 200, 8), (4096, 131_072, 256)])

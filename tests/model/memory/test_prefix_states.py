@@ -1,0 +1,133 @@
+"""The books of kept states: every state is of the tokens that it is known by, whatever happens."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from urdir.model.memory import prefix_states
+from urdir.model.memory.prefix_states import PrefixStates
+
+PAGE = 2
+Tokens = tuple[int, ...]
+#: Beginnings of up to five pages, which often begin alike; and what is asked for, also less.
+PAGES = st.lists(st.sampled_from([(0, 0), (0, 1)]), min_size=1, max_size=5)
+BEGINNINGS = PAGES.map(lambda pages: sum(pages, ()))
+PROMPTS = st.builds(lambda whole, part: (*whole, *part), BEGINNINGS, st.sampled_from([(), (0,)]))
+LENGTHS = st.integers(0, 5).map(lambda pages: pages * PAGE) | st.just(99)
+
+
+class Books(RuleBasedStateMachine):
+    """``known`` are beginnings with their places, the least recently used first."""
+
+    @initialize(places=st.integers(0, 4))
+    def start(self, places: int) -> None:
+        self.states = PrefixStates(places, PAGE)
+        self.known: list[tuple[Tokens, int]] = []
+        self.taken: list[int] = []
+
+    def longest(self, tokens: Tokens, most: int) -> tuple[Tokens, int] | None:
+        fitting = [
+            (known, place)
+            for known, place in self.known
+            if len(known) <= most and tokens[: len(known)] == known
+        ]
+        return max(fitting, key=lambda found: len(found[0]), default=None)
+
+    @rule(tokens=PROMPTS, held=LENGTHS)
+    def find(self, tokens: Tokens, held: int) -> None:
+        best = self.longest(tokens, held)
+        lost = (held // PAGE + 1) * PAGE
+        assert self.states.find(tokens, held) == ((len(best[0]), best[1]) if best else (0, -1))
+        if lost <= len(tokens):
+            self.known = [known for known in self.known if known[0][:lost] != tokens[:lost]]
+        if best:
+            self.known.remove(best)
+            self.known.append(best)
+
+    @rule()
+    def take(self) -> None:
+        place = self.states.take()
+        used = self.taken + [place for _, place in self.known]
+        if len(used) < self.states.places:
+            assert place not in used
+        elif self.known:
+            assert place == self.known.pop(0)[1]
+        else:
+            assert place is None
+        if place is not None:
+            self.taken.append(place)
+
+    @rule(tokens=BEGINNINGS)
+    def know(self, tokens: Tokens) -> None:
+        if not self.taken:
+            return
+        place = self.taken.pop()
+        self.states.know(tokens, place)
+        mine = [known for known in self.known if known[0] == tokens] or [(tokens, place)]
+        self.known = [known for known in self.known if known[0] != tokens] + mine
+
+    @rule()
+    def give_back(self) -> None:
+        if self.taken:
+            self.states.give_back(self.taken.pop())
+
+    @rule(tokens=PROMPTS, pages=st.integers(0, 5))
+    def cut(self, tokens: Tokens, pages: int) -> None:
+        """At the end of what another state is also of, and of the last page, in this order."""
+        found = min(pages * PAGE, len(tokens) // PAGE * PAGE)
+        cuts = self.states.cuts(tokens, found)
+        if not self.states.places:
+            assert cuts == ()
+            return
+        ends = range(PAGE, len(tokens) + 1, PAGE)
+        alike = [n for n in ends if any(known[:n] == tokens[:n] for known, _ in self.known)]
+        wanted = [max(alike, default=0), max(ends, default=0)]
+        expected, last = [], found
+        for length in wanted:
+            if length >= last + prefix_states.LEAST_PAGES * PAGE:
+                expected.append(length)
+                last = length
+        assert cuts == tuple(expected)
+
+    @invariant()
+    def nothing_leads_to_nowhere(self) -> None:
+        """Pages that are remembered lead to states that are known."""
+        if not hasattr(self, "states"):
+            return
+        assert self.states.known == len(self.known)
+        nodes = [self.states._root]
+        while nodes:
+            node = nodes.pop()
+            assert node.children or node.place is not None or node.parent is None
+            nodes += node.children.values()
+        assert list(self.states._known) == [place for _, place in self.known]
+
+
+Books.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+test_any_use = Books.TestCase
+
+
+@pytest.fixture(scope="module", autouse=True)
+def two_pages_are_worth_a_state() -> object:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prefix_states, "LEAST_PAGES", 2)
+        yield
+
+
+def test_a_short_prompt_is_worth_no_state() -> None:
+    """Nor is what exceeds another state by little."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prefix_states, "LEAST_PAGES", 8)
+        states = PrefixStates(2, 64)
+        assert states.cuts(range(511), 0) == ()
+        assert states.cuts(range(512), 0) == (512,)
+        assert states.cuts(range(1100), 512) == (1088,)
+        assert states.cuts(range(1023), 512) == ()
+        place = states.take()
+        assert place is not None
+        states.know(range(640), place)
+        assert states.cuts([*range(600), *range(1000)], 0) == (576, 1600)
+        assert states.cuts([*range(600), *range(400)], 0) == (576,)
