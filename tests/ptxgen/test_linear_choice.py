@@ -168,13 +168,16 @@ def test_norms_around_a_block_leave_registers(cols: int) -> None:
         assert 2 * cost.registers * kernel.launch_shape.threads <= 65536
 
 
-def test_what_a_cta_takes_of_an_sm() -> None:
+@pytest.mark.parametrize(
+    ("several", "wanted", "rest"), [(False, 128_682, 102_741), (True, 131_487, 99_936)]
+)
+def test_what_a_cta_takes_of_an_sm(several: bool, wanted: int, rest: int) -> None:
     """Two of the larger ones never fit together; one and another do. All, where that is little."""
-    least, most = H200.shared(larger=True)
-    assert (least, most) == (117_760, 128_682)
-    assert H200.shared(larger=False) == (0, 102_741)
+    least, most = H200.shared(larger=True, several=several)
+    assert (least, most) == (117_760, wanted)
+    assert H200.shared(larger=False, several=several) == (0, rest)
     assert 2 * (least + 1024) > H200.shared_per_sm
-    assert most + 102_741 + 2 * 1024 <= H200.shared_per_sm
+    assert most + rest + 2 * 1024 <= H200.shared_per_sm
     for gpu in (GPUS["t4"], GPUS["l4"], GPUS["a100"]):
         limits = limits_of(gpu)
         assert limits.shared(larger=True) == limits.shared(larger=False)
@@ -189,7 +192,7 @@ def test_real_shapes_fit_a_multiprocessor(shape: str, fmt: Format) -> None:
         request = replace(SHAPES[shape], matrices=((fmt, rows), *others), batch=batch)
         for limits in (H200, T4):
             spec = gemm_small(replace(request, limits=limits))
-            least, most = limits.shared(larger=not request.residual)
+            least, most = limits.shared(larger=not request.residual, several=True)
             if replace(spec, shared=most).cut.rows.passes > 1:
                 least, most = 0, limits.shared_per_cta
             assert spec.shared == most
@@ -282,6 +285,16 @@ def test_ctas_of_larger_tiles_take_fewer() -> None:
     assert {part.pass_tiles for part in several.parts} == {several.cut.rows.pass_tiles}
 
 
+def test_an_8b_model_s_launches_for_eight_vectors_have_slots_for_what_is_read_meanwhile() -> None:
+    """Gate and up four, though sums take 56 KB; the last products four, of Q6_K three."""
+    shapes = (("8B gate_up", Q4_K, 4), ("8B down", Q4_K, 4), ("8B down", Q6_K, 3))
+    for shape, fmt, slots in shapes:
+        (_, rows), *others = SHAPES[shape].matrices
+        request = replace(SHAPES[shape], matrices=((fmt, rows), *others), batch=MAX_BATCH)
+        request = replace(request, summarised=request.norm is not None)
+        assert gemm_small(request).cut.ring.slots == slots, (shape, fmt)
+
+
 def test_warps_share_the_blocks_that_are_left_over() -> None:
     """28 of a CTA's 8 warps, of an 8B model's longest rows; not where each adds up squares."""
     for batch in range(2, MAX_BATCH + 1):
@@ -289,6 +302,7 @@ def test_warps_share_the_blocks_that_are_left_over() -> None:
         cut = gemm_small(request).cut
         assert (cut.columns.cta_blocks, cut.columns.warps) == (28, 8)
         assert (cut.rows.warp_tiles, cut.sharers) == (4, 2)
+        assert cut.ring.slots - cut.ring.filled <= cut.rows.warp_tiles // cut.sharers
     shared = GemmSmall(Q4_K, 64, 1536, split=4, groups=1, tiles_each=4)
     assert shared.cut.sharers == 2
     for changes in (

@@ -123,13 +123,14 @@ class GemmSmall(TiledSpec):
             partials=None,
         )
         cut = cut_launch(self, self.layouts, footprint, self._tiles, self.pair, even=False)
-        late = self.pair * _late_rounds(cut, self.pair)
+        # No sharers where x is normalised: each would count the squares of the block.
+        sharers = 1 if self.normed else _sharers(cut)
+        late = self.pair * _late_rounds(cut, self.pair, sharers)
         # One tile at a time is in flight: with more, the activations of several vectors would wait.
         # On an H200 a step of 4 sequences of an 8B Q4_K_M model takes 1.68 ms with one tile, 1.74
         # with two; a step of 8 sequences 1.85 and 1.88.
         ring = replace(cut.ring, pace=1, filled=cut.ring.slots - late)
-        # No sharers where x is normalised: each would count the squares of the block.
-        return replace(cut, ring=ring, sharers=1 if self.normed else _sharers(cut, late))
+        return replace(cut, ring=ring, sharers=sharers)
 
     @property
     def _tiles(self) -> tuple[int, ...]:
@@ -295,17 +296,16 @@ class GemmSmall(TiledSpec):
         }
 
 
-def _late_rounds(cut: Cut, pair: int) -> int:
-    """0 where a warp has only one block."""
+def _late_rounds(cut: Cut, pair: int, sharers: int) -> int:
+    """0 where a warp has only one block, and no more than it takes of a block that it shares."""
     if cut.columns.warp_blocks == 1:
         return 0
-    fewest = min(part.warp_tiles for part in cut.rows.parts)
+    fewest = min(part.warp_tiles for part in cut.rows.parts) // sharers
     return min(min(LATE_TILES, cut.ring.slots - 1) // pair, fewest)
 
 
-def _sharers(cut: Cut, late: int) -> int:
-    """How many warps share a block; 1 unless there is one pass, the blocks fit, and the ``late``
-    tiles are no more than each takes of it.
+def _sharers(cut: Cut) -> int:
+    """How many warps share a block; 1 unless there is one pass and the blocks fit.
 
     In an 8B model's longest rows 8 warps have 28 blocks. On an H200 (Q4_K_M) a step of 4 sequences
     takes 1.44 ms with sharers and 1.48 without. Every other sharer takes the shared block first:
@@ -318,5 +318,4 @@ def _sharers(cut: Cut, late: int) -> int:
     if not over or not alike or rows.passes > 1 or columns.warps % over:
         return 1
     sharers = columns.warps // over
-    tiles = [part.warp_tiles for part in rows.parts]
-    return sharers if all(n % sharers == 0 and n // sharers >= late for n in tiles) else 1
+    return 1 if any(part.warp_tiles % sharers for part in rows.parts) else sharers
