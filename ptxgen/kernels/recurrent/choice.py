@@ -13,7 +13,9 @@ from urdir.ptxgen.kernels.recurrent.prepare_chunks import PrepareChunks
 from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
 from urdir.ptxgen.spec import Access, ceil_div
 
-#: Rows of prompts from which on chunks pay.
+#: Rows of prompts from which on chunks pay. Token by token and by chunks, on an H200, the delta
+#: rule of Qwen3-Next takes 13.2 and 8.4 us at 32 rows, 655 and 86 at 2,048; Mamba-2 of Nemotron-H
+#: 17.3 and 10.2, 871 and 80; Kimi Delta Attention 16.6 and 11.4, 919 and 144.
 CHUNKED_ROWS = 32
 
 
