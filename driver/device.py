@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from urdir.driver import bindings
 from urdir.driver.cache import DEFAULT_LIMIT, CubinCache
 from urdir.driver.compile import compile_ptx
 from urdir.driver.context import Context
-from urdir.driver.emulator.properties import DEFAULT_TARGET
+from urdir.driver.device_name import DeviceName
 from urdir.driver.errors import (
     CudaError,
     DeviceNameError,
@@ -28,7 +27,7 @@ from urdir.driver.module import LoadedKernel, ModuleCache, Tell
 from urdir.driver.properties import driver_version, read_properties
 from urdir.driver.ptx_files import PtxFiles
 from urdir.driver.stream import Event, Stream
-from urdir.ptxgen.ptx.architecture import FIRST_VERSION, OPENED, number_of, specific_target
+from urdir.ptxgen.ptx.architecture import OPENED, specific_target
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,34 +93,6 @@ def _list_devices(api: Any, version: tuple[int, int]) -> tuple[str, ...]:
         bytes(check(api, api.cuDeviceGetName(256, h), "cuDeviceGetName")).split(b"\0")[0].decode()
         for h in handles
     )
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceName:
-    """A device string taken apart: ``kind`` is "auto", "cuda" or "emulator"."""
-
-    kind: str
-    index: int = 0
-    target: str = DEFAULT_TARGET
-
-    @staticmethod
-    def parse(text: str) -> DeviceName:
-        """Read ``auto``, ``cuda[:i]`` or ``emulator[:sm_NN]``; raises DeviceNameError."""
-        found = re.fullmatch(r"(auto)|(cuda)(?::(\d+))?|(emulator)(?::(sm_\d+a?))?", text)
-        targets = [t for t in FIRST_VERSION if number_of(t) in OPENED]
-        if not found:
-            raise DeviceNameError(
-                f"unknown device {text!r}: give auto, cuda, cuda:INDEX, emulator or emulator:sm_NN"
-            )
-        target = found[5] or DEFAULT_TARGET
-        if target not in targets:
-            raise DeviceNameError(f"unknown device {text!r}: sm_NN is one of {', '.join(targets)}")
-        return DeviceName(found[1] or found[2] or found[4], int(found[3] or 0), target)
-
-    def __str__(self) -> str:
-        if self.kind == "emulator":
-            return f"emulator:{self.target}" + (f"/{self.index}" if self.index else "")
-        return f"cuda:{self.index}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from urdir.model.blocks.activations import Activations
 from urdir.model.blocks.parts import Destination, LayerStep
 from urdir.model.blocks.recurrent import SILU, gated_heads
-from urdir.model.blocks.states import convolution, launch_recurrent, recurrent_state
+from urdir.model.blocks.states import convolution, launch_heads, recurrent_state
 from urdir.model.families.recurrent import KimiDelta
 from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.activation import Activation
-from urdir.ptxgen.kernels.recurrent.choice import recurrence
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
@@ -29,7 +27,7 @@ def append_kimi_delta(
         mixed, convolved = at.work[f"mixed {name}"], at.work[f"convolved {name}"]
         label, tail = f"ssm_conv1d_{name}", state[f"tail {name}"]
         convolution(at, label, part.conv, SILU, tail, convolved).append(at, mixed)
-    _append_rule(at, mixer, state["state"], y)
+    _append_rule(at, mixer, y)
     weight = mixer.norm.weight
     assert weight is not None
     eps, f = mixer.norm.norm.eps, Activation("sigmoid")
@@ -59,31 +57,15 @@ def _append_products(
         at.linear.append(at.name(label), [(at.matrix(of), result)], Activations(source))
 
 
-def _append_rule(at: LayerStep, mixer: KimiDelta, state: Slice, y: Slice) -> None:
-    kernel = partial(
-        recurrence,
-        at.parts.device.native_target,
-        exact=at.parts.exact,
-        heads=mixer.heads,
-        key_heads=mixer.heads,
-        key_dim=mixer.dim,
-        value_dim=mixer.dim,
-        delta=True,
-        eps=mixer.eps,
-        order="apart",
-        channels=True,
-        floor=mixer.floor,
-        negated=mixer.negated,
-    )
-    launch_recurrent(
+def _append_rule(at: LayerStep, mixer: KimiDelta, y: Slice) -> None:
+    launch_heads(
         at,
         "ssm_scan",
-        kernel,
+        mixer,
         alpha=at.work["alpha"],
         beta=at.work["beta"],
         a=at.vector(mixer.a),
         dt_bias=at.vector(mixer.dt_bias),
-        state=state,
         y=y,
         **{f"{name}_heads": at.work[f"convolved {name}"] for name in mixer.parts},
     )

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from urdir.model.blocks.linear import Activations
 from urdir.model.blocks.parts import Destination, LayerStep
 from urdir.model.blocks.recurrent import SILU
-from urdir.model.blocks.states import launch_recurrent, recurrent_state
+from urdir.model.blocks.states import launch_heads
 from urdir.model.families.recurrent import Lightning
 from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.activation import Activation
-from urdir.ptxgen.kernels.recurrent.choice import recurrence
 from urdir.ptxgen.kernels.recurrent.gated_norm import GatedNorm
 
 
@@ -23,24 +20,11 @@ def append_lightning(
     products = [(at.matrix(of), work[f"mixed {name}"]) for name, of in mixer.parts.items()]
     at.linear.append(at.name("attn_qkv"), products, x, norm, SILU)
     at.linear.append(at.name("attn_gate"), [(at.matrix(mixer.gate), gate)], x, norm)
-    rule = partial(
-        recurrence,
-        at.parts.device.native_target,
-        exact=at.parts.exact,
-        heads=mixer.heads,
-        key_heads=mixer.heads,
-        key_dim=mixer.dim,
-        value_dim=mixer.dim,
-        delta=False,
-        order="apart",
-        steady=True,
-    )
-    launch_recurrent(
+    launch_heads(
         at,
         "attention",
-        rule,
+        mixer,
         a=at.parts.weights.rates[mixer.slopes],
-        state=recurrent_state(at)["state"],
         y=y,
         **{f"{name}_heads": work[f"mixed {name}"] for name in mixer.parts},
     )

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from urdir.model.blocks.activations import Activations, DueGate
 from urdir.model.blocks.parts import Destination, LayerStep
-from urdir.model.blocks.states import convolution, launch_recurrent, recurrent_state
+from urdir.model.blocks.states import convolution, launch_heads, recurrent_state
 from urdir.model.families.recurrent import Recurrence, ShortConv
 from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.activate import Activate
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.linear.gate import Gate
-from urdir.ptxgen.kernels.recurrent.choice import recurrence
 from urdir.ptxgen.kernels.recurrent.gated_norm import GatedNorm
 
 if TYPE_CHECKING:
@@ -62,32 +60,17 @@ def append_recurrence(
 
 def _append_scan(at: LayerStep, mixer: Recurrence, y: Slice) -> None:
     gated = mixer.norm is None and gates_results(at)
-    kernel = partial(
-        recurrence,
-        at.parts.device.native_target,
-        exact=at.parts.exact,
-        heads=mixer.heads,
-        key_heads=mixer.key_heads,
-        key_dim=mixer.key_dim,
-        value_dim=mixer.value_dim,
-        delta=mixer.beta is not None,
-        eps=mixer.eps,
-        order=mixer.order,
-        tiled=mixer.tiled,
-        gated=gated,
-    )
     given = {"beta": at.work["beta"]} if mixer.beta is not None else {}
     given |= {"skip": at.vector(mixer.skip)} if mixer.skip is not None else {}
     given |= {"gate": at.work["recurrent gate"]} if gated else {}
-    launch_recurrent(
+    launch_heads(
         at,
         "ssm_scan",
-        kernel,
+        mixer,
         mixed=at.work["convolved"],
         alpha=at.work["alpha"],
         a=at.vector(mixer.a),
         dt_bias=at.vector(mixer.dt_bias),
-        state=recurrent_state(at)["state"],
         y=y,
         **given,
     )

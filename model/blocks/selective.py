@@ -12,13 +12,13 @@ from urdir.model.blocks.recurrent import SILU, append_silu, gates_results
 from urdir.model.blocks.states import (
     StateStep,
     convolution,
-    launch_recurrent,
+    launch_heads,
     recurrent_state,
 )
 from urdir.model.families.recurrent import Selective
 from urdir.model.families.stored import Linear
 from urdir.model.memory.norms import NormLayer
-from urdir.ptxgen.kernels.recurrent.choice import recurrence, selective_scan
+from urdir.ptxgen.kernels.recurrent.choice import selective_scan
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
@@ -80,22 +80,10 @@ def _append_scan_by_head(at: LayerStep, mixer: Selective, y: Slice) -> None:
     gate = {"gate": work["recurrent gate"]} if gates_results(at) else {}
     step = [(at.matrix(Linear(mixer.step.matrix)), work["alpha"])]
     at.linear.append(at.name("ssm_dt"), step, Activations(work["low"]))
-    kernel = partial(
-        recurrence,
-        at.parts.device.native_target,
-        exact=at.parts.exact,
-        heads=mixer.heads,
-        key_heads=1,
-        key_dim=mixer.size,
-        value_dim=mixer.conv.channels // mixer.heads,
-        delta=False,
-        order="apart",
-        gated=bool(gate),
-    )
-    launch_recurrent(
+    launch_heads(
         at,
         "ssm_scan",
-        kernel,
+        mixer,
         q_heads=work["scan c"],
         k_heads=work["scan b"],
         v_heads=work["convolved"],
@@ -103,7 +91,6 @@ def _append_scan_by_head(at: LayerStep, mixer: Selective, y: Slice) -> None:
         a=at.vector(mixer.a),
         dt_bias=at.vector(bias),
         skip=at.vector(mixer.skip),
-        state=recurrent_state(at)["state"],
         y=y,
         **gate,
     )

@@ -9,9 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from urdir.model.blocks.linear_vectors import Continuation
 from urdir.model.blocks.parts import LayerStep
-from urdir.model.families.recurrent import Convolution
+from urdir.model.blocks.rows import Rows
+from urdir.model.families.recurrent import Convolution, Recurrent
+from urdir.model.families.rules import rule_of
+from urdir.model.memory.chunk_workspace import chunk_buffer
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.recurrent.causal_conv import CausalConv
+from urdir.ptxgen.kernels.recurrent.choice import recurrences
 from urdir.ptxgen.kernels.recurrent.rows import RecurrentRows
 
 if TYPE_CHECKING:
@@ -73,21 +77,55 @@ def launch_recurrent(
 ) -> None:
     """A kernel over the states, to which all but the rows is given. Rows of prompts and others are
     launches of their own."""
-    shape = at.parts.cache.shape
     for start, rows in at.rows.parts:
-        spec = kernel(
-            rows=rows.count,
-            sequences=shape.sequences,
-            max_len=shape.max_len,
-            segments=rows.segments,
-        )
-        given = arguments | rows.recurrent_arguments
-        for param in spec.params:
-            if param.shape[0] == "rows" and param.name in arguments:
-                nbytes = spec.nbytes(param)
-                first = start * nbytes // rows.count
-                given[param.name] = arguments[param.name].slice(first, nbytes)
-        at.plan.launch(spec, at.name(label) + (".prompts" if start else ""), **given)
+        _launch_on(at, label, kernel(**_shape(at, rows)), start, rows, arguments)
+
+
+def launch_heads(at: LayerStep, label: str, mixer: Recurrent, **arguments: Slice) -> None:
+    """The same of the mixer's recurrence of heads, whose state follows from the layer: of prompts
+    two kernels. With a ``gate`` results are gated."""
+    rule = rule_of(mixer)
+    assert rule is not None
+    target, exact = at.parts.device.native_target, at.parts.exact
+    rule["gated"] = "gate" in arguments
+    arguments["state"] = recurrent_state(at)["state"]
+    for start, rows in at.rows.parts:
+        kernels = recurrences(target, exact=exact, **_shape(at, rows), **rule)
+        for kernel in kernels:
+            own = label if kernel is kernels[-1] else f"{label}.{kernel.name}"
+            _launch_on(at, own, kernel, start, rows, arguments)
+
+
+def _shape(at: LayerStep, rows: Rows) -> dict[str, int]:
+    """Fields of `RecurrentRows`."""
+    shape = at.parts.cache.shape
+    return {
+        "rows": rows.count,
+        "sequences": shape.sequences,
+        "max_len": shape.max_len,
+        "segments": rows.segments,
+    }
+
+
+def _launch_on(
+    at: LayerStep,
+    label: str,
+    kernel: RecurrentRows,
+    start: int,
+    rows: Rows,
+    arguments: Mapping[str, Slice],
+) -> None:
+    """A kernel on ``rows``, the first of which is row ``start`` of the step."""
+    given = {**rows.recurrent_arguments, **arguments}
+    for param in kernel.params:
+        name = param.name
+        if param.shape[0] == "rows" and name in arguments:
+            nbytes = kernel.nbytes(param)
+            given[name] = arguments[name].slice(start * nbytes // rows.count, nbytes)
+        elif param.shape[0] == "slots":
+            given[name] = at.work[chunk_buffer(name)]
+    taken = {param.name: given[param.name] for param in kernel.params}
+    at.plan.launch(kernel, at.name(label) + (".prompts" if start else ""), **taken)
 
 
 def recurrent_state(at: LayerStep) -> dict[str, Slice]:

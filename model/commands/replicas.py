@@ -18,7 +18,7 @@ from urdir.model.errors import ModelError, UnsupportedError
 if TYPE_CHECKING:
     from ray.serve import Application
 
-    from urdir.driver.device import DeviceName
+    from urdir.driver.device_name import DeviceName
     from urdir.model.commands.parser import Parser
     from urdir.model.serve.guard import Access
     from urdir.model.serve.interface import AsyncService
@@ -100,7 +100,7 @@ def application(args: argparse.Namespace, server: Server) -> Application:
 
 
 def _device(args: argparse.Namespace) -> DeviceName:
-    from urdir.driver.device import DeviceName
+    from urdir.driver.device_name import DeviceName
 
     return DeviceName.parse(args.device or read_environment().device)
 

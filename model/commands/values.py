@@ -151,7 +151,7 @@ def gpus(text: str) -> int | tuple[int, ...]:
 
 def device(text: str) -> str:
     """An argparse type: auto, cuda[:i] or emulator[:sm_NN]; llama.cpp's CUDA0 is cuda:0."""
-    from urdir.driver.device import DeviceName
+    from urdir.driver.device_name import DeviceName
     from urdir.driver.errors import DeviceNameError
 
     name = re.sub(r"CUDA(\d+)", r"cuda:\1", text)

@@ -86,7 +86,7 @@ def _judge(
     gguf: ModelFile, ranks: Sequence[tuple[Device, MemoryPlan]], context: int
 ) -> tuple[bool, str]:
     """Whether each rank fits its device, and in words: of the rank that has the least left."""
-    from urdir.model.engine.engine import emulated_rate
+    from urdir.model.engine.pieces import emulated_rate
     from urdir.model.memory.budget import RESERVE_BYTES
 
     device, plan = min(ranks, key=lambda rank: rank[0].memory_info()[0] - rank[1].total)

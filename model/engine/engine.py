@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -12,12 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from urdir.model.engine.opening import Opening
-from urdir.model.errors import NoTemplateError
-from urdir.model.files.demo import DEMO
+from urdir.model.engine.pieces import announce, load_driver, open_file, open_group, template_of
 from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
-    from urdir.driver.device import Device
     from urdir.driver.group import Group
     from urdir.driver.ptx_files import PtxFiles
     from urdir.model.engine.generate import Generation
@@ -30,9 +27,7 @@ if TYPE_CHECKING:
     from urdir.model.engine.session import Session
     from urdir.model.families.description import Config
     from urdir.model.families.synthetic import SyntheticModel
-    from urdir.model.files.gguf import Gguf
     from urdir.model.files.model_file import ModelFile
-    from urdir.model.files.pretrained.model import SafetensorsModel
     from urdir.model.memory.weights import Split, Weights
     from urdir.model.text.chat import ChatTemplate
     from urdir.model.text.sandbox import TemplateProcess
@@ -44,10 +39,6 @@ DEFAULT_CONTEXT = 4096
 LONG_CONTEXT = 32768
 #: Sequences, and tokens of a page, for many users.
 SEQUENCES, EMULATED_SEQUENCES, PAGE_LEN = 256, 8, 64
-#: Above this the emulator says beforehand how slow it will be.
-LARGE_MODEL_BYTES = 100_000_000
-#: Weight bytes that the emulator gets through in a second, on two cores (measured with the demo).
-EMULATOR_BYTES_PER_SECOND = 25_000_000
 
 
 def chosen_context(config: Config, context: int | None, most: int = DEFAULT_CONTEXT) -> int:
@@ -138,7 +129,7 @@ class Engine(Owner):
         it, whose matrices become ``quantize`` ("q8_0", "q4_0", ...) while they are loaded.
         ``context`` defaults to the smaller of the model's and 4096 tokens, 0 is the model's. The
         cache stores ``kv_dtype``; ``exact`` keeps activations in f32. Up to ``chunk`` tokens of a
-        prompt (2048, split by layers 512) are processed at once, fewer where memory is short. A
+        prompt (2048, split by layers 256) are processed at once, fewer where memory is short. A
         ``memory_share`` of what is free is for many users: the cache has as many pages of
         ``page_len`` tokens (`PAGE_LEN`) as fit it; ``sequences`` (None) then are `SEQUENCES`, fewer
         where recurrent layers have large states, some of which are kept for requests that begin
@@ -160,20 +151,20 @@ class Engine(Owner):
             from urdir.model.text.named_templates import template_text
 
             chat_template = template_text(chat_template)
-        with Opening(partial(_load_driver, device)) as opening:
+        with Opening(partial(load_driver, device)) as opening:
             process = None if chat is False else opening.template_process()
             # imported while the driver is loaded
             from urdir.model.families.description import Config
 
             with opening.timed("file"):
-                gguf = opening.own(_open_file(path, quantize))
+                gguf = opening.own(open_file(path, quantize))
                 config = Config.from_gguf(gguf)
                 tokenizer = opening.tokenizer(gguf, needed=text or chat is not False)
                 if process is not None:
-                    chat_template = chat_template or _template_of(gguf, tokenizer, bool(chat))
+                    chat_template = chat_template or template_of(gguf, tokenizer, bool(chat))
                     if chat_template is not None:
                         process.check(chat_template)
-            opening.open_devices(partial(_open_group, device, gpus, cache_folder, ptx_files))
+            opening.open_devices(partial(open_group, device, gpus, cache_folder, ptx_files))
             # imported while the device is opened
             from urdir.model.memory.buckets import MOST_CHUNK, MOST_PASSED_CHUNK
             from urdir.model.memory.fitting import fitting_settings
@@ -186,7 +177,7 @@ class Engine(Owner):
             group = opening.group()
             opened = group[0]
             shares = shares_of(config, gguf, len(group), split)
-            _announce(opened, gguf)
+            announce(opened, gguf)
             most = EMULATED_SEQUENCES if opened.is_emulated else SEQUENCES
             most_chunk = MOST_CHUNK if shares[0].stage is None else MOST_PASSED_CHUNK
             wanted = SessionSettings(
@@ -380,62 +371,3 @@ class Engine(Owner):
     def close(self) -> None:
         """Free session, weights, device and file, in this order; closing twice does nothing."""
         self._owners.close()
-
-
-def _load_driver(name: str) -> None:
-    """Import what opens a device, and load the driver of a GPU; no context is made."""
-    from urdir.driver import bindings
-
-    if not name.startswith("emulator"):
-        bindings.initialise()
-    import urdir.driver.group  # noqa: F401
-
-
-def _open_group(
-    name: str,
-    gpus: int | Sequence[int] | None,
-    cache_folder: Path | Literal["user"] | None,
-    ptx_files: PtxFiles | None,
-) -> Group:
-    from urdir.driver.group import Group
-    from urdir.model.cache_folder import user_cache_folder
-
-    folder = user_cache_folder() if cache_folder == "user" else cache_folder
-    return Group.open(name, gpus, cache_folder=folder, ptx_files=ptx_files)
-
-
-def _open_file(
-    path: str | os.PathLike[str] | SyntheticModel | None, quantize: str | None
-) -> Gguf | SafetensorsModel | SyntheticModel:
-    from urdir.model.files.source import open_model
-
-    if path is None or isinstance(path, str | os.PathLike):
-        return open_model(path or DEMO, quantize=quantize)
-    return path
-
-
-def _template_of(gguf: ModelFile, tokenizer: Callable[[], Tokenizer], needed: bool) -> str | None:
-    """The chat template of a file; None where it has none and none is ``needed``."""
-    from urdir.model.text.chat import find_template
-
-    try:
-        return find_template(gguf, tokenizer)
-    except NoTemplateError:
-        if needed:
-            raise
-        return None
-
-
-def _announce(device: Device, gguf: ModelFile) -> None:
-    """Say on stderr when the emulator stands in for a GPU, and what that means for speed."""
-    if not device.is_emulated:
-        return
-    if device.note:
-        print(f"{device.note}, which is slow", file=sys.stderr)
-    if sum(t.nbytes for t in gguf.tensors.values()) > LARGE_MODEL_BYTES:
-        print(f"expect about {emulated_rate(gguf):.2g} tokens/s for this model", file=sys.stderr)
-
-
-def emulated_rate(gguf: ModelFile) -> float:
-    """Tokens per second on the emulator, very roughly."""
-    return EMULATOR_BYTES_PER_SECOND / max(1, sum(t.nbytes for t in gguf.tensors.values()))

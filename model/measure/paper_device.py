@@ -6,7 +6,8 @@ import itertools
 from typing import Any
 
 from urdir.driver import bindings
-from urdir.driver.device import Device, DeviceName
+from urdir.driver.device import Device
+from urdir.driver.device_name import DeviceName
 from urdir.driver.errors import DeviceNameError
 from urdir.model.errors import ModelError
 

@@ -86,7 +86,19 @@ def workspace_sizes(
         sizes["own logits"] = 4 * config.output.rows * rows
     sizes["ranks"] = 8 * Argmax(n=config.vocab_size).slices * rows
     sizes |= _mixture_sizes(config, most, exact)
+    sizes |= _chunk_sizes(config, cache, rows, chunk, exact)
     return sizes | _partial_sizes(config, cache, max(rows, chunk) if exact else rows, sm_count)
+
+
+def _chunk_sizes(
+    config: Config, cache: CacheShape, rows: int, chunk: int, exact: bool
+) -> dict[str, int]:
+    """Bytes of what recurrences prepare of a prompt's chunks: the most of any."""
+    if exact or not chunk or not config.recurrents:
+        return {}
+    from urdir.model.memory.chunk_workspace import chunk_workspace
+
+    return chunk_workspace(config.recurrents, rows, cache.max_len, chunk)
 
 
 def _written_sizes(config: Config, rows: int) -> dict[str, int]:

@@ -153,7 +153,7 @@ def _read_before_write(s: _Subject) -> Iterator[Finding]:
                 if name in s.entry.registers and not _is_written(name, i, state):
                     message = f"{name} may not have been written: {i.text}"
                     yield Finding(i.line, "read-before-write", message)
-            _write(i, state)
+            _write(s, i, state)
 
 
 def _written_before(s: _Subject) -> list[frozenset[_Fact] | None]:
@@ -165,7 +165,7 @@ def _written_before(s: _Subject) -> list[frozenset[_Fact] | None]:
         index = waiting.pop()
         state = set(known[index] or ())
         for i in s.graph[index].instructions:
-            _write(i, state)
+            _write(s, i, state)
         for successor in s.graph[index].successors:
             before = known[successor]
             joined = frozenset(state) if before is None else before & state
@@ -182,11 +182,11 @@ def _is_written(name: str, i: ptx.Instruction, state: set[_Fact]) -> bool:
     return guard is not None and (name, guard.name, guard.negated) in state
 
 
-def _write(i: ptx.Instruction, state: set[_Fact]) -> None:
+def _write(s: _Subject, i: ptx.Instruction, state: set[_Fact]) -> None:
     guard = i.predicate
     for name in writes(i):
-        stale = {f for f in state if isinstance(f, tuple) and f[1] == name}
-        state -= stale  # what held under the old value of a predicate
+        if s.entry.registers.get(name) == "pred":  # what held under its old value
+            state -= {f for f in state if isinstance(f, tuple) and f[1] == name}
         if guard is None or (name, guard.name, not guard.negated) in state:
             state.add(name)
         elif name not in state:

@@ -15,7 +15,8 @@ import cuda.bindings.driver as cuda
 import pytest
 
 from urdir.driver import bindings
-from urdir.driver.device import Device, DeviceName, native_target, probe, target_for
+from urdir.driver.device import Device, native_target, probe, target_for
+from urdir.driver.device_name import DeviceName
 from urdir.driver.errors import (
     CudaError,
     DeviceNameError,

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from urdir.driver.bindings import emulated
-from urdir.driver.device import Device, DeviceName
+from urdir.driver.device import Device
+from urdir.driver.device_name import DeviceName
 from urdir.driver.errors import (
     CudaError,
     DeviceNameError,

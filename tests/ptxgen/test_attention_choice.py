@@ -82,11 +82,12 @@ def test_choice(
         (32, 8, 1, 8192, 132, "sm_120", 8, 0),  # an SM has less shared memory
         (32, 8, 1, 16384, 132, "sm_90a", 1, 0),  # more keys than 64 SMs read at the memory's pace
         (32, 8, 2, 8192, 132, "sm_90a", 8, 85 << 10),  # of several rows one CTA an SM
-        (32, 8, 4, 8192, 132, "sm_90a", 4, 85 << 10),
+        (32, 8, 4, 8192, 132, "sm_90a", 1, 0),  # clusters of four are slower
         (32, 8, 7, 8192, 132, "sm_90a", 2, 85 << 10),
         (32, 8, 8, 131072, 132, "sm_90a", 2, 85 << 10),
         (32, 8, 8, 8192, 132, "sm_120", 1, 0),
         (32, 8, 6, 8192, 132, "sm_90a", 1, 0),  # a quarter of the SMs would be idle
+        (32, 4, 4, 8192, 132, "sm_90a", 1, 0),
         (32, 8, 16, 8192, 132, "sm_90a", 1, 0),
         (8, 2, 8, 8192, 132, "sm_90a", 8, 85 << 10),
         (32, 8, 1, 8192, 132, "sm_89", 1, 0),
@@ -130,10 +131,13 @@ def test_clusters_leave_no_more_chunks(rows: int, max_len: int) -> None:
     assert near.chunks <= apart.chunks
 
 
-def test_quantised_keys_of_one_row_go_to_clusters_only_if_they_are_few() -> None:
+@pytest.mark.parametrize(("target", "clusters"), [("sm_90a", [4, 8, 1]), ("sm_120", [4, 1, 1])])
+def test_more_quantised_keys_go_to_clusters_with_much_memory(
+    target: str, clusters: list[int]
+) -> None:
     layout = KvLayout(1, 8, 131072, 128, "q8_0")
-    found = [decode_attention(32, layout, n, 132, target="sm_90a") for n in (512, 8192)]
-    assert [spec.cluster for spec in found if isinstance(spec, FlashDecode)] == [4, 1]
+    found = [decode_attention(32, layout, n, 132, target=target) for n in (512, 8192, 16384)]
+    assert [spec.cluster for spec in found if isinstance(spec, FlashDecode)] == clusters
 
 
 @pytest.mark.parametrize(

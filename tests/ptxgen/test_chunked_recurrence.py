@@ -8,16 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from urdir.driver import Device, run_kernel
+from urdir.driver import Device, check_kernel, run_kernel
 from urdir.driver.compare import compare
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.recurrent.choice import CHUNKED_ROWS, recurrence
+from urdir.ptxgen.kernels.recurrent.choice import CHUNKED_ROWS, recurrences
 from urdir.ptxgen.kernels.recurrent.chunked_recurrence import ChunkedRecurrence
 from urdir.ptxgen.kernels.recurrent.gated_recurrence import GatedRecurrence
+from urdir.ptxgen.kernels.recurrent.heads import RecurrentHeads
+from urdir.ptxgen.kernels.recurrent.prepare_chunks import PrepareChunks
+from urdir.ptxgen.spec import Access
 
 IDLE = 0xFFFFFFFF
-DELTA = ChunkedRecurrence(96, 2, 512, 1, 2, 1, 16, 20, delta=True, eps=1e-6)
-SCAN = ChunkedRecurrence(96, 2, 512, 1, 2, 1, 16, 20, delta=False, order="vkq")
+DELTA = GatedRecurrence(96, 2, 512, 1, 2, 1, 16, 20, delta=True, eps=1e-6)
+SCAN = GatedRecurrence(96, 2, 512, 1, 2, 1, 16, 20, delta=False, order="vkq")
 KINDS = {
     "scan": SCAN,
     "steady": replace(SCAN, key_heads=2, order="apart", steady=True),
@@ -27,7 +30,21 @@ KINDS = {
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
-def inputs_of(spec: ChunkedRecurrence, lengths: list[int], seed: int = 3) -> dict[str, Any]:
+def run(device: Device, spec: GatedRecurrence, inputs: dict[str, Any]) -> dict[str, Any]:
+    """State and results by chunks: both kernels."""
+    prepare, move = PrepareChunks(**spec.fields()), ChunkedRecurrence(**spec.fields())
+    arrays = prepare.prepared_params(Access.INOUT)
+    empty = {p.name: np.zeros(prepare.shape_of(p), p.numpy_dtype) for p in arrays}
+    made = run_kernel(device, prepare, taken(prepare, inputs | empty))
+    return run_kernel(device, move, taken(move, inputs | made))
+
+
+def taken(spec: RecurrentHeads, inputs: dict[str, Any]) -> dict[str, Any]:
+    """Of inputs, what a kernel reads."""
+    return {p.name: inputs[p.name] for p in spec.params if p.access is not Access.OUT}
+
+
+def inputs_of(spec: GatedRecurrence, lengths: list[int], seed: int = 3) -> dict[str, Any]:
     """Segments of such lengths, of sequences in falling order; the second goes on from a state."""
     inputs = spec.make_inputs(np.random.default_rng(seed))
     bounds = np.full((spec.segments, 2), spec.rows, np.uint32)
@@ -42,11 +59,11 @@ def inputs_of(spec: ChunkedRecurrence, lengths: list[int], seed: int = 3) -> dic
     return inputs | {"segment": bounds, "sequence": sequence, "position": position}
 
 
-def check(device: Device, spec: ChunkedRecurrence, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Within the kernel's tolerance of the reference."""
-    outputs = run_kernel(device, spec, inputs)
+def check(device: Device, spec: GatedRecurrence, inputs: dict[str, Any]) -> dict[str, Any]:
+    """Within the kernel's tolerance of the reference token by token."""
+    outputs = run(device, spec, inputs)
     assert all(np.isfinite(array).all() for array in outputs.values())
-    compare(spec, outputs, spec.reference(**inputs))
+    compare(ChunkedRecurrence(**spec.fields()), outputs, spec.reference(**inputs))
     return outputs
 
 
@@ -62,7 +79,7 @@ def test_segments_of_any_length(kind: str, device: Device) -> None:
     single = replace(spec, rows=80, segments=1)
     by_row = {p.name for p in spec.params if p.shape[:1] == ("rows",)}
     own = {name: x[8:88] if name in by_row else x for name, x in inputs.items()}
-    alone = run_kernel(device, single, own | {"segment": np.array([(0, 65)], np.uint32)})
+    alone = run(device, single, own | {"segment": np.array([(0, 65)], np.uint32)})
     np.testing.assert_array_equal(alone["y"][:65], together["y"][8:73])
     np.testing.assert_array_equal(alone["state"][5], together["state"][5])
 
@@ -79,17 +96,18 @@ def test_a_prompt_divided_anywhere(kind: str, device: Device) -> None:
         for count in counts:
             given = {n: np.roll(x, -start, 0) if n in by_row else x for n, x in whole.items()}
             given |= {"segment": np.array([(0, count)], np.uint32), "state": state}
-            made = run_kernel(device, spec, given)
+            made = run(device, spec, given)
             state, start = made["state"], start + count
             results.append(made["y"][:count])
         y = np.concatenate([*results, np.zeros_like(expected["y"][90:])])
-        compare(spec, {"y": y, "state": state}, expected)
+        chunked = ChunkedRecurrence(**spec.fields())
+        compare(chunked, {"y": y, "state": state}, expected)
 
 
 @each_kind
 def test_the_same_bits_again(kind: str, device: Device) -> None:
     inputs = inputs_of(KINDS[kind], [70])
-    first, again = (run_kernel(device, KINDS[kind], inputs) for _ in range(2))
+    first, again = (run(device, KINDS[kind], inputs) for _ in range(2))
     for name, array in first.items():
         np.testing.assert_array_equal(again[name], array)
 
@@ -136,32 +154,49 @@ def test_keys_that_are_all_alike(kind: str, device: Device) -> None:
     check(device, spec, inputs)
 
 
-@pytest.mark.parametrize("fields", [{"key_dim": 24}, {"key_dim": 144}, {"segments": 0, "rows": 1}])
-def test_what_has_no_chunked_form(fields: dict[str, int]) -> None:
-    with pytest.raises(PtxgenError, match="segments"):
-        replace(DELTA, **fields)
-
-
-def kind_of(**changed: Any) -> type[GatedRecurrence]:
-    """What is chosen for a prompt of `DELTA`, some of it changed."""
-    asked = {"target": "sm_90a", "exact": False, **DELTA.fields(), **changed}
-    return type(recurrence(asked.pop("target"), exact=asked.pop("exact"), **asked))
+@pytest.mark.parametrize("delta", [False, True])
+def test_heads_that_a_cta_prepares(delta: bool, device: Device) -> None:
+    """Of more than a GPU has room for: 129 share keys, two a CTA and one for the last."""
+    order = "qkv" if delta else "vkq"
+    spec = PrepareChunks(8, 1, 64, 1, 516, 4, 16, 4, delta=delta, order=order, tiled=delta)
+    assert spec.heads_each == 2
+    check_kernel(device, spec)
 
 
 @pytest.mark.parametrize(
-    ("changed", "kind"),
+    "fields",
+    [{"key_dim": 24}, {"key_dim": 144}, {"value_dim": 18}, {"segments": 0, "rows": 1}],
+)
+def test_what_has_no_chunked_form(fields: dict[str, int]) -> None:
+    with pytest.raises(PtxgenError, match="segments"):
+        ChunkedRecurrence(**(DELTA.fields() | fields))
+
+
+def kinds_of(**changed: Any) -> list[type[RecurrentHeads]]:
+    """What is chosen for a prompt of `DELTA`, some of it changed."""
+    asked = {"target": "sm_90a", "exact": False, **DELTA.fields(), **changed}
+    kernels = recurrences(asked.pop("target"), exact=asked.pop("exact"), **asked)
+    return [type(kernel) for kernel in kernels]
+
+
+@pytest.mark.parametrize(
+    "changed",
     [
-        ({}, ChunkedRecurrence),
-        ({"rows": CHUNKED_ROWS - 1}, GatedRecurrence),
-        ({"segments": 0}, GatedRecurrence),
-        ({"exact": True}, GatedRecurrence),
-        ({"key_dim": 20}, GatedRecurrence),
-        ({"key_dim": 256}, GatedRecurrence),
-        ({"key_dim": 256, "delta": False}, ChunkedRecurrence),
-        ({"target": "sm_80"}, GatedRecurrence),
-        ({"target": "sm_100"}, ChunkedRecurrence),
-        ({"channels": True}, ChunkedRecurrence),
+        {"rows": CHUNKED_ROWS - 1},
+        {"segments": 0},
+        {"exact": True},
+        {"key_dim": 20},
+        {"key_dim": 256},
+        {"value_dim": 18},
+        {"target": "sm_80"},
     ],
 )
-def test_the_choice(changed: dict[str, Any], kind: type[GatedRecurrence]) -> None:
-    assert kind_of(**changed) is kind
+def test_what_goes_token_by_token(changed: dict[str, Any]) -> None:
+    assert kinds_of(**changed) == [GatedRecurrence]
+
+
+@pytest.mark.parametrize(
+    "changed", [{}, {"key_dim": 256, "delta": False}, {"target": "sm_100"}, {"channels": True}]
+)
+def test_what_goes_by_chunks(changed: dict[str, Any]) -> None:
+    assert kinds_of(**changed) == [PrepareChunks, ChunkedRecurrence]

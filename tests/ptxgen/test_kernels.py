@@ -64,7 +64,7 @@ class TestCatalog(TextSuite):
 
     kernels = tuple(kernels().values())
 
-    @pytest.mark.turns(2)
+    @pytest.mark.turns(3)
     def test_it_assembles_without_spills(self, spec: KernelSpec) -> None:
         super().test_it_assembles_without_spills(spec)
 
@@ -75,7 +75,7 @@ class TestOnTheEmulator(EmulatorSuite):
 
     kernels = tuple(kernels().values())
 
-    @pytest.mark.turns(3)
+    @pytest.mark.turns(6)
     def test_it_agrees_with_its_reference(self, spec: KernelSpec, urdir_emulator: Device) -> None:
         super().test_it_agrees_with_its_reference(spec, urdir_emulator)
 

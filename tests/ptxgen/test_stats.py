@@ -97,6 +97,7 @@ def test_the_mix_of_every_kernel_is_complete(kernel: type[KernelSpec]) -> None:
             "incremental_attention",
             "prefill_attention",
             "prefill_wgmma",
+            "prepare_chunks",
         )
     )
     assert mix["memory"] > 0

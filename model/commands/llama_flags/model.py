@@ -50,7 +50,7 @@ FLAGS: tuple[Flag, ...] = (
         "-b --batch-size",
         ("memory",),
         "tokens of a prompt that are processed at once, at most (default: 2048, with "
-        "--split layers 512)",
+        "--split layers 256)",
         {"type": values.whole_number(1), "metavar": "N"},
     ),
     Served(

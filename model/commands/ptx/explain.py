@@ -39,7 +39,7 @@ def add_parser(commands: options.Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the kernel on random inputs and print the counts, worst first."""
-    from urdir.driver.device import DeviceName
+    from urdir.driver.device_name import DeviceName
     from urdir.driver.explainer import explain
 
     if args.kernel is None:

@@ -31,9 +31,11 @@ FEW_KEYS = 8192
 #: of four at 256 keys 1.329, of eight 1.336, without 1.391.
 RING_NBYTES, LARGE_SHARED = 112 << 10, (90, 100)
 #: The same of several rows: of the only CTA of an SM, and of one of two with quants. A step of 8
-#: rows at 4,096 keys takes 2.742 ms so in place of 2.820, at 700 1.931 of 2.002, of q8_0 2.305 of
-#: 2.357 and 1.883 of 1.971; with a row of 32,600 keys among seven of 128 2.922 of 2.990; of 32 rows
-#: of q8_0 at 4,096 4.546 of 4.597. Heads are so narrow that a CTA fits beside one of the products.
+#: rows takes 2.728 ms so in place of 2.807 at 4,096 keys, 1.931 of 2.002 at 700, of q8_0 2.303 of
+#: 2.354 and 1.883 of 1.971; with a row of 32,600 keys among seven of 128 2.922 of 2.990; but 5.823
+#: of 5.565 at 16,000, as rows are cut from 8,192 on, not 16,384. Of 2 rows 1.682 of 1.729 at 4,096.
+#: Of 4 clusters of four take 2.101, without 2.024; 32 rows of q8_0 at 4,096 4.534 of 4.568. Heads
+#: are so narrow that a CTA fits beside one of the products.
 ONE_RING_NBYTES, QUANTS_RING_NBYTES, NARROW = 85 << 10, 68 << 10, 128
 #: Keys of a chunk: at least these, and where rows are several about this many (see `FlashDecode`).
 #: 32 rows of 4,128 keys take 123 us in a chunk each, 134 in three, 136 in five; of q8_0 74 and 86.
@@ -119,25 +121,24 @@ def _one_near(split: FlashDecode, max_keys: int, sm_count: int, target: str) -> 
         near = replace(split, ctas=1, cluster=4)
         is_faster = near.cluster * near.head_tiles <= sm_count
     else:
-        ring = RING_NBYTES if _has_much_memory(target) else 0
-        near = replace(split, ctas=1, cluster=8, ring=ring)
+        is_large = _has_much_memory(target)
+        near = replace(split, ctas=1, cluster=8, ring=RING_NBYTES if is_large else 0)
         ctas = near.cluster * near.head_tiles
-        is_read_whole = split.layout.dtype in ("f16", "bf16") and split.suits_tensor_cores
+        is_read_whole = split.suits_tensor_cores and (is_large or split.layout.dtype != "q8_0")
         is_faster = keys <= FEW_KEYS and 2 * sm_count <= 5 * ctas <= 4 * sm_count and is_read_whole
     return near if is_faster else split
 
 
 def _near(split: FlashDecode, sm_count: int, target: str) -> FlashDecode:
-    """The same of several rows with one CTA an SM, in clusters as large as each row has CTAs, if
-    that takes most of the SMs; else with more quants on their way."""
+    """The same of several rows with one CTA an SM, a cluster for each row's KV head (tile of query
+    heads), if that takes most of the SMs; else with more quants on their way."""
     fits = max(split.head_dim, split.value_dim) <= NARROW and _has_much_memory(target)
     if not (split.suits_tensor_cores and fits):
         return split
     ctas = sm_count // split.head_tiles
-    cluster = next((n for n in (8, 4, 2) if n * split.rows <= ctas), 1)
-    used = ctas // cluster // split.rows * split.rows * cluster
-    if cluster > 1 and 8 * used >= 7 * ctas:
-        return replace(split, ctas=ctas // cluster, cluster=cluster, ring=ONE_RING_NBYTES)
+    for cluster in (2, 8):
+        if 7 * ctas <= 8 * cluster * split.rows <= 8 * ctas:
+            return replace(split, ctas=ctas // cluster, cluster=cluster, ring=ONE_RING_NBYTES)
     return replace(split, ring=QUANTS_RING_NBYTES) if split.layout.dtype == "q8_0" else split
 
 

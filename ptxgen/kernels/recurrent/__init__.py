@@ -2,5 +2,6 @@
 
 causal_conv          a short convolution along the tokens of each channel
 gated_recurrence     linear attention with a decaying state: delta rules, SSD (Mamba-2), lightning
-chunked_recurrence   the same for prompts, by chunks of tokens on tensor cores
+prepare_chunks       of the same for prompts what has no state in it, for all chunks at once
+chunked_recurrence   the rest: states moved on chunk by chunk, on tensor cores
 """

@@ -1,4 +1,4 @@
-"""Which kernel serves a recurrence: a function of the rows, the heads and what is asked for."""
+"""Which kernels serve a recurrence: a function of the rows, the heads and what is asked for."""
 
 from __future__ import annotations
 
@@ -7,30 +7,42 @@ from typing import Any
 
 from urdir.ptxgen.kernels.recurrent.chunked_recurrence import ChunkedRecurrence
 from urdir.ptxgen.kernels.recurrent.gated_recurrence import GatedRecurrence
+from urdir.ptxgen.kernels.recurrent.heads import RecurrentHeads
 from urdir.ptxgen.kernels.recurrent.prefill_scan import MAX_WARPS, PrefillScan
+from urdir.ptxgen.kernels.recurrent.prepare_chunks import PrepareChunks
 from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
-from urdir.ptxgen.spec import ceil_div
+from urdir.ptxgen.spec import Access, ceil_div
 
-#: Rows of prompts from which on chunks pay. Token by token and by chunks, on an H200, the delta
-#: rule of Qwen3-Next takes 20 and 11 us at 32 rows, 161 and 54 at 512, 686 and 190 at 2,048;
-#: Mamba-2 of Nemotron-H 36 and 34, 236 and 53, 889 and 141; Kimi Delta Attention 24 and 17, 244 and
-#: 154, 938 and 491, but 15 and 21 at 16 rows.
+#: Rows of prompts from which on chunks pay.
 CHUNKED_ROWS = 32
 
 
-def recurrence(target: str, *, exact: bool, **fields: Any) -> GatedRecurrence:
-    """The kernel for a device of native target ``target``; ``fields`` are `GatedRecurrence`'s.
+def recurrences(target: str, *, exact: bool, **fields: Any) -> tuple[RecurrentHeads, ...]:
+    """The kernels for a device of native target ``target``, in order; ``fields`` are
+    `RecurrentHeads`'s.
 
     ``exact`` asks for f32 throughout: token by token. Raises PtxgenError for shapes that no kernel
     handles.
     """
     whole = GatedRecurrence(**fields)
-    if exact or not whole.segments or whole.rows < CHUNKED_ROWS:
-        return whole
-    if not ChunkedRecurrence.serves(whole.key_dim, whole.delta):
-        return whole
-    chunked = ChunkedRecurrence(**fields)
-    return chunked if chunked.target_on(target) else whole
+    if exact or not _pays(fields):
+        return (whole,)
+    chunked = PrepareChunks(**fields), ChunkedRecurrence(**fields)
+    return chunked if all(kernel.target_on(target) for kernel in chunked) else (whole,)
+
+
+def prepared_nbytes(**fields: Any) -> dict[str, int]:
+    """Bytes of the arrays that the first of two kernels leaves for the second, by name."""
+    if not _pays(fields):
+        return {}
+    kernel = PrepareChunks(**fields)
+    return {p.name: kernel.nbytes(p) for p in kernel.prepared_params(Access.INOUT)}
+
+
+def _pays(fields: dict[str, Any]) -> bool:
+    if not fields["segments"] or fields["rows"] < CHUNKED_ROWS:
+        return False
+    return ChunkedRecurrence.serves(fields["key_dim"], fields["value_dim"], fields["delta"])
 
 
 def selective_scan(sms: int, **fields: Any) -> SelectiveScan:

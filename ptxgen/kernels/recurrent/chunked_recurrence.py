@@ -1,94 +1,36 @@
-"""Linear attention with a decaying state over prompts: chunks of tokens on tensor cores."""
+"""Linear attention with a decaying state over prompts: prepared chunks on tensor cores."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from itertools import accumulate
 from typing import Any
 
-from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.recurrent.gated_recurrence import GatedRecurrence
-from urdir.ptxgen.spec import LaunchShape, Tolerance, ceil_div
-from urdir.ptxgen.target import since
+import numpy as np
 
-#: Tokens of a chunk, and of a block of it: the height of an mma.
-CHUNK, BLOCK = 32, 16
-#: Warps that prepare chunks, and most that move the state on, by 16 of its values each.
-PREPARING, MOST_MOVING = 4, 4
-#: Most keys whose state the registers of a warp hold.
-MAX_KEYS = 128
+from urdir.ptxgen.kernels.recurrent.chunks import BLOCK, CHUNK, MAX_KEYS, RecurrentChunks
+from urdir.ptxgen.kernels.recurrent.prepare_chunks import PrepareChunks
+from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, ceil_div
+
+#: Most warps of a CTA, of 16 values each, and CTAs from which on they have so many.
+MOST_WARPS, MANY_CTAS = 4, 96
+#: Chunks in shared memory: one that is used, others on the way; and bytes, which a CTA may have on
+#: every target.
+STAGES, SHARED_NBYTES = 3, 99 * 1024
 
 
 @dataclass(frozen=True)
-class ChunkedRecurrence(GatedRecurrence):
-    """What `GatedRecurrence` computes of segments, by chunks of `CHUNK` tokens from the first of
-    each segment: the chunked form of SSD (Dao & Gu 2024, arXiv 2405.21060) and of the gated delta
-    rule (Yang et al. 2024, arXiv 2412.06464).
+class ChunkedRecurrence(RecurrentChunks):
+    """What `RecurrentChunks` computes, of chunks that `PrepareChunks` has prepared.
 
-    With G the sums of log g along a chunk, W its additions (e), all tokens of it at once:
-
-        y_i = scale * (exp(G_i) S q_i + sum over j <= i of exp(G_i - G_j) (k_j . q_i) w_j)
-        S = exp(G_end) S + sum over j of exp(G_end - G_j) w_j k_j^T
-
-    and of the delta rule w_i = beta_i (v_i - exp(G_i) S k_i - sum over j < i of
-    exp(G_i - G_j) (k_j . k_i) w_j), a triangular system. Factors of products are rounded to f16:
-    queries and keys divided by their lengths, rows of S and of W divided by their largest values,
-    so that none is beyond f16's range. Sums, decays and the state are f32. A sequence's bits depend
-    on how its tokens are divided into segments.
-
-    With ``channels``, G has a value for each key, and the decay between two tokens is multiplied
-    out half by half, as no product of decays from the chunk's beginning: these leave f32's range.
+    Rows of S and of W are divided by their largest values and rounded to f16 as factors of
+    products, so that none is beyond f16's range. Sums and the state are f32. A sequence's bits
+    depend on how its tokens are divided into segments.
     """
 
     name = "chunked_recurrence"
     template = ("urdir.templates", "chunked_recurrence.ptx.j2")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.segments or not self.serves(self.key_dim, self.delta):
-            raise PtxgenError(
-                f"chunked_recurrence: {self.segments} segments, keys of {self.key_dim}: it is for "
-                f"segments, and keys of multiples of {BLOCK} up to {MAX_KEYS}, or of {2 * BLOCK} "
-                f"up to {2 * MAX_KEYS} without the delta rule"
-            )
-
-    @classmethod
-    def serves(cls, key_dim: int, delta: bool) -> bool:
-        """Whether there is a chunked form for such heads."""
-        if key_dim <= MAX_KEYS:
-            return key_dim % BLOCK == 0
-        return key_dim % (2 * BLOCK) == 0 and key_dim <= 2 * MAX_KEYS and not delta
-
-    @property
-    def targets(self) -> tuple[str, ...]:
-        # for earlier ones the assembler keeps more values, and has too few registers for them
-        return since(90)
-
-    # ---- how it is divided ----
-
-    @property
-    def chunk(self) -> int:
-        """Tokens of a chunk."""
-        return CHUNK
-
-    @property
-    def preparing(self) -> int:
-        """Warps that prepare chunks."""
-        return PREPARING if self.channels or self.key_dim % 32 else 2 * PREPARING
-
-    @property
-    def blocks(self) -> int:
-        """Blocks of tokens of a chunk."""
-        return self.chunk // BLOCK
-
-    @property
-    def products(self) -> tuple[tuple[bool, int, int], ...]:
-        """Products of blocks of tokens with those that they look back on, of keys or of queries:
-        first of keys with themselves, after which there is most to do."""
-        pairs = [(i, j) for i in range(self.blocks) for j in range(i + 1)]
-        of_keys = sorted(pairs, key=lambda pair: pair[0] - pair[1]) if self.delta else []
-        return (*((True, i, j) for i, j in of_keys), *((False, i, j) for i, j in pairs))
 
     @property
     def splits(self) -> int:
@@ -102,99 +44,132 @@ class ChunkedRecurrence(GatedRecurrence):
 
     @property
     def groups(self) -> int:
-        """Groups of 16 values of a CTA."""
-        return min(MOST_MOVING // self.splits, ceil_div(self.value_dim, BLOCK))
+        """Groups of 16 values of a CTA: a power of two."""
+        groups = MOST_WARPS // self.splits
+        while groups > 1 and self.heads * ceil_div(self.value_dim, BLOCK * groups) < MANY_CTAS:
+            groups //= 2
+        return groups
 
     @property
     def columns(self) -> int:
         """Values of the state of a CTA."""
         return BLOCK * self.groups
 
-    # ---- shared memory, in bytes ----
-
     @property
-    def stride(self) -> int:
-        """Of a row of keys or queries, f16: 16 more than it takes, so that eight rows' 16 bytes at
-        the same place lie in different banks."""
-        return 2 * self.key_dim + 16
-
-    @property
-    def square_stride(self) -> int:
-        """The same of what a token has for each of its chunk."""
-        return 2 * self.chunk + 16
+    def stages(self) -> int:
+        """Up to `STAGES`, two at least."""
+        return max(2, min(STAGES, (SHARED_NBYTES - self.parts_nbytes) // self.stage_nbytes))
 
     @property
     def places(self) -> Mapping[str, int]:
-        """Where the parts of a prepared chunk begin, and their "end"."""
-        tile, square, numbers = (
-            self.chunk * nbytes for nbytes in (self.stride, self.square_stride, 4)
-        )
-        sizes = {"keys": tile, "queries": tile, "scores": square}
-        sizes |= {"solution": square} if self.delta else {}
-        if self.channels:
-            sizes |= {"left": tile, "own": numbers, "decay": 4 * self.key_dim}
-        else:
-            sizes |= dict.fromkeys(("log", "before", "after"), numbers)
-        sizes |= dict.fromkeys(("of_w", "of_y"), numbers)
-        places, at = {}, 0
-        for name, nbytes in sizes.items():
-            places[name] = at
-            at += nbytes
-        return {**places, "end": at}
+        """Where the parts of a prepared chunk begin in shared memory, one array behind the other,
+        and their "end", in bytes."""
+        sizes = self.nbytes_of
+        squares, numbers = sizes["tiles"], sizes["tiles"] + sizes["squares"]
+        begins = dict.fromkeys(self.squares, squares) | dict.fromkeys(self.numbers, numbers)
+        places = {name: begins.get(name, 0) + at for name, at in self.part_places.items()}
+        return {**places, "end": numbers + sizes["numbers"]}
 
     @property
-    def scratch_place(self) -> int:
-        """Behind a chunk that is prepared and one that is used: blocks that are inverted."""
-        return 2 * self.places["end"]
+    def value_stride(self) -> int:
+        """Bytes of a token's values behind these: four more, so that neighbouring lanes' tokens lie
+        in different banks."""
+        return 4 * (self.columns + 4)
 
     @property
-    def totals_place(self) -> int:
-        """Behind these: decays of halves of channels' tokens, or parts of results."""
-        return self.scratch_place + (4 * BLOCK * BLOCK * self.blocks if self.delta else 0)
+    def rows_at_once(self) -> int:
+        """Tokens whose values a CTA's threads copy at once, 16 bytes each."""
+        return 4 * self.launch_shape.threads // self.columns
+
+    @property
+    def barrier_place(self) -> int:
+        """Behind the values: the barrier that counts what has come."""
+        return self.places["end"] + CHUNK * self.value_stride
+
+    @property
+    def stage_nbytes(self) -> int:
+        """Of all that is brought of a chunk."""
+        return self.barrier_place + 16
+
+    @property
+    def parts_place(self) -> int:
+        """In shared memory, behind the stages: parts of results."""
+        return self.stages * self.stage_nbytes
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        values = tuple(p for p in self.key_params if p.name == self.arrays["v"])
+        prepared = self.prepared_params(Access.IN)
+        return (*values, *prepared, *self.skip_params, *self.row_params, *self.state_params)
+
+    @property
+    def parts_nbytes(self) -> int:
+        """Of parts of results that warps hand each other."""
+        return 4 * BLOCK * CHUNK * self.groups * (self.splits - 1)
 
     @property
     def launch_shape(self) -> LaunchShape:
-        totals = self.chunk * (4 * self.key_dim + 16) if self.channels else 0
-        parts = 4 * BLOCK * self.chunk * self.groups * (self.splits - 1)
         return LaunchShape(
             grid=(ceil_div(self.value_dim, self.columns), self.heads, self.segments),
-            block=(32 * (self.preparing + self.groups * self.splits), 1, 1),
-            shared_bytes=self.totals_place + totals + parts,
+            block=(32 * self.groups * self.splits, 1, 1),
+            shared_bytes=self.parts_place + self.parts_nbytes,
         )
 
-    @property
-    def tolerance(self) -> Tolerance:
-        """2^-11 for each factor that is rounded to f16 on the way to a result."""
-        return Tolerance(rtol=4 * 2**-11)
+    def flops(self) -> int:
+        of_state = 2 * (2 + self.delta) * self.key_dim
+        of_tokens = 2 * len(self.squares) * CHUNK
+        return self.rows * self.heads * self.value_dim * (of_state + of_tokens)
 
-    @classmethod
-    def examples(cls) -> Mapping[str, ChunkedRecurrence]:
-        scan = partial(cls, max_len=256, delta=False, order="vkq")
-        steady = partial(scan, order="apart", steady=True)
-        delta = partial(cls, max_len=256, delta=True, eps=1e-6)
-        by_channel = partial(delta, order="apart", channels=True)
+    def bytes_moved(self) -> int:
+        """States, values, results, and what is prepared."""
+        states = 8 * self.segments * self.heads * self.value_dim * self.key_dim
+        values = 8 * self.rows * self.heads * self.value_dim
+        return states + values + self.prepared_nbytes
 
-        def prompt(count: int, sequences: int, segments: int = 1) -> dict[str, Any]:
-            return {"rows": count, "sequences": sequences, "segments": segments}
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        """With what `PrepareChunks` makes of random keys and queries."""
+        prepare = PrepareChunks(**self.fields())
+        inputs = super().make_inputs(rng)
+        given = prepare.make_inputs(rng)
+        rows = {p.name: inputs[p.name] for p in self.row_params}
+        return inputs | prepare.reference(**given | rows)
 
-        def heads(count: int, shared: int, key_dim: int, value_dim: int) -> dict[str, Any]:
-            sizes = {"heads": count, "key_heads": shared}
-            return {**sizes, "key_dim": key_dim, "value_dim": value_dim}
+    def reference(self, **inputs: Any) -> dict[str, Array]:
+        states = inputs["state"].astype(np.float64)
+        y = np.zeros((self.rows, self.heads, self.value_dim))
+        v = self.heads_of(inputs, "v")
+        for slot, rows, _ in self.chunks_of(inputs):
+            sequence, tokens = inputs["sequence"][rows.start], slice(rows.start, rows.stop)
+            if inputs["position"][rows.start] == 0:
+                states[sequence] = 0.0
+            for head in range(self.heads):
+                values = np.pad(v[tokens, head], ((0, CHUNK - len(rows)), (0, 0)))
+                state = states[sequence, head]
+                result, states[sequence, head] = self._move(inputs, slot, head, values, state)
+                y[tokens, head] = result[: len(rows)]
+            if self.skip_params:
+                y[tokens] += inputs["skip"][:, None] * v[tokens]
+        return {"state": states.astype(np.float32), "y": y.astype(np.float32)}
 
-        return {
-            "scan": scan(**prompt(35, 2), **heads(2, 1, 16, 24)),
-            "scan, long keys": scan(**prompt(33, 1), **heads(1, 1, 128, 24)),
-            "scan of arrays": scan(**prompt(40, 2), **heads(4, 2, 32, 12), order="apart"),
-            "scan of segments": scan(**prompt(100, 5, 4), **heads(2, 2, 16, 72), tiled=True),
-            "keys of 256": scan(**prompt(33, 1), **heads(1, 1, 256, 40)),
-            "steady": steady(**prompt(65, 2), **heads(2, 2, 64, 40)),
-            "delta": delta(**prompt(33, 2), **heads(2, 1, 16, 20)),
-            "delta, long keys": delta(**prompt(33, 1), **heads(1, 1, 128, 24)),
-            "delta of segments": delta(**prompt(100, 5, 4), **heads(4, 2, 16, 40), tiled=True),
-            "delta with a floor": delta(**prompt(1, 1), **heads(2, 1, 48, 8), floor=-5.0),
-            "channels": by_channel(**prompt(35, 2), **heads(2, 2, 32, 24)),
-            "channels, long keys": by_channel(**prompt(33, 1), **heads(1, 1, 128, 16)),
-            "channels of segments": by_channel(
-                **prompt(60, 4, 3), **heads(2, 1, 32, 16), tiled=True, floor=-5.0, negated=True
-            ),
-        }
+    def _move(
+        self, inputs: Mapping[str, Any], slot: int, head: int, v: Array, state: Array
+    ) -> tuple[Array, Array]:
+        """Results of a chunk's tokens, and the state after them, f64."""
+        tiles = inputs["tiles"][slot, self.tile_head(head)].astype(np.float64)
+        squares = [self.of_blocks(square) for square in inputs["squares"][slot, head]]
+        ends = list(accumulate(self.numbers.values()))[:-1]
+        parts = np.split(inputs["numbers"][slot, head].astype(np.float64), ends)
+        numbers = dict(zip(self.numbers, parts, strict=True))
+        keys, queries = tiles[:2, :, : self.key_dim]
+        left, decay = tiles[-1, :, : self.key_dim], numbers.get("decay")
+        read, owed = queries @ state.T, keys @ state.T
+        if not self.channels:
+            before = numbers["before"][:, None]
+            read, owed = before * read, before * owed
+            left, decay = numbers["after"][:, None] * keys, before[-1]
+        w = numbers["of_w"][:, None] * (v - owed if self.delta else v)
+        for i in range(0, CHUNK, BLOCK) if self.delta else ():
+            own = slice(i, i + BLOCK)
+            w[own] += squares[1][own, :i] @ w[:i]
+            w[own] = squares[1][own, own] @ w[own]
+        return numbers["of_y"][:, None] * (read + squares[0] @ w), decay * state + w.T @ left

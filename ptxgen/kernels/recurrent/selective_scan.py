@@ -17,8 +17,6 @@ from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil
 THREADS = 128
 #: Most lanes that share a channel, and values of its state that a lane has at most.
 MAX_LANES, MAX_VALUES = 32, 64
-#: Tokens that are brought to shared memory at once, and bytes for them.
-TILE, TILE_NBYTES = 16, 32768
 
 
 @dataclass(frozen=True)
@@ -68,12 +66,6 @@ class SelectiveScan(RecurrentRows):
         return THREADS // self.lanes
 
     @property
-    def tile(self) -> int:
-        """Tokens that are brought at once."""
-        each = 8 * self.size + 12 * self.own_channels
-        return min(TILE, self.rows if self.segments else 1, TILE_NBYTES // each)
-
-    @property
     def params(self) -> tuple[Param, ...]:
         matrix, shared = ("rows", "channels"), ("rows", "size")
         return (
@@ -92,7 +84,7 @@ class SelectiveScan(RecurrentRows):
     @property
     def launch_shape(self) -> LaunchShape:
         ctas = ceil_div(self.channels, self.own_channels)
-        return LaunchShape(grid=(ctas, self.segments or self.rows, 1), block=(THREADS, 1, 1))
+        return LaunchShape(grid=(ctas, self.rows, 1), block=(THREADS, 1, 1))
 
     @property
     def tolerance(self) -> Tolerance:

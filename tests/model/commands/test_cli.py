@@ -533,6 +533,7 @@ def start_urdir() -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 
 @pytest.mark.slow
+@pytest.mark.turns(2)
 @pytest.mark.parametrize(
     ("seconds", "handler"), [(0.0, signal.default_int_handler), (0.73, signal.SIG_IGN)]
 )

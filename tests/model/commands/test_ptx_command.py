@@ -352,6 +352,7 @@ def user_seconds(*words: str) -> float:
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before.ru_utime
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_the_demo_models_kernels_take_seconds(tmp_path: Path) -> None:
     """Machines differ: a unit is what a loop takes, some 0.5 s."""

@@ -107,6 +107,7 @@ def test_exact_mode_matches_golden(
     assert error <= EXACT_RELATIVE_RMS
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize("name", LLAMA_CPP_ERROR)
 def test_default_mode_stays_within_the_allowance(
     name: str, device_name: str, pytestconfig: pytest.Config

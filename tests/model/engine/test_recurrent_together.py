@@ -176,6 +176,7 @@ def check_greedy(exact: Session, request: Request, collected: Collected, ends: l
         assert len(chosen) == request.limit
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_service_answers_each_request_as_alone(family: Family) -> None:
     """In a small pool, beside some that are cancelled by their first token. What a step that ran

@@ -282,6 +282,8 @@ class Nothing(Owner):
         pass
 
 
+@pytest.mark.full
+@pytest.mark.slow
 def test_answers_are_asynchronous_iterators(device_name: str) -> None:
     """Many at once, in one event loop; a closed iterator is cancelled."""
 

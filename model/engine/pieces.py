@@ -1,0 +1,88 @@
+"""The pieces that an engine is opened from: driver, devices, file, chat template."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from urdir.model.errors import NoTemplateError
+from urdir.model.files.demo import DEMO
+
+if TYPE_CHECKING:
+    from urdir.driver.device import Device
+    from urdir.driver.group import Group
+    from urdir.driver.ptx_files import PtxFiles
+    from urdir.model.families.synthetic import SyntheticModel
+    from urdir.model.files.gguf import Gguf
+    from urdir.model.files.model_file import ModelFile
+    from urdir.model.files.pretrained.model import SafetensorsModel
+    from urdir.model.text.tokenizer import Tokenizer
+
+#: Above this the emulator says beforehand how slow it will be.
+LARGE_MODEL_BYTES = 100_000_000
+#: Weight bytes that the emulator gets through in a second, on two cores (measured with the demo).
+EMULATOR_BYTES_PER_SECOND = 25_000_000
+
+
+def load_driver(name: str) -> None:
+    """Import what opens a device, and load the driver of a GPU; no context is made."""
+    from urdir.driver import bindings
+
+    if not name.startswith("emulator"):
+        bindings.initialise()
+    import urdir.driver.group  # noqa: F401
+
+
+def open_group(
+    name: str,
+    gpus: int | Sequence[int] | None,
+    cache_folder: Path | Literal["user"] | None,
+    ptx_files: PtxFiles | None,
+) -> Group:
+    """The device of that name, or ``gpus`` of its kind; see `Engine.open`."""
+    from urdir.driver.group import Group
+    from urdir.model.cache_folder import user_cache_folder
+
+    folder = user_cache_folder() if cache_folder == "user" else cache_folder
+    return Group.open(name, gpus, cache_folder=folder, ptx_files=ptx_files)
+
+
+def open_file(
+    path: str | os.PathLike[str] | SyntheticModel | None, quantize: str | None
+) -> Gguf | SafetensorsModel | SyntheticModel:
+    """The model that a name or path means (None: the demo); one that is open stays as it is."""
+    from urdir.model.files.source import open_model
+
+    if path is None or isinstance(path, str | os.PathLike):
+        return open_model(path or DEMO, quantize=quantize)
+    return path
+
+
+def template_of(gguf: ModelFile, tokenizer: Callable[[], Tokenizer], needed: bool) -> str | None:
+    """The chat template of a file; None where it has none and none is ``needed``."""
+    from urdir.model.text.chat import find_template
+
+    try:
+        return find_template(gguf, tokenizer)
+    except NoTemplateError:
+        if needed:
+            raise
+        return None
+
+
+def announce(device: Device, gguf: ModelFile) -> None:
+    """Say on stderr when the emulator stands in for a GPU, and what that means for speed."""
+    if not device.is_emulated:
+        return
+    if device.note:
+        print(f"{device.note}, which is slow", file=sys.stderr)
+    if sum(t.nbytes for t in gguf.tensors.values()) > LARGE_MODEL_BYTES:
+        print(f"expect about {emulated_rate(gguf):.2g} tokens/s for this model", file=sys.stderr)
+
+
+def emulated_rate(gguf: ModelFile) -> float:
+    """Tokens per second on the emulator, very roughly."""
+    return EMULATOR_BYTES_PER_SECOND / max(1, sum(t.nbytes for t in gguf.tensors.values()))

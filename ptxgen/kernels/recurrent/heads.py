@@ -1,0 +1,200 @@
+"""What recurrences of heads have in common: their formula, how rows lie, what it is in numpy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.recurrent.rows import RecurrentRows
+from urdir.ptxgen.spec import Access, Array, Param
+
+Order = Literal["qkv", "vkq", "apart"]
+
+
+@dataclass(frozen=True)
+class RecurrentHeads(RecurrentRows):
+    """Per head a state S (value_dim, key_dim), which each token decays, adds to and reads:
+
+        S = g S + e k^T,  y = scale * S q,  g = exp(a dt),  dt = softplus(alpha + dt_bias)
+
+    - ``delta`` (gated delta rule, Yang et al. 2024, arXiv 2412.06464): q and k are divided by
+      their lengths, sqrt(|.|^2 + eps); e = sigmoid(beta) (v - g S k); scale = 1 / sqrt(key_dim);
+    - else SSD (Mamba-2, Dao & Gu 2024, arXiv 2405.21060), with k, q and v for its B, C and x:
+      e = dt v; scale = 1, and y += skip * v. Where it is ``steady`` (lightning attention, Qin et
+      al. 2024, arXiv 2401.04658), dt is 1 for all tokens, and there is no skip.
+
+    With ``channels`` (Kimi Delta Attention, arXiv 2510.26692) each key of a head has a g of its
+    own, and alpha and dt_bias have one for each: S = S diag(g) + e k^T. With a ``floor`` below 0,
+    g = exp(floor * sigmoid(a (alpha + dt_bias))), which stays above exp(floor); with ``negated``
+    -a stands for a.
+
+    A row of ``mixed`` has the heads of q, k and v in that ``order``; "apart", they are arrays of
+    their own. ``heads`` of values share ``key_heads`` of q and k: neighbours do, or with ``tiled``
+    every key_heads-th. ``gated``: y is multiplied with silu(gate), of single rows.
+    """
+
+    heads: int
+    key_heads: int
+    key_dim: int
+    value_dim: int
+    delta: bool
+    eps: float = 0.0
+    order: Order = "qkv"
+    tiled: bool = False
+    channels: bool = False
+    floor: float = 0.0
+    negated: bool = False
+    steady: bool = False
+    gated: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if min(self.heads, self.key_heads, self.value_dim) < 1 or self.heads % self.key_heads:
+            raise PtxgenError(
+                f"{self.name}: {self.heads} heads of {self.value_dim} values with "
+                f"{self.key_heads} heads of keys"
+            )
+        if self.key_dim < 4 or self.key_dim % 4 or (self.heads * self.value_dim) % 4:
+            raise PtxgenError(
+                f"{self.name}: keys of {self.key_dim} and {self.heads} x {self.value_dim} "
+                "values: multiples of 4"
+            )
+        if self.negated and not self.floor:
+            raise PtxgenError(f"{self.name}: negated rates without a floor")
+        if self.floor > 0.0 or ((self.channels or self.floor) and not self.delta):
+            raise PtxgenError(
+                f"{self.name}: gates of channels ({self.channels}) and a floor ({self.floor}, "
+                "up to 0) belong to the delta rule"
+            )
+        if self.steady and self.delta:
+            raise PtxgenError(f"{self.name}: the delta rule has no steady decay")
+        if self.gated and self.segments:
+            raise PtxgenError(f"{self.name}: the results of segments are not gated")
+
+    # ---- how a row lies ----
+
+    @property
+    def width(self) -> int:
+        """Values of a row of q, k and v together."""
+        return 2 * self.key_heads * self.key_dim + self.heads * self.value_dim
+
+    @cached_property
+    def offsets(self) -> Mapping[str, int]:
+        """Where "q", "k" and "v" begin in a row of theirs."""
+        keys, values = self.key_heads * self.key_dim, self.heads * self.value_dim
+        match self.order:
+            case "qkv":
+                return {"q": 0, "k": keys, "v": 2 * keys}
+            case "vkq":
+                return {"v": 0, "k": values, "q": values + keys}
+            case "apart":
+                return dict.fromkeys("qkv", 0)
+
+    @property
+    def arrays(self) -> Mapping[str, str]:
+        """The parameters that "q", "k" and "v" are in."""
+        return {name: f"{name}_heads" if self.order == "apart" else "mixed" for name in "qkv"}
+
+    @property
+    def strides(self) -> Mapping[str, int]:
+        """Values from a row of "q", "k" and "v" to the next."""
+        if self.order != "apart":
+            return dict.fromkeys("qkv", self.width)
+        keys, values = self.key_heads * self.key_dim, self.heads * self.value_dim
+        return {"q": keys, "k": keys, "v": values}
+
+    @property
+    def gates(self) -> int:
+        """Values of a row of alpha."""
+        return 0 if self.steady else self.heads * (self.key_dim if self.channels else 1)
+
+    @property
+    def scale(self) -> float:
+        """Of the result."""
+        return 1.0 / math.sqrt(self.key_dim) if self.delta else 1.0
+
+    def key_head(self, head: int) -> int:
+        """The head of q and k that a head of values has."""
+        return head % self.key_heads if self.tiled else head // (self.heads // self.key_heads)
+
+    # ---- parameters ----
+
+    @property
+    def key_params(self) -> tuple[Param, ...]:
+        """What queries, keys and values are in."""
+        keys, values = ("rows", "key_heads", "key_dim"), ("rows", "heads", "value_dim")
+        if self.order != "apart":
+            return (Param("mixed", "f32", ("rows", "width"), Access.IN),)
+        shapes = zip(self.arrays.values(), (keys, keys, values), strict=True)
+        return tuple(Param(name, "f32", shape, Access.IN) for name, shape in shapes)
+
+    @property
+    def decay_params(self) -> tuple[Param, ...]:
+        """What decays are made of."""
+        rates = Param("a", "f32", ("heads",), Access.IN)
+        if self.steady:
+            return (rates,)
+        gates = ("heads", "key_dim") if self.channels else ("heads",)
+        alpha = Param("alpha", "f32", ("rows", *gates), Access.IN)
+        return alpha, rates, Param("dt_bias", "f32", gates, Access.IN)
+
+    @property
+    def beta_params(self) -> tuple[Param, ...]:
+        """What says how much of a value is replaced."""
+        return (Param("beta", "f32", ("rows", "heads"), Access.IN),) if self.delta else ()
+
+    @property
+    def skip_params(self) -> tuple[Param, ...]:
+        """What results have of values."""
+        skips = not self.delta and not self.steady
+        return (Param("skip", "f32", ("heads",), Access.IN),) if skips else ()
+
+    @property
+    def state_params(self) -> tuple[Param, ...]:
+        """States, and results."""
+        state = ("sequences", "heads", "value_dim", "key_dim")
+        return (
+            Param("state", "f32", state, Access.INOUT),
+            Param("y", "f32", ("rows", "heads", "value_dim"), Access.OUT),
+        )
+
+    # ---- in numpy ----
+
+    def heads_of(self, inputs: Mapping[str, Any], name: str) -> Array:
+        """ "q", "k" or "v" of each head of values: (rows, heads, dim) f64."""
+        values, first = inputs[self.arrays[name]].reshape(self.rows, -1), self.offsets[name]
+        count, dim = (self.heads, self.value_dim) if name == "v" else (self.key_heads, self.key_dim)
+        part: Array = values[:, first : first + count * dim].astype(np.float64)
+        part = part.reshape(self.rows, count, dim)
+        return part if name == "v" else part[:, [self.key_head(i) for i in range(self.heads)]]
+
+    def log_decays(self, inputs: Mapping[str, Any]) -> tuple[Array, Array]:
+        """log g (rows, heads, keys or 1), and dt (rows, heads, keys or 1), f64."""
+        rates = (-inputs["a"] if self.negated else inputs["a"]).astype(np.float64)[:, None]
+        if self.steady:
+            steady = np.ones((self.rows, self.heads, 1))
+            return steady * rates, steady
+        before = inputs["alpha"].astype(np.float64) + inputs["dt_bias"]
+        before = before.reshape(self.rows, self.heads, -1)
+        dt = np.logaddexp(0.0, before)
+        return (self.floor / (1.0 + np.exp(-before * rates)) if self.floor else dt * rates), dt
+
+    def of_length_one(self, x: Array) -> Array:
+        """Keys or queries of the delta rule, divided by their lengths."""
+        lengths: Array = np.sqrt(np.sum(x * x, -1, keepdims=True) + self.eps)
+        return x / lengths
+
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        """Decays between 0 and 1, as models have them; see `make_rows`."""
+        inputs = super().make_inputs(rng) | self.make_rows(rng)
+        if "a" in inputs:
+            rates = np.exp(inputs["a"] - 1.0)
+            inputs["a"] = rates if self.floor and not self.negated else -rates
+        declared = {p.name for p in self.params}
+        return {name: x for name, x in inputs.items() if name in declared}

@@ -1,0 +1,168 @@
+"""What recurrences need of a prompt that does not depend on states, for all chunks at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from urdir.ptxgen.kernels.recurrent.chunks import BLOCK, CHUNK, PADDING, RecurrentChunks
+from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, ceil_div
+
+#: Warps that prepare a chunk, and of the delta rule, which has more products.
+FEW_WARPS, WARPS = 4, 8
+#: CTAs of so many warps for which an SM has registers, and with gates of channels.
+RESIDENT, RESIDENT_OF_CHANNELS = 3, 2
+#: CTAs that a GPU has room for at once, and most heads of a CTA beyond these.
+MANY_CTAS, MOST_HEADS = 256, 16
+#: A logarithm whose power of 2 is 0 in f32.
+LOWEST = -160.0
+
+
+@dataclass(frozen=True)
+class PrepareChunks(RecurrentChunks):
+    """What is prepared of `RecurrentChunks`: keys, queries, scores, solutions, decays.
+
+    Factors of products are rounded to f16. With ``channels``, G has a value for each key, and the
+    decay between two tokens is multiplied out half by half, as no product of decays from the
+    chunk's beginning: these leave f32's range. Places of no chunk are left as they are.
+    """
+
+    name = "prepare_chunks"
+    template = ("urdir.templates", "prepare_chunks.ptx.j2")
+
+    @property
+    def preparing(self) -> int:
+        """Warps of a CTA, which prepares a chunk for a head."""
+        wide = self.delta and self.key_dim % 32 == 0
+        return WARPS if wide else FEW_WARPS
+
+    @property
+    def products(self) -> tuple[tuple[bool, int, int], ...]:
+        """Products of blocks of tokens with those that they look back on, of keys or of queries:
+        first of keys with themselves, after which there is most to do."""
+        of_keys = sorted(self.pairs, key=lambda pair: pair[0] - pair[1]) if self.delta else []
+        return (*((True, i, j) for i, j in of_keys), *((False, i, j) for i, j in self.pairs))
+
+    @property
+    def lanes(self) -> int:
+        """Threads that have a token, each a part of its keys."""
+        return 32 * self.preparing // CHUNK
+
+    @property
+    def sharing(self) -> int:
+        """Heads of values that share tiles."""
+        return self.heads // self.tile_heads
+
+    @property
+    def heads_each(self) -> int:
+        """How many of these a CTA prepares, one after the other: few, where there are few CTAs."""
+        each = self.slots * self.heads // MANY_CTAS
+        return max(1, min(self.sharing, MOST_HEADS, each))
+
+    # ---- shared memory, in bytes: keys and queries, as they are in tiles ----
+
+    @property
+    def log_place(self) -> int:
+        """Behind these: what two numbers of each token are."""
+        return 2 * CHUNK * self.stride
+
+    @property
+    def scratch_place(self) -> int:
+        """Behind these: blocks that are inverted."""
+        return self.log_place + 8 * CHUNK
+
+    @property
+    def totals_place(self) -> int:
+        """Behind these: decays of halves of channels' tokens."""
+        return self.scratch_place + (4 * BLOCK * BLOCK * self.blocks if self.delta else 0)
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        read = {self.arrays[name] for name in "qk"}
+        keys = (p for p in self.key_params if p.name in read)
+        inputs = (*keys, *self.decay_params, *self.beta_params)
+        segments = Param("segment", "u32", ("segments", 2), Access.IN)
+        return (*inputs, segments, *self.prepared_params(Access.INOUT))
+
+    @property
+    def launch_shape(self) -> LaunchShape:
+        totals = CHUNK * (4 * self.key_dim + 16) if self.channels else 0
+        return LaunchShape(
+            grid=(self.slots, self.tile_heads, ceil_div(self.sharing, self.heads_each)),
+            block=(32 * self.preparing, 1, 1),
+            shared_bytes=self.totals_place + totals,
+            resident=self._resident,
+        )
+
+    @property
+    def _resident(self) -> int:
+        if self.channels:
+            return RESIDENT_OF_CHANNELS
+        return RESIDENT if self.preparing == WARPS else 0
+
+    def flops(self) -> int:
+        return 2 * self.rows * CHUNK * self.key_dim * self.tile_heads * len(self.squares)
+
+    def bytes_moved(self) -> int:
+        """Keys, queries and gates, and what is prepared of them."""
+        row = 2 * self.key_heads * self.key_dim + self.gates + self.heads * self.delta
+        return 4 * self.rows * row + self.prepared_nbytes
+
+    def reference(self, **inputs: Any) -> dict[str, Array]:
+        params = self.prepared_params(Access.INOUT)
+        made = {p.name: inputs[p.name].astype(np.float64) for p in params}
+        q, k = (self.heads_of(inputs, name) for name in "qk")
+        log, mix = self.log_decays(inputs)
+        log = np.maximum(log, LOWEST * np.log(2.0))
+        if self.delta:
+            mix = 1.0 / (1.0 + np.exp(-inputs["beta"].astype(np.float64)))[:, :, None]
+        for slot, rows, _ in self.chunks_of(inputs):
+            for head in range(self.heads):
+                tokens = (_whole(x[rows.start : rows.stop, head]) for x in (q, k, log, mix))
+                tiles, squares, numbers = self._chunk(*tokens)
+                padding = ((0, 0), (0, 0), (0, PADDING))
+                made["tiles"][slot, self.tile_head(head)] = np.pad(tiles, padding)
+                made["squares"][slot, head] = [self.to_blocks(square) for square in squares]
+                made["numbers"][slot, head] = np.concatenate(numbers)
+        return {p.name: made[p.name].astype(p.numpy_dtype) for p in params}
+
+    def _chunk(
+        self, q: Array, k: Array, log: Array, mix: Array
+    ) -> tuple[list[Array], list[Array], list[Array]]:
+        """Tiles, squares and numbers of a chunk of a head, f64."""
+        sums, eps = np.cumsum(log, 0), max(self.eps, 1e-30)
+        kk, qq = (np.sqrt(np.sum(x * x, 1, keepdims=True) + eps) for x in (k, q))
+        k, q, before, after = k / kk, q / qq, np.exp(sums), np.exp(sums[-1] - sums)
+        # (tokens, tokens that they look back on, keys or 1)
+        seen = np.tril(np.ones((CHUNK, CHUNK)))
+        decay = np.exp(np.minimum(sums[:, None] - sums, 0.0)) * seen[:, :, None]
+        scores = np.sum(q[:, None] * k * decay, 2)
+        tiles, squares = [k, q], [scores]
+        if self.delta:
+            squares.append(_solution(-mix * np.sum(k[:, None] * k * decay, 2)))
+        of_w = mix if self.delta else mix * kk
+        of_y = np.full_like(qq, self.scale) if self.delta else qq
+        if self.channels:
+            tiles = [k * before, q * before, k * after]
+            return (
+                tiles,
+                squares,
+                [of_w[:, 0], of_y[:, 0], before[-1], np.full(4, before[-1].max())],
+            )
+        return tiles, squares, [x[:, 0] for x in (before, after, of_w, of_y)]
+
+
+def _whole(tokens: Array) -> Array:
+    """With zeros in the place of tokens that a chunk lacks."""
+    return np.pad(tokens, ((0, CHUNK - len(tokens)), (0, 0)))
+
+
+def _solution(system: Array) -> Array:
+    """(I - A)^-1 of blocks on the diagonal, and A beneath these."""
+    solution = np.tril(system, -1)
+    for i in range(0, CHUNK, BLOCK):
+        own = np.s_[i : i + BLOCK, i : i + BLOCK]
+        solution[own] = np.linalg.inv(np.eye(BLOCK) - solution[own])
+    return solution
