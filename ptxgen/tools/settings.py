@@ -111,7 +111,7 @@ def _fields(record: type[Any], example: Any, prefix: str) -> Iterator[FieldInfo]
         value = None if isinstance(value, tuple) else value  # lists are not set by text
         inner = _record_of(hint)
         if inner is not None and value is not None:
-            yield from _fields(inner, value, f"{prefix}{field.name}.")
+            yield from _fields(type(value), value, f"{prefix}{field.name}.")  # one of several kinds
             continue
         has_default = field.default is not dataclasses.MISSING
         default = plain(field.default) if has_default else None
