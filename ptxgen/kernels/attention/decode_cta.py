@@ -171,6 +171,9 @@ class DecodeCta:
             for number in range(len(self.stages_of_slab))
         ]
         self.stage_keys = TILE_KEYS // len(self.stages_of_slab)
+        # heads that leave registers for first values while weights are found, and for integers that
+        # begin as the last bits of floats
+        self.is_narrow = max(self.head_dim, self.value_dim) <= 128
         # the halves of a tile that are multiplied together: registers hold one of wide heads
         is_wide = max(self.head_dim, self.value_dim) > 192 and not self.quantised
         self.halves: tuple[tuple[int, ...], ...] = ((0,), (1,)) if is_wide else ((0, 1),)
