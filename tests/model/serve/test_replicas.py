@@ -188,7 +188,7 @@ def free_port() -> int:
 def cluster() -> Iterator[Cluster]:
     port = free_port()
     flags = ["--replicas", "2", "--device", "emulator", "-c", "256", "-np", "2"]
-    command = ["-m", "urdir", "serve", "--ray", *flags, "--port", str(port)]
+    command = ["-m", "urdir.model", "serve", "--ray", *flags, "--port", str(port)]
     with started(command, port, "replicas on Ray: http://127.0.0.1:") as found:
         yield found
     assert found.process.returncode == 0
