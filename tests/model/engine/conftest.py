@@ -12,6 +12,7 @@ import gguf
 import numpy as np
 import pytest
 
+from urdir.model.engine.session import Session
 from urdir.model.families.reader import Reader
 from urdir.model.families.registry import describe
 from urdir.model.families.shapes import Shape
@@ -78,3 +79,18 @@ def _golden(name: str) -> tuple[Path, list[int], Any]:
 def golden() -> Callable[[str], tuple[Path, list[int], Any]]:
     """See `_golden`."""
     return _golden
+
+
+def _logits_of_parts(session: Session, tokens: list[int], counts: list[int]) -> Any:
+    session.truncate(0)
+    found = []
+    for count in counts:
+        session.feed(tokens[session.length : session.length + count])
+        found.append(session.logits_step())
+    return np.stack(found)
+
+
+@pytest.fixture
+def logits_of_parts() -> Callable[[Session, list[int], list[int]], Any]:
+    """Logits after each part of a prompt that is processed in parts of so many tokens."""
+    return _logits_of_parts

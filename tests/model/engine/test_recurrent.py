@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -253,7 +254,10 @@ def test_idle_rows_and_other_sequences_change_no_state(engine: Engine, session: 
     ],
 )
 def test_default_prompts_divided_anywhere_are_as_near_as_llama_cpp_s(
-    name: str, device_name: str, family_file: Callable[[str], Path]
+    name: str,
+    device_name: str,
+    family_file: Callable[[str], Path],
+    logits_of_parts: Callable[..., Any],
 ) -> None:
     """By chunks, but where a part of the prompt is short."""
     with np.load(FAMILIES / f"{name}.npz") as golden:
@@ -266,13 +270,8 @@ def test_default_prompts_divided_anywhere_are_as_near_as_llama_cpp_s(
         }
         assert ChunkedRecurrence in kernels
         for counts in ([48], [1, 47], [33, 15], [13, 34, 1]):
-            session.truncate(0)
-            found = []
-            for count in counts:
-                session.feed(tokens[session.length : session.length + count])
-                found.append(session.logits_step())
-            ends = np.cumsum(counts) - 1
-            assert relative_rms(np.stack(found), logits[ends]) <= allowed
+            found = logits_of_parts(session, tokens, counts)
+            assert relative_rms(found, logits[np.cumsum(counts) - 1]) <= allowed
 
 
 def test_many_users_of_a_model_without_attention(
