@@ -11,11 +11,11 @@ from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
 from urdir.ptxgen.spec import LaunchShape, ceil_div
 
 #: Warps that move states on, in a CTA at most.
-MAX_WARPS = 8
+MAX_WARPS = 16
 #: Tokens of a tile at most, and bytes of two tiles.
 TILE, TILES_NBYTES = 32, 48 << 10
-#: Tokens whose results lanes add up together, where a lane has no more than so many values.
-TOGETHER, FEW_VALUES = 4, 16
+#: Tokens whose results lanes add up together at most.
+TOGETHER = 8
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class PrefillScan(SelectiveScan):
     @property
     def together(self) -> int:
         """Tokens whose results lanes add up together."""
-        return TOGETHER if self.size // self.lanes <= FEW_VALUES else 1
+        return min(TOGETHER, max(4, self.lanes))
 
     @property
     def tile(self) -> int:

@@ -55,10 +55,10 @@ class SelectiveScan(RecurrentRows):
 
     @property
     def lanes(self) -> int:
-        """Neighbouring lanes that share a channel: a power of two, each with as many vectors of
-        four values, one if that is possible."""
-        vectors = self.size // 4
-        return min(MAX_LANES, vectors & -vectors)
+        """Neighbouring lanes that share a channel: a power of two, each with as many pairs of
+        values, one if that is possible."""
+        pairs = self.size // 2
+        return min(MAX_LANES, pairs & -pairs)
 
     @property
     def own_channels(self) -> int:
