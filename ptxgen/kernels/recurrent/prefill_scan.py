@@ -11,11 +11,9 @@ from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
 from urdir.ptxgen.spec import LaunchShape, ceil_div
 
 #: Warps that move states on, in a CTA at most.
-MAX_WARPS = 16
+MAX_WARPS = 8
 #: Tokens of a tile at most, and bytes of two tiles.
 TILE, TILES_NBYTES = 32, 48 << 10
-#: Tokens whose results lanes add up together at most.
-TOGETHER = 8
 
 
 @dataclass(frozen=True)
@@ -54,15 +52,10 @@ class PrefillScan(SelectiveScan):
         return least + -(self.warps + least) % 4
 
     @property
-    def together(self) -> int:
-        """Tokens whose results lanes add up together."""
-        return min(TOGETHER, max(4, self.lanes))
-
-    @property
     def tile(self) -> int:
         """Tokens of a tile: b and c of each, and four numbers of each channel."""
-        most = min(TILE, TILES_NBYTES // (2 * (8 * self.size + 16 * self.own_channels)))
-        return self.together * min(most // self.together, ceil_div(self.rows, self.together))
+        most = min(TILE, TILES_NBYTES // (2 * 16 * (self.size + self.own_channels)))
+        return 4 * min(most // 4, ceil_div(self.rows, 4))
 
     @property
     def launch_shape(self) -> LaunchShape:
@@ -78,8 +71,8 @@ class PrefillScan(SelectiveScan):
             "a prompt": prompt(37, 2, channels=70, size=16, warps=5),
             "two lanes": prompt(6, 1, channels=70, size=8, warps=3),
             "long states": prompt(8, 1, channels=40, size=128, warps=6),
-            "odd vectors": prompt(9, 2, channels=9, size=12, warps=1),
-            "many values": prompt(5, 1, channels=3, size=20, warps=2),
+            "odd vectors": prompt(9, 2, channels=9, size=24, warps=1),
+            "many values": prompt(5, 1, channels=3, size=40, warps=2),
             "segments": several(50, 6, channels=40, size=16, warps=7),
             "many warps": prompt(40, 1, channels=130, size=16, warps=8),
         }
