@@ -25,7 +25,7 @@ from urdir.ptxgen.weights.formats import Format
 #: of an 8B model, 14 tiles, are slower in clusters.
 CLUSTERED_TILES = 6
 #: Fields of a request that `Gemv` alone knows.
-GEMV_ALONE = ("after", "gate", "gained", "then")
+GEMV_ALONE = ("after", "gate", "gained", "then", "gives")
 
 
 def takes_gemm(rows: int, exact: bool) -> bool:
