@@ -15,7 +15,7 @@ from urdir.model.blocks.exchange import (
 from urdir.model.blocks.linear import LinearLayers, device_limits
 from urdir.model.blocks.linear_vectors import Continuation
 from urdir.model.blocks.rows import OutputRows, Rows
-from urdir.model.families.description import Config
+from urdir.model.families.config import Config
 from urdir.model.families.stored import Linear, Normalization, StoredVector
 from urdir.model.memory.device_state import DecodeState
 from urdir.model.memory.exchange import RankExchange

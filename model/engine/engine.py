@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from urdir.model.engine.runner import Observer
     from urdir.model.engine.sampling import SamplingSettings
     from urdir.model.engine.session import Session
-    from urdir.model.families.description import Config
+    from urdir.model.families.config import Config
     from urdir.model.families.synthetic import SyntheticModel
     from urdir.model.files.model_file import ModelFile
     from urdir.model.memory.weights import Split, Weights
@@ -154,7 +154,7 @@ class Engine(Owner):
         with Opening(partial(load_driver, device)) as opening:
             process = None if chat is False else opening.template_process()
             # imported while the driver is loaded
-            from urdir.model.families.description import Config
+            from urdir.model.families.config import Config
 
             with opening.timed("file"):
                 gguf = opening.own(open_file(path, quantize))

@@ -11,10 +11,9 @@ import pytest
 
 from urdir.model.errors import ConfigError, ModelError, UnsupportedError
 from urdir.model.families.attention import Attention
-from urdir.model.families.description import Config
+from urdir.model.families.config import Config
 from urdir.model.families.feed_forward import Dense, Mixture
 from urdir.model.families.layers import Network
-from urdir.model.families.registry import read_config
 from urdir.model.families.stored import StoredMatrix
 from urdir.ptxgen.kernels.activation import Activation
 
@@ -25,7 +24,7 @@ Logits = Callable[[Any], np.ndarray[Any, Any]]
 
 
 def read(model: Any) -> Config:
-    return read_config(model)
+    return Config.from_gguf(model)
 
 
 def second(config: Config, layer: int) -> Network:

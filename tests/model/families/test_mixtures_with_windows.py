@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from urdir.model.errors import ConfigError
-from urdir.model.families.description import Config
+from urdir.model.families.config import Config
 from urdir.model.families.feed_forward import Dense, Mixture, Router
 from urdir.model.families.layers import Network
-from urdir.model.families.registry import read_config
 from urdir.model.families.stored import Linear, StoredMatrix, StoredVector
 from urdir.ptxgen.kernels.activation import Activation
 
@@ -22,7 +21,7 @@ Logits = Callable[[Any], np.ndarray[Any, Any]]
 
 
 def read(model: Any) -> Config:
-    return read_config(model)
+    return Config.from_gguf(model)
 
 
 def second(config: Config, layer: int) -> Network:

@@ -24,7 +24,7 @@ from urdir.model.engine.requests.warm_up import WarmUp, likely_shapes
 from urdir.model.engine.run_ahead import AT_ONCE
 from urdir.model.engine.sequence import GREEDY
 from urdir.model.engine.session import Session
-from urdir.model.families.description import Config
+from urdir.model.families.config import Config
 from urdir.model.files.gguf import Gguf
 from urdir.model.memory.buckets import chunks_of
 from urdir.model.memory.session_settings import SessionSettings
