@@ -37,7 +37,7 @@ def verdict_of(gguf: ModelFile, args: argparse.Namespace) -> Verdict:
     Raises SettingsError for a context that the model does not take.
     """
     from urdir.driver.errors import DriverError
-    from urdir.model.engine.engine import chosen_context
+    from urdir.model.engine.defaults import chosen_context
     from urdir.model.errors import ConfigError, UnsupportedError
     from urdir.model.families.config import Config
     from urdir.model.memory.weights import shares_of
