@@ -1,4 +1,4 @@
-"""Heads of attention that come from one latent vector a token (`families.description.Latent`)."""
+"""Heads of attention that come from one latent vector a token (`families.attention.Latent`)."""
 
 from __future__ import annotations
 

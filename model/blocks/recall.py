@@ -1,4 +1,4 @@
-"""Streams that blocks have banked, and sums with them (`families.description.Block`)."""
+"""Streams that blocks have banked, and sums with them (`families.layers.Block`)."""
 
 from __future__ import annotations
 
