@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from urdir.driver.errors import LaunchError
 from urdir.driver.memory import Region
 from urdir.driver.plan import Plan
+from urdir.model.blocks.activations import Activations
 from urdir.model.blocks.layer import append_layer
-from urdir.model.blocks.linear import Activations
 from urdir.model.blocks.parts import LayerParts
 from urdir.model.engine.realizar.cached import CachedAttention, Launcher, Operation
 from urdir.model.errors import ModelError
