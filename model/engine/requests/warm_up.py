@@ -107,13 +107,16 @@ def _asking(
     shapes: ShapeBuckets, length: int, output: Output, divided: bool
 ) -> Iterator[StepShape]:
     """Of single prompts up to a length: their ends, and the rows before them of long ones, or of
-    those that are divided."""
-    for rows in shapes.chunks:
-        if rows <= length:
-            yield shapes.of_batch(Batch((), (Segment(0, 0, rows, chooses=True),)), length, output)
-    for rows in shapes.chunks if divided else shapes.chunks[-1:]:
-        if rows <= length:
-            yield shapes.of_batch(Batch((), (Segment(0, 0, rows),)), length, Output.NONE)
+    those that are divided. They begin a sequence, or go on with one."""
+    for start in (0, 1):
+        for rows in shapes.chunks:
+            if start + rows <= length:
+                end = Segment(0, start, start + rows, chooses=True)
+                yield shapes.of_batch(Batch((), (end,)), length, output)
+        for rows in shapes.chunks if divided else shapes.chunks[-1:]:
+            if start + rows <= length:
+                before = Segment(0, start, start + rows)
+                yield shapes.of_batch(Batch((), (before,)), length, Output.NONE)
 
 
 def _asking_together(shapes: ShapeBuckets, length: int, output: Output) -> Iterator[StepShape]:

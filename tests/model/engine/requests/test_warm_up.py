@@ -91,8 +91,11 @@ class Room:
 
 @pytest.mark.parametrize(("requests", "prompt"), [(64, 128), (300, 100), (100, 2048), (5, 3000)])
 @pytest.mark.parametrize("at_once", [True, False])
-def test_whoever_comes_together_finds_graphs(requests: int, prompt: int, at_once: bool) -> None:
-    shapes = ShapeBuckets.of(chunks_of(exact=False), 32768, 256, 16)
+@pytest.mark.parametrize("begin_apart", [True, False])
+def test_whoever_comes_together_finds_graphs(
+    requests: int, prompt: int, at_once: bool, begin_apart: bool
+) -> None:
+    shapes = ShapeBuckets.of(chunks_of(exact=False), 32768, 256, 16, begin_apart)
     limits = Limits.for_throughput(shapes, requests) if at_once else Limits.for_latency(shapes)
     likely = set(likely_shapes(shapes, [Output.GREEDY], limits.mixed_rows))
     scheduler = Scheduler(Room(), slots=256, context=32768, limits=limits)
