@@ -27,8 +27,9 @@ _LEFT = 1 / 4
 class WarmUp:
     """Records graphs of ``steps``, those of the first ``shapes``, in their order.
 
-    It ends where three quarters of the memory for graphs are full, or one cannot be made: whoever
-    needs that tries again, and says so. ``left`` shapes are to be recorded.
+    Where three quarters of the memory for graphs are full, kernels are all that is loaded of the
+    other shapes, so that none is compiled on the way. It ends where one cannot be made: whoever
+    needs that tries again, and says so. ``left`` shapes are to be prepared.
     """
 
     def __init__(self, steps: Steps, shapes: Iterable[StepShape]) -> None:
@@ -37,7 +38,7 @@ class WarmUp:
 
     @property
     def left(self) -> int:
-        """How many shapes are not recorded yet."""
+        """How many shapes are not prepared yet."""
         return len(self._shapes)
 
     def run(self, seconds: float, on_graph: Callable[[], None] = lambda: None) -> None:
@@ -50,14 +51,16 @@ class WarmUp:
 
     def do_piece(self) -> bool:
         """Do a small piece of it, for whoever has a moment to spare; False once all is done. A
-        piece takes well below a millisecond, but where a kernel has to be compiled."""
+        piece takes well below a millisecond, but where a kernel has to be compiled, and some tens
+        of milliseconds where kernels are all that is loaded."""
         self._do(self._steps.prepare)
         return bool(self._shapes)
 
     def _do(self, work: Callable[[StepShape], bool | None]) -> None:
-        """Do some of the next graph; ``work`` says whether there is more to it."""
+        """Do some of the next graph, or load the kernels of its shape; ``work`` says whether there
+        is more to it."""
         if self._steps.free_share <= _LEFT:
-            self._shapes.clear()
+            work = self._steps.load
         try:
             if self._shapes and not work(self._shapes[0]):
                 self._shapes.popleft()
