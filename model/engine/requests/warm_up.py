@@ -91,6 +91,7 @@ def likely_shapes(
                     yield from _answering(shapes, count, length, output, newcomers)
                 yield from _asking(shapes, length, output, divided)
                 yield from _asking_together(shapes, length, output) if reach else ()
+        yield from _asking_at_length(shapes)
 
 
 def _answering(
@@ -120,6 +121,14 @@ def _asking(
             if start + rows <= length:
                 before = Segment(0, start, start + rows)
                 yield shapes.of_batch(Batch((), (before,)), length, Output.NONE)
+
+
+def _asking_at_length(shapes: ShapeBuckets) -> Iterator[StepShape]:
+    """Of long prompts the first steps, for which nothing that runs leaves time to prepare."""
+    rows = shapes.chunks[-1]
+    for start in (0, rows):
+        length = min(start + rows, shapes.lengths[-1])
+        yield shapes.of_batch(Batch((), (Segment(0, start, start + rows),)), length, Output.NONE)
 
 
 def _asking_together(shapes: ShapeBuckets, length: int, output: Output) -> Iterator[StepShape]:
