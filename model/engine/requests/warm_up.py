@@ -91,7 +91,7 @@ def likely_shapes(
                     yield from _answering(shapes, count, length, output, newcomers)
                 yield from _asking(shapes, length, output, divided)
                 yield from _asking_together(shapes, length, output) if reach else ()
-        yield from _asking_at_length(shapes)
+        yield from _asking_long(shapes)
 
 
 def _answering(
@@ -123,7 +123,7 @@ def _asking(
                 yield shapes.of_batch(Batch((), (before,)), length, Output.NONE)
 
 
-def _asking_at_length(shapes: ShapeBuckets) -> Iterator[StepShape]:
+def _asking_long(shapes: ShapeBuckets) -> Iterator[StepShape]:
     """Of long prompts the first steps, for which nothing that runs leaves time to prepare."""
     rows = shapes.chunks[-1]
     for start in (0, rows):
