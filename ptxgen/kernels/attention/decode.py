@@ -16,6 +16,8 @@ from urdir.ptxgen.kernels.attention.spec import AttentionSpec
 from urdir.ptxgen.kernels.rotation import MAX_POSITIONS, Rotation, frequencies, turns_table
 from urdir.ptxgen.spec import Access, Array, Param, ceil_div
 from urdir.ptxgen.target import Target
+from urdir.ptxgen.weights.layout import TILE_COLS
+from urdir.ptxgen.weights.packed import GROUP, pack, packed_shape
 
 WARPS = 8
 #: Query heads that share one read of K and V. Eight take more registers than two CTAs an SM have.
@@ -54,10 +56,14 @@ class DecodeAttention(AttentionSpec):
     table, sequence, position, frequencies and weights are read before ``griddepcontrol.wait``:
     earlier launches of the same graph may write them only if a plain edge in between makes sure
     that they are complete.
+
+    With ``packs`` the output is what the next product takes: rows of heads * value_dim values as
+    packed f16 (`weights.packed`); see `can_pack`.
     """
 
     token: OwnToken | None = None
     most_heads: int = MAX_TILE
+    packs: bool = False
 
     #: Whether a CTA takes a chunk of a row's keys, which may be without the row's own token.
     splits_keys: ClassVar[bool] = False
@@ -66,6 +72,11 @@ class DecodeAttention(AttentionSpec):
         super().__post_init__()
         if self.most_heads not in (1, 2, MAX_TILE):
             raise PtxgenError(f"most_heads {self.most_heads}: 1, 2 or {MAX_TILE}")
+        if self.packs and not self.can_pack:
+            raise PtxgenError(
+                f"attention packs groups of {GROUP} rows, of which each has a multiple of "
+                f"{TILE_COLS} values: not {self.rows} with {self.heads} heads of {self.value_dim}"
+            )
         if self.rope and self.rope.rotary_dim > self.head_dim:
             raise PtxgenError(f"rotary_dim {self.rope.rotary_dim} of a head_dim of {self.head_dim}")
         if self.appends and self.layout.values_in_keys and not self._values_stay:
@@ -89,6 +100,23 @@ class DecodeAttention(AttentionSpec):
         token, turned = self.token, self.rope.rotary_dim if self.rope else 0
         is_normed = token is not None and (token.qk_norm or token.v_norm)
         return not is_normed and turned <= self.layout.value_start
+
+    @property
+    def can_pack(self) -> bool:
+        """Whether there is a form with ``packs``: nobody clears places that no value has."""
+        return self.rows % GROUP == 0 and self.heads * self.value_dim % TILE_COLS == 0
+
+    @property
+    def out_param(self) -> Param:
+        """The output."""
+        if not self.packs:
+            return Param("out", "f32", ("rows", "heads", "value_dim"), Access.OUT)
+        shape = packed_shape(self.rows, self.heads * self.value_dim)
+        return Param("out", "f16", shape, Access.OUT)
+
+    def finished(self, out: Array) -> Array:
+        """The output, made of the heads (rows, heads, value_dim)."""
+        return pack(out.reshape(self.rows, -1)) if self.packs else out
 
     @property
     def keys(self) -> int:
@@ -210,14 +238,16 @@ class DecodeAttention(AttentionSpec):
         dims. A soft-cap adds the error of tanh (4e-7)
         times the cap. A rope adds the error of sines (2^-20.5), in every term of a score; a norm or
         a temperature that of its factor (2^-22), ALiBi that of its slope, times the distance of
-        keys that still count.
+        keys that still count. Packed values are rounded to f16.
         """
         turned = 3e-5 * max(1.0, self.rope.magnitude) ** 2 if self.rope else 0.0
         factor = 1e-5 if self.token and (self.token.qk_norm or self.token.temperature) else 0.0
         slope = 1e-5 if self.scores.max_bias else 0.0
         parts = {"bf16": 4 * 2.0**-16, "q8_0": 2.0**-11}.get(self.layout.dtype, 0.0)
         cap = 4e-7 * self.scores.softcap
-        return 5e-6 + cap + turned + factor + slope + (parts if self.suits_tensor_cores else 0.0)
+        rounded = 2.0**-11 if self.packs else 0.0
+        products = parts if self.suits_tensor_cores else 0.0
+        return 5e-6 + cap + turned + factor + slope + products + rounded
 
     def appended(self, inputs: dict[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
         """Inputs after the rows' own tokens are prepared and in the caches, and these caches;
