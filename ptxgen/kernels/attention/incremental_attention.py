@@ -17,7 +17,7 @@ from urdir.ptxgen.kernels.attention.own_token import (
 )
 from urdir.ptxgen.kernels.attention.scores import Scores
 from urdir.ptxgen.kernels.rotation import Rotation
-from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance
+from urdir.ptxgen.spec import Array, LaunchShape, Param, Tolerance
 
 
 @dataclass(frozen=True)
