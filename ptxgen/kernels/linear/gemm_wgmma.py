@@ -20,8 +20,6 @@ from urdir.ptxgen.weights.packed import GROUP, GROUP_NBYTES, TILE_SLICES
 WARPGROUP = 128
 #: Registers of a thread beside sums.
 OTHER_REGISTERS = 64
-#: Registers of a slice's weights.
-OPERAND_REGISTERS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +87,6 @@ class WgmmaCut:
     def used_registers(self) -> int:
         """Registers that a thread needs, of a warpgroup that multiplies."""
         return self.vectors // 2 + OTHER_REGISTERS
-
-    @property
-    def overlaps(self) -> bool:
-        """Whether the products of a slice run while the weights of the next one are made, in other
-        registers. Their activations stay meanwhile, so that there must be room for more."""
-        return self.x_stages > 1 and self.registers >= self.used_registers + OPERAND_REGISTERS
 
     @property
     def bands(self) -> int:
