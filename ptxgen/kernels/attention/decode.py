@@ -20,8 +20,9 @@ from urdir.ptxgen.target import Target
 WARPS = 8
 #: Query heads that share one read of K and V. Eight take more registers than two CTAs an SM have.
 MAX_TILE = 4
-#: Values of a head whose sums registers hold on tensor cores.
-MAX_MMA_DIM = 256
+#: Values of a head whose sums registers hold on tensor cores, and of a head of q8_0, whose scales
+#: take some as well.
+MAX_MMA_VALUES, MAX_QUANTS_DIM = 512, 256
 #: Values of a head that one lane owns: 16 bytes of f16.
 LANE_DIMS = 8
 #: Factor on the queries of one head of random inputs: its scores spread so far that the running
@@ -48,12 +49,12 @@ class DecodeAttention(AttentionSpec):
     With a ``token``, q is as the products leave it: the kernel prepares it as PrepareTokens does.
     Where the token appends, k (rows, kv_heads, head_dim) and v (rows, kv_heads, value_dim) of the
     rows' own tokens are inputs, too, without v where it is the end of k, which then stays as it
-    is. They are prepared and written to the caches as by it;
-    neither q nor k is written back. The output is the same as theirs, bit for bit. Rows must then
-    be of different sequences, which share no page that a row writes to. Older tokens, the block
-    table, sequence, position, frequencies and weights are read before ``griddepcontrol.wait``:
-    earlier launches of the same graph may write them only if a plain edge in between makes sure
-    that they are complete.
+    is; with its ``latent_norm`` their parts are. They are prepared and written to the caches as by
+    it; neither q nor k is written back. The output is the same as theirs, bit for bit. Rows must
+    then be of different sequences, which share no page that a row writes to. Older tokens, the
+    block table, sequence, position, frequencies and weights are read before
+    ``griddepcontrol.wait``: earlier launches of the same graph may write them only if a plain edge
+    in between makes sure that they are complete.
     """
 
     token: OwnToken | None = None
@@ -70,6 +71,8 @@ class DecodeAttention(AttentionSpec):
             raise PtxgenError(f"rotary_dim {self.rope.rotary_dim} of a head_dim of {self.head_dim}")
         if self.appends and self.layout.values_in_keys and not self._values_stay:
             raise PtxgenError("values that are the end of keys are neither normed nor rotated")
+        if self.is_latent and not (self.layout.values_in_keys and self.layout.kv_heads == 1):
+            raise PtxgenError("a latent vector is the value in the key of a single KV head")
         if (self.rope or self.scores.max_bias) and self.layout.max_len > MAX_POSITIONS:
             raise PtxgenError(f"RoPE positions are exact below 2^24: max_len {self.layout.max_len}")
 
@@ -82,6 +85,16 @@ class DecodeAttention(AttentionSpec):
     def appends(self) -> bool:
         """Whether the rows' own tokens are appended."""
         return self.token is not None and self.token.appends
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether the rows' own heads come in the two parts of latent attention."""
+        return self.token is not None and self.token.latent_norm is not None
+
+    @property
+    def rotated_dim(self) -> int:
+        """Values of a key before those that are the value: the first part of two."""
+        return self.layout.value_start
 
     @property
     def _values_stay(self) -> bool:
@@ -101,13 +114,25 @@ class DecodeAttention(AttentionSpec):
         if self.token is None:
             return super().input_params
         return (
-            Param("q", "f32", ("rows", "heads", "head_dim"), Access.IN),
-            *(self.layout.token_params if self.appends else ()),
+            *self._own_params,
             *self.token.constant_params(self.heads, self.layout.kv_heads),
             # A token of a cache is written, the others must survive: INOUT, not OUT.
             *self.layout.params(Access.INOUT if self.appends else Access.IN),
             Param("sequence", "u32", ("rows",), Access.IN),
             Param("position", "u32", ("rows",), Access.IN),
+        )
+
+    @property
+    def _own_params(self) -> tuple[Param, ...]:
+        """The rows' own queries and, where they are appended, keys and values."""
+        if not self.is_latent:
+            q = Param("q", "f32", ("rows", "heads", "head_dim"), Access.IN)
+            return (q, *(self.layout.token_params if self.appends else ()))
+        return (
+            Param("q_rotated", "f32", ("rows", "heads", "rotated_dim"), Access.IN),
+            Param("q_absorbed", "f32", ("rows", "heads", "value_dim"), Access.IN),
+            Param("k_rotated", "f32", ("rows", "rotated_dim"), Access.IN),
+            Param("latent", "f32", ("rows", "value_dim"), Access.IN),
         )
 
     @property
@@ -128,7 +153,8 @@ class DecodeAttention(AttentionSpec):
     @property
     def tile(self) -> int:
         """Query heads of one CTA, a power of two (the last tile of a KV head may have fewer)."""
-        most = min(self.most_heads, MAX_TILE // max(self.pieces), self.lanes)
+        widest = self.pieces[1] if self.suits_tensor_cores else max(self.pieces)
+        most = min(self.most_heads, MAX_TILE // widest, self.lanes)
         return min(most, 1 << (self.group - 1).bit_length())
 
     @property
@@ -155,9 +181,15 @@ class DecodeAttention(AttentionSpec):
         if 0 < self.layout.capacity < TILE_KEYS:
             return False
         if dtype == "q8_0":
-            return max(widths) <= MAX_MMA_DIM and not any(width % 64 for width in widths)
-        is_single = self.rows == 1 and self.tile == 1
-        return max(widths) <= MAX_MMA_DIM and dtype != "f32" and not is_single
+            return max(widths) <= MAX_QUANTS_DIM and not any(width % 64 for width in widths)
+        is_single = self.rows == 1 and min(self.most_heads, self.lanes, self.group) == 1
+        return self.value_dim <= MAX_MMA_VALUES and dtype != "f32" and not is_single
+
+    @property
+    def tensor_cores_since(self) -> int:
+        """The first architecture on which they do: before sm_90 the sums of more than 256 values do
+        not fit beside what the assembler keeps."""
+        return 90 if self.value_dim > 256 else 80
 
     @property
     def ring_nbytes(self) -> int:
@@ -182,8 +214,9 @@ class DecodeAttention(AttentionSpec):
 
     def resident_on(self, target: Target) -> int:
         """Two CTAs where heads are wide and tensor cores multiply: the assembler would take more
-        registers. Not with q8_0's scales, or before sm_90: some would not fit."""
-        is_wide = max(self.head_dim, self.value_dim) > 128
+        registers. Not with q8_0's scales, or before sm_90: some would not fit; nor with the sums of
+        more than 256 values."""
+        is_wide = max(self.head_dim, self.value_dim) > 128 and self.value_dim <= 256
         fits = target.sm >= 90 and self.layout.dtype != "q8_0"
         return 2 if is_wide and fits and self.suits_tensor_cores else 0
 
@@ -224,6 +257,8 @@ class DecodeAttention(AttentionSpec):
         without a token the inputs as they are, and nothing."""
         if self.token is None:
             return inputs, {}
+        if self.is_latent:
+            inputs = inputs | self._joined(inputs)
         names = [name[0] for name in self.layout.caches if self.appends]
         caches = {f"{name}_cache": inputs[f"{name}_cache"].copy() for name in names}
         q = inputs["q"].copy()
@@ -239,6 +274,15 @@ class DecodeAttention(AttentionSpec):
                 values = prepared[name][:, None]
                 layout.write(cache, sequence, [position], values, inputs.get("block_table"))
         return inputs | {"q": q} | caches, caches
+
+    def _joined(self, inputs: dict[str, Array]) -> dict[str, Array]:
+        """q and k of their parts, in float64."""
+        assert self.token is not None
+        assert self.token.latent_norm is not None
+        value = self.token.latent_norm(inputs["latent"], inputs["latent_norm"])
+        k = np.concatenate([inputs["k_rotated"], value], axis=1)
+        q = np.concatenate([inputs["q_rotated"], inputs["q_absorbed"]], axis=2)
+        return {"q": q, "k": k[:, None]}
 
     def inputs_at(
         self,
@@ -262,7 +306,7 @@ class DecodeAttention(AttentionSpec):
         inputs = super().inputs_at(rng, positions, sequences, block_table)
         if self.rope:
             inputs["frequencies"] = turns_table(frequencies(self.rope.rotary_dim, 10000.0)[0])
-        for name in self.token.weights:
+        for name in (*self.token.weights, *(("latent_norm",) if self.is_latent else ())):
             shape = self.shape_of(self.param(name))
             inputs[name] = rng.uniform(0.5, 1.5, shape).astype(np.float32)
         if not self.appends:
@@ -281,7 +325,15 @@ class DecodeAttention(AttentionSpec):
                 if position < layout.max_len:
                     own[row] = self.token.origin_of(param.name, stored, position, inputs)
             inputs[param.name] = own.astype(np.float32)
-        return inputs
+        return self._in_parts(inputs) if self.is_latent else inputs
+
+    def _in_parts(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """The same with the parts of q and k."""
+        at = self.rotated_dim
+        q, k = (inputs.pop(name) for name in "qk")
+        parts = {"q_rotated": q[..., :at], "q_absorbed": q[..., at:]}
+        parts |= {"k_rotated": k[:, 0, :at], "latent": k[:, 0, at:]}
+        return inputs | {name: np.ascontiguousarray(part) for name, part in parts.items()}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """Rows at random places of the sequences, of several one idle; one head is steep."""
@@ -292,7 +344,8 @@ class DecodeAttention(AttentionSpec):
             positions[-1] = max_len + int(rng.integers(0, 2)) * 1000
         sequences = [r % self.layout.sequences for r in range(self.rows)]
         inputs = self.inputs_at(rng, positions, sequences)
-        inputs["q"][:, -1] *= STEEP
+        for name in ("q_rotated", "q_absorbed") if self.is_latent else ("q",):
+            inputs[name][:, -1] *= STEEP
         return inputs
 
     def flops(self) -> int:

@@ -49,6 +49,8 @@ class Divided(Protocol):
     @property
     def suits_tensor_cores(self) -> bool: ...
     @property
+    def tensor_cores_since(self) -> int: ...
+    @property
     def queries_at(self) -> int: ...
     @property
     def ring_nbytes(self) -> int: ...
@@ -80,7 +82,7 @@ class DecodeCta:
 
         # bytes of a thread's load
         self.thread_bytes = 8 if self.quantised else 16
-        self.tensor_cores = spec.suits_tensor_cores and target.sm >= 80
+        self.tensor_cores = spec.suits_tensor_cores and target.sm >= spec.tensor_cores_since
         self.asynchronous = False
         if self.tensor_cores:
             self._divide_among_fragments()
@@ -245,8 +247,11 @@ class DecodeCta:
 
 
 def _row_norms(spec: Divided) -> dict[str, Normalise]:
-    """The kernels that would norm "q" and "k" as one vector: the CTA adds in their order."""
+    """The kernels that would norm "q" and "k" as one vector, or the "latent" one: the CTA adds in
+    their order."""
     token = spec.token
+    if token is not None and token.latent_norm is not None:
+        return {"latent": Normalise(1, spec.value_dim, token.latent_norm)}
     if token is None or token.qk_norm is None or not token.norms_rows:
         return {}
     heads = {"q": spec.heads, "k": spec.layout.kv_heads if spec.appends else 0}
