@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.attention.decode_cta import TILE_KEYS, DecodeCta
+from urdir.ptxgen.kernels.attention.decode_cta import MAX_STATIC_SHARED, TILE_KEYS, DecodeCta
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
 from urdir.ptxgen.kernels.attention.spec import AttentionSpec
 from urdir.ptxgen.kernels.rotation import MAX_POSITIONS, Rotation, frequencies, turns_table
@@ -153,8 +153,10 @@ class DecodeAttention(AttentionSpec):
     @property
     def tile(self) -> int:
         """Query heads of one CTA, a power of two (the last tile of a KV head may have fewer)."""
-        widest = self.pieces[1] if self.suits_tensor_cores else max(self.pieces)
-        most = min(self.most_heads, MAX_TILE // widest, self.lanes)
+        fit = MAX_TILE // max(self.pieces)
+        if self.suits_tensor_cores:
+            fit = min(MAX_TILE, self.sums_room // (4 * WARPS * (self.value_dim + 2)))
+        most = min(self.most_heads, 1 << (fit.bit_length() - 1), self.lanes)
         return min(most, 1 << (self.group - 1).bit_length())
 
     @property
@@ -196,6 +198,11 @@ class DecodeAttention(AttentionSpec):
         """Dynamic shared memory, from ``ring_at`` on, for keys and values on their way to tensor
         cores; 0 where the CTA declares it."""
         return 0
+
+    @property
+    def sums_room(self) -> int:
+        """Shared memory for the sums of all warps, after the keys."""
+        return MAX_STATIC_SHARED
 
     @property
     def ring_at(self) -> int:

@@ -117,9 +117,11 @@ class DecodeCta:
         self.eight_bytes = 32 if layout.dtype == "f32" else 16
         self.token_bytes = self.eights["k"] * self.eight_bytes
 
-        # the warps' maxima and sums, then their weighted values
+        # the warps' maxima and sums, then their weighted values, where the ring was; of a ring apart
+        # only what threads have merged
         self.values_at = 8 * self.warps * self.tile
-        scratch = [self.values_at + 4 * self.warps * self.tile * self.value_dim]
+        sums = self.values_at + 4 * self.warps * self.tile * self.value_dim
+        scratch = [32 * threads if self.is_ring_apart else sums]
         if has_ring:
             scratch.append(self.ring_bytes)
         if spec.token:
@@ -132,6 +134,11 @@ class DecodeCta:
         """Outputs that a thread merges at once: neighbours, of one head."""
         outputs = self.tile * self.value_dim
         return next((n for n in (1, 2) if outputs <= n * self.threads), 4)
+
+    @property
+    def merges_again(self) -> bool:
+        """Whether a thread merges more outputs after these."""
+        return self.tile * self.value_dim > self.outputs_each * self.threads
 
     def _divide_among_lanes(self) -> None:
         """The ring where each lane multiplies: a thread's part of the first copy of a key or value,
