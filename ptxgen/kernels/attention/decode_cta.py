@@ -199,6 +199,14 @@ class DecodeCta:
         self.stages = min(MAX_STAGES, MAX_STATIC_SHARED // self.stage_bytes)
         if self.spec.ring_nbytes:
             self.stages = self.spec.ring_nbytes // self.stage_bytes
+        # whether values are read where their keys are, which stay until then
+        of_keys = [stage for stage in self.order if stage[0] == "k"]
+        in_blocks = self.layout.values_in_keys and self.layout.value_start % 64 == 0
+        is_alike = self.row_bytes["k"] == self.row_bytes["v"] and self.value_dim % 64 == 0
+        fits = self.stages > len(of_keys) and is_alike
+        self.keeps_keys = in_blocks and fits and not self.quantised
+        if self.keeps_keys:
+            self.order = of_keys
 
     def _bytes_of(self, name: str) -> int:
         """A key or value in the cache, without q8_0's scales."""
@@ -232,6 +240,12 @@ class DecodeCta:
     def blocks(self, slab: int) -> range:
         """The blocks of a slab of "v"."""
         return range(2 * slab, min(2 * slab + 2, self.block_count))
+
+    def blocks_of_keys(self, slab: int) -> list[tuple[int, int]]:
+        """The blocks of values in a slab of "k", each with the number of its 64 dims there."""
+        first = self.layout.value_start // 64
+        at = ((2 * slab + part - first, part) for part in range(2))
+        return [(block, part) for block, part in at if 0 <= block < self.block_count]
 
     def ragged(self, name: str) -> int:
         """How many eights of dims the last strip of "k" or block of "v" has; 0 where it has all."""
