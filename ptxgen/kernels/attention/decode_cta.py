@@ -117,8 +117,8 @@ class DecodeCta:
         self.eight_bytes = 32 if layout.dtype == "f32" else 16
         self.token_bytes = self.eights["k"] * self.eight_bytes
 
-        # the warps' maxima and sums, then their weighted values, where the ring was; of a ring apart
-        # only what threads have merged
+        # the warps' maxima and sums, then their weighted values, where the ring was; if it is apart
+        # only what threads have merged lies here
         self.values_at = 8 * self.warps * self.tile
         sums = self.values_at + 4 * self.warps * self.tile * self.value_dim
         scratch = [32 * threads if self.is_ring_apart else sums]
