@@ -63,7 +63,8 @@ class DecodeCta:
     one for each step of the loop over the keys; after the loop the warps' sums take its place. A
     q8_0 scale is copied with its neighbour in an aligned word, which must be of the same slot.
     On ``tensor_cores`` a stage is half a slab, 128 dims of the keys or values of a step
-    (_attention_mma.j2). Sizes and offsets (``..._at``) are in bytes.
+    (_attention_mma.j2). ``keeps_keys``: values are read where their keys are, which stay until then.
+    Sizes and offsets (``..._at``) are in bytes.
     """
 
     def __init__(self, spec: Divided, target: Target) -> None:
@@ -130,6 +131,11 @@ class DecodeCta:
         self.scratch_bytes = 256 * ceil_div(max(scratch), 256)
 
     @property
+    def fetched(self) -> str:
+        """What comes from the caches: keys, and values where these are not read where keys are."""
+        return "k" if self.keeps_keys else "kv"
+
+    @property
     def outputs_each(self) -> int:
         """Outputs that a thread merges at once: neighbours, of one head."""
         outputs = self.tile * self.value_dim
@@ -145,17 +151,22 @@ class DecodeCta:
         the distance to its second one, eight dims of a key or value of all threads; then the keys
         of a step, of a lane and of the CTA, all loaded ``together``."""
         spec, threads = self.spec, self.threads
-        self.stages = 3
+        # the values in a key are of the lanes that have it, not of those that values apart would have
+        self.keeps_keys = self.layout.values_in_keys
+        if self.keeps_keys:
+            self.pieces["v"] = self.pieces["k"]
+        pieces = sum(self.pieces[name] for name in self.fetched)
+        wide = max(spec.pieces) > 1
+        self.stages = 2 if wide and self.keeps_keys else 3
         self.second_part = self.thread_bytes * threads
         self.piece_bytes = (32 if self.layout.dtype == "f32" else 16) * threads
-        wide = max(spec.pieces) > 1
-        fewest = self.stages * sum(spec.pieces) * self.piece_bytes
+        fewest = self.stages * pieces * self.piece_bytes
         in_words = not self.quantised or (self.head_dim % 64 == 0 and self.value_dim % 64 == 0)
         self.asynchronous = self.target.sm >= 80 and in_words and fewest <= MAX_STATIC_SHARED
         is_long = self.asynchronous and self.layout.dtype == "f32"
-        self.ahead = 1 if wide or is_long else 2
+        self.ahead = 1 if (wide and not self.keeps_keys) or is_long else 2
         self.together = self.step = self.ahead * spec.keys_per_pass
-        self.stage_bytes = self.ahead * sum(spec.pieces) * self.piece_bytes
+        self.stage_bytes = self.ahead * pieces * self.piece_bytes
 
     def _divide_among_fragments(self) -> None:
         """The type of the operands; strips of 32 dims of a key, blocks of 64 dims of a value, slabs
@@ -199,7 +210,6 @@ class DecodeCta:
         self.stages = min(MAX_STAGES, MAX_STATIC_SHARED // self.stage_bytes)
         if self.spec.ring_nbytes:
             self.stages = self.spec.ring_nbytes // self.stage_bytes
-        # whether values are read where their keys are, which stay until then
         of_keys = [stage for stage in self.order if stage[0] == "k"]
         in_blocks = self.layout.values_in_keys and self.layout.value_start % 64 == 0
         is_alike = self.row_bytes["k"] == self.row_bytes["v"] and self.value_dim % 64 == 0
@@ -262,6 +272,7 @@ class DecodeCta:
             self.eights[name] - self.lanes * piece
             for name in "kv"
             for piece in range(self.pieces[name])
+            if name in self.fetched
         ]
         ragged = dict.fromkeys(count for count in counts if count < self.lanes)
         return {count: f"%has_dims{i or ''}" for i, count in enumerate(ragged)}

@@ -68,6 +68,7 @@ def plain_examples(cls: Callable[..., S]) -> dict[str, S]:
         "latent": cls(
             3,
             KvLayout(1, 1, 40, 576, "f16", value_dim=512, values_in_keys=True),
+            most_heads=1,
             ctas=4,
             least=16,
             most=16,

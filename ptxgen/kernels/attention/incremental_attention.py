@@ -130,7 +130,9 @@ class IncrementalAttention(DecodeAttention):
         half = OwnToken(Rotation(64, "interleaved", magnitude=1.2))
         latent = partial(KvLayout, values_in_keys=True)
         return {
-            "latent rows": cls(6, latent(2, 1, 20, 576, "f16", value_dim=512), rows=2, token=half),
+            "latent rows": cls(
+                6, latent(2, 1, 20, 576, "f16", value_dim=512), rows=2, token=half, most_heads=1
+            ),
             "latent f32": cls(1, latent(1, 1, 20, 576, "f32", value_dim=512), token=half),
             "latent pages q8_0": cls(
                 2, latent(2, 1, 32, 576, "q8_0", 16, 5, value_dim=512), rows=2, token=half
