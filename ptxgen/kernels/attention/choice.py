@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from urdir.ptxgen.kernels.attention.chunk_cut import CHUNK_UNIT
 from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
@@ -40,6 +41,11 @@ ONE_RING_NBYTES, QUANTS_RING_NBYTES, NARROW = 85 << 10, 68 << 10, 128
 #: Keys of a chunk: at least these, and where rows are several about this many (see `FlashDecode`).
 #: 32 rows of 4,128 keys take 123 us in a chunk each, 134 in three, 136 in five; of q8_0 74 and 86.
 LEAST_KEYS, MOST_KEYS = 64, 2048
+#: Heads of more values are wide. Up to so many keys a cluster takes each of a row's, whose lanes
+#: multiply.
+WIDE, WIDE_KEYS = 256, 1024
+#: Shared memory for keys of wide heads on their way, which stay there until they are read as values.
+WIDE_RING_NBYTES = 192 << 10
 #: For each so many rows chunks may be longer: then what they leave does not grow.
 MANY_ROWS = 32
 
@@ -99,6 +105,8 @@ def decode_attention(
     Raises PtxgenError for shapes that no kernel handles.
     """
     incremental = IncrementalAttention(heads, layout, rows, scores, token)
+    if incremental.value_dim > WIDE and target:
+        return _wide(incremental, max_keys, sm_count, target)
     whole = SINGLE_KEYS if rows == 1 else INCREMENTAL_KEYS
     if min(scores.span or max_keys, max_keys) <= whole:
         return _spread(incremental, sm_count)
@@ -140,6 +148,29 @@ def _near(split: FlashDecode, sm_count: int, target: str) -> FlashDecode:
         if 7 * ctas <= 8 * cluster * split.rows <= 8 * ctas:
             return replace(split, ctas=ctas // cluster, cluster=cluster, ring=ONE_RING_NBYTES)
     return replace(split, ring=QUANTS_RING_NBYTES) if split.layout.dtype == "q8_0" else split
+
+
+def _wide(
+    whole: IncrementalAttention, max_keys: int, sm_count: int, target: str
+) -> IncrementalAttention | FlashDecode:
+    """The kernel for wide heads on a device of native ``target``."""
+    if Target.parse(target).sm < whole.tensor_cores_since:
+        whole = replace(whole, most_heads=1)
+    keys = min(whole.scores.span or max_keys, max_keys)
+    split = split_attention(whole, max_keys, sm_count)
+    if whole.rows == 1 and keys <= WIDE_KEYS:
+        alone = replace(split, most_heads=1, ctas=1, least=CHUNK_UNIT)
+        for cluster in (8, 4, 2):
+            near = replace(alone, cluster=cluster)
+            if cluster * near.head_tiles <= sm_count and near.target_on(target):
+                return near
+    if whole.rows > 1 and keys <= INCREMENTAL_KEYS:
+        return whole
+    if not (split.suits_tensor_cores and _has_much_memory(target)):
+        return split
+    near = replace(split, cluster=2, ring=WIDE_RING_NBYTES)
+    near = replace(near, ctas=max(1, sm_count // (2 * near.head_tiles)))
+    return near if near.target_on(target) else split
 
 
 def _has_much_memory(target: str) -> bool:
