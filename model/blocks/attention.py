@@ -29,7 +29,7 @@ from urdir.ptxgen.kernels.normalise import Normalise
 if TYPE_CHECKING:
     from urdir.driver.memory import Region
     from urdir.driver.plan import Plan
-    from urdir.model.families.description import Config
+    from urdir.model.families.config import Config
     from urdir.model.memory.cache_shape import CacheShape
     from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
     from urdir.ptxgen.kernels.attention.prompt import PromptAttention

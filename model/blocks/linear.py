@@ -86,9 +86,9 @@ class LinearLayers(StreamNorms):
         ``activation`` f, y is multiplied with ``scale`` and bounded as `LinearSpec` says.
         ``ends_block`` and ``fill``: see `LinearRequest`; ``gain``: see `Destination`.
 
-        With ``then`` the launch may go on with the first product, and stores what comes of it
-        alone; with an ``exchange`` there is one matrix, whose product may be given to the other
-        ranks (`Gives`). Returns whether that was done.
+        With an ``exchange`` the product of one matrix, of which `gives`, goes to the other ranks as
+        well. With ``then`` the launch may go on with the first product, and stores what comes of it
+        alone: returns whether it does.
         """
         ends = Ends(activation, scale, softcap, clamp)
         if self.packs(*(matrix for matrix, _ in matrices)):
@@ -102,14 +102,13 @@ class LinearLayers(StreamNorms):
             for number, (matrix, y) in enumerate(matrices):
                 self._append_gemm(f"{label}.{number}" if number else label, matrix, x.x, y, ends)
             return False
-        beside, done = given(gain=gain), False
+        if exchange is not None:
+            request = replace(request, gives=exchange.gives)
+        beside, goes_on = given(gain=gain), False
         if then is not None:
             continued = replace(request, then=then.kernel)
-            if done := normalising(continued, x, norm).continues:
+            if goes_on := normalising(continued, x, norm).continues:
                 request, beside = continued, beside | then.launch
-        if exchange is not None and request.fits_gemv:
-            done = exchange.shape.takes_one_launch(matrices[0][0].rows)
-            request = replace(request, gives=exchange.gives if done else None)
         for at, count, suffix in self._slices():
             launch: dict[str, Slice] = {}
             for number, (matrix, out) in enumerate(matrices):
@@ -124,7 +123,7 @@ class LinearLayers(StreamNorms):
             self.plan.launch(
                 kernel, label + suffix, **launch, **vectors(kernel, x, norm, at), **words
             )
-        return done
+        return goes_on
 
     def append_residual(
         self,
@@ -259,6 +258,13 @@ class LinearLayers(StreamNorms):
         """Whether the launch that ends a block with this product takes x through a gate first."""
         request = replace(self._request(matrix, ends=Ends()), ends_block=True, gate=gate)
         return self.rows == 1 and request.fits_gemv
+
+    def gives(self, matrix: Matrix, exchange: RankExchange) -> bool:
+        """Whether the launch that ends a block with this product gives it to the other ranks, as
+        words of the next exchange (`Gives`)."""
+        request = replace(self._request(matrix, ends=Ends()), ends_block=True)
+        fits = self.rows == 1 and request.fits_gemv
+        return fits and exchange.shape.takes_one_launch(matrix.rows)
 
     @property
     def takes_gemm(self) -> bool:

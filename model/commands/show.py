@@ -16,7 +16,7 @@ from urdir.model.commands.terminal import printable
 from urdir.model.commands.verdict import Verdict, verdict_of
 
 if TYPE_CHECKING:
-    from urdir.model.families.description import Config
+    from urdir.model.families.config import Config
     from urdir.model.files.gguf import Gguf
     from urdir.model.files.pretrained.model import SafetensorsModel
 

@@ -9,7 +9,7 @@ import math
 from typing import Any
 
 from urdir.model.families.attention import Attention
-from urdir.model.families.description import Config
+from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Dense, Mixture
 from urdir.model.families.layers import Block, Branch, LayerConfig, Network
 from urdir.model.families.recurrent import (
@@ -28,17 +28,17 @@ from urdir.ptxgen.kernels.norm import Norm
 Facts = dict[str, Any]
 
 
-def summary(config: Config) -> str:
+def summary(description: Description) -> str:
     """A line about the whole model, and a few for each kind of layer."""
-    lines = [line for group in layer_groups(config) for line in layer_lines(group)]
-    return "\n".join([fact_text(model_facts(config)), *lines])
+    lines = [line for group in layer_groups(description) for line in layer_lines(group)]
+    return "\n".join([fact_text(model_facts(description)), *lines])
 
 
-def layer_groups(config: Config) -> list[Facts]:
+def layer_groups(description: Description) -> list[Facts]:
     """Layers that are alike: their numbers, and what they do. A block is a list of networks that
     read the same stream."""
     groups: dict[LayerConfig, list[int]] = {}
-    for number, layer in enumerate(config.layers):
+    for number, layer in enumerate(description.layers):
         groups.setdefault(of_any_layer(layer), []).append(number)
     return [
         {"layers": numbers, "blocks": [_block(block) for block in layer.blocks], **_end(layer)}
@@ -46,26 +46,26 @@ def layer_groups(config: Config) -> list[Facts]:
     ]
 
 
-def model_facts(config: Config) -> Facts:
+def model_facts(description: Description) -> Facts:
     """What is outside the layers."""
-    extra = config.layer_embeddings
+    extra = description.layer_embeddings
     return _known(
-        architecture=config.architecture,
-        layers=config.n_layers,
-        hidden=config.hidden,
-        vocabulary=config.vocab_size,
-        context=config.context_length,
-        embedding_scale=_other_than(config.embedding_scale, 1.0),
-        embedding_norm=_norm(config.embedding_norm),
-        positions=config.positions and config.positions.rows,
+        architecture=description.architecture,
+        layers=description.n_layers,
+        hidden=description.hidden,
+        vocabulary=description.vocab_size,
+        context=description.context_length,
+        embedding_scale=_other_than(description.embedding_scale, 1.0),
+        embedding_norm=_norm(description.embedding_norm),
+        positions=description.positions and description.positions.rows,
         layer_embeddings=extra and extra.width,
-        output_norm=_norm(config.output_norm),
-        output="the embedding again" if config.tied else None,
-        output_bias=config.output.bias is not None,
-        logit_scale=_other_than(config.logit_scale, 1.0),
-        softcap=config.softcap,
-        saves=config.saves,
-        adds=config.adds and config.adds.name,
+        output_norm=_norm(description.output_norm),
+        output="the embedding again" if description.tied else None,
+        output_bias=description.output.bias is not None,
+        logit_scale=_other_than(description.logit_scale, 1.0),
+        softcap=description.softcap,
+        saves=description.saves,
+        adds=description.adds and description.adds.name,
     )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, Self, get_args
 import numpy as np
 
 from urdir.model.errors import SettingsError
-from urdir.model.families.description import Config
+from urdir.model.families.config import Config
 from urdir.model.families.rope import RopeConfig
 from urdir.model.families.stored import (
     Linear,

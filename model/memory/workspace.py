@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from urdir.model.families.attention import Attention
-from urdir.model.families.description import Config
+from urdir.model.families.config import Config
 from urdir.model.families.recurrent import (
     KimiDelta,
     Lightning,

@@ -20,7 +20,7 @@ from urdir.model.blocks.parts import LayerParts
 from urdir.model.engine.realizar.cached import CachedAttention, Launcher, Operation
 from urdir.model.errors import ModelError
 from urdir.model.families.attention import Attention
-from urdir.model.families.description import Config
+from urdir.model.families.config import Config
 from urdir.model.families.layers import LayerConfig
 from urdir.model.families.stored import Linear, StoredMatrix, of_any_layer, stored_in
 from urdir.model.memory.weights import Weights

@@ -17,7 +17,7 @@ from urdir.model.engine.engine import Engine
 from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.engine.session import Session
 from urdir.model.errors import SettingsError, UnsupportedError
-from urdir.model.families.description import Config
+from urdir.model.families.config import Config
 from urdir.model.files.demo import demo_model
 from urdir.model.files.gguf import Gguf
 from urdir.model.memory import buckets

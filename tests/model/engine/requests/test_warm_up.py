@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from itertools import count, islice
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from urdir.driver.device import Device
 from urdir.driver.errors import DriverError
 from urdir.model.engine.batch import Batch, Output, Segment, ShapeBuckets, StepShape
 from urdir.model.engine.requests.answer import Item
@@ -24,24 +21,9 @@ from urdir.model.engine.requests.warm_up import WarmUp, likely_shapes
 from urdir.model.engine.run_ahead import AT_ONCE
 from urdir.model.engine.sequence import GREEDY
 from urdir.model.engine.session import Session
-from urdir.model.families.description import Config
-from urdir.model.files.gguf import Gguf
 from urdir.model.memory.buckets import chunks_of
-from urdir.model.memory.session_settings import SessionSettings
-from urdir.model.memory.weights import Weights
 
 SHAPES = [StepShape(rows, 64, Output.GREEDY) for rows in (1, 2, 4)]
-
-
-@pytest.fixture
-def session(data: Path, device_name: str) -> Iterator[Session]:
-    with (
-        Device.open(device_name) as device,
-        Gguf(data / "golden" / "nano-llama-q8_0.gguf") as gguf,
-        Weights.load(gguf, replace(Config.from_gguf(gguf), context_length=1024), device) as weights,
-        Session(device, weights, SessionSettings(64, sequences=4, page_len=16)) as opened,
-    ):
-        yield opened
 
 
 def test_the_likeliest_shapes_come_first() -> None:
