@@ -44,7 +44,7 @@ LEAST_KEYS, MOST_KEYS = 64, 2048
 #: Heads of more values are wide. Up to so many keys a cluster takes each of a row's, whose lanes
 #: multiply.
 WIDE, WIDE_KEYS = 256, 1024
-#: Shared memory for keys of wide heads on their way, which stay there until they are read as values.
+#: Shared memory for keys of wide heads on their way; it has room until they are read as values.
 WIDE_RING_NBYTES = 192 << 10
 #: For each so many rows chunks may be longer: then what they leave does not grow.
 MANY_ROWS = 32

@@ -63,8 +63,8 @@ class DecodeCta:
     one for each step of the loop over the keys; after the loop the warps' sums take its place. A
     q8_0 scale is copied with its neighbour in an aligned word, which must be of the same slot.
     On ``tensor_cores`` a stage is half a slab, 128 dims of the keys or values of a step
-    (_attention_mma.j2). ``keeps_keys``: values are read where their keys are, which stay until then.
-    Sizes and offsets (``..._at``) are in bytes.
+    (_attention_mma.j2). Where it ``keeps_keys``, values are read where their keys are, which stay
+    until then. Sizes and offsets (``..._at``) are in bytes.
     """
 
     def __init__(self, spec: Divided, target: Target) -> None:
@@ -151,7 +151,7 @@ class DecodeCta:
         the distance to its second one, eight dims of a key or value of all threads; then the keys
         of a step, of a lane and of the CTA, all loaded ``together``."""
         spec, threads = self.spec, self.threads
-        # the values in a key are of the lanes that have it, not of those that values apart would have
+        # values in a key are of the lanes that have it, not of those that values apart would have
         self.keeps_keys = self.layout.values_in_keys
         if self.keeps_keys:
             self.pieces["v"] = self.pieces["k"]
