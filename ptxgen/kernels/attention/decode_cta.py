@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
-from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
-from urdir.ptxgen.kernels.attention.own_token import OwnToken
+from urdir.ptxgen.kernels.attention.divided import Divided
 from urdir.ptxgen.kernels.normalise import Normalise
-from urdir.ptxgen.kernels.rotation import Rotation
-from urdir.ptxgen.spec import LaunchShape, ceil_div
+from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.target import Target
 
 #: Shared memory that a kernel may declare, on every target.
@@ -17,43 +13,6 @@ MAX_STATIC_SHARED = 48 << 10
 TILE_KEYS = 16
 #: Stages of small slabs: more are not needed.
 MAX_STAGES = 8
-
-
-class Divided(Protocol):
-    """What is asked of a spec; see `decode.DecodeAttention`."""
-
-    @property
-    def heads(self) -> int: ...
-    @property
-    def layout(self) -> KvLayout: ...
-    @property
-    def token(self) -> OwnToken | None: ...
-    @property
-    def rope(self) -> Rotation | None: ...
-    @property
-    def appends(self) -> bool: ...
-    @property
-    def launch_shape(self) -> LaunchShape: ...
-    @property
-    def head_dim(self) -> int: ...
-    @property
-    def value_dim(self) -> int: ...
-    @property
-    def tile(self) -> int: ...
-    @property
-    def lanes(self) -> int: ...
-    @property
-    def pieces(self) -> tuple[int, int]: ...
-    @property
-    def keys_per_pass(self) -> int: ...
-    @property
-    def suits_tensor_cores(self) -> bool: ...
-    @property
-    def tensor_cores_since(self) -> int: ...
-    @property
-    def queries_at(self) -> int: ...
-    @property
-    def ring_nbytes(self) -> int: ...
 
 
 class DecodeCta:
