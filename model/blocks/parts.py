@@ -12,7 +12,8 @@ from urdir.model.blocks.exchange import (
     append_sum_of_ranks,
     begins_norms,
 )
-from urdir.model.blocks.linear import LinearLayers, device_limits
+from urdir.model.blocks.linear import LinearLayers
+from urdir.model.blocks.linear_requests import device_limits
 from urdir.model.blocks.linear_vectors import Continuation
 from urdir.model.blocks.rows import OutputRows, Rows
 from urdir.model.families.config import Config

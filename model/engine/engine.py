@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from urdir.model.engine.opening import Opening
-from urdir.model.engine.pieces import announce, load_driver, open_file, open_group, template_of
+from urdir.model.engine.pieces import announce, driver_loader, open_file, open_group, template_of
 from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class Engine(Owner):
             from urdir.model.text.named_templates import template_text
 
             chat_template = template_text(chat_template)
-        with Opening(partial(load_driver, device)) as opening:
+        with Opening(driver_loader(device)) as opening:
             process = None if chat is False else opening.template_process()
             # imported while the driver is loaded
             from urdir.model.families.config import Config
@@ -149,6 +149,7 @@ class Engine(Owner):
             opening.open_devices(partial(open_group, device, gpus, cache_folder, ptx_files))
             # imported while the device is opened
             from urdir.model.engine.defaults import chosen_context, wanted_settings
+            from urdir.model.engine.session import Session
             from urdir.model.memory.fitting import fitting_settings
             from urdir.model.memory.weights import Weights, shares_of
 
@@ -178,9 +179,6 @@ class Engine(Owner):
             )
             weights = [opening.own(Weights(gguf, share, of)) for share, of in ranks]
             opening.upload(weights, gguf)
-            # imported while the weights are loaded
-            from urdir.model.engine.session import Session
-
             session = opening.own(
                 Session(group[0], weights[0], settings, observer=observer, peers=weights[1:])
             )

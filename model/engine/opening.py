@@ -2,11 +2,12 @@
 
     the thread that opens                    other threads, and a process
     ---------------------------------------  ------------------------------------------
+    import the driver's bindings
     import what reads files                  driver: load it
     open the file, check all of it           template process: start, compile the template
-    import what knows sizes                  device: make a context
-    check memory, allocate weights           tokeniser: vocabulary and merges
-    import the engine                        upload: weights, in threads of their own
+    import the engine                        device: make a context
+                                             tokeniser: vocabulary and merges
+    check memory, allocate weights           upload: weights, in threads of their own
     make a session, record first graphs
 
 A file that is refused is refused before a device is opened. Python runs one thread at a time,
@@ -18,6 +19,7 @@ which it was made.
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import time
@@ -55,14 +57,19 @@ class Opening(Owner):
     """The threads of an opening, and the owners of what is open so far.
 
     The driver is loaded from the start. ``close`` ends all of it, until `hand_over`. ``seconds``
-    has what each part took, beside others. Until then the threads of the process take short turns.
+    has what each part took, beside others. Until then the threads of the process take short turns,
+    and cycles are not collected: what is made stays.
     """
 
     def __init__(self, load_driver: Callable[[], None]) -> None:
         self.seconds: dict[str, float] = {}
-        self._usual_turn = sys.getswitchinterval()
-        sys.setswitchinterval(_TURN)
         self._owners = ExitStack()
+        self._usual = ExitStack()
+        self._usual.callback(sys.setswitchinterval, sys.getswitchinterval())
+        sys.setswitchinterval(_TURN)
+        if gc.isenabled():
+            self._usual.callback(gc.enable)
+            gc.disable()
         self._driver = Task(self._timed("driver", load_driver), "driver")
         self._owners.callback(self._driver.failed)
         self._group: Task[Group] | None = None
@@ -136,12 +143,12 @@ class Opening(Owner):
 
     def hand_over(self) -> ExitStack:
         """All is open: what closes it again."""
-        sys.setswitchinterval(self._usual_turn)
+        self._usual.close()
         return self._owners.pop_all()
 
     def close(self) -> None:
         """End the threads, free what is open; closing twice does nothing."""
-        sys.setswitchinterval(self._usual_turn)
+        self._usual.close()
         self._owners.close()
 
     def _close_group(self) -> None:

@@ -13,7 +13,7 @@ from tests.model.blocks.workbench import Workbench
 from urdir.driver import execute
 from urdir.driver.device import Device
 from urdir.driver.memory import Slice
-from urdir.model.blocks.linear import Activations
+from urdir.model.blocks.activations import Activations
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.activation import Activation

@@ -12,7 +12,8 @@ from urdir.driver.device import Device
 from urdir.driver.memory import Slice
 from urdir.driver.operation import Launch
 from urdir.driver.plan import Plan
-from urdir.model.blocks.linear import LinearLayers, device_limits
+from urdir.model.blocks.linear import LinearLayers
+from urdir.model.blocks.linear_requests import device_limits
 
 
 class Workbench:
