@@ -1,5 +1,5 @@
-"""Models with recurrent layers or latent vectors, many sequences at once: segments of prompts beside
-decoded tokens, and a service."""
+"""Models with recurrent layers or latent vectors, many sequences at once: segments of prompts
+beside decoded tokens, and a service."""
 
 from __future__ import annotations
 
