@@ -150,7 +150,8 @@ def incremental_attention_into(
             flash_attention_multi_head(plan, at, out, packs=packs)
             return
     kernel = at.decode_kernel(None if at.rows.prompt else at.token, packs)
-    at.launch(plan, kernel, at.label, out=out.slice(0, kernel.nbytes(kernel.out_param)))
+    region = out.slice(0, kernel.nbytes(kernel.out_param)) if packs else out
+    at.launch(plan, kernel, at.label, out=region)
 
 
 def flash_attention_multi_head(
