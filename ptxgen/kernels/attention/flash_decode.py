@@ -46,8 +46,8 @@ class FlashDecode(DecodeAttention):
     CTAs share a chunk, which has as many times the keys, and send each other their sums: that is
     faster than to merge through global memory.
 
-    From sm_80 on, keys and values on their way to tensor cores are in ``ring`` bytes of shared
-    memory; 0: in what a kernel may declare.
+    With a ``ring`` (sm_90 and newer) keys and values on their way to tensor cores are in so many
+    bytes of shared memory, afterwards the warps' sums; 0: in what a kernel may declare.
 
     Between launches ``arrived`` is 0. ``partial`` (sums of weights times V) and ``softmax`` (the
     maximum of 2's exponent that they are relative to, and the sum of weights) are a launch's own.
@@ -80,7 +80,7 @@ class FlashDecode(DecodeAttention):
 
     @property
     def targets(self) -> tuple[str, ...]:
-        return since(CLUSTERS_SINCE) if self.cluster > 1 else super().targets
+        return since(CLUSTERS_SINCE) if self.cluster > 1 or self.ring else super().targets
 
     # ---- how rows are split ----
 
@@ -132,6 +132,10 @@ class FlashDecode(DecodeAttention):
         return self.ring if self.suits_tensor_cores else 0
 
     @property
+    def sums_room(self) -> int:
+        return self.ring or MAX_STATIC_SHARED
+
+    @property
     def merged_vectors(self) -> int:
         """Groups of four output values of a CTA: each is merged by a thread, or by several."""
         return self.tile * self.value_dim // 4
@@ -158,7 +162,7 @@ class FlashDecode(DecodeAttention):
             *self.input_params,
             *self.sink_params,
             *split,
-            Param("out", "f32", ("rows", "heads", "value_dim"), Access.OUT),
+            self.out_param,
         )
 
     @property
@@ -182,7 +186,7 @@ class FlashDecode(DecodeAttention):
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         inputs, caches = self.appended(inputs)
-        out = {"out": self.attend(inputs)} | caches
+        out = {"out": self.finished(self.attend(inputs))} | caches
         if self.chunks == 1:
             return out
         partial, softmax = inputs["partial"].copy(), inputs["softmax"].copy()

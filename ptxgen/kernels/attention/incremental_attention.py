@@ -17,7 +17,7 @@ from urdir.ptxgen.kernels.attention.own_token import (
 )
 from urdir.ptxgen.kernels.attention.scores import Scores
 from urdir.ptxgen.kernels.rotation import Rotation
-from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance
+from urdir.ptxgen.spec import Array, LaunchShape, Param, Tolerance
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class IncrementalAttention(DecodeAttention):
         return (
             *self.input_params,
             *self.sink_params,
-            Param("out", "f32", ("rows", "heads", "value_dim"), Access.OUT),
+            self.out_param,
         )
 
     @property
@@ -55,7 +55,7 @@ class IncrementalAttention(DecodeAttention):
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         inputs, caches = self.appended(inputs)
-        return {"out": self.attend(inputs)} | caches
+        return {"out": self.finished(self.attend(inputs))} | caches
 
     @classmethod
     def examples(cls) -> Mapping[str, IncrementalAttention]:
@@ -98,7 +98,7 @@ class IncrementalAttention(DecodeAttention):
             "head_dim 512 f32": cls(2, KvLayout(1, 1, 19, 512, "f32")),
             "latent": cls(6, latent(2, 1, 20, 576, "f16", value_dim=512), rows=2),
             "latent q8_0": cls(3, latent(1, 1, 20, 576, "q8_0", value_dim=512)),
-            "value_dim 504": cls(2, KvLayout(1, 1, 9, 576, "f16", value_dim=504)),
+            "value_dim 504": cls(2, KvLayout(1, 1, 9, 576, "f16", value_dim=504), most_heads=1),
             "values in keys": cls(4, latent(1, 1, 50, 128, "f16", value_dim=64)),
             "head_dim 320 q8_0": cls(2, KvLayout(1, 1, 19, 320, "q8_0"), most_heads=1),
             "value_dim": cls(5, KvLayout(1, 1, 37, 192, "f16", value_dim=128)),
@@ -130,10 +130,31 @@ class IncrementalAttention(DecodeAttention):
         half = OwnToken(Rotation(64, "interleaved", magnitude=1.2))
         latent = partial(KvLayout, values_in_keys=True)
         return {
-            "latent rows": cls(6, latent(2, 1, 20, 576, "f16", value_dim=512), rows=2, token=half),
+            "latent rows": cls(
+                6, latent(2, 1, 20, 576, "f16", value_dim=512), rows=2, token=half, most_heads=1
+            ),
             "latent f32": cls(1, latent(1, 1, 20, 576, "f32", value_dim=512), token=half),
             "latent pages q8_0": cls(
                 2, latent(2, 1, 32, 576, "q8_0", 16, 5, value_dim=512), rows=2, token=half
+            ),
+            "latent vector": cls(
+                5,
+                latent(3, 1, 40, 576, "f16", value_dim=512),
+                rows=3,
+                token=OwnToken(Rotation(64, "interleaved", 1.2), latent_norm=QK_NORM),
+                most_heads=1,
+            ),
+            "latent vector of a single row": cls(
+                5,
+                latent(1, 1, 20, 576, "f16", value_dim=512),
+                token=OwnToken(Rotation(48, "half"), latent_norm=QK_NORM),
+                most_heads=1,
+            ),
+            "latent vector without rope": cls(
+                3,
+                latent(2, 1, 32, 192, "q8_0", 16, 5, value_dim=128),
+                rows=2,
+                token=OwnToken(latent_norm=QK_NORM),
             ),
             "values in keys q8_0": cls(
                 4, latent(2, 1, 40, 192, "q8_0", value_dim=128), rows=3, token=half
@@ -250,6 +271,8 @@ class IncrementalAttention(DecodeAttention):
                 rows=2,
                 token=OwnToken(Rotation(64, "half"), V_NORM, appends=False, qk_norm_over="row"),
             ),
+            "packs": cls(4, KvLayout(8, 2, 20, 64, "f16"), rows=8, token=half, packs=True),
+            "packs seven heads": cls(7, KvLayout(2, 1, 9, 256, "f32"), rows=8, packs=True),
             "rope many rows": cls(4, KvLayout(4, 2, 70, 64, "f16"), rows=5, token=half),
         }
 
