@@ -83,9 +83,9 @@ class PrefillScan(SelectiveScan):
         return {
             "one token": prompt(1, 1, channels=5, size=16),
             "a prompt": prompt(37, 2, channels=70, size=16, warps=5),
-            "two lanes": prompt(6, 1, channels=70, size=8, warps=3),
+            "eight values": prompt(6, 1, channels=70, size=8, warps=3),
             "long states": prompt(8, 1, channels=40, size=128, warps=4),
-            "odd vectors": prompt(9, 2, channels=9, size=24, warps=1),
+            "odd eights": prompt(9, 2, channels=9, size=24, warps=1),
             "many values": prompt(5, 1, channels=3, size=40, warps=2),
             "segments": several(50, 6, channels=40, size=16, warps=7),
             "many warps": prompt(40, 1, channels=130, size=16, warps=8),

@@ -111,7 +111,7 @@ class SelectiveScan(RecurrentRows):
             "one row": single(1, 2, channels=10, size=8),
             "rows": single(6, 5, channels=70, size=16),
             "long states": single(3, 3, channels=33, size=248),
-            "odd vectors": single(2, 2, channels=9, size=24),
+            "odd eights": single(2, 2, channels=9, size=24),
         }
 
     def flops(self) -> int:
