@@ -1,4 +1,4 @@
-"""Matrix products (GEMM) of 1 to 8 vectors with quantised weights, on integer tensor cores."""
+"""Matrix products (GEMM) of 1 to 8 vectors with quantised weights, on tensor cores."""
 
 from __future__ import annotations
 
@@ -18,8 +18,12 @@ from urdir.ptxgen.kernels.linear.tiled import TiledSpec
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.summary import SUMMARY, summary
 from urdir.ptxgen.spec import Access, Array, Param, Tolerance, ceil_div
+from urdir.ptxgen.target import since
 from urdir.ptxgen.weights.formats import FORMATS
-from urdir.ptxgen.weights.layout import TILE_COLS, TILE_UNITS, Layout
+from urdir.ptxgen.weights.halves import Halves
+from urdir.ptxgen.weights.layout import TILE_COLS, TILE_UNITS
+from urdir.ptxgen.weights.packed import GROUP
+from urdir.ptxgen.weights.packed_few import few_shape, pack_few, unpack_few
 from urdir.ptxgen.weights.tiles import Tile
 
 #: How many of a block's last tiles a warp loads only after its next block's activations, which
@@ -30,12 +34,16 @@ LATE_TILES = 2
 
 @dataclass(frozen=True)
 class GemmSmall(TiledSpec):
-    """1 to 8 activation vectors times quantised weights, on integer tensor cores.
+    """1 to 8 activation vectors times quantised weights, on tensor cores.
 
     Activations (after ``norm``) are rounded to 16-bit multiples of the largest in each 256 columns,
     relative error 3e-5. Products are exact, and so are the sums of a row's 256 columns if the
     type's group scales are integers; other sums are f32. y[b] has the same bits in every batch,
     whatever the other vectors are.
+
+    ``packed``: x is packed f16 (`weights.packed_few`), weights are rounded to f16 as in
+    `PackedProduct`, sums are f32. ``packs``: y is packed for such a product; vectors beyond the
+    batch stay as they were.
 
     ``summarises``, with a residual: the launch begins the norm that follows. It leaves ``scaled``,
     y times the weights ``next_norm``, and a summary: of every 16 values the largest of these, and
@@ -44,13 +52,17 @@ class GemmSmall(TiledSpec):
 
     Raises PtxgenError for other batches, for unquantised types, for ``summarises`` without a
     residual or with rows that are no multiple of 16, and for ``summarised`` without
-    an RMSNorm with weights. Norms that subtract the mean or add a bias are refused, too.
+    an RMSNorm with weights. Norms that subtract the mean or add a bias are refused, too; so are
+    ``packed`` x of a norm or of several matrices, and ``packs`` with a residual, with several
+    matrices, or with rows that are no multiple of 256.
     """
 
     resident: int = 1  # before sm_90 no launch starts early, and the registers are needed
     batch: int = MAX_BATCH
     summarised: bool = False
     summarises: bool = False
+    packed: bool = False
+    packs: bool = False
 
     name = "gemm_small"
     template = ("urdir.templates", "gemm_small.ptx.j2")
@@ -66,7 +78,15 @@ class GemmSmall(TiledSpec):
             raise PtxgenError("gemm_small: it summarises what has a residual")
         if self.summarises and self.rows % SUMMARY:
             raise PtxgenError(f"gemm_small: a summary of {self.rows} rows: multiples of {SUMMARY}")
+        if self.packed and (self.norm or self.gated or self.others):
+            raise PtxgenError("gemm_small: packed activations have one matrix and no norm")
+        if self.packs and (self.residual or self.others or self.rows % TILE_COLS):
+            raise PtxgenError(f"gemm_small: it packs multiples of {TILE_COLS} rows of one product")
         super().__post_init__()
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return since(80) if self.packed and self.cluster == 1 else super().targets
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -80,6 +100,12 @@ class GemmSmall(TiledSpec):
             params.append(Param("next_norm", "f32", ("rows",), Access.IN))
             params.append(Param("scaled", "f32", ("batch", "rows"), Access.OUT))
             params.append(Param("y_summary", "f32", shape, Access.OUT))
+        if self.packed:
+            of_x = Param("x", "f16", few_shape(self.cols), Access.IN)
+            params = [of_x if p.name == "x" else p for p in params]
+        if self.packs:
+            of_y = Param("y", "f16", few_shape(self.rows), Access.INOUT)
+            params = [of_y if p.name == "y" else p for p in params]
         return tuple(params)
 
     @property
@@ -88,6 +114,8 @@ class GemmSmall(TiledSpec):
         return super().scales_x and not self.summarised
 
     def multiplied(self, **inputs: Any) -> Array:
+        if self.packed:
+            return unpack_few(inputs["x"], self.batch, self.cols)
         if self.norm is None or not self.summarised:
             return super().multiplied(**inputs)
         squares = inputs["x_summary"][1].astype(np.float64).sum(axis=1, keepdims=True)
@@ -99,6 +127,10 @@ class GemmSmall(TiledSpec):
         if self.summarises:
             outputs["scaled"] = outputs["y"] * inputs["next_norm"]
             outputs["y_summary"] = summary(outputs["scaled"], outputs["y"])
+        if self.packs:
+            y = unpack_few(inputs["y"], GROUP, self.rows)
+            y[: self.batch] = outputs["y"]
+            outputs["y"] = pack_few(y)
         return outputs
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
@@ -107,6 +139,10 @@ class GemmSmall(TiledSpec):
             norm = rng.standard_normal(self.cols).astype(np.float32)
             scaled = inputs["x"] * norm
             inputs |= {"x": scaled, "x_summary": summary(scaled, inputs["x"])}
+        if self.packed:
+            inputs["x"] = pack_few(rng.standard_normal((self.batch, self.cols)))
+        if self.packs:
+            inputs["y"] = pack_few(rng.standard_normal((GROUP, self.rows)))
         return inputs
 
     @cached_property
@@ -122,10 +158,15 @@ class GemmSmall(TiledSpec):
             warp_activations=4 * TILE_COLS if self.scales_x else 0,  # the norm's weights of a block
             partials=None,
         )
-        cut = cut_launch(self, self.layouts, footprint, self._tiles, self.pair, even=False)
+        cut = cut_launch(
+            *(self, self.layouts, footprint, self._tiles, self.pair),
+            even=False,
+            as_halves=self.packed,
+        )
         # No sharers where x is normalised: each would count the squares of the block.
         sharers = 1 if self.normed else _sharers(cut)
-        late = self.pair * _late_rounds(cut, self.pair, sharers)
+        # Packed activations are loaded a block ahead.
+        late = 0 if self.packed else self.pair * _late_rounds(cut, self.pair, sharers)
         # One tile at a time is in flight: with more, the activations of several vectors would wait.
         # On an H200 a step of 4 sequences of an 8B Q4_K_M model takes 1.68 ms with one tile, 1.74
         # with two; a step of 8 sequences 1.85 and 1.88.
@@ -142,9 +183,9 @@ class GemmSmall(TiledSpec):
 
     @property
     def _slot_nbytes(self) -> int:
-        tiles = [Tile(Layout(fmt, 1, self.cols)) for fmt in self.formats]
+        tiles = [Tile(layout, self.packed) for layout in self.layouts]
         alignment = max(tile.alignment for tile in tiles)
-        return ceil_div(max(layout.tile_nbytes for layout in self.layouts), alignment) * alignment
+        return ceil_div(max(tile.nbytes for tile in tiles), alignment) * alignment
 
     @property
     def late_rounds(self) -> int:
@@ -155,8 +196,9 @@ class GemmSmall(TiledSpec):
     @property
     def lane_vectors(self) -> int:
         """Vectors of which a lane has sums, those of two columns of an ``mma``. Up to four vectors
-        have two columns, of high and of low bytes; more have one, and an ``mma`` for each byte."""
-        return 1 if self.batch <= MAX_BATCH // 2 else 2
+        have two columns, of high and of low bytes; more have one, and an ``mma`` for each byte;
+        packed ones have one."""
+        return 1 if self.batch <= MAX_BATCH // 2 and not self.packed else 2
 
     @property
     def sum_lanes(self) -> int:
@@ -189,9 +231,12 @@ class GemmSmall(TiledSpec):
         3.0 if they are standard normal, 5.0 if they are products of two such (with ``norm``). The
         RMS error, 1 / sqrt(12) of a multiple, is 3e-5 or 5e-5 of them. The worst of many products
         is off by as much of the largest product, of few by three times that. Gated, the relative
-        errors of both factors add up.
+        errors of both factors add up. Packed ones: see `PackedProduct`.
         """
-        return Tolerance(rtol=3e-4 if self.f else 1.5e-4, atol=5e-4)
+        packing = 2.0**-11 * self.packs
+        if self.packed:
+            return Tolerance(rtol=2.0**-11 * Halves(self.format).roundings + packing + 1e-5)
+        return Tolerance(rtol=(3e-4 if self.f else 1.5e-4) + packing, atol=5e-4)
 
     @classmethod
     def examples(cls) -> Mapping[str, GemmSmall]:
@@ -208,10 +253,32 @@ class GemmSmall(TiledSpec):
             )
             for i, f in enumerate(quantised)
         }
+        packed = {
+            f"{f.name} packed": cls(f, 25 + 9 * i, odd_cols(f), batch=1 + (i + 3) % 8, packed=True)
+            for i, f in enumerate(quantised)
+        }
         return {
             "smallest": cls(q8, 3, 32, batch=2),
             **each,
             **wide,
+            **packed,
+            "packed residual": cls(
+                q4_k, 85, 2304, residual=True, batch=7, split=2, packed=True, bias=True
+            ),
+            "packed cluster": cls(
+                q6_k, 80, 4352, residual=True, cluster=2, summarises=True, tiles_each=2, packed=True
+            ),
+            "packed in passes": cls(
+                q8, 80, 1600, split=2, groups=1, tiles_each=4, per_pass=2, packed=True, batch=5
+            ),
+            "packed shared blocks": cls(
+                q4_k, 64, 1536, residual=True, split=4, groups=1, tiles_each=4, packed=True
+            ),
+            "packs": cls(
+                q4_k, 256, 512, gated=True, norm=rms, summarised=True, packs=True, batch=5
+            ),
+            "packs few": cls(q5_0, 256, 96, batch=3, packs=True, activation=Activation("relu2")),
+            "packs packed": cls(q8, 512, 288, cluster=1, packed=True, packs=True, batch=6),
             "norm in passes": cls(
                 q4_k, 40, 2304, norm=rms, split=2, tiles_each=3, per_pass=2, bias=True
             ),
