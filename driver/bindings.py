@@ -75,13 +75,21 @@ def real() -> GuardedApi:
     return GuardedApi()
 
 
-def initialise() -> None:
-    """Load the driver (cuInit), whatever comes of it: opening a device asks again, and says so.
+def driver_loader() -> Callable[[], None]:
+    """What loads the driver (cuInit), whatever comes of it: opening a device asks again, and says
+    so. Its bindings are imported at once.
 
-    On an H200 that takes 0.1 s, in which other threads may import what a device needs.
+    On an H200 loading takes 0.1 s, in which other threads may import what a device needs.
     """
+    api = real()
+
+    def load() -> None:
+        with contextlib.suppress(DriverError):
+            api.cuInit(0)
+
     with contextlib.suppress(DriverError):
-        real().cuInit(0)
+        _ = api.CUresult
+    return load
 
 
 def emulated(target: str = DEFAULT_TARGET, **options: Any) -> Any:

@@ -32,7 +32,7 @@ import numpy as np
 from urdir.driver.errors import DriverError
 from urdir.model.engine.engine import Engine
 from urdir.model.errors import ModelError
-from urdir.model.families.registry import read_config
+from urdir.model.families.config import Config
 from urdir.model.files.gguf import Gguf
 from urdir.ptxgen.errors import PtxgenError
 
@@ -64,7 +64,7 @@ def by_reference(path: Path, tokens: list[int]) -> Logits:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     with Gguf(path) as file:
-        logits: Logits = module.Reference(file, read_config(file), CONTEXT).logits(tokens)
+        logits: Logits = module.Reference(file, Config.from_gguf(file), CONTEXT).logits(tokens)
     return logits
 
 

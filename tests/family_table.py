@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 
 from urdir.model.families import architectures
 from urdir.model.families.attention import Attention
-from urdir.model.families.description import Config
+from urdir.model.families.config import Config
 from urdir.model.families.feed_forward import Dense, Mixture
 from urdir.model.families.layers import Block, Network
 from urdir.model.families.recurrent import (
@@ -29,7 +29,6 @@ from urdir.model.families.recurrent import (
     Selective,
     ShortConv,
 )
-from urdir.model.families.registry import read_config
 from urdir.model.files.gguf import Gguf
 
 FOLDER = Path(__file__).parent / "data" / "families"
@@ -79,7 +78,7 @@ def _goldens() -> dict[str, dict[str, Config]]:
         for packed in sorted(FOLDER.glob("*.gguf.xz")):
             path.write_bytes(lzma.decompress(packed.read_bytes()))
             with Gguf(path) as file:
-                config = read_config(file)
+                config = Config.from_gguf(file)
             name = packed.name.removesuffix(".gguf.xz")
             found.setdefault(config.architecture, {})[name] = config
     return found

@@ -26,7 +26,7 @@ from urdir.driver.plan import Plan
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.session import Session
 from urdir.model.engine.step import build_plan
-from urdir.model.families.description import Config
+from urdir.model.families.config import Config
 from urdir.model.families.synthetic import SyntheticModel
 from urdir.model.measure.paper_device import paper_device
 from urdir.model.memory.buckets import chunks_of, row_bucket

@@ -29,7 +29,7 @@ from urdir.ptxgen.kernels.normalise import Normalise
 if TYPE_CHECKING:
     from urdir.driver.memory import Region
     from urdir.driver.plan import Plan
-    from urdir.model.families.description import Config
+    from urdir.model.families.config import Config
     from urdir.model.memory.cache_shape import CacheShape
     from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
     from urdir.ptxgen.kernels.attention.prompt import PromptAttention
@@ -44,7 +44,7 @@ class LayerAttention:
     ``k_cache``, ``v_cache`` and, where they are paged, ``block_table``. ``work`` holds q (rows,
     heads, head_dim), k (rows, kv_heads, head_dim) and v (rows, kv_heads, value_dim), all f32, as
     the products leave them (without k and v where ``token`` does not append), and room for partial
-    results (`workspace.partial_sizes`).
+    results (`workspace.most_partial`).
 
     ``token`` says what happens to q, k and v before, ``scores`` what happens to q . k. What they
     ask for is in ``constants`` by the names of the kernels' parameters: ``frequencies`` (a

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from urdir.model.blocks.linear import Activations
+from urdir.model.blocks.activations import Activations
 from urdir.model.blocks.parts import StepParts
 from urdir.model.families.description import LayerEmbeddings
 from urdir.model.memory.weights import Matrix

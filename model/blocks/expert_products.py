@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from urdir.model.blocks.activations import Activations
 from urdir.model.blocks.arguments import given
-from urdir.model.blocks.linear import LinearLayers, alike
+from urdir.model.blocks.linear import LinearLayers
+from urdir.model.blocks.linear_requests import alike
 from urdir.model.blocks.mixtures import MixtureLayer
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from urdir.model.blocks.arguments import given
 from urdir.model.blocks.expert_products import ExpertProducts, MixtureCall, Product
-from urdir.model.blocks.linear import alike
+from urdir.model.blocks.linear_requests import alike
 from urdir.model.blocks.mixtures import MixtureLayer
 from urdir.model.blocks.packed_experts import PackedExperts
 from urdir.ptxgen.kernels.experts.gemm import ExpertsGemm, tile_height

@@ -1,11 +1,11 @@
-"""Heads of attention that come from one latent vector a token (`families.description.Latent`)."""
+"""Heads of attention that come from one latent vector a token (`families.attention.Latent`)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from urdir.model.blocks.activations import Activations
 from urdir.model.blocks.experts_alone import ExpertsAlone
-from urdir.model.blocks.linear import Activations
 from urdir.model.blocks.parts import LayerStep
 from urdir.model.families.attention import Attention, Latent
 from urdir.model.memory.norms import NormLayer

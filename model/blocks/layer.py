@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from urdir.model.blocks.activations import Activations
 from urdir.model.blocks.attention_network import append_attention, append_keys
 from urdir.model.blocks.feed_forward import append_activation, append_dense, append_linear
 from urdir.model.blocks.layer_end import append_end, has_end
-from urdir.model.blocks.linear import Activations
 from urdir.model.blocks.parts import Destination, LayerParts, LayerStep
 from urdir.model.blocks.recall import append_bank, append_recall
 from urdir.model.families.attention import Attention

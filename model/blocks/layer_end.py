@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from urdir.model.blocks.linear import Activations
+from urdir.model.blocks.activations import Activations
 from urdir.model.blocks.parts import LayerStep
 from urdir.model.families.layers import LayerConfig, LayerEmbedding
 from urdir.model.memory.workspace import saved

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from urdir.model.blocks.linear import Activations
+from urdir.model.blocks.activations import Activations
 from urdir.model.blocks.parts import Destination, LayerStep
 from urdir.model.blocks.recurrent import SILU
 from urdir.model.blocks.states import launch_heads

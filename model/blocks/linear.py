@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from urdir.model.blocks.activations import Activations
 from urdir.model.blocks.arguments import given
+from urdir.model.blocks.linear_requests import LinearRequests, alike
 from urdir.model.blocks.linear_vectors import (
     Continuation,
     Ends,
@@ -23,28 +24,17 @@ from urdir.model.blocks.linear_vectors import (
     vectors,
 )
 from urdir.model.blocks.packed_linear import PackedLinear
-from urdir.model.blocks.stream_norms import StreamNorms
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.activate import Activate
 from urdir.ptxgen.kernels.activation import Activation
-from urdir.ptxgen.kernels.linear.choice import (
-    Limits,
-    LinearRequest,
-    choose_linear,
-    takes_gemm,
-)
-from urdir.ptxgen.kernels.linear.gate import Gate
+from urdir.ptxgen.kernels.linear.choice import LinearRequest, choose_linear
 from urdir.ptxgen.kernels.linear.gemm import Gemm
-from urdir.ptxgen.kernels.linear.packed_choice import packs
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 
 if TYPE_CHECKING:
-    from urdir.driver.device import Device
     from urdir.driver.memory import Slice
     from urdir.model.memory.exchange import RankExchange
-
-__all__ = ["Activations", "LinearLayers", "NormLayer", "alike", "device_limits"]
 
 # One object for equal kernels, with its cached properties.
 _gemm = lru_cache(maxsize=256)(Gemm)
@@ -53,15 +43,8 @@ SILU = Activation("silu")
 
 
 @dataclass(frozen=True, slots=True)
-class LinearLayers(StreamNorms):
-    """Appends linear layers of ``rows`` activation vectors to a plan, with buffers of ``work``.
-
-    ``exact`` keeps activations f32; else few rows are rounded to 16-bit integers (where the weights
-    are quantised), one row by groups of 32, several by groups of 256; many are rounded to f16.
-    """
-
-    exact: bool
-    limits: Limits
+class LinearLayers(LinearRequests):
+    """Appends linear layers of ``rows`` activation vectors to a plan, with buffers of ``work``."""
 
     def append(
         self,
@@ -88,31 +71,30 @@ class LinearLayers(StreamNorms):
         ``ends_block``, ``fill`` and, of one matrix, ``packs``: see `LinearRequest`; ``gain``: see
         `Destination`.
 
-        With ``then`` the launch may go on with the first product, and stores what comes of it
-        alone; with an ``exchange`` there is one matrix, whose product may be given to the other
-        ranks (`Gives`). Returns whether that was done.
+        With an ``exchange`` the product of one matrix, of which `gives`, goes to the other ranks as
+        well. With ``then`` the launch may go on with the first product, and stores what comes of it
+        alone: returns whether it does.
         """
         ends = Ends(activation, scale, softcap, clamp)
         if self.packs(*(matrix for matrix, _ in matrices)):
             self._packed.append(label, matrices, x, norm, **ends._asdict())
             return False
-        request = self._request(*(matrix for matrix, _ in matrices), ends=ends)
-        request = replace(request, ends_block=ends_block, fill=fill, gained=gain is not None)
-        request = replace(request, packs=packs)
+        request = self.request(*(matrix for matrix, _ in matrices), ends=ends)
+        gained = gain is not None
+        request = replace(request, ends_block=ends_block, fill=fill, gained=gained, packs=packs)
         x, norm = self._normed(label, request, x, norm)
         request = gated(request, x)
         if self.takes_gemm:
             for number, (matrix, y) in enumerate(matrices):
                 self._append_gemm(f"{label}.{number}" if number else label, matrix, x.x, y, ends)
             return False
-        beside, done = given(gain=gain), False
+        if exchange is not None:
+            request = replace(request, gives=exchange.gives)
+        beside, goes_on = given(gain=gain), False
         if then is not None:
             continued = replace(request, then=then.kernel)
-            if done := normalising(continued, x, norm).continues:
+            if goes_on := normalising(continued, x, norm).continues:
                 request, beside = continued, beside | then.launch
-        if exchange is not None and request.fits_gemv:
-            done = exchange.shape.takes_one_launch(matrices[0][0].rows)
-            request = replace(request, gives=exchange.gives if done else None)
         for at, count, suffix in self._slices():
             kernel = choose_linear(normalising(replace(request, batch=count), x, norm))
             launch: dict[str, Slice] = {}
@@ -127,7 +109,7 @@ class LinearLayers(StreamNorms):
             self.plan.launch(
                 kernel, label + suffix, **launch, **vectors(kernel, x, norm, at), **words
             )
-        return done
+        return goes_on
 
     def append_residual(
         self,
@@ -162,7 +144,7 @@ class LinearLayers(StreamNorms):
         made = Activations(y)
         begins = next_norm is not None and next_norm.is_scaled_rms
         request = replace(
-            gated(self._request(matrix, ends=Ends(scale=scale)), x),
+            gated(self.request(matrix, ends=Ends(scale=scale)), x),
             residual=True,
             fill=fill,
             summarises=begins,
@@ -213,19 +195,12 @@ class LinearLayers(StreamNorms):
             product = [(matrices[0], y)]
             self._packed.append(label, product, x, norm, up=pair, packs=packs, **ends._asdict())
             return Activations(y, packed=y if packs else None)
-        packs = following is not None and self._packs_few(matrices, following)
+        packs = following is not None and self.packs_few(matrices, following)
         if gate is None:
             self.append(label, [(up, y)], x, norm, activation, packs=packs)
         else:
             self._append_gated(label, gate, up, x, norm, y, activation, packs)
         return Activations(y, packed=y if packs else None)
-
-    def _packs_few(self, matrices: Sequence[Matrix], following: Matrix) -> bool:
-        """Whether few rows' product with a matrix, or a pair, is left packed for the next one."""
-        if self.takes_gemm or not alike(matrices[0], matrices[-1]):
-            return False
-        made, taken = (self._request(of, ends=Ends()) for of in (matrices[0], following))
-        return made.can_pack and taken.takes_packed
 
     def _append_gated(
         self,
@@ -246,7 +221,7 @@ class LinearLayers(StreamNorms):
             return
         # silu is what a gated product has anyway
         ends = Ends(None if activation == SILU else activation)
-        request = replace(self._request(gate, ends=ends), gated=True, packs=packs)
+        request = replace(self.request(gate, ends=ends), gated=True, packs=packs)
         x, norm = self._normed(label, request, x, norm)
         for at, count, suffix in self._slices():
             kernel = choose_linear(normalising(replace(request, batch=count), x, norm))
@@ -260,47 +235,9 @@ class LinearLayers(StreamNorms):
                 **vectors(kernel, x, norm, at),
             )
 
-    def gains(self, matrix: Matrix) -> bool:
-        """Whether the launch that ends a block with this product can multiply it with a gain."""
-        request = replace(self._request(matrix, ends=Ends()), ends_block=True)
-        whole = matrix.bias is None and not matrix.is_partial
-        return whole and self.rows == 1 and request.fits_gemv
-
-    def takes_gate(self, matrix: Matrix, gate: Gate) -> bool:
-        """Whether the launch that ends a block with this product takes x through a gate first."""
-        request = replace(self._request(matrix, ends=Ends()), ends_block=True, gate=gate)
-        return self.rows == 1 and request.fits_gemv
-
-    @property
-    def takes_gemm(self) -> bool:
-        """Whether these are many rows: see ``choice.takes_gemm``."""
-        return takes_gemm(self.rows, self.exact)
-
-    def packs(self, *matrices: Matrix) -> bool:
-        """Whether the product with such matrices takes packed activations (`PackedLinear`)."""
-        formats = tuple(matrix.format for matrix in matrices)
-        return self.takes_gemm and packs(self.limits, formats)
-
     @property
     def _packed(self) -> PackedLinear:
         return PackedLinear(self.plan, self.work, self.rows, self.limits)
-
-    def _request(self, *matrices: Matrix, ends: Ends) -> LinearRequest:
-        """The vectors of a launch times all of the matrices, without norm or residual."""
-        shapes = tuple((matrix.format, matrix.rows) for matrix in matrices)
-        biased = tuple(matrix.bias is not None for matrix in matrices)
-        return LinearRequest(
-            self.limits,
-            shapes,
-            matrices[0].cols,
-            min(self.rows, MAX_BATCH),
-            self.exact,
-            bias=biased[0] if len(set(biased)) == 1 else biased,
-            activation=ends.activation,
-            scale=ends.scale,
-            softcap=ends.softcap,
-            clamp=ends.clamp,
-        )
 
     def _slices(self) -> list[tuple[int, int, str]]:
         """First row, rows and a suffix for the label of each launch."""
@@ -340,20 +277,3 @@ class LinearLayers(StreamNorms):
             clamp=ends.clamp,
         )
         self.plan.launch(kernel, label, weights=matrix.data, x=x, **given(bias=matrix.bias), y=y)
-
-
-def device_limits(device: Device) -> Limits:
-    """What the choice of a kernel depends on."""
-    properties = device.properties
-    return Limits(
-        properties.sm_count,
-        properties.shared_per_sm,
-        properties.shared_per_block_optin,
-        properties.max_cluster,
-        target=device.native_target,
-    )
-
-
-def alike(gate: Matrix, up: Matrix) -> bool:
-    """Whether one launch can take both: same type and shape, both with a bias or none."""
-    return gate.layout == up.layout and (gate.bias is None) == (up.bias is None)

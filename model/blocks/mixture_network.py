@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from urdir.model.blocks.activations import Activations
 from urdir.model.blocks.expert_products import MixtureCall
 from urdir.model.blocks.experts import append_experts
 from urdir.model.blocks.feed_forward import append_dense
-from urdir.model.blocks.linear import Activations
 from urdir.model.blocks.mixtures import MixtureLayer, RouterLayer
 from urdir.model.blocks.parts import Destination, LayerStep
 from urdir.model.blocks.router import append_router

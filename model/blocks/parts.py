@@ -12,10 +12,11 @@ from urdir.model.blocks.exchange import (
     append_sum_of_ranks,
     begins_norms,
 )
-from urdir.model.blocks.linear import LinearLayers, device_limits
+from urdir.model.blocks.linear import LinearLayers
+from urdir.model.blocks.linear_requests import device_limits
 from urdir.model.blocks.linear_vectors import Continuation
 from urdir.model.blocks.rows import OutputRows, Rows
-from urdir.model.families.description import Config
+from urdir.model.families.config import Config
 from urdir.model.families.stored import Linear, Normalization, StoredVector
 from urdir.model.memory.device_state import DecodeState
 from urdir.model.memory.exchange import RankExchange
@@ -192,30 +193,30 @@ class LayerStep:
     def _finish_together(
         self, label: str, matrix: Matrix, x: Activations, to: Destination, fill: bool
     ) -> Activations:
-        own, product = self.work["delta"], [(matrix, self.work["delta"])]
-        given = self.linear.append(
+        own, exchange, linear = self.work["delta"], self.parts.exchange, self.linear
+        assert exchange is not None
+        given = linear.gives(matrix, exchange)
+        linear.append(
             label,
-            product,
+            [(matrix, own)],
             x,
             scale=to.scale,
             ends_block=True,
             fill=fill,
-            exchange=self.parts.exchange,
+            exchange=exchange if given else None,
         )
         norm, residual = to.next_norm, to.residual
-        if given and residual is not None and self.parts.exchange is not None:
-            label, exchange = f"{label}.sum_of_ranks", self.parts.exchange
-            due = RanksSum(label, matrix.rows, own, exchange, residual)
+        if given and residual is not None:
+            due = RanksSum(f"{label}.sum_of_ranks", matrix.rows, own, exchange, residual)
             return Activations(to.y, due=due)
-        if norm is None or residual is None or not self._begins(norm, matrix.rows):
+        if norm is None or residual is None or not self._begins(exchange, norm, matrix.rows):
             self.add_ranks(label, matrix.rows, own, to.y, residual, given=given)
             return Activations(to.y)
-        assert self.parts.exchange is not None
         assert norm.weight is not None
         made = Activations(to.y, norm, self.work["scaled"], self.work["summary"])
         append_begun_sum_of_ranks(
             self.plan,
-            self.parts.exchange,
+            exchange,
             f"{label}.sum_of_ranks",
             self.rows.count,
             matrix.rows,
@@ -228,14 +229,12 @@ class LayerStep:
         )
         return made
 
-    def _begins(self, norm: NormLayer, cols: int) -> bool:
+    def _begins(self, exchange: RankExchange, norm: NormLayer, cols: int) -> bool:
         """Whether the sum of the ranks begins the norm that follows: products of several rows take
         it so, and one launch makes the sum."""
         several = 1 < self.rows.count <= MAX_BATCH and not self.parts.exact
-        exchange = self.parts.exchange
-        if exchange is None or not several or not norm.is_scaled_rms:
-            return False
-        return begins_norms(exchange, self.rows.count, cols)
+        begins = several and norm.is_scaled_rms
+        return begins and begins_norms(exchange, self.rows.count, cols)
 
     def add_ranks(
         self,

@@ -1,10 +1,10 @@
-"""Streams that blocks have banked, and sums with them (`families.description.Block`)."""
+"""Streams that blocks have banked, and sums with them (`families.layers.Block`)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from urdir.model.blocks.linear import Activations
+from urdir.model.blocks.activations import Activations
 from urdir.model.blocks.parts import LayerParts, LayerStep
 from urdir.model.families.stored import Normalization
 from urdir.ptxgen.kernels.recall import Recall

@@ -10,7 +10,7 @@ from urdir.ptxgen.kernels.recurrent.rows import SEGMENT_ROWS
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
-    from urdir.model.families.description import Config
+    from urdir.model.families.config import Config
 
 
 def state_alignment(config: Config) -> int:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from urdir.model.blocks.linear import Activations
+from urdir.model.blocks.activations import Activations
 from urdir.model.blocks.parts import Destination, LayerStep
 from urdir.model.blocks.recurrent import SILU, gated_by_silu
 from urdir.model.blocks.states import (

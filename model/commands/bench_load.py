@@ -123,7 +123,7 @@ def _case(args: argparse.Namespace) -> LoadCase:
 
 def _context(case: LoadCase) -> int | None:
     """As a server has it, unless that is too short."""
-    from urdir.model.engine.engine import LONG_CONTEXT
+    from urdir.model.engine.defaults import LONG_CONTEXT
 
     longest = case.inputs[1] + case.outputs[1]
     return longest if longest > LONG_CONTEXT else None

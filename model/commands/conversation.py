@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from urdir.model.engine.generate import Generation, Statistics
     from urdir.model.engine.sampling import SamplingSettings
     from urdir.model.text.chat import ChatTemplate, Prompt
-    from urdir.model.text.tool_calls import Delta
+    from urdir.model.text.deltas import Delta
 
 #: What is printed before and after thoughts, with colours and without.
 _DIMMED, _BETWEEN = ("\x1b[2m", "\x1b[0m\n"), ("<think>\n", "\n</think>\n")

@@ -16,7 +16,7 @@ from urdir.model.commands.terminal import printable
 from urdir.model.commands.verdict import Verdict, verdict_of
 
 if TYPE_CHECKING:
-    from urdir.model.families.description import Config
+    from urdir.model.families.config import Config
     from urdir.model.files.gguf import Gguf
     from urdir.model.files.pretrained.model import SafetensorsModel
 
@@ -110,13 +110,13 @@ def _report(gguf: OpenFile, verdict: Verdict) -> dict[str, Any]:
 
 
 def _facts(config: Config | None) -> dict[str, Any]:
-    from urdir.model.families.summary import model_facts
+    from urdir.model.families.facts import model_facts
 
     return model_facts(config) if config else {}
 
 
 def _layers(config: Config | None) -> list[dict[str, Any]]:
-    from urdir.model.families.summary import layer_groups
+    from urdir.model.families.facts import layer_groups
 
     return layer_groups(config) if config else []
 

@@ -12,7 +12,7 @@ from urdir.model.commands.report import size_text
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
-    from urdir.model.families.description import Config
+    from urdir.model.families.config import Config
     from urdir.model.files.model_file import ModelFile
     from urdir.model.memory.budget import MemoryPlan
 
@@ -37,9 +37,9 @@ def verdict_of(gguf: ModelFile, args: argparse.Namespace) -> Verdict:
     Raises SettingsError for a context that the model does not take.
     """
     from urdir.driver.errors import DriverError
-    from urdir.model.engine.engine import chosen_context
+    from urdir.model.engine.defaults import chosen_context
     from urdir.model.errors import ConfigError, UnsupportedError
-    from urdir.model.families.description import Config
+    from urdir.model.families.config import Config
     from urdir.model.memory.weights import shares_of
     from urdir.ptxgen.tools.gpus import DEFAULT_GPU, GPUS
 

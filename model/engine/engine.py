@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from urdir.model.engine.opening import Opening
-from urdir.model.engine.pieces import announce, load_driver, open_file, open_group, template_of
+from urdir.model.engine.pieces import announce, driver_loader, open_file, open_group, template_of
 from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from urdir.model.engine.runner import Observer
     from urdir.model.engine.sampling import SamplingSettings
     from urdir.model.engine.session import Session
-    from urdir.model.families.description import Config
+    from urdir.model.families.config import Config
     from urdir.model.families.synthetic import SyntheticModel
     from urdir.model.files.model_file import ModelFile
     from urdir.model.memory.weights import Split, Weights
@@ -33,24 +33,6 @@ if TYPE_CHECKING:
     from urdir.model.text.sandbox import TemplateProcess
     from urdir.model.text.tokenizer import Tokenizer
     from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
-
-DEFAULT_CONTEXT = 4096
-#: The same for many users, who share the memory: a sequence takes what it has.
-LONG_CONTEXT = 32768
-#: Sequences, and tokens of a page, for many users.
-SEQUENCES, EMULATED_SEQUENCES, PAGE_LEN = 256, 8, 64
-
-
-def chosen_context(config: Config, context: int | None, most: int = DEFAULT_CONTEXT) -> int:
-    """Tokens of context: as many as are asked for, 0 being as many as the model takes; the smaller
-    of the model's and ``most`` where none are asked for. SettingsError for more than the
-    model's."""
-    from urdir.model.memory.budget import check_context
-
-    if context is None:
-        return min(most, config.context_length)
-    check_context(config, context or config.context_length)
-    return context or config.context_length
 
 
 class Engine(Owner):
@@ -131,9 +113,9 @@ class Engine(Owner):
         cache stores ``kv_dtype``; ``exact`` keeps activations in f32. Up to ``chunk`` tokens of a
         prompt (2048, split by layers 256) are processed at once, fewer where memory is short. A
         ``memory_share`` of what is free is for many users: the cache has as many pages of
-        ``page_len`` tokens (`PAGE_LEN`) as fit it; ``sequences`` (None) then are `SEQUENCES`, fewer
-        where recurrent layers have large states, some of which are kept for requests that begin
-        alike; the context is up to `LONG_CONTEXT`.
+        ``page_len`` tokens (64) as fit it; ``sequences`` (None) then are 256, fewer where recurrent
+        layers have large states, some of which are kept for requests that begin alike; the context
+        is up to 32768 (`defaults`).
         With ``text`` the file must have a vocabulary, which a thread of its own reads, with
         ``chat`` a chat template as well (None: one that it has must compile); ``chat_template``
         (Jinja, or a name such as "chatml") replaces the file's. ``meanwhile`` is
@@ -151,10 +133,10 @@ class Engine(Owner):
             from urdir.model.text.named_templates import template_text
 
             chat_template = template_text(chat_template)
-        with Opening(partial(load_driver, device)) as opening:
+        with Opening(driver_loader(device)) as opening:
             process = None if chat is False else opening.template_process()
             # imported while the driver is loaded
-            from urdir.model.families.description import Config
+            from urdir.model.families.config import Config
 
             with opening.timed("file"):
                 gguf = opening.own(open_file(path, quantize))
@@ -166,30 +148,28 @@ class Engine(Owner):
                         process.check(chat_template)
             opening.open_devices(partial(open_group, device, gpus, cache_folder, ptx_files))
             # imported while the device is opened
-            from urdir.model.memory.buckets import MOST_CHUNK, MOST_PASSED_CHUNK
+            from urdir.model.engine.defaults import chosen_context, wanted_settings
+            from urdir.model.engine.session import Session
             from urdir.model.memory.fitting import fitting_settings
-            from urdir.model.memory.session_settings import SessionSettings
             from urdir.model.memory.weights import Weights, shares_of
 
-            longest = LONG_CONTEXT if memory_share else DEFAULT_CONTEXT
-            context = chosen_context(config, context, longest)
+            many_users = bool(memory_share)
+            context = chosen_context(config, context, many_users=many_users)
             config = config.at_context(context)
             group = opening.group()
-            opened = group[0]
-            shares = shares_of(config, gguf, len(group), split)
-            announce(opened, gguf)
-            most = EMULATED_SEQUENCES if opened.is_emulated else SEQUENCES
-            most_chunk = MOST_CHUNK if shares[0].stage is None else MOST_PASSED_CHUNK
-            wanted = SessionSettings(
+            ranks = [*zip(shares_of(config, gguf, len(group), split), group, strict=True)]
+            announce(group[0], gguf)
+            wanted = wanted_settings(
+                *ranks[0],
                 context,
                 kv_dtype,
                 exact=exact,
-                sequences=most if sequences is None else sequences,
-                page_len=page_len or (PAGE_LEN if memory_share else 0),
+                sequences=sequences,
+                many_users=many_users,
+                page_len=page_len,
                 pages=pages,
-                chunk=chunk or most_chunk,
+                chunk=chunk,
             )
-            ranks = [*zip(shares, group, strict=True)]
             settings = fitting_settings(
                 gguf,
                 ranks,
@@ -199,11 +179,8 @@ class Engine(Owner):
             )
             weights = [opening.own(Weights(gguf, share, of)) for share, of in ranks]
             opening.upload(weights, gguf)
-            # imported while the weights are loaded
-            from urdir.model.engine.session import Session
-
             session = opening.own(
-                Session(opened, weights[0], settings, observer=observer, peers=weights[1:])
+                Session(group[0], weights[0], settings, observer=observer, peers=weights[1:])
             )
             if session.exchange is not None:
                 group.notes.append(session.exchange.describe_faults)

@@ -18,6 +18,7 @@ which it was made.
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import time
@@ -55,14 +56,19 @@ class Opening(Owner):
     """The threads of an opening, and the owners of what is open so far.
 
     The driver is loaded from the start. ``close`` ends all of it, until `hand_over`. ``seconds``
-    has what each part took, beside others. Until then the threads of the process take short turns.
+    has what each part took, beside others. Until then the threads of the process take short turns,
+    and cycles are not collected: what is made stays.
     """
 
     def __init__(self, load_driver: Callable[[], None]) -> None:
         self.seconds: dict[str, float] = {}
-        self._usual_turn = sys.getswitchinterval()
-        sys.setswitchinterval(_TURN)
         self._owners = ExitStack()
+        self._usual = ExitStack()
+        self._usual.callback(sys.setswitchinterval, sys.getswitchinterval())
+        sys.setswitchinterval(_TURN)
+        if gc.isenabled():
+            self._usual.callback(gc.enable)
+            gc.disable()
         self._driver = Task(self._timed("driver", load_driver), "driver")
         self._owners.callback(self._driver.failed)
         self._group: Task[Group] | None = None
@@ -136,12 +142,12 @@ class Opening(Owner):
 
     def hand_over(self) -> ExitStack:
         """All is open: what closes it again."""
-        sys.setswitchinterval(self._usual_turn)
+        self._usual.close()
         return self._owners.pop_all()
 
     def close(self) -> None:
         """End the threads, free what is open; closing twice does nothing."""
-        sys.setswitchinterval(self._usual_turn)
+        self._usual.close()
         self._owners.close()
 
     def _close_group(self) -> None:

@@ -27,13 +27,22 @@ LARGE_MODEL_BYTES = 100_000_000
 EMULATOR_BYTES_PER_SECOND = 25_000_000
 
 
-def load_driver(name: str) -> None:
-    """Import what opens a device, and load the driver of a GPU; no context is made."""
+def driver_loader(name: str) -> Callable[[], None]:
+    """What loads the driver of a GPU, and imports what opens a device; no context is made.
+
+    The bindings are imported at once: in a thread they would wait for other imports, and loading
+    the driver, which all that is to come waits for, would begin later.
+    """
     from urdir.driver import bindings
 
-    if not name.startswith("emulator"):
-        bindings.initialise()
-    import urdir.driver.group  # noqa: F401
+    load = None if name.startswith("emulator") else bindings.driver_loader()
+
+    def load_all() -> None:
+        if load is not None:
+            load()
+        import urdir.driver.group  # noqa: F401
+
+    return load_all
 
 
 def open_group(

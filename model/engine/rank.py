@@ -15,7 +15,7 @@ from urdir.model.memory.exchange import Exchange, RankExchange
 from urdir.model.memory.kv_cache import KvCache
 from urdir.model.memory.recurrent_state import RecurrentState
 from urdir.model.memory.storage import SequenceStorage
-from urdir.model.memory.workspace import ZEROED
+from urdir.model.memory.workspace import open_workspace
 from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
@@ -57,9 +57,7 @@ class Rank(Owner):
             recurrent = owners.enter_context(RecurrentState(device, budget.recurrent, stream, held))
             states = [rank.parts.state for rank in followers]
             state = owners.enter_context(DecodeState(device, budget.state, stream, states))
-            work = owners.enter_context(device.arena(budget.workspace, "workspace"))
-            for name in ZEROED & work.keys():
-                work[name].fill(0)
+            work = owners.enter_context(open_workspace(device, budget.workspace))
             self.parts = StepParts(
                 device=device,
                 config=weights.config,

@@ -9,7 +9,7 @@ from typing import Any
 from urdir.model.engine.generate import Generation, Statistics
 from urdir.model.text.answers import AnswerParser, find_answer_format
 from urdir.model.text.chat import ChatTemplate, Message
-from urdir.model.text.tool_calls import ToolCall
+from urdir.model.text.deltas import ToolCall
 
 Messages = Sequence[Message | Mapping[str, Any]]
 ToolDescriptions = Sequence[Mapping[str, Any]]

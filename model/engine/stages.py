@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 from urdir.driver.context import close_all
 from urdir.driver.plan import Plan
+from urdir.model.blocks.activations import Activations
 from urdir.model.blocks.embedding import append_embedding
 from urdir.model.blocks.layer import append_layer, append_layer_keys, begins_with_attention
-from urdir.model.blocks.linear import Activations
 from urdir.model.blocks.parts import LayerStep, StepParts
 from urdir.model.blocks.rows import OutputRows, Rows
 from urdir.model.engine.batch import Output, StepShape

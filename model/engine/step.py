@@ -6,10 +6,10 @@ from collections.abc import Generator
 
 from urdir.driver.execute import completed
 from urdir.driver.plan import Plan
+from urdir.model.blocks.activations import Activations
 from urdir.model.blocks.embedding import append_embedding
 from urdir.model.blocks.exchange import append_parts_of_ranks
 from urdir.model.blocks.layer import append_layer, append_layer_keys, begins_with_attention
-from urdir.model.blocks.linear import Activations
 from urdir.model.blocks.parts import LayerStep, StepParts
 from urdir.model.blocks.recall import append_output_recall
 from urdir.model.blocks.rows import OutputRows, Rows

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection
 
 from urdir.model.errors import ConfigError, UnsupportedError
-from urdir.model.families.description import Config
+from urdir.model.families.description import Description
 from urdir.model.families.stored import Shape, Stored, StoredMatrix, stored_in
 from urdir.model.files.model_file import ModelFile
 from urdir.ptxgen.weights.formats import FORMATS
@@ -15,19 +15,20 @@ from urdir.ptxgen.weights.formats import FORMATS
 VECTOR_TYPES = ("F32", "F16", "BF16")
 
 
-def check_tensors(config: Config, file: ModelFile) -> None:
+def check_tensors(description: Description, file: ModelFile) -> None:
     """Raise ConfigError for a tensor that is missing or has another shape, UnsupportedError for a
     type that is not supported there and for a tensor that the description does not name.
     """
-    named = set(config.unused_tensors)
-    for reference in stored_in(config):
+    named = set(description.unused_tensors)
+    for reference in stored_in(description):
         named.add(reference.name)
         _check(reference, file)
     # A tensor left out would change the answers silently.
     for name in file.tensors:
         if name not in named:
+            kind = description.architecture
             raise UnsupportedError(
-                f"tensor '{name}' is no part of a '{config.architecture}' model as supported here"
+                f"tensor '{name}' is no part of a '{kind}' model as supported here"
             )
 
 

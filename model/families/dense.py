@@ -7,7 +7,7 @@ from typing import Any
 
 from urdir.model.errors import UnsupportedError
 from urdir.model.families.attention import Attention
-from urdir.model.families.description import Config
+from urdir.model.families.description import Description
 from urdir.model.families.layers import LayerConfig, Network
 from urdir.model.families.parts import (
     attention,
@@ -43,7 +43,7 @@ def decoder(
     output_norm: NormName = "output_norm",
     more: Callable[[int], dict[str, Any]] = lambda index: {},
     **options: Any,
-) -> Config:
+) -> Description:
     """The model of these attentions and networks by layer, one after the other or ``side_by_side``.
 
     ``norm`` is what all norms do; ``more`` gives a layer's further fields of `LayerConfig`,
@@ -73,7 +73,7 @@ def rms_decoder(
     attends: Callable[[int], Attention],
     network: Callable[[int], Network],
     **options: Any,
-) -> Config:
+) -> Description:
     """`decoder` with RMSNorm."""
     return decoder(file, rms_norm(file), attends, network, **options)
 

@@ -1,4 +1,4 @@
-"""The description of a model as plain data: a family makes it, everything else reads it.
+"""The description of a model as plain data, which a family makes: `Config` is one that fits a file.
 
 A model is a few layers (`layers`) of networks: attention (`attention`), mixers with a state
 (`recurrent`), dense networks and mixtures of experts (`feed_forward`). What comes before and after
@@ -8,16 +8,13 @@ them is here.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Self
 
 from urdir.model.families.attention import Attention
 from urdir.model.families.layers import LayerConfig
 from urdir.model.families.recurrent import Lightning, Recurrent
 from urdir.model.families.rope import RopeConfig
 from urdir.model.families.stored import Linear, Normalization, Slopes, StoredMatrix, StoredVector
-
-if TYPE_CHECKING:
-    from urdir.model.files.model_file import ModelFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +58,9 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
-    """A whole model, see `Config.from_gguf`; or the ``share`` of it that one rank has, or the
-    ``stage`` of it, whose layers are all that it has.
+class Description:
+    """A whole model; or the ``share`` of it that one rank has, or the ``stage`` of it, whose layers
+    are all that it has.
 
     The stream begins as the token's row of ``embedding``, times ``embedding_scale``, plus its row
     of ``positions``, normalised by ``embedding_norm``; it is kept as ``saves``, and ``adds``
@@ -94,18 +91,9 @@ class Config:
     share: Share | None = None
     stage: Stage | None = None
 
-    def __str__(self) -> str:
-        from urdir.model.families.summary import summary
-
-        return summary(self)
-
     def __repr__(self) -> str:
         size = f"hidden {self.hidden}, vocabulary {self.vocab_size}, context {self.context_length}"
-        return f"<Config {self.architecture}, {self.n_layers} layers, {size}>"
-
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """In a notebook: what the layers are made of."""
-        printer.text(str(self))
+        return f"<{type(self).__name__} {self.architecture}, {self.n_layers} layers, {size}>"
 
     @property
     def n_layers(self) -> int:
@@ -148,14 +136,7 @@ class Config:
         names = (self.saves, *(layer.saves for layer in self.layers))
         return tuple(dict.fromkeys(name for name in names if name is not None))
 
-    @classmethod
-    def from_gguf(cls, gguf: ModelFile) -> Config:
-        """The description of a file; see `registry.read_config`."""
-        from urdir.model.families.registry import read_config
-
-        return read_config(gguf)
-
-    def at_context(self, context: int) -> Config:
+    def at_context(self, context: int) -> Self:
         """The model as it is for sequences of up to ``context`` tokens: LongRoPE has factors for
         short and for long ones."""
         if not any(rope.long_factors for rope in self.ropes):

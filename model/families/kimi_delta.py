@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from urdir.model.errors import ConfigError, UnsupportedError
 from urdir.model.families.attention import Attention
-from urdir.model.families.description import Config
+from urdir.model.families.description import Description
 from urdir.model.families.layers import Network
 from urdir.model.families.mixtures import without
 from urdir.model.families.parts import model, qkv, rms_norm, sequential
@@ -28,11 +28,11 @@ def kimi_decoder(
     attends: Callable[[int], Attention],
     delta: Callable[[int], KimiDelta],
     network: Callable[[int], Network],
-) -> Config:
+) -> Description:
     """The model of these mixers and networks by layer. llama.cpp loads biases of Q, K and V of
     delta rules for nothing."""
     norm, kv_heads = rms_norm(file), file.by_layer("attention.head_count_kv", int)
-    config = model(
+    description = model(
         file,
         lambda index: sequential(
             attends(index) if kv_heads[index] else delta(index),
@@ -41,7 +41,7 @@ def kimi_decoder(
         ),
         file.norm("output_norm", None, norm),
     )
-    return without(config, file, KimiDelta, [f"attn_{name}.bias" for name in ("q", "k", "v")])
+    return without(description, file, KimiDelta, [f"attn_{name}.bias" for name in ("q", "k", "v")])
 
 
 def heads_of_all(file: Reader) -> int:

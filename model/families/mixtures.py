@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Literal
 
 from urdir.model.errors import ConfigError, UnsupportedError
-from urdir.model.families.description import Config
+from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Dense, LatentExperts, Mixture, Router
 from urdir.model.families.layers import Network
 from urdir.model.families.parts import (
@@ -249,14 +249,16 @@ def optional_mixture(file: Reader, layer: int, shared: int = 0) -> Dense | Mixtu
 # ---- whole models ----
 
 
-def without(config: Config, file: Reader, kind: type[Network], names: Iterable[str]) -> Config:
+def without(
+    description: Description, file: Reader, kind: type[Network], names: Iterable[str]
+) -> Description:
     """The same where layers with a network of that ``kind`` store tensors of these names for
     nothing: llama.cpp loads and ignores them."""
     unused = [
         f"blk.{index}.{name}"
-        for index, layer in enumerate(config.layers)
+        for index, layer in enumerate(description.layers)
         if any(isinstance(network, kind) for network in layer.networks)
         for name in names
     ]
     stored = tuple(name for name in unused if name in file.stored)
-    return replace(config, unused_tensors=config.unused_tensors + stored)
+    return replace(description, unused_tensors=description.unused_tensors + stored)

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from urdir.model.errors import ConfigError, UnsupportedError
 from urdir.model.families.attention import Attention, OutputGate, QkNorm
-from urdir.model.families.description import Config
+from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Dense
 from urdir.model.families.layers import Block, Branch, LayerConfig, Network
 from urdir.model.families.reader import Presence, Reader
@@ -220,12 +220,12 @@ def model(
     embedding: str = "token_embd",
     unused: Collection[str] = (),
     **options: Any,
-) -> Config:
+) -> Description:
     """The model of these layers, with the matrices ``embedding`` and output (where it is "absent",
     or "optional" and not stored, the embedding is used again).
 
     ``unused`` are tensors, without the number of a layer, that llama.cpp loads for nothing;
-    ``options`` are fields of `Config`.
+    ``options`` are fields of `Description`.
     """
     if not file.optional("attention.causal", bool, True):
         raise UnsupportedError(f"{file.key('attention.causal')} is false: no text decoder")
@@ -249,7 +249,7 @@ def model(
         "unused_tensors": (*_of_further_layers(file), *file.of_kinds(unused)),
     }
     # what is ignored is known once everything has been read
-    return Config(**{**fields, **options, "ignored_keys": file.ignored_keys})
+    return Description(**{**fields, **options, "ignored_keys": file.ignored_keys})
 
 
 def _vocab_size(file: Reader, name: str) -> int:

@@ -1,4 +1,4 @@
-"""From a file's architecture to its family, and from there to a checked description."""
+"""From a file's architecture to its family, and from there to a description."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 
-from urdir.model.errors import ConfigError, UnsupportedError
+from urdir.model.errors import UnsupportedError
 from urdir.model.families import architectures
-from urdir.model.families.check import check_tensors
-from urdir.model.families.description import Config
+from urdir.model.families.description import Description
 from urdir.model.families.reader import Reader
-from urdir.model.files.model_file import ModelFile
 
-Describe = Callable[[Reader], Config]
+Describe = Callable[[Reader], Description]
 
 
 @cache
@@ -47,32 +45,7 @@ def _described_in(name: str) -> Mapping[str, Describe]:
     return found
 
 
-def read_config(file: ModelFile) -> Config:
-    """Read the metadata and check all tensors; needs no tokeniser.
-
-    Raises UnsupportedError (architecture, tensor types, tensors we would have to ignore) or
-    ConfigError (a key or tensor missing or inconsistent), naming the key or tensor.
-    """
-    if (kind := str(file.metadata.get("general.type"))) in _OTHER_KINDS:
-        raise UnsupportedError(f"{file.path}: {_OTHER_KINDS[kind]}")
-    try:
-        config = describe(Reader.of(file))
-        check_tensors(config, file)
-    except (ConfigError, UnsupportedError) as error:
-        prefix = f"{file.path}: "
-        if str(error).startswith(prefix):
-            raise
-        raise type(error)(prefix + str(error)) from None
-    return config
-
-
-#: What files say that they are and that is no language model of its own: general.type,
-_OTHER_KINDS = {
-    "adapter": "a LoRA adapter: merge it into its model's file first",
-    "imatrix": "an importance matrix: urdir does not quantise files",
-    "mmproj": "a multi-modal projector (mmproj): only text models run",
-}
-#: and general.architecture.
+#: What files are, by general.architecture, that hold no language model of its own.
 _OTHER_FILES = {
     "clip": ": this is a multi-modal projector (mmproj); only text models run",
     "controlvector": ": this is a control vector, of which there is no use",
@@ -96,7 +69,7 @@ def _hint(architecture: str) -> str:
     return f" (the {len(families())} that are: table Architectures in model/README.md)"
 
 
-def describe(file: Reader) -> Config:
+def describe(file: Reader) -> Description:
     """The description that the family of ``file`` makes; tensors are not checked yet."""
     architecture = file.architecture
     if (described := _find(architecture)) is None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from urdir.model.errors import UnsupportedError
 from urdir.model.families.attention import Attention, Latent, OutputGate, QkNorm
+from urdir.model.families.config import Config
 from urdir.model.families.cut import (
     Blocks,
     Cut,
@@ -23,7 +24,7 @@ from urdir.model.families.cut import (
     spans,
     values_of_heads,
 )
-from urdir.model.families.description import Config, Share
+from urdir.model.families.description import Share
 from urdir.model.families.feed_forward import Dense, Mixture
 from urdir.model.families.layers import Block, Branch, LayerConfig, Network
 from urdir.model.families.recurrent import Recurrent

@@ -11,7 +11,8 @@ from dataclasses import replace
 from itertools import accumulate
 
 from urdir.model.errors import UnsupportedError
-from urdir.model.families.description import Config, Stage
+from urdir.model.families.config import Config
+from urdir.model.families.description import Stage
 from urdir.model.families.layers import LayerConfig
 
 

@@ -31,7 +31,7 @@ _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
 _ALIGNMENT = "general.alignment"
 _STRING, _ARRAY, _UINT32 = 8, 9, 4
-#: What is read at first, and how many times as much where that is not the whole header.
+#: What is read at first, and how many times as much where the header goes on.
 _FIRST_READ, _GROWTH = 1 << 20, 4
 
 # Value type id -> dtype; 7 is a boolean, one byte. The two others are _STRING and _ARRAY.
@@ -76,16 +76,7 @@ class Header:
 
 def read_header(file: OpenFile) -> Header:
     """Raises GgufError for what is not well formed, UnsupportedError for what is not taken."""
-    nbytes = _FIRST_READ
-    while True:
-        start = file.read(0, min(nbytes, len(file)))
-        try:
-            return _read(_Cursor(start.data, len(file), str(file.path)))
-        except _HeaderGoesOn:
-            nbytes *= _GROWTH
-
-
-def _read(cursor: _Cursor) -> Header:
+    cursor = _Cursor(file)
     version = _read_version(cursor)
     n_tensors = cursor.count(limits.TENSORS, min_size=8 + 4 + 4 + 8)
     n_values = cursor.count(limits.METADATA_KEYS, min_size=8 + 4 + 1)
@@ -96,23 +87,22 @@ def _read(cursor: _Cursor) -> Header:
     return Header(version, alignment, metadata, tensors, data_start)
 
 
-class _HeaderGoesOn(Exception):  # noqa: N818 - no error of the file
-    """The header does not end within what has been read of the file."""
-
-
 class _Cursor:
-    """A position in the header; every read is checked against the file's end."""
+    """A position in the header; every read is checked against the file's end.
 
-    __slots__ = ("buffer", "file_nbytes", "nested_arrays", "path", "position", "reading")
+    `buffer` is the start of the file, as much of it as is needed so far.
+    """
 
-    def __init__(self, buffer: memoryview, file_nbytes: int, path: str) -> None:
-        """`buffer` is the start of the file."""
-        self.buffer = buffer
-        self.file_nbytes = file_nbytes
+    __slots__ = ("_file", "buffer", "file_nbytes", "nested_arrays", "path", "position", "reading")
+
+    def __init__(self, file: OpenFile) -> None:
+        self._file = file
+        self.file_nbytes = len(file)
+        self.path = str(file.path)
+        self.buffer = file.read(0, min(_FIRST_READ, len(file))).data
         self.position = 0
         self.nested_arrays = 0  # so far
         self.reading = "the header"  # what the error message names
-        self.path = path
 
     def fail(self, what: str) -> NoReturn:
         raise GgufError(f"{self.path}: {what}")
@@ -122,32 +112,37 @@ class _Cursor:
         limit.check(found, f"{self.path}: {self.reading}", GgufError)
 
     def ends(self) -> NoReturn:
-        """Fail: what is in memory ends too early, and perhaps the file."""
-        if len(self.buffer) < min(self.file_nbytes, limits.HEADER_NBYTES.most):
-            raise _HeaderGoesOn
-        if len(self.buffer) < self.file_nbytes:
-            self.limit(limits.HEADER_NBYTES, self.file_nbytes)
+        """Fail: the file ends too early."""
         size = f"{self.file_nbytes:,} bytes"
         self.fail(f"the file ends within {self.reading} ({size}): truncated or corrupt")
 
+    def reach(self, end: int) -> None:
+        """Have the file up to `end` in the buffer; fail where it ends before, or is no header that
+        far."""
+        if end > self.file_nbytes:
+            self.ends()
+        self.limit(limits.HEADER_NBYTES, end)
+        nbytes = len(self.buffer)
+        while nbytes < end:
+            nbytes *= _GROWTH
+        self.buffer = self._file.read(0, min(nbytes, self.file_nbytes)).data
+
     def take(self, nbytes: int) -> int:
         """Advance by `nbytes`; returns where they start."""
-        start = self.position
-        if nbytes > len(self.buffer) - start:
-            self.ends()
-        self.position = start + nbytes
+        start, end = self.position, self.position + nbytes
+        if end > len(self.buffer):
+            self.reach(end)
+        self.position = end
         return start
 
     def scalar(self, kind: struct.Struct) -> Any:
-        return kind.unpack_from(self.buffer, self.take(kind.size))[0]
+        start = self.take(kind.size)
+        return kind.unpack_from(self.buffer, start)[0]
 
     def string(self, limit: Limit) -> bytes:
         length = self.scalar(_U64)
         if length > self.file_nbytes - self.position:
-            self.fail(
-                f"the file ends within {self.reading} ({self.file_nbytes:,} bytes): truncated or "
-                "corrupt"
-            )
+            self.ends()
         self.limit(limit, length)
         start = self.take(length)
         return bytes(self.buffer[start : start + length])
@@ -246,17 +241,18 @@ def _read_array(cursor: _Cursor, depth: int) -> Value:
 def _read_strings(cursor: _Cursor, count: int) -> StringArray:
     """Walk over the lengths of `count` strings: the loop that is slow for a large vocabulary."""
     start = position = cursor.position
-    buffer, length = cursor.buffer, _U64.unpack_from
-    ends = array("Q")
+    length, ends = _U64.unpack_from, array("Q")
     append: Callable[[int], None] = ends.append
-    try:
-        for _ in range(count):
-            position += 8 + length(buffer, position)[0]
-            append(position)
-    except (struct.error, OverflowError):  # a length led past the end
-        cursor.ends()
+    while len(ends) < count:
+        buffer = cursor.buffer
+        try:
+            for _ in range(count - len(ends)):
+                position += 8 + length(buffer, position)[0]
+                append(position)
+        except (struct.error, OverflowError):  # the next length is not in the buffer
+            cursor.reach(position + 8)
     cursor.take(position - start)
-    return StringArray(buffer, start, ends)
+    return StringArray(cursor.buffer, start, ends)
 
 
 def _read_alignment(metadata: Metadata, cursor: _Cursor) -> int:

@@ -60,10 +60,10 @@ class StringArray(Sequence[str]):
     def first_without(self, char: str) -> int | None:
         """The first of the strings that lacks an ASCII character; None where all have it."""
         text, starts = self._joined()
-        places = np.append(np.flatnonzero(text == ord(char)), len(text))
-        after = places[np.searchsorted(places, starts)]  # the next one from the start of a string
-        lacking = np.flatnonzero(after >= np.append(starts[1:], len(text)))
-        return int(lacking[0]) if len(lacking) else None
+        if not len(starts):
+            return None
+        has = np.logical_or.reduceat(text == ord(char), starts)
+        return None if has.all() else int(has.argmin())
 
     def decoded(self) -> list[str]:
         """All of them, decoded at one go."""

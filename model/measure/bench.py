@@ -25,7 +25,7 @@ from urdir.model.memory.recurrent_state import RecurrentShape
 from urdir.ptxgen.kernels.attention.decode import DecodeAttention
 
 if TYPE_CHECKING:
-    from urdir.model.families.description import Config
+    from urdir.model.families.config import Config
     from urdir.model.files.model_file import ModelFile
 
 Run = TypeVar("Run")

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, TypeVar
 from urdir.driver.device import Device
 from urdir.driver.parallel import in_threads
 from urdir.model.engine.batch import Output
-from urdir.model.engine.engine import Engine, chosen_context
+from urdir.model.engine.defaults import chosen_context
+from urdir.model.engine.engine import Engine
 from urdir.model.errors import ModelError
 from urdir.model.families.synthetic import SyntheticModel
 from urdir.model.files.demo import DEMO

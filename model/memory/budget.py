@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from urdir.model.errors import ModelError, SettingsError
-from urdir.model.families.description import Config
+from urdir.model.families.config import Config
 from urdir.model.memory.buckets import chunks_of, row_bucket, row_buckets
 from urdir.model.memory.cache_shape import CacheShape
 from urdir.model.memory.device_state import MAILBOX_SLOTS, StateShape

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from urdir.driver.errors import DriverError
+from urdir.model.memory.block_table import BlockTable
 from urdir.model.memory.cache_shape import CachedLayer
 from urdir.model.memory.pages import PagePool
-from urdir.model.memory.queued_writes import QueuedWrites
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Arena
@@ -20,19 +18,10 @@ if TYPE_CHECKING:
 class Group:
     """Layers with equal slots, in a contiguous cache: every sequence has its own; a fork copies."""
 
-    def __init__(
-        self,
-        arena: Arena,
-        writes: QueuedWrites,
-        stream: Stream,
-        layers: dict[int, CachedLayer],
-        table: str,
-    ) -> None:
+    def __init__(self, arena: Arena, stream: Stream, layers: dict[int, CachedLayer]) -> None:
         self._arena = arena
-        self._writes = writes
         self._stream = stream
         self._layers = layers
-        self._table_name = table
         self.layout = next(iter(layers.values())).layout
         # How far each sequence was written since it was empty: a ring keeps the end of that.
         self._written = [0] * self.layout.sequences
@@ -105,19 +94,12 @@ class PagedGroup(Group):
     the window serve it for what comes."""
 
     def __init__(
-        self,
-        arena: Arena,
-        writes: QueuedWrites,
-        stream: Stream,
-        layers: dict[int, CachedLayer],
-        table: str,
+        self, arena: Arena, stream: Stream, layers: dict[int, CachedLayer], table: BlockTable
     ) -> None:
-        super().__init__(arena, writes, stream, layers, table)
-        layout = self.layout
-        self.pool = PagePool(layout.pages, layout.page_len)
-        self._pages: list[list[int]] = [[] for _ in range(layout.sequences)]
-        self._table = np.zeros((layout.sequences, layout.blocks), np.uint32)
-        writes.write(arena[table], self._table)
+        super().__init__(arena, stream, layers)
+        self.pool = PagePool(self.layout.pages, self.layout.page_len)
+        self._pages: list[list[int]] = [[] for _ in range(self.layout.sequences)]
+        self._table = table
 
     @property
     def free_tokens(self) -> int:
@@ -157,7 +139,7 @@ class PagedGroup(Group):
                 if layout.capacity or block * layout.page_len < stored:
                     self._copy_slots(held[block], page)
             if fresh:
-                self._upload(sequence, pages)
+                self._table.set(sequence, pages)
         except DriverError:
             self.pool.release(fresh)
             raise
@@ -176,7 +158,7 @@ class PagedGroup(Group):
         self._written[sequence] = end
         if begun.source is not None:
             self._copy_slots(begun.source, begun.pages[begun.tokens // self.layout.page_len])
-        self._upload(sequence, begun.pages)
+        self._table.set(sequence, begun.pages)
         return begun.tokens
 
     def publish(self, sequence: int, tokens: Sequence[int]) -> None:
@@ -202,7 +184,7 @@ class PagedGroup(Group):
         self.truncate(target, 0)
         self._pages[target] = list(held)
         self._written[target] = self._written[source]
-        self._upload(target, held)
+        self._table.set(target, held)
 
     def _blocks(self, tokens: int) -> int:
         """Pages that so many tokens take."""
@@ -216,9 +198,3 @@ class PagedGroup(Group):
         )
         shared = [b for b in blocks if b < len(held) and self.pool.is_shared(held[b])]
         return shared, sorted(b for b in blocks if b >= len(held))
-
-    def _upload(self, sequence: int, pages: Sequence[int]) -> None:
-        """Make them those of a sequence in the table that kernels read."""
-        row = self._table[sequence]
-        row[: len(pages)] = pages
-        self._writes.write(self._arena[self._table_name], row, sequence * row.nbytes)

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Self
 
 from urdir.model.families.attention import Attention
-from urdir.model.families.description import Config
+from urdir.model.families.config import Config
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.ptxgen.kernels.attention.kv_layout import KvDtype, KvLayout
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from urdir.model.errors import SettingsError
-from urdir.model.families.description import Config, Share
+from urdir.model.families.config import Config
+from urdir.model.families.description import Share
 from urdir.model.owner import Owner
 from urdir.ptxgen.kernels.exchange.all_reduce_two_shot import MOST_PART, part_of, stage_sizes
 from urdir.ptxgen.kernels.exchange.gives import Gives, SumOfRanks

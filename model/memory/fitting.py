@@ -16,7 +16,7 @@ STATES_PART, MOST_STATES = 1 / 4, 256
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
-    from urdir.model.families.description import Config
+    from urdir.model.families.config import Config
     from urdir.model.files.model_file import ModelFile
     from urdir.model.memory.session_settings import SessionSettings
 

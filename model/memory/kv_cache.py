@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from urdir.driver.context import close_all
 from urdir.driver.errors import DriverError
 from urdir.model.errors import ContextFullError, ModelError
+from urdir.model.memory.block_table import BlockTable
 from urdir.model.memory.cache_groups import Group, PagedGroup
 from urdir.model.memory.cache_shape import CacheShape, table_name
 from urdir.model.memory.pages import PagePool
@@ -55,10 +56,12 @@ class KvCache(Owner):
         self._groups: list[Group] = []
         for number, indices in enumerate(shape.groups):
             assert self._arena is not None
-            layers = {index: shape.layers[index] for index in indices}
-            is_paged = shape.layers[indices[0]].layout.is_paged
-            kind = PagedGroup if is_paged else Group
-            self._groups.append(kind(self._arena, self._writes, stream, layers, table_name(number)))
+            layers, layout = {i: shape.layers[i] for i in indices}, shape.layers[indices[0]].layout
+            if layout.is_paged:
+                table = BlockTable(self._arena[table_name(number)], layout, self._writes)
+                self._groups.append(PagedGroup(self._arena, stream, layers, table))
+            else:
+                self._groups.append(Group(self._arena, stream, layers))
         only = self._groups[0] if self._groups and shape.share_len else None
         self._known = only if isinstance(only, PagedGroup) else None  # that sequences can share
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from urdir.model.errors import ModelError
-from urdir.model.families.description import Config
+from urdir.model.families.config import Config
 from urdir.model.owner import Owner
 
 if TYPE_CHECKING:

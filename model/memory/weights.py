@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, Self, get_args
 import numpy as np
 
 from urdir.model.errors import SettingsError
-from urdir.model.families.description import Config
+from urdir.model.families.config import Config
 from urdir.model.families.rope import RopeConfig
 from urdir.model.families.stored import (
     Linear,
@@ -84,9 +84,8 @@ class Weights(Owner):
         self.config = config
         self.device = device
         self._arena: Arena = device.arena(weight_sizes(gguf, config), "weights")
-        self._layouts = {
-            of: _layout(of, gguf) for of in _kept(config) if isinstance(of, StoredMatrix)
-        }
+        self._kept = tuple(_kept(config))
+        self._layouts = {of: _layout(of, gguf) for of in self._kept if isinstance(of, StoredMatrix)}
         #: Learned positions (at least the largest cache's, hidden) f32; None where there are none.
         self.positions = self._arena.get(_POSITIONS)
         self.rope_tables = {rope: self._arena[_table_name(rope)] for rope in config.ropes}
@@ -114,13 +113,12 @@ class Weights(Owner):
         ends it early, from another thread. Raises DriverError when memory runs out or the device
         fails.
         """
-        for of in self._layouts:
-            self._arena[_label(of)].fill(0)  # padding of the last tiles
+        self._arena.buffer.fill(0)  # padding of the last tiles
         self._upload_rope_tables(gguf)
         self._upload_positions(gguf)
         for slopes, rates in self.rates.items():
             rates.upload(slopes.rates())
-        total = sum(_source_nbytes(of, gguf) for of in _kept(self.config))
+        total = sum(_source_nbytes(of, gguf) for of in self._kept)
         repacking = Repacking(self.device, self._layouts.values())
         pieces = self._pieces(gguf, repacking)
         rank = self.config.share or self.config.stage
@@ -152,7 +150,7 @@ class Weights(Owner):
         return NormLayer(of.norm, weight, bias)
 
     def _pieces(self, gguf: ModelFile, repacking: Repacking) -> Iterator[Piece]:
-        for of in _kept(self.config):
+        for of in self._kept:
             tensor, place = gguf.tensors[of.name], self._arena[_label(of)]
             if isinstance(of, StoredMatrix):
                 yield from repacking.pieces(self._layouts[of], source_rows(of, tensor), place)

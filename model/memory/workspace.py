@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 from urdir.model.families.attention import Attention
-from urdir.model.families.description import Config
+from urdir.model.families.config import Config
 from urdir.model.families.recurrent import (
     KimiDelta,
     Lightning,
@@ -24,6 +26,10 @@ from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 from urdir.ptxgen.kernels.summary import SUMMARY
 from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.weights.packed import packed_nbytes
+
+if TYPE_CHECKING:
+    from urdir.driver.device import Device
+    from urdir.driver.memory import Arena
 
 #: Buffers for the stream: what a block reads, what it makes, and what a parallel block adds up.
 STREAMS = ("hidden", "residual", "sum", "spare")
@@ -45,7 +51,17 @@ WRITTEN_KEYS, WRITTEN_VALUES = "written keys", "written values"
 WRITTEN_SEQUENCE = "written sequence"
 
 #: Buffers that are zeros at first: kernels leave them so.
-ZEROED = frozenset({"experts arrived", "chunks arrived", WRITTEN_SEQUENCE})
+_ZEROED = frozenset({"experts arrived", "chunks arrived", WRITTEN_SEQUENCE})
+
+
+def open_workspace(device: Device, sizes: Mapping[str, int], name: str = "workspace") -> Arena:
+    """An arena of these buffers, as the kernels expect them at first."""
+    with ExitStack() as owners:
+        work = owners.enter_context(device.arena(sizes, name))
+        for buffer in _ZEROED & work.keys():
+            work[buffer].fill(0)
+        owners.pop_all()
+    return work
 
 
 def saved(name: str) -> str:

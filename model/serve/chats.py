@@ -23,7 +23,7 @@ from urdir.model.serve.tools import Tools, read_tools
 from urdir.model.text.answers import AnswerParser
 from urdir.model.text.chat import ChatTemplate, Message, Prompt
 from urdir.model.text.constraints import Constraint
-from urdir.model.text.tool_calls import Delta
+from urdir.model.text.deltas import Delta
 
 _UNSUPPORTED = {
     "audio": "this server answers with text",

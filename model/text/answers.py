@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 from urdir.model.text import harmony
 from urdir.model.text.call_formats import CallFormat, find_call_format
+from urdir.model.text.deltas import CallNumbers, Delta, as_content, new_call_id
 from urdir.model.text.harmony import HarmonySplitter
 from urdir.model.text.reasoning import THINK_TAGS, ReasoningSplitter, ThinkTags, prompt_begins
-from urdir.model.text.tool_calls import CallNumbers, CallSplitter, Delta, Tools, new_call_id
+from urdir.model.text.tool_calls import CallSplitter, Tools
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +85,11 @@ class AnswerParser:
         """The rest, which was held back."""
         thoughts, text = ("", "") if self._thoughts is None else self._thoughts.finish()
         rest = [] if self._rest is None else self._rest.push(text) + self._rest.finish()
-        return _reasoning(thoughts) + (rest if self._rest is not None else _content(text))
+        return _reasoning(thoughts) + (rest if self._rest is not None else as_content(text))
 
     def _answer(self, text: str) -> list[Delta]:
-        return _content(text) if self._rest is None else self._rest.push(text)
+        return as_content(text) if self._rest is None else self._rest.push(text)
 
 
 def _reasoning(text: str) -> list[Delta]:
     return [Delta(reasoning=text)] if text else []
-
-
-def _content(text: str) -> list[Delta]:
-    return [Delta(content=text)] if text else []

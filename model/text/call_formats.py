@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from urdir.model.text.tool_calls import CallTags, ToolCall, Tools, UnfinishedError
+from urdir.model.text.deltas import ToolCall
+from urdir.model.text.tool_calls import CallTags, Tools, UnfinishedError
 
 
 def as_call(value: Any) -> ToolCall:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 
 from urdir.model.text.call_formats import dumps, loads
+from urdir.model.text.deltas import CallNumbers, Delta, Splitter, ToolCall, as_content
 from urdir.model.text.tags import begun
-from urdir.model.text.tool_calls import CallNumbers, Delta, ToolCall
 
 CHANNEL, MESSAGE, START, END = "<|channel|>", "<|message|>", "<|start|>", "<|end|>"
 EVIDENCE = (CHANNEL, MESSAGE, START)
@@ -22,31 +22,23 @@ _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=functions\.([^\s<]+)")
 
 
-class HarmonySplitter:
+class HarmonySplitter(Splitter):
     """Parts text that comes in pieces into reasoning, content and calls.
 
     Text without a header is content, and so are calls whose arguments cannot be read.
     """
 
     def __init__(self, numbers: CallNumbers) -> None:
+        super().__init__()
         self._numbers = numbers
-        self._held = ""
         self._header: str | None = ""  # of the message; None where the next text is a header
         self._is_start = True
-
-    def push(self, text: str) -> list[Delta]:
-        """What `text` makes known."""
-        self._held += text
-        deltas: list[Delta] = []
-        while (found := self._step()) is not None:
-            deltas += found
-        return deltas
 
     def finish(self) -> list[Delta]:
         """The rest: what was held back."""
         deltas = self.push("")
         rest, self._held = self._held, ""
-        return deltas + (_content(rest) if self._header is None else self._body(rest))
+        return deltas + (as_content(rest) if self._header is None else self._body(rest))
 
     def _step(self) -> list[Delta] | None:
         if self._is_start:
@@ -91,13 +83,9 @@ class HarmonySplitter:
             try:
                 call = ToolCall("", recipient[1], dumps(loads(body)))
             except (ValueError, RecursionError):
-                return _content(header + MESSAGE + body)
+                return as_content(header + MESSAGE + body)
             return [self._numbers.delta(call)]
         channel = _CHANNEL.search(header)
         if channel and channel[1] == "analysis":
             return [Delta(reasoning=body)]
-        return _content(body)
-
-
-def _content(text: str) -> list[Delta]:
-    return [Delta(content=text)] if text else []
+        return as_content(body)

@@ -6,43 +6,15 @@ again, as it was written.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from urdir.model.text.deltas import CallNumbers, Delta, Splitter, ToolCall, as_content
 from urdir.model.text.tags import begun_after_space
 
 Tools = Mapping[str, Mapping[str, Any]]
 """The JSON schema of the parameters of each function, by its name."""
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A function that a model asks to call; `arguments` is a JSON object."""
-
-    id: str
-    name: str
-    arguments: str
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCallDelta:
-    """A part of the call with number `index`; here always a whole one."""
-
-    index: int
-    id: str
-    name: str
-    arguments_piece: str
-
-
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """What became known of an answer: one of the three."""
-
-    content: str = ""
-    reasoning: str = ""
-    tool_call: ToolCallDelta | None = None
 
 
 class UnfinishedError(ValueError):
@@ -60,39 +32,20 @@ class CallTags:
     """Whether an answer that begins so is nothing but calls, without tags; None: not known yet."""
 
 
-def new_call_id() -> str:
-    """An id as OpenAI's look."""
-    return f"call_{secrets.token_hex(12)}"
-
-
-class CallNumbers:
-    """Numbers the calls of an answer, and gives ids to those without one."""
-
-    def __init__(self, new_id: Callable[[], str] = new_call_id) -> None:
-        self._new_id = new_id
-        self._count = 0
-
-    def delta(self, call: ToolCall) -> Delta:
-        """The call as a part of the answer."""
-        index, self._count = self._count, self._count + 1
-        call_id = call.id or self._new_id()
-        return Delta(tool_call=ToolCallDelta(index, call_id, call.name, call.arguments))
-
-
 _MAX_ENDS = 16  # of one call, found within its values
 
 
-class CallSplitter:
+class CallSplitter(Splitter):
     """Parts text that comes in pieces into content and calls.
 
     White space around calls belongs to their tags. Calls that cannot be read are content.
     """
 
     def __init__(self, tags: CallTags, tools: Tools, numbers: CallNumbers) -> None:
+        super().__init__()
         self._tags = tags
         self._tools = tools
         self._numbers = numbers
-        self._held = ""
         self._space = ""  # between the content and a call that may come
         self._begin = ""  # the tag of the calls that `_held` begins with
         self._is_call = False
@@ -100,14 +53,6 @@ class CallSplitter:
         self._after_call = False
         self._searched = 0  # there is no end of the calls before
         self._ends = 0  # that were found within values
-
-    def push(self, text: str) -> list[Delta]:
-        """What `text` makes known."""
-        self._held += text
-        deltas: list[Delta] = []
-        while (found := self._step()) is not None:
-            deltas += found
-        return deltas
 
     def finish(self) -> list[Delta]:
         """The rest: what was held back."""
@@ -119,7 +64,7 @@ class CallSplitter:
                 calls = []
             deltas += self._give(calls, len(self._held)) + self.push("")
         rest, self._held = self._held, ""
-        return [*deltas, *_content(rest)]
+        return [*deltas, *as_content(rest)]
 
     def _step(self) -> list[Delta] | None:
         """What the next part of the held text is; None where more must come."""
@@ -145,13 +90,13 @@ class CallSplitter:
             self._held = self._held[found:]
             self._is_call, self._begin = True, begin
             self._searched, self._ends = len(begin), 0
-            return _content(content)
+            return as_content(content)
         cut = len(self._held) - begun_after_space(self._held, begin)
         if not cut:
             return None
         content, self._held = self._held[:cut], self._held[cut:]
         self._after_call = False
-        return _content(content)
+        return as_content(content)
 
     def _find_end(self) -> list[Delta] | None:
         end = self._tags.end
@@ -185,8 +130,4 @@ class CallSplitter:
         if not calls:
             count = len(self._begin) or count
         taken, self._held = self._held[:count], self._held[count:]
-        return [self._numbers.delta(call) for call in calls] or _content(self._space + taken)
-
-
-def _content(text: str) -> list[Delta]:
-    return [Delta(content=text)] if text else []
+        return [self._numbers.delta(call) for call in calls] or as_content(self._space + taken)

@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
+from urdir.ptxgen.kernels.held_rows import HeldRows
+from urdir.ptxgen.spec import Access, Array, Param, Tolerance
 
-#: Most warps of a CTA, most vectors of four values that a thread has of a row, and most streams.
-MAX_WARPS, MAX_VECTORS, MAX_BANKS = 16, 8, 32
+#: Most kept streams.
+MAX_BANKS = 32
 
 
 @dataclass(frozen=True)
-class Recall(KernelSpec):
+class Recall(HeldRows):
     """y[r] = sum over i of p_i s_i[r]: s_i are the rows ``bank[i]``, and last the row of x.
 
     p is the softmax over i of weight . (s_i[r] / sqrt(mean(s_i[r]^2) + eps)).
@@ -35,19 +36,7 @@ class Recall(KernelSpec):
             raise PtxgenError(
                 f"recall: {self.rows} rows of {self.banks} kept streams (1 to {MAX_BANKS})"
             )
-        most = 4 * 32 * MAX_WARPS * MAX_VECTORS
-        if self.cols < 4 or self.cols % 4 or self.cols > most:
-            raise PtxgenError(f"recall: rows of {self.cols} values: multiples of 4 up to {most}")
-
-    @property
-    def warps(self) -> int:
-        """Warps of a CTA: a vector a thread, until there are enough."""
-        return min(MAX_WARPS, ceil_div(self.cols, 4 * 32))
-
-    @property
-    def vectors(self) -> int:
-        """Vectors of a thread."""
-        return ceil_div(self.cols, 4 * 32 * self.warps)
+        super().__post_init__()
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -57,10 +46,6 @@ class Recall(KernelSpec):
             Param("weight", "f32", ("cols",), Access.IN),
             Param("y", "f32", ("rows", "cols"), Access.OUT),
         )
-
-    @property
-    def launch_shape(self) -> LaunchShape:
-        return LaunchShape(grid=(self.rows, 1, 1), block=(32 * self.warps, 1, 1))
 
     @property
     def tolerance(self) -> Tolerance:

@@ -22,7 +22,7 @@ from urdir.driver.emulator.machine.execution import GridExecution
 from urdir.driver.emulator.machine.faults import KernelFault
 from urdir.driver.emulator.machine.memory import Memory
 from urdir.model.errors import ModelError, TemplateError
-from urdir.model.families.description import Config
+from urdir.model.families.config import Config
 from urdir.model.files.demo import demo_model
 from urdir.model.files.gguf import Gguf
 from urdir.model.files.metadata import Metadata

@@ -13,7 +13,7 @@ import gguf
 import numpy as np
 
 from urdir.model.families.attention import Attention, Latent, QkNorm
-from urdir.model.families.description import Config
+from urdir.model.families.config import Config
 from urdir.model.families.feed_forward import Dense, Mixture, Router
 from urdir.model.families.layers import Block, LayerConfig, Network
 from urdir.model.families.recurrent import (

@@ -22,7 +22,7 @@ from urdir.ptxgen.kernels.experts.route import RouteExperts
 from urdir.ptxgen.kernels.experts.select import SelectExperts
 from urdir.ptxgen.kernels.experts.selection import Selection
 from urdir.ptxgen.kernels.experts.up import ExpertsUp
-from urdir.ptxgen.kernels.linear.gemm import TILES
+from urdir.ptxgen.kernels.linear.gemm_tile import TILES
 from urdir.ptxgen.kernels.linear.pack import Pack
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.pairs import most_places, most_tiles

@@ -15,7 +15,8 @@ from urdir.model.families.synthetic import SyntheticModel
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.choice import Limits
 from urdir.ptxgen.kernels.linear.cut import MAX_SLOTS
-from urdir.ptxgen.kernels.linear.gemv import RECORD_NBYTES, Gemv
+from urdir.ptxgen.kernels.linear.gemv import Gemv
+from urdir.ptxgen.kernels.linear.gemv_room import RECORD_NBYTES, has_room
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.ptx.architecture import ARCHITECTURES, PORTABLE_CLUSTER, number_of
 from urdir.ptxgen.target import TESTED
@@ -124,12 +125,12 @@ def test_rows_for_which_there_is_room_get_at_least_four_warps(fmt: Format, targe
     limits = limits_of(target)
     _, shared = limits.shared(larger=True)
     for cols in range(4096, 65536, 2048):
-        if Gemv.fits((fmt,), cols, "i16", shared):
+        if has_room((fmt,), cols, "i16", shared):
             spec = i16(fmt, 4096, cols, shared=shared)
             assert spec.cut.warps >= 4
             assert spec.launch_shape.shared_bytes <= limits.shared_per_cta
-    assert Gemv.fits((fmt,), 4096, "i16", shared)
-    assert not Gemv.fits((fmt,), 65536, "i16", shared)
+    assert has_room((fmt,), 4096, "i16", shared)
+    assert not has_room((fmt,), 65536, "i16", shared)
 
 
 def test_impossible_specs_are_refused() -> None:
@@ -215,9 +216,7 @@ def test_large_launches_assemble_for_every_target(target: str) -> None:
     """
     limits = limits_of(target)
     (_, small), (_, large) = limits.shared(larger=False), limits.shared(larger=True)
-    longest = max(
-        cols for cols in range(4096, 65536, 256) if Gemv.fits((Q6_K,), cols, "i16", large)
-    )
+    longest = max(cols for cols in range(4096, 65536, 256) if has_room((Q6_K,), cols, "i16", large))
     assert longest >= 8192
     for spec in (
         i16(Q4_K, 14336, 4096, gated=True, norm=RMS, shared=small),

@@ -22,7 +22,7 @@ from urdir.driver.emulator.machine.async_reads import AsyncRead, AsyncReads
 from urdir.driver.emulator.machine.groups import WARP
 from urdir.driver.emulator.machine.races import Place, RaceDetector
 from urdir.driver.emulator.machine.shadow import encode, epoch_of, lane_of, line_of
-from urdir.driver.emulator.machine.watch import Access, Array, WatchedLaunch
+from urdir.driver.emulator.machine.watch import Access, Array, WatchedLaunch, bulk_copies
 from urdir.driver.emulator.machine.wave import Wave
 from urdir.driver.emulator.machine.wgmma import WARPGROUP
 
@@ -180,15 +180,14 @@ class Sanitizer(RaceDetector):
 
     def bulk_store(self, line: int, to: Array, origin: Array, size: Array, lanes: Array) -> None:
         """Shared memory is read until the thread has waited for that."""
-        for i, nbytes in enumerate(np.broadcast_to(size, to.shape).tolist()):
-            steps = np.arange(0, nbytes, 16, dtype=np.uint64)
-            lane = int(lanes[i]) + self.first_lane
-            where = (origin[i] + steps).astype(np.int64) + int(self.rows(np.array([lane]))[0])
-            warp = np.array([lane // WARP])
-            self._check_async(line, lane, warp, where, "reads")
-            group = self._committed.get(lane, 0)
-            self._reads.begin(where, AsyncRead(self._warpgroups, line, lane, group, warp))
-            self.pieces(line, "store", to[i] + steps, int(lanes[i]))
+        for i, lane, steps in bulk_copies(size, lanes):
+            thread = lane + self.first_lane
+            where = (origin[i] + steps).astype(np.int64) + int(self.rows(np.array([thread]))[0])
+            warp = np.array([thread // WARP])
+            self._check_async(line, thread, warp, where, "reads")
+            group = self._committed.get(thread, 0)
+            self._reads.begin(where, AsyncRead(self._warpgroups, line, thread, group, warp))
+            self.pieces(line, "store", to[i] + steps, lane)
 
     def bulk_commit(self, line: int, lanes: Array) -> None:
         """A group of each of these lanes ends."""
@@ -216,22 +215,20 @@ class Sanitizer(RaceDetector):
     ) -> None:
         """Remember what will have landed when the mbarriers' phases end."""
         every = [None] * to.size if masks is None else np.broadcast_to(masks, to.shape).tolist()
-        for i, nbytes in enumerate(np.broadcast_to(size, to.shape).tolist()):
-            steps = np.arange(0, nbytes, 16, dtype=np.uint64)
-            self.pieces(line, "load", origin[i] + steps, int(lanes[i]))
-            self._send(line, to[i : i + 1], steps, mbarrier[i : i + 1], int(lanes[i]), every[i])
+        for i, lane, steps in bulk_copies(size, lanes):
+            self.pieces(line, "load", origin[i] + steps, lane)
+            self._send(line, to[i : i + 1], steps, mbarrier[i : i + 1], lane, every[i])
 
     def bulk_send(
         self, line: int, to: Array, origin: Array, size: Array, mbarrier: Array, lanes: Array
     ) -> None:
         """The source counts as read when the copy is issued."""
-        for i, nbytes in enumerate(np.broadcast_to(size, to.shape).tolist()):
-            steps = np.arange(0, nbytes, 16, dtype=np.uint64)
-            lane = int(lanes[i]) + self.first_lane
-            where = (origin[i] + steps).astype(np.int64) + int(self.rows(np.array([lane]))[0])
-            self._check_async(line, lane, np.array([lane // WARP]), where, "reads")
-            self.pieces(line, "load", origin[i] + steps, int(lanes[i]), "shared")
-            self._send(line, to[i : i + 1], steps, mbarrier[i : i + 1], int(lanes[i]), None)
+        for i, lane, steps in bulk_copies(size, lanes):
+            thread = lane + self.first_lane
+            where = (origin[i] + steps).astype(np.int64) + int(self.rows(np.array([thread]))[0])
+            self._check_async(line, thread, np.array([thread // WARP]), where, "reads")
+            self.pieces(line, "load", origin[i] + steps, lane, "shared")
+            self._send(line, to[i : i + 1], steps, mbarrier[i : i + 1], lane, None)
 
     def _send(
         self, line: int, to: Array, steps: Array, mbarrier: Array, lane: int, mask: int | None

@@ -8,7 +8,7 @@ from its first CTA.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -70,6 +70,12 @@ class WatchedLaunch(Protocol):
     grid: tuple[int, int, int]
     memory: Memory
     params: bytes
+
+
+def bulk_copies(size: Array, lanes: Array) -> Iterator[tuple[int, int, Array]]:
+    """Of every lane's bulk copy its number, the lane, and the offsets of its pieces of 16 bytes."""
+    for number, nbytes in enumerate(np.broadcast_to(size, lanes.shape).tolist()):
+        yield number, int(lanes[number]), np.arange(0, nbytes, 16, dtype=np.uint64)
 
 
 class Watch:
@@ -176,19 +182,17 @@ class Watch:
         masks: Array | None,
     ) -> None:
         """cp.async.bulk from global to shared memory, of the CTAs in ``masks`` where given."""
-        for i, nbytes in enumerate(np.broadcast_to(size, to.shape).tolist()):
-            steps = np.arange(0, nbytes, 16, dtype=np.uint64)
-            self.pieces(line, "load", origin[i] + steps, int(lanes[i]))
-            self.pieces(line, "copy", to[i] + steps, int(lanes[i]), "cluster")
+        for i, lane, steps in bulk_copies(size, lanes):
+            self.pieces(line, "load", origin[i] + steps, lane)
+            self.pieces(line, "copy", to[i] + steps, lane, "cluster")
 
     def bulk_send(
         self, line: int, to: Array, origin: Array, size: Array, mbarrier: Array, lanes: Array
     ) -> None:
         """cp.async.bulk from shared memory to that of another CTA."""
-        for i, nbytes in enumerate(np.broadcast_to(size, to.shape).tolist()):
-            steps = np.arange(0, nbytes, 16, dtype=np.uint64)
-            self.pieces(line, "load", origin[i] + steps, int(lanes[i]), "shared")
-            self.pieces(line, "copy", to[i] + steps, int(lanes[i]), "cluster")
+        for i, lane, steps in bulk_copies(size, lanes):
+            self.pieces(line, "load", origin[i] + steps, lane, "shared")
+            self.pieces(line, "copy", to[i] + steps, lane, "cluster")
 
     def store_async(
         self, line: int, to: Array, data: Array, shift: int, mbarrier: Array, lanes: Array
@@ -198,10 +202,9 @@ class Watch:
 
     def bulk_store(self, line: int, to: Array, origin: Array, size: Array, lanes: Array) -> None:
         """cp.async.bulk from shared to global memory."""
-        for i, nbytes in enumerate(np.broadcast_to(size, to.shape).tolist()):
-            steps = np.arange(0, nbytes, 16, dtype=np.uint64)
-            self.pieces(line, "load", origin[i] + steps, int(lanes[i]), "shared")
-            self.pieces(line, "store", to[i] + steps, int(lanes[i]))
+        for i, lane, steps in bulk_copies(size, lanes):
+            self.pieces(line, "load", origin[i] + steps, lane, "shared")
+            self.pieces(line, "store", to[i] + steps, lane)
 
     def bulk_commit(self, line: int, lanes: Array) -> None:
         """cp.async.bulk.commit_group."""

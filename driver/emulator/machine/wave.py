@@ -93,7 +93,6 @@ class Wave:
         layout = program.layout
         self.shared = SharedMemory(ctas, shared_bytes, layout.shared)
         self.memory = GlobalSpace(self.changes)
-        shared_space = SharedSpace(self.shared, self.changes)
         self.cluster_space = ClusterSpace(self.shared, self.changes, self.cluster_size, ctas)
         self.asynchronous: Asynchronous | None = None
         self.bulk: BulkCopies | None = None
@@ -102,28 +101,41 @@ class Wave:
             self.mbarriers = MBarriers(self.shared, self.changes)
             self.asynchronous = Asynchronous(self.lanes, self.mbarriers, self.memory)
             self.bulk = BulkCopies(self.lanes, self.mbarriers, self.memory, self.cluster_space)
+        self.registers, self._temps = self._carve_arrays()
         self.warpgroups: Warpgroups | None = None
-        shapes = {name: self._temp_shape(name) for name in sorted(program.temps)}
-        total = sum(64 + self.lanes * max(1, width) for width in layout.widths)
-        total += sum(64 + 16 * int(np.prod(shape)) for shape, _ in shapes.values())
-        self.arena = free_arena(total)
-        carver = Carver(self.arena)
-        self.registers = {
-            number: carver.array((self.lanes,), f"u{width}" if width else np.bool_)
-            for number, width in enumerate(layout.widths)
-        }
         if program.uses_warpgroups:
             self.warpgroups = Warpgroups(
                 self.registers, tuple(layout.numbers), self.shared, ctas, self.lanes_per_cta,
                 registers_at_start(program.directives, self.threads), watch,
             )  # fmt: skip
-        self._temps = {name: carver.array(*shape) for name, shape in shapes.items()}
         self.params = np.zeros(-(-max(1, layout.param_bytes) // 16) * 16, np.uint8)
         self._bases: dict[str, Array] = {}
         self._placed: object = None
         self.specials = {name: self._special(name) for name in program.specials}
         self._set_thread_numbers()
-        self.common: dict[str, Any] = {
+        self.common = self._names(watch)
+        self._bound: dict[tuple[int, int], Functions] = {}
+        self._scattered: dict[int, Callable[..., Any]] = {}
+        self._gathered: dict[str, Any] = {}
+
+    def _carve_arrays(self) -> tuple[dict[int, Array], dict[str, Array]]:
+        """Registers by number and temporaries by name, of all lanes, in one arena."""
+        widths = self.program.layout.widths
+        shapes = {name: self._temp_shape(name) for name in sorted(self.program.temps)}
+        total = sum(64 + self.lanes * max(1, width) for width in widths)
+        total += sum(64 + 16 * int(np.prod(shape)) for shape, _ in shapes.values())
+        self.arena = free_arena(total)
+        carver = Carver(self.arena)
+        registers = {
+            number: carver.array((self.lanes,), f"u{width}" if width else np.bool_)
+            for number, width in enumerate(widths)
+        }
+        return registers, {name: carver.array(*shape) for name, shape in shapes.items()}
+
+    def _names(self, watch: Any) -> dict[str, Any]:
+        """What generated code of any block calls by name."""
+        layout, shared = self.program.layout, SharedSpace(self.shared, self.changes)
+        return {
             **_TYPES,
             **{name: getattr(np, name) for name in _NUMPY_NAMES},
             **_ARITHMETIC,
@@ -131,10 +143,10 @@ class Wave:
             **layout.kept,
             **{f"P_{e}": self.params.view(t) for e, t in _TYPES.items() if e[0] != "c"},
             "memory": self.memory,
-            "shared": shared_space,
+            "shared": shared,
             "cluster": self.cluster_space,
             "map_rank": map_rank,
-            "generic": GenericSpace(self.memory, shared_space),
+            "generic": GenericSpace(self.memory, shared),
             "machine": self,
             "watch": watch,
             "pick": pick,
@@ -148,9 +160,6 @@ class Wave:
             "stmatrix": stmatrix,
             "movmatrix": movmatrix,
         }
-        self._bound: dict[tuple[int, int], Functions] = {}
-        self._scattered: dict[int, Callable[..., Any]] = {}
-        self._gathered: dict[str, Any] = {}
 
     # ---- special registers ----
 

@@ -98,8 +98,8 @@ def one_kernel(args: argparse.Namespace) -> KernelSpec:
 def of_model(args: argparse.Namespace, gpu: Gpu, every: bool = True) -> tuple[ModelKernel, ...]:
     """The specialisations that --model uses on ``gpu``; prompts of several sizes are folded
     unless ``every`` one is asked for."""
-    from urdir.model.engine.engine import chosen_context
-    from urdir.model.families.description import Config
+    from urdir.model.engine.defaults import chosen_context
+    from urdir.model.families.config import Config
     from urdir.model.files.source import open_model
     from urdir.model.measure.model_kernels import folded, model_kernels
 

@@ -18,7 +18,7 @@ from urdir.model.errors import ModelError
 from urdir.model.families.rope import RopeConfig
 from urdir.model.memory.cache_shape import CacheShape, in_pages
 from urdir.model.memory.kv_cache import KvCache
-from urdir.model.memory.workspace import ZEROED, most_partial
+from urdir.model.memory.workspace import most_partial, open_workspace
 from urdir.model.owner import Owner
 from urdir.ptxgen.kernels.advance import Advance
 from urdir.ptxgen.kernels.attention.choice import decode_attention, split_attention
@@ -102,11 +102,9 @@ class CachedAttention(Owner):
             self.stream = owners.enter_context(device.create_stream("attention"))
             self.cache = owners.enter_context(KvCache(device, shape, self.stream))
             sizes = self._sizes(layout, layers)
-            self.work = owners.enter_context(device.arena(sizes, "attention"))
+            self.work = owners.enter_context(open_workspace(device, sizes, "attention"))
             if rope is not None:
                 self.work["frequencies"].upload(turns_table(rope.frequencies()))
-            for name in ZEROED & self.work.keys():
-                self.work[name].fill(0)
             self._owners = owners.pop_all()
 
     def _sizes(self, layout: KvLayout, layers: int) -> dict[str, int]:

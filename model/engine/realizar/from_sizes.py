@@ -14,7 +14,7 @@ import numpy.typing as npt
 from urdir.model.errors import ConfigError
 from urdir.model.families.attention import Attention, QkNorm
 from urdir.model.families.check import check_tensors
-from urdir.model.families.description import Config
+from urdir.model.families.config import Config
 from urdir.model.families.feed_forward import Dense
 from urdir.model.families.layers import LayerConfig
 from urdir.model.families.parts import sequential

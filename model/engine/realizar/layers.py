@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 from urdir.driver.errors import LaunchError
 from urdir.driver.memory import Region
 from urdir.driver.plan import Plan
+from urdir.model.blocks.activations import Activations
 from urdir.model.blocks.layer import append_layer
-from urdir.model.blocks.linear import Activations
 from urdir.model.blocks.parts import LayerParts
 from urdir.model.engine.realizar.cached import CachedAttention, Launcher, Operation
 from urdir.model.errors import ModelError
 from urdir.model.families.attention import Attention
-from urdir.model.families.description import Config
+from urdir.model.families.config import Config
 from urdir.model.families.layers import LayerConfig
 from urdir.model.families.stored import Linear, StoredMatrix, of_any_layer, stored_in
 from urdir.model.memory.weights import Weights
-from urdir.model.memory.workspace import ZEROED, workspace_sizes
+from urdir.model.memory.workspace import open_workspace, workspace_sizes
 from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
 
 if TYPE_CHECKING:
@@ -90,9 +90,7 @@ class Layers(CachedAttention):
         for name, nbytes in self.partial_sizes(self.layout, counts).items():
             sizes[name] = max(sizes.get(name, 0), nbytes)
         try:
-            work = self._owners.enter_context(device.arena(sizes, "workspace"))
-            for name in ZEROED & work.keys():
-                work[name].fill(0)
+            work = self._owners.enter_context(open_workspace(device, sizes))
         except BaseException:
             self.close()
             raise

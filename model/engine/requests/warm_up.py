@@ -27,8 +27,9 @@ _LEFT = 1 / 4
 class WarmUp:
     """Records graphs of ``steps``, those of the first ``shapes``, in their order.
 
-    It ends where three quarters of the memory for graphs are full, or one cannot be made: whoever
-    needs that tries again, and says so. ``left`` shapes are to be recorded.
+    Where three quarters of the memory for graphs are full, kernels are all that is loaded of the
+    other shapes, so that none is compiled on the way. It ends where one cannot be made: whoever
+    needs that tries again, and says so. ``left`` shapes are to be prepared.
     """
 
     def __init__(self, steps: Steps, shapes: Iterable[StepShape]) -> None:
@@ -37,7 +38,7 @@ class WarmUp:
 
     @property
     def left(self) -> int:
-        """How many shapes are not recorded yet."""
+        """How many shapes are not prepared yet."""
         return len(self._shapes)
 
     def run(self, seconds: float, on_graph: Callable[[], None] = lambda: None) -> None:
@@ -50,14 +51,16 @@ class WarmUp:
 
     def do_piece(self) -> bool:
         """Do a small piece of it, for whoever has a moment to spare; False once all is done. A
-        piece takes well below a millisecond, but where a kernel has to be compiled."""
+        piece takes well below a millisecond, but where a kernel has to be compiled, and some tens
+        of milliseconds where kernels are all that is loaded."""
         self._do(self._steps.prepare)
         return bool(self._shapes)
 
     def _do(self, work: Callable[[StepShape], bool | None]) -> None:
-        """Do some of the next graph; ``work`` says whether there is more to it."""
+        """Do some of the next graph, or load the kernels of its shape; ``work`` says whether there
+        is more to it."""
         if self._steps.free_share <= _LEFT:
-            self._shapes.clear()
+            work = self._steps.load
         try:
             if self._shapes and not work(self._shapes[0]):
                 self._shapes.popleft()
@@ -88,6 +91,7 @@ def likely_shapes(
                     yield from _answering(shapes, count, length, output, newcomers)
                 yield from _asking(shapes, length, output, divided)
                 yield from _asking_together(shapes, length, output) if reach else ()
+        yield from _asking_long(shapes)
 
 
 def _answering(
@@ -107,13 +111,24 @@ def _asking(
     shapes: ShapeBuckets, length: int, output: Output, divided: bool
 ) -> Iterator[StepShape]:
     """Of single prompts up to a length: their ends, and the rows before them of long ones, or of
-    those that are divided."""
-    for rows in shapes.chunks:
-        if rows <= length:
-            yield shapes.of_batch(Batch((), (Segment(0, 0, rows, chooses=True),)), length, output)
-    for rows in shapes.chunks if divided else shapes.chunks[-1:]:
-        if rows <= length:
-            yield shapes.of_batch(Batch((), (Segment(0, 0, rows),)), length, Output.NONE)
+    those that are divided. They begin a sequence, or go on with one."""
+    for start in (0, 1):
+        for rows in shapes.chunks:
+            if start + rows <= length:
+                end = Segment(0, start, start + rows, chooses=True)
+                yield shapes.of_batch(Batch((), (end,)), length, output)
+        for rows in shapes.chunks if divided else shapes.chunks[-1:]:
+            if start + rows <= length:
+                before = Segment(0, start, start + rows)
+                yield shapes.of_batch(Batch((), (before,)), length, Output.NONE)
+
+
+def _asking_long(shapes: ShapeBuckets) -> Iterator[StepShape]:
+    """Of long prompts the first steps, for which nothing that runs leaves time to prepare."""
+    rows = shapes.chunks[-1]
+    for start in (0, rows):
+        length = min(start + rows, shapes.lengths[-1])
+        yield shapes.of_batch(Batch((), (Segment(0, start, start + rows),)), length, Output.NONE)
 
 
 def _asking_together(shapes: ShapeBuckets, length: int, output: Output) -> Iterator[StepShape]:

@@ -12,14 +12,14 @@ from collections.abc import Callable
 
 from urdir.model.families.attention import Attention, QkNorm
 from urdir.model.families.dense import decoder, windowed_mixer
-from urdir.model.families.description import Config
+from urdir.model.families.description import Description
 from urdir.model.families.parts import attention, dense, head_dims, heads, layer_norm
 from urdir.model.families.reader import Reader
 from urdir.model.families.rope import read_rope
 from urdir.model.families.windows import windowed_layers
 
 
-def command_r(file: Reader) -> Config:
+def command_r(file: Reader) -> Description:
     """Command R; from 64 layers on each head of queries and keys is normalised by weights of its
     own."""
     norm, (key_dim, _) = layer_norm(file), head_dims(file)
@@ -39,7 +39,7 @@ def command_r(file: Reader) -> Config:
     return _decoder(file, mixer, file.optional("logit_scale", float, 0.0))
 
 
-def cohere2(file: Reader) -> Config:
+def cohere2(file: Reader) -> Description:
     """Command R7B and Command A: three of four layers have a window, and only those have RoPE."""
     rope = read_rope(file, "interleaved", head_dims(file)[0], factors=False)
     windowed, window = windowed_layers(file, 4), file.size("attention.sliding_window")
@@ -47,7 +47,7 @@ def cohere2(file: Reader) -> Config:
     return _decoder(file, attends, file.number("logit_scale"))
 
 
-def _decoder(file: Reader, mixer: Callable[[int], Attention], scale: float) -> Config:
+def _decoder(file: Reader, mixer: Callable[[int], Attention], scale: float) -> Description:
     return decoder(
         file,
         layer_norm(file),

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from urdir.model.families.attention import Attention
 from urdir.model.families.dense import turning
-from urdir.model.families.description import Config
+from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Dense, Mixture
 from urdir.model.families.layers import Block, Branch, LayerConfig
 from urdir.model.families.mixtures import (
@@ -37,7 +37,7 @@ from urdir.model.families.reader import Reader
 from urdir.model.families.windows import windowed_layers
 
 
-def cohere2moe(file: Reader) -> Config:
+def cohere2moe(file: Reader) -> Description:
     """Command A+."""
     is_rms = file.optional("attention.layer_norm_rms_epsilon", float, 0.0) != 0.0
     norm = rms_norm(file) if is_rms else layer_norm(file)

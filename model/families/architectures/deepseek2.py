@@ -17,7 +17,7 @@ from dataclasses import replace
 from urdir.model.errors import ConfigError
 from urdir.model.families.attention import Attention
 from urdir.model.families.dense import rms_decoder
-from urdir.model.families.description import Config
+from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Mixture
 from urdir.model.families.latent import latent_attention, latent_head_dims
 from urdir.model.families.mixtures import expert_width, scoring, shared_count, unless_dense
@@ -30,7 +30,7 @@ from urdir.ptxgen.kernels.attention.own_token import Temperature
 _LITE = (26, 27)
 
 
-def deepseek2(file: Reader) -> Config:
+def deepseek2(file: Reader) -> Description:
     """All of them. Files made before the keys and values of heads were stored apart (attn_kv_b) are
     refused."""
     vocab = file.stored.get("token_embd.weight", (0,))[0]

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from urdir.model.families.dense import mixer, rms_decoder, turning
-from urdir.model.families.description import Config
+from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Dense, Mixture
 from urdir.model.families.layers import Network
 from urdir.model.families.mixtures import (
@@ -47,19 +47,19 @@ from urdir.model.families.rope import with_sections
 from urdir.ptxgen.kernels.activation import Activation
 
 
-def deepseek(file: Reader) -> Config:
+def deepseek(file: Reader) -> Description:
     """DeepSeekMoE 16B: weights as the softmax of all experts gives them."""
     network = _fine_grained(file, normalize=False)
     return rms_decoder(file, mixer(file, turning(file, "interleaved")), unless_dense(file, network))
 
 
-def bailingmoe(file: Reader) -> Config:
+def bailingmoe(file: Reader) -> Description:
     """Ling-lite and Ling-plus (arXiv 2503.05139). leading_dense_block_count changes nothing."""
     network = _fine_grained(file, normalize=weights_norm(file))
     return rms_decoder(file, mixer(file, turning(file, "interleaved")), network, output="required")
 
 
-def bailingmoe2(file: Reader) -> Config:
+def bailingmoe2(file: Reader) -> Description:
     """Ling 2.0 and Ring 2.0: normalised heads, sigmoid scores with a bias that chooses."""
     options: dict[str, Any] = {"scores": scoring(file), "choice_bias": "optional"}
     network = _fine_grained(
@@ -69,7 +69,7 @@ def bailingmoe2(file: Reader) -> Config:
     return rms_decoder(file, attends, unless_dense(file, network), output="required")
 
 
-def dots1(file: Reader) -> Config:
+def dots1(file: Reader) -> Description:
     """dots.llm1 (arXiv 2506.05767)."""
     options: dict[str, Any] = {"scores": scoring(file), "choice_bias": "optional"}
     network = _fine_grained(file, normalize=weights_norm(file), **options)
@@ -77,7 +77,7 @@ def dots1(file: Reader) -> Config:
     return rms_decoder(file, attends, unless_dense(file, network), output="required")
 
 
-def glm4moe(file: Reader) -> Config:
+def glm4moe(file: Reader) -> Description:
     """GLM 4.5 (arXiv 2508.06471): its norm before the experts is called post_attention_norm."""
     rope = with_sections(file, turning(file, "half"), required=False)
     options: dict[str, Any] = {"scores": scoring(file, "sigmoid"), "choice_bias": "required"}
@@ -89,7 +89,7 @@ def glm4moe(file: Reader) -> Config:
     return rms_decoder(file, attends, unless_dense(file, network), norms=("attn_norm", second))
 
 
-def hy_v3(file: Reader) -> Config:
+def hy_v3(file: Reader) -> Description:
     """Hunyuan 3: layers without a router are dense."""
     scores, normalize, scale = scoring(file, "sigmoid"), weights_norm(file), weights_scale(file)
 
@@ -109,11 +109,11 @@ def hy_v3(file: Reader) -> Config:
         shared = shared_expert(file, index, shared_width(file, width))
         return mixture(file, index, route, width, shared=shared)
 
-    config = rms_decoder(file, mixer(file, turning(file, "half"), head_norm=True), network)
-    return without(config, file, Mixture, DENSE)
+    description = rms_decoder(file, mixer(file, turning(file, "half"), head_norm=True), network)
+    return without(description, file, Mixture, DENSE)
 
 
-def ernie(file: Reader) -> Config:
+def ernie(file: Reader) -> Description:
     """ERNIE 4.5: every interleave_moe_layer_step-th of the layers after the dense ones has experts.
 
     llama.cpp stores experts for the others of them, too, and computes only silu(x') there.
@@ -131,8 +131,8 @@ def ernie(file: Reader) -> Config:
         return mixture(file, index, route, width, shared=shared, gate="optional")
 
     attends = mixer(file, turning(file, "interleaved"))
-    config = rms_decoder(file, attends, network, unused=["attn_output.bias"])
-    return without(config, file, Activation, EXPERTS)
+    description = rms_decoder(file, attends, network, unused=["attn_output.bias"])
+    return without(description, file, Activation, EXPERTS)
 
 
 def _fine_grained(

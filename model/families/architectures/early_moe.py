@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from urdir.model.errors import ConfigError
 from urdir.model.families.dense import decoder, mixer, rms_decoder, turning
-from urdir.model.families.description import Config
+from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Mixture
 from urdir.model.families.layers import Block, Branch, LayerConfig
 from urdir.model.families.mixtures import dense_width, expert_width, mixture, router
@@ -25,7 +25,7 @@ from urdir.model.families.reader import Reader
 from urdir.ptxgen.kernels.rotation import RopeScaling
 
 
-def arctic(file: Reader) -> Config:
+def arctic(file: Reader) -> Description:
     """Arctic: a dense network of the width of the stream after attention, and beside it experts
     that read the layer's input."""
     norm, attends = rms_norm(file), mixer(file, turning(file, "interleaved"))
@@ -44,7 +44,7 @@ def arctic(file: Reader) -> Config:
     return model(file, layer, file.norm("output_norm", None, norm))
 
 
-def dbrx(file: Reader) -> Config:
+def dbrx(file: Reader) -> Description:
     """DBRX: LayerNorm without biases; queries, keys and values are clamped."""
     clamp = file.required("attention.clamp_kqv", float)
     return decoder(
@@ -57,7 +57,7 @@ def dbrx(file: Reader) -> Config:
     )
 
 
-def phimoe(file: Reader) -> Config:
+def phimoe(file: Reader) -> Description:
     """Phi-3.5-MoE (arXiv 2404.14219): norms, attention's output and logits have biases."""
     attends = mixer(file, turning(file, "half", factors=True), output_bias="required")
     if not file.has("output.bias"):
@@ -71,7 +71,7 @@ def phimoe(file: Reader) -> Config:
     )
 
 
-def grok(file: Reader) -> Config:
+def grok(file: Reader) -> Description:
     """Grok 1 and 2: soft-capped scores, norms before and after; Grok 2 has a dense network beside
     the experts, their sum times sqrt(1/2)."""
     norm, rope = rms_norm(file), turning(file, "half")

@@ -11,7 +11,7 @@ from typing import Any
 
 from urdir.model.families.attention import Attention, QkNorm
 from urdir.model.families.dense import decoder, plain, rms_decoder, windowed_mixer
-from urdir.model.families.description import Config
+from urdir.model.families.description import Description
 from urdir.model.families.layers import LayerConfig
 from urdir.model.families.parts import (
     GELU,
@@ -30,7 +30,7 @@ from urdir.model.families.windows import flagged_layers, windowed_layers
 from urdir.ptxgen.kernels.norm import Norm
 
 
-def muse_glimmer(file: Reader) -> Config:
+def muse_glimmer(file: Reader) -> Description:
     """Muse Glimmer: normalised embedding and heads, gates by value; three of four layers have a
     window, and only those have RoPE.
 
@@ -69,7 +69,7 @@ def muse_glimmer(file: Reader) -> Config:
     )
 
 
-def spark2_5(file: Reader) -> Config:
+def spark2_5(file: Reader) -> Description:
     """Spark 2.5 (iFlytek): gates by head, GELU gates in the network, windows in some layers.
 
     Keys: attention.sliding_window, attention.sliding_window_pattern (a flag for each layer),
@@ -87,7 +87,7 @@ def spark2_5(file: Reader) -> Config:
     return rms_decoder(file, attends, lambda layer: dense(file, layer, GELU, bias="absent"))
 
 
-def talkie(file: Reader) -> Config:
+def talkie(file: Reader) -> Description:
     """Talkie: norms without weights; heads are normalised after they have been rotated, queries
     times a weight for each head; the normalised embedding comes back after every layer, times
     layer_output_scale. Key: logit_scale.

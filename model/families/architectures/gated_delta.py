@@ -21,7 +21,7 @@ from collections.abc import Callable
 from urdir.model.errors import ConfigError
 from urdir.model.families.attention import Attention, OutputGate
 from urdir.model.families.dense import turning
-from urdir.model.families.description import Config
+from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Mixture
 from urdir.model.families.layers import Network
 from urdir.model.families.mixtures import (
@@ -48,25 +48,25 @@ from urdir.model.families.rope import RopeConfig, with_sections
 from urdir.model.families.stored import Linear
 
 
-def qwen35(file: Reader) -> Config:
+def qwen35(file: Reader) -> Description:
     """Qwen 3.5, dense, for text."""
     rope = with_sections(file, turning(file, "half"), interleaved=True)
     return _decoder(file, rope, lambda layer: plain_dense(file, layer))
 
 
-def qwen35moe(file: Reader) -> Config:
+def qwen35moe(file: Reader) -> Description:
     """Qwen 3.5 with experts, for text."""
     rope = with_sections(file, turning(file, "half"), interleaved=True)
     return _decoder(file, rope, _experts(file))
 
 
-def qwen3next(file: Reader) -> Config:
+def qwen3next(file: Reader) -> Description:
     """Qwen3-Next: the projections of beta and alpha are one matrix, heads of keys next to each
     other. The matrix ssm_in of older files is not used beside attn_qkv."""
     return _decoder(file, turning(file, "half"), _experts(file))
 
 
-def _decoder(file: Reader, rope: RopeConfig, network: Callable[[int], Network]) -> Config:
+def _decoder(file: Reader, rope: RopeConfig, network: Callable[[int], Network]) -> Description:
     norm, recurrent = rms_norm(file), _recurrent_layers(file)
     return model(
         file,

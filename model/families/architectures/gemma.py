@@ -15,7 +15,7 @@ from typing import Any
 
 from urdir.model.families.attention import Attention
 from urdir.model.families.dense import decoder, windowed_mixer
-from urdir.model.families.description import Config
+from urdir.model.families.description import Description
 from urdir.model.families.parts import (
     GELU,
     attention,
@@ -30,7 +30,7 @@ from urdir.model.families.windows import optional_window, optional_windows, wind
 _POST_NORMS = ("post_attention_norm", "post_ffw_norm")
 
 
-def gemma(file: Reader) -> Config:
+def gemma(file: Reader) -> Description:
     """Gemma 1."""
     key_dim, value_dim = head_dims(file)
     rope = read_rope(file, "half", key_dim, factors=False)
@@ -42,7 +42,7 @@ def gemma(file: Reader) -> Config:
     )
 
 
-def gemma2(file: Reader) -> Config:
+def gemma2(file: Reader) -> Description:
     """Gemma 2: every second layer has a window; soft-caps of scores and logits."""
     key_dim, _ = head_dims(file)
     rope = read_rope(file, "half", key_dim, factors=False)
@@ -60,7 +60,7 @@ def gemma2(file: Reader) -> Config:
     )
 
 
-def gemma3(file: Reader) -> Config:
+def gemma3(file: Reader) -> Description:
     """Gemma 3: normalised heads; five of six layers have a window, and rotate by another base."""
     key_dim, window = head_dims(file)[0], optional_window(file)
     rope = read_rope(file, "half", key_dim, factors=False)
@@ -82,7 +82,7 @@ def _scale(file: Reader, largest: int) -> float:
     return 1.0 / math.sqrt(head_dims(file)[0])
 
 
-def _decoder(file: Reader, mixer: Callable[[int], Attention], **options: Any) -> Config:
+def _decoder(file: Reader, mixer: Callable[[int], Attention], **options: Any) -> Description:
     return decoder(
         file,
         rms_norm(file),

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from urdir.model.errors import ConfigError
 from urdir.model.families.attention import Attention, QkNorm
-from urdir.model.families.description import Config, LayerEmbeddings
+from urdir.model.families.description import Description, LayerEmbeddings
 from urdir.model.families.feed_forward import Router
 from urdir.model.families.layers import Block, Branch, LayerConfig, LayerEmbedding
 from urdir.model.families.mixtures import expert_width, mixture, router
@@ -29,7 +29,7 @@ from urdir.model.families.windows import flagged_layers
 from urdir.ptxgen.kernels.norm import Norm
 
 
-def gemma4(file: Reader) -> Config:
+def gemma4(file: Reader) -> Description:
     """Gemma 4, dense or with experts beside the dense networks."""
     norm, windowed = rms_norm(file), flagged_layers(file)
     for kind in ("key", "value"):
@@ -59,7 +59,7 @@ def gemma4(file: Reader) -> Config:
             output_scale=file.optional_vector("layer_output_scale.weight", index, 1),
         )
 
-    config = model(
+    description = model(
         file,
         layer,
         file.norm("output_norm", None, norm),
@@ -67,8 +67,8 @@ def gemma4(file: Reader) -> Config:
         layer_embeddings=_layer_embeddings(file, norm, width) if width else None,
         softcap=file.amount("final_logit_softcapping", 30.0),
     )
-    unused = (*config.unused_tensors, *_unused(file, sources))
-    return replace(config, unused_tensors=unused)
+    unused = (*description.unused_tensors, *_unused(file, sources))
+    return replace(description, unused_tensors=unused)
 
 
 def _source(file: Reader, windowed: list[bool], own: int, layer: int) -> int | None:

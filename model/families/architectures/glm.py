@@ -7,13 +7,13 @@ rope.dimension_sections. llama.cpp: `src/models/` chatglm.cpp, glm4.cpp.
 from __future__ import annotations
 
 from urdir.model.families.dense import decoder
-from urdir.model.families.description import Config
+from urdir.model.families.description import Description
 from urdir.model.families.parts import attention, dense, head_dims, rms_norm
 from urdir.model.families.reader import Reader
 from urdir.model.families.rope import read_rope, read_rope_by_axes
 
 
-def chatglm(file: Reader) -> Config:
+def chatglm(file: Reader) -> Description:
     """ChatGLM 2 and 3, GLM 4 of 2024."""
     rope = read_rope(file, "interleaved", head_dims(file)[0], factors=False)
     return decoder(
@@ -24,7 +24,7 @@ def chatglm(file: Reader) -> Config:
     )
 
 
-def glm4(file: Reader) -> Config:
+def glm4(file: Reader) -> Description:
     """GLM 4 of 2025: norms after attention and network, too. With positions of several axes (GLM
     4V) halves rotate together instead of neighbours."""
     rope = read_rope_by_axes(file, head_dims(file)[0])

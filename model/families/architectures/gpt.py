@@ -12,7 +12,7 @@ from typing import Any
 
 from urdir.model.families.attention import Attention, QkNorm
 from urdir.model.families.dense import decoder
-from urdir.model.families.description import Config
+from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Dense
 from urdir.model.families.layers import LayerConfig
 from urdir.model.families.parts import (
@@ -54,7 +54,7 @@ def _decoder(
     bias: Presence = "required",
     attends: dict[str, Any] | None = None,
     **options: Any,
-) -> Config:
+) -> Description:
     """Equal layers; ``attends``: further fields of `Attention`."""
     fields = {"qkv_bias": qkv_bias, "output_bias": output_bias, **(attends or {})}
     return decoder(
@@ -66,30 +66,30 @@ def _decoder(
     )
 
 
-def gpt2(file: Reader) -> Config:
+def gpt2(file: Reader) -> Description:
     """GPT-2 and StarCoder (arXiv 2305.06161): learned positions."""
     return _decoder(file, None, qkv_bias="required", positions=_positions(file))
 
 
-def starcoder2(file: Reader) -> Config:
+def starcoder2(file: Reader) -> Description:
     """StarCoder 2 (arXiv 2402.19173)."""
     return _decoder(file, _rope(file))
 
 
-def codeshell(file: Reader) -> Config:
+def codeshell(file: Reader) -> Description:
     """CodeShell (arXiv 2403.15747); the output matrix serves as embedding in files without one."""
     embedding = "token_embd" if file.has("token_embd.weight") else "output"
     return _decoder(file, _rope(file), output="required", embedding=embedding)
 
 
-def bloom(file: Reader) -> Config:
+def bloom(file: Reader) -> Description:
     """BLOOM (arXiv 2211.05100): ALiBi, a norm of the embedding."""
     norm = file.norm("token_embd_norm", None, layer_norm(file), bias="required")
     attends = {"max_bias": 8.0}
     return _decoder(file, None, qkv_bias="required", attends=attends, embedding_norm=norm)
 
 
-def jais(file: Reader) -> Config:
+def jais(file: Reader) -> Description:
     """Jais (arXiv 2308.16149): ALiBi (attention.max_alibi_bias), scores divided by the head's
     width, SwiGLU."""
     max_bias = file.amount("attention.max_alibi_bias")
@@ -99,12 +99,12 @@ def jais(file: Reader) -> Config:
     )
 
 
-def jais2(file: Reader) -> Config:
+def jais2(file: Reader) -> Description:
     """Jais 2: squared ReLU."""
     return _decoder(file, _rope(file), RELU2)
 
 
-def nemotron(file: Reader) -> Config:
+def nemotron(file: Reader) -> Description:
     """Nemotron 3 and 4 (arXiv 2402.16819): squared ReLU, RoPE of a part of each head. The 1 of
     LayerNorm's (1 + weight) is in the stored weights."""
     return _decoder(
@@ -112,7 +112,7 @@ def nemotron(file: Reader) -> Config:
     )
 
 
-def orion(file: Reader) -> Config:
+def orion(file: Reader) -> Description:
     """Orion (arXiv 2401.12246): LLaMA with LayerNorm."""
     return _decoder(
         file,
@@ -125,7 +125,7 @@ def orion(file: Reader) -> Config:
     )
 
 
-def gptneox(file: Reader) -> Config:
+def gptneox(file: Reader) -> Description:
     """GPT-NeoX (arXiv 2204.06745), Pythia: attention beside the network, each with a norm, where
     use_parallel_residual says so."""
     side_by_side = file.required("use_parallel_residual", bool)
@@ -134,7 +134,7 @@ def gptneox(file: Reader) -> Config:
     )
 
 
-def mpt(file: Reader) -> Config:
+def mpt(file: Reader) -> Description:
     """MPT (MosaicML 2023): ALiBi or learned positions, hardly a bias, activations that may be
     divided by stored values.
 
@@ -165,7 +165,7 @@ def mpt(file: Reader) -> Config:
     )
 
 
-def falcon(file: Reader) -> Config:
+def falcon(file: Reader) -> Description:
     """Falcon (arXiv 2311.16867): attention beside the network, of one norm, or (40B: attn_norm_2)
     of two."""
     norm, rope = layer_norm(file), _rope(file)
@@ -183,7 +183,7 @@ def falcon(file: Reader) -> Config:
     return model(file, layer, file.norm("output_norm", None, norm, bias="required"))
 
 
-def stablelm(file: Reader) -> Config:
+def stablelm(file: Reader) -> Description:
     """StableLM (arXiv 2402.17834): LayerNorm and SwiGLU; heads may have norms. Without ffn_norm
     (12B) attention is beside the network."""
     norm, (key_dim, _) = layer_norm(file), head_dims(file)

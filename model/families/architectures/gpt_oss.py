@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from urdir.model.families.dense import rms_decoder, turning, windowed_mixer
-from urdir.model.families.description import Config
+from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Mixture
 from urdir.model.families.mixtures import expert_width, mixture, router
 from urdir.model.families.parts import head_dims, heads
@@ -22,7 +22,7 @@ from urdir.model.families.windows import windowed_layers
 from urdir.ptxgen.kernels.activation import Activation
 
 
-def gpt_oss(file: Reader) -> Config:
+def gpt_oss(file: Reader) -> Description:
     """Of 20 and of 120 billion parameters."""
     windowed, window = windowed_layers(file, 2), file.size("attention.sliding_window")
     full = turning(file, "half")

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from urdir.model.families.attention import Attention
 from urdir.model.families.dense import decoder
-from urdir.model.families.description import Config
+from urdir.model.families.description import Description
 from urdir.model.families.mixtures import optional_mixture, shared_width
 from urdir.model.families.parts import attention, head_dims, heads, rms_norm
 from urdir.model.families.reader import Reader
@@ -21,17 +21,17 @@ from urdir.model.families.rope import read_rope
 from urdir.model.families.windows import flagged_layers
 
 
-def granite(file: Reader) -> Config:
+def granite(file: Reader) -> Description:
     """Granite 3 and 4; without RoPE where rope.scaling.finetuned is false."""
     return _granite(file, file.optional("rope.scaling.finetuned", bool, True))
 
 
-def granitemoe(file: Reader) -> Config:
+def granitemoe(file: Reader) -> Description:
     """Granite 3 with a mixture of experts."""
     return _granite(file, True)
 
 
-def _granite(file: Reader, rotates: bool) -> Config:
+def _granite(file: Reader, rotates: bool) -> Description:
     rope = read_rope(file, "interleaved", head_dims(file)[0])
     scale = file.optional("attention.scale", float, 0.0) or None
 
@@ -41,7 +41,7 @@ def _granite(file: Reader, rotates: bool) -> Config:
     return _scaled(file, mixer, file.number("logit_scale"), shared=shared_width(file, 0))
 
 
-def granite_swa(file: Reader) -> Config:
+def granite_swa(file: Reader) -> Description:
     """Granite with windows and sinks.
 
     Keys: attention.sliding_window, attention.sliding_window_pattern (a flag for each layer),
@@ -66,7 +66,7 @@ def granite_swa(file: Reader) -> Config:
     return _scaled(file, mixer, file.number("logit_scale"), shared=shared_width(file, 0))
 
 
-def minicpm(file: Reader) -> Config:
+def minicpm(file: Reader) -> Description:
     """MiniCPM 1 and 2; old files lack the scales, which then follow from sizes as in llama.cpp
     (where the default of logit_scale is the inverse of what newer files have)."""
     rope = read_rope(file, "interleaved", head_dims(file)[0])
@@ -87,7 +87,7 @@ def _scaled(
     shared: int = 0,
     residual: float = 0.0,
     embedding: float = 0.0,
-) -> Config:
+) -> Description:
     return decoder(
         file,
         rms_norm(file),

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from urdir.model.errors import UnsupportedError
 from urdir.model.families.attention import Attention
-from urdir.model.families.description import Config
+from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Dense, Mixture
 from urdir.model.families.kimi_delta import heads_of_all, kimi_decoder, kimi_delta, low_rank
 from urdir.model.families.latent import latent_attention, latent_head_dims
@@ -35,7 +35,7 @@ from urdir.model.families.rope import read_rope_by_axes
 from urdir.model.families.scored_experts import scored_experts
 
 
-def kimi_linear(file: Reader) -> Config:
+def kimi_linear(file: Reader) -> Description:
     """Kimi Linear: no layer rotates anything; decays and gates of a delta rule have a low rank, as
     many as a head has values. llama.cpp loads biases of Q, K and V for nothing."""
     heads, dim = heads_of_all(file), latent_head_dims(file)[0]
@@ -57,7 +57,7 @@ def kimi_linear(file: Reader) -> Config:
     )
 
 
-def bailingmoe3(file: Reader) -> Config:
+def bailingmoe3(file: Reader) -> Description:
     """Ling 3 (inclusionAI): the latent heads rotate and are gated; decays have a floor.
 
     Keys: those of `rope`, attention.q_lora_rank, kda.gate_lower_bound, kda.safe_gate (false is

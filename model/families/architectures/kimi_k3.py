@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from urdir.model.errors import UnsupportedError
 from urdir.model.families.attention import Attention
-from urdir.model.families.description import Config
+from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Dense, LatentExperts, Mixture
 from urdir.model.families.kimi_delta import heads_of_all, kimi_decoder, kimi_delta, low_rank
 from urdir.model.families.latent import latent_attention, latent_head_dims
@@ -32,7 +32,7 @@ from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.recall import MAX_BANKS
 
 
-def kimi_k3(file: Reader) -> Config:
+def kimi_k3(file: Reader) -> Description:
     """Kimi K3, for text. Without kda.gate_lower_bound decays are those of Kimi Linear."""
     heads, (dim, value_dim) = heads_of_all(file), latent_head_dims(file)
     shared = file.optional("rope.dimension_count", int, dim)
@@ -60,20 +60,20 @@ def kimi_k3(file: Reader) -> Config:
             return plain_dense(file, index, situ)
         return _experts(file, index, situ)
 
-    config = kimi_decoder(file, attends, delta, network)
+    description = kimi_decoder(file, attends, delta, network)
     every = file.count("attn_res.block_size")
     if not every:
-        return replace(config, ignored_keys=file.ignored_keys)
-    if config.n_layers > every * MAX_BANKS:
+        return replace(description, ignored_keys=file.ignored_keys)
+    if description.n_layers > every * MAX_BANKS:
         raise UnsupportedError(
-            f"{file.key('attn_res.block_size')} is {every} of {config.n_layers} layers: more than "
-            f"{MAX_BANKS} streams to recall"
+            f"{file.key('attn_res.block_size')} is {every} of {description.n_layers} layers: "
+            f"more than {MAX_BANKS} streams to recall"
         )
     return replace(
-        config,
+        description,
         layers=tuple(
             _recalling(file, index, layer, banks=index % every == 0)
-            for index, layer in enumerate(config.layers)
+            for index, layer in enumerate(description.layers)
         ),
         recalls=file.norm("output_res_score", None, rms_norm(file)),
         ignored_keys=file.ignored_keys,

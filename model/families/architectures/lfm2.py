@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from urdir.model.families.attention import Attention
 from urdir.model.families.dense import turning
-from urdir.model.families.description import Config
+from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Mixture
 from urdir.model.families.layers import Network
 from urdir.model.families.mixtures import (
@@ -40,12 +40,12 @@ from urdir.model.families.recurrent import ShortConv, convolution
 from urdir.model.families.windows import optional_window
 
 
-def lfm2(file: Reader) -> Config:
+def lfm2(file: Reader) -> Description:
     """LFM2, dense (arXiv 2511.23404)."""
     return _decoder(file, lambda index: plain_dense(file, index), optional_window(file))
 
 
-def lfm2moe(file: Reader) -> Config:
+def lfm2moe(file: Reader) -> Description:
     """LFM2 with experts: scores with a bias that chooses, weights that sum to 1."""
     scores = scoring(file)
 
@@ -56,7 +56,7 @@ def lfm2moe(file: Reader) -> Config:
     return _decoder(file, unless_dense(file, experts))
 
 
-def _decoder(file: Reader, network: Callable[[int], Network], window: int = 0) -> Config:
+def _decoder(file: Reader, network: Callable[[int], Network], window: int = 0) -> Description:
     norm, (key_dim, _) = rms_norm(file), head_dims(file)
     rope = turning(file, "half")
     kv_heads = file.by_layer("attention.head_count_kv", int)

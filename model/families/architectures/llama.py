@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from urdir.model.families.description import Config
+from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Dense, Mixture
 from urdir.model.families.layers import LayerConfig
 from urdir.model.families.mixtures import optional_mixture
@@ -32,7 +32,7 @@ from urdir.model.families.rope import read_rope
 from urdir.ptxgen.kernels.rotation import RopeStyle
 
 
-def llama(file: Reader) -> Config:
+def llama(file: Reader) -> Description:
     """Llama 1 to 3, Mistral, Mixtral, TinyLlama, SmolLM and others that GGUF calls "llama".
 
     The converter permutes the rows of Q and K, so that neighbours rotate together.
@@ -40,12 +40,12 @@ def llama(file: Reader) -> Config:
     return _decoder(file, "interleaved", optional_mixture)
 
 
-def qwen2(file: Reader) -> Config:
+def qwen2(file: Reader) -> Description:
     """Qwen 2 and 2.5 (arXiv 2407.10671): biases of Q, K and V."""
     return _decoder(file, "half")
 
 
-def qwen3(file: Reader) -> Config:
+def qwen3(file: Reader) -> Description:
     """Qwen 3 (arXiv 2505.09388), dense: each head of queries and keys is normalised before it
     rotates."""
     return _decoder(file, "half", head_norm=True)
@@ -57,7 +57,7 @@ def _decoder(
     network: Callable[[Reader, int], Dense | Mixture] = dense,
     *,
     head_norm: bool = False,
-) -> Config:
+) -> Description:
     norm, (key_dim, _) = rms_norm(file), head_dims(file)
     rope = read_rope(file, style, key_dim)
 

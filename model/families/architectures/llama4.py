@@ -16,7 +16,7 @@ from dataclasses import replace
 from urdir.model.errors import UnsupportedError
 from urdir.model.families.attention import Attention, QkNorm
 from urdir.model.families.dense import plain, rms_decoder, turning
-from urdir.model.families.description import Config
+from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Dense, Mixture
 from urdir.model.families.mixtures import expert_width, mixture, plain_dense, router, shared_expert
 from urdir.model.families.parts import attention, head_dims, rms_norm
@@ -28,7 +28,7 @@ from urdir.ptxgen.kernels.attention.own_token import Temperature
 _CHUNK = 8192
 
 
-def llama4(file: Reader) -> Config:
+def llama4(file: Reader) -> Description:
     """Scout (16 experts) normalises queries and keys, Maverick (128) does not."""
     window = "attention.sliding_window"
     if not file.count(window, _CHUNK):

@@ -13,7 +13,7 @@ from dataclasses import replace
 from urdir.model.errors import ConfigError
 from urdir.model.families.attention import OutputGate
 from urdir.model.families.dense import plain
-from urdir.model.families.description import Config
+from urdir.model.families.description import Description
 from urdir.model.families.layers import LayerConfig
 from urdir.model.families.parts import (
     attention,
@@ -31,7 +31,7 @@ from urdir.model.families.rope import read_rope
 _MOST = 512
 
 
-def hrm_text(file: Reader) -> Config:
+def hrm_text(file: Reader) -> Description:
     """Two stacks of layers, L and H, each with a stream of its own.
 
         l = norm(L(h + l))      hrm.l_cycles times; l begins as hrm.z_l_init, h as the embedding
@@ -80,7 +80,7 @@ def hrm_text(file: Reader) -> Config:
     )
 
 
-def nanbeige(file: Reader) -> Config:
+def nanbeige(file: Reader) -> Description:
     """Nanbeige 4: LLaMA's layers num_loops times, with the last norm between (unless
     skip_loop_final_norm)."""
     norm = rms_norm(file)

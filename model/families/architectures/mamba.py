@@ -13,7 +13,7 @@ attention.head_count_kv, 0 for a layer of Mamba (Jamba).
 from __future__ import annotations
 
 from urdir.model.families.dense import plain
-from urdir.model.families.description import Config
+from urdir.model.families.description import Description
 from urdir.model.families.layers import Block, Branch, LayerConfig, Network
 from urdir.model.families.mixtures import dense_width, mixture, plain_dense, router
 from urdir.model.families.parts import attention, model, rms_norm, sequential
@@ -22,7 +22,7 @@ from urdir.model.families.recurrent import Selective, convolution
 from urdir.model.families.stored import Normalization
 
 
-def mamba(file: Reader) -> Config:
+def mamba(file: Reader) -> Description:
     """Mamba and Falcon Mamba."""
     norm = rms_norm(file)
     bare = plain(norm) if file.optional("ssm.dt_b_c_rms", bool, False) else None
@@ -34,7 +34,7 @@ def mamba(file: Reader) -> Config:
     return model(file, layer, file.norm("output_norm", None, norm))
 
 
-def jamba(file: Reader) -> Config:
+def jamba(file: Reader) -> Description:
     """Jamba: attention without RoPE in some layers, experts in some; low, B and C are
     normalised."""
     norm, kv_heads = rms_norm(file), file.by_layer("attention.head_count_kv", int)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from urdir.model.families.dense import rms_decoder, turning, windowed_mixer
-from urdir.model.families.description import Config
+from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Dense, Mixture
 from urdir.model.families.mixtures import (
     DENSE,
@@ -41,7 +41,7 @@ from urdir.model.families.windows import (
 )
 
 
-def mimo2(file: Reader) -> Config:
+def mimo2(file: Reader) -> Description:
     """MiMo-V2 (arXiv 2601.02780): values of another width than keys, sinks in some layers; layers
     without a router are dense."""
     windowed, window = flagged_layers(file), file.size("attention.sliding_window")
@@ -71,11 +71,11 @@ def mimo2(file: Reader) -> Config:
         return mixture(file, index, route, expert_width(file, index))
 
     biases = [f"attn_{name}.bias" for name in ("q", "k", "v", "qkv")]
-    config = rms_decoder(file, attends, network, output="required", unused=biases)
-    return without(config, file, Mixture, DENSE)
+    description = rms_decoder(file, attends, network, output="required", unused=biases)
+    return without(description, file, Mixture, DENSE)
 
 
-def step35(file: Reader) -> Config:
+def step35(file: Reader) -> Description:
     """Step 3.5: layers without a window rotate half as many values and have the file's frequency
     factors; attention may be gated by head; activated gates and up products are limited (of the
     dense layers as of the shared expert). Layers without a router are dense."""
@@ -111,8 +111,8 @@ def step35(file: Reader) -> Config:
             file, index, width, inside, beside, scores=scores, choice_bias="optional"
         )
 
-    config = rms_decoder(file, attends, network, output="required")
-    return without(config, file, Mixture, DENSE)
+    description = rms_decoder(file, attends, network, output="required")
+    return without(description, file, Mixture, DENSE)
 
 
 ARCHITECTURES = {"mimo2": mimo2, "step35": step35}

@@ -13,14 +13,14 @@ import math
 
 from urdir.model.families.attention import Attention, Latent
 from urdir.model.families.dense import rms_decoder, turning
-from urdir.model.families.description import Config
+from urdir.model.families.description import Description
 from urdir.model.families.mixtures import plain_dense
 from urdir.model.families.parts import head_dims, rms_norm
 from urdir.model.families.reader import Reader
 from urdir.model.families.rope import RopeConfig
 
 
-def minicpm3(file: Reader) -> Config:
+def minicpm3(file: Reader) -> Description:
     """MiniCPM3 4B."""
     rope = turning(file, "half", factors=True)
     return rms_decoder(

@@ -15,7 +15,7 @@ expert_weights_scale.
 from __future__ import annotations
 
 from urdir.model.errors import ConfigError
-from urdir.model.families.description import Config
+from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Mixture
 from urdir.model.families.layers import Block, Branch, LayerConfig, Network
 from urdir.model.families.mixtures import dense_width, mixture, router, weights_scale
@@ -30,7 +30,7 @@ from urdir.ptxgen.kernels.norm import Norm
 _SCALES = (2.0**-16, 2.0**16)
 
 
-def minimax_01(file: Reader) -> Config:
+def minimax_01(file: Reader) -> Description:
     """MiniMax-Text-01."""
     scale, recurrent = _residual_scale(file), _recurrent_layers(file)
     of_embedding = Norm("rms", file.rms())

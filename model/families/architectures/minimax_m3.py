@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from urdir.model.families.dense import mixer, rms_decoder, turning
-from urdir.model.families.description import Config
+from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Dense, Mixture
 from urdir.model.families.mixtures import expert_width, leading_dense, plain_dense, shared_count
 from urdir.model.families.reader import Reader
@@ -26,7 +26,7 @@ SWIGLU_OAI = Activation("swiglu_oai", 7.0)
 _INDEX = tuple(f"indexer.{name}.weight" for name in ("q_proj", "k_proj", "q_norm", "k_norm"))
 
 
-def minimax_m3(file: Reader) -> Config:
+def minimax_m3(file: Reader) -> Description:
     """All of its layers as they are for contexts of a few blocks."""
 
     def network(index: int) -> Dense | Mixture:
@@ -36,11 +36,11 @@ def minimax_m3(file: Reader) -> Config:
         return scored_experts(file, index, beside, SWIGLU_OAI)
 
     attends = mixer(file, turning(file, "half"), head_norm=True)
-    config = rms_decoder(file, attends, network, output="required", unused=_INDEX)
+    description = rms_decoder(file, attends, network, output="required", unused=_INDEX)
     blocks, size = (file.size(f"attention.indexer.{name}") for name in ("top_k", "block_size"))
     return replace(
-        config,
-        context_length=min(config.context_length, blocks * size),
+        description,
+        context_length=min(description.context_length, blocks * size),
         ignored_keys=file.ignored_keys,
     )
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from urdir.model.families.dense import decoder, mixer, plain, windowed_mixer
-from urdir.model.families.description import Config
+from urdir.model.families.description import Description
 from urdir.model.families.parts import (
     attention,
     dense,
@@ -29,7 +29,7 @@ from urdir.ptxgen.kernels.rotation import RopeScaling
 _POST_NORMS = ("post_attention_norm", "post_ffw_norm")
 
 
-def olmo(file: Reader) -> Config:
+def olmo(file: Reader) -> Description:
     """OLMo 1: LayerNorm without weights; queries, keys and values are clamped."""
     norm = layer_norm(file)
     rope = read_rope(file, "interleaved", head_dims(file)[0], factors=False)
@@ -44,7 +44,7 @@ def olmo(file: Reader) -> Config:
     )
 
 
-def olmo2(file: Reader) -> Config:
+def olmo2(file: Reader) -> Description:
     """OLMo 2: all queries are normalised as one row, and so are all keys. OLMo 3: three of four
     layers have a window and rotate without context extension."""
     norm, rope = rms_norm(file), read_rope(file, "half", head_dims(file)[0], factors=False)
@@ -66,7 +66,7 @@ def olmo2(file: Reader) -> Config:
     )
 
 
-def exaone4(file: Reader) -> Config:
+def exaone4(file: Reader) -> Description:
     """EXAONE 4: normalised heads. With 64 layers (32B) three of four have a window (default 4096),
     and only those have RoPE."""
     rope = read_rope(file, "half", head_dims(file)[0])

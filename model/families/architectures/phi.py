@@ -7,13 +7,13 @@ attention.layer_norm_rms_epsilon (Phi 3). llama.cpp: `src/models/` phi2.cpp, phi
 from __future__ import annotations
 
 from urdir.model.families.dense import decoder
-from urdir.model.families.description import Config
+from urdir.model.families.description import Description
 from urdir.model.families.parts import GELU, attention, dense, head_dims, layer_norm, rms_norm
 from urdir.model.families.reader import Reader
 from urdir.model.families.rope import read_rope
 
 
-def phi2(file: Reader) -> Config:
+def phi2(file: Reader) -> Description:
     """Phi 1, 1.5 and 2: attention beside a network, both of one LayerNorm; biases everywhere."""
     rope = read_rope(file, "half", head_dims(file)[0], factors=False)
     return decoder(
@@ -29,7 +29,7 @@ def phi2(file: Reader) -> Config:
     )
 
 
-def phi3(file: Reader) -> Config:
+def phi3(file: Reader) -> Description:
     """Phi 3 and 4: LLaMA with fused matrices and LongRoPE (arXiv 2402.13753). As in llama.cpp, no
     layer has a window (attention.sliding_window)."""
     rope = read_rope(file, "half", head_dims(file)[0])

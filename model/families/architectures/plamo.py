@@ -13,7 +13,7 @@ import math
 from urdir.model.errors import ConfigError, UnsupportedError
 from urdir.model.families.attention import Attention, QkNorm
 from urdir.model.families.dense import decoder, windowed_mixer
-from urdir.model.families.description import Config
+from urdir.model.families.description import Description
 from urdir.model.families.layers import LayerConfig
 from urdir.model.families.parts import (
     attention,
@@ -31,7 +31,7 @@ from urdir.model.families.stored import Normalization
 from urdir.model.families.windows import optional_window, optional_windows
 
 
-def plamo(file: Reader) -> Config:
+def plamo(file: Reader) -> Description:
     """PLaMo 13B: attention beside the network, both of one norm."""
     rope = read_rope(file, "half", head_dims(file)[0], factors=False)
     return decoder(
@@ -45,7 +45,7 @@ def plamo(file: Reader) -> Config:
     )
 
 
-def plamo2(file: Reader) -> Config:
+def plamo2(file: Reader) -> Description:
     """PLaMo 2: Mamba by heads where attention.head_count_kv is 0, else attention whose heads have
     norms of their own; norms before and after."""
     rope = read_rope(file, "half", head_dims(file)[0], factors=False)
@@ -122,7 +122,7 @@ def _normed_after(file: Reader, layer: int, mixer: Attention | Selective) -> Lay
     )
 
 
-def plamo3(file: Reader) -> Config:
+def plamo3(file: Reader) -> Description:
     """PLaMo 3: normalised heads, norms before and after, windows in seven of eight layers."""
     key_dim, window = head_dims(file)[0], optional_window(file)
     rope = read_rope(file, "half", key_dim, factors=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from urdir.model.families.attention import Attention
 from urdir.model.families.dense import decoder
-from urdir.model.families.description import Config
+from urdir.model.families.description import Description
 from urdir.model.families.parts import (
     attention,
     dense,
@@ -23,7 +23,7 @@ from urdir.model.families.rope import read_rope, with_sections
 from urdir.ptxgen.kernels.norm import Norm
 
 
-def qwen(file: Reader) -> Config:
+def qwen(file: Reader) -> Description:
     """Qwen 1: feed_forward_length counts both halves of the gated network. Of the 3 * hidden rows
     of attn_qkv llama.cpp uses the first ones, where there are fewer KV heads than heads."""
     key_dim, _ = head_dims(file)
@@ -50,7 +50,7 @@ def qwen(file: Reader) -> Config:
     )
 
 
-def qwen2vl(file: Reader) -> Config:
+def qwen2vl(file: Reader) -> Description:
     """Qwen 2 VL. Where the file has no epsilon of norms, or 0, it is 0: llama.cpp does not read it.
     Nor does it use the bias of the output that it loads."""
     eps = file.amount("attention.layer_norm_rms_epsilon")
@@ -65,7 +65,7 @@ def qwen2vl(file: Reader) -> Config:
     )
 
 
-def qwen3vl(file: Reader) -> Config:
+def qwen3vl(file: Reader) -> Description:
     """Qwen 3 VL: normalised heads, axes by turns. What images add to the first layers (deepstack)
     is none of the text."""
     norm, (key_dim, _) = rms_norm(file), head_dims(file)

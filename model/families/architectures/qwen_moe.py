@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from urdir.model.families.attention import Attention
 from urdir.model.families.dense import mixer, rms_decoder, turning
-from urdir.model.families.description import Config
+from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Mixture
 from urdir.model.families.mixtures import (
     dense_width,
@@ -32,7 +32,7 @@ from urdir.model.families.rope import RopeConfig, with_sections
 from urdir.model.families.stored import Linear
 
 
-def qwen2moe(file: Reader) -> Config:
+def qwen2moe(file: Reader) -> Description:
     """Qwen 1.5 and 2 (arXiv 2407.10671): beside the experts a shared one with a gate of its own."""
 
     def network(index: int) -> Mixture:
@@ -49,24 +49,24 @@ def qwen2moe(file: Reader) -> Config:
     return rms_decoder(file, mixer(file, turning(file, "half")), network, output="required")
 
 
-def qwen3moe(file: Reader) -> Config:
+def qwen3moe(file: Reader) -> Description:
     """Qwen 3 (arXiv 2505.09388): normalised heads, weights that sum to 1."""
     return _qwen3(file, turning(file, "half"))
 
 
-def qwen3vlmoe(file: Reader) -> Config:
+def qwen3vlmoe(file: Reader) -> Description:
     """The text decoder of Qwen 3 VL (arXiv 2511.21631)."""
     return _qwen3(file, with_sections(file, turning(file, "half"), interleaved=True))
 
 
-def _qwen3(file: Reader, rope: RopeConfig) -> Config:
+def _qwen3(file: Reader, rope: RopeConfig) -> Description:
     def network(index: int) -> Mixture:
         return mixture(file, index, router(file, index, normalize=True), divided_width(file, index))
 
     return rms_decoder(file, mixer(file, rope, head_norm=True), network)
 
 
-def olmoe(file: Reader) -> Config:
+def olmoe(file: Reader) -> Description:
     """OLMoE (arXiv 2409.02060): all queries are normalised as one row, and so are all keys."""
 
     def network(index: int) -> Mixture:
@@ -75,7 +75,7 @@ def olmoe(file: Reader) -> Config:
     return rms_decoder(file, _row_normed(file), network, output="required")
 
 
-def minimax_m2(file: Reader) -> Config:
+def minimax_m2(file: Reader) -> Description:
     """MiniMax-M2: OLMoE's attention; chosen by biased scores."""
     scores = scoring(file)
 
@@ -96,7 +96,7 @@ def _row_normed(file: Reader) -> Callable[[int], Attention]:
     return build
 
 
-def hunyuan_moe(file: Reader) -> Config:
+def hunyuan_moe(file: Reader) -> Description:
     """Hunyuan-A13B: a shared expert; heads are normalised after they have been rotated."""
     norm, (key_dim, _) = rms_norm(file), head_dims(file)
     rope = turning(file, "half")

@@ -16,7 +16,7 @@ from typing import Any
 
 from urdir.model.families.attention import Attention
 from urdir.model.families.dense import decoder, without_experts
-from urdir.model.families.description import Config
+from urdir.model.families.description import Description
 from urdir.model.families.layers import Network
 from urdir.model.families.mixtures import EXPERTS, has_experts, optional_mixture
 from urdir.model.families.parts import (
@@ -52,7 +52,7 @@ def _decoder(
     attends: dict[str, Any] | None = None,
     network: Callable[[int], Network] | None = None,
     **options: Any,
-) -> Config:
+) -> Description:
     """The same attention and ``network`` (SwiGLU) in all layers; ``attends``: further fields of
     `Attention`."""
     fields = attends or {}
@@ -65,7 +65,7 @@ def _decoder(
     )
 
 
-def arcee(file: Reader) -> Config:
+def arcee(file: Reader) -> Description:
     """Arcee AFM: squared ReLU without gates."""
     rope = _rope(file, "interleaved", factors=True)
     return decoder(
@@ -76,7 +76,7 @@ def arcee(file: Reader) -> Config:
     )
 
 
-def apertus(file: Reader) -> Config:
+def apertus(file: Reader) -> Description:
     """Apertus (arXiv 2509.14233): xIELU (arXiv 2411.13010) without gates, normalised heads.
 
     Keys: xielu.alpha_n, alpha_p, beta, eps (without the architecture's name, for all layers or
@@ -105,7 +105,7 @@ def _softplus(x: float) -> float:
     return x if x > 20.0 else math.log1p(math.exp(x))
 
 
-def baichuan(file: Reader) -> Config:
+def baichuan(file: Reader) -> Description:
     """Baichuan (arXiv 2309.10305): RoPE with 32 layers (7B), ALiBi with 40 (13B). llama.cpp knows
     no positions for any other number of layers."""
     layers = file.layer_count()
@@ -114,23 +114,23 @@ def baichuan(file: Reader) -> Config:
     return _decoder(file, rope, attends={"max_bias": max_bias}, output="required")
 
 
-def ernie4_5(file: Reader) -> Config:
+def ernie4_5(file: Reader) -> Description:
     """ERNIE 4.5, dense. The bias of attention's output is not used."""
     return _decoder(file, _rope(file, "interleaved"), unused=("attn_output.bias",))
 
 
-def paddleocr(file: Reader) -> Config:
+def paddleocr(file: Reader) -> Description:
     """PaddleOCR-VL: ERNIE 4.5, with positions of several axes."""
     rope = with_sections(file, _rope(file, "half"))
     return _decoder(file, rope, output_bias="optional")
 
 
-def exaone(file: Reader) -> Config:
+def exaone(file: Reader) -> Description:
     """EXAONE 3 (arXiv 2408.03541)."""
     return _decoder(file, _rope(file, "half", factors=True))
 
 
-def hunyuan(file: Reader, *, axes: bool = False) -> Config:
+def hunyuan(file: Reader, *, axes: bool = False) -> Description:
     """Hunyuan, dense: heads are normalised after they have been rotated.
 
     Keys: rope.scaling.alpha, NTK-aware scaling of the base. With ``axes`` (the text decoder of
@@ -152,12 +152,12 @@ def hunyuan(file: Reader, *, axes: bool = False) -> Config:
     return decoder(file, norm, mixer, lambda layer: dense(file, layer, bias="absent"))
 
 
-def internlm2(file: Reader) -> Config:
+def internlm2(file: Reader) -> Description:
     """InternLM 2 (arXiv 2403.17297)."""
     return _decoder(file, _rope(file, "interleaved"), output="required")
 
 
-def maincoder(file: Reader) -> Config:
+def maincoder(file: Reader) -> Description:
     """Maincoder: heads are normalised after they have been rotated."""
     norm, (key_dim, _) = rms_norm(file), head_dims(file)
     rope = _rope(file, "interleaved")
@@ -169,7 +169,7 @@ def maincoder(file: Reader) -> Config:
     return decoder(file, norm, mixer, lambda layer: dense(file, layer, bias="absent"))
 
 
-def mistral3(file: Reader) -> Config:
+def mistral3(file: Reader) -> Description:
     """Ministral 3 and Mistral Small 3: LLaMA, with queries that grow with their position.
 
     Key: attention.temperature_scale; the step is the original context length.
@@ -186,12 +186,12 @@ def mistral3(file: Reader) -> Config:
     )
 
 
-def pangu(file: Reader) -> Config:
+def pangu(file: Reader) -> Description:
     """openPangu-Embedded: a bias of attention's output. Factors of frequencies are not used."""
     return _decoder(file, _rope(file, "half"), output_bias="required", unused=_FACTORS)
 
 
-def refact(file: Reader) -> Config:
+def refact(file: Reader) -> Description:
     """Refact: ALiBi. Biases (but those of Q, K and V) are not used.
 
     llama.cpp loads experts where there are any, but computes only silu(x') in their place.
@@ -208,12 +208,12 @@ def refact(file: Reader) -> Config:
     return _decoder(file, None, attends={"max_bias": 8.0}, network=network, unused=unused)
 
 
-def seed_oss(file: Reader) -> Config:
+def seed_oss(file: Reader) -> Description:
     """Seed-OSS: the network's norm is called post_attention_norm."""
     return _decoder(file, _rope(file, "half"), norms=("attn_norm", "post_attention_norm"))
 
 
-def smollm3(file: Reader) -> Config:
+def smollm3(file: Reader) -> Description:
     """SmolLM 3: every fourth layer has no RoPE (arXiv 2501.18795)."""
     rope = _rope(file, "interleaved")
     return decoder(

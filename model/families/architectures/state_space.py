@@ -13,7 +13,7 @@ C), ssm.state_size (values of such a head); what a function below names.
 from __future__ import annotations
 
 from urdir.model.errors import ConfigError, UnsupportedError
-from urdir.model.families.description import Config
+from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Mixture
 from urdir.model.families.layers import Block, Branch, LayerConfig, Network
 from urdir.model.families.mixtures import (
@@ -41,7 +41,7 @@ from urdir.model.families.rope import read_rope
 from urdir.ptxgen.kernels.norm import Norm
 
 
-def mamba2(file: Reader) -> Config:
+def mamba2(file: Reader) -> Description:
     """Mamba-2: nothing but its layers."""
     norm = rms_norm(file)
     return model(
@@ -51,7 +51,7 @@ def mamba2(file: Reader) -> Config:
     )
 
 
-def granitehybrid(file: Reader) -> Config:
+def granitehybrid(file: Reader) -> Description:
     """Granite 4 (IBM): attention where attention.head_count_kv is not 0, a network in every layer.
 
     Keys: logit_scale (divides), residual_scale, embedding_scale, attention.scale (0 is none of
@@ -82,7 +82,7 @@ def granitehybrid(file: Reader) -> Config:
     )
 
 
-def falcon_h1(file: Reader) -> Config:
+def falcon_h1(file: Reader) -> Description:
     """Falcon-H1 (arXiv 2507.22448): attention and Mamba-2 side by side in every layer. llama.cpp
     loads the bias of attention's output and RoPE factors for nothing."""
     norm, normed = rms_norm(file), file.anywhere("ssm_norm.weight")
@@ -106,7 +106,7 @@ def falcon_h1(file: Reader) -> Config:
     )
 
 
-def nemotron_h(file: Reader) -> Config:
+def nemotron_h(file: Reader) -> Description:
     """Nemotron-H (arXiv 2504.03624), and Nemotron 3 with experts: a layer is attention without
     RoPE, Mamba-2 or a network, by feed_forward_length and attention.head_count_kv, 0 where there is
     none.

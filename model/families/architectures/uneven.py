@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from urdir.model.families.attention import Attention
 from urdir.model.families.dense import decoder
-from urdir.model.families.description import Config
+from urdir.model.families.description import Description
 from urdir.model.families.layers import Block, Branch, LayerConfig, Network
 from urdir.model.families.parts import (
     attention,
@@ -26,7 +26,7 @@ from urdir.model.families.reader import Reader
 from urdir.model.families.rope import read_rope
 
 
-def deci(file: Reader) -> Config:
+def deci(file: Reader) -> Description:
     """DeciLM, Llama-3.1-Nemotron: LLaMA with layers that have no heads (no attention), or no KV
     heads (a matrix, attn_output, instead of attention).
 
@@ -57,11 +57,11 @@ def deci(file: Reader) -> Config:
                 yield f"blk.{index}.attn_output.bias"
 
     layers = [LayerConfig(tuple(blocks(index))) for index, width in enumerate(widths) if width]
-    config = model(file, layers, file.norm("output_norm", None, norm))
-    return replace(config, unused_tensors=(*config.unused_tensors, *unused()))
+    description = model(file, layers, file.norm("output_norm", None, norm))
+    return replace(description, unused_tensors=(*description.unused_tensors, *unused()))
 
 
-def openelm(file: Reader) -> Config:
+def openelm(file: Reader) -> Description:
     """OpenELM: normalised heads, numbers of heads and widths that grow from layer to layer; the
     embedding is the output matrix, too."""
     norm, (key_dim, _) = rms_norm(file), head_dims(file)

@@ -19,7 +19,7 @@ from typing import Any
 
 from urdir.model.families.attention import Attention
 from urdir.model.families.dense import rms_decoder, turning, windowed_mixer
-from urdir.model.families.description import Config
+from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Mixture
 from urdir.model.families.mixtures import (
     Scoring,
@@ -54,7 +54,7 @@ from urdir.model.families.windows import (
 from urdir.ptxgen.kernels.rotation import RopeScaling
 
 
-def afmoe(file: Reader) -> Config:
+def afmoe(file: Reader) -> Description:
     """Trinity (arXiv 2602.17004): norms before and after, attention gated by value; every fourth
     layer does not rotate. A file without a window has none anywhere."""
     norm, (key_dim, _) = rms_norm(file), head_dims(file)
@@ -86,7 +86,7 @@ def afmoe(file: Reader) -> Config:
     )
 
 
-def laguna(file: Reader) -> Config:
+def laguna(file: Reader) -> Description:
     """Laguna: attention gated by head or by value, whichever the tensor is; windows rotate as they
     were trained, other layers with the context extended."""
     key_dim, window, full = head_dims(file)[0], optional_window(file), turning(file, "half")
@@ -111,7 +111,7 @@ def laguna(file: Reader) -> Config:
     )
 
 
-def exaone_moe(file: Reader) -> Config:
+def exaone_moe(file: Reader) -> Description:
     """K-EXAONE (arXiv 2601.01739): only layers with a window rotate."""
     file.count("expert_shared_count")  # one, whatever it says
     windowed, rope = windowed_layers(file, 4), turning(file, "half", factors=True)
@@ -125,7 +125,7 @@ def exaone_moe(file: Reader) -> Config:
     return rms_decoder(file, attends, unless_dense(file, network), output="required")
 
 
-def mellum(file: Reader) -> Config:
+def mellum(file: Reader) -> Description:
     """Mellum 2: windows rotate as they were trained, with the base of all layers."""
     window, full = optional_window(file), turning(file, "half")
     windowed = optional_windows(file, window, 4)
@@ -138,7 +138,7 @@ def mellum(file: Reader) -> Config:
     return rms_decoder(file, attends, network, output="required")
 
 
-def maple(file: Reader) -> Config:
+def maple(file: Reader) -> Description:
     """Maple: only layers with a window rotate; gate and up products of the experts are limited."""
     rope = windowed_rope(file, turning(file, "half"), head_dims(file)[0], scaled=True)
     windowed, window = flagged_layers(file), _window(file)
@@ -153,7 +153,7 @@ def maple(file: Reader) -> Config:
     return rms_decoder(file, attends, network, output="required")
 
 
-def smallthinker(file: Reader) -> Config:
+def smallthinker(file: Reader) -> Description:
     """SmallThinker (arXiv 2507.20984): the router reads what the layer reads, before attention;
     ReGLU. Windows are of 4096 tokens, and every fourth layer does not rotate (but in llama.cpp all
     do if there are four)."""

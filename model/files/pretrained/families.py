@@ -50,6 +50,11 @@ _GATED = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+_NORMS_AROUND = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
 _DENSE = {"post_attention_layernorm": "ffn_norm"} | _GATED
 _QWEN_EXPERTS = {
     "post_attention_layernorm": "ffn_norm",
@@ -156,16 +161,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "gemma2": Family(
         "gemma2",
-        _ENDS
-        | _layer(
-            _ATTENTION
-            | _GATED
-            | {
-                "post_attention_layernorm": "post_attention_norm",
-                "pre_feedforward_layernorm": "ffn_norm",
-                "post_feedforward_layernorm": "post_ffw_norm",
-            }
-        ),
+        _ENDS | _layer(_ATTENTION | _GATED | _NORMS_AROUND),
         _KEYS
         | {
             "attn_logit_softcapping": ("attn_logit_softcapping",),
@@ -181,17 +177,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "gemma3_text": Family(
         "gemma3",
-        _ENDS
-        | _layer(
-            _ATTENTION
-            | _QK_NORM
-            | _GATED
-            | {
-                "post_attention_layernorm": "post_attention_norm",
-                "pre_feedforward_layernorm": "ffn_norm",
-                "post_feedforward_layernorm": "post_ffw_norm",
-            }
-        ),
+        _ENDS | _layer(_ATTENTION | _QK_NORM | _GATED | _NORMS_AROUND),
         _KEYS
         | {
             "final_logit_softcapping": ("final_logit_softcapping",),

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.exchange.spec import POLLS, THREADS, check_ranks
+from urdir.ptxgen.kernels.exchange.spec import POLLS, THREADS, OneOfRanks, check_ranks
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
 
 #: CTAs of a launch at most: all run at once, as those that wait for each other should.
@@ -51,7 +51,7 @@ def stage_sizes(ranks: int, capacity: int) -> dict[str, int]:
 
 
 @dataclass(frozen=True)
-class AllReduceTwoShot(KernelSpec):
+class AllReduceTwoShot(OneOfRanks, KernelSpec):
     """The sum of the ranks' vectors (n,), added in the order of the ranks; plus a ``residual``.
 
     n is a multiple of 4, and a rank's part of it at most ``capacity``. All ranks get the same bits,
@@ -104,11 +104,6 @@ class AllReduceTwoShot(KernelSpec):
     def flag(self, area: int, rank: int) -> int:
         """The flag of the first CTA of ``rank``."""
         return (area * self.ranks + rank) * self.most_ctas
-
-    @property
-    def others(self) -> tuple[int, ...]:
-        """The other ranks."""
-        return tuple(rank for rank in range(self.ranks) if rank != self.rank)
 
     @cached_property
     def vectors(self) -> int:

@@ -15,21 +15,42 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.exchange.spec import POLLS, THREADS, check_inbox, check_ranks
+from urdir.ptxgen.kernels.exchange.spec import POLLS, THREADS, OneOfRanks, check_inbox, check_ranks
 from urdir.ptxgen.spec import Access, Array, Param
 
 
 @dataclass(frozen=True, slots=True)
-class Gives:
-    """The words of the next exchange (see `spec`) of ``rank``, of ``ranks`` whose inboxes have a
-    ``capacity``, go to the others' inboxes, as a product is made: they are on their way before the
-    next kernel begins. A place is written again two epochs later, when the kernels of the epoch
-    between are complete.
-    """
+class Inboxes(OneOfRanks):
+    """Base: the inboxes of ``ranks``, of a ``capacity`` (see `spec`), as ``rank`` uses them."""
 
     ranks: int
     rank: int
     capacity: int
+
+    def inbox(self, rank: int, access: Access) -> Param:
+        """That of a rank: each word as the f32 value and the bits of its epoch."""
+        return Param(f"inbox{rank}", "f32", (2, self.ranks, self.capacity, 2), access)
+
+    def counts(self, read: str, moved: str) -> tuple[Param, Param]:
+        """The two counts, one of which is moved on."""
+        shape = (self.capacity // THREADS,)
+        return Param(read, "u32", shape, Access.IN), Param(moved, "u32", shape, Access.INOUT)
+
+    def empty(self) -> Array:
+        """An inbox in which no word has come."""
+        return np.zeros((2, self.ranks, self.capacity, 2), np.float32)
+
+    def bytes_moved(self, values: int) -> int:
+        """Words that are written, or read."""
+        return 8 * values * len(self.others)
+
+
+@dataclass(frozen=True, slots=True)
+class Gives(Inboxes):
+    """The words of the next exchange go to the others' inboxes, as a product is made: they are on
+    their way before the next kernel begins. A place is written again two epochs later, when the
+    kernels of the epoch between are complete.
+    """
 
     def check(self, name: str, values: int) -> None:
         """Raise PtxgenError for no such rank or inbox, or one too small for the product."""
@@ -37,19 +58,10 @@ class Gives:
         check_inbox(name, values, self.ranks, self.capacity)
 
     @property
-    def others(self) -> tuple[int, ...]:
-        """The other ranks."""
-        return tuple(rank for rank in range(self.ranks) if rank != self.rank)
-
-    @property
     def params(self) -> tuple[Param, ...]:
-        """The inboxes, each word as the f32 value and the bits of its epoch; and the counts."""
-        words, counts = (2, self.ranks, self.capacity, 2), (self.capacity // THREADS,)
-        return (
-            *(Param(f"inbox{rank}", "f32", words, Access.INOUT) for rank in self.others),
-            Param("epochs", "u32", counts, Access.IN),
-            Param("sent", "u32", counts, Access.INOUT),
-        )
+        """The others' inboxes, and the counts."""
+        inboxes = (self.inbox(rank, Access.INOUT) for rank in self.others)
+        return (*inboxes, *self.counts("epochs", "sent"))
 
     def reference(self, y: Array, inputs: dict[str, Any]) -> dict[str, Array]:
         """The inboxes with the values y (values,) f32, and the counts."""
@@ -64,27 +76,16 @@ class Gives:
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """Few epochs, whose bits are no NaN."""
-        words = np.zeros((2, self.ranks, self.capacity, 2), np.float32)
         epochs, sent = rng.integers(0, 1000, (2, self.capacity // THREADS), np.uint32)
-        return {
-            "epochs": epochs,
-            "sent": sent,
-            **{f"inbox{rank}": words.copy() for rank in self.others},
-        }
-
-    def bytes_moved(self, values: int) -> int:
-        """Words that are written."""
-        return 8 * values * len(self.others)
+        inboxes = {f"inbox{rank}": self.empty() for rank in self.others}
+        return {"epochs": epochs, "sent": sent, **inboxes}
 
 
 @dataclass(frozen=True, slots=True)
-class SumOfRanks:
+class SumOfRanks(Inboxes):
     """What a product takes in place of x: the sum of the ranks' x, in the order of the ranks, whose
-    words `Gives` has sent; x is this rank's own. See `Gives` for the fields, `spec` for polls."""
+    words `Gives` has sent; x is this rank's own. See `spec` for polls."""
 
-    ranks: int
-    rank: int
-    capacity: int
     polls: int = POLLS
 
     #: As those of a `Norm`: nothing multiplies the sum.
@@ -98,20 +99,11 @@ class SumOfRanks:
             raise PtxgenError(f"{name}: a sum of {values} values of each rank: a multiple of 32")
 
     @property
-    def others(self) -> tuple[int, ...]:
-        """The other ranks."""
-        return tuple(rank for rank in range(self.ranks) if rank != self.rank)
-
-    @property
     def params(self) -> tuple[Param, ...]:
         """This rank's inbox, the counts, and the place for a fault."""
-        words, counts = (2, self.ranks, self.capacity, 2), (self.capacity // THREADS,)
-        return (
-            Param(f"inbox{self.rank}", "f32", words, Access.IN),
-            Param("sent", "u32", counts, Access.IN),
-            Param("epochs", "u32", counts, Access.INOUT),
-            Param("fault", "u64", (1,), Access.INOUT),
-        )
+        counts = self.counts("sent", "epochs")
+        fault = Param("fault", "u64", (1,), Access.INOUT)
+        return (self.inbox(self.rank, Access.IN), *counts, fault)
 
     def total(self, x: Array, inputs: dict[str, Any]) -> Array:
         """The sum (values,) in float64."""
@@ -131,7 +123,7 @@ class SumOfRanks:
     def make_inputs(self, values: int, rng: np.random.Generator) -> dict[str, Any]:
         """Words of the other ranks that have come."""
         epochs, sent = rng.integers(1, 1000, (2, self.capacity // THREADS), np.uint32)
-        inbox = np.zeros((2, self.ranks, self.capacity, 2), np.float32)
+        inbox = self.empty()
         at = np.arange(values)
         epoch = sent[at // THREADS]
         for rank in self.others:
@@ -139,7 +131,3 @@ class SumOfRanks:
             inbox[epoch & 1, rank, at] = np.stack([came, epoch.view(np.float32)], axis=1)
         fault = np.zeros(1, np.uint64)
         return {f"inbox{self.rank}": inbox, "sent": sent, "epochs": epochs, "fault": fault}
-
-    def bytes_moved(self, values: int) -> int:
-        """Words that are read."""
-        return 8 * values * len(self.others)

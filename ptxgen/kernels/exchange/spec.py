@@ -69,8 +69,21 @@ def check_inbox(name: str, values: int, ranks: int, capacity: int) -> None:
         raise PtxgenError(f"{name}: {values} values of a rank, inboxes have room for {capacity}")
 
 
+class OneOfRanks:
+    """Base: what ``rank`` does, of so many ``ranks``, which are fields of the subclass."""
+
+    __slots__ = ()
+    ranks: int
+    rank: int
+
+    @property
+    def others(self) -> tuple[int, ...]:
+        """The other ranks."""
+        return tuple(rank for rank in range(self.ranks) if rank != self.rank)
+
+
 @dataclass(frozen=True)
-class Exchange(KernelSpec):
+class Exchange(OneOfRanks, KernelSpec):
     """Base: the values (n,) f32 of ``rank``, of ``ranks``, whose inboxes have a ``capacity``."""
 
     n: int
@@ -90,11 +103,6 @@ class Exchange(KernelSpec):
     def most(self) -> int:
         """Values of the rank that has most."""
         return self.n
-
-    @property
-    def others(self) -> tuple[int, ...]:
-        """The other ranks."""
-        return tuple(rank for rank in range(self.ranks) if rank != self.rank)
 
     @property
     def inboxes(self) -> tuple[int, ...]:

@@ -12,14 +12,7 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.experts.spec import ExpertsProduct
-from urdir.ptxgen.kernels.linear.gemm import (
-    FULL,
-    MAX_RAW,
-    MAX_RAW_LARGEST,
-    TILES,
-    CtaTile,
-    widest,
-)
+from urdir.ptxgen.kernels.linear.gemm_tile import FULL, MAX_RAW_LARGEST, TILES, CtaTile, widest
 from urdir.ptxgen.kernels.pairs import grouped, most_tiles, random_choice
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.formats import FORMATS
@@ -104,12 +97,12 @@ class ExpertsGemm(ExpertsProduct):
     @property
     def steps(self) -> int:
         """Steps in which a CTA goes through the columns."""
-        return ceil_div(self.layout.row_units, self.cut.units)
+        return self.cut.steps(self.layout)
 
     @property
     def depth(self) -> int:
         """Steps that loads run ahead."""
-        return max(1, min(self.cut.depth, self.steps, MAX_RAW // widest(self.format)))
+        return self.cut.steps_ahead(self.layout)
 
     @property
     def cta_rows(self) -> int:

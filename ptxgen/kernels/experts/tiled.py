@@ -17,7 +17,7 @@ from urdir.ptxgen.kernels.linear.cut import (
     cut_launch,
 )
 from urdir.ptxgen.kernels.linear.ends import is_first
-from urdir.ptxgen.kernels.linear.gemv import (
+from urdir.ptxgen.kernels.linear.gemv_room import (
     LEAST_WARPS,
     RECORD_NBYTES,
     Activations,
@@ -116,7 +116,8 @@ class ExpertsSpec(CutOptions, ExpertsShape):
 
     @property
     def fits(self) -> bool:
-        """Whether enough warps have room, and registers for the activations, as `Gemv.fits`."""
+        """Whether enough warps have room, and registers for the activations: as `has_room` says of
+        `Gemv`."""
         warps = self.footprint.most_warps(self.shared)
         most = min(MAX_REGISTERS, 2048 // (warps * max(1, self.resident)))
         return warps >= LEAST_WARPS and 8 * ceil_div(self.blocks, warps) + 24 <= most

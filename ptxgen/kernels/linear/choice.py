@@ -13,8 +13,9 @@ from urdir.ptxgen.kernels.linear.cut import CutOptions
 from urdir.ptxgen.kernels.linear.ends import is_first
 from urdir.ptxgen.kernels.linear.gate import Gate
 from urdir.ptxgen.kernels.linear.gemm_small import GemmSmall
-from urdir.ptxgen.kernels.linear.gemv import Activations, Gemv
+from urdir.ptxgen.kernels.linear.gemv import Gemv
 from urdir.ptxgen.kernels.linear.gemv_f32 import GemvF32
+from urdir.ptxgen.kernels.linear.gemv_room import Activations, has_room
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH, SHARED_NBYTES, LinearSpec
 from urdir.ptxgen.kernels.linear.then import Then, has_registers
 from urdir.ptxgen.kernels.norm import Norm
@@ -30,7 +31,7 @@ CLUSTERED_TILES = 6
 #: TODO
 PACKED_FROM = 5
 #: Fields of a request that `Gemv` alone knows.
-GEMV_ALONE = ("after", "gate", "gained", "then")
+GEMV_ALONE = ("after", "gate", "gained", "then", "gives")
 
 
 def takes_gemm(rows: int, exact: bool) -> bool:
@@ -183,7 +184,7 @@ class LinearRequest:
             ways += [all_of_it]
         for way in ways:
             given = (self.formats, self.cols, self.activations, way.shared, self.norm, self.after)
-            if Gemv.fits(*given, cluster=way.cluster, gate=self.gate):
+            if has_room(*given, cluster=way.cluster, gate=self.gate):
                 return way
         return None
 

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.exchange.gives import Gives, SumOfRanks
-from urdir.ptxgen.kernels.linear.cut import Cut, Footprint, cut_launch, even_tiles
-from urdir.ptxgen.kernels.linear.ends import is_first, norm_text
+from urdir.ptxgen.kernels.linear.cut import Cut, cut_launch, even_tiles
+from urdir.ptxgen.kernels.linear.ends import norm_text
 from urdir.ptxgen.kernels.linear.gate import Gate
-from urdir.ptxgen.kernels.linear.spec import odd_cols
+from urdir.ptxgen.kernels.linear.gemv_examples import gemv_examples
+from urdir.ptxgen.kernels.linear.gemv_room import (
+    OTHER_REGISTERS,
+    RECORD_NBYTES,
+    Activations,
+    footprint,
+    most_registers,
+    norm_vectors,
+)
 from urdir.ptxgen.kernels.linear.then import (
     Then,
     check_then,
@@ -27,24 +34,8 @@ from urdir.ptxgen.kernels.linear.then import (
 )
 from urdir.ptxgen.kernels.linear.tiled import TiledSpec
 from urdir.ptxgen.kernels.norm import Norm
-from urdir.ptxgen.kernels.recurrent.causal_conv import CausalConv
-from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
 from urdir.ptxgen.spec import Access, Array, Param, Tolerance, ceil_div
-from urdir.ptxgen.weights.formats import FORMATS, Format
-from urdir.ptxgen.weights.layout import TILE_COLS, TILE_ROWS, TILE_UNITS, Layout
-
-#: With fewer warps `GemvF32` is faster: each warp has too many activations to round.
-LEAST_WARPS = 4
-#: Registers of a thread, at most: with more, older assemblers' code spills.
-MAX_REGISTERS = 170
-#: Registers of a thread beside the arrays of the stream and of norms, with a margin.
-OTHER_REGISTERS = 56
-#: Those that words of other ranks take beside.
-WORD_REGISTERS = 16
-#: Bytes of a unit's activations in shared memory: see templates/_linear_tile_x.j2.
-RECORD_NBYTES = {"f32": 144, "i16": 80}
-
-Activations = Literal["f32", "i16"]
+from urdir.ptxgen.weights.layout import TILE_COLS
 
 
 @dataclass(frozen=True)
@@ -107,37 +98,6 @@ class Gemv(TiledSpec):
                 raise PtxgenError("gemv: one matrix gives its product to other ranks, not several")
             self.gives.check(self.name, self.rows)
 
-    @staticmethod
-    def fits(
-        formats: Iterable[Format],
-        cols: int,
-        activations: Activations,
-        shared: int,
-        norm: Norm | None = None,
-        after: Norm | SumOfRanks | None = None,
-        cluster: int = 1,
-        gate: Gate | None = None,
-    ) -> bool:
-        """Whether ``shared`` bytes of shared memory have room for the activations and the tiles of
-        enough warps, and these warps have registers for the activations; for the weights and the
-        bias of a norm as well, if it must be complete before the product or is ``after`` a block,
-        and for the ``gate``.
-        Each CTA of a ``cluster`` has a part of the columns, which allows neither of these norms.
-        """
-        if cluster > 1 and (after is not None or (norm is not None and is_first(norm))):
-            return False
-        warps = _footprint(formats, cols, cluster, activations).most_warps(shared)
-        blocks = ceil_div(ceil_div(cols, TILE_COLS), cluster * warps)
-        if after is not None:
-            arrays = 2 + max(_arrays(after), _arrays(norm))
-            others = OTHER_REGISTERS + (WORD_REGISTERS if isinstance(after, SumOfRanks) else 0)
-            has_registers = 8 * arrays * blocks + others <= _most_registers(warps)
-        else:
-            arrays = 1 + _arrays(norm) if norm is not None and is_first(norm) else 1
-            arrays += gate is not None
-            has_registers = 8 * arrays * blocks + 16 <= _most_registers(warps)
-        return warps >= LEAST_WARPS and has_registers
-
     @property
     def record_nbytes(self) -> int:
         """Bytes of a unit's activations."""
@@ -154,9 +114,9 @@ class Gemv(TiledSpec):
         thread has no registers for both."""
         if self.after is None:
             return False
-        arrays = 2 + _arrays(self.after) + _arrays(self.norm)
+        arrays = 2 + norm_vectors(self.after) + norm_vectors(self.norm)
         registers = 8 * arrays * self.lane_blocks + OTHER_REGISTERS
-        return registers > _most_registers(2 * ceil_div(self.cut.warps, 2))
+        return registers > most_registers(2 * ceil_div(self.cut.warps, 2))
 
     @property
     def after_text(self) -> str:
@@ -257,14 +217,14 @@ class Gemv(TiledSpec):
 
     @cached_property
     def cut(self) -> Cut:
-        footprint = _footprint(self.formats, self.cols, self.cluster, self.activations)
+        room = footprint(self.formats, self.cols, self.cluster, self.activations)
         places = self.after_place
         if self.after is not None:
             places += 2
         shared = 0 if self.then is None else shared_nbytes(self.then)
-        footprint = replace(footprint, warp_squares=4 * places, shared=shared)
+        room = replace(room, warp_squares=4 * places, shared=shared)
         tiles = even_tiles(self, self.layouts)
-        return cut_launch(self, self.layouts, footprint, tiles, self.pair, even=True)
+        return cut_launch(self, self.layouts, room, tiles, self.pair, even=True)
 
     @property
     def tolerance(self) -> Tolerance:
@@ -277,192 +237,4 @@ class Gemv(TiledSpec):
 
     @classmethod
     def examples(cls) -> Mapping[str, Gemv]:
-        rms, fine = Norm("rms", 1e-5), Norm("rms", 1e-6)
-        formats = FORMATS.values()
-        q8, q4_k, q6_k, q3_k = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "Q3_K"))
-        f16, f32 = FORMATS["F16"], FORMATS["F32"]
-        silu = Activation("silu")
-        conv = CausalConv(1, 3, 64, 0, channels=37, taps=4, bias=True, activation=silu)
-        scan = SelectiveScan(1, 3, 64, 0, channels=70, size=16)
-        each = {f.name: cls(f, 17, odd_cols(f), bias=i % 2 == 0) for i, f in enumerate(formats)}
-        rounded = {
-            f"{f.name} i16": cls(f, 17, odd_cols(f), bias=i % 2 == 0, activations="i16")
-            for i, f in enumerate(f for f in formats if not f.is_float)
-        }
-        return {
-            "smallest": cls(q8, 3, 64),
-            **each,
-            **rounded,
-            "residual split": cls(
-                q4_k, 9, 2304, split=2, tiles_each=1, stages=2, residual=True, activations="i16"
-            ),
-            "norm, groups and passes": cls(
-                q6_k, 40, 768, split=3, groups=2, tiles_each=4, per_pass=2, norm=rms
-            ),
-            "split residual Q3_K": cls(
-                q3_k, 33, 1280, split=2, groups=1, tiles_each=3, residual=True, activations="i16"
-            ),
-            "gated norm": cls(
-                q4_k, 35, 512, gated=True, norm=fine, tiles_each=3, per_pass=1, activations="i16"
-            ),
-            "gated split": cls(q8, 21, 1088, gated=True, split=3, groups=1, activations="i16"),
-            "filled": cls(q8, 40, 288, residual=True, activations="i16", sms=4, fill=True),
-            "three matrices": cls(
-                q4_k, 19, 768, bias=True, others=((q4_k, 5), (q6_k, 7)), activations="i16"
-            ),
-            "F16 norm, other types": cls(
-                f16, 35, 1120, norm=rms, others=((q8, 3), (f16, 9)), split=2
-            ),
-            "F32 gated norm": cls(f32, 18, 293, gated=True, norm=rms),
-            "alone": cls(q4_k, 40, 768, bias=True, norm=rms, activations="i16", alone=True),
-            "cluster of 2": cls(q4_k, 40, 2304, residual=True, activations="i16", cluster=2),
-            "cluster of 4 norm": cls(
-                q6_k, 50, 4352, bias=True, norm=rms, cluster=4, split=2, groups=2, tiles_each=4
-            ),
-            "gated cluster": cls(
-                q8, 35, 1088, gated=True, norm=fine, tiles_each=3, per_pass=1, cluster=2
-            ),
-            "F16 cluster, other types": cls(
-                f16, 19, 1120, others=((q8, 5),), cluster=4, sms=12, fill=True
-            ),
-            "layer norm F32": cls(
-                f32, 19, 301, norm=Norm("layer", 1e-5, bias=True), activation=Activation("gelu")
-            ),
-            "layer norm, groups": cls(
-                q6_k, 40, 768, split=3, groups=2, tiles_each=4, bias=True, norm=Norm("layer", 1e-5)
-            ),
-            "layer norm without weight i16": cls(
-                q8, 21, 2336, norm=Norm("layer", 1e-5, weight=False), activations="i16", gated=True
-            ),
-            "norm without weight": cls(
-                q4_k, 9, 512, norm=Norm("rms", 1e-6, weight=False), softcap=5.0, scale=0.25
-            ),
-            "norm with bias": cls(q8, 5, 96, norm=Norm("rms", 1e-6, bias=True), clamp=1.5),
-            "gated with biases": cls(
-                q4_k,
-                35,
-                512,
-                gated=True,
-                bias=True,
-                activations="i16",
-                tiles_each=3,
-                per_pass=1,
-                activation=Activation("gelu"),
-            ),
-            "gated cluster with biases": cls(
-                f16,
-                19,
-                512,
-                gated=True,
-                bias=True,
-                cluster=2,
-                activation=Activation("swiglu_oai", limit=7.0),
-            ),
-            "residual, bias, scale": cls(
-                q8, 40, 288, bias=True, residual=True, scale=0.22, activations="i16"
-            ),
-            "residual and bias": cls(q8, 19, 288, bias=True, residual=True),
-            "residual and scale": cls(q4_k, 19, 512, residual=True, scale=1.5),
-            "relu2 with bias": cls(q8, 18, 320, bias=True, activation=Activation("relu2")),
-            "some biases": cls(
-                q4_k, 19, 768, bias=(False, True, False), others=((q4_k, 5), (q6_k, 7))
-            ),
-            "given": cls(
-                q4_k, 300, 512, activations="i16", gives=Gives(ranks=3, rank=1, capacity=512)
-            ),
-            "given by clusters": cls(
-                q6_k, 40, 2304, bias=True, scale=0.5, cluster=2, gives=Gives(2, 0, 256)
-            ),
-            "after ranks": cls(
-                q4_k, 19, 768, activations="i16", norm=rms, after=SumOfRanks(2, 1, 1024)
-            ),
-            "after ranks, gated": cls(
-                q8, 21, 1184, activations="i16", gated=True, norm=rms, after=SumOfRanks(3, 1, 1280)
-            ),
-            "after ranks, several matrices": cls(
-                q6_k,
-                5,
-                512,
-                split=1,
-                after=SumOfRanks(2, 0, 512),
-                stream_scaled=True,
-                others=((q4_k, 5), (q8, 7)),
-            ),
-            "after a block": cls(
-                q4_k, 19, 768, activations="i16", norm=rms, after=fine, others=((q4_k, 5), (q8, 7))
-            ),
-            "after a block, gated": cls(
-                q8, 21, 2336, activations="i16", gated=True, norm=fine, after=rms, bias=True
-            ),
-            "after a block, no norm": cls(q6_k, 18, 512, activations="i16", after=rms, split=1),
-            "after a block, scaled": cls(
-                q4_k, 19, 768, activations="i16", norm=rms, after=fine, stream_scaled=True
-            ),
-            "after a block F32": cls(f32, 19, 301, norm=rms, after=rms, split=1),
-            "layers after and before": cls(
-                f32,
-                9,
-                549,
-                norm=Norm("layer", 1e-5, bias=True),
-                after=Norm("layer", 1e-5, bias=True),
-                sms=2,
-            ),
-            "layer after, without weight": cls(
-                f16,
-                5,
-                288,
-                norm=Norm("rms", 1e-6, weight=False),
-                after=Norm("layer", 1e-6, weight=False),
-                alone=True,
-            ),
-            "after a block of many columns": cls(
-                q8, 5, 6112, activations="i16", norm=rms, after=rms, sms=1
-            ),
-            "rms with bias after": cls(
-                q8, 35, 544, norm=fine, after=Norm("rms", 1e-5, bias=True), groups=2, split=2
-            ),
-            "gated x": cls(f32, 9, 549, gate=Gate(Activation("sigmoid")), norm=rms),
-            "gated heads": cls(
-                q4_k, 19, 768, residual=True, activations="i16", gate=Gate(silu, 64, 1e-6)
-            ),
-            "gated heads, cluster": cls(
-                q8, 40, 2336, activations="i16", cluster=2, gate=Gate(silu, 32, 1e-6), sms=4
-            ),
-            "gained residual": cls(
-                q4_k, 19, 768, residual=True, activations="i16", gained=True, scale=0.5
-            ),
-            "gained": cls(f32, 9, 37, gained=True),
-            "then a convolution": cls(
-                q4_k, 37, 768, activations="i16", norm=rms, others=((q4_k, 5), (q8, 7)), then=conv
-            ),
-            "then a convolution, cluster": cls(
-                f16, 37, 1120, bias=True, cluster=2, then=replace(conv, taps=3, activation=None)
-            ),
-            "then a scan": cls(q8, 70, 160, bias=True, activations="i16", then=scan),
-            "then a scan of short states": cls(
-                f32, 70, 37, split=1, sms=2, then=replace(scan, size=4, sequences=2)
-            ),
-        }
-
-
-def _arrays(norm: Norm | SumOfRanks | None) -> int:
-    """Vectors that a norm has beside x."""
-    return 0 if norm is None else norm.weight + norm.bias
-
-
-def _most_registers(warps: int) -> int:
-    """Registers of a thread, at most, if an SM has room for two CTAs of so many warps."""
-    return min(MAX_REGISTERS, 1024 // warps)
-
-
-def _footprint(
-    formats: Iterable[Format], cols: int, cluster: int, activations: Activations
-) -> Footprint:
-    """Each CTA has the activations of its blocks."""
-    cta_blocks = ceil_div(ceil_div(cols, TILE_COLS), cluster)
-    return Footprint(
-        tile=max(Layout(fmt, 1, cols).tile_nbytes for fmt in formats),
-        sums=4 * TILE_ROWS,
-        warp_squares=4,
-        activations=RECORD_NBYTES[activations] * TILE_UNITS * cta_blocks,
-    )
+        return gemv_examples(cls)

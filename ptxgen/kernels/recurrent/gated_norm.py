@@ -10,15 +10,14 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
-from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
+from urdir.ptxgen.kernels.held_rows import HeldRows
+from urdir.ptxgen.spec import Access, Array, Param, Tolerance
 
-#: Most warps of a CTA, and most vectors of four values that a thread holds.
-MAX_WARPS, MAX_VECTORS = 16, 8
 SILU = Activation("silu")
 
 
 @dataclass(frozen=True)
-class GatedNorm(KernelSpec):
+class GatedNorm(HeldRows):
     """y = norm(x) * f(gate), or with ``gates_first`` norm(x * f(gate)), of each row.
 
     norm(v) = v / sqrt(mean(v^2) + eps) * weight; row r has the weights r % weight_rows. y may be x.
@@ -37,21 +36,7 @@ class GatedNorm(KernelSpec):
     def __post_init__(self) -> None:
         if self.rows < 1 or self.weight_rows < 1:
             raise PtxgenError(f"gated_norm: {self.rows} rows, {self.weight_rows} of weights")
-        most = 4 * 32 * MAX_WARPS * MAX_VECTORS
-        if self.cols < 4 or self.cols % 4 or self.cols > most:
-            raise PtxgenError(
-                f"gated_norm: rows of {self.cols} values: multiples of 4 up to {most}"
-            )
-
-    @property
-    def warps(self) -> int:
-        """Warps of a CTA: a vector a thread, until there are enough."""
-        return min(MAX_WARPS, ceil_div(self.cols, 4 * 32))
-
-    @property
-    def vectors(self) -> int:
-        """Vectors of a thread."""
-        return ceil_div(self.cols, 4 * 32 * self.warps)
+        super().__post_init__()
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -62,10 +47,6 @@ class GatedNorm(KernelSpec):
             Param("weight", "f32", ("weight_rows", "cols"), Access.IN),
             Param("y", "f32", matrix, Access.OUT),
         )
-
-    @property
-    def launch_shape(self) -> LaunchShape:
-        return LaunchShape(grid=(self.rows, 1, 1), block=(32 * self.warps, 1, 1))
 
     @property
     def tolerance(self) -> Tolerance:

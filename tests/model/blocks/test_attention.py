@@ -20,7 +20,7 @@ from urdir.model.blocks.attention_network import layer_attention, own_token
 from urdir.model.blocks.parts import LayerStep
 from urdir.model.blocks.rows import Rows
 from urdir.model.engine.session import Session
-from urdir.model.families.description import Config
+from urdir.model.families.config import Config
 from urdir.model.files.gguf import Gguf
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
+from tests.model.blocks.workbench import Workbench
 from urdir.driver import execute
 from urdir.driver.device import Device
 from urdir.driver.memory import Slice
-from urdir.driver.operation import Launch
-from urdir.driver.plan import Plan
 from urdir.model.blocks import experts_together
 from urdir.model.blocks import router as routers
 from urdir.model.blocks.activations import Activations
 from urdir.model.blocks.expert_products import MixtureCall
 from urdir.model.blocks.experts import append_experts
-from urdir.model.blocks.linear import LinearLayers, device_limits
 from urdir.model.blocks.mixtures import (
     MixtureLayer,
     RouterLayer,
@@ -56,28 +53,15 @@ MODES = [
 every_mode = pytest.mark.parametrize(("rows", "exact", "together", "allowed"), MODES)
 
 
-class Workbench:
+class ExpertsBench(Workbench):
     """Buffers, random matrices and vectors, and a plan of mixtures for some rows."""
 
     def __init__(self, device: Device, rows: int, exact: bool, count: int = EXPERTS) -> None:
-        self.device, self.rows = device, rows
-        self.random = np.random.default_rng(5)
-        self.plan = Plan("experts")
         shapes = [mixture_workspace(Selection(count, 4), WIDTH, HIDDEN, rows, exact)]
         sizes = most_workspace(shapes) | {"normed": 4 * rows * HIDDEN}
         sizes["packed"] = packed_nbytes(rows, HIDDEN)
-        self.work = device.arena(sizes, "work")
+        super().__init__(device, rows, exact, sizes, seed=5)
         self.work["experts arrived"].fill(0)
-        self.owned: list[Any] = [self.work]
-        limits = device_limits(device)
-        self.linear = LinearLayers(self.plan, self.work, rows, exact=exact, limits=limits)
-
-    def place(self, values: npt.NDArray[Any]) -> Slice:
-        """The values in device memory."""
-        arena = self.device.arena({"a": values.nbytes}, "given")
-        self.owned.append(arena)
-        arena["a"].upload(values)
-        return arena["a"]
 
     def vectors(self, *shape: int) -> tuple[Slice, Floats]:
         """Random numbers: where they are, and what they are."""
@@ -109,22 +93,13 @@ class Workbench:
                 execute.run(self.plan, self.device, stream)
             stream.synchronize()
 
-    def kernels(self) -> list[str]:
-        """Of each launch of the plan."""
-        return [op.kernel.name for op in self.plan if isinstance(op, Launch)]
-
-    def close(self) -> None:
-        """Free everything."""
-        for arena in self.owned:
-            arena.close()
-
 
 @pytest.fixture
 def bench(
     emulator: Device, rows: int, exact: bool, together: bool, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Workbench]:
+) -> Iterator[ExpertsBench]:
     monkeypatch.setattr(experts_together, "pays_together", lambda *_: together)
-    made = Workbench(emulator, rows, exact)
+    made = ExpertsBench(emulator, rows, exact)
     yield made
     made.close()
 
@@ -146,7 +121,7 @@ def through(weights: Floats, bias: Floats, expert: Floats, x: Floats) -> Floats:
 def test_one_row_takes_three_launches(emulator: Device) -> None:
     """Router, gate and up, down; many rows take seven: norm, groups, packing and the sum too."""
     for rows, count in ((1, 3), (16, 7)):
-        made = Workbench(emulator, rows, exact=False)
+        made = ExpertsBench(emulator, rows, exact=False)
         selection = Selection(EXPERTS, 2)
         router, _, _ = made.matrix(1, HIDDEN, bias=False, fmt="F32")
         up, _, _ = made.matrix(WIDTH, HIDDEN, bias=False)
@@ -182,7 +157,7 @@ def test_layers_in_a_graph_read_nothing_too_early(
     emulator finds no race of kernels that overlap."""
     monkeypatch.setattr(routers, "MANY_LOGITS", many_logits)
     monkeypatch.setattr(experts_together, "pays_together", lambda *_: together)
-    made = Workbench(urdir_sanitizer, rows, exact=False)
+    made = ExpertsBench(urdir_sanitizer, rows, exact=False)
     selection = Selection(EXPERTS, 2, normalised=True)
     streams = [made.vectors(rows, HIDDEN)[0] for _ in range(3)]
     norm, _ = made.norm(RMS)
@@ -238,7 +213,7 @@ def test_who_reads_experts_together(
     spared = expert_nbytes * (rows * selection.used - expected_experts(rows, EXPERTS, 4))
     for least in (max(1, int(spared)), int(spared) + 1):
         monkeypatch.setattr(choice, "SPARED_NBYTES", least)
-        made = Workbench(emulator, rows, exact)
+        made = ExpertsBench(emulator, rows, exact)
         up, _, _ = made.matrix(WIDTH, HIDDEN, bias=False)
         back, _, _ = made.matrix(HIDDEN, WIDTH, bias=False, fmt=down)
         x, _ = made.vectors(rows, HIDDEN)
@@ -262,7 +237,7 @@ CASES = {
 @every_mode
 @pytest.mark.parametrize("case", CASES)
 def test_a_mixture_is_the_weighted_sum_of_its_experts(
-    bench: Workbench, case: str, allowed: float
+    bench: ExpertsBench, case: str, allowed: float
 ) -> None:
     check_mixture(bench, case, allowed)
 
@@ -277,14 +252,14 @@ def test_a_mixture_is_the_weighted_sum_of_its_experts(
     ],
 )
 def test_any_number_of_rows(
-    bench: Workbench, case: str, allowed: float, monkeypatch: pytest.MonkeyPatch
+    bench: ExpertsBench, case: str, allowed: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Many logits as well: from 9 rows on."""
     monkeypatch.setattr(routers, "MANY_LOGITS", 8 * EXPERTS)
     check_mixture(bench, case, allowed)
 
 
-def check_mixture(bench: Workbench, case: str, allowed: float) -> None:
+def check_mixture(bench: ExpertsBench, case: str, allowed: float) -> None:
     """A router and its experts against numpy."""
     selection, kind, norm, router_type, bias, weigh_input = CASES[case]
     f = Activation(kind, limit=1.5 if kind == "swiglu_oai" else 0.0)  # type: ignore[arg-type]
@@ -314,7 +289,7 @@ def check_mixture(bench: Workbench, case: str, allowed: float) -> None:
 
 
 @every_mode
-def test_without_a_gate_and_with_a_choice_bias(bench: Workbench, allowed: float) -> None:
+def test_without_a_gate_and_with_a_choice_bias(bench: ExpertsBench, allowed: float) -> None:
     """Of other experts than the logits alone would choose; nothing is added."""
     selection = Selection(
         EXPERTS, 2, "sigmoid", True, 2.5, bias=True, groups=3, groups_used=2, expert_scale=True
@@ -339,7 +314,7 @@ def test_without_a_gate_and_with_a_choice_bias(bench: Workbench, allowed: float)
 
 
 @every_mode
-def test_gate_and_up_of_different_types(bench: Workbench, allowed: float) -> None:
+def test_gate_and_up_of_different_types(bench: ExpertsBench, allowed: float) -> None:
     selection = Selection(EXPERTS, 2)
     router, r, _ = bench.matrix(1, HIDDEN, bias=False, fmt="F32")
     gate, g, none = bench.matrix(WIDTH, HIDDEN, bias=False, fmt="Q4_0")
@@ -366,7 +341,7 @@ def test_many_logits_are_a_product_of_their_own(
 ) -> None:
     """In f32: with weights rounded to f16 the logits would be off by 3e-4."""
     monkeypatch.setattr(routers, "MANY_LOGITS", 8 * EXPERTS)
-    made = Workbench(emulator, rows, exact=False)
+    made = ExpertsBench(emulator, rows, exact=False)
     selection = Selection(EXPERTS, 3)
     router, r, bias = made.matrix(1, HIDDEN, bias=True, fmt="F32")
     x_at, x = made.vectors(rows, HIDDEN)
@@ -393,7 +368,7 @@ def test_many_logits_are_a_product_of_their_own(
     ],
 )
 def test_who_makes_the_logits(emulator: Device, rows: int, exact: bool, kernel: str) -> None:
-    made = Workbench(emulator, rows, exact, count=128)
+    made = ExpertsBench(emulator, rows, exact, count=128)
     router, _, _ = made.matrix(1, HIDDEN, bias=False, each=128, fmt="F32")
     x, _ = made.vectors(rows, HIDDEN)
     layer = RouterLayer(Selection(128, 4), router)

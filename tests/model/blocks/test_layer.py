@@ -13,7 +13,8 @@ from urdir.driver.device import Device
 from urdir.model.engine.realizar import describe
 from urdir.model.engine.realizar.from_sizes import MadeFile
 from urdir.model.engine.session import Session
-from urdir.model.families.description import Config, LayerEmbeddings
+from urdir.model.families.config import Config
+from urdir.model.families.description import LayerEmbeddings
 from urdir.model.families.layers import Block, Branch, LayerConfig, LayerEmbedding
 from urdir.model.families.stored import Linear, Normalization, StoredMatrix, StoredVector
 from urdir.model.memory.session_settings import SessionSettings

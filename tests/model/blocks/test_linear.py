@@ -12,7 +12,9 @@ from urdir.driver import execute
 from urdir.driver.device import Device
 from urdir.driver.operation import Launch
 from urdir.driver.plan import Plan
-from urdir.model.blocks.linear import Activations, LinearLayers, device_limits
+from urdir.model.blocks.activations import Activations
+from urdir.model.blocks.linear import LinearLayers
+from urdir.model.blocks.linear_requests import device_limits
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.session import Session

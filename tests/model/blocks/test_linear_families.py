@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
+from tests.model.blocks.workbench import Workbench
 from urdir.driver import execute
 from urdir.driver.device import Device
-from urdir.driver.memory import Arena, Slice
-from urdir.driver.operation import Launch
-from urdir.driver.plan import Plan
-from urdir.model.blocks.linear import Activations, LinearLayers, device_limits
+from urdir.driver.memory import Slice
+from urdir.model.blocks.activations import Activations
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.activation import Activation
@@ -40,27 +38,14 @@ MODES = [
 every_mode = pytest.mark.parametrize(("rows", "exact", "allowed"), MODES)
 
 
-class Workbench:
+class LinearBench(Workbench):
     """Buffers, random matrices and vectors, and a plan of linear layers for some rows."""
 
     def __init__(self, device: Device, rows: int, exact: bool) -> None:
-        self.device, self.rows = device, rows
-        self.random = np.random.default_rng(3)
-        self.plan = Plan("layers")
         names = ("normed", "delta", "scaled", "summary", "gate", "up")
         sizes = dict.fromkeys(names, 4 * MOST * WIDTH)
         sizes["packed"] = packed_nbytes(MOST, WIDTH)
-        self.work: Arena = device.arena(sizes, "work")
-        self.owned: list[Any] = [self.work]
-        limits = device_limits(device)
-        self.linear = LinearLayers(self.plan, self.work, rows, exact=exact, limits=limits)
-
-    def place(self, values: npt.NDArray[Any]) -> Slice:
-        """The values in device memory."""
-        arena = self.device.arena({"a": values.nbytes}, "given")
-        self.owned.append(arena)
-        arena["a"].upload(values)
-        return arena["a"]
+        super().__init__(device, rows, exact, sizes, seed=3)
 
     def vectors(self, cols: int, rows: int | None = None) -> tuple[Slice, Floats]:
         """Random vectors: where they are, and what they are."""
@@ -102,25 +87,16 @@ class Workbench:
         error = np.sqrt(np.mean((found - expected) ** 2) / np.mean(expected**2))
         assert error < allowed, f"{error} of {allowed}"
 
-    def kernels(self) -> list[str]:
-        """Of each launch of the plan."""
-        return [op.kernel.name for op in self.plan if isinstance(op, Launch)]
-
-    def close(self) -> None:
-        """Free everything."""
-        for arena in self.owned:
-            arena.close()
-
 
 @pytest.fixture
-def bench(emulator: Device, rows: int, exact: bool) -> Iterator[Workbench]:
-    made = Workbench(emulator, rows, exact)
+def bench(emulator: Device, rows: int, exact: bool) -> Iterator[LinearBench]:
+    made = LinearBench(emulator, rows, exact)
     yield made
     made.close()
 
 
 @every_mode
-def test_layer_norm_gelu_and_biases(bench: Workbench, allowed: float) -> None:
+def test_layer_norm_gelu_and_biases(bench: LinearBench, allowed: float) -> None:
     """As in gpt2 and starcoder2: x + down(gelu(up(norm(x)) + b)) + c."""
     x_at, x = bench.vectors(HIDDEN)
     up, u, u_bias = bench.matrix(WIDTH, HIDDEN, bias=True)
@@ -140,7 +116,7 @@ def test_layer_norm_gelu_and_biases(bench: Workbench, allowed: float) -> None:
 
 @every_mode
 @pytest.mark.parametrize("bias", [False, True])
-def test_gated_by_another_activation(bench: Workbench, bias: bool, allowed: float) -> None:
+def test_gated_by_another_activation(bench: LinearBench, bias: bool, allowed: float) -> None:
     """As in gemma; with biases as in gpt-oss."""
     x_at, x = bench.vectors(HIDDEN)
     gate, g, g_bias = bench.matrix(WIDTH, HIDDEN, bias)
@@ -156,7 +132,7 @@ def test_gated_by_another_activation(bench: Workbench, bias: bool, allowed: floa
 
 
 @every_mode
-def test_only_one_of_two_gated_matrices_has_a_bias(bench: Workbench, allowed: float) -> None:
+def test_only_one_of_two_gated_matrices_has_a_bias(bench: LinearBench, allowed: float) -> None:
     x_at, x = bench.vectors(HIDDEN)
     gate, g, g_bias = bench.matrix(WIDTH, HIDDEN, bias=True)
     up, u, _ = bench.matrix(WIDTH, HIDDEN, bias=False)
@@ -167,7 +143,7 @@ def test_only_one_of_two_gated_matrices_has_a_bias(bench: Workbench, allowed: fl
 
 
 @every_mode
-def test_some_matrices_have_biases_and_all_a_clamp(bench: Workbench, allowed: float) -> None:
+def test_some_matrices_have_biases_and_all_a_clamp(bench: LinearBench, allowed: float) -> None:
     """Without weights of the norm, as in olmo."""
     x_at, x = bench.vectors(HIDDEN)
     given = [bench.matrix(rows, HIDDEN, bias) for rows, bias in ((48, False), (16, True))]
@@ -186,7 +162,7 @@ def test_some_matrices_have_biases_and_all_a_clamp(bench: Workbench, allowed: fl
 
 @pytest.mark.turns(2)
 @every_mode
-def test_norms_after_a_block_complete_the_next_one(bench: Workbench, allowed: float) -> None:
+def test_norms_after_a_block_complete_the_next_one(bench: LinearBench, allowed: float) -> None:
     """As in gemma2: y = x + norm(o h); logits = cap(next(y)), with no launch for the next norm."""
     x_at, x = bench.vectors(HIDDEN)
     heads_at, heads = bench.vectors(WIDTH)
@@ -212,7 +188,7 @@ def test_norms_after_a_block_complete_the_next_one(bench: Workbench, allowed: fl
 
 @every_mode
 def test_norms_after_a_block_are_left_to_the_next_product(
-    bench: Workbench, exact: bool, allowed: float
+    bench: LinearBench, exact: bool, allowed: float
 ) -> None:
     """Of one row without a scale: y = x + norm(delta) is made by the launch of next(y) times U."""
     x_at, x = bench.vectors(HIDDEN)
@@ -240,7 +216,7 @@ def test_norms_after_a_block_are_left_to_the_next_product(
 
 
 @pytest.mark.parametrize(("rows", "exact"), [(1, False)])
-def test_a_sum_that_is_due_is_made_where_no_product_takes_it(bench: Workbench) -> None:
+def test_a_sum_that_is_due_is_made_where_no_product_takes_it(bench: LinearBench) -> None:
     x_at, x = bench.vectors(HIDDEN)
     delta_at, delta = bench.vectors(HIDDEN)
     after, weights = bench.norm(RMS)
@@ -271,7 +247,7 @@ def test_a_sum_that_is_due_is_made_where_no_product_takes_it(bench: Workbench) -
 
 
 @pytest.mark.parametrize(("rows", "exact"), [(1, False)])
-def test_a_row_too_long_for_the_norms_has_launches_for_them(bench: Workbench) -> None:
+def test_a_row_too_long_for_the_norms_has_launches_for_them(bench: LinearBench) -> None:
     """Two launches, the second with the norm of the first."""
     cols = 16384
     x_at, x = bench.vectors(cols)
@@ -290,7 +266,7 @@ def test_a_row_too_long_for_the_norms_has_launches_for_them(bench: Workbench) ->
 
 
 @every_mode
-def test_two_layers_share_a_norm(bench: Workbench, allowed: float) -> None:
+def test_two_layers_share_a_norm(bench: LinearBench, allowed: float) -> None:
     """Attention and feed-forward side by side, as in phi2."""
     x_at, x = bench.vectors(HIDDEN)
     left, lw, _ = bench.matrix(32, HIDDEN, bias=False)
@@ -307,7 +283,7 @@ def test_two_layers_share_a_norm(bench: Workbench, allowed: float) -> None:
 
 
 @pytest.mark.parametrize(("rows", "exact"), [(4, False)])
-def test_a_begun_norm_is_that_norm_alone(bench: Workbench) -> None:
+def test_a_begun_norm_is_that_norm_alone(bench: LinearBench) -> None:
     """With other weights or another epsilon it is computed anew."""
     x_at, _ = bench.vectors(HIDDEN)
     matrix, _, _ = bench.matrix(HIDDEN, HIDDEN, bias=False)

@@ -12,6 +12,7 @@ import gguf
 import numpy as np
 import pytest
 
+from urdir.model.engine.engine import Engine
 from urdir.model.engine.session import Session
 from urdir.model.families.reader import Reader
 from urdir.model.families.registry import describe
@@ -20,6 +21,7 @@ from urdir.model.families.stored import StoredMatrix, stored_in
 from urdir.model.files.demo import demo_model
 from urdir.model.files.gguf import Tensor
 from urdir.model.files.metadata import Metadata
+from urdir.model.verify.conformance import relative_rms
 
 DATA = Path(__file__).parents[2] / "data"
 
@@ -82,6 +84,7 @@ def golden() -> Callable[[str], tuple[Path, list[int], Any]]:
 
 
 def _logits_of_parts(session: Session, tokens: list[int], counts: list[int]) -> Any:
+    """Logits after each part of a prompt that is processed in parts of so many tokens."""
     session.truncate(0)
     found = []
     for count in counts:
@@ -91,6 +94,20 @@ def _logits_of_parts(session: Session, tokens: list[int], counts: list[int]) -> 
 
 
 @pytest.fixture
-def logits_of_parts() -> Callable[[Session, list[int], list[int]], Any]:
-    """Logits after each part of a prompt that is processed in parts of so many tokens."""
-    return _logits_of_parts
+def check_divided_prompts(
+    device_name: str, family_file: Callable[[str], Path]
+) -> Callable[[str, list[list[int]], Callable[[Engine], None]], None]:
+    """That logits of a family's model, by default arithmetic, are as near as llama.cpp's after a
+    prompt in parts of so many tokens, in each of some ways; ``look`` is given the engine before."""
+
+    def check(name: str, ways: list[list[int]], look: Callable[[Engine], None]) -> None:
+        with np.load(DATA / "families" / f"{name}.npz") as golden:
+            tokens, logits = golden["tokens"].tolist(), golden["logits"]
+            allowed = max(2e-3, 1.1 * float(golden["native"]))
+        with Engine.open(family_file(name), device=device_name, context=64) as engine:
+            look(engine)
+            for counts in ways:
+                found = _logits_of_parts(engine.session, tokens, counts)
+                assert relative_rms(found, logits[np.cumsum(counts) - 1]) <= allowed
+
+    return check

@@ -20,7 +20,7 @@ from urdir.driver.cache import CacheWarning
 from urdir.driver.device import Device
 from urdir.driver.errors import DriverError
 from urdir.model.engine.session import Session
-from urdir.model.families.description import Config
+from urdir.model.families.config import Config
 from urdir.model.files.gguf import Gguf
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from urdir.model.engine.engine import Engine
-from urdir.model.families.description import Config
+from urdir.model.families.config import Config
 from urdir.model.families.synthetic import SyntheticModel
 from urdir.model.measure.model_kernels import model_kernels
 from urdir.model.verify.conformance import Logits, relative_rms

@@ -18,7 +18,7 @@ from urdir.driver.stream import Stream
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.runner import Observer
 from urdir.model.engine.session import Session
-from urdir.model.families.registry import read_config
+from urdir.model.families.config import Config
 from urdir.model.files.gguf import Gguf
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.verify.conformance import relative_rms
@@ -163,7 +163,7 @@ def test_a_tie_is_one(name: str, family_file: Callable[[str], Path], reference_m
             return super()._route(of, logits)
 
     with np.load(DATA / f"{name}.npz") as golden, Gguf(family_file(name)) as file:
-        Watching(file, read_config(file), 64).logits(golden["tokens"])
+        Watching(file, Config.from_gguf(file), 64).logits(golden["tokens"])
     assert np.min(margins, axis=0)[TIES[name]] < TIE
 
 

@@ -13,7 +13,7 @@ from urdir.driver.device import Device
 from urdir.driver.errors import CudaError, OutOfMemoryError
 from urdir.model.engine.session import Session
 from urdir.model.errors import ModelError
-from urdir.model.families.description import Config
+from urdir.model.families.config import Config
 from urdir.model.files.gguf import Gguf
 from urdir.model.memory.budget import MemoryPlan, SessionBudget
 from urdir.model.memory.session_settings import SessionSettings

@@ -21,7 +21,7 @@ from urdir.model.engine.sequence import GREEDY, Finish
 from urdir.model.engine.session import Session
 from urdir.model.engine.step_queue import StepQueue
 from urdir.model.errors import ContextFullError, ModelError
-from urdir.model.families.description import Config
+from urdir.model.families.config import Config
 from urdir.model.files.gguf import Gguf
 from urdir.model.memory.kv_cache import KvCache
 from urdir.model.memory.session_settings import SessionSettings

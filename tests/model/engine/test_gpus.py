@@ -24,7 +24,7 @@ from urdir.model.engine.requests.service import Service
 from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.engine.session import Session
 from urdir.model.errors import SettingsError
-from urdir.model.families.description import Config
+from urdir.model.families.config import Config
 from urdir.model.files.demo import demo_model
 from urdir.model.files.gguf import Gguf
 from urdir.model.memory import exchange

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 from urdir.driver.operation import Launch
 from urdir.model.engine.batch import StepShape
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.session import Session
-from urdir.model.verify.conformance import relative_rms
 from urdir.ptxgen.kernels.attention.prompt import PromptAttention
-
-FAMILIES = Path(__file__).parents[2] / "data" / "families"
 
 
 def kv_heads(session: Session, shape: StepShape) -> set[int]:
@@ -37,20 +31,14 @@ def kv_heads(session: Session, shape: StepShape) -> set[int]:
     ],
 )
 def test_default_prompts_divided_anywhere_are_as_near_as_llama_cpp_s(
-    name: str,
-    device_name: str,
-    family_file: Callable[[str], Path],
-    logits_of_parts: Callable[..., Any],
+    name: str, check_divided_prompts: Callable[..., None]
 ) -> None:
     """A prompt's first step has keys and values for each head, those after it one latent vector."""
-    with np.load(FAMILIES / f"{name}.npz") as golden:
-        tokens, logits = golden["tokens"].tolist(), golden["logits"]
-        allowed = max(2e-3, 1.1 * float(golden["native"]))
-    with Engine.open(family_file(name), device=device_name, context=64) as engine:
+
+    def look(engine: Engine) -> None:
         session = engine.session
         (heads,) = {mixer.heads for mixer in engine.config.attentions}
         assert kv_heads(session, session.shapes.prompt(0, 44)[0]) == {heads}
         assert kv_heads(session, session.shapes.prompt(1, 45)[0]) == {1}
-        for counts in ([31, 12, 1], [1, 13]):
-            found = logits_of_parts(session, tokens, counts)
-            assert relative_rms(found, logits[np.cumsum(counts) - 1]) <= allowed
+
+    check_divided_prompts(name, [[31, 12, 1], [1, 13]], look)

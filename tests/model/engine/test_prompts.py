@@ -17,7 +17,7 @@ from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.sampling import SamplingSettings, sample
 from urdir.model.engine.session import Session
 from urdir.model.errors import ModelError
-from urdir.model.families.description import Config
+from urdir.model.families.config import Config
 from urdir.model.files.gguf import Gguf
 from urdir.model.memory.budget import RESERVE_BYTES
 from urdir.model.memory.fitting import Place

@@ -14,7 +14,7 @@ from tests.model.engine.test_prompts import EXACT, ROUNDED
 from urdir.driver import Device
 from urdir.model.engine.batch import Batch, Output, Segment
 from urdir.model.engine.session import Session
-from urdir.model.families.description import Config
+from urdir.model.families.config import Config
 from urdir.model.files.gguf import Gguf
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights

@@ -12,7 +12,7 @@ import pytest
 from urdir.driver.device import Device
 from urdir.driver.group import Group
 from urdir.model.engine.session import Session
-from urdir.model.families.description import Config
+from urdir.model.families.config import Config
 from urdir.model.families.recurrent import KimiDelta, Lightning, Recurrence
 from urdir.model.families.shapes import Shape
 from urdir.model.families.share import cut_networks

@@ -10,7 +10,7 @@ import pytest
 
 from urdir.driver.device import Device
 from urdir.model.engine.session import Session
-from urdir.model.families.description import Config
+from urdir.model.families.config import Config
 from urdir.model.families.shapes import Shape
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights

@@ -37,7 +37,7 @@ from urdir.model.engine.runner import Observer
 from urdir.model.engine.session import Session
 from urdir.model.errors import ConfigError, ContextFullError, ModelError, UnsupportedError
 from urdir.model.families.attention import Attention
-from urdir.model.families.description import Config
+from urdir.model.families.config import Config
 from urdir.model.families.stored import Linear, StoredMatrix, StoredVector
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Matrix, Weights

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -254,24 +253,16 @@ def test_idle_rows_and_other_sequences_change_no_state(engine: Engine, session: 
     ],
 )
 def test_default_prompts_divided_anywhere_are_as_near_as_llama_cpp_s(
-    name: str,
-    device_name: str,
-    family_file: Callable[[str], Path],
-    logits_of_parts: Callable[..., Any],
+    name: str, check_divided_prompts: Callable[..., None]
 ) -> None:
     """By chunks, but where a part of the prompt is short."""
-    with np.load(FAMILIES / f"{name}.npz") as golden:
-        tokens, logits = golden["tokens"].tolist(), golden["logits"]
-        allowed = max(2e-3, 1.1 * float(golden["native"]))
-    with Engine.open(family_file(name), device=device_name, context=64) as engine:
-        session = engine.session
-        kernels = {
-            type(op.kernel) for op in session.steps.bound(session.shapes.prompt(0, 48)[0]).plan
-        }
+
+    def look(engine: Engine) -> None:
+        steps, shapes = engine.session.steps, engine.session.shapes
+        kernels = {type(op.kernel) for op in steps.bound(shapes.prompt(0, 48)[0]).plan}
         assert ChunkedRecurrence in kernels
-        for counts in ([48], [1, 47], [33, 15], [13, 34, 1]):
-            found = logits_of_parts(session, tokens, counts)
-            assert relative_rms(found, logits[np.cumsum(counts) - 1]) <= allowed
+
+    check_divided_prompts(name, [[48], [1, 47], [33, 15], [13, 34, 1]], look)
 
 
 def test_many_users_of_a_model_without_attention(

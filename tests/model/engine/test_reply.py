@@ -15,7 +15,7 @@ from urdir.model.engine.generate import Statistics
 from urdir.model.engine.reply import reply_to
 from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.errors import ModelError, TemplateError
-from urdir.model.families.description import Config
+from urdir.model.families.config import Config
 from urdir.model.files.demo import demo_model
 from urdir.model.files.gguf import Gguf
 from urdir.model.text.chat import Message

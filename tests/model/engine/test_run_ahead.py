@@ -21,7 +21,7 @@ from urdir.model.engine.runner import Steps
 from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.engine.session import Session
 from urdir.model.errors import ContextFullError
-from urdir.model.families.description import Config
+from urdir.model.families.config import Config
 from urdir.model.files.gguf import Gguf
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights

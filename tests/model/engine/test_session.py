@@ -20,7 +20,7 @@ from urdir.model.engine.run_ahead import AHEAD
 from urdir.model.engine.sampling import SamplingSettings, sample
 from urdir.model.engine.session import Session
 from urdir.model.errors import ContextFullError, ModelError
-from urdir.model.families.description import Config
+from urdir.model.families.config import Config
 from urdir.model.files.gguf import Gguf
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights

@@ -12,15 +12,15 @@ import pytest
 from urdir.driver import bindings
 from urdir.driver.device import Probe
 from urdir.driver.errors import DriverError, GroupError
+from urdir.model.engine import defaults
 from urdir.model.engine.batch import Batch, Output, Segment
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.engine.session import Session
 from urdir.model.errors import SettingsError, UnsupportedError
-from urdir.model.families.description import Config
+from urdir.model.families.config import Config
 from urdir.model.files.demo import demo_model
 from urdir.model.files.gguf import Gguf
-from urdir.model.memory import buckets
 from urdir.model.memory.weights import shares_of, weight_sizes
 from urdir.model.verify.conformance import relative_rms
 
@@ -145,7 +145,7 @@ def test_the_chunks_of_a_prompt_follow_each_other(engines: tuple[Engine, Engine]
 def test_prompts_are_cut_so_that_every_rank_has_work(
     split: Any, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(buckets, "MOST_PASSED_CHUNK", 16)
+    monkeypatch.setattr(defaults, "MOST_PASSED_CHUNK", 16)
     path = DATA / "golden" / "nano-llama-q8_0.gguf"
     with Engine.open(path, device="emulator", gpus=2, split=split, context=64) as engine:
         assert engine.session.shapes.chunks[-1] == rows

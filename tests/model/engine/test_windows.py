@@ -20,7 +20,7 @@ from urdir.model.engine.sequence import GREEDY
 from urdir.model.engine.session import Session
 from urdir.model.errors import ModelError
 from urdir.model.families.attention import Attention
-from urdir.model.families.description import Config
+from urdir.model.families.config import Config
 from urdir.model.families.layers import Block, LayerConfig
 from urdir.model.measure.bench import BenchCase, Rates, bench
 from urdir.model.memory.session_settings import SessionSettings

@@ -12,7 +12,7 @@ import pytest
 from urdir.model.blocks.attention_network import own_token
 from urdir.model.errors import ConfigError, UnsupportedError
 from urdir.model.families.attention import Attention
-from urdir.model.families.description import Config
+from urdir.model.families.config import Config
 from urdir.model.families.feed_forward import Dense
 from urdir.model.families.reader import Reader
 from urdir.model.families.registry import describe

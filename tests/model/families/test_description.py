@@ -16,7 +16,7 @@ import pytest
 from urdir.model.errors import ConfigError, ModelError, UnsupportedError
 from urdir.model.families.attention import Attention
 from urdir.model.families.check import VECTOR_TYPES
-from urdir.model.families.description import Config
+from urdir.model.families.config import Config
 from urdir.model.families.feed_forward import Dense
 from urdir.model.families.layers import LayerConfig
 from urdir.model.families.stored import StoredMatrix, stored_in

@@ -9,29 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.model.families.described import kinds, read, second
 from urdir.model.errors import ConfigError
-from urdir.model.families.description import Config
+from urdir.model.families.config import Config
 from urdir.model.families.feed_forward import Dense, Mixture, Router
-from urdir.model.families.layers import Network
-from urdir.model.families.registry import read_config
 from urdir.model.families.stored import Linear, StoredMatrix, StoredVector
 from urdir.ptxgen.kernels.activation import Activation
 
 Changed = Callable[..., Any]
 Logits = Callable[[Any], np.ndarray[Any, Any]]
-
-
-def read(model: Any) -> Config:
-    return read_config(model)
-
-
-def second(config: Config, layer: int) -> Network:
-    """The network after (or beside) a layer's attention."""
-    return config.layers[layer].networks[-1]
-
-
-def kinds(config: Config) -> list[type]:
-    return [type(second(config, layer)) for layer in range(config.n_layers)]
 
 
 def random(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from urdir.model.families.attention import Attention
+from urdir.model.families.config import Config
 from urdir.model.families.cut import Span, head_spans, rows_of_each, spans
-from urdir.model.families.description import Config
 from urdir.model.families.feed_forward import Dense
 from urdir.model.families.reader import Reader
 from urdir.model.families.registry import describe

@@ -13,7 +13,7 @@ from urdir.model.engine.batch import Output
 from urdir.model.engine.session import Session
 from urdir.model.errors import SettingsError
 from urdir.model.families import synthetic as shapes
-from urdir.model.families.description import Config
+from urdir.model.families.config import Config
 from urdir.model.families.shapes import SHAPES, Shape
 from urdir.model.families.stored import StoredMatrix
 from urdir.model.families.synthetic import TYPES, RepeatedBlocks, SyntheticModel

@@ -104,8 +104,12 @@ def test_string_arrays_of_any_bytes() -> None:
             assert strings.decoded() == expected
             assert [strings[i] for i in range(9)] == expected
             assert strings.longest == max(map(len, raw))
+            for char in "abc":
+                lacking = [i for i, text in enumerate(raw) if char.encode() not in text]
+                assert strings.first_without(char) == (lacking[0] if lacking else None)
     assert StringArray(memoryview(b""), 0, array("Q")).decoded() == []
     assert StringArray(memoryview(b""), 0, array("Q")).longest == 0
+    assert StringArray(memoryview(b""), 0, array("Q")).first_without("a") is None
 
 
 def test_string_arrays_behave_like_lists(make_gguf: Maker) -> None:
@@ -233,6 +237,15 @@ def test_the_start_of_a_header_that_goes_on(make_gguf: Maker) -> None:
             assert gguf.metadata["a"] == text
             assert _contents(gguf.metadata["b"]) == list(range(9))
             assert _contents(gguf.metadata["c"]) == ["d", "e"]
+
+
+def test_strings_that_are_read_further_and_further(make_gguf: Maker) -> None:
+    """A header of 5 MB is read in three goes: one walk over the lengths, whatever they are."""
+    rng = random.Random(3)
+    texts = ["x" * rng.choice([0, 1, 7, 300]) for _ in range(60_000)]
+    with Gguf(make_gguf({"s": texts, "after": 5})) as gguf:
+        assert _contents(gguf.metadata["s"]) == texts
+        assert gguf.metadata["after"] == 5
 
 
 @pytest.mark.parametrize(

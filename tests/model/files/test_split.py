@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from urdir.model.errors import GgufError
-from urdir.model.families.description import Config
+from urdir.model.families.config import Config
 from urdir.model.files.gguf import Gguf
 
 Parts = Callable[..., list[Path]]

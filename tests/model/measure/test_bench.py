@@ -23,7 +23,7 @@ from urdir.model.commands.values import number_list
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.session import Session
-from urdir.model.families.description import Config
+from urdir.model.families.config import Config
 from urdir.model.families.synthetic import SyntheticModel
 from urdir.model.measure import bandwidth as bandwidth_module
 from urdir.model.measure import product_rate as product_module

@@ -20,7 +20,7 @@ from urdir.model.engine.runner import Steps
 from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.engine.session import Session
 from urdir.model.errors import ModelError
-from urdir.model.families.description import Config
+from urdir.model.families.config import Config
 from urdir.model.families.rope import RopeConfig
 from urdir.model.families.stored import StoredVector, stored_in
 from urdir.model.files.gguf import Gguf, Tensor

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from urdir.model.families.registry import read_config
+from urdir.model.families.config import Config
 from urdir.model.families.shapes import SHAPES, Shape
 from urdir.model.families.synthetic import SyntheticModel
 from urdir.model.measure.model_kernels import model_kernels
@@ -41,10 +41,10 @@ def test_every_shape_has_plans(
     name: str, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of so many layers, unless ``--full``: the kernels of all others but `WHOLE` are the same."""
-    assert read_config(SyntheticModel(name)).layers
+    assert Config.from_gguf(SyntheticModel(name)).layers
     if name not in WHOLE and not pytestconfig.getoption("--full"):
         monkeypatch.setitem(SHAPES, name, first_layers(SHAPES[name], MORE_LAYERS.get(name, LAYERS)))
     model = SyntheticModel(name)
-    kernels = model_kernels(model, read_config(model), CONTEXT, "sm_90a", 132)
+    kernels = model_kernels(model, Config.from_gguf(model), CONTEXT, "sm_90a", 132)
     assert any(kernel.per_step(prompt=False) for kernel in kernels)
     assert any(kernel.per_step(prompt=True) for kernel in kernels)

@@ -13,7 +13,7 @@ from urdir.driver.device import Device
 from urdir.model.engine.batch import Batch, Output, Segment, ShapeBuckets
 from urdir.model.engine.session import Session
 from urdir.model.errors import ModelError, SettingsError
-from urdir.model.families.description import Config
+from urdir.model.families.config import Config
 from urdir.model.files.gguf import Gguf
 from urdir.model.memory.budget import (
     RESERVE_BYTES,

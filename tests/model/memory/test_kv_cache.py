@@ -18,7 +18,7 @@ from urdir.driver.stream import Stream
 from urdir.model.engine.realizar import describe
 from urdir.model.errors import ContextFullError, ModelError
 from urdir.model.families.attention import Attention
-from urdir.model.families.description import Config
+from urdir.model.families.config import Config
 from urdir.model.families.layers import Block, Branch, LayerConfig
 from urdir.model.files.gguf import Gguf
 from urdir.model.memory import kv_cache

@@ -13,7 +13,7 @@ from urdir.driver.device import Device
 from urdir.driver.errors import DriverError
 from urdir.driver.stream import Stream
 from urdir.model.errors import ModelError
-from urdir.model.families.description import Config
+from urdir.model.families.config import Config
 from urdir.model.memory.kv_cache import KvCache
 from urdir.model.memory.recurrent_state import RecurrentShape, RecurrentState
 from urdir.model.memory.storage import SequenceStorage

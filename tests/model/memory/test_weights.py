@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pytest
 
 from urdir.driver.device import Device
-from urdir.model.families.description import Config
+from urdir.model.families.config import Config
 from urdir.model.families.layers import Block, Branch, LayerConfig
 from urdir.model.families.stored import Linear, Normalization, StoredMatrix, StoredVector
 from urdir.model.files.gguf import Gguf, Tensor

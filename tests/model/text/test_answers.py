@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from urdir.model.files.gguf import Gguf
 from urdir.model.text.answers import AnswerFormat, AnswerParser, find_answer_format
 from urdir.model.text.call_formats import CALL_FORMATS
+from urdir.model.text.deltas import Delta, ToolCallDelta
 from urdir.model.text.reasoning import THINK_TAGS
 from urdir.model.text.text_stream import TextStream
 from urdir.model.text.tokenizer import Tokenizer
-from urdir.model.text.tool_calls import Delta, ToolCallDelta
 
 TYPES = {"a": "string", "n": "integer", "b": "boolean"}
 TOOLS = {"f": {"properties": {name: {"type": kind} for name, kind in TYPES.items()}}, "g": {}}

@@ -21,7 +21,7 @@ from urdir.driver.errors import DriverError
 from urdir.driver.ptx_files import PtxFiles
 from urdir.driver.stream import Stream
 from urdir.model.engine.engine import Engine
-from urdir.model.families.description import Config
+from urdir.model.families.config import Config
 from urdir.model.files.demo import demo_model
 from urdir.model.files.gguf import Gguf
 from urdir.model.measure.model_kernels import model_kernels

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 import pytest
 
 from tests.model.engine.test_generate import Numbers
-from urdir.driver.device import Device
 from urdir.driver.errors import DriverError
 from urdir.driver.stream import Stream
 from urdir.model.engine.batch import Output, StepShape
@@ -22,10 +19,6 @@ from urdir.model.engine.run_ahead import AT_ONCE
 from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.engine.sequence import GREEDY, Finish
 from urdir.model.engine.session import Session
-from urdir.model.families.description import Config
-from urdir.model.files.gguf import Gguf
-from urdir.model.memory.session_settings import SessionSettings
-from urdir.model.memory.weights import Weights
 
 DRAWN = SamplingSettings(temperature=1.5, seed=5)
 PROMPT = (3, 1, 4)
@@ -37,17 +30,6 @@ class Opened:
 
     session: Session
     tokenizer: Any
-
-
-@pytest.fixture
-def session(data: Path, device_name: str) -> Iterator[Session]:
-    with (
-        Device.open(device_name) as device,
-        Gguf(data / "golden" / "nano-llama-q8_0.gguf") as gguf,
-        Weights.load(gguf, replace(Config.from_gguf(gguf), context_length=1024), device) as weights,
-        Session(device, weights, SessionSettings(64, sequences=3, page_len=16)) as opened,
-    ):
-        yield opened
 
 
 @pytest.fixture

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from itertools import count, islice
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from urdir.driver.device import Device
 from urdir.driver.errors import DriverError
 from urdir.model.engine.batch import Batch, Output, Segment, ShapeBuckets, StepShape
 from urdir.model.engine.requests.answer import Item
@@ -24,24 +21,9 @@ from urdir.model.engine.requests.warm_up import WarmUp, likely_shapes
 from urdir.model.engine.run_ahead import AT_ONCE
 from urdir.model.engine.sequence import GREEDY
 from urdir.model.engine.session import Session
-from urdir.model.families.description import Config
-from urdir.model.files.gguf import Gguf
 from urdir.model.memory.buckets import chunks_of
-from urdir.model.memory.session_settings import SessionSettings
-from urdir.model.memory.weights import Weights
 
 SHAPES = [StepShape(rows, 64, Output.GREEDY) for rows in (1, 2, 4)]
-
-
-@pytest.fixture
-def session(data: Path, device_name: str) -> Iterator[Session]:
-    with (
-        Device.open(device_name) as device,
-        Gguf(data / "golden" / "nano-llama-q8_0.gguf") as gguf,
-        Weights.load(gguf, replace(Config.from_gguf(gguf), context_length=1024), device) as weights,
-        Session(device, weights, SessionSettings(64, sequences=4, page_len=16)) as opened,
-    ):
-        yield opened
 
 
 def test_the_likeliest_shapes_come_first() -> None:
@@ -56,7 +38,8 @@ def test_the_likeliest_shapes_come_first() -> None:
             batch = Batch((), (Segment(0, 0, tokens, chooses=True),))
             assert shapes.of_batch(batch, tokens, output) in first
     long = Batch((), (Segment(0, 0, 2048),))
-    assert shapes.of_batch(long, 5000, Output.NONE) in likely
+    assert shapes.of_batch(long, 2048, Output.NONE) in likely[:32]
+    assert shapes.of_batch(long, 30_000, Output.NONE) in likely
     both = Batch((), (Segment(0, 0, 208, chooses=True), Segment(1, 0, 200, chooses=True)))
     assert shapes.of_batch(both, 208, Output.SAMPLE) in likely[:96]
     soon = likely[:96]
@@ -91,8 +74,11 @@ class Room:
 
 @pytest.mark.parametrize(("requests", "prompt"), [(64, 128), (300, 100), (100, 2048), (5, 3000)])
 @pytest.mark.parametrize("at_once", [True, False])
-def test_whoever_comes_together_finds_graphs(requests: int, prompt: int, at_once: bool) -> None:
-    shapes = ShapeBuckets.of(chunks_of(exact=False), 32768, 256, 16)
+@pytest.mark.parametrize("begin_apart", [True, False])
+def test_whoever_comes_together_finds_graphs(
+    requests: int, prompt: int, at_once: bool, begin_apart: bool
+) -> None:
+    shapes = ShapeBuckets.of(chunks_of(exact=False), 32768, 256, 16, begin_apart)
     limits = Limits.for_throughput(shapes, requests) if at_once else Limits.for_latency(shapes)
     likely = set(likely_shapes(shapes, [Output.GREEDY], limits.mixed_rows))
     scheduler = Scheduler(Room(), slots=256, context=32768, limits=limits)
@@ -154,13 +140,20 @@ def test_it_takes_the_time_it_is_given(session: Session, monkeypatch: pytest.Mon
 
 
 def test_it_takes_no_place_of_others(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor the last quarter of the memory."""
+    """Nor the last quarter of the memory. Graphs without a place find their kernels compiled."""
+
+    def compile_ptx(*args: object) -> bytes:
+        raise AssertionError("a kernel is compiled on the way")
+
     session.steps.record(SHAPES[:1])
     monkeypatch.setattr(session.steps, "_most_bytes", session.steps.graph_bytes * 2)
     warm_up = WarmUp(session.steps, SHAPES)
     while warm_up.do_piece():
         pass
     assert [session.steps.is_recorded(shape) for shape in SHAPES] == [True, True, False]
+    monkeypatch.setattr("urdir.driver.module.compile_ptx", compile_ptx)
+    session.steps.record(SHAPES)
+    assert session.steps.is_recorded(SHAPES[-1])
 
 
 def test_it_ends_where_something_fails(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,53 @@
+"""A model as its file describes it: found by the architecture's name, and checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+from urdir.model.errors import ConfigError, UnsupportedError
+from urdir.model.families.check import check_tensors
+from urdir.model.families.description import Description
+from urdir.model.families.reader import Reader
+from urdir.model.families.registry import describe
+from urdir.model.families.summary import summary
+from urdir.model.files.model_file import ModelFile
+
+#: What files are, by general.type, that hold no language model of their own.
+OTHER_KINDS = {
+    "adapter": "a LoRA adapter: merge it into its model's file first",
+    "imatrix": "an importance matrix: urdir does not quantise files",
+    "mmproj": "a multi-modal projector (mmproj): only text models run",
+}
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Config(Description):
+    """The `Description` of a model that has all of its tensors, see `from_gguf`. Its text says what
+    the layers are made of."""
+
+    def __str__(self) -> str:
+        return summary(self)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """In a notebook: the text."""
+        printer.text(str(self))
+
+    @classmethod
+    def from_gguf(cls, gguf: ModelFile) -> Self:
+        """Read the metadata and check all tensors; needs no tokeniser.
+
+        Raises UnsupportedError (architecture, tensor types, tensors we would have to ignore) or
+        ConfigError (a key or tensor missing or inconsistent), naming the key or tensor.
+        """
+        if (kind := str(gguf.metadata.get("general.type"))) in OTHER_KINDS:
+            raise UnsupportedError(f"{gguf.path}: {OTHER_KINDS[kind]}")
+        try:
+            found = describe(Reader.of(gguf))
+            check_tensors(found, gguf)
+        except (ConfigError, UnsupportedError) as error:
+            prefix = f"{gguf.path}: "
+            if str(error).startswith(prefix):
+                raise
+            raise type(error)(prefix + str(error)) from None
+        return cls(**{field.name: getattr(found, field.name) for field in fields(found)})

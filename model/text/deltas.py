@@ -1,0 +1,78 @@
+"""What becomes known of an answer that comes in pieces, and what parts one has in common."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A function that a model asks to call; `arguments` is a JSON object."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A part of the call with number `index`; here always a whole one."""
+
+    index: int
+    id: str
+    name: str
+    arguments_piece: str
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What became known of an answer: one of the three."""
+
+    content: str = ""
+    reasoning: str = ""
+    tool_call: ToolCallDelta | None = None
+
+
+def as_content(text: str) -> list[Delta]:
+    """The text as a part of the answer; nothing of an empty one."""
+    return [Delta(content=text)] if text else []
+
+
+def new_call_id() -> str:
+    """An id as OpenAI's look."""
+    return f"call_{secrets.token_hex(12)}"
+
+
+class CallNumbers:
+    """Numbers the calls of an answer, and gives ids to those without one."""
+
+    def __init__(self, new_id: Callable[[], str] = new_call_id) -> None:
+        self._new_id = new_id
+        self._count = 0
+
+    def delta(self, call: ToolCall) -> Delta:
+        """The call as a part of the answer."""
+        index, self._count = self._count, self._count + 1
+        call_id = call.id or self._new_id()
+        return Delta(tool_call=ToolCallDelta(index, call_id, call.name, call.arguments))
+
+
+class Splitter:
+    """Base: parts text that comes in pieces, and holds back what may be the beginning of more."""
+
+    def __init__(self) -> None:
+        self._held = ""
+
+    def push(self, text: str) -> list[Delta]:
+        """What `text` makes known."""
+        self._held += text
+        deltas: list[Delta] = []
+        while (found := self._step()) is not None:
+            deltas += found
+        return deltas
+
+    def _step(self) -> list[Delta] | None:
+        """What the next part of the held text is; None where more must come."""
+        raise NotImplementedError

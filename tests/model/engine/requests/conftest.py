@@ -1,0 +1,36 @@
+"""What tests of requests have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from urdir.driver.device import Device
+from urdir.model.engine.session import Session
+from urdir.model.families.config import Config
+from urdir.model.files.gguf import Gguf
+from urdir.model.memory.session_settings import SessionSettings
+from urdir.model.memory.weights import Weights
+
+
+@pytest.fixture
+def session(data: Path, device_name: str) -> Iterator[Session]:
+    """A small model's, with room for four users, in pages."""
+    with (
+        Device.open(device_name) as device,
+        Gguf(data / "golden" / "nano-llama-q8_0.gguf") as gguf,
+        Weights.load(gguf, replace(Config.from_gguf(gguf), context_length=1024), device) as weights,
+        Session(device, weights, SessionSettings(64, sequences=4, page_len=16)) as opened,
+    ):
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def short_prompts_are_worth_a_state() -> Iterator[None]:
+    """States are kept for prompts of a page or more."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("urdir.model.memory.prefix_states.LEAST_PAGES", 1)
+        yield

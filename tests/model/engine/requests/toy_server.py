@@ -1,0 +1,224 @@
+"""Requests through a scheduler, with a model that needs no device (`toy_storage`).
+
+Steps run when they are queued, which is the order in which a device would run them; their tokens
+are told later.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tests.model.engine.requests.toy_storage import UNWRITTEN, Toy, ToyStorage
+from urdir.model.engine.requests.limits import Limits
+from urdir.model.engine.requests.request import Ending, Request
+from urdir.model.engine.requests.scheduler import Scheduler
+from urdir.model.engine.requests.step_plan import StepPlan
+from urdir.model.engine.sequence import Finish
+
+END = 0
+VOCABULARY = 6
+LETTERS = 8  # of each sequence: as many steps may be under way
+
+
+def advance(state: int, token: int) -> int:
+    """What is computed for a token after one with ``state``."""
+    return (state * 1_000_003 + token + 1) % 2_147_483_647
+
+
+def next_token(state: int) -> int:
+    return state // 7 % VOCABULARY
+
+
+def answer_to(request: Request, context: int) -> tuple[list[int], Finish]:
+    """The answer as it is alone, the end token excluded."""
+    state, length = 1, len(request.prompt)
+    for token in request.prompt:
+        state = advance(state, token)
+    answer: list[int] = []
+    while True:
+        token = next_token(state)
+        if token == END and not request.ignore_end and len(answer) >= request.settings.min_tokens:
+            return answer, Finish.END
+        answer.append(token)
+        if request.limit is not None and len(answer) >= request.limit:
+            return answer, Finish.LENGTH
+        if length + len(answer) > context:
+            return answer, Finish.FULL
+        state = advance(state, token)
+
+
+class ToyDevice:
+    """Runs steps: tokens of sequences are in its memory, and it chooses the next ones."""
+
+    def __init__(self, storage: Toy) -> None:
+        self.storage = storage
+        self.tokens: list[dict[int, int]] = [{} for _ in range(storage.slots)]
+        self.mailbox: dict[tuple[int, int], int] = {}
+
+    def upload(self, sequence: int, tokens: Sequence[int]) -> None:
+        self.tokens[sequence] = dict(enumerate(tokens))
+
+    def run(self, plan: StepPlan) -> None:
+        """Process the rows of a step, and put the tokens that it chooses into the mailbox."""
+        for sequence, position in zip(plan.batch.decode, plan.positions, strict=True):
+            self._process(sequence, position, position + 1)
+        for segment in plan.batch.segments:
+            self._process(segment.sequence, segment.start, segment.end)
+            self.storage.segment(segment.sequence, segment.end)
+        for sequence, position in plan.places:
+            token = next_token(self.storage.read(sequence, position))
+            self.tokens[sequence][position + 1] = token
+            self.mailbox[sequence, position % LETTERS] = token
+
+    def chosen(self, sequence: int, position: int) -> int:
+        """The token after the one at ``position``, unless another has taken its place."""
+        return self.mailbox[sequence, position % LETTERS]
+
+    def _process(self, sequence: int, start: int, end: int) -> None:
+        state = self.storage.read(sequence, start - 1) if start else 1
+        assert state != UNWRITTEN
+        for position in range(start, end):
+            state = advance(state, self.tokens[sequence][position])
+            self.storage.write(sequence, position, state)
+
+
+class Server:
+    """Requests through a scheduler, up to ``ahead`` steps of which are queued and not complete."""
+
+    def __init__(
+        self,
+        storage: Toy,
+        context: int = 40,
+        limits: Limits | None = None,
+        clock: Callable[[], float] = lambda: 0.0,
+        more: int = 0,
+    ) -> None:
+        """Where nothing changes, ``more`` steps are launched together with the first."""
+        self.storage, self.device = storage, ToyDevice(storage)
+        self.scheduler = Scheduler(
+            storage,
+            slots=storage.slots,
+            context=context,
+            end_ids=frozenset({END}),
+            limits=limits or small_limits(),
+            clock=clock,
+        )
+        self.more = more
+        self.requests: dict[int, Request] = {}
+        self.answers: dict[int, list[int]] = {}
+        self.endings: dict[int, Ending] = {}
+        self.queued: deque[StepPlan] = deque()
+        self.admitted: list[int] = []
+        self.wasted = 0
+
+    @property
+    def begun(self) -> list[int]:
+        """Requests in the order in which they were first admitted."""
+        return list(dict.fromkeys(self.admitted))
+
+    def add(self, request: Request) -> int:
+        number = self.scheduler.add(request)
+        self.requests[number] = request
+        self.answers[number] = []
+        return number
+
+    def plan(self) -> StepPlan | None:
+        """Plan a step and queue it, and some more of the same rows if that may be."""
+        scheduler = self.scheduler
+        oldest = next(iter(scheduler._running), None)
+        plan = scheduler.plan()
+        if oldest is not None:
+            assert oldest in scheduler._running  # never set back
+        if plan is not None:
+            self.check_plan(plan)
+            for number, sequence in plan.admitted:
+                self.device.upload(sequence, scheduler.tokens(number))
+                self.admitted.append(number)
+            more = scheduler.repeat(plan, self.more)
+            assert len(more) in (0, self.more)
+            for step in (plan, *more):
+                self.device.run(step)
+                self.queued.append(step)
+        return plan
+
+    def complete(self) -> None:
+        """The oldest step is complete."""
+        plan = self.queued.popleft()
+        tokens = [self.device.chosen(*place) for place in plan.places]
+        outcomes = self.scheduler.chosen(plan, tokens)
+        self.wasted += len(tokens) - len(outcomes)
+        for outcome in outcomes:
+            assert plan.choosers[outcome.row] == outcome.request
+            assert tokens[outcome.row] == outcome.token
+            if outcome.ending is None or outcome.ending.finish is not Finish.END:
+                self.answers[outcome.request].append(outcome.token)
+            if outcome.ending is not None:
+                self.endings[outcome.request] = outcome.ending
+
+    def run(self, ahead: int = 2) -> int:
+        """Until all has ended; returns how many steps that took."""
+        steps = 0
+        while self.scheduler.queued or self.scheduler.running or self.queued:
+            planned = len(self.queued) < ahead and self.plan() is not None
+            steps += planned
+            if self.queued and (not planned or len(self.queued) >= ahead):
+                self.complete()
+            else:
+                assert planned, "nothing goes on"
+        return steps
+
+    def check_plan(self, plan: StepPlan) -> None:
+        limits = self.scheduler.limits
+        sequences = [*plan.batch.decode, *(segment.sequence for segment in plan.batch.segments)]
+        assert len(set(sequences)) == len(sequences) <= self.storage.slots
+        rows = [segment.end - segment.start for segment in plan.batch.segments]
+        assert all(count > 0 for count in rows)
+        aligned = sum(-(-count // limits.alignment) * limits.alignment for count in rows)
+        assert aligned <= (limits.mixed_rows if plan.batch.decode else limits.prompt_rows)
+        assert plan.batch.decode or plan.batch.segments
+
+    def check_answers(self) -> None:
+        """Each answer that has ended by its tokens is the one it gets alone."""
+        for number, ending in self.endings.items():
+            request = self.requests[number]
+            answer, finish = answer_to(request, self.scheduler.context)
+            assert self.answers[number] == answer
+            assert ending.finish is finish
+            assert ending.prompt_tokens == len(request.prompt)
+            assert ending.generated_tokens == len(answer)
+            assert 0 <= ending.cached_tokens < len(request.prompt)
+
+    def check(self) -> None:
+        self.storage.check()
+        self.check_answers()
+        scheduler = self.scheduler
+        running, waiting = list(scheduler._running), [t.number for t in scheduler._waiting]
+        assert running + waiting == sorted(running + waiting) == sorted(scheduler._tasks)
+        slots = [task.slot for task in scheduler._running.values()]
+        assert sorted(slots + scheduler._slots) == list(range(self.storage.slots))
+        for slot, held in enumerate(self.storage.held):
+            assert slot in slots or not held
+        assert self.begun == sorted(self.begun)
+
+
+def small_limits(**fields: Any) -> Limits:
+    return Limits(
+        **{"prompt_rows": 12, "mixed_rows": 4, "alignment": 4, "ahead": 6, "queue": 20} | fields
+    )
+
+
+def serve(requests: list[Request], pages: int = 200, slots: int = 8, **limits: Any) -> Server:
+    """All of them at once, to the end."""
+    server = Server(ToyStorage(pages, 4, slots), limits=small_limits(**limits))
+    for request in requests:
+        server.add(request)
+    server.run()
+    server.check()
+    assert len(server.endings) == len(requests)
+    return server
+
+
+def ask(*prompt: int, limit: int | None = 6, **fields: Any) -> Request:
+    return Request(prompt=prompt, limit=limit, ignore_end=True, **fields)
