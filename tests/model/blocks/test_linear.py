@@ -195,8 +195,8 @@ def test_rows_of_several_blocks_are_shared_by_pairs_of_ctas(engine: Engine) -> N
         assert [product.launch_shape.cluster[0] for product in products(plan)] == wanted
 
 
-@pytest.mark.parametrize(("rows", "packed"), [(4, False), (8, True)])
-def test_a_network_s_activations_are_packed_from_five_rows_on(
+@pytest.mark.parametrize(("rows", "packed"), [(2, False), (4, True), (8, True)])
+def test_a_network_s_activations_are_packed_from_three_rows_on(
     engine: Engine, rows: int, packed: bool
 ) -> None:
     settings = SessionSettings(KEYS, sequences=rows)
