@@ -2,11 +2,12 @@
 
     the thread that opens                    other threads, and a process
     ---------------------------------------  ------------------------------------------
+    import the driver's bindings
     import what reads files                  driver: load it
     open the file, check all of it           template process: start, compile the template
-    import what knows sizes                  device: make a context
-    check memory, allocate weights           tokeniser: vocabulary and merges
-    import the engine                        upload: weights, in threads of their own
+    import the engine                        device: make a context
+                                             tokeniser: vocabulary and merges
+    check memory, allocate weights           upload: weights, in threads of their own
     make a session, record first graphs
 
 A file that is refused is refused before a device is opened. Python runs one thread at a time,

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _SLOTS = 2
 #: Eight threads that only copy reached 50 GB/s with slots of 4 MB, 48 with 8 MB, 32 with 32 MB.
-#: In a whole start 4 MB, and 16 MB with four threads, differed by less than runs do.
+#: In a whole start four threads, or one slot of 16 MB each, differed by less than runs do.
 _SLOT_BYTES = 8 << 20
 #: On an H200 one thread gets 7.5 GB/s out of the page cache, four 29, eight 48 (PCIe takes 55).
 _LANES = 8

@@ -167,9 +167,17 @@ def parse_resources(log: str) -> dict[str, Resources]:
     return found
 
 
+#: Lines of a log that are shown: one wrong word in a macro is an error in hundreds of places.
+_MOST_LINES = 40
+
+
 def annotate(ptx: str, log: str, around: int = 2) -> str:
-    """``log``, followed by the lines of ``ptx`` that it names; see `excerpt`."""
-    return "\n".join([log, *excerpt(ptx, log, around)])
+    """``log`` up to `_MOST_LINES`, and the lines of ``ptx`` that these name; see `excerpt`."""
+    lines = log.splitlines()
+    shown, rest = lines[:_MOST_LINES], len(lines) - _MOST_LINES
+    if rest > 0:
+        shown.append(f"... and {rest:,} lines more")
+    return "\n".join([*shown, *excerpt(ptx, "\n".join(shown), around)])
 
 
 _TARGET = re.compile(r"^\s*\.target\s+(\w+)", re.MULTILINE)

@@ -29,6 +29,25 @@ def test_no_libcuda_is_no_driver() -> None:
         api.cuInit(0)
 
 
+def test_a_thread_that_loads_the_driver_imports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does it say what is missing: opening a device does."""
+    done: list[str] = []
+
+    def initialise(flags: int) -> Any:
+        done.append("loaded")
+        raise DynamicLibNotFoundError
+
+    def import_bindings() -> SimpleNamespace:
+        done.append("imported")
+        return SimpleNamespace(CUresult=cuda.CUresult, cuInit=initialise)
+
+    monkeypatch.setattr(bindings, "_import_bindings", import_bindings)
+    load = bindings.driver_loader()
+    assert done == ["imported"]
+    load()
+    assert done == ["imported", "loaded"]
+
+
 def test_missing_function_is_a_driver_too_old() -> None:
     missing = RuntimeError('Function "cuFuncGetParamInfo" not found')
     api = bindings.GuardedApi(

@@ -162,3 +162,12 @@ def test_annotation_keeps_the_log_and_joins_neighbouring_lines():
         ">   15 | line15",
         "    16 | line16",
     ]
+
+
+def test_a_long_log_is_cut():
+    text = "\n".join(f"line{i}" for i in range(1, 301))
+    log = "\n".join(f"line {i}: bad" for i in range(1, 301))
+    shown = annotate(text, log, around=0).split("\n")
+    assert shown[:40] == log.split("\n")[:40]
+    named = [f">{i:5d} | line{i}" for i in range(1, 41)]
+    assert shown[40:] == ["... and 260 lines more", "  ...", *named]

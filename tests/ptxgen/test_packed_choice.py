@@ -61,7 +61,7 @@ def test_every_type_has_a_cut_that_fits(target: str, vectors: int) -> None:
 
 @pytest.mark.skipif(not is_available(), reason="needs nvJitLink")
 @pytest.mark.parametrize("vectors", [16, 64, 2048])
-@pytest.mark.parametrize("target", ["sm_80", "sm_89", "sm_90"])
+@pytest.mark.parametrize("target", ["sm_80", "sm_89", "sm_90", "sm_90a"])
 def test_what_an_8b_model_launches_does_not_spill(target: str, vectors: int) -> None:
     gate_up = {"rows": 14336, "gated": True, "packs": True}
     for name in ("Q4_K", "Q6_K"):

@@ -42,27 +42,36 @@ class WarmUp:
         return len(self._shapes)
 
     def run(self, seconds: float, on_graph: Callable[[], None] = lambda: None) -> None:
-        """Record one graph after the other until so much time has passed. Nothing runs: weights
-        need not be there yet."""
+        """Record one graph after the other until so much time has passed, or load the kernels of
+        all that have no place. Nothing runs: weights need not be there yet."""
         end = time.monotonic() + seconds
         while self.left and time.monotonic() < end:
-            self._do(lambda shape: self._steps.record([shape]))
-            on_graph()
+            if self._has_room:
+                self._do(lambda: self._steps.record([self._shapes[0]]))
+                on_graph()
+            else:
+                self._do(lambda: self._steps.load(self._shapes))
+                self._shapes.clear()
 
     def do_piece(self) -> bool:
         """Do a small piece of it, for whoever has a moment to spare; False once all is done. A
         piece takes well below a millisecond, but where a kernel has to be compiled, and some tens
         of milliseconds where kernels are all that is loaded."""
-        self._do(self._steps.prepare)
-        return bool(self._shapes)
+        if self.left and self._has_room:
+            self._do(lambda: self._steps.prepare(self._shapes[0]))
+        elif self.left:
+            self._do(lambda: self._steps.load([self._shapes[0]]))
+        return bool(self.left)
 
-    def _do(self, work: Callable[[StepShape], bool | None]) -> None:
-        """Do some of the next graph, or load the kernels of its shape; ``work`` says whether there
-        is more to it."""
-        if self._steps.free_share <= _LEFT:
-            work = self._steps.load
+    @property
+    def _has_room(self) -> bool:
+        """Whether there is memory for another graph."""
+        return self._steps.free_share > _LEFT
+
+    def _do(self, work: Callable[[], bool | None]) -> None:
+        """Do some ``work`` for the next shape, which says whether there is more to it."""
         try:
-            if self._shapes and not work(self._shapes[0]):
+            if not work():
                 self._shapes.popleft()
         except DriverError:
             self._shapes.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from collections.abc import Iterator
@@ -25,13 +26,14 @@ PATIENCE = 20.0  # seconds, before a test says that something does not happen
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The emulated driver of every device that the test opens. At its end no thread may be left
-    over, and no context; turns are as long as before.
+    over, and no context; turns are as long as before, and cycles are collected.
     """
     made = bindings.emulated(total_memory=256 << 20)
     monkeypatch.setattr(bindings, "emulated", lambda target, **_: made)
     before, turn = set(threading.enumerate()), sys.getswitchinterval()
     yield made
     assert sys.getswitchinterval() == turn
+    assert gc.isenabled()
     assert set(threading.enumerate()) <= before
     assert not made.cuDevicePrimaryCtxGetState(0)[2]  # None where there was no device
 
@@ -64,6 +66,7 @@ def test_the_caller_prepares_while_device_tokeniser_and_weights_are_not_ready(
 
     def meanwhile(engine: Engine) -> None:
         engine.session.prepare(5, Output.GREEDY)
+        assert not gc.isenabled()
         prepared.set()
 
     checked = Tokenizer.checked

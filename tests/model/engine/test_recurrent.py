@@ -26,9 +26,10 @@ FAMILIES = Path(__file__).parents[2] / "data" / "families"
 TOKENS = [int(token) for token in np.random.default_rng(5).integers(0, 128, 40)]
 MODELS = [
     "lfm2-dense",
-    pytest.param("mamba2-dense", marks=pytest.mark.full),
-    pytest.param("minimax-01-moe", marks=pytest.mark.full),
-    pytest.param("kimi-k3-moe", marks=pytest.mark.full),
+    *(
+        pytest.param(name, marks=pytest.mark.full)
+        for name in ("mamba2-dense", "jamba-dense", "qwen35-dense", "minimax-01-moe", "kimi-k3-moe")
+    ),
 ]
 #: The same tokens in other divisions: rounding differs.
 CLOSE = 1e-5
@@ -38,8 +39,8 @@ CLOSE = 1e-5
 def engine(
     request: pytest.FixtureRequest, device_name: str, family_file: Callable[[str], Path]
 ) -> Iterator[Engine]:
-    """Short convolutions beside attention; a state in every layer and no attention at all; a state
-    without a convolution."""
+    """Short convolutions beside attention; a state in every layer and no attention at all; a
+    selective scan; the delta rule, by head and by channel; a state without a convolution."""
     file = family_file(request.param)
     with Engine.open(file, device=device_name, context=64, kv_dtype="f32", exact=True) as engine:
         yield engine

@@ -7,10 +7,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from urdir.driver.operation import Launch
+from urdir.model.engine.batch import Output, StepShape
+from urdir.model.engine.session import Session
+from urdir.model.engine.step import build_plan
 from urdir.model.families.config import Config
 from urdir.model.families.shapes import SHAPES, Shape
 from urdir.model.families.synthetic import SyntheticModel
 from urdir.model.measure.model_kernels import model_kernels
+from urdir.model.measure.paper_device import paper_device
+from urdir.model.memory.session_settings import SessionSettings
+from urdir.model.memory.weights import Weights
+from urdir.ptxgen.spec import KernelSpec
+from urdir.ptxgen.tools.assemble import assemble, is_available
 
 CONTEXT = 1024
 #: Layers whose kernels are those of all.
@@ -48,3 +57,48 @@ def test_every_shape_has_plans(
     kernels = model_kernels(model, Config.from_gguf(model), CONTEXT, "sm_90a", 132)
     assert any(kernel.per_step(prompt=False) for kernel in kernels)
     assert any(kernel.per_step(prompt=True) for kernel in kernels)
+
+
+#: Bytes that some kernels spill.
+SPILT = {("gemma-4-e4b", "flash_decode"): 16}
+
+
+def launched(name: str) -> set[KernelSpec]:
+    """What steps of one to 64 sequences launch on an H200, and steps of prompts."""
+    model = SyntheticModel(name)
+    config = Config.from_gguf(model)
+    settings = SessionSettings(min(8192, config.context_length), sequences=64)
+    with (
+        paper_device("sm_90a", 132) as device,
+        Weights(model, config, device) as weights,
+        Session(device, weights, settings) as session,
+    ):
+        lengths, chunks = session.shapes.lengths, session.shapes.chunks
+        steps = [
+            *(
+                StepShape(n, k, Output.GREEDY)
+                for n in (1, 2, 8, 16, 64)
+                for k in lengths[:: len(lengths) - 1 or 1]
+            ),
+            *(
+                StepShape(n, lengths[-1], Output.GREEDY, prompt=n)
+                for n in (chunks[0], 64, chunks[-1])
+            ),
+        ]
+        ops = (op for step in steps for op in build_plan(session.parts, step))
+        return {
+            op.kernel for op in ops if isinstance(op, Launch) and isinstance(op.kernel, KernelSpec)
+        }
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not is_available(), reason="nvJitLink is not installed")
+@pytest.mark.parametrize("name", SHAPES)
+def test_nothing_that_a_shape_launches_spills(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`assemble` fails where wgmma is serialised."""
+    if name not in WHOLE:
+        monkeypatch.setitem(SHAPES, name, first_layers(SHAPES[name], MORE_LAYERS.get(name, LAYERS)))
+    for spec in launched(name):
+        target = spec.target_on("sm_90a")
+        cost = assemble(spec.ptx(target), target, name=str(spec)).entries[spec.name]
+        assert cost.spill_stores <= SPILT.get((name, spec.name), 0), f"{spec}: {cost}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import openai
@@ -9,6 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from urdir.model.serve.guard import Access
+from urdir.model.serve.interface import Metrics
 
 HI = {"messages": [{"role": "user", "content": "Hi"}]}
 CHAT = "/v1/chat/completions"
@@ -58,6 +60,8 @@ def test_health(server: Any) -> None:
 def test_metrics(start: Any) -> None:
     server = start()
     server.service.delay = 0.002
+    now = Metrics(**{each.name: 100 + i for i, each in enumerate(fields(Metrics))})
+    server.service.metrics = lambda: now
     server.openai().chat.completions.create(model="toy", **HI)
     list(server.openai().chat.completions.create(model="toy", stream=True, n=2, **HI))
     server.http().get("/nowhere")
@@ -65,9 +69,11 @@ def test_metrics(start: Any) -> None:
     for family in text_string_to_metric_families(server.http().get("/metrics").text):
         for sample in family.samples:
             samples[sample.name, tuple(sorted(sample.labels.items()))] = sample.value
-    assert samples["urdir_queued", ()] == 3
-    assert samples["urdir_pages_total", ()] == 99
-    assert samples["urdir_steps_total", ()] == 12
+    of_now = ("running", "queued", "pages_used", "pages_total", "states_kept", "states_total")
+    for each in fields(Metrics):
+        is_gauge = each.name in (*of_now, "graph_bytes")
+        name = f"urdir_{each.name}" if is_gauge else f"urdir_{each.name}_total"
+        assert samples[name, ()] == getattr(now, each.name)
     assert samples["urdir_time_to_first_token_seconds_count", ()] == 3
     assert samples["urdir_inter_token_seconds_count", ()] == 3 * 7
     assert samples["urdir_inter_token_seconds_sum", ()] >= 3 * 7 * 0.002

@@ -6,9 +6,11 @@ import asyncio
 import json
 import random
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -105,7 +107,7 @@ on_one_and_two = pytest.mark.parametrize(
 def test_answers_are_those_of_one_at_a_time(
     engine: Engine, questions: list[tuple[list[int], str]]
 ) -> None:
-    """At random times, beside some that are cancelled; requests are set back on the way."""
+    """At random times, beside some that are cancelled."""
     rng = random.Random(3)
     with Service(engine, engine.tokenizer) as service:
         asked, cancelled = [], []
@@ -126,6 +128,40 @@ def test_answers_are_those_of_one_at_a_time(
             assert ending.prompt_tokens == len(prompt)
         metrics = service.metrics()
     assert (metrics.queued, metrics.running, metrics.pages_used) == (0, 0, 0)
+
+
+@pytest.mark.full
+@pytest.mark.slow
+def test_64_at_once_in_a_small_pool(
+    device_name: str, questions: list[tuple[list[int], str]]
+) -> None:
+    """Some are cancelled by their first token, some are set back, the last come at random times."""
+    rng, gate = random.Random(3), threading.Event()
+    asked, cancelled = [], list[int]()
+    few: Any = {"sequences": 64, "page_len": 16, "pages": 48}
+    with Engine.open(device=device_name, text=True, **few) as engine:
+        usual = Limits.for_latency(engine.session.shapes)
+        limits = replace(usual, ahead=1, wait_seconds=1000.0)
+        with Service(engine, engine.tokenizer, limits) as service:
+            first = Request(prompt=(1,), settings=GREEDY, limit=1)
+            service.submit(first, lambda _: gate.wait(250))  # until 64 others are there
+            for number, (prompt, _) in enumerate(questions):
+                if number >= 64:
+                    gate.set()
+                    time.sleep(rng.random() * 0.05)
+                request = Request(prompt=tuple(prompt), settings=GREEDY, limit=200)
+                asked.append(ask(service, request))
+                if number % 4 == 1:
+                    cancel = partial(lambda i, _: service.cancel(cancelled[i]), len(cancelled))
+                    cancelled.append(service.submit(request, cancel))
+            for (_, expected), collected in zip(questions, asked, strict=True):
+                ending = collected.ended()
+                assert isinstance(ending, Ending), ending
+                assert (collected.text, ending.finish) == (expected, Finish.END)
+            metrics = service.metrics()
+    assert len(questions) > 64
+    assert metrics.preemptions > 0
+    assert metrics.pages_used == 0
 
 
 @on_one_and_two

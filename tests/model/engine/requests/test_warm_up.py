@@ -139,7 +139,10 @@ def test_it_takes_the_time_it_is_given(session: Session, monkeypatch: pytest.Mon
     assert session.steps.is_recorded(SHAPES[2])
 
 
-def test_it_takes_no_place_of_others(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("at_once", [True, False])
+def test_it_takes_no_place_of_others(
+    session: Session, monkeypatch: pytest.MonkeyPatch, at_once: bool
+) -> None:
     """Nor the last quarter of the memory. Graphs without a place find their kernels compiled."""
 
     def compile_ptx(*args: object) -> bytes:
@@ -148,6 +151,8 @@ def test_it_takes_no_place_of_others(session: Session, monkeypatch: pytest.Monke
     session.steps.record(SHAPES[:1])
     monkeypatch.setattr(session.steps, "_most_bytes", session.steps.graph_bytes * 2)
     warm_up = WarmUp(session.steps, SHAPES)
+    if at_once:
+        warm_up.run(float("inf"))
     while warm_up.do_piece():
         pass
     assert [session.steps.is_recorded(shape) for shape in SHAPES] == [True, True, False]
