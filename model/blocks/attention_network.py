@@ -91,20 +91,24 @@ def _only_outputs(
 def append_keys(at: LayerStep, mixer: Attention, x: Activations, norm: NormLayer | None) -> None:
     """The keys and values of x alone, into the cache, where the layer has one."""
     if mixer.k is not None:
-        append_tokens(at.plan, _append_heads(at, mixer, x, norm))
+        append_tokens(at.plan, _append_heads(at, mixer, x, norm, attends=False))
 
 
 def _append_heads(
-    at: LayerStep, mixer: Attention, x: Activations, norm: NormLayer | None
+    at: LayerStep, mixer: Attention, x: Activations, norm: NormLayer | None, attends: bool = True
 ) -> LayerAttention:
-    """The queries, keys and values of the norm of x; what attention does with them."""
+    """The queries, keys and values of the norm of x; what attention does with them. Where all rows
+    are decoded, and attend, it puts the heads of a latent vector together itself."""
+    token = own_token(mixer)
     if mixer.latent is not None:
         from urdir.model.blocks.latent_heads import append_latent_heads
 
-        append_latent_heads(at, mixer, mixer.latent, x, norm)
+        layout = at.parts.cache.layout(at.index)
+        in_parts = attends and not at.rows.prompt and layout.values_in_keys
+        append_latent_heads(at, mixer, mixer.latent, x, norm, in_parts)
+        token = replace(token, latent_norm=mixer.latent.norm.norm if in_parts else None)
     else:
         at.linear.append(at.name("attn_qkv"), _products(at, mixer), x, norm, clamp=mixer.clamp)
-    token = own_token(mixer)
     if mixer.qk_norm is not None and token.qk_norm is None:
         _append_norms_apart(at, mixer, mixer.qk_norm)
     return layer_attention(at, mixer, token)
@@ -224,6 +228,10 @@ def layer_attention(at: LayerStep, mixer: Attention, token: OwnToken) -> LayerAt
         for name, of in (("q_norm", mixer.qk_norm.q), ("k_norm", mixer.qk_norm.k)):
             if of.weight is not None:
                 constants[name] = at.vector(of.weight)
+    if token.latent_norm is not None and mixer.latent is not None:
+        from urdir.model.blocks.latent_heads import parts_of_heads
+
+        constants |= parts_of_heads(at, mixer.latent)
     return LayerAttention(
         label=at.name("attention"),
         layout=parts.cache.layout(at.index),

@@ -16,21 +16,47 @@ if TYPE_CHECKING:
 
 
 def append_latent_heads(
-    at: LayerStep, mixer: Attention, latent: Latent, x: Activations, norm: NormLayer | None
+    at: LayerStep,
+    mixer: Attention,
+    latent: Latent,
+    x: Activations,
+    norm: NormLayer | None,
+    in_parts: bool,
 ) -> None:
-    """q, k and v of the norm of x, in the workspace, as attention takes them."""
-    append_latent_parts(at, mixer, latent, x, norm)
+    """Of the norm of x, in the workspace: q, k and v as attention takes them, or (``in_parts``)
+    q and k as it does with a ``latent_norm``."""
+    _append_products(at, mixer, latent, x, norm)
+    if not in_parts:
+        _append_key(at, mixer, latent)
     if latent.absorb is not None:
         label, matrix, absorbed = at.name("attn_k_b"), at.matrix(latent.absorb), "q absorbed"
         still, to = at.work["q still"], at.work[absorbed]
         ExpertsAlone(at.linear).append_in_turn(label, matrix, mixer.heads, still, to)
-        _append_joined(at, "q", mixer.heads, mixer, absorbed)
+        if not in_parts:
+            _append_joined(at, "q", mixer.heads, mixer, absorbed)
 
 
 def append_latent_parts(
     at: LayerStep, mixer: Attention, latent: Latent, x: Activations, norm: NormLayer | None
 ) -> None:
     """Of the norm of x, in the workspace: k and v for the cache, and q or the parts of it."""
+    _append_products(at, mixer, latent, x, norm)
+    _append_key(at, mixer, latent)
+
+
+def parts_of_heads(at: LayerStep, latent: Latent) -> dict[str, Slice]:
+    """What attention with a ``latent_norm`` takes."""
+    of = at.norm(latent.norm)
+    assert of is not None
+    assert of.weight is not None
+    names = ("q rotated", "q absorbed", "k rotated", "latent")
+    return {name.replace(" ", "_"): at.work[name] for name in names} | {"latent_norm": of.weight}
+
+
+def _append_products(
+    at: LayerStep, mixer: Attention, latent: Latent, x: Activations, norm: NormLayer | None
+) -> None:
+    """The products of the norm of x, and those of the queries' own vector."""
     work, linear = at.work, at.linear
     assert mixer.k is not None
     # a head all of which rotates is not put together
@@ -45,10 +71,14 @@ def append_latent_parts(
         products = [(at.matrix(of), work[name]) for of, name in queries]
         down = Activations(work["latent q"])
         linear.append(at.name("attn_q_b"), products, down, at.norm(latent.q_norm))
-    of_latent = at.norm(latent.norm)
-    assert of_latent is not None
-    vector = Activations(work["latent"])
-    linear.append_norm(at.name("attn_kv_a_norm"), mixer.value_dim, vector, of_latent, work["v"])
+
+
+def _append_key(at: LayerStep, mixer: Attention, latent: Latent) -> None:
+    """The value, which is the norm of the latent vector, and the key."""
+    norm, vector = at.norm(latent.norm), Activations(at.work["latent"])
+    assert norm is not None
+    label = at.name("attn_kv_a_norm")
+    at.linear.append_norm(label, mixer.value_dim, vector, norm, at.work["v"])
     if latent.q_still is not None:
         _append_joined(at, "k", 1, mixer, "v")
 

@@ -121,14 +121,6 @@ class Steps(Owner):
             if self.observer is None:
                 self.graph(shape)
 
-    def load(self, shapes: Iterable[StepShape]) -> None:
-        """Load the kernels of several shapes, for where no graphs of them are to be kept: recording
-        one takes little then. What is not compiled is, side by side. Raises DriverError."""
-        shapes = [*shapes]
-        for steps in (self, *(steps for steps, _ in self._followers)):
-            plans = (execute.completed(steps._build(steps.parts, shape)) for shape in shapes)
-            steps._load([kernel for plan in plans for kernel in plan.kernels()])
-
     def is_recorded(self, shape: StepShape) -> bool:
         """True where a launch of the shape takes no preparation."""
         ranks = (self, *(steps for steps, _ in self._followers))

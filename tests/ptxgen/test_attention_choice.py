@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -117,13 +118,56 @@ def test_clusters(
         assert spec.launch_shape.grid == (spec.head_tiles, cluster, 1)
 
 
-@pytest.mark.parametrize("rows", range(2, 17))
+#: A latent vector and a part that rotates: 16 heads, or more, have the key in common.
+LATENT = KvLayout(1, 1, 131072, 576, "f16", value_dim=512, values_in_keys=True)
+
+
+@pytest.mark.parametrize(
+    ("heads", "rows", "max_keys", "dtype", "target", "tile", "cluster", "ring"),
+    [  # no cluster: incremental
+        (16, 1, 256, "f16", "sm_90a", 1, 4, 0),
+        (16, 1, 512, "f16", "sm_90a", 1, 8, 0),
+        (32, 1, 512, "q8_0", "sm_120", 1, 4, 0),
+        (64, 1, 512, "f16", "sm_90a", 2, 4, 0),  # clusters of a head would follow each other
+        (64, 1, 256, "f16", "sm_90a", 1, 0, 0),
+        (16, 1, 8192, "f16", "sm_90a", 2, 1, 0),
+        (16, 1, 16384, "f16", "sm_90a", 4, 2, 192 << 10),
+        (16, 1, 131072, "bf16", "sm_100a", 4, 2, 192 << 10),
+        (16, 1, 16384, "f16", "sm_120", 2, 1, 0),  # an SM has less shared memory
+        (16, 1, 8192, "q8_0", "sm_90a", 1, 1, 0),
+        (16, 1, 8192, "f16", "sm_89", 1, 1, 0),  # lanes, which have no registers for two heads
+        (16, 8, 512, "f16", "sm_90a", 1, 0, 0),
+        (16, 8, 8192, "f16", "sm_90a", 4, 2, 192 << 10),
+        (16, 8, 512, "f16", "sm_89", 1, 0, 0),
+    ],
+)
+def test_wide_heads(
+    heads: int,
+    rows: int,
+    max_keys: int,
+    dtype: Any,
+    target: str,
+    tile: int,
+    cluster: int,
+    ring: int,
+) -> None:
+    layout = dataclasses.replace(LATENT, sequences=rows, dtype=dtype)
+    spec = decode_attention(heads, layout, max_keys, 132, rows=rows, target=target)
+    assert spec.tile == tile
+    assert isinstance(spec, FlashDecode) == (cluster > 0)
+    if isinstance(spec, FlashDecode):
+        assert (spec.cluster, spec.ring) == (cluster, ring)
+        assert spec.launch_shape.grid[0] * spec.launch_shape.grid[1] <= 2 * 132
+
+
+@pytest.mark.parametrize("rows", range(1, 17))
 @pytest.mark.parametrize("max_len", [600, 8192, 131072])
-def test_clusters_leave_no_more_chunks(rows: int, max_len: int) -> None:
+@pytest.mark.parametrize(("heads", "of"), [(32, KvLayout(1, 8, 600, 128, "f16")), (16, LATENT)])
+def test_clusters_leave_no_more_chunks(rows: int, max_len: int, heads: int, of: KvLayout) -> None:
     """The workspace is made for those without."""
-    layout = KvLayout(rows, 8, max_len, 128, "f16")
+    layout = dataclasses.replace(of, sequences=rows, max_len=max_len)
     near, apart = (
-        decode_attention(32, layout, max_len, 132, rows=rows, target=target)
+        decode_attention(heads, layout, max_len, 132, rows=rows, target=target)
         for target in ("sm_90a", "")
     )
     assert isinstance(near, FlashDecode)

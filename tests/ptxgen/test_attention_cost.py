@@ -33,12 +33,13 @@ def layout(dims: tuple[int, int], dtype: Any) -> KvLayout:
 
 
 def test_decoding(target: str, dtype: Any, dims: tuple[int, int]) -> None:
-    """No spills; from sm_90 on two CTAs an SM."""
+    """No spills; from sm_90 on two CTAs an SM, but of the sums of 512 values on tensor cores."""
     spec = IncrementalAttention(14, layout(dims, dtype), 8, ALL, TOKEN)
     cost = assemble(spec.ptx(target), target).entries[spec.name]
     assert not cost.spills
     assert cost.shared <= 48 * 1024
-    assert cost.registers <= (128 if target == "sm_90" else 255)
+    is_alone = target == "sm_75" or (dims == (512, 512) and dtype == "f16")
+    assert cost.registers <= (255 if is_alone else 128)
 
 
 def test_prompts(target: str, dtype: Any, dims: tuple[int, int]) -> None:

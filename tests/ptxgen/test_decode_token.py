@@ -23,6 +23,7 @@ from urdir.ptxgen.kernels.attention.kv_layout import KV_DTYPES, KvLayout
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
 from urdir.ptxgen.kernels.attention.prepare_tokens import PrepareTokens
 from urdir.ptxgen.kernels.attention.scores import Scores
+from urdir.ptxgen.kernels.join import Join
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.normalise import Normalise
 from urdir.ptxgen.kernels.rotation import Rotation
@@ -67,11 +68,30 @@ def one_after_another(device: Device, spec: Spec, inputs: Inputs) -> Inputs:
             normed[name] = normed[name].reshape(inputs[name].shape)
         token = dataclasses.replace(token, qk_norm=None, qk_norm_over="head")
         inputs = inputs | normed
+    if token.latent_norm:
+        inputs = inputs | joined(device, spec, inputs)
+        token = dataclasses.replace(token, latent_norm=None)
     prepared: Inputs = {}
     if token != OwnToken(appends=False):
         prepared = run(PrepareTokens(spec.heads, layout, spec.rows, token))
     attended = run(dataclasses.replace(spec, token=None), **inputs | prepared)
     return attended | {name: value for name, value in prepared.items() if name != "q"}
+
+
+def joined(device: Device, spec: Spec, inputs: Inputs) -> Inputs:
+    """q and k of the parts that latent attention has."""
+    assert spec.token is not None
+    first, second, heads = spec.rotated_dim, spec.value_dim, spec.rows * spec.heads
+    norm = Normalise(spec.rows, second, spec.token.latent_norm)
+    value = run_kernel(device, norm, {"x": inputs["latent"], "weight": inputs["latent_norm"]})["y"]
+    q = (inputs[name].reshape(heads, -1) for name in ("q_rotated", "q_absorbed"))
+    parts = {"q": (heads, *q), "k": (spec.rows, inputs["k_rotated"], value)}
+    return {
+        name: run_kernel(device, Join(rows, first, second), {"a": a, "b": b})["y"].reshape(
+            spec.rows, -1, first + second
+        )
+        for name, (rows, a, b) in parts.items()
+    }
 
 
 def assert_same_bits(device: Device, spec: Spec, inputs: Inputs) -> Inputs:

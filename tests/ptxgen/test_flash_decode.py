@@ -21,6 +21,7 @@ from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.scores import Scores
+from urdir.ptxgen.target import Target
 from urdir.ptxgen.tools.assemble import assemble
 
 Inputs = dict[str, Any]
@@ -284,6 +285,30 @@ def test_nothing_that_was_never_written_is_read(target: str, dtype: Any) -> None
 
 
 @pytest.mark.parametrize(
+    ("head_dim", "value_dim", "ring", "keeps_keys"),
+    [
+        (576, 512, 176 << 10, True),  # 11 stages, ten of a tile
+        (576, 512, 192 << 10, True),
+        (576, 512, 112 << 10, False),  # too few for a tile
+        (192, 128, 80 << 10, True),
+        (224, 128, 80 << 10, False),  # values begin within a block of keys
+        (192, 64, 80 << 10, False),  # rows of values would be shorter
+    ],
+)
+@pytest.mark.parametrize("page_len", [0, 64])
+def test_values_are_read_where_their_keys_are(
+    device: Device, head_dim: int, value_dim: int, ring: int, keeps_keys: bool, page_len: int
+) -> None:
+    """Of a ring with room for all keys of a tile, which has each stage at several places."""
+    pages = (page_len, 9) if page_len else ()
+    layout = KvLayout(1, 1, 512, head_dim, "f16", *pages, value_dim=value_dim, values_in_keys=True)
+    spec = FlashDecode(4, layout, ctas=1, least=16, ring=ring)
+    assert spec.cta(Target.parse("sm_90")).keeps_keys == keeps_keys
+    inputs = spec.inputs_at(np.random.default_rng(ring), [411], [0])
+    compare(spec, run_kernel(device, spec, inputs), spec.reference(**inputs))
+
+
+@pytest.mark.parametrize(
     ("dtype", "head_dim", "value_dim", "ring"),
     [
         ("f16", 128, 128, 0),
@@ -292,6 +317,7 @@ def test_nothing_that_was_never_written_is_read(target: str, dtype: Any) -> None
         ("f16", 80, 80, 0),
         ("q8_0", 128, 128, 0),
         ("q8_0", 128, 128, 68 << 10),
+        ("f16", 512, 512, 112 << 10),
     ],
 )
 def test_whole_rows_are_copied_and_no_bank_is_met_twice(

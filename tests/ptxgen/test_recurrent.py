@@ -144,7 +144,7 @@ def test_a_recurrence_refuses(fields: dict[str, int], text: str) -> None:
         replace(KERNELS["delta rule"], **fields)
 
 
-@pytest.mark.parametrize("fields", [{"size": 6}, {"channels": 0}, {"size": 4 * 67}])
+@pytest.mark.parametrize("fields", [{"size": 12}, {"channels": 0}, {"size": 8 * 33}])
 def test_a_selective_scan_refuses(fields: dict[str, int]) -> None:
     with pytest.raises(PtxgenError, match="values"):
         replace(KERNELS["selective scan"], **fields)

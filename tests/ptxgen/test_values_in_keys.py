@@ -43,8 +43,8 @@ def values_apart(layout: KvLayout, cache: np.ndarray[Any, Any]) -> np.ndarray[An
     return made
 
 
-def check(device: Device, spec: Any) -> None:
-    """The same output, bit for bit, and the same keys."""
+def check(device: Device, spec: Any, is_alike: bool = True) -> None:
+    """The same output, bit for bit where sums are in the same order, and the same keys."""
     layout = spec.layout
     inputs = spec.make_inputs(np.random.default_rng(5))
     assert "v_cache" not in inputs
@@ -53,7 +53,8 @@ def check(device: Device, spec: Any) -> None:
     if "k" in inputs:
         given["v"] = np.ascontiguousarray(inputs["k"][..., layout.value_start :])
     made, wanted = run_kernel(device, spec, inputs), run_kernel(device, apart, given)
-    np.testing.assert_array_equal(made["out"], wanted["out"])
+    error = 0 if is_alike else spec.rtol * np.abs(wanted["out"]).max()
+    np.testing.assert_allclose(made["out"], wanted["out"], rtol=0, atol=error)
     if "k" in inputs:
         assert made["k_cache"].tobytes() == wanted["k_cache"].tobytes()
         ends = values_apart(layout, made["k_cache"])
@@ -62,9 +63,13 @@ def check(device: Device, spec: Any) -> None:
 
 @pytest.mark.parametrize(("dtype", "widths"), CASES)
 def test_decoding(device: Device, dtype: Any, widths: tuple[int, int]) -> None:
+    """Lanes that read values where keys are have room for twice as many wide keys a step."""
     layout = layout_of(dtype, widths)
-    check(device, IncrementalAttention(6, layout, 2, token=TOKEN))
-    check(device, FlashDecode(3, layout, 2, token=TOKEN, ctas=3, least=16, most=16))
+    for spec in (
+        IncrementalAttention(6, layout, 2, token=TOKEN),
+        FlashDecode(3, layout, 2, token=TOKEN, ctas=3, least=16, most=16),
+    ):
+        check(device, spec, is_alike=spec.suits_tensor_cores or widths == NARROW)
 
 
 @pytest.mark.parametrize(("dtype", "widths"), CASES)

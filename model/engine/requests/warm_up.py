@@ -27,9 +27,8 @@ _LEFT = 1 / 4
 class WarmUp:
     """Records graphs of ``steps``, those of the first ``shapes``, in their order.
 
-    Where three quarters of the memory for graphs are full, kernels are all that is loaded of the
-    other shapes, so that none is compiled on the way. It ends where one cannot be made: whoever
-    needs that tries again, and says so. ``left`` shapes are to be prepared.
+    It ends where three quarters of the memory for graphs are full, or one cannot be made: whoever
+    needs that tries again, and says so. ``left`` shapes are to be recorded.
     """
 
     def __init__(self, steps: Steps, shapes: Iterable[StepShape]) -> None:
@@ -38,40 +37,29 @@ class WarmUp:
 
     @property
     def left(self) -> int:
-        """How many shapes are not prepared yet."""
+        """How many shapes are not recorded yet."""
         return len(self._shapes)
 
     def run(self, seconds: float, on_graph: Callable[[], None] = lambda: None) -> None:
-        """Record one graph after the other until so much time has passed, or load the kernels of
-        all that have no place. Nothing runs: weights need not be there yet."""
+        """Record one graph after the other until so much time has passed. Nothing runs: weights
+        need not be there yet."""
         end = time.monotonic() + seconds
         while self.left and time.monotonic() < end:
-            if self._has_room:
-                self._do(lambda: self._steps.record([self._shapes[0]]))
-                on_graph()
-            else:
-                self._do(lambda: self._steps.load(self._shapes))
-                self._shapes.clear()
+            self._do(lambda shape: self._steps.record([shape]))
+            on_graph()
 
     def do_piece(self) -> bool:
         """Do a small piece of it, for whoever has a moment to spare; False once all is done. A
-        piece takes well below a millisecond, but where a kernel has to be compiled, and some tens
-        of milliseconds where kernels are all that is loaded."""
-        if self.left and self._has_room:
-            self._do(lambda: self._steps.prepare(self._shapes[0]))
-        elif self.left:
-            self._do(lambda: self._steps.load([self._shapes[0]]))
-        return bool(self.left)
+        piece takes well below a millisecond, but where a kernel has to be compiled."""
+        self._do(self._steps.prepare)
+        return bool(self._shapes)
 
-    @property
-    def _has_room(self) -> bool:
-        """Whether there is memory for another graph."""
-        return self._steps.free_share > _LEFT
-
-    def _do(self, work: Callable[[], bool | None]) -> None:
-        """Do some ``work`` for the next shape, which says whether there is more to it."""
+    def _do(self, work: Callable[[StepShape], bool | None]) -> None:
+        """Do some of the next graph; ``work`` says whether there is more to it."""
+        if self._steps.free_share <= _LEFT:
+            self._shapes.clear()
         try:
-            if not work():
+            if self._shapes and not work(self._shapes[0]):
                 self._shapes.popleft()
         except DriverError:
             self._shapes.clear()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from urdir.ptxgen.kernels.attention.chunk_cut import CHUNK_UNIT
 from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
@@ -40,6 +41,12 @@ ONE_RING_NBYTES, QUANTS_RING_NBYTES, NARROW = 85 << 10, 68 << 10, 128
 #: Keys of a chunk: at least these, and where rows are several about this many (see `FlashDecode`).
 #: 32 rows of 4,128 keys take 123 us in a chunk each, 134 in three, 136 in five; of q8_0 74 and 86.
 LEAST_KEYS, MOST_KEYS = 64, 2048
+#: Heads of more values are wide, and shared memory for their keys on the way, which is all of an
+#: SM's: latent vectors stay there until they are read as values. A step of DeepSeek-V2-Lite takes
+#: 1.418 ms with it at 16,000 keys, without 1.850; 1.187 and 1.163 at 4,000; of 8 rows there 2.291
+#: and 3.195. Few keys of one row are less work for lanes, in a cluster for each head: of four CTAs
+#: 0.880 ms at 160 keys, of eight 0.894, without 1.054; 1.005, 0.960 and 1.006 at 440.
+WIDE, WIDE_RING_NBYTES = 256, 192 << 10
 #: For each so many rows chunks may be longer: then what they leave does not grow.
 MANY_ROWS = 32
 
@@ -99,6 +106,11 @@ def decode_attention(
     Raises PtxgenError for shapes that no kernel handles.
     """
     incremental = IncrementalAttention(heads, layout, rows, scores, token)
+    if incremental.value_dim > WIDE and target:
+        if Target.parse(target).sm < incremental.tensor_cores_since:
+            incremental = replace(incremental, most_heads=1)
+        elif (wide := _wide(incremental, max_keys, sm_count, target)) is not None:
+            return wide
     whole = SINGLE_KEYS if rows == 1 else INCREMENTAL_KEYS
     if min(scores.span or max_keys, max_keys) <= whole:
         return _spread(incremental, sm_count)
@@ -142,6 +154,27 @@ def _near(split: FlashDecode, sm_count: int, target: str) -> FlashDecode:
     return replace(split, ring=QUANTS_RING_NBYTES) if split.layout.dtype == "q8_0" else split
 
 
+def _wide(
+    whole: IncrementalAttention, max_keys: int, sm_count: int, target: str
+) -> FlashDecode | None:
+    """Flash decoding of wide heads on a device with clusters; None where keys are so few that it is
+    slower, or a row's clusters would follow each other."""
+    keys = min(whole.scores.span or max_keys, max_keys)
+    split = split_attention(whole, max_keys, sm_count)
+    if keys <= INCREMENTAL_KEYS:
+        if whole.rows > 1:
+            return None
+        near = replace(split, most_heads=1, ctas=1, cluster=4, least=CHUNK_UNIT)
+        if keys > SINGLE_KEYS and 8 * near.head_tiles <= sm_count:
+            near = replace(near, cluster=8)
+        return near if near.cluster * near.head_tiles <= sm_count else None
+    is_short = whole.rows == 1 and keys <= FEW_KEYS
+    if is_short or not (split.suits_tensor_cores and _has_much_memory(target)):
+        return split
+    near = replace(split, cluster=2, ring=WIDE_RING_NBYTES)
+    return replace(near, ctas=max(1, sm_count // (2 * near.head_tiles)))
+
+
 def _has_much_memory(target: str) -> bool:
     """Whether SMs have room for a large ring beside a CTA of the products."""
     return Target.parse(target).sm in LARGE_SHARED
@@ -157,6 +190,7 @@ def split_attention(whole: IncrementalAttention, max_keys: int, sm_count: int) -
         whole.rows,
         whole.scores,
         whole.token,
+        whole.most_heads,
         ctas=max(1, ctas // (whole.layout.kv_heads * whole.tiles)),
         least=LEAST_KEYS,
         most=0 if whole.rows == 1 else MOST_KEYS * (1 + whole.rows // MANY_ROWS),

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
-from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
-from urdir.ptxgen.kernels.attention.own_token import OwnToken
+from urdir.ptxgen.kernels.attention.divided import Divided
 from urdir.ptxgen.kernels.normalise import Normalise
-from urdir.ptxgen.kernels.rotation import Rotation
-from urdir.ptxgen.spec import LaunchShape, ceil_div
+from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.target import Target
 
 #: Shared memory that a kernel may declare, on every target.
@@ -19,41 +15,6 @@ TILE_KEYS = 16
 MAX_STAGES = 8
 
 
-class Divided(Protocol):
-    """What is asked of a spec; see `decode.DecodeAttention`."""
-
-    @property
-    def heads(self) -> int: ...
-    @property
-    def layout(self) -> KvLayout: ...
-    @property
-    def token(self) -> OwnToken | None: ...
-    @property
-    def rope(self) -> Rotation | None: ...
-    @property
-    def appends(self) -> bool: ...
-    @property
-    def launch_shape(self) -> LaunchShape: ...
-    @property
-    def head_dim(self) -> int: ...
-    @property
-    def value_dim(self) -> int: ...
-    @property
-    def tile(self) -> int: ...
-    @property
-    def lanes(self) -> int: ...
-    @property
-    def pieces(self) -> tuple[int, int]: ...
-    @property
-    def keys_per_pass(self) -> int: ...
-    @property
-    def suits_tensor_cores(self) -> bool: ...
-    @property
-    def queries_at(self) -> int: ...
-    @property
-    def ring_nbytes(self) -> int: ...
-
-
 class DecodeCta:
     """How the threads of a CTA divide keys and dims, and what lies where in shared memory.
 
@@ -61,7 +22,8 @@ class DecodeCta:
     one for each step of the loop over the keys; after the loop the warps' sums take its place. A
     q8_0 scale is copied with its neighbour in an aligned word, which must be of the same slot.
     On ``tensor_cores`` a stage is half a slab, 128 dims of the keys or values of a step
-    (_attention_mma.j2). Sizes and offsets (``..._at``) are in bytes.
+    (_attention_mma.j2). Where it ``keeps_keys``, values are read where their keys are, which stay
+    until then. Sizes and offsets (``..._at``) are in bytes.
     """
 
     def __init__(self, spec: Divided, target: Target) -> None:
@@ -80,7 +42,7 @@ class DecodeCta:
 
         # bytes of a thread's load
         self.thread_bytes = 8 if self.quantised else 16
-        self.tensor_cores = spec.suits_tensor_cores and target.sm >= 80
+        self.tensor_cores = spec.suits_tensor_cores and target.sm >= spec.tensor_cores_since
         self.asynchronous = False
         if self.tensor_cores:
             self._divide_among_fragments()
@@ -115,9 +77,11 @@ class DecodeCta:
         self.eight_bytes = 32 if layout.dtype == "f32" else 16
         self.token_bytes = self.eights["k"] * self.eight_bytes
 
-        # the warps' maxima and sums, then their weighted values
+        # the warps' maxima and sums, then their weighted values, where the ring was; if it is apart
+        # only what threads have merged lies here
         self.values_at = 8 * self.warps * self.tile
-        scratch = [self.values_at + 4 * self.warps * self.tile * self.value_dim]
+        sums = self.values_at + 4 * self.warps * self.tile * self.value_dim
+        scratch = [32 * threads if self.is_ring_apart else sums]
         if has_ring:
             scratch.append(self.ring_bytes)
         if spec.token:
@@ -126,27 +90,42 @@ class DecodeCta:
         self.scratch_bytes = 256 * ceil_div(max(scratch), 256)
 
     @property
+    def fetched(self) -> str:
+        """What comes from the caches: keys, and values where these are not read where keys are."""
+        return "k" if self.keeps_keys else "kv"
+
+    @property
     def outputs_each(self) -> int:
         """Outputs that a thread merges at once: neighbours, of one head."""
         outputs = self.tile * self.value_dim
         return next((n for n in (1, 2) if outputs <= n * self.threads), 4)
+
+    @property
+    def merges_again(self) -> bool:
+        """Whether a thread merges more outputs after these."""
+        return self.tile * self.value_dim > self.outputs_each * self.threads
 
     def _divide_among_lanes(self) -> None:
         """The ring where each lane multiplies: a thread's part of the first copy of a key or value,
         the distance to its second one, eight dims of a key or value of all threads; then the keys
         of a step, of a lane and of the CTA, all loaded ``together``."""
         spec, threads = self.spec, self.threads
-        self.stages = 3
+        # values in a key are of the lanes that have it, not of those that values apart would have
+        self.keeps_keys = self.layout.values_in_keys
+        if self.keeps_keys:
+            self.pieces["v"] = self.pieces["k"]
+        pieces = sum(self.pieces[name] for name in self.fetched)
+        wide = max(spec.pieces) > 1
+        self.stages = 2 if wide and self.keeps_keys else 3
         self.second_part = self.thread_bytes * threads
         self.piece_bytes = (32 if self.layout.dtype == "f32" else 16) * threads
-        wide = max(spec.pieces) > 1
-        fewest = self.stages * sum(spec.pieces) * self.piece_bytes
+        fewest = self.stages * pieces * self.piece_bytes
         in_words = not self.quantised or (self.head_dim % 64 == 0 and self.value_dim % 64 == 0)
         self.asynchronous = self.target.sm >= 80 and in_words and fewest <= MAX_STATIC_SHARED
         is_long = self.asynchronous and self.layout.dtype == "f32"
-        self.ahead = 1 if wide or is_long else 2
+        self.ahead = 1 if (wide and not self.keeps_keys) or is_long else 2
         self.together = self.step = self.ahead * spec.keys_per_pass
-        self.stage_bytes = self.ahead * sum(spec.pieces) * self.piece_bytes
+        self.stage_bytes = self.ahead * pieces * self.piece_bytes
 
     def _divide_among_fragments(self) -> None:
         """The type of the operands; strips of 32 dims of a key, blocks of 64 dims of a value, slabs
@@ -190,6 +169,13 @@ class DecodeCta:
         self.stages = min(MAX_STAGES, MAX_STATIC_SHARED // self.stage_bytes)
         if self.spec.ring_nbytes:
             self.stages = self.spec.ring_nbytes // self.stage_bytes
+        of_keys = [stage for stage in self.order if stage[0] == "k"]
+        in_blocks = self.layout.values_in_keys and self.layout.value_start % 64 == 0
+        is_alike = self.row_bytes["k"] == self.row_bytes["v"] and self.value_dim % 64 == 0
+        fits = self.stages > len(of_keys) and is_alike
+        self.keeps_keys = in_blocks and fits and not self.quantised
+        if self.keeps_keys:
+            self.order = of_keys
 
     def _bytes_of(self, name: str) -> int:
         """A key or value in the cache, without q8_0's scales."""
@@ -224,6 +210,12 @@ class DecodeCta:
         """The blocks of a slab of "v"."""
         return range(2 * slab, min(2 * slab + 2, self.block_count))
 
+    def blocks_of_keys(self, slab: int) -> list[tuple[int, int]]:
+        """The blocks of values in a slab of "k", each with the number of its 64 dims there."""
+        first = self.layout.value_start // 64
+        at = ((2 * slab + part - first, part) for part in range(2))
+        return [(block, part) for block, part in at if 0 <= block < self.block_count]
+
     def ragged(self, name: str) -> int:
         """How many eights of dims the last strip of "k" or block of "v" has; 0 where it has all."""
         return self.eights[name] % {"k": 4, "v": 8}[name]
@@ -239,14 +231,18 @@ class DecodeCta:
             self.eights[name] - self.lanes * piece
             for name in "kv"
             for piece in range(self.pieces[name])
+            if name in self.fetched
         ]
         ragged = dict.fromkeys(count for count in counts if count < self.lanes)
         return {count: f"%has_dims{i or ''}" for i, count in enumerate(ragged)}
 
 
 def _row_norms(spec: Divided) -> dict[str, Normalise]:
-    """The kernels that would norm "q" and "k" as one vector: the CTA adds in their order."""
+    """The kernels that would norm "q" and "k" as one vector, or the "latent" one: the CTA adds in
+    their order."""
     token = spec.token
+    if token is not None and token.latent_norm is not None:
+        return {"latent": Normalise(1, spec.value_dim, token.latent_norm)}
     if token is None or token.qk_norm is None or not token.norms_rows:
         return {}
     heads = {"q": spec.heads, "k": spec.layout.kv_heads if spec.appends else 0}

@@ -46,8 +46,8 @@ class FlashDecode(DecodeAttention):
     CTAs share a chunk, which has as many times the keys, and send each other their sums: that is
     faster than to merge through global memory.
 
-    From sm_80 on, keys and values on their way to tensor cores are in ``ring`` bytes of shared
-    memory; 0: in what a kernel may declare.
+    With a ``ring`` (sm_90 and newer) keys and values on their way to tensor cores are in so many
+    bytes of shared memory, afterwards the warps' sums; 0: in what a kernel may declare.
 
     Between launches ``arrived`` is 0. ``partial`` (sums of weights times V) and ``softmax`` (the
     maximum of 2's exponent that they are relative to, and the sum of weights) are a launch's own.
@@ -80,7 +80,7 @@ class FlashDecode(DecodeAttention):
 
     @property
     def targets(self) -> tuple[str, ...]:
-        return since(CLUSTERS_SINCE) if self.cluster > 1 else super().targets
+        return since(CLUSTERS_SINCE) if self.cluster > 1 or self.ring else super().targets
 
     # ---- how rows are split ----
 
@@ -130,6 +130,10 @@ class FlashDecode(DecodeAttention):
     @property
     def ring_nbytes(self) -> int:
         return self.ring if self.suits_tensor_cores else 0
+
+    @property
+    def sums_room(self) -> int:
+        return self.ring or MAX_STATIC_SHARED
 
     @property
     def merged_vectors(self) -> int:

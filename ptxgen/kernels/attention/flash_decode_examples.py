@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
@@ -67,6 +68,7 @@ def plain_examples(cls: Callable[..., S]) -> dict[str, S]:
         "latent": cls(
             3,
             KvLayout(1, 1, 40, 576, "f16", value_dim=512, values_in_keys=True),
+            most_heads=1,
             ctas=4,
             least=16,
             most=16,
@@ -109,6 +111,7 @@ def examples_with_a_token(cls: Callable[..., S]) -> dict[str, S]:
     """Every type of cache; chunks shorter and longer than a step of keys."""
     whole = OwnToken(Rotation(128, "half"))
     half = OwnToken(Rotation(64, "interleaved", magnitude=1.2))
+    latent = replace(half, latent_norm=QK_NORM)
     return {
         "latent rows": cls(
             3,
@@ -127,6 +130,26 @@ def examples_with_a_token(cls: Callable[..., S]) -> dict[str, S]:
             ctas=4,
             least=16,
             most=16,
+        ),
+        "latent cluster": cls(
+            3,
+            KvLayout(1, 1, 70, 576, "f16", value_dim=512, values_in_keys=True),
+            token=latent,
+            most_heads=1,
+            ctas=1,
+            cluster=4,
+            least=16,
+        ),
+        "latent clusters": cls(
+            5,
+            KvLayout(2, 1, 150, 576, "f16", value_dim=512, values_in_keys=True),
+            rows=2,
+            token=latent,
+            ctas=2,
+            cluster=2,
+            least=16,
+            most=32,
+            ring=176 << 10,
         ),
         "rope": cls(4, KvLayout(1, 1, 200, 128, "f16"), token=whole, ctas=4, least=16, most=64),
         "rope cluster": cls(

@@ -98,7 +98,7 @@ class IncrementalAttention(DecodeAttention):
             "head_dim 512 f32": cls(2, KvLayout(1, 1, 19, 512, "f32")),
             "latent": cls(6, latent(2, 1, 20, 576, "f16", value_dim=512), rows=2),
             "latent q8_0": cls(3, latent(1, 1, 20, 576, "q8_0", value_dim=512)),
-            "value_dim 504": cls(2, KvLayout(1, 1, 9, 576, "f16", value_dim=504)),
+            "value_dim 504": cls(2, KvLayout(1, 1, 9, 576, "f16", value_dim=504), most_heads=1),
             "values in keys": cls(4, latent(1, 1, 50, 128, "f16", value_dim=64)),
             "head_dim 320 q8_0": cls(2, KvLayout(1, 1, 19, 320, "q8_0"), most_heads=1),
             "value_dim": cls(5, KvLayout(1, 1, 37, 192, "f16", value_dim=128)),
@@ -130,10 +130,31 @@ class IncrementalAttention(DecodeAttention):
         half = OwnToken(Rotation(64, "interleaved", magnitude=1.2))
         latent = partial(KvLayout, values_in_keys=True)
         return {
-            "latent rows": cls(6, latent(2, 1, 20, 576, "f16", value_dim=512), rows=2, token=half),
+            "latent rows": cls(
+                6, latent(2, 1, 20, 576, "f16", value_dim=512), rows=2, token=half, most_heads=1
+            ),
             "latent f32": cls(1, latent(1, 1, 20, 576, "f32", value_dim=512), token=half),
             "latent pages q8_0": cls(
                 2, latent(2, 1, 32, 576, "q8_0", 16, 5, value_dim=512), rows=2, token=half
+            ),
+            "latent vector": cls(
+                5,
+                latent(3, 1, 40, 576, "f16", value_dim=512),
+                rows=3,
+                token=OwnToken(Rotation(64, "interleaved", 1.2), latent_norm=QK_NORM),
+                most_heads=1,
+            ),
+            "latent vector of a single row": cls(
+                5,
+                latent(1, 1, 20, 576, "f16", value_dim=512),
+                token=OwnToken(Rotation(48, "half"), latent_norm=QK_NORM),
+                most_heads=1,
+            ),
+            "latent vector without rope": cls(
+                3,
+                latent(2, 1, 32, 192, "q8_0", 16, 5, value_dim=128),
+                rows=2,
+                token=OwnToken(latent_norm=QK_NORM),
             ),
             "values in keys q8_0": cls(
                 4, latent(2, 1, 40, 192, "q8_0", value_dim=128), rows=3, token=half

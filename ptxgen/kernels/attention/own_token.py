@@ -46,6 +46,10 @@ class Temperature:
 class OwnToken:
     """What a row's own heads go through, in this order.
 
+    - ``latent_norm``: q and k come in two parts, as the products of latent attention leave them
+      (MLA): ``q_rotated`` (rows, heads, n) beside ``q_absorbed`` (rows, heads, value_dim), and
+      ``k_rotated`` (rows, n) beside ``latent`` (rows, value_dim). RMSNorm of that, with weights
+      ``latent_norm`` (value_dim,) f32, is the end of k, and the value;
     - ``qk_norm``: RMSNorm of each head of q and k, with weights ``q_norm`` and ``k_norm``
       (head_dim,) f32 where it has a weight; ``qk_norm_over`` a "row": of all heads of q, and of
       all heads of k, as one vector, with weights (heads, head_dim) (OLMo 2);
@@ -67,11 +71,17 @@ class OwnToken:
     appends: bool = True
     rope_first: bool = False
     qk_norm_over: Literal["head", "row"] = "head"
+    latent_norm: Norm | None = None
 
     def __post_init__(self) -> None:
-        for name, norm in (("qk_norm", self.qk_norm), ("v_norm", self.v_norm)):
+        norms = {"qk_norm": self.qk_norm, "v_norm": self.v_norm, "latent_norm": self.latent_norm}
+        for name, norm in norms.items():
             if norm and (norm.kind != "rms" or norm.bias or (norm.weight and name == "v_norm")):
                 raise PtxgenError(f"{name} is an RMS norm without bias, v_norm without weight")
+        if self.latent_norm and (self.qk_norm or self.v_norm or not self.appends):
+            raise PtxgenError("heads of a latent vector have no other norms, and are appended")
+        if self.latent_norm and not self.latent_norm.weight:
+            raise PtxgenError("latent_norm has weights")
         if self.v_norm and not self.appends:
             raise PtxgenError("v_norm of a token that is not appended: it has no value")
         if self.rope_first and (not self.rope or not self.qk_norm or self.rope.magnitude != 1):
@@ -95,8 +105,10 @@ class OwnToken:
         """What kernels read beside the token: ``frequencies`` and the norms' weights."""
         rope = () if self.rope is None else (self.rope.param,)
         sets = {"q_norm": (heads,), "k_norm": (kv_heads,)} if self.norms_rows else {}
+        latent = (Param("latent_norm", "f32", ("value_dim",), Access.IN),)
         return (
             *rope,
+            *(latent if self.latent_norm else ()),
             *(Param(n, "f32", (*sets.get(n, ()), "head_dim"), Access.IN) for n in self.weights),
         )
 
@@ -129,6 +141,8 @@ class OwnToken:
         returned: |x| is chosen so that mean(x^2) + eps is what x is divided by.
         """
         y = np.asarray(y, np.float64)
+        if name == "k" and self.latent_norm is not None:
+            return self._origin_of_parts(y, position, inputs)
         norm = self.v_norm if name == "v" else self.qk_norm
         axes = (-2, -1) if self.norms_rows and name != "v" else (-1,)
 
@@ -144,6 +158,17 @@ class OwnToken:
         if norm is None:
             return y
         origin: Float64s = y * np.sqrt(norm.eps / (1.0 - mean_squares(y)))
+        return origin
+
+    def _origin_of_parts(self, y: Float64s, position: int, inputs: Mapping[str, Any]) -> Float64s:
+        """The same of a key (1, dim) whose end is a normed latent vector."""
+        weight, norm = inputs["latent_norm"].astype(np.float64), self.latent_norm
+        assert norm is not None
+        start = y.shape[-1] - len(weight)
+        while (mean := np.mean((y[0, start:] / weight) ** 2)) > 0.9:
+            y = y / 2
+        origin = self._unturned("k", y, position, inputs)
+        origin[:, start:] *= np.sqrt(norm.eps / (1.0 - mean)) / weight
         return origin
 
     def _unturned(

@@ -223,6 +223,6 @@ def _then(cls: Callable[..., S]) -> dict[str, S]:
         ),
         "then a scan": cls(Q8, 70, 160, bias=True, activations="i16", then=scan),
         "then a scan of short states": cls(
-            F32, 70, 37, split=1, sms=2, then=replace(scan, size=4, sequences=2)
+            F32, 70, 37, split=1, sms=2, then=replace(scan, size=8, sequences=2)
         ),
     }

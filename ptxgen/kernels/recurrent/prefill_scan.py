@@ -14,8 +14,6 @@ from urdir.ptxgen.spec import LaunchShape, ceil_div
 MAX_WARPS = 8
 #: Tokens of a tile at most, and bytes of two tiles.
 TILE, TILES_NBYTES = 32, 48 << 10
-#: Tokens whose results lanes add up together, where a lane has no more than so many values.
-TOGETHER, FEW_VALUES = 4, 16
 
 
 @dataclass(frozen=True)
@@ -48,27 +46,36 @@ class PrefillScan(SelectiveScan):
 
     @property
     def bringing(self) -> int:
-        """Warps that bring tiles: half as many at least, and so many that each quarter of an SM has
-        as many of both; those that move, which come first, are spread over the quarters."""
-        least = max(ceil_div(self.warps, 2), ceil_div(self.own_channels, 32))
-        return least + -(self.warps + least) % 4
+        """Warps that bring every other tile: half as many as move states, and a thread for each
+        channel."""
+        return max(ceil_div(self.warps, 2), ceil_div(self.own_channels, 32))
 
     @property
-    def together(self) -> int:
-        """Tokens whose results lanes add up together."""
-        return TOGETHER if self.size // self.lanes <= FEW_VALUES else 1
+    def idle(self) -> int:
+        """Warps between the halves of those that bring: one where, of five that move states, two
+        share a quarter of an SM, which then has no other."""
+        return 1 if self.warps == 5 else 0
+
+    @property
+    def token_nbytes(self) -> int:
+        """Bytes of a token in both places: b and c, and four numbers of each channel."""
+        return 2 * (8 * self.size + 16 * self.own_channels)
 
     @property
     def tile(self) -> int:
-        """Tokens of a tile: b and c of each, and four numbers of each channel."""
-        most = min(TILE, TILES_NBYTES // (2 * (8 * self.size + 16 * self.own_channels)))
-        return self.together * min(most // self.together, ceil_div(self.rows, self.together))
+        """Tokens of a tile."""
+        most = min(TILE, TILES_NBYTES // self.token_nbytes)
+        return 4 * min(most // 4, ceil_div(self.rows, 4))
 
     @property
     def launch_shape(self) -> LaunchShape:
         ctas = ceil_div(self.channels, self.own_channels)
-        threads = 32 * (self.warps + self.bringing)
-        return LaunchShape(grid=(ctas, self.segments, 1), block=(threads, 1, 1))
+        threads = 32 * (self.warps + 2 * self.bringing + self.idle)
+        return LaunchShape(
+            grid=(ctas, self.segments, 1),
+            block=(threads, 1, 1),
+            shared_bytes=self.tile * self.token_nbytes,
+        )
 
     @classmethod
     def examples(cls) -> Mapping[str, PrefillScan]:
@@ -77,9 +84,9 @@ class PrefillScan(SelectiveScan):
             "one token": prompt(1, 1, channels=5, size=16),
             "a prompt": prompt(37, 2, channels=70, size=16, warps=5),
             "two lanes": prompt(6, 1, channels=70, size=8, warps=3),
-            "long states": prompt(8, 1, channels=40, size=128, warps=6),
-            "odd vectors": prompt(9, 2, channels=9, size=12, warps=1),
-            "many values": prompt(5, 1, channels=3, size=20, warps=2),
+            "long states": prompt(8, 1, channels=40, size=128, warps=4),
+            "odd vectors": prompt(9, 2, channels=9, size=24, warps=1),
+            "many values": prompt(5, 1, channels=3, size=40, warps=2),
             "segments": several(50, 6, channels=40, size=16, warps=7),
             "many warps": prompt(40, 1, channels=130, size=16, warps=8),
         }

@@ -15,8 +15,8 @@ from urdir.ptxgen.kernels.recurrent.rows import RecurrentRows
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
 
 THREADS = 128
-#: Most lanes that share a channel, and values of its state that a lane has at most.
-MAX_LANES, MAX_VALUES = 32, 64
+#: Values of a channel's state that a lane has at most.
+MAX_VALUES = 64
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,16 @@ class SelectiveScan(RecurrentRows):
     size: int
 
     activation: ClassVar = Activation("silu")
+    #: Neighbouring lanes that share a channel, each with two of each eight values.
+    lanes: ClassVar = 4
     name = "selective_scan"
     template = ("urdir.templates", "selective_scan.ptx.j2")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.channels < 1 or self.size < 4 or self.size % 4:
+        if self.channels < 1 or self.size < 8 or self.size % 8:
             raise PtxgenError(
-                f"selective_scan: {self.size} values (a multiple of 4) of {self.channels} channels"
+                f"selective_scan: {self.size} values (a multiple of 8) of {self.channels} channels"
             )
         if self.size // self.lanes > MAX_VALUES:
             raise PtxgenError(
@@ -52,13 +54,6 @@ class SelectiveScan(RecurrentRows):
         """Raise PtxgenError for rows that are another kernel's."""
         if self.segments:
             raise PtxgenError("selective_scan: segments are prefill_scan's")
-
-    @property
-    def lanes(self) -> int:
-        """Neighbouring lanes that share a channel: a power of two, each with as many vectors of
-        four values, one if that is possible."""
-        vectors = self.size // 4
-        return min(MAX_LANES, vectors & -vectors)
 
     @property
     def own_channels(self) -> int:
@@ -115,8 +110,8 @@ class SelectiveScan(RecurrentRows):
         return {
             "one row": single(1, 2, channels=10, size=8),
             "rows": single(6, 5, channels=70, size=16),
-            "long states": single(3, 3, channels=33, size=128),
-            "odd vectors": single(2, 2, channels=9, size=12),
+            "long states": single(3, 3, channels=33, size=248),
+            "odd vectors": single(2, 2, channels=9, size=24),
         }
 
     def flops(self) -> int:

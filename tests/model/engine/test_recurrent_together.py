@@ -1,5 +1,5 @@
-"""Models with recurrent layers, many sequences at once: segments of prompts beside decoded tokens,
-and a service."""
+"""Models with recurrent layers or latent vectors, many sequences at once: segments of prompts
+beside decoded tokens, and a service."""
 
 from __future__ import annotations
 
@@ -35,6 +35,9 @@ OTHERS = (
     *("nemotron_h-dense", "nemotron_h_moe-dense", "plamo2-dense"),
 )
 NAMES = [SAMPLE, *(pytest.param(name, marks=pytest.mark.full) for name in OTHERS)]
+#: Lightning attention, and latent vectors, which many rows of a step read.
+MORE = ("minimax-01-moe", "bailingmoe3-moe", "deepseek2-moe", "mistral4-moe", "minicpm3-dense")
+of_all = pytest.mark.parametrize("family", [*OTHERS, SAMPLE, *MORE], indirect=True, scope="module")
 EXACT_RELATIVE_RMS = 1e-4
 #: Tokens of each sequence's prompt, and of its whole text.
 PROMPTS, TEXTS = (17, 1, 26, 9), (20, 4, 28, 11)
@@ -111,6 +114,7 @@ def ragged(session: Session, family: Family, seed: int) -> float:
 
 
 @pytest.mark.full
+@of_all
 def test_exact_logits_are_llama_cpp_s(family: Family) -> None:
     """A segment beside decoded tokens: exact steps have no room for two."""
     engine = family.engine
@@ -122,6 +126,7 @@ def test_exact_logits_are_llama_cpp_s(family: Family) -> None:
 
 @pytest.mark.full
 @pytest.mark.slow
+@of_all
 def test_default_logits_are_at_least_as_near_as_llama_cpp_s(family: Family) -> None:
     engine, allowed = family.engine, max(2e-3, 1.1 * family.native)
     with Session(

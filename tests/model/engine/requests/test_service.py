@@ -132,12 +132,14 @@ def test_answers_are_those_of_one_at_a_time(
 
 @pytest.mark.full
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_64_at_once_in_a_small_pool(
     device_name: str, questions: list[tuple[list[int], str]]
 ) -> None:
-    """Some are cancelled by their first token, some are set back, the last come at random times."""
+    """Some are cancelled by their first token, some go on beyond the end of their answer, for which
+    others are set back, and the last come at random times."""
     rng, gate = random.Random(3), threading.Event()
-    asked, cancelled = [], list[int]()
+    asked, cancelled, longer = [], list[int](), []
     few: Any = {"sequences": 64, "page_len": 16, "pages": 48}
     with Engine.open(device=device_name, text=True, **few) as engine:
         usual = Limits.for_latency(engine.session.shapes)
@@ -154,10 +156,16 @@ def test_64_at_once_in_a_small_pool(
                 if number % 4 == 1:
                     cancel = partial(lambda i, _: service.cancel(cancelled[i]), len(cancelled))
                     cancelled.append(service.submit(request, cancel))
+                if number % 8 == 3:
+                    longer.append(ask(service, replace(request, limit=90, ignore_end=True)))
             for (_, expected), collected in zip(questions, asked, strict=True):
                 ending = collected.ended()
                 assert isinstance(ending, Ending), ending
                 assert (collected.text, ending.finish) == (expected, Finish.END)
+            for (_, expected), collected in zip(questions[3::8], longer, strict=True):
+                collected.ended()
+                assert len(collected.tokens) == 90
+                assert collected.text.startswith(expected)
             metrics = service.metrics()
     assert len(questions) > 64
     assert metrics.preemptions > 0

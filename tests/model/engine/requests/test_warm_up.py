@@ -139,26 +139,14 @@ def test_it_takes_the_time_it_is_given(session: Session, monkeypatch: pytest.Mon
     assert session.steps.is_recorded(SHAPES[2])
 
 
-@pytest.mark.parametrize("at_once", [True, False])
-def test_it_takes_no_place_of_others(
-    session: Session, monkeypatch: pytest.MonkeyPatch, at_once: bool
-) -> None:
-    """Nor the last quarter of the memory. Graphs without a place find their kernels compiled."""
-
-    def compile_ptx(*args: object) -> bytes:
-        raise AssertionError("a kernel is compiled on the way")
-
+def test_it_takes_no_place_of_others(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor the last quarter of the memory."""
     session.steps.record(SHAPES[:1])
     monkeypatch.setattr(session.steps, "_most_bytes", session.steps.graph_bytes * 2)
     warm_up = WarmUp(session.steps, SHAPES)
-    if at_once:
-        warm_up.run(float("inf"))
     while warm_up.do_piece():
         pass
     assert [session.steps.is_recorded(shape) for shape in SHAPES] == [True, True, False]
-    monkeypatch.setattr("urdir.driver.module.compile_ptx", compile_ptx)
-    session.steps.record(SHAPES)
-    assert session.steps.is_recorded(SHAPES[-1])
 
 
 def test_it_ends_where_something_fails(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:

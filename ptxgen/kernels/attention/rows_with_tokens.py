@@ -1,0 +1,204 @@
+"""Attention of rows that may bring their own tokens along: parameters, reference, inputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.attention.own_token import OwnToken
+from urdir.ptxgen.kernels.attention.spec import AttentionSpec
+from urdir.ptxgen.kernels.rotation import MAX_POSITIONS, Rotation, frequencies, turns_table
+from urdir.ptxgen.spec import Access, Array, Param
+
+#: Factor on the queries of one head of random inputs: its scores spread so far that the running
+#: maximum has to be updated and sums rescaled.
+STEEP = 4
+#: Bytes of the caches of inputs where nothing should be read: 2 or 3 in every float type.
+UNREAD_BYTE = 0x40
+
+
+@dataclass(frozen=True)
+class RowsWithTokens(AttentionSpec):
+    """Attention of rows that need not have a sequence in common; see AttentionSpec.
+
+    With a ``token``, q is as the products leave it: the kernel prepares it as PrepareTokens does.
+    Where the token appends, k (rows, kv_heads, head_dim) and v (rows, kv_heads, value_dim) of the
+    rows' own tokens are inputs, too, without v where it is the end of k, which then stays as it
+    is; with its ``latent_norm`` their parts are. They are prepared and written to the caches as by
+    it; neither q nor k is written back. The output is the same as theirs, bit for bit. Rows must
+    then be of different sequences, which share no page that a row writes to. Older tokens, the
+    block table, sequence, position, frequencies and weights are read before
+    ``griddepcontrol.wait``: earlier launches of the same graph may write them only if a plain edge
+    in between makes sure that they are complete.
+    """
+
+    token: OwnToken | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rope and self.rope.rotary_dim > self.head_dim:
+            raise PtxgenError(f"rotary_dim {self.rope.rotary_dim} of a head_dim of {self.head_dim}")
+        if self.appends and self.layout.values_in_keys and not self._values_stay:
+            raise PtxgenError("values that are the end of keys are neither normed nor rotated")
+        if self.is_latent and not (self.layout.values_in_keys and self.layout.kv_heads == 1):
+            raise PtxgenError("a latent vector is the value in the key of a single KV head")
+        if (self.rope or self.scores.max_bias) and self.layout.max_len > MAX_POSITIONS:
+            raise PtxgenError(f"RoPE positions are exact below 2^24: max_len {self.layout.max_len}")
+
+    @property
+    def rope(self) -> Rotation | None:
+        """How queries (and the rows' own keys) are rotated."""
+        return self.token.rope if self.token else None
+
+    @property
+    def appends(self) -> bool:
+        """Whether the rows' own tokens are appended."""
+        return self.token is not None and self.token.appends
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether the rows' own heads come in the two parts of latent attention."""
+        return self.token is not None and self.token.latent_norm is not None
+
+    @property
+    def rotated_dim(self) -> int:
+        """Values of a key before those that are the value: the first part of two."""
+        return self.layout.value_start
+
+    @property
+    def _values_stay(self) -> bool:
+        """Whether nothing happens to the end of keys that are values."""
+        token, turned = self.token, self.rope.rotary_dim if self.rope else 0
+        is_normed = token is not None and (token.qk_norm or token.v_norm)
+        return not is_normed and turned <= self.layout.value_start
+
+    @property
+    def keys(self) -> int:
+        """Rows attend if their position is below this; from ``max_len`` on they are idle."""
+        return self.layout.max_len
+
+    @property
+    def input_params(self) -> tuple[Param, ...]:
+        """q, the caches, where the rows are; with a token also what it takes."""
+        if self.token is None:
+            return super().input_params
+        return (
+            *self._own_params,
+            *self.token.constant_params(self.heads, self.layout.kv_heads),
+            # A token of a cache is written, the others must survive: INOUT, not OUT.
+            *self.layout.params(Access.INOUT if self.appends else Access.IN),
+            Param("sequence", "u32", ("rows",), Access.IN),
+            Param("position", "u32", ("rows",), Access.IN),
+        )
+
+    @property
+    def _own_params(self) -> tuple[Param, ...]:
+        """The rows' own queries and, where they are appended, keys and values."""
+        if not self.is_latent:
+            q = Param("q", "f32", ("rows", "heads", "head_dim"), Access.IN)
+            return (q, *(self.layout.token_params if self.appends else ()))
+        return (
+            Param("q_rotated", "f32", ("rows", "heads", "rotated_dim"), Access.IN),
+            Param("q_absorbed", "f32", ("rows", "heads", "value_dim"), Access.IN),
+            Param("k_rotated", "f32", ("rows", "rotated_dim"), Access.IN),
+            Param("latent", "f32", ("rows", "value_dim"), Access.IN),
+        )
+
+    def appended(self, inputs: dict[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Inputs after the rows' own tokens are prepared and in the caches, and these caches;
+        without a token the inputs as they are, and nothing."""
+        if self.token is None:
+            return inputs, {}
+        if self.is_latent:
+            inputs = inputs | self._joined(inputs)
+        names = [name[0] for name in self.layout.caches if self.appends]
+        caches = {f"{name}_cache": inputs[f"{name}_cache"].copy() for name in names}
+        q = inputs["q"].copy()
+        for row in np.flatnonzero(inputs["position"] < self.keys):
+            sequence, position = (int(inputs[name][row]) for name in ("sequence", "position"))
+            prepared = {
+                name: self.token.prepared(name, inputs[name][None, row], [position], inputs)[0]
+                for name in ("q", *names)
+            }
+            q[row] = prepared["q"]
+            for name in names:
+                cache, layout = caches[f"{name}_cache"], self.layout.caches[f"{name}_cache"]
+                values = prepared[name][:, None]
+                layout.write(cache, sequence, [position], values, inputs.get("block_table"))
+        return inputs | {"q": q} | caches, caches
+
+    def _joined(self, inputs: dict[str, Array]) -> dict[str, Array]:
+        """q and k of their parts, in float64."""
+        assert self.token is not None
+        assert self.token.latent_norm is not None
+        value = self.token.latent_norm(inputs["latent"], inputs["latent_norm"])
+        k = np.concatenate([inputs["k_rotated"], value], axis=1)
+        q = np.concatenate([inputs["q_rotated"], inputs["q_absorbed"]], axis=2)
+        return {"q": q, "k": k[:, None]}
+
+    def inputs_at(
+        self,
+        rng: np.random.Generator,
+        positions: list[int],
+        sequences: list[int],
+        block_table: Array | None = None,
+    ) -> dict[str, Any]:
+        """See AttentionSpec. With a token that is appended, the caches hold what is older than the
+        rows, and a table made here shares no page.
+
+        Keys and values are chosen so that the cache holds them exactly once they are prepared: the
+        error of a sine then does not decide how they are rounded.
+        """
+        if self.token is None:
+            return super().inputs_at(rng, positions, sequences, block_table)
+        layout = self.layout
+        if layout.is_paged and block_table is None:
+            pages = rng.permutation(layout.pages)[: layout.sequences * layout.blocks]
+            block_table = pages.astype(np.uint32).reshape(layout.sequences, layout.blocks)
+        inputs = super().inputs_at(rng, positions, sequences, block_table)
+        if self.rope:
+            inputs["frequencies"] = turns_table(frequencies(self.rope.rotary_dim, 10000.0)[0])
+        for name in (*self.token.weights, *(("latent_norm",) if self.is_latent else ())):
+            shape = self.shape_of(self.param(name))
+            inputs[name] = rng.uniform(0.5, 1.5, shape).astype(np.float32)
+        if not self.appends:
+            return inputs
+        lengths = [0] * layout.sequences
+        for sequence, position in zip(sequences, positions, strict=True):
+            if position < layout.max_len:
+                lengths[sequence] = position
+        for name, cache in layout.caches.items():
+            inputs[name] = cache.random_cache(rng, lengths, block_table, UNREAD_BYTE)
+        for param, cache in zip(layout.token_params, layout.caches.values(), strict=True):
+            own = rng.standard_normal((self.rows, cache.kv_heads, cache.head_dim))
+            for row, position in enumerate(positions):
+                stored = cache.rounded(own[row])
+                own[row] = np.nan
+                if position < layout.max_len:
+                    own[row] = self.token.origin_of(param.name, stored, position, inputs)
+            inputs[param.name] = own.astype(np.float32)
+        return self._in_parts(inputs) if self.is_latent else inputs
+
+    def _in_parts(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """The same with the parts of q and k."""
+        at = self.rotated_dim
+        q, k = (inputs.pop(name) for name in "qk")
+        parts = {"q_rotated": q[..., :at], "q_absorbed": q[..., at:]}
+        parts |= {"k_rotated": k[:, 0, :at], "latent": k[:, 0, at:]}
+        return inputs | {name: np.ascontiguousarray(part) for name, part in parts.items()}
+
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        """Rows at random places of the sequences, of several one idle; one head is steep."""
+        max_len = self.layout.max_len
+        positions = [int(p) for p in rng.integers(0, max_len, self.rows)]
+        positions[0] = min(max_len - 1, positions[0] + max_len // 2)
+        if self.rows > 1:
+            positions[-1] = max_len + int(rng.integers(0, 2)) * 1000
+        sequences = [r % self.layout.sequences for r in range(self.rows)]
+        inputs = self.inputs_at(rng, positions, sequences)
+        for name in ("q_rotated", "q_absorbed") if self.is_latent else ("q",):
+            inputs[name][:, -1] *= STEEP
+        return inputs

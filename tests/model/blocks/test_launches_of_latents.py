@@ -1,0 +1,44 @@
+"""Launches of attention by a latent vector: fewer where all rows are decoded."""
+
+from __future__ import annotations
+
+from urdir.driver.operation import Launch
+from urdir.model.engine.batch import Output, StepShape
+from urdir.model.engine.session import Session
+from urdir.model.engine.step import build_plan
+from urdir.model.families.config import Config
+from urdir.model.families.synthetic import SyntheticModel
+from urdir.model.measure.paper_device import paper_device
+from urdir.model.memory.session_settings import SessionSettings
+from urdir.model.memory.weights import Weights
+from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
+
+#: Of a layer, in every step; and what puts the parts of heads together.
+ALWAYS = {"attn_kv_a", "attn_k_b", "attention", "attn_v_b", "attn_output"}
+TOGETHER = {"attn_kv_a_norm", "attention.k", "attention.q"}
+
+
+def attention_launches(session: Session, shape: StepShape) -> dict[str, Launch]:
+    """Those of a layer's attention by their labels."""
+    plan = build_plan(session.parts, shape)
+    own = {op.label.removeprefix("blk.1."): op for op in plan if isinstance(op, Launch)}
+    return {label: op for label, op in own.items() if label.startswith("att")}
+
+
+def test_attention_puts_heads_together_where_all_rows_are_decoded() -> None:
+    model = SyntheticModel("deepseek-v2-lite", "q4_k_m")
+    config = Config.from_gguf(model)
+    with (
+        paper_device("sm_90a", 132) as device,
+        Weights(model, config, device) as weights,
+        Session(device, weights, SessionSettings(16384, sequences=2)) as session,
+    ):
+        for rows, keys, tile in ((1, 256, 1), (2, 16384, 4)):
+            found = attention_launches(session, StepShape(rows, keys, Output.GREEDY))
+            assert found.keys() == ALWAYS
+            kernel = found["attention"].kernel
+            assert kernel.tile == tile
+            assert isinstance(kernel, FlashDecode)
+            assert "latent" in {param.name for param in kernel.params}
+        prompt = attention_launches(session, session.shapes.prompt(1, 40)[0])
+        assert prompt.keys() >= ALWAYS | TOGETHER
