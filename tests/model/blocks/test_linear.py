@@ -196,6 +196,20 @@ def test_rows_of_several_blocks_are_shared_by_pairs_of_ctas(engine: Engine) -> N
         assert [product.launch_shape.cluster[0] for product in products(plan)] == wanted
 
 
+@pytest.mark.parametrize(("rows", "packed"), [(2, False), (4, True), (8, True)])
+def test_a_network_s_activations_are_packed_from_three_rows_on(
+    engine: Engine, rows: int, packed: bool
+) -> None:
+    settings = SessionSettings(KEYS, sequences=rows)
+    with Session(engine.device, engine.weights, settings) as session:
+        plan = build_plan(session.parts, StepShape(rows, KEYS, Output.GREEDY))
+    for launch in (op for op in plan if isinstance(op, Launch)):
+        kernel, label = launch.kernel, launch.label
+        if isinstance(kernel, LinearSpec):
+            assert kernel.packs == (packed and label.endswith("ffn_gate_up"))
+            assert kernel.packed == (packed and label.endswith("ffn_down"))
+
+
 def test_a_prompt_step_takes_packed_activations(engine: Engine) -> None:
     """Sums, gates and packing are at the end of products and of attention."""
     plan = build_plan(engine.session.parts, StepShape(16, KEYS, Output.NONE, prompt=16))
