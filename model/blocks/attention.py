@@ -69,8 +69,11 @@ class LayerAttention:
     constants: Mapping[str, Region] = field(default_factory=dict)
     exact: bool = False
 
-    def decode_kernel(self, token: OwnToken | None) -> IncrementalAttention | FlashDecode:
-        """The kernel of decoding, which prepares and appends where a token is given."""
+    def decode_kernel(
+        self, token: OwnToken | None, packs: bool = False
+    ) -> IncrementalAttention | FlashDecode:
+        """The kernel of decoding, which prepares and appends where a token is given; it leaves
+        packed heads where it can and ``packs`` asks for it."""
         return decode_attention(
             self.heads,
             self.layout,
@@ -80,6 +83,7 @@ class LayerAttention:
             scores=self.scores,
             token=token,
             target=self.target,
+            packs=packs,
         )
 
     def prompt_kernel(self, packs: bool) -> PromptAttention:
@@ -107,8 +111,10 @@ class LayerAttention:
     @property
     def can_pack(self) -> bool:
         """Whether heads can be left as the packed activations of the next product."""
-        if self.rows.decode or self.exact:
+        if self.exact or (self.rows.decode and self.rows.prompt):
             return False
+        if self.rows.decode:
+            return self.decode_kernel(self.token, packs=True).packs
         kernel = self.prompt_kernel(packs=True)
         return isinstance(kernel, PrefillWgmma) and kernel.packs
 
@@ -143,8 +149,9 @@ def incremental_attention_into(
         if not at.exact:
             flash_attention_multi_head(plan, at, out, packs=packs)
             return
-    kernel = at.decode_kernel(None if at.rows.prompt else at.token)
-    at.launch(plan, kernel, at.label, out=out)
+    kernel = at.decode_kernel(None if at.rows.prompt else at.token, packs)
+    region = out.slice(0, kernel.nbytes(kernel.out_param)) if packs else out
+    at.launch(plan, kernel, at.label, out=region)
 
 
 def flash_attention_multi_head(

@@ -17,9 +17,9 @@ from urdir.model.blocks.linear_requests import LinearRequests, alike
 from urdir.model.blocks.linear_vectors import (
     Continuation,
     Ends,
-    gate_arguments,
     gated,
     normalising,
+    result,
     rows_of,
     vectors,
 )
@@ -62,12 +62,14 @@ class LinearLayers(LinearRequests):
         gain: Slice | None = None,
         then: Continuation | None = None,
         exchange: RankExchange | None = None,
+        packs: bool = False,
     ) -> bool:
         """y (rows, out) = f(x (rows, in) times the matrix (out, in), plus its bias), for each.
 
         x is normalised first where there is a ``norm``; ``work["normed"]`` may be used. Of the
         ``activation`` f, y is multiplied with ``scale`` and bounded as `LinearSpec` says.
-        ``ends_block`` and ``fill``: see `LinearRequest`; ``gain``: see `Destination`.
+        ``ends_block``, ``fill`` and, of one matrix, ``packs``: see `LinearRequest`; ``gain``: see
+        `Destination`.
 
         With an ``exchange`` the product of one matrix, of which `gives`, goes to the other ranks as
         well. With ``then`` the launch may go on with the first product, and stores what comes of it
@@ -78,7 +80,8 @@ class LinearLayers(LinearRequests):
             self._packed.append(label, matrices, x, norm, **ends._asdict())
             return False
         request = self.request(*(matrix for matrix, _ in matrices), ends=ends)
-        request = replace(request, ends_block=ends_block, fill=fill, gained=gain is not None)
+        gained = gain is not None
+        request = replace(request, ends_block=ends_block, fill=fill, gained=gained, packs=packs)
         x, norm = self._normed(label, request, x, norm)
         request = gated(request, x)
         if self.takes_gemm:
@@ -93,14 +96,14 @@ class LinearLayers(LinearRequests):
             if goes_on := normalising(continued, x, norm).continues:
                 request, beside = continued, beside | then.launch
         for at, count, suffix in self._slices():
+            kernel = choose_linear(normalising(replace(request, batch=count), x, norm))
             launch: dict[str, Slice] = {}
             for number, (matrix, out) in enumerate(matrices):
                 tag = str(number or "")
                 launch[f"weights{tag}"] = matrix.data
-                launch[f"y{tag}"] = rows_of(out, at, count, matrix.rows)
+                launch[f"y{tag}"] = result(kernel, out, at, number)
                 if matrix.bias is not None:
                     launch[f"bias{tag}"] = matrix.bias
-            kernel = choose_linear(normalising(replace(request, batch=count), x, norm))
             words = {} if exchange is None else exchange.arguments_of(kernel)
             launch |= beside
             self.plan.launch(
@@ -148,7 +151,7 @@ class LinearLayers(LinearRequests):
             gained=gain is not None,
         )
         for at, count, suffix in self._slices():
-            kernel = choose_linear(replace(request, batch=count))
+            kernel = choose_linear(normalising(replace(request, batch=count), x, None))
             begun = {}
             if kernel.summarises and next_norm is not None:
                 made = Activations(y, next_norm, self.work["scaled"], self.work["summary"])
@@ -161,9 +164,8 @@ class LinearLayers(LinearRequests):
                 weights=matrix.data,
                 residual=rows_of(residual, at, count, matrix.rows),
                 y=rows_of(y, at, count, matrix.rows),
-                x=rows_of(x.x, at, count, matrix.cols),
+                **vectors(kernel, x, None, at),
                 **given(bias=matrix.bias, gain=gain),
-                **gate_arguments(x),
                 **begun,
             )
         return made
@@ -193,11 +195,12 @@ class LinearLayers(LinearRequests):
             product = [(matrices[0], y)]
             self._packed.append(label, product, x, norm, up=pair, packs=packs, **ends._asdict())
             return Activations(y, packed=y if packs else None)
+        packs = following is not None and self.packs_few(matrices, following)
         if gate is None:
-            self.append(label, [(up, y)], x, norm, activation)
+            self.append(label, [(up, y)], x, norm, activation, packs=packs)
         else:
-            self._append_gated(label, gate, up, x, norm, y, activation)
-        return Activations(y)
+            self._append_gated(label, gate, up, x, norm, y, activation, packs)
+        return Activations(y, packed=y if packs else None)
 
     def _append_gated(
         self,
@@ -208,6 +211,7 @@ class LinearLayers(LinearRequests):
         norm: NormLayer | None,
         y: Slice,
         activation: Activation,
+        packs: bool,
     ) -> None:
         if self.takes_gemm or not alike(gate, up):
             gated, plain = self.work["gate"], self.work["up"]
@@ -217,7 +221,7 @@ class LinearLayers(LinearRequests):
             return
         # silu is what a gated product has anyway
         ends = Ends(None if activation == SILU else activation)
-        request = replace(self.request(gate, ends=ends), gated=True)
+        request = replace(self.request(gate, ends=ends), gated=True, packs=packs)
         x, norm = self._normed(label, request, x, norm)
         for at, count, suffix in self._slices():
             kernel = choose_linear(normalising(replace(request, batch=count), x, norm))
@@ -226,7 +230,7 @@ class LinearLayers(LinearRequests):
                 label + suffix,
                 weights=gate.data,
                 up=up.data,
-                y=rows_of(y, at, count, gate.rows),
+                y=result(kernel, y, at),
                 **given(bias=gate.bias, up_bias=up.bias),
                 **vectors(kernel, x, norm, at),
             )

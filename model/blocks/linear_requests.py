@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,8 @@ class LinearRequests(StreamNorms):
     """Base: what `LinearLayers` ask for of ``rows`` activation vectors, on a device of ``limits``.
 
     ``exact`` keeps activations f32; else few rows are rounded to 16-bit integers (where the weights
-    are quantised), one row by groups of 32, several by groups of 256; many are rounded to f16.
+    are quantised), one row by groups of 32, several by groups of 256; many are rounded to f16, and
+    so is what three and more leave for the next product.
     """
 
     exact: bool
@@ -73,6 +75,14 @@ class LinearRequests(StreamNorms):
         """Whether the product with such matrices takes packed activations (`PackedLinear`)."""
         formats = tuple(matrix.format for matrix in matrices)
         return self.takes_gemm and packs(self.limits, formats)
+
+    def packs_few(self, matrices: Sequence[Matrix], following: Matrix) -> bool:
+        """Whether few rows' product with a matrix, or a gated pair, is left packed for the product
+        with the next one."""
+        if self.takes_gemm or not alike(matrices[0], matrices[-1]):
+            return False
+        made, taken = (self.request(of, ends=Ends()) for of in (matrices[0], following))
+        return made.can_pack and taken.takes_packed
 
 
 def device_limits(device: Device) -> Limits:

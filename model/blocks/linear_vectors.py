@@ -60,7 +60,7 @@ def normalising(request: LinearRequest, x: Activations, norm: NormLayer | None) 
         due = x.due
         request = replace(request, after=due.after, stream_scaled=due.scale is not None)
     if norm is None:
-        return request
+        return replace(request, packed=x.packed is not None)
     return replace(request, norm=norm.norm, summarised=x.has_begun(norm))
 
 
@@ -73,8 +73,17 @@ def vectors(
     weights = {} if norm is None else given(norm=norm.weight, norm_bias=norm.bias)
     if (due := x.due) is not None:
         return {"x": due.delta, "before": due.before, "stream": x.x, **due.arguments, **weights}
+    if kernel.packed:
+        return {"x": x.x.slice(0, kernel.nbytes(kernel.param("x")))}
     x_of = rows_of(x.x, first, kernel.batch, kernel.cols)
     return {"x": x_of, **gate_arguments(x), **weights}
+
+
+def result(kernel: LinearSpec, y: Slice, first: int, number: int = 0) -> Slice:
+    """Where the launch for the vectors from ``first`` on leaves its product of that number."""
+    if kernel.packs:
+        return y.slice(0, kernel.nbytes(kernel.param("y")))
+    return rows_of(y, first, kernel.batch, kernel.parts[number].rows)
 
 
 def rows_of(matrix: Slice, first: int, count: int, width: int) -> Slice:

@@ -79,6 +79,15 @@ class Halves:
         return half * words // 2, words // 2
 
     @property
+    def roundings(self) -> int:
+        """How many times a weight and what it is made of are rounded: it, its scale and its minimum
+        if they are products; with a minimum, both are larger than the weight."""
+        fmt = self.format
+        if fmt.is_float:
+            return 1 if fmt.has_powers else 0
+        return 1 + fmt.has("scale") + 2 * fmt.has_minimums
+
+    @property
     def skew(self) -> int:
         """Bytes between a tile and the one below it in shared memory, so that lanes of a load find
         different banks: tiles of even and of odd rows (`_weight_halves.j2`) are apart by half of

@@ -14,6 +14,7 @@ from functools import cached_property
 from urdir.ptxgen.weights.fields import Part as Number
 from urdir.ptxgen.weights.fields import Plane
 from urdir.ptxgen.weights.formats import Format
+from urdir.ptxgen.weights.halves import Halves
 from urdir.ptxgen.weights.layout import TILE_ROWS, TILE_UNITS, Layout
 
 #: Bytes that a lane, and that a warp copies at a time.
@@ -72,10 +73,12 @@ class Quads:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A tile's bytes of one plane, from ``offset`` on in the tile."""
+    """A tile's bytes of one plane, from ``offset`` on in the tile; ``plain``: pieces keep their
+    places."""
 
     plane: Plane
     offset: int
+    plain: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -104,7 +107,7 @@ class Run:
         Eight lanes find what they read at a time in different banks: every other unit's piece of
         each of two rows, or those of one unit of four or eight rows.
         """
-        return {1: (1, 2, 4), 2: (2, 4), 4: (4,)}.get(self.chunks, ())
+        return () if self.plain else {1: (1, 2, 4), 2: (2, 4), 4: (4,)}.get(self.chunks, ())
 
     @property
     def swizzle_by_piece(self) -> int:
@@ -127,15 +130,36 @@ class Run:
 
 @dataclass(frozen=True)
 class Tile:
-    """The tiles of a matrix of that layout."""
+    """The tiles of a matrix of that layout; as ``halves`` (`_weight_halves.j2`) all pieces keep
+    their places, and the powers of a tile's rows follow it."""
 
     layout: Layout
+    as_halves: bool = False
+
+    @property
+    def format(self) -> Format:
+        """The type of the weights."""
+        return self.layout.format
+
+    @property
+    def halves(self) -> Halves:
+        """How quants become halves."""
+        return Halves(self.format)
+
+    def second_row(self, plane: Plane) -> int:
+        """Bytes from an item of a plane to that eight rows below."""
+        return 8 * Run(plane, 0).row_nbytes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a tile in shared memory."""
+        return self.layout.tile_nbytes + (4 * TILE_ROWS if self.as_halves else 0)
 
     @cached_property
     def runs(self) -> tuple[Run, ...]:
         """A run of each plane."""
-        offsets = self.layout.offsets
-        return tuple(Run(plane, offsets[plane.name]) for plane in self.layout.format.planes)
+        at = self.layout.offsets
+        return tuple(Run(plane, at[plane.name], self.as_halves) for plane in self.format.planes)
 
     @cached_property
     def quads(self) -> tuple[tuple[Run, Quads], ...]:
@@ -159,7 +183,9 @@ class Tile:
 
     @property
     def alignment(self) -> int:
-        """What the address of a tile must be a multiple of, if it is read by quads."""
+        """What the address of a tile must be a multiple of, if it is read by quads or as halves."""
+        if self.as_halves:
+            return PIECE
         return max(run.row_nbytes for run in self.runs if run.chunks or run is self.runs[0])
 
     @property

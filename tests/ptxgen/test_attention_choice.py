@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.choice import decode_attention, length_buckets
 from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
@@ -255,3 +256,27 @@ def test_every_bucket_of_every_shape_is_served(max_len: int, rows: int, sm_count
             if isinstance(spec, FlashDecode):
                 assert spec.rows * spec.chunks >= spec.takers
                 assert spec.takers * spec.cluster == spec.launch_shape.grid[1]
+
+
+@pytest.mark.parametrize(
+    ("heads", "rows", "max_keys", "packs"),
+    [
+        (32, 16, 512, True),
+        (32, 64, 8192, True),
+        (32, 12, 8192, False),  # a group of eight rows is not full
+        (9, 16, 512, False),  # 1,152 values, no multiple of 256
+    ],
+)
+def test_heads_are_packed_where_they_fill_their_places(
+    heads: int, rows: int, max_keys: int, packs: bool
+) -> None:
+    layout = KvLayout(rows, 1, 131072, 128, "f16")
+    spec = decode_attention(heads, layout, max_keys, 132, rows=rows, target="sm_90a", packs=True)
+    assert spec.packs == packs
+    assert not decode_attention(heads, layout, max_keys, 132, rows=rows).packs
+
+
+@pytest.mark.parametrize(("heads", "rows"), [(4, 12), (3, 16)])
+def test_what_does_not_fill_its_places_is_not_packed(heads: int, rows: int) -> None:
+    with pytest.raises(PtxgenError, match="attention packs groups of 8 rows"):
+        IncrementalAttention(heads, KvLayout(12, 1, 40, 64, "f16"), rows=rows, packs=True)

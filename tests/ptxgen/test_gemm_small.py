@@ -15,6 +15,8 @@ from urdir.ptxgen.kernels.linear.gemm_small import GemmSmall
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.weights.formats import FORMATS, Format
+from urdir.ptxgen.weights.packed import GROUP
+from urdir.ptxgen.weights.packed_few import pack_few, unpack_few
 
 RMS = Norm("rms", 1e-5)
 
@@ -52,6 +54,12 @@ def test_impossible_specs_are_refused() -> None:
         GemmSmall(Q8_0, 32, 64, summarised=True)
     with pytest.raises(PtxgenError, match="what has a residual"):
         GemmSmall(Q8_0, 32, 64, summarises=True, gated=True)
+    with pytest.raises(PtxgenError, match="one matrix and no norm"):
+        GemmSmall(Q4_K, 32, 256, packed=True, norm=RMS)
+    with pytest.raises(PtxgenError, match="one matrix and no norm"):
+        GemmSmall(Q4_K, 32, 256, packed=True, gated=True)
+    with pytest.raises(PtxgenError, match="multiples of 256 rows"):
+        GemmSmall(Q4_K, 320, 256, packs=True)
     with pytest.raises(PtxgenError, match="a summary of 40 rows"):
         GemmSmall(Q8_0, 40, 64, summarises=True, residual=True)
 
@@ -158,6 +166,7 @@ def test_what_is_not_finite_stays_in_its_vector(
         GemmSmall(FORMATS["Q5_1"], 40, 1888, batch=5, residual=True, split=4, groups=1),
         GemmSmall(Q4_K, 85, 2304, batch=4, split=2, groups=1, bias=True, norm=RMS, cluster=4),
         GemmSmall(Q6_K, 50, 1280, batch=3, gated=True, split=2, groups=1, cluster=2),
+        GemmSmall(Q4_K, 85, 1536, batch=7, residual=True, split=2, groups=1, packed=True),
     ],
     ids=str,
 )
@@ -170,6 +179,62 @@ def test_every_cut_gives_the_same_bits(
     other = dataclasses.replace(spec, **changes)
     first, second = (run_kernel(device, s, inputs)["y"] for s in (spec, other))
     np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        GemmSmall(Q4_K, 39, 1280, bias=True, batch=5, packed=True),
+        GemmSmall(Q6_K, 32, 1536, residual=True, batch=3, packed=True, split=4, groups=1),
+        GemmSmall(FORMATS["MXFP4"], 22, 608, batch=8, packed=True),
+    ],
+    ids=str,
+)
+def test_packed_vectors_get_the_same_bits_whatever_the_others_are(
+    device: Device, spec: GemmSmall
+) -> None:
+    """The others are NaN, also those beyond the batch."""
+    rng = np.random.default_rng(5)
+    x = rng.standard_normal((GROUP, spec.cols))
+    inputs = {**spec.make_inputs(rng), "x": pack_few(x)}
+    y, own = run_kernel(device, spec, inputs)["y"], spec.batch - 1
+    x[np.arange(GROUP) != own] = np.nan
+    alone = run_kernel(device, spec, {**inputs, "x": pack_few(x)})["y"]
+    np.testing.assert_array_equal(alone[own], y[own])
+    assert np.isnan(alone[:own]).all()
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        GemmSmall(Q4_K, 256, 512, batch=8, gated=True, norm=RMS, packs=True),
+        GemmSmall(Q8_0, 512, 96, batch=3, packs=True, tiles_each=5),
+    ],
+    ids=str,
+)
+def test_what_is_packed_are_the_sums_rounded_once(device: Device, spec: GemmSmall) -> None:
+    inputs = spec.make_inputs(np.random.default_rng(6))
+    packed = run_kernel(device, spec, inputs)["y"]
+    whole = dataclasses.replace(spec, packs=False)
+    y = run_kernel(device, whole, {k: v for k, v in inputs.items() if k != "y"})["y"]
+    expected = unpack_few(inputs["y"], GROUP, spec.rows)
+    expected[: spec.batch] = y
+    np.testing.assert_array_equal(packed, pack_few(expected))
+
+
+def test_a_lane_s_packed_values_lie_together() -> None:
+    """Column 32u + 4j + b, lane u % 4: bits of its place, in halves."""
+    x = np.arange(1.0, 3 * 512 + 1).reshape(3, 512)
+    few = pack_few(x).ravel()
+    for vector, column in ((0, 0), (2, 37), (1, 254), (2, 511), (0, 256 + 96 + 22)):
+        block, (u, rest) = column // 256, divmod(column % 256, 32)
+        j, b = divmod(rest, 4)
+        piece, lane = 4 * (u // 4) + j // 2, u % 4
+        at = (
+            2048 * block + 256 * piece + 32 * vector + 8 * lane + 4 * (j % 2) + 2 * (b % 2) + b // 2
+        )
+        assert few[at] * 16 == x[vector, column]
+    np.testing.assert_array_equal(unpack_few(pack_few(x), 3, 512), x)
 
 
 @pytest.mark.slow

@@ -54,7 +54,7 @@ def test_the_estimate_follows_what_was_measured(name: str) -> None:
         ("gate_up", 16, WgmmaCut(4, 16, 1, 1, 4, 3, 4)),
         ("gate_up", 64, WgmmaCut(4, 64, 1, 1, 3, 2, 4)),
         ("gate_up", 2048, WgmmaCut(2, 128, 1, 1, 3, 4, 1)),
-        ("down", 32, WgmmaCut(1, 32, 4, 2, 2, 2, 4)),
+        ("down", 32, WgmmaCut(1, 32, 2, 2, 4, 3, 4)),  # in a step; four splits in the sweep
         ("down", 512, WgmmaCut(2, 128, 1, 1, 3, 4, 1)),
     ],
 )

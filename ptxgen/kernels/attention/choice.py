@@ -97,15 +97,18 @@ def decode_attention(
     scores: Scores = PLAIN,
     token: OwnToken | None = None,
     target: str = "",
+    packs: bool = False,
 ) -> IncrementalAttention | FlashDecode:
     """The kernel for rows with positions below ``max_keys``, a bucket.
 
     Incremental attention for few keys (a window bounds them too), flash decoding otherwise. With a
     ``token`` the kernel prepares and appends the rows' own tokens, too; the choice is the same.
     With the device's native ``target`` it may be one in clusters, whose rows have fewer chunks.
+    ``packs`` asks for packed heads, which some shapes have: then the kernel ``packs``.
     Raises PtxgenError for shapes that no kernel handles.
     """
     incremental = IncrementalAttention(heads, layout, rows, scores, token)
+    incremental = replace(incremental, packs=packs and incremental.can_pack)
     if incremental.value_dim > WIDE and target:
         if Target.parse(target).sm < incremental.tensor_cores_since:
             incremental = replace(incremental, most_heads=1)
@@ -194,6 +197,7 @@ def split_attention(whole: IncrementalAttention, max_keys: int, sm_count: int) -
         ctas=max(1, ctas // (whole.layout.kv_heads * whole.tiles)),
         least=LEAST_KEYS,
         most=0 if whole.rows == 1 else MOST_KEYS * (1 + whole.rows // MANY_ROWS),
+        packs=whole.packs,
     )
 
 

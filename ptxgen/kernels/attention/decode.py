@@ -8,8 +8,10 @@ from typing import ClassVar
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.decode_cta import MAX_STATIC_SHARED, TILE_KEYS, DecodeCta
 from urdir.ptxgen.kernels.attention.rows_with_tokens import RowsWithTokens
-from urdir.ptxgen.spec import ceil_div
+from urdir.ptxgen.spec import Access, Array, Param, ceil_div
 from urdir.ptxgen.target import Target
+from urdir.ptxgen.weights.layout import TILE_COLS
+from urdir.ptxgen.weights.packed import GROUP, pack, packed_shape
 
 WARPS = 8
 #: Query heads that share one read of K and V. Eight take more registers than two CTAs an SM have.
@@ -35,9 +37,13 @@ class DecodeAttention(RowsWithTokens):
     an infinity in a key makes NaN. Elsewhere a lane group owns a key, a lane eight of its dims (two
     or three times eight beyond 256 dims). Where values are the end of keys, they are read once: of
     lanes always, of tensor cores if a ring has room.
+
+    With ``packs`` the output is what the next product takes: rows of heads * value_dim values as
+    packed f16 (`weights.packed`); see `can_pack`.
     """
 
     most_heads: int = MAX_TILE
+    packs: bool = False
 
     #: Whether a CTA takes a chunk of a row's keys, which may be without the row's own token.
     splits_keys: ClassVar[bool] = False
@@ -46,6 +52,28 @@ class DecodeAttention(RowsWithTokens):
         super().__post_init__()
         if self.most_heads not in (1, 2, MAX_TILE):
             raise PtxgenError(f"most_heads {self.most_heads}: 1, 2 or {MAX_TILE}")
+        if self.packs and not self.can_pack:
+            raise PtxgenError(
+                f"attention packs groups of {GROUP} rows, of which each has a multiple of "
+                f"{TILE_COLS} values: not {self.rows} with {self.heads} heads of {self.value_dim}"
+            )
+
+    @property
+    def can_pack(self) -> bool:
+        """Whether there is a form with ``packs``: nobody clears places that no value has."""
+        return self.rows % GROUP == 0 and self.heads * self.value_dim % TILE_COLS == 0
+
+    @property
+    def out_param(self) -> Param:
+        """The output."""
+        if not self.packs:
+            return Param("out", "f32", ("rows", "heads", "value_dim"), Access.OUT)
+        shape = packed_shape(self.rows, self.heads * self.value_dim)
+        return Param("out", "f16", shape, Access.OUT)
+
+    def finished(self, out: Array) -> Array:
+        """The output, made of the heads (rows, heads, value_dim)."""
+        return pack(out.reshape(self.rows, -1)) if self.packs else out
 
     @property
     def lanes(self) -> int:
@@ -162,14 +190,16 @@ class DecodeAttention(RowsWithTokens):
         dims. A soft-cap adds the error of tanh (4e-7)
         times the cap. A rope adds the error of sines (2^-20.5), in every term of a score; a norm or
         a temperature that of its factor (2^-22), ALiBi that of its slope, times the distance of
-        keys that still count.
+        keys that still count. Packed values are rounded to f16.
         """
         turned = 3e-5 * max(1.0, self.rope.magnitude) ** 2 if self.rope else 0.0
         factor = 1e-5 if self.token and (self.token.qk_norm or self.token.temperature) else 0.0
         slope = 1e-5 if self.scores.max_bias else 0.0
         parts = {"bf16": 4 * 2.0**-16, "q8_0": 2.0**-11}.get(self.layout.dtype, 0.0)
         cap = 4e-7 * self.scores.softcap
-        return 5e-6 + cap + turned + factor + slope + (parts if self.suits_tensor_cores else 0.0)
+        rounded = 2.0**-11 if self.packs else 0.0
+        products = parts if self.suits_tensor_cores else 0.0
+        return 5e-6 + cap + turned + factor + slope + products + rounded
 
     def flops(self) -> int:
         """At full length: two products and about eight operations of softmax a key."""

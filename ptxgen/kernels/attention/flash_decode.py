@@ -162,7 +162,7 @@ class FlashDecode(DecodeAttention):
             *self.input_params,
             *self.sink_params,
             *split,
-            Param("out", "f32", ("rows", "heads", "value_dim"), Access.OUT),
+            self.out_param,
         )
 
     @property
@@ -186,7 +186,7 @@ class FlashDecode(DecodeAttention):
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         inputs, caches = self.appended(inputs)
-        out = {"out": self.attend(inputs)} | caches
+        out = {"out": self.finished(self.attend(inputs))} | caches
         if self.chunks == 1:
             return out
         partial, softmax = inputs["partial"].copy(), inputs["softmax"].copy()

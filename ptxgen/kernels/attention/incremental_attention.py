@@ -17,7 +17,7 @@ from urdir.ptxgen.kernels.attention.own_token import (
 )
 from urdir.ptxgen.kernels.attention.scores import Scores
 from urdir.ptxgen.kernels.rotation import Rotation
-from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance
+from urdir.ptxgen.spec import Array, LaunchShape, Param, Tolerance
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class IncrementalAttention(DecodeAttention):
         return (
             *self.input_params,
             *self.sink_params,
-            Param("out", "f32", ("rows", "heads", "value_dim"), Access.OUT),
+            self.out_param,
         )
 
     @property
@@ -55,7 +55,7 @@ class IncrementalAttention(DecodeAttention):
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         inputs, caches = self.appended(inputs)
-        return {"out": self.attend(inputs)} | caches
+        return {"out": self.finished(self.attend(inputs))} | caches
 
     @classmethod
     def examples(cls) -> Mapping[str, IncrementalAttention]:
@@ -271,6 +271,8 @@ class IncrementalAttention(DecodeAttention):
                 rows=2,
                 token=OwnToken(Rotation(64, "half"), V_NORM, appends=False, qk_norm_over="row"),
             ),
+            "packs": cls(4, KvLayout(8, 2, 20, 64, "f16"), rows=8, token=half, packs=True),
+            "packs seven heads": cls(7, KvLayout(2, 1, 9, 256, "f32"), rows=8, packs=True),
             "rope many rows": cls(4, KvLayout(4, 2, 70, 64, "f16"), rows=5, token=half),
         }
 

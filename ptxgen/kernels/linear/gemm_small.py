@@ -1,4 +1,4 @@
-"""Matrix products (GEMM) of 1 to 8 vectors with quantised weights, on integer tensor cores."""
+"""Matrix products (GEMM) of 1 to 8 vectors with quantised weights, on tensor cores."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.linear.balance import balanced
 from urdir.ptxgen.kernels.linear.cut import Cut, Footprint, cut_launch, even_tiles
-from urdir.ptxgen.kernels.linear.spec import MAX_BATCH, odd_cols
+from urdir.ptxgen.kernels.linear.few_examples import few_examples
+from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 from urdir.ptxgen.kernels.linear.tiled import TiledSpec
-from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.summary import SUMMARY, summary
 from urdir.ptxgen.spec import Access, Array, Param, Tolerance, ceil_div
-from urdir.ptxgen.weights.formats import FORMATS
-from urdir.ptxgen.weights.layout import TILE_COLS, TILE_UNITS, Layout
+from urdir.ptxgen.target import since
+from urdir.ptxgen.weights.halves import Halves
+from urdir.ptxgen.weights.layout import TILE_COLS, TILE_UNITS
+from urdir.ptxgen.weights.packed import GROUP
+from urdir.ptxgen.weights.packed_few import few_shape, pack_few, unpack_few
 from urdir.ptxgen.weights.tiles import Tile
 
 #: How many of a block's last tiles a warp loads only after its next block's activations, which
@@ -30,12 +32,16 @@ LATE_TILES = 2
 
 @dataclass(frozen=True)
 class GemmSmall(TiledSpec):
-    """1 to 8 activation vectors times quantised weights, on integer tensor cores.
+    """1 to 8 activation vectors times quantised weights, on tensor cores.
 
     Activations (after ``norm``) are rounded to 16-bit multiples of the largest in each 256 columns,
     relative error 3e-5. Products are exact, and so are the sums of a row's 256 columns if the
     type's group scales are integers; other sums are f32. y[b] has the same bits in every batch,
     whatever the other vectors are.
+
+    ``packed``: x is packed f16 (`weights.packed_few`), weights are rounded to f16 as in
+    `PackedProduct`, sums are f32. ``packs``: y is packed for such a product; vectors beyond the
+    batch stay as they were.
 
     ``summarises``, with a residual: the launch begins the norm that follows. It leaves ``scaled``,
     y times the weights ``next_norm``, and a summary: of every 16 values the largest of these, and
@@ -44,13 +50,17 @@ class GemmSmall(TiledSpec):
 
     Raises PtxgenError for other batches, for unquantised types, for ``summarises`` without a
     residual or with rows that are no multiple of 16, and for ``summarised`` without
-    an RMSNorm with weights. Norms that subtract the mean or add a bias are refused, too.
+    an RMSNorm with weights. Norms that subtract the mean or add a bias are refused, too; so are
+    ``packed`` x of a norm or of several matrices, and ``packs`` with a residual, with several
+    matrices, or with rows that are no multiple of 256.
     """
 
     resident: int = 1  # before sm_90 no launch starts early, and the registers are needed
     batch: int = MAX_BATCH
     summarised: bool = False
     summarises: bool = False
+    packed: bool = False
+    packs: bool = False
 
     name = "gemm_small"
     template = ("urdir.templates", "gemm_small.ptx.j2")
@@ -66,7 +76,15 @@ class GemmSmall(TiledSpec):
             raise PtxgenError("gemm_small: it summarises what has a residual")
         if self.summarises and self.rows % SUMMARY:
             raise PtxgenError(f"gemm_small: a summary of {self.rows} rows: multiples of {SUMMARY}")
+        if self.packed and (self.norm or self.gated or self.others):
+            raise PtxgenError("gemm_small: packed activations have one matrix and no norm")
+        if self.packs and (self.residual or self.others or self.rows % TILE_COLS):
+            raise PtxgenError(f"gemm_small: it packs multiples of {TILE_COLS} rows of one product")
         super().__post_init__()
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return since(80) if self.packed and self.cluster == 1 else super().targets
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -80,6 +98,12 @@ class GemmSmall(TiledSpec):
             params.append(Param("next_norm", "f32", ("rows",), Access.IN))
             params.append(Param("scaled", "f32", ("batch", "rows"), Access.OUT))
             params.append(Param("y_summary", "f32", shape, Access.OUT))
+        if self.packed:
+            of_x = Param("x", "f16", few_shape(self.cols), Access.IN)
+            params = [of_x if p.name == "x" else p for p in params]
+        if self.packs:
+            of_y = Param("y", "f16", few_shape(self.rows), Access.INOUT)
+            params = [of_y if p.name == "y" else p for p in params]
         return tuple(params)
 
     @property
@@ -88,6 +112,8 @@ class GemmSmall(TiledSpec):
         return super().scales_x and not self.summarised
 
     def multiplied(self, **inputs: Any) -> Array:
+        if self.packed:
+            return unpack_few(inputs["x"], self.batch, self.cols)
         if self.norm is None or not self.summarised:
             return super().multiplied(**inputs)
         squares = inputs["x_summary"][1].astype(np.float64).sum(axis=1, keepdims=True)
@@ -99,6 +125,10 @@ class GemmSmall(TiledSpec):
         if self.summarises:
             outputs["scaled"] = outputs["y"] * inputs["next_norm"]
             outputs["y_summary"] = summary(outputs["scaled"], outputs["y"])
+        if self.packs:
+            y = unpack_few(inputs["y"], GROUP, self.rows)
+            y[: self.batch] = outputs["y"]
+            outputs["y"] = pack_few(y)
         return outputs
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
@@ -107,6 +137,10 @@ class GemmSmall(TiledSpec):
             norm = rng.standard_normal(self.cols).astype(np.float32)
             scaled = inputs["x"] * norm
             inputs |= {"x": scaled, "x_summary": summary(scaled, inputs["x"])}
+        if self.packed:
+            inputs["x"] = pack_few(rng.standard_normal((self.batch, self.cols)))
+        if self.packs:
+            inputs["y"] = pack_few(rng.standard_normal((GROUP, self.rows)))
         return inputs
 
     @cached_property
@@ -122,10 +156,15 @@ class GemmSmall(TiledSpec):
             warp_activations=4 * TILE_COLS if self.scales_x else 0,  # the norm's weights of a block
             partials=None,
         )
-        cut = cut_launch(self, self.layouts, footprint, self._tiles, self.pair, even=False)
+        cut = cut_launch(
+            *(self, self.layouts, footprint, self._tiles, self.pair),
+            even=False,
+            as_halves=self.packed,
+        )
         # No sharers where x is normalised: each would count the squares of the block.
         sharers = 1 if self.normed else _sharers(cut)
-        late = self.pair * _late_rounds(cut, self.pair, sharers)
+        # Packed activations are loaded a block ahead.
+        late = 0 if self.packed else self.pair * _late_rounds(cut, self.pair, sharers)
         # One tile at a time is in flight: with more, the activations of several vectors would wait.
         # On an H200 a step of 4 sequences of an 8B Q4_K_M model takes 1.68 ms with one tile, 1.74
         # with two; a step of 8 sequences 1.85 and 1.88.
@@ -142,9 +181,9 @@ class GemmSmall(TiledSpec):
 
     @property
     def _slot_nbytes(self) -> int:
-        tiles = [Tile(Layout(fmt, 1, self.cols)) for fmt in self.formats]
+        tiles = [Tile(layout, self.packed) for layout in self.layouts]
         alignment = max(tile.alignment for tile in tiles)
-        return ceil_div(max(layout.tile_nbytes for layout in self.layouts), alignment) * alignment
+        return ceil_div(max(tile.nbytes for tile in tiles), alignment) * alignment
 
     @property
     def late_rounds(self) -> int:
@@ -155,8 +194,9 @@ class GemmSmall(TiledSpec):
     @property
     def lane_vectors(self) -> int:
         """Vectors of which a lane has sums, those of two columns of an ``mma``. Up to four vectors
-        have two columns, of high and of low bytes; more have one, and an ``mma`` for each byte."""
-        return 1 if self.batch <= MAX_BATCH // 2 else 2
+        have two columns, of high and of low bytes; more have one, and an ``mma`` for each byte;
+        packed ones have one."""
+        return 1 if self.batch <= MAX_BATCH // 2 and not self.packed else 2
 
     @property
     def sum_lanes(self) -> int:
@@ -189,111 +229,16 @@ class GemmSmall(TiledSpec):
         3.0 if they are standard normal, 5.0 if they are products of two such (with ``norm``). The
         RMS error, 1 / sqrt(12) of a multiple, is 3e-5 or 5e-5 of them. The worst of many products
         is off by as much of the largest product, of few by three times that. Gated, the relative
-        errors of both factors add up.
+        errors of both factors add up. Packed ones: see `PackedProduct`.
         """
-        return Tolerance(rtol=3e-4 if self.f else 1.5e-4, atol=5e-4)
+        packing = 2.0**-11 * self.packs
+        if self.packed:
+            return Tolerance(rtol=2.0**-11 * Halves(self.format).roundings + packing + 1e-5)
+        return Tolerance(rtol=(3e-4 if self.f else 1.5e-4) + packing, atol=5e-4)
 
     @classmethod
     def examples(cls) -> Mapping[str, GemmSmall]:
-        rms, fine = Norm("rms", 1e-5), Norm("rms", 1e-6)
-        quantised = [f for f in FORMATS.values() if not f.is_float]
-        q8, q4_k, q6_k, q5_0 = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "Q5_0"))
-        each = {
-            f.name: cls(f, 16 + 9 * i, odd_cols(f), bias=i % 2 == 0, batch=1 + i % 8)
-            for i, f in enumerate(quantised)
-        }
-        wide = {
-            f"{f.name} wide": cls(
-                f, 33, 1024, batch=8 - i % 8, residual=i % 2 == 0, tiles_each=1 + i % 3
-            )
-            for i, f in enumerate(quantised)
-        }
-        return {
-            "smallest": cls(q8, 3, 32, batch=2),
-            **each,
-            **wide,
-            "norm in passes": cls(
-                q4_k, 40, 2304, norm=rms, split=2, tiles_each=3, per_pass=2, bias=True
-            ),
-            "gated norm": cls(q4_k, 40, 768, gated=True, norm=rms, batch=4),
-            "gated split Q6_K": cls(
-                q6_k, 23, 1536, gated=True, batch=3, split=2, groups=1, stages=2
-            ),
-            "gated Q5_0": cls(
-                q5_0, 17, 1376, gated=True, norm=fine, batch=7, stages=3, tiles_each=2
-            ),
-            "norm, three matrices": cls(
-                q4_k, 64, 1024, norm=rms, others=((q6_k, 17), (q8, 5)), batch=5, tiles_each=2
-            ),
-            "residual long rows": cls(q4_k, 9, 4864, residual=True, batch=8, stages=4),
-            "norm Q6_K": cls(q6_k, 20, 1280, norm=fine, batch=3, split=1, groups=2),
-            "split Q5_0": cls(q5_0, 40, 1376, batch=5, split=2, groups=1, tiles_each=2),
-            "cluster residual": cls(q4_k, 40, 2304, residual=True, batch=8, cluster=2),
-            "cluster of 4 norm in passes": cls(
-                q4_k, 40, 4352, bias=True, norm=rms, batch=5, cluster=4, tiles_each=4, per_pass=2
-            ),
-            "cluster gated norm": cls(
-                q6_k, 50, 1280, gated=True, norm=fine, batch=3, cluster=2, split=1, groups=2
-            ),
-            "cluster norm, two matrices": cls(
-                q4_k, 35, 768, norm=rms, others=((q8, 17),), batch=2, cluster=2
-            ),
-            "gated norm in passes": cls(
-                q4_k, 70, 1280, gated=True, norm=rms, split=2, groups=1, tiles_each=5, per_pass=3
-            ),
-            "residual split Q6_K": cls(
-                q6_k, 70, 1280, residual=True, batch=4, split=2, groups=1, tiles_each=5
-            ),
-            "norm in passes Q8_0": cls(q8, 70, 480, norm=rms, batch=6, tiles_each=5, per_pass=2),
-            "summarises": cls(q8, 48, 288, residual=True, batch=5, summarises=True),
-            "summarised gated": cls(q4_k, 48, 1280, gated=True, norm=rms, summarised=True, batch=7),
-            "cluster summarises": cls(
-                q6_k, 80, 1280, residual=True, batch=3, cluster=2, summarises=True, tiles_each=2
-            ),
-            "cluster summarised": cls(
-                q4_k, 40, 768, norm=rms, others=((q8, 17),), batch=4, cluster=2, summarised=True
-            ),
-            "summarised Q5_0": cls(
-                q5_0, 48, 1376, norm=fine, batch=2, split=2, groups=1, summarised=True
-            ),
-            "summarises in passes": cls(
-                q4_k, 80, 2304, residual=True, split=2, tiles_each=5, per_pass=3, summarises=True
-            ),
-            "split in 4": cls(
-                q4_k, 50, 1536, residual=True, batch=4, split=4, groups=1, tiles_each=4
-            ),
-            "split in 4 Q6_K": cls(
-                q6_k, 80, 2560, batch=7, split=4, groups=2, tiles_each=4, stages=3
-            ),
-            "cluster split in 4": cls(
-                q8, 80, 2464, bias=True, batch=2, split=4, groups=1, tiles_each=4, cluster=2
-            ),
-            "norm without weight": cls(
-                q4_k,
-                40,
-                768,
-                norm=Norm("rms", 1e-6, weight=False),
-                batch=3,
-                softcap=160.0,
-                scale=0.25,
-            ),
-            "gated with biases": cls(
-                q8, 40, 512, gated=True, bias=True, batch=6, activation=Activation("gelu")
-            ),
-            "residual, bias, scale": cls(
-                q8, 40, 288, bias=True, residual=True, scale=0.22, batch=5, cluster=1
-            ),
-            "summarises with bias": cls(
-                q8, 48, 288, bias=True, residual=True, batch=4, summarises=True
-            ),
-            "some biases": cls(
-                q4_k, 35, 512, bias=(False, True), others=((q8, 17),), batch=5, clamp=300.0
-            ),
-            "activation": cls(q5_0, 20, 96, batch=2, bias=True, activation=Activation("relu2")),
-            "balanced matrices": cls(
-                q4_k, 160, 1024, norm=rms, others=((q6_k, 32), (q8, 50)), batch=3, sms=9
-            ),
-        }
+        return few_examples(cls)
 
 
 def _late_rounds(cut: Cut, pair: int, sharers: int) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from urdir.ptxgen.kernels.pairs import most_places, most_tiles
+from urdir.ptxgen.weights.fields import Plane
 from urdir.ptxgen.weights.formats import Format
 from urdir.ptxgen.weights.halves import Halves
 from urdir.ptxgen.weights.layout import Layout
@@ -72,6 +73,10 @@ class PackedPart:
         """Bytes from a band's tile to the next in a stage."""
         wanted, at = self.halves.skew, self.layout.tile_nbytes
         return at + (wanted - at) % 128
+
+    def second_row(self, plane: Plane) -> int:
+        """Bytes from an item of a plane to that eight rows below in an operand."""
+        return 2 * self.stride
 
     @property
     def rows(self) -> int:

@@ -14,7 +14,8 @@ from urdir.ptxgen.kernels.linear.packed_tiling import PackedTiling
 from urdir.ptxgen.kernels.pairs import grouped, random_choice
 from urdir.ptxgen.kernels.rescale import bounded
 from urdir.ptxgen.spec import Access, Array, Param, Tolerance, ceil_div
-from urdir.ptxgen.weights.formats import Format, random_blocks
+from urdir.ptxgen.weights.formats import random_blocks
+from urdir.ptxgen.weights.halves import Halves
 from urdir.ptxgen.weights.packed import GROUP, pack, packed_shape, unpack
 
 
@@ -84,14 +85,8 @@ class PackedProduct(PackedTiling):
         all others: it is rounded, and so are its scale and its minimum, if they are products; with
         a minimum, both are larger than the weight. A packed y is rounded once more, the error of a
         gate and of its other factor add up."""
-        roundings = max(self._roundings(fmt) for fmt in self.formats)
+        roundings = max(Halves(fmt).roundings for fmt in self.formats)
         return Tolerance(rtol=2.0**-11 * (self.pair * roundings + self.packs) + 1e-5)
-
-    @staticmethod
-    def _roundings(fmt: Format) -> int:
-        if fmt.is_float:
-            return 1 if fmt.has_powers else 0
-        return 1 + fmt.has("scale") + 2 * fmt.has_minimums
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         if self.mixture is not None:

@@ -98,9 +98,11 @@ class LinearSpec(Ends):
 
     #: Subclasses have this as a field, or take one vector.
     batch = 1
-    #: See `GemmSmall`, which has these as fields; others neither read nor write summaries.
+    #: See `GemmSmall`, which has these as fields; others have neither summaries nor packed vectors.
     summarised = False
     summarises = False
+    packed = False
+    packs = False
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.cols < 1:

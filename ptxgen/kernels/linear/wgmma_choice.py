@@ -16,6 +16,10 @@ A CTA takes about 0.25 us and 4.1 ns a vector for each 64 rows x 256 columns, if
 enough: one alone takes three times as long. A cluster of two costs 2.2 us; of four, more than it
 gives.
 
+Four warpgroups take nearly all registers of an SM: the CTAs of the next launch, which often norms
+and packs, begin after them. A step of 32 rows of an 8B Q4_K_M model takes 2.19 ms with four splits
+of attention output and down, which are in clusters, with two 2.10.
+
 Of a mixture of 128 experts (qwen3-30b-a3b: 8 of them, 2 x 768 x 2048 Q4_K, 2048 x 768 Q6_K), us
 up and down: 49 and 42 with 16 rows, 71 and 56 with 64, in tiles of 16 pairs, two CTAs of 128 rows
 on an SM (one takes a third longer); 105 and 84 with 512 rows (tiles of 64, 256 rows of weights);
@@ -45,6 +49,8 @@ FEW, MOST = 64, 128
 RINGS = ((4, 3, 4), (3, 2, 4), (2, 2, 4), (3, 4, 1), (2, 4, 1), (2, 3, 1), (1, 3, 1))
 #: us: of a CTA for a tile of an operand, per vector, of a warpgroup alone, and of a cluster.
 TILE, PER_VECTOR, ALONE, ALONE_PER_VECTOR, CLUSTER = 0.25, 0.0041, 0.7, 0.002, 2.2
+#: us by which four splits in a cluster must be faster than two.
+CROWDED = 0.1
 #: The same for tiles of mixtures, and us from a CTA's begin to its first product, and from its last
 #: one to its end.
 EXPERT_SHAPES = ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2))
@@ -73,7 +79,8 @@ def estimate(product: GemmWgmma, sms: int) -> float:
     tiles = cut.row_groups * ceil_div(product.row_tiles, cut.cluster)
     together = TILE + PER_VECTOR * cut.vectors
     alone = (ALONE + ALONE_PER_VECTOR * cut.vectors) / cut.warpgroups
-    return waves * tiles * max(together, alone) + (CLUSTER if cut.cluster > 1 else 0.0)
+    apart = CLUSTER + (CROWDED if cut.splits > 2 else 0.0) if cut.cluster > 1 else 0.0
+    return waves * tiles * max(together, alone) + apart
 
 
 def _estimate_of_experts(product: GemmWgmma, mixture: Mixture, sms: int) -> float:

@@ -22,6 +22,7 @@ from urdir.model.engine.step import build_plan
 from urdir.model.families.stored import StoredVector
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Matrix
+from urdir.model.verify.conformance import relative_rms
 from urdir.ptxgen.kernels.linear.choice import Limits
 from urdir.ptxgen.kernels.linear.gemv import Gemv
 from urdir.ptxgen.kernels.linear.spec import LinearSpec
@@ -195,6 +196,20 @@ def test_rows_of_several_blocks_are_shared_by_pairs_of_ctas(engine: Engine) -> N
         assert [product.launch_shape.cluster[0] for product in products(plan)] == wanted
 
 
+@pytest.mark.parametrize(("rows", "packed"), [(2, False), (4, True), (8, True)])
+def test_a_network_s_activations_are_packed_from_three_rows_on(
+    engine: Engine, rows: int, packed: bool
+) -> None:
+    settings = SessionSettings(KEYS, sequences=rows)
+    with Session(engine.device, engine.weights, settings) as session:
+        plan = build_plan(session.parts, StepShape(rows, KEYS, Output.GREEDY))
+    for launch in (op for op in plan if isinstance(op, Launch)):
+        kernel, label = launch.kernel, launch.label
+        if isinstance(kernel, LinearSpec):
+            assert kernel.packs == (packed and label.endswith("ffn_gate_up"))
+            assert kernel.packed == (packed and label.endswith("ffn_down"))
+
+
 def test_a_prompt_step_takes_packed_activations(engine: Engine) -> None:
     """Sums, gates and packing are at the end of products and of attention."""
     plan = build_plan(engine.session.parts, StepShape(16, KEYS, Output.NONE, prompt=16))
@@ -202,6 +217,31 @@ def test_a_prompt_step_takes_packed_activations(engine: Engine) -> None:
         *("pack", "gemm_wgmma", "prepare_tokens", "prefill_wgmma"),
         *("gemm_wgmma", "pack", "gemm_wgmma", "gemm_wgmma"),
     ]
+
+
+def test_a_decode_step_of_many_rows_takes_packed_activations() -> None:
+    """Attention packs them for the product after it."""
+    with Engine.open(str(PATH), device="emulator", context=16, sequences=9) as engine:
+        plan = build_plan(engine.session.parts, StepShape(16, 16, Output.GREEDY))
+    assert [kernel for _, kernel in layer(plan, 0)] == [
+        *("pack", "gemm_wgmma", "incremental_attention", "gemm_wgmma"),
+        *("pack", "gemm_wgmma", "gemm_wgmma"),
+    ]
+
+
+@pytest.mark.slow
+def test_many_sequences_get_what_each_gets_alone() -> None:
+    """Which rounds activations to integers, not to f16."""
+    with Engine.open(str(PATH), device="emulator", context=16, sequences=10) as engine:
+        session = engine.session
+        for first, sequences in ((3, range(9)), (7, [9])):
+            for sequence in sequences:
+                session.feed([first + sequence % 9, 141], sequence)
+            session.forward_gpu_resident(sequences)
+        for sequence in range(10):
+            session.feed([min(7 * sequence, 28)], sequence)
+        together, alone = (session.forward_gpu_resident(of) for of in (range(9), [9]))
+    assert relative_rms(together[4], alone[0]) < 2e-3
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90"])
