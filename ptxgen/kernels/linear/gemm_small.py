@@ -12,7 +12,7 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.balance import balanced
 from urdir.ptxgen.kernels.linear.cut import Cut, Footprint, cut_launch, even_tiles
-from urdir.ptxgen.kernels.linear.few_examples import few_examples
+from urdir.ptxgen.kernels.linear.gemm_small_examples import gemm_small_examples
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 from urdir.ptxgen.kernels.linear.tiled import TiledSpec
 from urdir.ptxgen.kernels.summary import SUMMARY, summary
@@ -238,7 +238,7 @@ class GemmSmall(TiledSpec):
 
     @classmethod
     def examples(cls) -> Mapping[str, GemmSmall]:
-        return few_examples(cls)
+        return gemm_small_examples(cls)
 
 
 def _late_rounds(cut: Cut, pair: int, sharers: int) -> int:

@@ -1,20 +1,19 @@
-"""Examples of `GemmSmall`."""
+"""Examples of `GemmSmall`, which ``cls`` makes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TypeVar
 
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.linear.spec import odd_cols
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.weights.formats import FORMATS
 
-if TYPE_CHECKING:
-    from urdir.ptxgen.kernels.linear.gemm_small import GemmSmall
+S = TypeVar("S")
 
 
-def few_examples(cls: type[GemmSmall]) -> Mapping[str, GemmSmall]:
+def gemm_small_examples(cls: Callable[..., S]) -> dict[str, S]:
     """Each type, and each way to cut, to begin and to end a product."""
     rms, fine = Norm("rms", 1e-5), Norm("rms", 1e-6)
     quantised = [f for f in FORMATS.values() if not f.is_float]
