@@ -25,7 +25,7 @@ class LinearRequests(StreamNorms):
 
     ``exact`` keeps activations f32; else few rows are rounded to 16-bit integers (where the weights
     are quantised), one row by groups of 32, several by groups of 256; many are rounded to f16, and
-    so is what three and more leave for the next product.
+    so is what four and more leave for the next product.
     """
 
     exact: bool

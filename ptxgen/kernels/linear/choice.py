@@ -30,7 +30,7 @@ CLUSTERED_TILES = 6
 #: From how many vectors on products without a norm take packed activations. On an H200 a step of 2,
 #: 4 and 8 sequences of an 8B Q4_K_M model takes 1.348, 1.387 and 1.550 ms if the down matrices do
 #: so, else 1.342, 1.400 and 1.648.
-PACKED_FROM = 3
+PACKED_FROM = 4
 #: Fields of a request that `Gemv` alone knows.
 GEMV_ALONE = ("after", "gate", "gained", "then", "gives")
 
