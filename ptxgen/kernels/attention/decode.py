@@ -8,10 +8,10 @@ from typing import ClassVar
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.decode_cta import MAX_STATIC_SHARED, TILE_KEYS, DecodeCta
 from urdir.ptxgen.kernels.attention.rows_with_tokens import RowsWithTokens
-from urdir.ptxgen.spec import Access, Array, Param, ceil_div
+from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.target import Target
 from urdir.ptxgen.weights.layout import TILE_COLS
-from urdir.ptxgen.weights.packed import GROUP, pack, packed_shape
+from urdir.ptxgen.weights.packed import GROUP
 
 WARPS = 8
 #: Query heads that share one read of K and V. Eight take more registers than two CTAs an SM have.
@@ -62,18 +62,6 @@ class DecodeAttention(RowsWithTokens):
     def can_pack(self) -> bool:
         """Whether there is a form with ``packs``: nobody clears places that no value has."""
         return self.rows % GROUP == 0 and self.heads * self.value_dim % TILE_COLS == 0
-
-    @property
-    def out_param(self) -> Param:
-        """The output."""
-        if not self.packs:
-            return Param("out", "f32", ("rows", "heads", "value_dim"), Access.OUT)
-        shape = packed_shape(self.rows, self.heads * self.value_dim)
-        return Param("out", "f16", shape, Access.OUT)
-
-    def finished(self, out: Array) -> Array:
-        """The output, made of the heads (rows, heads, value_dim)."""
-        return pack(out.reshape(self.rows, -1)) if self.packs else out
 
     @property
     def lanes(self) -> int:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.kv_layout import KvDtype, KvLayout
 from urdir.ptxgen.kernels.attention.prompt import PromptAttention
 from urdir.ptxgen.kernels.attention.scores import Scores
-from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
+from urdir.ptxgen.spec import LaunchShape, Tolerance, ceil_div
 from urdir.ptxgen.weights.layout import TILE_COLS
-from urdir.ptxgen.weights.packed import GROUP, pack, packed_shape
+from urdir.ptxgen.weights.packed import GROUP
 
 #: Threads of a warpgroup, and the queries that it multiplies: the height of a wgmma.
 WARPGROUP, WARPGROUP_QUERIES = 128, 64
@@ -108,13 +107,6 @@ class PrefillWgmma(PromptAttention):
         return fills and self.value_dim % (32 * self.parts) == 0
 
     @property
-    def out_param(self) -> Param:
-        if not self.packs:
-            return super().out_param
-        shape = packed_shape(self.rows, self.heads * self.value_dim)
-        return Param("out", "f16", shape, Access.OUT)
-
-    @property
     def packed_groups(self) -> int:
         """Groups of eight packed rows; those beyond ``rows`` are zeros."""
         return ceil_div(self.rows, GROUP)
@@ -133,10 +125,6 @@ class PrefillWgmma(PromptAttention):
     def tolerance(self) -> Tolerance:
         attention = super().tolerance
         return replace(attention, rtol=attention.rtol + 2**-11) if self.packs else attention
-
-    def reference(self, **inputs: Any) -> dict[str, Array]:
-        out = self.attend(inputs)
-        return {"out": pack(out.reshape(self.rows, -1)) if self.packs else out}
 
     @staticmethod
     def serves(layout: KvLayout) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.spec import AttentionSpec
-from urdir.ptxgen.spec import Access, Array, Param, Tolerance, ceil_div
+from urdir.ptxgen.spec import Array, Param, Tolerance, ceil_div
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,6 @@ class PromptAttention(AttentionSpec):
         )
 
     @property
-    def out_param(self) -> Param:
-        """The output."""
-        return Param("out", "f32", ("rows", "heads", "value_dim"), Access.OUT)
-
-    @property
     def queries(self) -> int:
         """Queries of a tile: pairs of a row and one of the heads that share a KV head."""
         raise NotImplementedError
@@ -75,7 +70,7 @@ class PromptAttention(AttentionSpec):
         return Tolerance(rtol=roundings * 2**-11)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        return {"out": self.attend(inputs)}
+        return {"out": self.finished(self.attend(inputs))}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """A chunk at a random place of a random sequence, often with an idle tail."""

@@ -12,6 +12,7 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.scores import PLAIN, Scores
 from urdir.ptxgen.spec import Access, Array, KernelSpec, Param
+from urdir.ptxgen.weights.packed import pack, packed_shape
 
 #: The most values of a head, of keys and of values.
 MAX_HEAD_DIM = 576
@@ -106,6 +107,22 @@ class AttentionSpec(KernelSpec):
             Param("sequence", "u32", ("rows",), Access.IN),
             Param("position", "u32", ("rows",), Access.IN),
         )
+
+    @property
+    def packs(self) -> bool:
+        """Whether the output is packed f16 (`weights.packed`), as the next product takes it."""
+        return False
+
+    @property
+    def out_param(self) -> Param:
+        """The output: a row's heads, which are one vector where they are packed."""
+        if not self.packs:
+            return Param("out", "f32", ("rows", "heads", "value_dim"), Access.OUT)
+        return Param("out", "f16", packed_shape(self.rows, self.heads * self.value_dim), Access.OUT)
+
+    def finished(self, out: Array) -> Array:
+        """The output, made of the heads (rows, heads, value_dim)."""
+        return pack(out.reshape(self.rows, -1)) if self.packs else out
 
     @property
     def sink_params(self) -> tuple[Param, ...]:
