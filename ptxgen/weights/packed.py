@@ -74,8 +74,8 @@ def pack(x: npt.NDArray[Any]) -> Array:
 def unpack(packed: npt.NDArray[Any], rows: int, cols: int) -> npt.NDArray[np.float64]:
     """The other way, (rows, cols) f64."""
     slices, groups = packed.shape[:2]
-    by_row = packed.transpose(1, 3, 0, 2, 4).reshape(groups * GROUP, -1, TILE_COLS)
+    by_row = packed.transpose(1, 3, 0, 2, 4).reshape(groups * GROUP, -1, TILE_COLS)[:rows]
     columns = np.empty(by_row.shape)
     columns[:, :, columns_by_place()] = by_row.astype(np.float64) / SCALE
-    found: npt.NDArray[np.float64] = columns.reshape(groups * GROUP, slices * SLICE)[:rows, :cols]
+    found: npt.NDArray[np.float64] = columns.reshape(rows, slices * SLICE)[:, :cols]
     return found

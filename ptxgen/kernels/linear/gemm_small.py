@@ -126,9 +126,9 @@ class GemmSmall(TiledSpec):
             outputs["scaled"] = outputs["y"] * inputs["next_norm"]
             outputs["y_summary"] = summary(outputs["scaled"], outputs["y"])
         if self.packs:
-            y = unpack_few(inputs["y"], GROUP, self.rows)
-            y[: self.batch] = outputs["y"]
-            outputs["y"] = pack_few(y)
+            y = inputs["y"].copy()  # vectors beyond the batch stay as they were
+            y[:, :, : self.batch] = pack_few(outputs["y"])[:, :, : self.batch]
+            outputs["y"] = y
         return outputs
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
