@@ -156,8 +156,8 @@ def test_a_scan_of_single_rows_takes_no_segments_and_one_of_prompts_some() -> No
         replace(prompt, segments=0)
     with pytest.raises(PtxgenError, match="prefill_scan"):
         replace(of_single_rows(prompt), segments=1)
-    with pytest.raises(PtxgenError, match="1 to 8"):
-        replace(prompt, warps=9)
+    with pytest.raises(PtxgenError, match="1 to 16"):
+        replace(prompt, warps=17)
 
 
 @pytest.mark.parametrize("fields", [{"taps": 1}, {"taps": 10}, {"channels": 0}])

@@ -11,9 +11,9 @@ from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
 from urdir.ptxgen.spec import LaunchShape, ceil_div
 
 #: Warps that move states on, in a CTA at most.
-MAX_WARPS = 8
+MAX_WARPS = 16
 #: Tokens of a tile at most, and bytes of two tiles.
-TILE, TILES_NBYTES = 32, 48 << 10
+TILE, TILES_NBYTES = 32, 64 << 10
 
 
 @dataclass(frozen=True)
@@ -46,34 +46,40 @@ class PrefillScan(SelectiveScan):
 
     @property
     def bringing(self) -> int:
-        """Warps that bring every other tile: half as many as move states, and a thread for each
-        channel."""
-        return max(ceil_div(self.warps, 2), ceil_div(self.own_channels, 32))
+        """Warps that bring every other tile."""
+        return ceil_div(self.own_channels, 8 if self.warps <= 12 else 16)
 
     @property
-    def idle(self) -> int:
-        """Warps between the halves of those that bring: one where, of five that move states, two
-        share a quarter of an SM, which then has no other."""
-        return 1 if self.warps == 5 else 0
+    def quarters(self) -> int:
+        """Quarters of an SM with warps that bring: those that have one of ``warps`` fewer, where
+        there are several. A CTA's i-th warp is in quarter i % 4."""
+        more = self.warps % 4
+        return 4 - more if more in (1, 2) else 4
 
     @property
     def token_nbytes(self) -> int:
-        """Bytes of a token in both places: b and c, and four numbers of each channel."""
-        return 2 * (8 * self.size + 16 * self.own_channels)
+        """Bytes of a token in both places: b and c, and its part of `quad_nbytes`."""
+        return 2 * (8 * self.size + self.quad_nbytes // 4)
+
+    @property
+    def quad_nbytes(self) -> int:
+        """Bytes of four tokens' numbers, four of each channel, and of a gap, so that one number of
+        eight tokens and a warp's channels has a bank each."""
+        return 64 * self.own_channels + 64
 
     @property
     def tile(self) -> int:
-        """Tokens of a tile."""
+        """Tokens of a tile: as many turns as there are lanes for a token each."""
         most = min(TILE, TILES_NBYTES // self.token_nbytes)
-        return 4 * min(most // 4, ceil_div(self.rows, 4))
+        return self.lanes * min(most // self.lanes, ceil_div(self.rows, self.lanes))
 
     @property
     def launch_shape(self) -> LaunchShape:
         ctas = ceil_div(self.channels, self.own_channels)
-        threads = 32 * (self.warps + 2 * self.bringing + self.idle)
+        rounds, last = divmod(2 * self.bringing - 1, self.quarters)
         return LaunchShape(
             grid=(ctas, self.segments, 1),
-            block=(threads, 1, 1),
+            block=(32 * (self.warps + 4 * rounds + last + 1), 1, 1),
             shared_bytes=self.tile * self.token_nbytes,
         )
 

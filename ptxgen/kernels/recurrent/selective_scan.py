@@ -32,8 +32,6 @@ class SelectiveScan(RecurrentRows):
     size: int
 
     activation: ClassVar = Activation("silu")
-    #: Neighbouring lanes that share a channel, each with two of each eight values.
-    lanes: ClassVar = 4
     name = "selective_scan"
     template = ("urdir.templates", "selective_scan.ptx.j2")
 
@@ -54,6 +52,11 @@ class SelectiveScan(RecurrentRows):
         """Raise PtxgenError for rows that are another kernel's."""
         if self.segments:
             raise PtxgenError("selective_scan: segments are prefill_scan's")
+
+    @property
+    def lanes(self) -> int:
+        """Lanes that share a channel, each with two of each 16 (or 8) values."""
+        return 4 if self.size % 16 else 8
 
     @property
     def own_channels(self) -> int:
