@@ -19,6 +19,8 @@ from urdir.model.families.recurrent import Selective
 from urdir.model.families.stored import Linear
 from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.recurrent.choice import selective_scan
+from urdir.ptxgen.kernels.recurrent.prefill_scan import PrefillScan
+from urdir.ptxgen.weights.packed import packed_nbytes
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
@@ -56,6 +58,10 @@ def append_selective(
 
 def _append_scan_by_channel(at: LayerStep, mixer: Selective, y: Slice) -> Activations:
     work, sms = at.work, at.parts.device.properties.sm_count
+    channels, size = mixer.conv.channels, mixer.size
+    packs = at.linear.packs(at.matrix(mixer.o)) and not at.rows.decode
+    if packs := packs and PrefillScan.can_pack(channels, size):
+        y = work["packed"].slice(0, packed_nbytes(at.rows.count, channels))
     arguments = {
         "x": work["convolved"],
         "gate": work["recurrent gate"],
@@ -65,13 +71,13 @@ def _append_scan_by_channel(at: LayerStep, mixer: Selective, y: Slice) -> Activa
         "skip": at.vector(mixer.skip),
         "state": recurrent_state(at)["state"],
     }
-    kernel = partial(selective_scan, sms, channels=mixer.conv.channels, size=mixer.size)
+    kernel = partial(selective_scan, sms, channels=channels, size=size, packs=packs)
     scan = StateStep("ssm_scan", kernel, "step", arguments, y)
     step = [(at.matrix(mixer.step), work["alpha"])]
     low = Activations(work["low"])
     if not at.linear.append(at.name("ssm_dt"), step, low, then=scan.following(at)):
         scan.append(at, work["alpha"])
-    return Activations(y)
+    return Activations(y, packed=y if packs else None)
 
 
 def _append_scan_by_head(at: LayerStep, mixer: Selective, y: Slice) -> Activations:

@@ -47,14 +47,15 @@ def _pays(fields: dict[str, Any]) -> bool:
     return ChunkedRecurrence.serves(fields["key_dim"], fields["value_dim"], fields["delta"])
 
 
-def selective_scan(sms: int, **fields: Any) -> SelectiveScan:
+def selective_scan(sms: int, *, packs: bool = False, **fields: Any) -> SelectiveScan:
     """The kernel of Mamba's scan on a device with so many SMs; ``fields`` are `SelectiveScan`'s.
 
-    Over prompts each SM has a CTA, where these are large enough for all channels. Raises
-    PtxgenError for shapes that no kernel handles.
+    Over prompts each SM has a CTA, where these are large enough for all channels; with ``packs``
+    (`PrefillScan.can_pack`) the results are packed. Raises PtxgenError for shapes that no kernel
+    handles.
     """
     if not fields["segments"]:
         return SelectiveScan(**fields)
-    scan = PrefillScan(**fields)
+    scan = PrefillScan(**fields, packs=packs)
     warps = ceil_div(scan.channels * scan.lanes, 32 * sms)
     return replace(scan, warps=min(MAX_WARPS, warps))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
-from urdir.ptxgen.spec import LaunchShape, ceil_div
+from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan, lanes_of
+from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
+from urdir.ptxgen.weights.layout import TILE_COLS
+from urdir.ptxgen.weights.packed import GROUP, pack, packed_shape
 
 #: Warps that move states on, in a CTA at most.
 MAX_WARPS = 16
@@ -24,9 +27,12 @@ class PrefillScan(SelectiveScan):
     product and a sum of each value of the state. So ``warps`` of a CTA move states on by a tile of
     tokens, all of whose instructions stand side by side, while others bring the next tile to shared
     memory.
+
+    With ``packs`` (`can_pack`) y is the packed f16 that the next product takes (`weights.packed`).
     """
 
     warps: int = 4
+    packs: bool = False
 
     name = "prefill_scan"
     template = ("urdir.templates", "prefill_scan.ptx.j2")
@@ -35,6 +41,38 @@ class PrefillScan(SelectiveScan):
         super().__post_init__()
         if not 1 <= self.warps <= MAX_WARPS:
             raise PtxgenError(f"prefill_scan: {self.warps} warps with states: 1 to {MAX_WARPS}")
+
+        if self.packs and not self.can_pack(self.channels, self.size):
+            raise PtxgenError(
+                f"prefill_scan packs channels that are multiples of {TILE_COLS}, with multiples of "
+                f"16 values: not {self.channels} of {self.size}"
+            )
+
+    @classmethod
+    def can_pack(cls, channels: int, size: int) -> bool:
+        """Whether there is a form with ``packs``: nobody clears places beyond the last channel, and
+        the rows of a group are those whose sums a channel's lanes end with."""
+        return channels % TILE_COLS == 0 and lanes_of(size) == GROUP
+
+    @property
+    def groups(self) -> int:
+        """Groups of packed rows; those beyond ``rows`` are zeros."""
+        return ceil_div(self.rows, GROUP)
+
+    @property
+    def out_param(self) -> Param:
+        if not self.packs:
+            return super().out_param
+        return Param("y", "f16", packed_shape(self.rows, self.channels), Access.OUT)
+
+    @property
+    def tolerance(self) -> Tolerance:
+        exact = super().tolerance
+        return replace(exact, rtol=exact.rtol + 2**-11) if self.packs else exact
+
+    def reference(self, **inputs: Any) -> dict[str, Array]:
+        made = super().reference(**inputs)
+        return made | {"y": pack(made["y"])} if self.packs else made
 
     def check_segments(self) -> None:
         if not self.segments:
@@ -94,5 +132,7 @@ class PrefillScan(SelectiveScan):
             "odd eights": prompt(9, 2, channels=9, size=24, warps=1),
             "many values": prompt(5, 1, channels=3, size=40, warps=2),
             "segments": several(50, 6, channels=40, size=16, warps=7),
-            "many warps": prompt(40, 1, channels=130, size=16, warps=8),
+            "many warps": prompt(40, 1, channels=130, size=16, warps=16),
+            "packed": prompt(13, 1, channels=256, size=16, warps=10, packs=True),
+            "packed segments": several(45, 6, channels=256, size=16, warps=3, packs=True),
         }

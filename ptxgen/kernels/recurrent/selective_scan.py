@@ -19,6 +19,11 @@ THREADS = 128
 MAX_VALUES = 64
 
 
+def lanes_of(size: int) -> int:
+    """Lanes that share a channel of so many values, each with two of each 16, or of each 8."""
+    return 4 if size % 16 else 8
+
+
 @dataclass(frozen=True)
 class SelectiveScan(RecurrentRows):
     """h = exp(dt a) h + dt x b,  y = (h . c + skip x) silu(gate),  dt = softplus(step), for each
@@ -55,8 +60,8 @@ class SelectiveScan(RecurrentRows):
 
     @property
     def lanes(self) -> int:
-        """Lanes that share a channel, each with two of each 16 (or 8) values."""
-        return 4 if self.size % 16 else 8
+        """See `lanes_of`."""
+        return lanes_of(self.size)
 
     @property
     def own_channels(self) -> int:
@@ -76,8 +81,13 @@ class SelectiveScan(RecurrentRows):
             Param("skip", "f32", ("channels",), Access.IN),
             *self.row_params,
             Param("state", "f32", ("sequences", "channels", "size"), Access.INOUT),
-            Param("y", "f32", matrix, Access.OUT),
+            self.out_param,
         )
+
+    @property
+    def out_param(self) -> Param:
+        """The results."""
+        return Param("y", "f32", ("rows", "channels"), Access.OUT)
 
     @property
     def launch_shape(self) -> LaunchShape:
