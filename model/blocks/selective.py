@@ -19,11 +19,13 @@ from urdir.model.families.recurrent import Selective
 from urdir.model.families.stored import Linear
 from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.recurrent.choice import selective_scan
+from urdir.ptxgen.kernels.recurrent.prefill_conv import PrefillConv
 from urdir.ptxgen.kernels.recurrent.prefill_scan import PrefillScan
 from urdir.ptxgen.weights.packed import packed_nbytes
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
+    from urdir.model.memory.weights import Matrix
 
 
 def append_selective(
@@ -36,7 +38,11 @@ def append_selective(
         (at.matrix(mixer.gate), work["recurrent gate"]),
     ]
     tail, convolved = recurrent_state(at)["tail"], work["convolved"]
-    conv = convolution(at, "ssm_conv1d", mixer.conv, SILU, tail, convolved)
+    mixed = [at.matrix(of) for of in (mixer.low, mixer.b, mixer.c)]
+    packed = None
+    if PrefillConv.can_pack(mixer.conv.channels):
+        packed = _packed(at, mixer.conv.channels, *mixed)
+    conv = convolution(at, "ssm_conv1d", mixer.conv, SILU, tail, convolved, packed)
     if not linear.append(at.name("ssm_in"), wide, x, norm, then=conv.following(at)):
         conv.append(at, work["mixed"])
     parts = [
@@ -44,8 +50,8 @@ def append_selective(
         (mixer.b, mixer.b_norm, "scan b"),
         (mixer.c, mixer.c_norm, "scan c"),
     ]
-    products = [(at.matrix(of), work[name]) for of, _, name in parts]
-    linear.append(at.name("ssm_x"), products, Activations(convolved))
+    products = [(matrix, work[name]) for matrix, (_, _, name) in zip(mixed, parts, strict=True)]
+    linear.append(at.name("ssm_x"), products, Activations(convolved, packed=packed))
     for of, part_norm, name in parts:
         if at.matrix(of).is_partial:
             at.add_ranks(at.name(f"ssm_{name}"), of.rows, work[name], work[name])
@@ -59,9 +65,9 @@ def append_selective(
 def _append_scan_by_channel(at: LayerStep, mixer: Selective, y: Slice) -> Activations:
     work, sms = at.work, at.parts.device.properties.sm_count
     channels, size = mixer.conv.channels, mixer.size
-    packs = at.linear.packs(at.matrix(mixer.o)) and not at.rows.decode
-    if packs := packs and PrefillScan.can_pack(channels, size):
-        y = work["packed"].slice(0, packed_nbytes(at.rows.count, channels))
+    packed = None
+    if PrefillScan.can_pack(channels, size):
+        packed = _packed(at, channels, at.matrix(mixer.o))
     arguments = {
         "x": work["convolved"],
         "gate": work["recurrent gate"],
@@ -71,13 +77,22 @@ def _append_scan_by_channel(at: LayerStep, mixer: Selective, y: Slice) -> Activa
         "skip": at.vector(mixer.skip),
         "state": recurrent_state(at)["state"],
     }
-    kernel = partial(selective_scan, sms, channels=channels, size=size, packs=packs)
+    kernel = partial(selective_scan, sms, channels=channels, size=size, packs=packed is not None)
+    y = packed or y
     scan = StateStep("ssm_scan", kernel, "step", arguments, y)
     step = [(at.matrix(mixer.step), work["alpha"])]
     low = Activations(work["low"])
     if not at.linear.append(at.name("ssm_dt"), step, low, then=scan.following(at)):
         scan.append(at, work["alpha"])
-    return Activations(y, packed=y if packs else None)
+    return Activations(y, packed=packed)
+
+
+def _packed(at: LayerStep, channels: int, *matrices: Matrix) -> Slice | None:
+    """Where a kernel over prompts leaves vectors packed for the product with these matrices, if
+    that takes them so and all rows are of prompts."""
+    if at.rows.decode or not at.linear.packs(*matrices):
+        return None
+    return at.work["packed"].slice(0, packed_nbytes(at.rows.count, channels))
 
 
 def _append_scan_by_head(at: LayerStep, mixer: Selective, y: Slice) -> Activations:

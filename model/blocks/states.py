@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from urdir.model.blocks.arguments import given
 from urdir.model.blocks.linear_vectors import Continuation
 from urdir.model.blocks.parts import LayerStep
 from urdir.model.blocks.rows import Rows
@@ -14,8 +15,7 @@ from urdir.model.families.recurrent import Convolution, Recurrent
 from urdir.model.families.rules import rule_of
 from urdir.model.memory.chunk_workspace import chunk_buffer
 from urdir.ptxgen.kernels.activation import Activation
-from urdir.ptxgen.kernels.recurrent.causal_conv import CausalConv
-from urdir.ptxgen.kernels.recurrent.choice import recurrences
+from urdir.ptxgen.kernels.recurrent.choice import causal_conv, recurrences
 from urdir.ptxgen.kernels.recurrent.rows import RecurrentRows
 
 if TYPE_CHECKING:
@@ -54,19 +54,21 @@ def convolution(
     activation: Activation | None,
     tail: Slice,
     y: Slice,
+    packed: Slice | None = None,
     **gates: Slice,
 ) -> StateStep:
     """y = the convolution of a product whose last values are in ``tail``; between gates where they
-    are given."""
+    are given. Of prompts y is ``packed`` as well, where that is given."""
     kernel = partial(
-        CausalConv,
+        causal_conv,
         channels=conv.channels,
         taps=conv.taps,
         bias=conv.bias is not None,
         activation=activation,
         gated=bool(gates),
+        packs=packed is not None,
     )
-    arguments = {"weight": at.vector(conv.weight), "tail": tail, **gates}
+    arguments = {"weight": at.vector(conv.weight), "tail": tail, **gates, **given(packed=packed)}
     if conv.bias is not None:
         arguments["bias"] = at.vector(conv.bias)
     return StateStep(label, kernel, "x", arguments, y)

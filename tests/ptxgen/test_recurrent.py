@@ -13,6 +13,7 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.recurrent.causal_conv import CausalConv
 from urdir.ptxgen.kernels.recurrent.gated_recurrence import GatedRecurrence
+from urdir.ptxgen.kernels.recurrent.prefill_conv import PrefillConv
 from urdir.ptxgen.kernels.recurrent.prefill_scan import PrefillScan
 from urdir.ptxgen.kernels.recurrent.rows import RecurrentRows
 from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
@@ -23,8 +24,10 @@ BY_CHANNEL = GatedRecurrence(
     *(32, 2, 64, 1, 4, 2, 36, 20), delta=True, eps=1e-6, order="apart", channels=True
 )
 KERNELS = {
-    "conv": CausalConv(32, 2, 64, 1, channels=44, taps=4, bias=True, activation=Activation("silu")),
-    "gated conv": CausalConv(32, 2, 64, 1, channels=44, taps=3, gated=True),
+    "conv": PrefillConv(
+        32, 2, 64, 1, channels=44, taps=4, bias=True, activation=Activation("silu")
+    ),
+    "gated conv": PrefillConv(32, 2, 64, 1, channels=44, taps=3, gated=True),
     "delta rule": GatedRecurrence(32, 2, 64, 1, 4, 2, 32, 20, delta=True, eps=1e-6),
     "delta rule by channel": BY_CHANNEL,
     "delta rule with a floor": replace(BY_CHANNEL, floor=-5.0),
@@ -37,6 +40,9 @@ def of_single_rows(spec: RecurrentRows) -> RecurrentRows:
     """The kernel of one row that does what ``spec`` does."""
     if isinstance(spec, PrefillScan):
         return SelectiveScan(1, spec.sequences, spec.max_len, 0, spec.channels, spec.size)
+    if isinstance(spec, PrefillConv):
+        shape = (1, spec.sequences, spec.max_len, 0, spec.channels, spec.taps)
+        return CausalConv(*shape, spec.bias, spec.activation, spec.gated)
     return replace(spec, rows=1, segments=0)
 
 

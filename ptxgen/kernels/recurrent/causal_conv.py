@@ -42,16 +42,17 @@ class CausalConv(RecurrentRows):
             raise PtxgenError(
                 f"causal_conv: {self.taps} taps (2 to {MAX_TAPS}) of {self.channels} channels"
             )
+        self.check_segments()
+
+    def check_segments(self) -> None:
+        """Raise PtxgenError for rows that are another kernel's."""
+        if self.segments:
+            raise PtxgenError("causal_conv: segments are prefill_conv's")
 
     @property
     def before(self) -> int:
         """Earlier values that a result needs."""
         return self.taps - 1
-
-    @property
-    def tile(self) -> int:
-        """Rows of a thread, all of one segment."""
-        return SEGMENT_ROWS if self.segments else 1
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -69,7 +70,7 @@ class CausalConv(RecurrentRows):
     @property
     def launch_shape(self) -> LaunchShape:
         return LaunchShape(
-            grid=(ceil_div(self.channels, THREADS), ceil_div(self.rows, self.tile), 1),
+            grid=(ceil_div(self.channels, THREADS), self.rows, 1),
             block=(THREADS, 1, 1),
         )
 
@@ -111,14 +112,8 @@ class CausalConv(RecurrentRows):
             "one row, gated": cls(1, 1, 64, 0, channels=64, taps=3, gated=True),
             "rows": cls(6, 5, 64, 0, channels=200, taps=4, bias=True, activation=silu),
             "rows, gated": cls(5, 7, 32, 0, channels=130, taps=3, gated=True),
-            "a short prompt": cls(2, 2, 64, 1, channels=40, taps=4, activation=silu),
-            "a prompt of one": cls(1, 1, 64, 1, channels=33, taps=9),
-            "a prompt": cls(37, 3, 64, 1, channels=150, taps=4, bias=True, activation=silu),
-            "a gated prompt": cls(24, 2, 64, 1, channels=128, taps=3, gated=True),
-            "two taps": cls(9, 2, 64, 1, channels=12, taps=2, bias=True),
-            "nine taps": cls(20, 2, 64, 1, channels=12, taps=9),
-            "segments": cls(45, 4, 64, 3, channels=130, taps=4, bias=True, activation=silu),
-            "gated segments": cls(64, 9, 64, 8, channels=40, taps=3, gated=True),
+            "two taps": cls(2, 2, 64, 0, channels=12, taps=2, bias=True),
+            "nine taps": cls(3, 2, 64, 0, channels=12, taps=9),
         }
 
     def flops(self) -> int:

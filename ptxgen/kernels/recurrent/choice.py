@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from urdir.ptxgen.kernels.recurrent.causal_conv import CausalConv
 from urdir.ptxgen.kernels.recurrent.chunked_recurrence import ChunkedRecurrence
 from urdir.ptxgen.kernels.recurrent.gated_recurrence import GatedRecurrence
 from urdir.ptxgen.kernels.recurrent.heads import RecurrentHeads
+from urdir.ptxgen.kernels.recurrent.prefill_conv import PrefillConv
 from urdir.ptxgen.kernels.recurrent.prefill_scan import MAX_WARPS, PrefillScan
 from urdir.ptxgen.kernels.recurrent.prepare_chunks import PrepareChunks
 from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
@@ -45,6 +47,14 @@ def _pays(fields: dict[str, Any]) -> bool:
     if not fields["segments"] or fields["rows"] < CHUNKED_ROWS:
         return False
     return ChunkedRecurrence.serves(fields["key_dim"], fields["value_dim"], fields["delta"])
+
+
+def causal_conv(*, packs: bool = False, **fields: Any) -> CausalConv:
+    """The kernel of a convolution; ``fields`` are `CausalConv`'s. Over prompts the results are
+    there a second time, packed, with ``packs`` (`PrefillConv.can_pack`)."""
+    if not fields["segments"]:
+        return CausalConv(**fields)
+    return PrefillConv(**fields, packs=packs)
 
 
 def selective_scan(sms: int, *, packs: bool = False, **fields: Any) -> SelectiveScan:

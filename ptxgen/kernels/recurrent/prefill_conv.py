@@ -1,0 +1,93 @@
+"""The short causal convolution over prompts: a tile of a segment's tokens a thread."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.recurrent.causal_conv import THREADS, CausalConv
+from urdir.ptxgen.kernels.recurrent.rows import SEGMENT_ROWS
+from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
+from urdir.ptxgen.weights.layout import TILE_COLS
+from urdir.ptxgen.weights.packed import GROUP, pack, packed_shape
+
+
+@dataclass(frozen=True)
+class PrefillConv(CausalConv):
+    """`CausalConv` of segments of prompts, bit for bit.
+
+    With ``packs`` (`can_pack`) y is there a second time as ``packed`` f16, which products take
+    (`weights.packed`).
+    """
+
+    packs: bool = False
+
+    name = "prefill_conv"
+    template = ("urdir.templates", "prefill_conv.ptx.j2")
+
+    def check_segments(self) -> None:
+        if not self.segments:
+            raise PtxgenError("prefill_conv: no segments: single rows are causal_conv's")
+        if self.packs and not self.can_pack(self.channels):
+            raise PtxgenError(
+                f"prefill_conv packs channels that are multiples of {TILE_COLS}: not "
+                f"{self.channels}"
+            )
+
+    @staticmethod
+    def can_pack(channels: int) -> bool:
+        """Whether there is a form with ``packs``: nobody clears places beyond the last channel."""
+        return channels % TILE_COLS == 0
+
+    @property
+    def tile(self) -> int:
+        """Rows of a thread, all of one segment; a group of packed ones."""
+        return SEGMENT_ROWS
+
+    @property
+    def groups(self) -> int:
+        """Groups of packed rows; those beyond ``rows`` are zeros."""
+        return ceil_div(self.rows, GROUP)
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        if not self.packs:
+            return super().params
+        packed = packed_shape(self.rows, self.channels)
+        return *super().params, Param("packed", "f16", packed, Access.OUT)
+
+    @property
+    def launch_shape(self) -> LaunchShape:
+        return LaunchShape(
+            grid=(ceil_div(self.channels, THREADS), ceil_div(self.rows, self.tile), 1),
+            block=(THREADS, 1, 1),
+        )
+
+    @property
+    def tolerance(self) -> Tolerance:
+        exact = super().tolerance
+        return replace(exact, rtol=exact.rtol + 2**-11) if self.packs else exact
+
+    def reference(self, **inputs: Any) -> dict[str, Array]:
+        made = super().reference(**inputs)
+        return made | {"packed": pack(made["y"])} if self.packs else made
+
+    @classmethod
+    def examples(cls) -> Mapping[str, PrefillConv]:
+        silu = Activation("silu")
+        prompt, several = (partial(cls, max_len=64, segments=n) for n in (1, 3))
+        return {
+            "a short prompt": prompt(2, 2, channels=40, taps=4, activation=silu),
+            "a prompt of one": prompt(1, 1, channels=33, taps=9),
+            "a prompt": prompt(37, 3, channels=150, taps=4, bias=True, activation=silu),
+            "a gated prompt": prompt(24, 2, channels=128, taps=3, gated=True),
+            "two taps": prompt(9, 2, channels=12, taps=2, bias=True),
+            "nine taps": prompt(20, 2, channels=12, taps=9),
+            "segments": several(45, 4, channels=130, taps=4, bias=True, activation=silu),
+            "gated segments": several(64, 9, channels=40, taps=3, gated=True),
+            "packed": several(45, 4, channels=256, taps=4, bias=True, activation=silu, packs=True),
+        }
