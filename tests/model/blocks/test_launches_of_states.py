@@ -31,9 +31,11 @@ SPARED = {
 }
 
 
-def launches(session: Session, rows: int) -> set[str]:
-    """Labels of the layers' launches of a step."""
-    plan = build_plan(session.parts, StepShape(rows, 64, Output.GREEDY))
+def launches(session: Session, shape: int | StepShape) -> set[str]:
+    """Labels of the layers' launches of a step, or one of so many rows."""
+    if isinstance(shape, int):
+        shape = StepShape(shape, 64, Output.GREEDY)
+    plan = build_plan(session.parts, shape)
     labels = [op.label for op in plan if isinstance(op, Launch)]
     return {label.split(".", 2)[-1] for label in labels if label.startswith("blk.")}
 
@@ -46,7 +48,7 @@ def test_one_token_has_fewer_launches(name: str, family_file: Callable[[str], Pa
     assert one <= two
 
 
-def test_a_layer_of_mamba_has_four_launches() -> None:
+def test_launches_of_a_layer_of_mamba() -> None:
     """Its states of 16 values move on at the end of a product."""
     model = SyntheticModel("mamba-2.8b", "q4_k_m")
     config, settings = Config.from_gguf(model), SessionSettings(64)
@@ -56,3 +58,7 @@ def test_a_layer_of_mamba_has_four_launches() -> None:
         Session(device, weights, settings) as session,
     ):
         assert launches(session, 1) == {"ssm_in", "ssm_x", "ssm_dt", "ssm_out"}
+        # of a prompt kernels leave packed what products take, but products themselves
+        prompt = session.shapes.prompt(0, 64, Output.GREEDY)[0]
+        own = {f"ssm_{name}" for name in ("in", "conv1d", "x", "dt", "scan", "out")}
+        assert launches(session, prompt) == own | {"ssm_in.norm", "ssm_dt.pack", "output_rows"}
