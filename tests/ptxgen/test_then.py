@@ -17,6 +17,7 @@ from urdir.ptxgen.kernels.linear.gate import Gate
 from urdir.ptxgen.kernels.linear.gemv import Gemv
 from urdir.ptxgen.kernels.linear.then import PREFIX, TAKES, Then
 from urdir.ptxgen.kernels.recurrent.causal_conv import CausalConv
+from urdir.ptxgen.kernels.recurrent.prefill_conv import PrefillConv
 from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
 from urdir.ptxgen.weights.formats import FORMATS
 
@@ -58,7 +59,7 @@ def test_a_step_after_a_product_has_the_bits_of_a_launch_of_its_own(
     [
         ({"then": replace(CONV, channels=51)}, "51 channels"),
         ({"then": replace(CONV, rows=2)}, "2 rows"),
-        ({"then": replace(CONV, segments=1)}, "1 segments"),
+        ({"then": PrefillConv(1, 3, 64, 1, channels=52, taps=4)}, "1 segments"),
         ({"then": replace(CONV, gated=True)}, "gated convolution"),
         ({"then": replace(SCAN, size=32)}, "more than 16 values"),
         ({"then": CONV, "residual": True}, "gate or residual"),

@@ -8,14 +8,14 @@ from functools import partial
 from typing import Any
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan, lanes_of
+from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.layout import TILE_COLS
 from urdir.ptxgen.weights.packed import GROUP, pack, packed_shape
 
-#: Warps that move states on, in a CTA at most.
-MAX_WARPS = 16
-#: Tokens of a tile at most, and bytes of two tiles.
+#: Channels of a CTA at most, four at a time.
+MAX_QUADS = 16
+#: Tokens of a tile at most, and bytes of all places.
 TILE, TILES_NBYTES = 32, 64 << 10
 
 
@@ -24,14 +24,14 @@ class PrefillScan(SelectiveScan):
     """`SelectiveScan` of segments of prompts, bit for bit.
 
     A token's exponentials and products need no token before it; what goes from token to token is a
-    product and a sum of each value of the state. So ``warps`` of a CTA move states on by a tile of
-    tokens, all of whose instructions stand side by side, while others bring the next tile to shared
-    memory.
+    product and a sum of each value of the state. So `warps` of a CTA, which has four times
+    ``quads`` channels, move states on by a tile of tokens, all of whose instructions stand side by
+    side, while others bring the next tile to shared memory.
 
     With ``packs`` (`can_pack`) y is the packed f16 that the next product takes (`weights.packed`).
     """
 
-    warps: int = 4
+    quads: int = 4
     packs: bool = False
 
     name = "prefill_scan"
@@ -39,20 +39,21 @@ class PrefillScan(SelectiveScan):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 1 <= self.warps <= MAX_WARPS:
-            raise PtxgenError(f"prefill_scan: {self.warps} warps with states: 1 to {MAX_WARPS}")
-
+        if not 1 <= self.quads <= MAX_QUADS:
+            raise PtxgenError(
+                f"prefill_scan: {self.quads} times four channels a CTA: 1 to {MAX_QUADS}"
+            )
         if self.packs and not self.can_pack(self.channels, self.size):
             raise PtxgenError(
                 f"prefill_scan packs channels that are multiples of {TILE_COLS}, with multiples of "
                 f"16 values: not {self.channels} of {self.size}"
             )
 
-    @classmethod
-    def can_pack(cls, channels: int, size: int) -> bool:
+    @staticmethod
+    def can_pack(channels: int, size: int) -> bool:
         """Whether there is a form with ``packs``: nobody clears places beyond the last channel, and
-        the rows of a group are those whose sums a channel's lanes end with."""
-        return channels % TILE_COLS == 0 and lanes_of(size) == GROUP
+        groups of rows are parts of tiles."""
+        return channels % TILE_COLS == 0 and size % 16 == 0
 
     @property
     def groups(self) -> int:
@@ -79,25 +80,47 @@ class PrefillScan(SelectiveScan):
             raise PtxgenError("prefill_scan: no segments: single rows are selective_scan's")
 
     @property
+    def wide(self) -> int:
+        """Warps that have eight channels, of four lanes each: as many in every quarter of an SM,
+        so that their exponentials take as long. All, where eight lanes cannot share a state; none,
+        where four have too many values each."""
+        if self.sums == 1:
+            return ceil_div(self.quads, 2)
+        return self.quads // 8 * 4 if self.size <= 64 else 0
+
+    @property
+    def narrow(self) -> int:
+        """Warps that have the other channels, four each, of eight lanes."""
+        return self.quads - 2 * self.wide if self.sums == 2 else 0
+
+    @property
+    def warps(self) -> int:
+        """Warps that move states on."""
+        return self.wide + self.narrow
+
+    @property
+    def wide_channels(self) -> int:
+        """Channels of the wide warps, which come first."""
+        return 8 * self.wide
+
+    @property
     def own_channels(self) -> int:
-        return 32 * self.warps // self.lanes
+        return self.wide_channels + 4 * self.narrow
 
     @property
     def bringing(self) -> int:
-        """Warps that bring every other tile."""
-        return ceil_div(self.own_channels, 8 if self.warps <= 12 else 16)
+        """Warps that bring the tiles of a place."""
+        return ceil_div(self.own_channels, 8 if self.quads <= 12 else 16)
 
     @property
-    def quarters(self) -> int:
-        """Quarters of an SM with warps that bring: those that have one of ``warps`` fewer, where
-        there are several. A CTA's i-th warp is in quarter i % 4."""
-        more = self.warps % 4
-        return 4 - more if more in (1, 2) else 4
+    def places(self) -> int:
+        """Places for tiles."""
+        return 2
 
     @property
     def token_nbytes(self) -> int:
-        """Bytes of a token in both places: b and c, and its part of `quad_nbytes`."""
-        return 2 * (8 * self.size + self.quad_nbytes // 4)
+        """Bytes of a token in all places: b and c, and its part of `quad_nbytes`."""
+        return self.places * (8 * self.size + self.quad_nbytes // 4)
 
     @property
     def quad_nbytes(self) -> int:
@@ -108,17 +131,17 @@ class PrefillScan(SelectiveScan):
     @property
     def tile(self) -> int:
         """Tokens of a tile: as many turns as there are lanes for a token each."""
-        most = min(TILE, TILES_NBYTES // self.token_nbytes)
-        return self.lanes * min(most // self.lanes, ceil_div(self.rows, self.lanes))
+        most, lanes = min(TILE, TILES_NBYTES // self.token_nbytes), self.lanes * self.sums
+        return lanes * min(most // lanes, ceil_div(self.rows, lanes))
 
     @property
     def launch_shape(self) -> LaunchShape:
         ctas = ceil_div(self.channels, self.own_channels)
-        rounds, last = divmod(2 * self.bringing - 1, self.quarters)
         return LaunchShape(
             grid=(ctas, self.segments, 1),
-            block=(32 * (self.warps + 4 * rounds + last + 1), 1, 1),
+            block=(32 * (self.warps + self.places * self.bringing), 1, 1),
             shared_bytes=self.tile * self.token_nbytes,
+            resident=1,
         )
 
     @classmethod
@@ -126,13 +149,13 @@ class PrefillScan(SelectiveScan):
         prompt, several = (partial(cls, max_len=64, segments=n) for n in (1, 4))
         return {
             "one token": prompt(1, 1, channels=5, size=16),
-            "a prompt": prompt(37, 2, channels=70, size=16, warps=5),
-            "eight values": prompt(6, 1, channels=70, size=8, warps=3),
-            "long states": prompt(8, 1, channels=40, size=128, warps=4),
-            "odd eights": prompt(9, 2, channels=9, size=24, warps=1),
-            "many values": prompt(5, 1, channels=3, size=40, warps=2),
-            "segments": several(50, 6, channels=40, size=16, warps=7),
-            "many warps": prompt(40, 1, channels=130, size=16, warps=16),
-            "packed": prompt(13, 1, channels=256, size=16, warps=10, packs=True),
-            "packed segments": several(45, 6, channels=256, size=16, warps=3, packs=True),
+            "a prompt": prompt(37, 2, channels=70, size=16, quads=10),
+            "eight values": prompt(6, 1, channels=70, size=8, quads=6),
+            "long states": prompt(8, 1, channels=40, size=128, quads=8),
+            "odd eights": prompt(9, 2, channels=9, size=24, quads=2),
+            "many values": prompt(5, 1, channels=3, size=40, quads=4),
+            "segments": several(50, 6, channels=40, size=16, quads=7),
+            "many channels": prompt(40, 1, channels=130, size=16, quads=16),
+            "packed": prompt(13, 1, channels=256, size=16, quads=10, packs=True),
+            "packed segments": several(45, 6, channels=256, size=16, quads=9, packs=True),
         }

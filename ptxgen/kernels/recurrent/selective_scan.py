@@ -19,11 +19,6 @@ THREADS = 128
 MAX_VALUES = 64
 
 
-def lanes_of(size: int) -> int:
-    """Lanes that share a channel of so many values, each with two of each 16, or of each 8."""
-    return 4 if size % 16 else 8
-
-
 @dataclass(frozen=True)
 class SelectiveScan(RecurrentRows):
     """h = exp(dt a) h + dt x b,  y = (h . c + skip x) silu(gate),  dt = softplus(step), for each
@@ -37,6 +32,8 @@ class SelectiveScan(RecurrentRows):
     size: int
 
     activation: ClassVar = Activation("silu")
+    #: Neighbouring lanes that share a channel, each with two of each eight values.
+    lanes: ClassVar = 4
     name = "selective_scan"
     template = ("urdir.templates", "selective_scan.ptx.j2")
 
@@ -59,9 +56,10 @@ class SelectiveScan(RecurrentRows):
             raise PtxgenError("selective_scan: segments are prefill_scan's")
 
     @property
-    def lanes(self) -> int:
-        """See `lanes_of`."""
-        return lanes_of(self.size)
+    def sums(self) -> int:
+        """Sums of a lane, one of each second of its pairs where these come out even: as eight lanes
+        would have them (`PrefillScan`)."""
+        return 1 if self.size % 16 else 2
 
     @property
     def own_channels(self) -> int:
