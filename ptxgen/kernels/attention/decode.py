@@ -116,6 +116,12 @@ class DecodeAttention(RowsWithTokens):
         return self.value_dim <= MAX_MMA_VALUES and dtype != "f32" and not is_single
 
     @property
+    def reads_once(self) -> bool:
+        """Whether keys and values come through tensor cores' rings, each by one CTA of a launch,
+        and are more in a step than the L2 cache holds: then they should not displace other data."""
+        return False
+
+    @property
     def tensor_cores_since(self) -> int:
         """The first architecture on which they do: before sm_90 the sums of more than 256 values do
         not fit beside what the assembler keeps."""
