@@ -117,9 +117,10 @@ class DecodeAttention(RowsWithTokens):
 
     @property
     def reads_once(self) -> bool:
-        """Whether keys and values come through tensor cores' rings, each by one CTA of a launch,
-        and are more in a step than the L2 cache holds: then they should not displace other data."""
-        return False
+        """Whether keys and values that pass tensor cores' rings give way to other data in the L2
+        cache: a step reads more of them than that holds, and CTAs that read the same ones do so at
+        about the same time."""
+        raise NotImplementedError
 
     @property
     def tensor_cores_since(self) -> int:
