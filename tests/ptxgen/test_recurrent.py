@@ -163,7 +163,7 @@ def test_a_scan_of_single_rows_takes_no_segments_and_one_of_prompts_some() -> No
     with pytest.raises(PtxgenError, match="prefill_scan"):
         replace(of_single_rows(prompt), segments=1)
     with pytest.raises(PtxgenError, match="1 to 16"):
-        replace(prompt, quads=17)
+        replace(prompt, warps=17)
 
 
 @pytest.mark.parametrize("fields", [{"taps": 1}, {"taps": 10}, {"channels": 0}])

@@ -10,7 +10,7 @@ from urdir.ptxgen.kernels.recurrent.chunked_recurrence import ChunkedRecurrence
 from urdir.ptxgen.kernels.recurrent.gated_recurrence import GatedRecurrence
 from urdir.ptxgen.kernels.recurrent.heads import RecurrentHeads
 from urdir.ptxgen.kernels.recurrent.prefill_conv import PrefillConv
-from urdir.ptxgen.kernels.recurrent.prefill_scan import MAX_QUADS, PrefillScan
+from urdir.ptxgen.kernels.recurrent.prefill_scan import MAX_WARPS, PrefillScan
 from urdir.ptxgen.kernels.recurrent.prepare_chunks import PrepareChunks
 from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
 from urdir.ptxgen.spec import Access, ceil_div
@@ -67,4 +67,5 @@ def selective_scan(sms: int, *, packs: bool = False, **fields: Any) -> Selective
     if not fields["segments"]:
         return SelectiveScan(**fields)
     scan = PrefillScan(**fields, packs=packs)
-    return replace(scan, quads=min(MAX_QUADS, ceil_div(scan.channels, 4 * sms)))
+    warps = ceil_div(scan.channels * scan.parts, 32 * sms)
+    return replace(scan, warps=min(MAX_WARPS, warps))
