@@ -79,10 +79,13 @@ class LinearRequests(StreamNorms):
     def packs_few(self, matrices: Sequence[Matrix], following: Matrix) -> bool:
         """Whether few rows' product with a matrix, or a gated pair, is left packed for the product
         with the next one."""
-        if self.takes_gemm or not alike(matrices[0], matrices[-1]):
-            return False
-        made, taken = (self.request(of, ends=Ends()) for of in (matrices[0], following))
-        return made.can_pack and taken.takes_packed
+        made = self.request(matrices[0], ends=Ends())
+        whole = alike(matrices[0], matrices[-1]) and made.can_pack
+        return whole and self.takes_few_packed(following)
+
+    def takes_few_packed(self, matrix: Matrix) -> bool:
+        """Whether the product of few rows with the matrix takes packed activations."""
+        return not self.takes_gemm and self.request(matrix, ends=Ends()).takes_packed
 
 
 def device_limits(device: Device) -> Limits:

@@ -23,6 +23,7 @@ from urdir.model.families.stored import StoredVector
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Matrix
 from urdir.model.verify.conformance import relative_rms
+from urdir.ptxgen.kernels.attention.decode import DecodeAttention
 from urdir.ptxgen.kernels.linear.choice import Limits
 from urdir.ptxgen.kernels.linear.gemv import Gemv
 from urdir.ptxgen.kernels.linear.spec import LinearSpec
@@ -197,7 +198,7 @@ def test_rows_of_several_blocks_are_shared_by_pairs_of_ctas(engine: Engine) -> N
 
 
 @pytest.mark.parametrize(("rows", "packed"), [(2, False), (4, True), (8, True)])
-def test_a_network_s_activations_are_packed_from_three_rows_on(
+def test_heads_and_a_network_s_activations_are_packed_from_four_rows_on(
     engine: Engine, rows: int, packed: bool
 ) -> None:
     settings = SessionSettings(KEYS, sequences=rows)
@@ -207,7 +208,10 @@ def test_a_network_s_activations_are_packed_from_three_rows_on(
         kernel, label = launch.kernel, launch.label
         if isinstance(kernel, LinearSpec):
             assert kernel.packs == (packed and label.endswith("ffn_gate_up"))
-            assert kernel.packed == (packed and label.endswith("ffn_down"))
+            assert kernel.packed == (packed and label.endswith(("attn_output", "ffn_down")))
+        elif label.endswith("attention"):
+            assert isinstance(kernel, DecodeAttention)
+            assert kernel.packs == packed
 
 
 def test_a_prompt_step_takes_packed_activations(engine: Engine) -> None:
