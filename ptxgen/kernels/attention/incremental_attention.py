@@ -33,6 +33,12 @@ class IncrementalAttention(DecodeAttention):
     template = ("urdir.templates", "incremental_attention.ptx.j2")
 
     @property
+    def reads_once(self) -> bool:
+        # A step of 8 rows of an 8B Q4_K_M model at 300 keys takes 1.635 ms so on an H200, else
+        # 1.647; of one row at 128 keys 1.345 and 1.346: it may find them in the cache.
+        return self.rows > 1
+
+    @property
     def params(self) -> tuple[Param, ...]:
         return (
             *self.input_params,
@@ -271,7 +277,7 @@ class IncrementalAttention(DecodeAttention):
                 rows=2,
                 token=OwnToken(Rotation(64, "half"), V_NORM, appends=False, qk_norm_over="row"),
             ),
-            "packs": cls(4, KvLayout(8, 2, 20, 64, "f16"), rows=16, token=half, packs=True),
+            "packs": cls(4, KvLayout(16, 2, 20, 64, "f16"), rows=16, token=half, packs=True),
             "packs seven heads": cls(7, KvLayout(2, 1, 9, 256, "f32"), rows=8, packs=True),
             "packs five": cls(4, KvLayout(5, 2, 20, 64, "f16"), rows=5, token=half, packs=True),
             "rope many rows": cls(4, KvLayout(4, 2, 70, 64, "f16"), rows=5, token=half),
