@@ -34,17 +34,8 @@ def append_attention(
     at: LayerStep, mixer: Attention, x: Activations, norm: NormLayer | None, to: Destination
 ) -> Activations:
     """O (attention of the norm of x), gated where there is a gate."""
-    written = mixer.written_out if at.rows.begins and at.linear.takes_gemm else None
-    if written is None:
-        attention = _append_heads(at, mixer, x, norm)
-    else:
-        attention, mixer = _append_written(at, mixer, written, x, norm), written
-    matrix, packs = at.matrix(mixer.o), False
-    if mixer.gate is None and at.outputs is None and mixer.latent is None:
-        packs = at.linear.packs(matrix) and attention.can_pack
-    heads = at.work["packed" if packs else "heads"]
-    incremental_attention_into(at.plan, attention, heads, packs=packs)
-    due = None
+    made, mixer = _append_attended(at, mixer, x, norm)
+    heads, due = made.x, None
     if mixer.gate is not None and mixer.latent is None:
         due = _gate_of(at, mixer.gate, at.work["attention gate"], heads, mixer.output_width)
     if at.outputs is not None:
@@ -55,9 +46,38 @@ def append_attention(
     if mixer.value_scale != 1.0:
         assert mixer.o.bias is None
         to = replace(to, scale=to.scale * mixer.value_scale)
-    fill = fills_sms(at.rows.keys)
-    made = Activations(heads, packed=heads if packs else None, gate=due)
-    return at.finish("attn_output", matrix, made, to, fill=fill)
+    fill, made = fills_sms(at.rows.keys), Activations(heads, packed=made.packed, gate=due)
+    return at.finish("attn_output", at.matrix(mixer.o), made, to, fill=fill)
+
+
+def _append_attended(
+    at: LayerStep, mixer: Attention, x: Activations, norm: NormLayer | None
+) -> tuple[Activations, Attention]:
+    """The heads of attention, packed where the product after it takes them so; and ``mixer`` as
+    they were made: rows of a prompt by keys and values of heads."""
+    written = mixer.written_out if at.rows.is_one_prompt and at.linear.takes_gemm else None
+    if written is not None and not at.rows.begins:
+        from urdir.model.blocks.latent_blocks import append_blocks, block_kernel
+
+        if (kernel := block_kernel(at, written)) is not None:
+            kernel = replace(kernel, packs=kernel.can_pack and _takes_packed(at, written))
+            own = layer_attention(at, mixer, own_token(mixer))
+            return append_blocks(at, mixer, kernel, x, norm, own), written
+        written = None
+    if written is None:
+        attention = _append_heads(at, mixer, x, norm)
+    else:
+        attention, mixer = _append_written(at, mixer, written, x, norm), written
+    packs = _takes_packed(at, mixer) and attention.can_pack
+    heads = at.work["packed" if packs else "heads"]
+    incremental_attention_into(at.plan, attention, heads, packs=packs)
+    return Activations(heads, packed=heads if packs else None), mixer
+
+
+def _takes_packed(at: LayerStep, mixer: Attention) -> bool:
+    """Whether heads go to a product that takes them packed, without anything in between."""
+    is_next = mixer.gate is None and at.outputs is None and mixer.latent is None
+    return is_next and at.linear.packs(at.matrix(mixer.o))
 
 
 def _append_own_values(at: LayerStep, mixer: Attention, latent: Latent, heads: Slice) -> Slice:
