@@ -29,7 +29,7 @@ class PrefillBlock(PrefillWgmma):
     block 0 begins them. A tile of queries ends with the block of the last key that it sees, which
     makes its ``out`` and leaves the others as they are; later ones change nothing.
 
-    A block has whole key tiles: a row has the bits that one launch over all keys gives it. Scores
+    A block has whole key tiles, so that a row has the same bits in whatever chunk it stands. Scores
     have no window, sinks or ALiBi, values at most 128 dims.
     """
 
