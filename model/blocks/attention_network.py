@@ -110,21 +110,26 @@ def _only_outputs(
 
 def append_keys(at: LayerStep, mixer: Attention, x: Activations, norm: NormLayer | None) -> None:
     """The keys and values of x alone, into the cache, where the layer has one."""
-    if mixer.k is not None:
-        append_tokens(at.plan, _append_heads(at, mixer, x, norm, attends=False))
+    if mixer.latent is not None:
+        from urdir.model.blocks.latent_heads import append_latent_parts
+
+        append_latent_parts(at, mixer, mixer.latent, x, norm)
+        append_keys_alone(at.plan, layer_attention(at, mixer, own_token(mixer)))
+    elif mixer.k is not None:
+        append_tokens(at.plan, _append_heads(at, mixer, x, norm))
 
 
 def _append_heads(
-    at: LayerStep, mixer: Attention, x: Activations, norm: NormLayer | None, attends: bool = True
+    at: LayerStep, mixer: Attention, x: Activations, norm: NormLayer | None
 ) -> LayerAttention:
     """The queries, keys and values of the norm of x; what attention does with them. Where all rows
-    are decoded, and attend, it puts the heads of a latent vector together itself."""
+    are decoded it puts the heads of a latent vector together itself."""
     token = own_token(mixer)
     if mixer.latent is not None:
         from urdir.model.blocks.latent_heads import append_latent_heads
 
         layout = at.parts.cache.layout(at.index)
-        in_parts = attends and not at.rows.prompt and layout.values_in_keys
+        in_parts = not at.rows.prompt and layout.values_in_keys
         append_latent_heads(at, mixer, mixer.latent, x, norm, in_parts)
         token = replace(token, latent_norm=mixer.latent.norm.norm if in_parts else None)
     else:
