@@ -8,6 +8,7 @@ and memory for one block, whatever the sequence's length.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from urdir.model.blocks.activations import Activations
@@ -31,6 +32,11 @@ from urdir.ptxgen.spec import ceil_div
 if TYPE_CHECKING:
     from urdir.ptxgen.kernels.attention.prefill_block import PrefillBlock
 
+# One object for equal kernels, of all blocks and layers.
+_cached_tokens = lru_cache(maxsize=64)(CachedTokens)
+_write_heads = lru_cache(maxsize=64)(WriteHeads)
+_block_attention = lru_cache(maxsize=64)(block_attention)
+
 #: From this many rows on: each step writes all cached tokens out, however few its rows are.
 LEAST_ROWS = 64
 
@@ -40,7 +46,7 @@ def block_kernel(at: LayerStep, written: Attention) -> PrefillBlock | None:
     attend to latent vectors."""
     if at.rows.count < LEAST_ROWS:
         return None
-    return block_attention(
+    return _block_attention(
         written.heads,
         (written.key_dim, written.value_dim),
         at.parts.cache.layout(at.index).max_len,
@@ -97,7 +103,7 @@ def _append_written(
     assert latent is not None
     assert latent.keys is not None
     rotated, count = mixer.key_dim - mixer.value_dim, layout.max_len
-    read = CachedTokens(own.layout, count, at.rows.count, rotated)
+    read = _cached_tokens(own.layout, count, at.rows.count, rotated)
     assert at.rows.segment is not None
     given = {name: of for name, of in own.caches.items() if name != "v_cache"}
     at.plan.launch(
@@ -115,7 +121,7 @@ def _append_written(
     linear = replace(at.linear, rows=count)
     linear.append(at.name(f"attn_kv_b {number}"), products, Activations(work["v"]))
     at.plan.launch(
-        WriteHeads(layout, rotated),
+        _write_heads(layout, rotated),
         at.name(f"attention.written {number}"),
         head=work["k rotated"],
         still=still,
