@@ -27,7 +27,6 @@ from urdir.model.memory.workspace import (
 from urdir.ptxgen.kernels.attention.cached_tokens import CachedTokens
 from urdir.ptxgen.kernels.attention.choice import block_attention
 from urdir.ptxgen.kernels.attention.write_heads import WriteHeads
-from urdir.ptxgen.spec import ceil_div
 
 if TYPE_CHECKING:
     from urdir.ptxgen.kernels.attention.prefill_block import PrefillBlock
@@ -76,12 +75,11 @@ def append_blocks(
     queries = replace(own, layout=layout, token=replace(own.token, appends=False))
     append_tokens(at.plan, queries)
     out = work["heads"].slice(0, kernel.nbytes(kernel.param("out")))
-    for number in range(ceil_div(at.rows.keys, kernel.layout.max_len)):
-        first = number * kernel.layout.max_len
-        _append_written(at, mixer, kernel, own, number)
+    for first in range(0, at.rows.keys, kernel.layout.max_len):
+        _append_written(at, mixer, kernel, own, first)
         at.plan.launch(
             kernel,
-            at.name(f"attention.block {number}"),
+            at.name("attention.block"),
             first=first,
             q=work["q"],
             k_cache=work[WRITTEN_KEYS],
@@ -96,9 +94,9 @@ def append_blocks(
 
 
 def _append_written(
-    at: LayerStep, mixer: Attention, kernel: PrefillBlock, own: LayerAttention, number: int
+    at: LayerStep, mixer: Attention, kernel: PrefillBlock, own: LayerAttention, first: int
 ) -> None:
-    """Keys and values of heads of a block of tokens, of what the cache has of them."""
+    """Keys and values of heads of the block of tokens from ``first`` on, of what is cached."""
     latent, work, layout = mixer.latent, at.work, kernel.layout
     assert latent is not None
     assert latent.keys is not None
@@ -108,8 +106,8 @@ def _append_written(
     given = {name: of for name, of in own.caches.items() if name != "v_cache"}
     at.plan.launch(
         read,
-        at.name(f"attention.cached {number}"),
-        first=number * count,
+        at.name("attention.read"),
+        first=first,
         **given,
         **at.rows.arguments,
         segment=at.rows.segment,
@@ -119,10 +117,10 @@ def _append_written(
     still, values = work["q still"], work["expanded"]
     products = [(at.matrix(latent.keys), still), (at.matrix(latent.expand), values)]
     linear = replace(at.linear, rows=count)
-    linear.append(at.name(f"attn_kv_b {number}"), products, Activations(work["v"]))
+    linear.append(at.name("attn_kv_b"), products, Activations(work["v"]))
     at.plan.launch(
         _write_heads(layout, rotated),
-        at.name(f"attention.written {number}"),
+        at.name("attention.written"),
         head=work["k rotated"],
         still=still,
         v=values,
