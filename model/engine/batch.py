@@ -152,7 +152,7 @@ class ShapeBuckets:
         rows = self._chunk(end - start)
         if end - start > rows:
             end, output = start + rows, Output.NONE
-        return self._of_one_prompt(rows, start, end, output), end
+        return self._of_one_prompt(start, end, end, output), end
 
     def of_batch(self, batch: Batch, length: int, output: Output) -> StepShape:
         """The shape of one step of a batch, after which its longest sequence has ``length`` tokens.
@@ -169,7 +169,7 @@ class ShapeBuckets:
         keys = self.keys(length, len(batch.decode) + len(segments))
         rows = self.segment_rows(segments)
         if not batch.decode and len(segments) == 1:
-            return self._of_one_prompt(self._chunk(rows), segments[0].start, length, output)
+            return self._of_one_prompt(segments[0].start, segments[0].end, length, output)
         prompt = min(self._chunk(next(c for c in COARSE_CHUNKS if c >= rows)), self.chunks[-1])
         decode, outputs = self._coarse(len(batch.decode)), self._coarse(len(batch.choosing))
         most = min(self.rows, ceil_div(prompt, self.alignment))
@@ -177,9 +177,11 @@ class ShapeBuckets:
             decode + prompt, keys, output, prompt=prompt, outputs=max(1, outputs), segments=most
         )
 
-    def _of_one_prompt(self, rows: int, start: int, end: int, output: Output) -> StepShape:
-        """The shape of a step of ``rows`` rows for the tokens from ``start`` to ``end``."""
-        begins, keys = self.begin_apart and start == 0, self.keys(end)
+    def _of_one_prompt(self, start: int, end: int, length: int, output: Output) -> StepShape:
+        """The shape of a step for the tokens from ``start`` to ``end`` of a sequence, in the bucket
+        of ``length`` keys where it does not walk in blocks."""
+        rows = self._chunk(end - start)
+        begins, keys = self.begin_apart and start == 0, self.keys(length)
         if self.block and not begins:
             keys = min(self.lengths[-1], self.block * _few(ceil_div(end, self.block)))
         return StepShape(rows, keys, output, prompt=rows, begins=begins)
