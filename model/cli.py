@@ -138,7 +138,7 @@ def _reported_errors() -> tuple[type[Exception], ...]:
 def _usage_errors() -> tuple[type[Exception], ...]:
     """What the command line itself is to blame for."""
     from urdir.driver.errors import DeviceNameError
-    from urdir.model.errors import SettingsError
+    from urdir.model.errors import HubNameError, SettingsError
     from urdir.ptxgen.errors import SettingError
 
-    return (UsageError, DeviceNameError, SettingError, SettingsError)
+    return (UsageError, DeviceNameError, HubNameError, SettingError, SettingsError)

@@ -19,6 +19,10 @@ class HubError(ModelError):
     """A model on the Hugging Face hub cannot be found or downloaded."""
 
 
+class HubNameError(HubError):
+    """A name is not one of ``hf:org/repo[:file-or-type]`` (bad usage: exit code 2)."""
+
+
 class ConfigError(ModelError):
     """A well-formed file describes no model: a key or tensor is missing, or two disagree."""
 

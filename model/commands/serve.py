@@ -7,6 +7,7 @@ import shlex
 import sys
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from urdir.model.commands import options, prompts, replicas
@@ -119,7 +120,7 @@ def _serve_here(args: argparse.Namespace) -> None:
 
         def greet() -> None:
             model = service.model
-            _greet(f"{model.name}, {model.context} tokens of context", host, port, access)
+            _greet(f"{model.names[0]}, {model.context} tokens of context", host, port, access)
 
         serve(service, listener, access, limits, greet)
 
@@ -172,9 +173,22 @@ def open_service(args: argparse.Namespace, template: str | None) -> AsyncService
     print_room(engine)
     return EngineService(
         engine,
-        lambda service: EngineModel(engine, args.alias, service, defaults),
+        lambda service: EngineModel(engine, _names(args, engine), service, defaults),
         warm_up=warm_up,
     )
+
+
+def _names(args: argparse.Namespace, engine: Engine) -> list[str]:
+    """What clients may call the model: its aliases, or the name in its file and the one given here,
+    which is no path for strangers to see."""
+    from urdir.model.files.demo import DEMO
+    from urdir.model.files.hub import PREFIX
+
+    if args.alias:
+        names: list[str] = args.alias
+        return names
+    given = args.model or DEMO
+    return [engine.name, given if given.startswith(PREFIX) else Path(given).absolute().name]
 
 
 def _defaults(args: argparse.Namespace) -> Defaults:

@@ -96,6 +96,14 @@ def token_limit(text: str) -> int | None:
     return None if value < 0 else value
 
 
+def names(text: str) -> list[str]:
+    """An argparse type: names between commas."""
+    found = [name.strip() for name in text.split(",")]
+    if not all(found):
+        raise argparse.ArgumentTypeError(f"{text!r} has an empty name")
+    return found
+
+
 def sequences(text: str) -> int | None:
     """An argparse type: how many sequences at once; None for -1, as many as usual."""
     return None if text == "-1" else whole_number(1, 256)(text)

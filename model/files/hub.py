@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
-from urdir.model.errors import HubError
+from urdir.model.errors import HubError, HubNameError
 from urdir.model.files.pretrained.tokens import read_json
 from urdir.model.files.safetensors import INDEX_NAME
 from urdir.model.files.split import part_names
@@ -47,10 +47,12 @@ class HubName:
 
     @classmethod
     def parse(cls, text: str) -> HubName:
-        """Of "org/repo[:file-or-type]"; HubError where it is none."""
+        """Of "org/repo[:file-or-type]"; HubNameError where it is none."""
         repo, colon, wanted = text.partition(":")
         if not _REPO.fullmatch(repo) or bool(colon) != bool(wanted):
-            raise HubError(f"'{PREFIX}{text}' is no name such as hf:org/repo or hf:org/repo:Q4_K_M")
+            raise HubNameError(
+                f"'{PREFIX}{text}' is no name such as hf:org/repo or hf:org/repo:Q4_K_M"
+            )
         return cls(repo, wanted or None)
 
 

@@ -129,7 +129,7 @@ class ChatShape(Shape):
         self._head: Json = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "created": int(time.time()),
-            "model": model.name,
+            "model": model.names[0],
         }
 
     def head(self, streamed: bool) -> Json:

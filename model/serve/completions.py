@@ -96,7 +96,7 @@ class CompletionShape(Shape):
             "id": f"cmpl-{uuid.uuid4().hex}",
             "object": "text_completion",
             "created": int(time.time()),
-            "model": model.name,
+            "model": model.names[0],
         }
 
     def head(self, streamed: bool) -> Json:

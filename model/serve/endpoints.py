@@ -54,14 +54,15 @@ class Endpoints:
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
-        return JSONResponse({"object": "list", "data": [self._model_json()]})
+        data = [self._model_json(name) for name in self._model.names]
+        return JSONResponse({"object": "list", "data": data})
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/NAME."""
         name = request.path_params["name"]
-        if name != self._model.name:
-            raise unknown_model(name, self._model.name)
-        return JSONResponse(self._model_json())
+        if name not in self._model.names:
+            raise unknown_model(name, self._model.names)
+        return JSONResponse(self._model_json(name))
 
     def text_job(
         self, job: Callable[[Fields, ServedModel, Limits], Json]
@@ -155,9 +156,9 @@ class Endpoints:
     async def _with_text(self, job: Callable[[], _Result]) -> _Result:
         return await asyncio.get_running_loop().run_in_executor(self._text_thread, job)
 
-    def _model_json(self) -> Json:
+    def _model_json(self, name: str) -> Json:
         return {
-            "id": self._model.name,
+            "id": name,
             "object": "model",
             "created": self._model.created,
             "owned_by": "urdir",

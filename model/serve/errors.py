@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from urdir.driver.errors import DriverError
 from urdir.model.engine.requests.answer_loop import DeviceLostError
@@ -43,10 +43,10 @@ class ApiError(Exception):
         }
 
 
-def unknown_model(name: str, served: str) -> ApiError:
-    """There is one model, and it is another."""
+def unknown_model(name: str, served: Iterable[str]) -> ApiError:
+    """There is one model, and it has other names."""
     return ApiError(
-        f"there is no model {name!r}; this server has {served!r}",
+        f"there is no model {name!r}; this server has {', '.join(map(repr, served))}",
         status=404,
         kind="not_found_error",
         param="model",

@@ -42,8 +42,8 @@ class ServedModel(Protocol):
     """The model behind a service."""
 
     @property
-    def name(self) -> str:
-        """What clients call it."""
+    def names(self) -> tuple[str, ...]:
+        """What clients may call it; answers have the first one."""
 
     @property
     def created(self) -> int:

@@ -87,8 +87,8 @@ def read_parameters(
 
 def _check_model(fields: Fields, model: ServedModel) -> None:
     asked = fields.text("model")
-    if asked is not None and asked != model.name:
-        raise unknown_model(asked, model.name)
+    if asked is not None and asked not in model.names:
+        raise unknown_model(asked, model.names)
 
 
 def _read_settings(

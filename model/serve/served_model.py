@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from urdir.model.errors import TemplateError
@@ -28,16 +28,17 @@ _KINDS: dict[ConstraintKind, Callable[[Any], Constraint]] = {
 
 
 class EngineModel:
-    """See `ServedModel`. ``name`` is what clients call it, ``defaults`` hold for its requests.
+    """See `ServedModel`. ``names`` are what clients may call it; without any it is the file's name.
+    ``defaults`` hold for its requests.
 
     A constraint is compiled by the ``service`` when it is made: a bad one is refused before
     anything is queued.
     """
 
     def __init__(
-        self, engine: Engine, name: str | None, service: Service, defaults: Defaults
+        self, engine: Engine, names: Iterable[str], service: Service, defaults: Defaults
     ) -> None:
-        self.name = name or engine.name
+        self.names = tuple(dict.fromkeys(names)) or (engine.name,)
         self.defaults = defaults
         self.created = int(time.time())
         self.context = engine.session.context

@@ -211,7 +211,7 @@ class _MadeUp:
             name="demo", session=session, tokenizer=tokenizer, template=template
         )
         self.compiler = ConstraintCompiler(tokenizer)
-        self.model = EngineModel(cast(Any, engine), None, cast(Any, self), Defaults())
+        self.model = EngineModel(cast(Any, engine), (), cast(Any, self), Defaults())
         self._tokenizer = tokenizer
         self._ids = tokenizer.encode(_ANSWER, parse_special=True)[:_MOST_TOKENS]
 

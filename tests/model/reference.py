@@ -364,7 +364,7 @@ class Reference:
 
     def _attention(self, a: Attention, x: Floats, positions: Any, caches: list[Any]) -> Floats:
         if a.latent is not None:
-            return self._latent_attention(a, a.latent, x, positions)
+            return self._latent_attention(a, a.latent, x, positions, len(caches) - 1)
         q = self._clamped(a, self.linear(a.q, x)).reshape(len(x), a.heads, a.key_dim)
         if a.k is None:
             assert a.shares_cache_of is not None
@@ -379,6 +379,7 @@ class Reference:
             if a.v_norm is not None:
                 v = a.v_norm(v)
             q, k = self._turned(a, q, "q", positions), self._turned(a, k, "k", positions)
+            k, v = self.stored(len(caches) - 1, k, v)
         caches[-1] = k, v
         q = self._tempered(a, q, positions)
         out = self._attend(a, q, k, v, positions).reshape(len(x), a.output_width) * a.value_scale
@@ -391,7 +392,14 @@ class Reference:
         gate = np.logaddexp(0, gate) if a.gate.activation == "softplus" else _sigmoid(gate)
         return (out.reshape(len(x), gate.shape[1], -1) * gate[:, :, None]).reshape(out.shape)
 
-    def _latent_attention(self, a: Attention, of: Latent, x: Floats, positions: Any) -> Floats:
+    def stored(self, layer: int, keys: Floats, values: Floats) -> tuple[Floats, Floats]:
+        """What attention of a layer reads of keys and values (tokens, KV heads, dim), for those who
+        would have a cache; of latent attention the keys that rotate, and the latent vectors."""
+        return keys, values
+
+    def _latent_attention(
+        self, a: Attention, of: Latent, x: Floats, positions: Any, layer: int
+    ) -> Floats:
         """Keys and values of each head written out."""
         assert a.k is not None
         rows, latent = len(x), self.norm(of.norm, self.linear(of.down, x))
@@ -400,6 +408,8 @@ class Reference:
         turned = self.linear(a.q, source).reshape(rows, a.heads, -1)
         turned = self._turned(a, turned, "q", positions)
         k_turned = self._turned(a, self.linear(a.k, x)[:, None], "k", positions)
+        k_turned, latents = self.stored(layer, k_turned, latent[:, None])
+        latent = latents[:, 0]
         q, k = turned, np.repeat(k_turned, a.heads, axis=1)
         if of.q_still is not None and of.absorb is not None:
             up = self.matrix(of.absorb.matrix).reshape(a.heads, a.value_dim, -1)

@@ -25,7 +25,13 @@ FLAGS: tuple[Flag, ...] = (
         "tokens of an answer at most; -1: until the end",
         {"type": values.token_limit, "dest": "n_predict", "metavar": "N"},
     ),
-    Served("-a --alias", ("alias",), "name of the model for clients", {"metavar": "NAME"}),
+    Served(
+        "-a --alias",
+        ("alias",),
+        "name of the model for clients, or several between commas; answers have the first one "
+        "(default: the name in its file, and the one given here)",
+        {"type": values.names, "metavar": "NAME"},
+    ),
     Served(
         "--host",
         _ACCESS,

@@ -686,7 +686,25 @@ def test_pull_says_where_the_model_is(
     assert json.loads(out) == {"path": str(path), "bytes": 3 << 20}
     assert asked == [HubName("a/b-GGUF", None), HubName("a/b-GGUF", "Q8_0")]
     assert cli("pull", path)[0] == 2
-    assert cli("pull", "no name")[0] == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("pull", "a/b/c/d"),
+        ("show", "hf:nosuch"),
+        ("run", "-hf", "a/b:", "-p", "Hi"),
+        ("serve", "-m", "hf:a b/c"),
+        ("logits", "hf:a", "--tokens", "1", "--output", "x.npy"),
+        ("ptx", "list", "--model", "hf:a"),
+        ("bench", "hf:a"),
+    ],
+)
+def test_what_is_no_name_is_bad_usage(cli: Cli, words: tuple[str, ...]) -> None:
+    code, out, err = cli(*words)
+    assert (code, out) == (2, "")
+    assert "is no name such as hf:org/repo" in err
+    assert "Traceback" not in err
 
 
 def test_show_says_first_whether_it_runs(

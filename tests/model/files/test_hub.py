@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from urdir.model.errors import HubError
+from urdir.model.errors import HubError, HubNameError
 from urdir.model.files.gguf import Gguf
 from urdir.model.files.hub import HubName, choose, download
 from urdir.model.files.source import open_model
@@ -134,7 +134,7 @@ def test_names() -> None:
     assert HubName.parse("a-1/b.c_d:Q8_0") == HubName("a-1/b.c_d", "Q8_0")
     assert HubName.parse("a/b:c/d.gguf").wanted == "c/d.gguf"
     for text in ("", "a", "a/", "/b", "a/b/c", "a/b:", "../b", "a/..", "a b/c", "a/b\n"):
-        with pytest.raises(HubError, match="is no name such as"):
+        with pytest.raises(HubNameError, match="is no name such as"):
             HubName.parse(text)
 
 

@@ -40,7 +40,7 @@ class ToyModel:
 
     tokenizer: Tokenizer
     template: ChatTemplate | None
-    name: str = "toy"
+    names: tuple[str, ...] = ("toy", "a/b-GGUF")
     created: int = 1_700_000_000
     context: int = 512
     defaults: Defaults = field(default_factory=Defaults)

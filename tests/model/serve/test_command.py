@@ -244,13 +244,38 @@ def test_flags_of_access_and_of_requests(
     )
 
 
+@pytest.mark.parametrize(
+    ("flags", "names"),
+    [
+        ((), ("toy", "demo")),
+        (("-m", "demo"), ("toy", "demo")),
+        (("models/toy-Q8_0.gguf",), ("toy", "toy-Q8_0.gguf")),
+        (("-m", "/models/toy/"), ("toy",)),
+        (("-hf", "org/repo:Q8_0"), ("toy", "hf:org/repo:Q8_0")),
+        (("-m", "demo", "--alias", "gpt-4o, mine"), ("gpt-4o", "mine")),
+    ],
+)
+def test_names_of_the_model(
+    flags: tuple[str, ...], names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[Any] = []
+    monkeypatch.setattr("urdir.model.serve.server.serve", lambda *given: None)
+    monkeypatch.setattr("urdir.model.serve.server.listen", lambda *where: socket.socket())
+    monkeypatch.setattr(command, "open_engine", lambda *given, **more: ENGINE)
+    monkeypatch.setattr(
+        async_service, "AsyncService", lambda engine, make, **more: found.append(make(None))
+    )
+    assert main(["serve", *flags]) == 0
+    assert found[0].names == names
+
+
 @pytest.mark.slow
 @pytest.mark.full
 def test_the_demo_model_answers_several_at_once() -> None:
     """The engine itself, on a machine without a GPU."""
     command = [sys.executable, "-m", "urdir.model", "serve", "--port", "0", "-c", "64"]
     process = subprocess.Popen(
-        [*command, "--device", "emulator", "--alias", "demo"], stderr=subprocess.PIPE, text=True
+        [*command, "--device", "emulator"], stderr=subprocess.PIPE, text=True
     )
     try:
         assert process.stderr is not None
@@ -274,6 +299,7 @@ def test_the_demo_model_answers_several_at_once() -> None:
     [
         (("--port", "70000"), 2, "between 0 and 65535"),
         (("--api-key", ""), 2, "--api-key is empty"),
+        (("--alias", "a,,b"), 2, "'a,,b' has an empty name"),
         (("--api-key-file", "/nowhere"), 1, "--api-key-file /nowhere"),
         (("--host", "192.0.2.1"), 1, "cannot listen on 192.0.2.1:8080"),
         (("--host", "no.such.name.invalid"), 1, "cannot listen on no.such.name.invalid"),

@@ -28,7 +28,7 @@ def test_everybody_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def run() -> tuple[list[httpx.Response], list[httpx.Response]]:
         engine = Engine.open(device="emulator", sequences=2, page_len=16, context=64)
-        service = AsyncService(engine, lambda owner: EngineModel(engine, None, owner, Defaults()))
+        service = AsyncService(engine, lambda owner: EngineModel(engine, (), owner, Defaults()))
         transport = httpx.ASGITransport(
             make_app(service, Access(), Limits(), ServerMetrics(service))
         )

@@ -21,14 +21,17 @@ CHAT = "/v1/chat/completions"
 
 def test_models(server: Any) -> None:
     client = server.openai()
-    [model] = client.models.list().data
+    model, also = client.models.list().data
+    assert also == model.model_copy(update={"id": "a/b-GGUF"})
     assert (model.id, model.owned_by, model.created) == ("toy", "urdir", 1_700_000_000)
     assert model.max_model_len == 512
     assert client.models.retrieve("toy") == model
+    assert client.models.retrieve("a/b-GGUF") == also
+    assert client.chat.completions.create(model="a/b-GGUF", **HI).model == "toy"
     with pytest.raises(openai.NotFoundError) as caught:
         client.models.retrieve("some/other")
     assert caught.value.code == "model_not_found"
-    with pytest.raises(openai.NotFoundError, match="this server has 'toy'"):
+    with pytest.raises(openai.NotFoundError, match="this server has 'toy', 'a/b-GGUF'"):
         client.chat.completions.create(model="gpt-4", **HI)
     assert server.http().post(CHAT, json=HI).status_code == 200  # none named: the one there is
 

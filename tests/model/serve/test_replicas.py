@@ -57,7 +57,7 @@ def open_service():
             return RuntimeError("lost") if self.is_lost else None
 
     engine = Engine.open(device="emulator", sequences=2, context=256, text=True)
-    return Service(engine, lambda owner: EngineModel(engine, None, owner, Defaults()))
+    return Service(engine, lambda owner: EngineModel(engine, (), owner, Defaults()))
 
 serve.start(http_options=HTTPOptions(port=port))
 assert isinstance(application({"flags": "--device emulator --replicas 0-3"}), serve.Application)

@@ -118,7 +118,7 @@ def test_nothing_grows_and_nothing_is_wrong(
     engine = Engine.open(device="emulator", sequences=4, page_len=16, pages=14, text=True)
     limits = replace(Limits.for_latency(engine.session.shapes), wait_seconds=3600)
     service = AsyncService(
-        engine, lambda owner: EngineModel(engine, "demo", owner, Defaults()), limits
+        engine, lambda owner: EngineModel(engine, ["demo"], owner, Defaults()), limits
     )
     try:
         with run_server(service) as server:
