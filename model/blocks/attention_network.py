@@ -59,7 +59,8 @@ def _append_attended(
     if written is not None and not at.rows.begins:
         from urdir.model.blocks.latent_blocks import append_blocks, block_kernel
 
-        if (kernel := block_kernel(at, written)) is not None:
+        assert mixer.latent is not None
+        if (kernel := block_kernel(at, mixer.latent, written)) is not None:
             kernel = replace(kernel, packs=kernel.can_pack and _takes_packed(at, written))
             own = layer_attention(at, mixer, own_token(mixer))
             return append_blocks(at, mixer, kernel, x, norm, own), written

@@ -15,7 +15,7 @@ from urdir.model.blocks.activations import Activations
 from urdir.model.blocks.attention import LayerAttention, append_keys_alone, append_tokens
 from urdir.model.blocks.latent_heads import append_latent_parts, append_whole_queries
 from urdir.model.blocks.parts import LayerStep
-from urdir.model.families.attention import Attention
+from urdir.model.families.attention import Attention, Latent
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.workspace import (
     WRITTEN_KEYS,
@@ -26,24 +26,25 @@ from urdir.model.memory.workspace import (
 )
 from urdir.ptxgen.kernels.attention.cached_tokens import CachedTokens
 from urdir.ptxgen.kernels.attention.choice import block_attention
-from urdir.ptxgen.kernels.attention.write_heads import WriteHeads
+from urdir.ptxgen.kernels.linear.packed_parts import HeadPlaces
 
 if TYPE_CHECKING:
     from urdir.ptxgen.kernels.attention.prefill_block import PrefillBlock
 
 # One object for equal kernels, of all blocks and layers.
 _cached_tokens = lru_cache(maxsize=64)(CachedTokens)
-_write_heads = lru_cache(maxsize=64)(WriteHeads)
 _block_attention = lru_cache(maxsize=64)(block_attention)
 
 #: From this many rows on: each step writes all cached tokens out, however few its rows are.
 LEAST_ROWS = 64
 
 
-def block_kernel(at: LayerStep, written: Attention) -> PrefillBlock | None:
+def block_kernel(at: LayerStep, latent: Latent, written: Attention) -> PrefillBlock | None:
     """The kernel by which the rows attend to a block of keys and values of heads; None where they
     attend to latent vectors."""
-    if at.rows.count < LEAST_ROWS:
+    assert latent.keys is not None
+    matrices = (at.matrix(latent.keys), at.matrix(latent.expand))
+    if at.rows.count < LEAST_ROWS or not at.linear.packs(*matrices):
         return None
     return _block_attention(
         written.heads,
@@ -97,11 +98,12 @@ def _append_written(
     at: LayerStep, mixer: Attention, kernel: PrefillBlock, own: LayerAttention, first: int
 ) -> None:
     """Keys and values of heads of the block of tokens from ``first`` on, of what is cached."""
-    latent, work, layout = mixer.latent, at.work, kernel.layout
+    latent, work = mixer.latent, at.work
     assert latent is not None
     assert latent.keys is not None
-    rotated, count = mixer.key_dim - mixer.value_dim, layout.max_len
-    read = _cached_tokens(own.layout, count, at.rows.count, rotated)
+    rotated, count = mixer.key_dim - mixer.value_dim, kernel.layout.max_len
+    keys, values = work[WRITTEN_KEYS], work[WRITTEN_VALUES]
+    read = _cached_tokens(own.layout, count, at.rows.count, rotated, kernel.heads, kernel.head_dim)
     assert at.rows.segment is not None
     given = {name: of for name, of in own.caches.items() if name != "v_cache"}
     at.plan.launch(
@@ -111,19 +113,14 @@ def _append_written(
         **given,
         **at.rows.arguments,
         segment=at.rows.segment,
-        head=work["k rotated"],
+        keys=keys,
         tail=work["v"],
     )
-    still, values = work["q still"], work["expanded"]
-    products = [(at.matrix(latent.keys), still), (at.matrix(latent.expand), values)]
-    linear = replace(at.linear, rows=count)
-    linear.append(at.name("attn_kv_b"), products, Activations(work["v"]))
-    at.plan.launch(
-        _write_heads(layout, rotated),
-        at.name("attention.written"),
-        head=work["k rotated"],
-        still=still,
-        v=values,
-        k_cache=work[WRITTEN_KEYS],
-        v_cache=work[WRITTEN_VALUES],
+    products = [(at.matrix(latent.keys), keys), (at.matrix(latent.expand), values)]
+    key_dim, value_dim = kernel.head_dim, kernel.value_dim
+    places = (
+        HeadPlaces(key_dim - rotated, rotated, key_dim),
+        HeadPlaces(value_dim, 0, value_dim),
     )
+    linear = replace(at.linear, rows=count)
+    linear.append_heads(at.name("attn_kv_b"), products, Activations(work["v"]), places)

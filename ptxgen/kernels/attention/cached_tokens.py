@@ -18,8 +18,9 @@ THREADS = 128
 @dataclass(frozen=True)
 class CachedTokens(KernelSpec):
     """The keys of ``tokens`` tokens from token ``first`` on, of the sequence that a step's prompt
-    belongs to: the first ``split`` values of each, ``head`` (tokens, split), and the others,
-    ``tail`` (tokens, head_dim - split), f32. Beyond the step's last token they are zeros.
+    belongs to: the first ``split`` values of each as those of the keys of all ``heads`` (heads,
+    tokens, width) f16, whose others stay as they are, and the rest as ``tail`` (tokens, rest) f32.
+    Beyond the step's last token they are zeros.
 
     The prompt's rows are ``segment`` (first, end) of the step's ``rows``, whose sequences and
     positions are given; they are appended. For caches with a single KV head.
@@ -29,6 +30,8 @@ class CachedTokens(KernelSpec):
     tokens: int
     rows: int
     split: int
+    heads: int
+    width: int
 
     name = "cached_tokens"
     template = ("urdir.templates", "cached_tokens.ptx.j2")
@@ -41,6 +44,8 @@ class CachedTokens(KernelSpec):
                 f"keys of {self.layout.head_dim} values in two parts, the first of {self.split}: "
                 "multiples of 8"
             )
+        if self.width < self.split or self.width % 8 or self.heads < 1:
+            raise PtxgenError(f"{self.split} of {self.width} values of {self.heads} heads")
         if min(self.tokens, self.rows) < 1 or self.tokens * self.eights >= 2**31:
             raise PtxgenError(f"{self.tokens} tokens of a cache, for {self.rows} rows")
 
@@ -63,7 +68,8 @@ class CachedTokens(KernelSpec):
             Param("sequence", "u32", ("rows",), Access.IN),
             Param("position", "u32", ("rows",), Access.IN),
             Param("segment", "u32", (1, 2), Access.IN),
-            Param("head", "f32", ("tokens", "split"), Access.OUT),
+            # the other values of its rows must survive: INOUT, not OUT
+            Param("keys", "f16", ("heads", "tokens", "width"), Access.INOUT),
             Param("tail", "f32", ("tokens", "rest"), Access.OUT),
         )
 
@@ -80,7 +86,10 @@ class CachedTokens(KernelSpec):
         if found.size:
             sequence, table = int(inputs["sequence"][row]), inputs.get("block_table")
             keys[: found.size] = self.layout.read(inputs["k_cache"], sequence, found, table)[0]
-        return {"head": keys[:, : self.split], "tail": keys[:, self.split :]}
+        heads = inputs["keys"].copy()
+        with np.errstate(over="ignore"):
+            heads[:, :, : self.split] = keys[:, : self.split].astype(np.float16)
+        return {"keys": heads, "tail": keys[:, self.split :]}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """The last rows of a sequence of any length, some rows idle, from any token of it on."""
@@ -99,16 +108,18 @@ class CachedTokens(KernelSpec):
             "sequence": np.full(self.rows, sequence, np.uint32),
             "position": position,
             "segment": np.array([[0, live]], np.uint32),
+            "keys": rng.standard_normal((self.heads, self.tokens, self.width)).astype(np.float16),
         }
 
     @classmethod
     def examples(cls) -> Mapping[str, CachedTokens]:
         latent = KvLayout(2, 1, 60, 576, "f16", value_dim=512, values_in_keys=True)
+        quants = KvLayout(2, 1, 64, 96, "q8_0", 16, 9, value_dim=64)
         return {
-            "latent": cls(latent, 20, 9, 64),
-            "pages q8_0": cls(KvLayout(2, 1, 64, 96, "q8_0", 16, 9, value_dim=64), 33, 5, 32),
-            "f32": cls(KvLayout(1, 1, 50, 40, "f32", value_dim=32), 50, 7, 8),
-            "pages bf16": cls(KvLayout(2, 1, 64, 48, "bf16", 32, 5), 3, 1, 40),
+            "latent": cls(latent, 20, 9, 64, 3, 192),
+            "pages q8_0": cls(quants, 33, 5, 32, 2, 96),
+            "f32": cls(KvLayout(1, 1, 50, 40, "f32", value_dim=32), 50, 7, 8, 1, 40),
+            "pages bf16": cls(KvLayout(2, 1, 64, 48, "bf16", 32, 5), 3, 1, 40, 5, 40),
         }
 
     def flops(self) -> int:
@@ -116,4 +127,5 @@ class CachedTokens(KernelSpec):
 
     def bytes_moved(self) -> int:
         """The tokens' keys, read once, and both parts."""
-        return self.tokens * (self.layout.token_nbytes + 4 * self.layout.head_dim)
+        parts = 2 * self.heads * self.split + 4 * self.rest
+        return self.tokens * (self.layout.token_nbytes + parts)

@@ -45,7 +45,7 @@ def test_attention_puts_heads_together_where_all_rows_are_decoded() -> None:
         assert few.keys() >= ALWAYS | TOGETHER
         shape = session.shapes.prompt(1000, 2900)[0]
         many = attention_launches(session, shape)
-        assert many.keys() >= {"attention.read", "attn_kv_b", "attention.written"}
+        assert many.keys() >= {"attention.read", "attn_kv_b", "attention.block"}
         assert not many.keys() & {"attn_k_b", "attn_v_b"}
         labels = [op.label for op in build_plan(session.parts, shape)]
         assert labels.count("blk.1.attention.block") == 2  # of 2,016 tokens
