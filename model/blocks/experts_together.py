@@ -15,7 +15,7 @@ from urdir.model.blocks.expert_products import (
 from urdir.model.blocks.mixtures import MixtureLayer
 from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.experts.choice import pays_together
+from urdir.ptxgen.kernels.experts.choice import most_warps, pays_together
 from urdir.ptxgen.kernels.experts.gemm_small import ExpertsGemmSmall
 from urdir.ptxgen.kernels.experts.spec import MAX_USED
 from urdir.ptxgen.kernels.linear.ends import is_first
@@ -99,6 +99,7 @@ class ExpertsTogether(ExpertProducts):
             gated=product.up is not None,
             activation=product.activation,
             norm=computed,
+            warps=most_warps(self.linear.limits.target, matrix.format),
             early=down,  # the products before it have waited for the router
             sms=self.linear.limits.sms,
         )

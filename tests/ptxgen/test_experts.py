@@ -13,6 +13,7 @@ from urdir.driver.device import Device
 from urdir.driver.harness import run_kernel
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.experts.choice import most_warps
 from urdir.ptxgen.kernels.experts.down import ExpertsDown
 from urdir.ptxgen.kernels.experts.gemm import ExpertsGemm, tile_height
 from urdir.ptxgen.kernels.experts.gemm_small import ExpertsGemmSmall
@@ -26,10 +27,14 @@ from urdir.ptxgen.kernels.linear.gemm_tile import TILES
 from urdir.ptxgen.kernels.linear.pack import Pack
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.pairs import most_places, most_tiles
-from urdir.ptxgen.weights.formats import FORMATS
+from urdir.ptxgen.ptx.architecture import ARCHITECTURES, number_of
+from urdir.ptxgen.target import TESTED
+from urdir.ptxgen.tools.assemble import assemble, is_available
+from urdir.ptxgen.weights.formats import FORMATS, Format
 
 Q8, F16 = FORMATS["Q8_0"], FORMATS["F16"]
 SILU, LIMITED = Activation("silu"), Activation("silu", limit=1.0)
+OAI = Activation("swiglu_oai", limit=7.0)
 FEW: dict[str, Any] = {"batch": 3}
 TILES_OF_16: dict[str, Any] = {"batch": 9, "height": 16}
 GATED: dict[str, Any] = TILES_OF_16 | {"gated": True, "activation": SILU}
@@ -127,6 +132,35 @@ def test_rows_that_share_experts(emulator: Device, shared: str, down: bool) -> N
     spec = ExpertsGemmSmall(Q8, 6, 2, 32, 288, len(chosen), down=down, bias=True, sms=3)
     inputs = spec.make_inputs(np.random.default_rng(1)) | {"expert": chosen}
     compare(spec, run_kernel(emulator, spec, inputs), spec.reference(**inputs))
+
+
+#: Those that took most beyond the registers of 16 warps, and of 12; --full has all.
+SCARCE = {("sm_75", "Q3_K"), ("sm_80", "Q6_K"), ("sm_86", "Q3_K"), ("sm_120", "NVFP4")}
+
+
+@pytest.mark.skipif(not is_available(), reason="nvJitLink is not installed")
+@pytest.mark.parametrize(
+    ("target", "fmt"),
+    [
+        pytest.param(target, fmt, marks=[] if (target, fmt.name) in SCARCE else pytest.mark.full)
+        for target in TESTED
+        for fmt in FORMATS.values()
+        if not fmt.is_float
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.name,
+)
+def test_quartets_of_real_shapes_spill_nothing(target: str, fmt: Format) -> None:
+    """Eight rows of qwen3-30b-a3b, and of one like gpt-oss-20b, which has biases."""
+    shared = ARCHITECTURES[number_of(target)].shared_per_cta
+    most: dict[str, Any] = {"warps": most_warps(target, fmt), "shared": shared}
+    for experts, used, width, hidden, f in ((128, 8, 768, 2048, SILU), (32, 4, 1024, 1536, OAI)):
+        most["bias"] = f == OAI
+        up = {"gated": True, "activation": f, "norm": Norm("rms", 1e-5)}
+        down = {"down": True, "weighted": True, "early": True}
+        for rows, cols, fields in ((width, hidden, up), (hidden, width, down)):
+            spec = ExpertsGemmSmall(fmt, experts, used, rows, cols, 8, **fields, **most)
+            cost = assemble(spec.ptx(target), target, name=spec.name).entries[spec.name]
+            assert not cost.spills, spec
 
 
 @pytest.mark.parametrize("down", [False, True], ids=["up", "down"])

@@ -1,8 +1,12 @@
-"""Whether rows of a decode step that chose the same expert read its weights together."""
+"""Whether rows of a decode step that chose the same expert read its weights together, and how many
+warps do."""
 
 from __future__ import annotations
 
 from urdir.ptxgen.kernels.experts.gemm_small import expected_experts
+from urdir.ptxgen.kernels.experts.quartets import LEAST_WARPS, MAX_WARPS
+from urdir.ptxgen.target import Target
+from urdir.ptxgen.weights.formats import Format
 
 #: Bytes that a layer must spare before `ExpertsGemmSmall` pays: it lists the quartets before it
 #: loads weights, and its results are added up by a launch of their own. Measured on an H200, a
@@ -23,3 +27,16 @@ def pays_together(rows: int, experts: int, used: int, expert_nbytes: int) -> boo
     matrices have so many bytes each."""
     spared = rows * used - expected_experts(rows, experts, used)
     return spared * expert_nbytes >= SPARED_NBYTES
+
+
+def most_warps(target: str, fmt: Format) -> int:
+    """Warps of a CTA of `ExpertsGemmSmall`, at most: so few that their registers do not spill.
+
+    Of 16 warps a thread has 128 registers, of 12 it has 168. As ptxas of CUDA 13 assembles them,
+    128 are enough on sm_90 and sm_100. Elsewhere most types take up to 20 more, and NVFP4, whose
+    scales are f32, takes more than 168 on sm_120.
+    """
+    sm = Target.parse(target).sm
+    if 90 <= sm < 120:
+        return MAX_WARPS
+    return LEAST_WARPS if sm >= 120 and fmt.name == "NVFP4" else 12

@@ -26,7 +26,7 @@ MAX_SLOTS, MIN_SLOTS = 6, 2
 
 @dataclass(frozen=True)
 class QuartetProduct(ExpertsProduct):
-    """The fields of `ExpertsGemmSmall`, and its sizes."""
+    """The fields of `ExpertsGemmSmall`, and its sizes. ``warps`` of a CTA are its most."""
 
     down: bool = False
     weighted: bool = False
@@ -36,7 +36,7 @@ class QuartetProduct(ExpertsProduct):
     norm: Norm | None = None
     early: bool = False
     parts: int = 1
-    warps: int = 0
+    warps: int = MAX_WARPS
     stages: int = MAX_SLOTS
     shared: int = SHARED_NBYTES
     sms: int = SMS
@@ -131,7 +131,7 @@ class QuartetProduct(ExpertsProduct):
     def cta_warps(self) -> int:
         """Warps of a CTA: as many as have two slots each."""
         room = self.ring_nbytes // (MIN_SLOTS * self.slot_nbytes)
-        return self.warps or max(1, min(MAX_WARPS, room))
+        return min(self.warps, max(1, room))
 
     @property
     def fits(self) -> bool:
