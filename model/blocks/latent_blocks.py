@@ -35,16 +35,13 @@ if TYPE_CHECKING:
 _cached_tokens = lru_cache(maxsize=64)(CachedTokens)
 _block_attention = lru_cache(maxsize=64)(block_attention)
 
-#: From this many rows on: each step writes all cached tokens out, however few its rows are.
-LEAST_ROWS = 64
-
 
 def block_kernel(at: LayerStep, latent: Latent, written: Attention) -> PrefillBlock | None:
     """The kernel by which the rows attend to a block of keys and values of heads; None where they
     attend to latent vectors."""
     assert latent.keys is not None
     matrices = (at.matrix(latent.keys), at.matrix(latent.expand))
-    if at.rows.count < LEAST_ROWS or not at.linear.packs(*matrices):
+    if not at.linear.packs(*matrices):
         return None
     return _block_attention(
         written.heads,
