@@ -64,7 +64,7 @@ class TestCatalog(TextSuite):
 
     kernels = tuple(kernels().values())
 
-    @pytest.mark.turns(3)
+    @pytest.mark.turns(4)
     def test_it_assembles_without_spills(self, spec: KernelSpec) -> None:
         super().test_it_assembles_without_spills(spec)
 
