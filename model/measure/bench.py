@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from statistics import mean, stdev
+from statistics import mean, median, stdev
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -73,9 +73,10 @@ class BenchRow:
     """One measured case, named as llama-bench names them (``pp512``, ``tg128``, ``tg64 @ d8192``,
     ``pp512+tg128``), with the number of sequences where it is not one (``tg128 x 4``).
 
-    ``tokens_per_second`` (mean of the runs) and its standard ``deviation`` count the tokens of all
-    sequences. ``ms_per_token`` is its inverse, ``ms_per_step`` the time of a step, which makes one
-    token of each sequence. With several sequences, what follows is a token's share of a step.
+    ``tokens_per_second`` (mean of the runs), its standard ``deviation`` and the ``median`` run
+    count the tokens of all sequences. ``ms_per_token`` is the inverse of the mean, ``ms_per_step``
+    the time of a step, which makes one token of each sequence. With several sequences, what follows
+    is a token's share of a step.
 
     ``tflop_per_s`` are the operations that the tokens need (`flops_of`), in 10^12 per second, and
     ``product_share`` their share of the rate of a dense product.
@@ -92,6 +93,7 @@ class BenchRow:
     sequences: int
     tokens_per_second: float
     deviation: float
+    median: float
     ms_per_token: float
     tflop_per_s: float
     product_share: float
@@ -274,6 +276,7 @@ class _Bench:
             sequences=sequences,
             tokens_per_second=mean(rates),
             deviation=stdev(rates) if len(rates) > 1 else 0.0,
+            median=median(rates),
             ms_per_token=1e3 * mean(seconds) / tokens,
             tflop_per_s=product / 1e12,
             product_share=product / self.rates.product,

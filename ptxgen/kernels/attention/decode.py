@@ -116,6 +116,13 @@ class DecodeAttention(RowsWithTokens):
         return self.value_dim <= MAX_MMA_VALUES and dtype != "f32" and not is_single
 
     @property
+    def reads_once(self) -> bool:
+        """Whether keys and values that pass tensor cores' rings give way to other data in the L2
+        cache: a step reads more of them than that holds, and CTAs that read the same ones do so at
+        about the same time."""
+        raise NotImplementedError
+
+    @property
     def tensor_cores_since(self) -> int:
         """The first architecture on which they do: before sm_90 the sums of more than 256 values do
         not fit beside what the assembler keeps."""

@@ -33,6 +33,12 @@ class IncrementalAttention(DecodeAttention):
     template = ("urdir.templates", "incremental_attention.ptx.j2")
 
     @property
+    def reads_once(self) -> bool:
+        # A step of 8 rows of an 8B Q4_K_M model at 300 keys takes 1.635 ms so on an H200, else
+        # 1.647; of one row at 128 keys 1.345 and 1.346: it may find them in the cache.
+        return self.rows > 1
+
+    @property
     def params(self) -> tuple[Param, ...]:
         return (
             *self.input_params,

@@ -56,7 +56,8 @@ CONDITIONS = {
     *("read_gb_per_s", "product_tflop_per_s"),
 }
 ROW = {
-    *("test", "sequences", "tokens_per_second", "deviation", "ms_per_token", "ms_per_step"),
+    *("test", "sequences", "tokens_per_second", "deviation", "median"),
+    *("ms_per_token", "ms_per_step"),
     *("bytes_per_token", "moved_per_token", "gb_per_s", "share", "host_us_per_token"),
     *("tflop_per_s", "product_share"),
 }
@@ -147,6 +148,7 @@ def test_rows_agree_with_themselves(engine: Engine) -> None:
     for row in rows:
         assert row.tokens_per_second > 0
         assert row.deviation >= 0
+        assert row.median == pytest.approx(row.tokens_per_second)  # of two runs
     for row in (single, three):
         assert row.bytes_per_token
         assert row.gb_per_s
