@@ -39,10 +39,12 @@ def append_attention(
         attention = _append_heads(at, mixer, x, norm)
     else:
         attention, mixer = _append_written(at, mixer, written, x, norm), written
-    matrix, packs = at.matrix(mixer.o), False
-    if mixer.gate is None and at.outputs is None and mixer.latent is None:
-        packs = at.linear.packs(matrix) and attention.can_pack
-    heads = at.work["packed" if packs else "heads"]
+    matrix = at.matrix(mixer.o)
+    whole = mixer.gate is None and at.outputs is None and mixer.latent is None
+    # Few packed rows are where f32 would be, as eight take no more room than four of these.
+    few = whole and not at.rows.prompt and at.linear.takes_few_heads(matrix)
+    packs = whole and (few or at.linear.packs(matrix)) and attention.can_pack
+    heads = at.work["packed" if packs and not few else "heads"]
     incremental_attention_into(at.plan, attention, heads, packs=packs)
     due = None
     if mixer.gate is not None and mixer.latent is None:

@@ -120,8 +120,9 @@ class AttentionSpec(KernelSpec):
             return Param("out", "f32", ("rows", "heads", "value_dim"), Access.OUT)
         return Param("out", "f16", packed_shape(self.rows, self.heads * self.value_dim), Access.OUT)
 
-    def finished(self, out: Array) -> Array:
-        """The output, made of the heads (rows, heads, value_dim)."""
+    def finished(self, inputs: dict[str, Array]) -> Array:
+        """The output, made of the heads (rows, heads, value_dim) of all rows."""
+        out = self.attend(inputs)
         return pack(out.reshape(self.rows, -1)) if self.packs else out
 
     @property
