@@ -104,7 +104,7 @@ class PrefillBlock(PrefillWgmma):
         if self.packs:
             before = unpack(before, self.rows, self.heads * self.value_dim).reshape(out.shape)
         made: Array = np.where(ends[:, :, None], out, before)
-        return self.finished(made.astype(np.float32))
+        return self.as_output(made.astype(np.float32))
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """A chunk whose last rows see more than the block, or whose first rows less; the last row
