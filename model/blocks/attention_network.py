@@ -34,17 +34,8 @@ def append_attention(
     at: LayerStep, mixer: Attention, x: Activations, norm: NormLayer | None, to: Destination
 ) -> Activations:
     """O (attention of the norm of x), gated where there is a gate."""
-    written = mixer.written_out if at.rows.begins and at.linear.takes_gemm else None
-    if written is None:
-        attention = _append_heads(at, mixer, x, norm)
-    else:
-        attention, mixer = _append_written(at, mixer, written, x, norm), written
-    matrix, packs = at.matrix(mixer.o), False
-    if mixer.gate is None and at.outputs is None and mixer.latent is None:
-        packs = at.linear.packs(matrix) and attention.can_pack
-    heads = at.work["packed" if packs else "heads"]
-    incremental_attention_into(at.plan, attention, heads, packs=packs)
-    due = None
+    made, mixer = _append_attended(at, mixer, x, norm)
+    heads, due = made.x, None
     if mixer.gate is not None and mixer.latent is None:
         due = _gate_of(at, mixer.gate, at.work["attention gate"], heads, mixer.output_width)
     if at.outputs is not None:
@@ -55,9 +46,45 @@ def append_attention(
     if mixer.value_scale != 1.0:
         assert mixer.o.bias is None
         to = replace(to, scale=to.scale * mixer.value_scale)
-    fill = fills_sms(at.rows.keys)
-    made = Activations(heads, packed=heads if packs else None, gate=due)
-    return at.finish("attn_output", matrix, made, to, fill=fill)
+    fill, made = fills_sms(at.rows.keys), Activations(heads, packed=made.packed, gate=due)
+    return at.finish("attn_output", at.matrix(mixer.o), made, to, fill=fill)
+
+
+def _append_attended(
+    at: LayerStep, mixer: Attention, x: Activations, norm: NormLayer | None
+) -> tuple[Activations, Attention]:
+    """The heads of attention, packed where the product after it takes them so; and ``mixer`` as
+    they were made: rows of a prompt by keys and values of heads."""
+    written = mixer.written_out if at.rows.is_one_prompt and at.linear.takes_gemm else None
+    if written is not None and not at.rows.begins:
+        from urdir.model.blocks.latent_blocks import append_blocks, block_kernel
+
+        assert mixer.latent is not None
+        if (kernel := block_kernel(at, mixer.latent, written)) is not None:
+            packs = kernel.can_pack and _packed_heads(at, written) is not None
+            kernel = replace(kernel, packs=packs)
+            own = layer_attention(at, mixer, own_token(mixer))
+            return append_blocks(at, mixer, kernel, x, norm, own), written
+        written = None
+    if written is None:
+        attention = _append_heads(at, mixer, x, norm)
+    else:
+        attention, mixer = _append_written(at, mixer, written, x, norm), written
+    packed = _packed_heads(at, mixer) if attention.can_pack else None
+    heads = at.work["heads"] if packed is None else packed
+    incremental_attention_into(at.plan, attention, heads, packs=packed is not None)
+    return Activations(heads, packed=packed), mixer
+
+
+def _packed_heads(at: LayerStep, mixer: Attention) -> Slice | None:
+    """Where heads are packed for the product after them; None if that does not take them so, or
+    something comes in between."""
+    matrix = at.matrix(mixer.o)
+    if mixer.gate is not None or at.outputs is not None or mixer.latent is not None:
+        return None
+    if not at.rows.prompt and at.linear.takes_few_heads(matrix):
+        return at.work["heads"]  # eight packed rows take no more room than four of f32
+    return at.work["packed"] if at.linear.packs(matrix) else None
 
 
 def _append_own_values(at: LayerStep, mixer: Attention, latent: Latent, heads: Slice) -> Slice:
@@ -90,21 +117,26 @@ def _only_outputs(
 
 def append_keys(at: LayerStep, mixer: Attention, x: Activations, norm: NormLayer | None) -> None:
     """The keys and values of x alone, into the cache, where the layer has one."""
-    if mixer.k is not None:
-        append_tokens(at.plan, _append_heads(at, mixer, x, norm, attends=False))
+    if mixer.latent is not None:
+        from urdir.model.blocks.latent_heads import append_latent_parts
+
+        append_latent_parts(at, mixer, mixer.latent, x, norm)
+        append_keys_alone(at.plan, layer_attention(at, mixer, own_token(mixer)))
+    elif mixer.k is not None:
+        append_tokens(at.plan, _append_heads(at, mixer, x, norm))
 
 
 def _append_heads(
-    at: LayerStep, mixer: Attention, x: Activations, norm: NormLayer | None, attends: bool = True
+    at: LayerStep, mixer: Attention, x: Activations, norm: NormLayer | None
 ) -> LayerAttention:
     """The queries, keys and values of the norm of x; what attention does with them. Where all rows
-    are decoded, and attend, it puts the heads of a latent vector together itself."""
+    are decoded it puts the heads of a latent vector together itself."""
     token = own_token(mixer)
     if mixer.latent is not None:
         from urdir.model.blocks.latent_heads import append_latent_heads
 
         layout = at.parts.cache.layout(at.index)
-        in_parts = attends and not at.rows.prompt and layout.values_in_keys
+        in_parts = not at.rows.prompt and layout.values_in_keys
         append_latent_heads(at, mixer, mixer.latent, x, norm, in_parts)
         token = replace(token, latent_norm=mixer.latent.norm.norm if in_parts else None)
     else:

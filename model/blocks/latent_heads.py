@@ -90,17 +90,24 @@ def append_written_heads(
     and as attention takes them (`Attention.written_out`)."""
     work, rotated = at.work, mixer.key_dim - mixer.value_dim
     assert latent.keys is not None
-    pairs, still = at.rows.count * mixer.heads, written.key_dim - rotated
-    parts, label = (work["q rotated"], work["q still"]), at.name("attention.q")
-    at.plan.launch(Join(pairs, rotated, still), label, a=parts[0], b=parts[1], y=work["q"])
+    append_whole_queries(at, mixer, written.key_dim)
     # queries are put together, and their parts free
-    own = {"k": work["q absorbed"], "v": work["expanded"]}
-    products = [(at.matrix(latent.keys), parts[1]), (at.matrix(latent.expand), own["v"])]
+    still, own = work["q still"], {"k": work["q absorbed"], "v": work["expanded"]}
+    products = [(at.matrix(latent.keys), still), (at.matrix(latent.expand), own["v"])]
     at.linear.append(at.name("attn_kv_b"), products, Activations(work["v"]))
-    kernel = Join(pairs, rotated, still, group=mixer.heads)
+    pairs = at.rows.count * mixer.heads
+    kernel = Join(pairs, rotated, written.key_dim - rotated, group=mixer.heads)
     label = at.name("attention.k_heads")
-    at.plan.launch(kernel, label, a=work["k rotated"], b=parts[1], y=own["k"])
+    at.plan.launch(kernel, label, a=work["k rotated"], b=still, y=own["k"])
     return own
+
+
+def append_whole_queries(at: LayerStep, mixer: Attention, key_dim: int) -> None:
+    """q of its two parts, for keys of heads of ``key_dim`` values."""
+    rotated = mixer.key_dim - mixer.value_dim
+    kernel = Join(at.rows.count * mixer.heads, rotated, key_dim - rotated)
+    parts, label = (at.work["q rotated"], at.work["q still"]), at.name("attention.q")
+    at.plan.launch(kernel, label, a=parts[0], b=parts[1], y=at.work["q"])
 
 
 def _append_joined(at: LayerStep, name: str, heads: int, mixer: Attention, still: str) -> None:

@@ -30,6 +30,7 @@ from urdir.ptxgen.kernels.activate import Activate
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.linear.choice import LinearRequest, choose_linear
 from urdir.ptxgen.kernels.linear.gemm import Gemm
+from urdir.ptxgen.kernels.linear.packed_parts import HeadPlaces
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 
 if TYPE_CHECKING:
@@ -234,6 +235,16 @@ class LinearLayers(LinearRequests):
                 **given(bias=gate.bias, up_bias=up.bias),
                 **vectors(kernel, x, norm, at),
             )
+
+    def append_heads(
+        self,
+        label: str,
+        matrices: Sequence[tuple[Matrix, Slice]],
+        x: Activations,
+        places: tuple[HeadPlaces, ...],
+    ) -> None:
+        """x times each matrix, as heads in a cache (`HeadPlaces`): for matrices that `packs`."""
+        self._packed.append(label, matrices, x, None, heads=places)
 
     @property
     def _packed(self) -> PackedLinear:

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.model.memory.exchange import RankExchange
 
+#: From how many rows on attention leaves packed heads for products of few rows. On an H200 a step
+#: of 4 sequences of an 8B Q4_K_M model takes 1.381 ms so, else 1.377; of 8 at 4,096 tokens 2.584
+#: ms, else 2.609.
+PACKED_HEADS_FROM = 5
+
 
 @dataclass(frozen=True, slots=True)
 class LinearRequests(StreamNorms):
@@ -79,10 +84,17 @@ class LinearRequests(StreamNorms):
     def packs_few(self, matrices: Sequence[Matrix], following: Matrix) -> bool:
         """Whether few rows' product with a matrix, or a gated pair, is left packed for the product
         with the next one."""
-        if self.takes_gemm or not alike(matrices[0], matrices[-1]):
-            return False
-        made, taken = (self.request(of, ends=Ends()) for of in (matrices[0], following))
-        return made.can_pack and taken.takes_packed
+        made = self.request(matrices[0], ends=Ends())
+        whole = alike(matrices[0], matrices[-1]) and made.can_pack
+        return whole and self.takes_few_packed(following)
+
+    def takes_few_packed(self, matrix: Matrix) -> bool:
+        """Whether the product of few rows with the matrix takes packed activations."""
+        return not self.takes_gemm and self.request(matrix, ends=Ends()).takes_packed
+
+    def takes_few_heads(self, matrix: Matrix) -> bool:
+        """Whether attention leaves few rows packed for the product with the matrix."""
+        return self.rows >= PACKED_HEADS_FROM and self.takes_few_packed(matrix)
 
 
 def device_limits(device: Device) -> Limits:

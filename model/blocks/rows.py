@@ -72,6 +72,11 @@ class Rows:
         return first, rest
 
     @property
+    def is_one_prompt(self) -> bool:
+        """Whether these are tokens of one sequence's prompt and nothing else."""
+        return bool(self.prompt) and not self.decode and self.segments == 1
+
+    @property
     def parts(self) -> tuple[tuple[int, Rows], ...]:
         """The same, each with the number of its first row; of the two what there is."""
         if not self.decode or not self.prompt:

@@ -42,15 +42,18 @@ def statistics_dict(statistics: Statistics) -> dict[str, Any]:
 
 
 def print_statistics(statistics: Statistics) -> None:
-    """One line on stderr: tokens, times, seed, and the speed where enough was made to tell it."""
+    """One line on stderr: tokens, times that there are, seed, and the speed where enough was made
+    to tell it."""
     s = statistics
+    first = ""
+    if s.prompt_seconds:
+        first = f"first answer token after {seconds_text(s.prompt_seconds)}, "
     took = f" in {seconds_text(s.generate_seconds)}" if s.generate_seconds else ""
     if s.generate_seconds >= _SHORT_SECONDS:
         took += f", {s.tokens_per_second:.1f} tokens/s"
     print(
-        f"[{s.prompt_tokens} prompt tokens ({s.cached_tokens} cached), first answer token after "
-        f"{seconds_text(s.prompt_seconds)}, {s.generated_tokens} generated{took}, "
-        f"seed {s.seed}]",
+        f"[{s.prompt_tokens} prompt tokens ({s.cached_tokens} cached), "
+        f"{first}{s.generated_tokens} generated{took}, seed {s.seed}]",
         file=sys.stderr,
     )
 

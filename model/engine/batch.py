@@ -107,7 +107,9 @@ class ShapeBuckets:
 
     Every shape costs a graph. ``chunks`` are the rows of prompts and ``lengths`` the keys of all
     steps, smallest first. At most ``rows`` rows choose a token. Segments begin at multiples of
-    ``alignment`` rows. ``begin_apart``: a step that begins a sequence has a shape of its own.
+    ``alignment`` rows. ``begin_apart``: a step that begins a sequence has a shape of its own. Where
+    the prompts of others walk over what is cached in blocks of ``block`` tokens, their lengths are
+    rounded up to fewer of these: there is work for each.
     """
 
     chunks: tuple[int, ...]
@@ -115,6 +117,7 @@ class ShapeBuckets:
     rows: int = 1
     alignment: int = 1
     begin_apart: bool = False
+    block: int = 0
 
     @classmethod
     def of(
@@ -124,9 +127,10 @@ class ShapeBuckets:
         rows: int = 1,
         alignment: int = 1,
         begin_apart: bool = False,
+        block: int = 0,
     ) -> ShapeBuckets:
         """The buckets of a session with these chunks and room for ``max_len`` tokens."""
-        return cls(chunks, tuple(length_buckets(max_len)), rows, alignment, begin_apart)
+        return cls(chunks, tuple(length_buckets(max_len)), rows, alignment, begin_apart, block)
 
     def keys(self, length: int, rows: int = 1) -> int:
         """The length bucket of a step of ``rows`` sequences after which the longest has ``length``
@@ -148,8 +152,7 @@ class ShapeBuckets:
         rows = self._chunk(end - start)
         if end - start > rows:
             end, output = start + rows, Output.NONE
-        begins = self.begin_apart and start == 0
-        return StepShape(rows, self.keys(end), output, prompt=rows, begins=begins), end
+        return self._of_one_prompt(start, end, end, output), end
 
     def of_batch(self, batch: Batch, length: int, output: Output) -> StepShape:
         """The shape of one step of a batch, after which its longest sequence has ``length`` tokens.
@@ -166,15 +169,22 @@ class ShapeBuckets:
         keys = self.keys(length, len(batch.decode) + len(segments))
         rows = self.segment_rows(segments)
         if not batch.decode and len(segments) == 1:
-            prompt = self._chunk(rows)
-            begins = self.begin_apart and segments[0].start == 0
-            return StepShape(prompt, keys, output, prompt=prompt, begins=begins)
+            return self._of_one_prompt(segments[0].start, segments[0].end, length, output)
         prompt = min(self._chunk(next(c for c in COARSE_CHUNKS if c >= rows)), self.chunks[-1])
         decode, outputs = self._coarse(len(batch.decode)), self._coarse(len(batch.choosing))
         most = min(self.rows, ceil_div(prompt, self.alignment))
         return StepShape(
             decode + prompt, keys, output, prompt=prompt, outputs=max(1, outputs), segments=most
         )
+
+    def _of_one_prompt(self, start: int, end: int, length: int, output: Output) -> StepShape:
+        """The shape of a step for the tokens from ``start`` to ``end`` of a sequence, in the bucket
+        of ``length`` keys where it does not walk in blocks."""
+        rows = self._chunk(end - start)
+        begins, keys = self.begin_apart and start == 0, self.keys(length)
+        if self.block and not begins:
+            keys = min(self.lengths[-1], self.block * _few(ceil_div(end, self.block)))
+        return StepShape(rows, keys, output, prompt=rows, begins=begins)
 
     def segment_rows(self, segments: Sequence[Segment]) -> int:
         """Rows of prompts that segments take."""
@@ -216,3 +226,9 @@ class ShapeBuckets:
     def _coarse(self, rows: int) -> int:
         """Rows that choose a token in a step with several segments."""
         return min(self.rows, next(c for c in (*COARSE_ROWS, self.rows) if c >= rows))
+
+
+def _few(blocks: int) -> int:
+    """The next power of two, or one and a half of one."""
+    power = 1 << (blocks - 1).bit_length()
+    return power * 3 // 4 if 4 * blocks <= 3 * power and power > 2 else power

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from urdir.model.blocks.attention import segment_alignment
+from urdir.model.blocks.attention import block_tokens, segment_alignment
 from urdir.model.blocks.rows import state_alignment
 from urdir.model.engine.batch import Output, ShapeBuckets
 from urdir.model.engine.decode_graphs import DecodeGraphs
@@ -66,16 +66,18 @@ class Session(Owner):
         self.waited_seconds = 0.0
         self._is_lent = False
         self.sequences = tuple(Sequence(slot, self.context) for slot in range(settings.sequences))
-        alignment = state_alignment(config)
+        alignment, block = state_alignment(config), 0
         if not settings.exact:
-            of_attention = segment_alignment(config, budget.cache, device.native_target)
-            alignment = math.lcm(alignment, of_attention)
+            limits = (config, budget.cache, device.native_target)
+            alignment = math.lcm(alignment, segment_alignment(*limits))
+            block = block_tokens(*limits, budget.chunks[-1])
         self.shapes = ShapeBuckets.of(
             budget.chunks,
             budget.cache.max_len,
             budget.state.rows,
             alignment,
             begin_apart=not settings.exact and any(m.written_out for m in config.attentions),
+            block=block,
         )
         with ExitStack() as owners:
             lead, self.exchange = open_ranks(owners, (weights, *peers), settings, observer)

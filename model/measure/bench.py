@@ -128,7 +128,7 @@ def weight_bytes(gguf: ModelFile, config: Config) -> int:
 def flops_of(config: Config, tokens: int, start: int = 0, outputs: int = 1) -> float:
     """Operations of ``tokens`` of one sequence from ``start`` on: two for each value of the
     matrices that a token is multiplied with, the output matrix for ``outputs`` of them alone, and
-    two for each value of the keys and values that it attends to.
+    two for each value of the keys and values that it attends to, of latent vectors those of heads.
     """
     output = config.output.matrix
     each = {
@@ -140,6 +140,7 @@ def flops_of(config: Config, tokens: int, start: int = 0, outputs: int = 1) -> f
     total = 2 * (tokens * sum(each.values()) + outputs * last)
     for layer in config.layers:
         if (mixer := layer.attention) is not None:
+            mixer = mixer.written_out or mixer
             length = start + (tokens + 1) / 2  # on average
             keys = min(length, mixer.span or length)
             total += 2 * tokens * keys * mixer.heads * (mixer.key_dim + mixer.value_dim)

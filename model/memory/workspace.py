@@ -46,9 +46,12 @@ _INPUTS = (
 )
 
 #: Keys and values of heads written out (`Attention.written_out`), f16: a cache of the sequence
-#: that a step begins, and its number there for each row, u32.
+#: that a step begins, or of a block of its tokens, and its number there for each row, u32.
 WRITTEN_KEYS, WRITTEN_VALUES = "written keys", "written values"
 WRITTEN_SEQUENCE = "written sequence"
+
+#: What prompts carry from one block of such keys to the next (`PrefillBlock`), f32.
+WRITTEN_PARTIAL, WRITTEN_SOFTMAX = "written partial", "written softmax"
 
 #: Buffers that are zeros at first: kernels leave them so.
 _ZEROED = frozenset({"experts arrived", "chunks arrived", WRITTEN_SEQUENCE})
@@ -118,7 +121,7 @@ def _chunk_sizes(
 
 
 def _written_sizes(config: Config, rows: int) -> dict[str, int]:
-    """Bytes of keys and values written out for the first rows of a sequence."""
+    """Bytes of keys and values written out for the rows of a sequence, or as many before them."""
     mixers = [written for mixer in config.attentions if (written := mixer.written_out) is not None]
     if not mixers or not rows:
         return {}
@@ -126,6 +129,8 @@ def _written_sizes(config: Config, rows: int) -> dict[str, int]:
         WRITTEN_KEYS: 2 * rows * max(mixer.key_width for mixer in mixers),
         WRITTEN_VALUES: 2 * rows * max(mixer.value_width for mixer in mixers),
         WRITTEN_SEQUENCE: 4 * rows,
+        WRITTEN_PARTIAL: 4 * rows * max(mixer.output_width for mixer in mixers),
+        WRITTEN_SOFTMAX: 8 * rows * max(mixer.heads for mixer in mixers),
     }
 
 

@@ -213,6 +213,7 @@ def targets(spec: KernelSpec) -> list[str]:
     return [t for t in spec.targets if Target.parse(t).portable in TESTED]
 
 
+@functools.lru_cache(maxsize=4)
 def sharing(spec: KernelSpec) -> list[list[str]]:
     """The tested targets, those of one text together, each list from the oldest on."""
     found: dict[str, list[str]] = {}

@@ -12,7 +12,7 @@ import pytest
 from urdir.driver import Device, run_kernel
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.gemm_wgmma import GemmWgmma, WgmmaCut
-from urdir.ptxgen.kernels.linear.packed_parts import Mixture
+from urdir.ptxgen.kernels.linear.packed_parts import HeadPlaces, Mixture
 from urdir.ptxgen.kernels.linear.wgmma_choice import any_cut, choose_wgmma
 from urdir.ptxgen.kernels.pairs import NO_PAIR, grouped, random_choice
 from urdir.ptxgen.spec import Tolerance
@@ -177,5 +177,21 @@ def test_a_pair_has_the_same_bits_among_any_others(device: Device) -> None:
 )
 def test_mixtures_that_are_refused(fields: dict[str, Any], message: str) -> None:
     shape: dict[str, Any] = {"rows": 32, "cols": 64, "batch": 9, "cut": WgmmaCut(1, 16)}
+    with pytest.raises(PtxgenError, match=message):
+        GemmWgmma(FORMATS["Q8_0"], **(shape | fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"heads": (HeadPlaces(16, 0, 16),) * 2}, "of 1 plain matrices"),
+        ({"heads": (HeadPlaces(16, 0, 16),), "packs": True}, "plain matrices"),
+        ({"heads": (HeadPlaces(16, 0, 16),), "residual": True}, "plain matrices"),
+        ({"heads": (HeadPlaces(24, 0, 24),)}, "32 rows do not fill"),
+        ({"heads": (HeadPlaces(16, 8, 16),)}, "32 rows do not fill"),
+    ],
+)
+def test_heads_that_are_refused(fields: dict[str, Any], message: str) -> None:
+    shape: dict[str, Any] = {"rows": 32, "cols": 64, "batch": 16, "cut": WgmmaCut(1, 16)}
     with pytest.raises(PtxgenError, match=message):
         GemmWgmma(FORMATS["Q8_0"], **(shape | fields))

@@ -64,18 +64,18 @@ class TestCatalog(TextSuite):
 
     kernels = tuple(kernels().values())
 
-    @pytest.mark.turns(3)
+    @pytest.mark.turns(4)
     def test_it_assembles_without_spills(self, spec: KernelSpec) -> None:
         super().test_it_assembles_without_spills(spec)
 
 
 class TestOnTheEmulator(EmulatorSuite):
-    """By turns: the emulator's sanitizer, which compares with the reference too, takes all examples
+    """By turns with the emulator's sanitizer, which compares with the reference, too
     (test_races.py)."""
 
     kernels = tuple(kernels().values())
 
-    @pytest.mark.turns(6)
+    @pytest.mark.turns(2, which=1)
     def test_it_agrees_with_its_reference(self, spec: KernelSpec, urdir_emulator: Device) -> None:
         super().test_it_agrees_with_its_reference(spec, urdir_emulator)
 

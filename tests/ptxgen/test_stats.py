@@ -96,6 +96,7 @@ def test_the_mix_of_every_kernel_is_complete(kernel: type[KernelSpec]) -> None:
             "gemm_wgmma",
             "incremental_attention",
             "prefill_attention",
+            "prefill_block",
             "prefill_wgmma",
             "prepare_chunks",
         )

@@ -14,6 +14,7 @@ from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAtte
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
 from urdir.ptxgen.kernels.attention.prefill_attention import PrefillAttention
+from urdir.ptxgen.kernels.attention.prefill_block import PrefillBlock
 from urdir.ptxgen.kernels.attention.prefill_wgmma import PrefillWgmma
 from urdir.ptxgen.kernels.attention.prompt import PromptAttention
 from urdir.ptxgen.kernels.attention.scores import PLAIN, Scores
@@ -85,6 +86,31 @@ def prompt_attention(
         if kernel.target_on(target):
             return replace(kernel, packs=packs and kernel.can_pack)
     return PrefillAttention(heads, layout, rows, scores)
+
+
+def block_attention(
+    heads: int,
+    dims: tuple[int, int],
+    tokens: int,
+    room: int,
+    rows: int,
+    target: str,
+    *,
+    scores: Scores = PLAIN,
+) -> PrefillBlock | None:
+    """The kernel for rows of a prompt over blocks of up to ``room`` keys, with keys and values of
+    ``dims`` in f16, of a sequence of up to ``tokens``; None where there is none for a device of
+    native target ``target``.
+    """
+    layout = KvLayout(1, heads, tokens, dims[0], "f16", value_dim=dims[1])
+    if not PrefillWgmma.serves(layout) or scores != replace(PLAIN, scale=scores.scale):
+        return None
+    whole = PrefillWgmma(heads, layout, rows, scores)
+    length = min(room, tokens) // whole.key_tile * whole.key_tile
+    if whole.parts > 1 or not length or whole.target_on(target) is None:
+        return None
+    layout = replace(layout, max_len=length)
+    return PrefillBlock(heads, layout, rows, scores, tokens=tokens)
 
 
 def decode_attention(

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
+
+import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.decode_cta import MAX_STATIC_SHARED, TILE_KEYS, DecodeCta
 from urdir.ptxgen.kernels.attention.rows_with_tokens import RowsWithTokens
-from urdir.ptxgen.spec import ceil_div
+from urdir.ptxgen.spec import Access, Array, Param, ceil_div
 from urdir.ptxgen.target import Target
 from urdir.ptxgen.weights.layout import TILE_COLS
 from urdir.ptxgen.weights.packed import GROUP
+from urdir.ptxgen.weights.packed_few import few_shape, pack_few
 
 WARPS = 8
 #: Query heads that share one read of K and V. Eight take more registers than two CTAs an SM have.
@@ -39,7 +42,8 @@ class DecodeAttention(RowsWithTokens):
     lanes always, of tensor cores if a ring has room.
 
     With ``packs`` the output is what the next product takes: rows of heads * value_dim values as
-    packed f16 (`weights.packed`); see `can_pack`.
+    packed f16 (`weights.packed`), or up to eight rows as few packed vectors (`weights.packed_few`),
+    of which those beyond the rows stay as they were; see `can_pack`.
     """
 
     most_heads: int = MAX_TILE
@@ -54,14 +58,41 @@ class DecodeAttention(RowsWithTokens):
             raise PtxgenError(f"most_heads {self.most_heads}: 1, 2 or {MAX_TILE}")
         if self.packs and not self.can_pack:
             raise PtxgenError(
-                f"attention packs groups of {GROUP} rows, of which each has a multiple of "
+                f"attention packs up to {GROUP} rows, or groups of as many, each of a multiple of "
                 f"{TILE_COLS} values: not {self.rows} with {self.heads} heads of {self.value_dim}"
             )
 
     @property
     def can_pack(self) -> bool:
         """Whether there is a form with ``packs``: nobody clears places that no value has."""
-        return self.rows % GROUP == 0 and self.heads * self.value_dim % TILE_COLS == 0
+        whole = self.rows <= GROUP or self.rows % GROUP == 0
+        return whole and self.heads * self.value_dim % TILE_COLS == 0
+
+    @property
+    def packs_few(self) -> bool:
+        """Whether the output is few packed vectors."""
+        return self.packs and self.rows <= GROUP
+
+    @property
+    def out_param(self) -> Param:
+        if not self.packs_few:
+            return super().out_param
+        return Param("out", "f16", few_shape(self.heads * self.value_dim), Access.INOUT)
+
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        inputs = super().make_inputs(rng)
+        if self.packs_few:
+            before = rng.standard_normal((GROUP, self.heads * self.value_dim))
+            inputs["out"] = pack_few(before)
+        return inputs
+
+    def finished(self, inputs: dict[str, Array]) -> Array:
+        if not self.packs_few:
+            return super().finished(inputs)
+        out = inputs["out"].copy()  # vectors beyond the rows stay as they were
+        few = pack_few(self.attend(inputs).reshape(self.rows, -1))
+        out[:, :, : self.rows] = few[:, :, : self.rows]
+        return out
 
     @property
     def lanes(self) -> int:

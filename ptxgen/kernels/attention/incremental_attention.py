@@ -61,7 +61,7 @@ class IncrementalAttention(DecodeAttention):
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         inputs, caches = self.appended(inputs)
-        return {"out": self.finished(self.attend(inputs))} | caches
+        return {"out": self.finished(inputs)} | caches
 
     @classmethod
     def examples(cls) -> Mapping[str, IncrementalAttention]:
@@ -277,8 +277,9 @@ class IncrementalAttention(DecodeAttention):
                 rows=2,
                 token=OwnToken(Rotation(64, "half"), V_NORM, appends=False, qk_norm_over="row"),
             ),
-            "packs": cls(4, KvLayout(8, 2, 20, 64, "f16"), rows=8, token=half, packs=True),
+            "packs": cls(4, KvLayout(16, 2, 20, 64, "f16"), rows=16, token=half, packs=True),
             "packs seven heads": cls(7, KvLayout(2, 1, 9, 256, "f32"), rows=8, packs=True),
+            "packs five": cls(4, KvLayout(5, 2, 20, 64, "f16"), rows=5, token=half, packs=True),
             "rope many rows": cls(4, KvLayout(4, 2, 70, 64, "f16"), rows=5, token=half),
         }
 

@@ -96,7 +96,12 @@ class OwnToken:
 
     @property
     def weights(self) -> tuple[str, ...]:
-        """The weights that its queries and keys take."""
+        """The weights of norms that it takes."""
+        return ("latent_norm",) if self.latent_norm else self.head_weights
+
+    @property
+    def head_weights(self) -> tuple[str, ...]:
+        """Those of the norm of queries and keys."""
         if not (self.qk_norm and self.qk_norm.weight):
             return ()
         return ("q_norm", "k_norm") if self.appends else ("q_norm",)
@@ -104,13 +109,13 @@ class OwnToken:
     def constant_params(self, heads: int, kv_heads: int) -> tuple[Param, ...]:
         """What kernels read beside the token: ``frequencies`` and the norms' weights."""
         rope = () if self.rope is None else (self.rope.param,)
-        sets = {"q_norm": (heads,), "k_norm": (kv_heads,)} if self.norms_rows else {}
-        latent = (Param("latent_norm", "f32", ("value_dim",), Access.IN),)
-        return (
-            *rope,
-            *(latent if self.latent_norm else ()),
-            *(Param(n, "f32", (*sets.get(n, ()), "head_dim"), Access.IN) for n in self.weights),
+        shapes: dict[str, tuple[int | str, ...]] = {"latent_norm": ("value_dim",)}
+        if self.norms_rows:
+            shapes |= {"q_norm": (heads, "head_dim"), "k_norm": (kv_heads, "head_dim")}
+        weights = (
+            Param(name, "f32", shapes.get(name, ("head_dim",)), Access.IN) for name in self.weights
         )
+        return (*rope, *weights)
 
     def prepared(
         self, name: str, x: Array, positions: npt.ArrayLike, inputs: Mapping[str, Any]

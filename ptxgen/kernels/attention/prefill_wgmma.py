@@ -83,6 +83,9 @@ class PrefillWgmma(PromptAttention):
 
     packs: bool = False
 
+    #: Whether keys come in blocks, a launch each (`PrefillBlock`).
+    is_block = False
+
     name = "prefill_wgmma"
     template = ("urdir.templates", "prefill_wgmma.ptx.j2")
 
@@ -99,6 +102,11 @@ class PrefillWgmma(PromptAttention):
                 f"attention packs parts of heads that are multiples of 32 values, of rows that are "
                 f"multiples of {TILE_COLS}: not {self.heads} heads of {self.value_dim}"
             )
+
+    @property
+    def positions(self) -> int:
+        """A position from this on is an idle row's."""
+        return self.layout.max_len
 
     @property
     def can_pack(self) -> bool:

@@ -161,7 +161,7 @@ class RowsWithTokens(AttentionSpec):
         inputs = super().inputs_at(rng, positions, sequences, block_table)
         if self.rope:
             inputs["frequencies"] = turns_table(frequencies(self.rope.rotary_dim, 10000.0)[0])
-        for name in (*self.token.weights, *(("latent_norm",) if self.is_latent else ())):
+        for name in self.token.weights:
             shape = self.shape_of(self.param(name))
             inputs[name] = rng.uniform(0.5, 1.5, shape).astype(np.float32)
         if not self.appends:

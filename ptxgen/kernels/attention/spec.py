@@ -120,9 +120,13 @@ class AttentionSpec(KernelSpec):
             return Param("out", "f32", ("rows", "heads", "value_dim"), Access.OUT)
         return Param("out", "f16", packed_shape(self.rows, self.heads * self.value_dim), Access.OUT)
 
-    def finished(self, out: Array) -> Array:
-        """The output, made of the heads (rows, heads, value_dim)."""
-        return pack(out.reshape(self.rows, -1)) if self.packs else out
+    def finished(self, inputs: dict[str, Array]) -> Array:
+        """The output for these inputs."""
+        return self.as_output(self.attend(inputs))
+
+    def as_output(self, heads: Array) -> Array:
+        """The output, made of the heads (rows, heads, value_dim) of all rows."""
+        return pack(heads.reshape(self.rows, -1)) if self.packs else heads
 
     @property
     def sink_params(self) -> tuple[Param, ...]:

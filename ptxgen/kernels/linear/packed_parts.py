@@ -116,6 +116,21 @@ class Mixture:
         return most_tiles(rows, self.experts, self.used, self.height)
 
 
+@dataclass(frozen=True, slots=True)
+class HeadPlaces:
+    """Where the product of a matrix goes that makes heads of ``dims`` values: as f16 into rows of
+    ``width`` values of a cache (heads, vectors, width), from value ``start`` on."""
+
+    dims: int
+    start: int
+    width: int
+
+    @property
+    def is_part(self) -> bool:
+        """Whether the rows have other values, which stay as they are."""
+        return self.dims < self.width
+
+
 def takes_packed(formats: tuple[Format, ...]) -> bool:
     """Whether there is such a product for weights of these types."""
     return all(fmt.element != "f32" for fmt in formats)

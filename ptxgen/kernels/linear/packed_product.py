@@ -29,6 +29,8 @@ class PackedProduct(PackedTiling):
     `LinearSpec`. ``packs``: y is packed for the next product. ``others``: (format, rows) of more
     matrices for the same x, each with its own y.
 
+    ``heads``: each y is that of heads in a cache, f16 (`HeadPlaces`).
+
     ``mixture``: W (experts, rows, cols) and biases (experts, rows) are those of experts, ``batch``
     counts rows, and a tile of vectors is one of ``tile_of``; x has the vectors in the order of the
     list. So has y if it is packed, and zeros between those of two experts; after the last tile it
@@ -75,6 +77,11 @@ class PackedProduct(PackedTiling):
             if self.packs:
                 access = Access.OUT if mixture is None else Access.INOUT
                 params.append(Param("y", "f16", y_shape, access))
+            elif self.heads:
+                of = self.heads[part.number]
+                cache = (part.rows // of.dims, self.batch, of.width)
+                access = Access.INOUT if of.is_part else Access.OUT
+                params.append(Param(f"y{n}", "f16", cache, access))
             else:
                 params.append(Param(f"y{n}", "f32", ("products", part.rows), Access.OUT))
         return tuple(params)
@@ -83,10 +90,11 @@ class PackedProduct(PackedTiling):
     def tolerance(self) -> Tolerance:
         """Each rounding to f16 changes a number by up to 2^-11 of itself, and a weight may outweigh
         all others: it is rounded, and so are its scale and its minimum, if they are products; with
-        a minimum, both are larger than the weight. A packed y is rounded once more, the error of a
+        a minimum, both are larger than the weight. A y of f16 is rounded once more, the error of a
         gate and of its other factor add up."""
         roundings = max(Halves(fmt).roundings for fmt in self.formats)
-        return Tolerance(rtol=2.0**-11 * (self.pair * roundings + self.packs) + 1e-5)
+        ends = self.packs or bool(self.heads)
+        return Tolerance(rtol=2.0**-11 * (self.pair * roundings + ends) + 1e-5)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         if self.mixture is not None:
@@ -103,8 +111,21 @@ class PackedProduct(PackedTiling):
                 up = x @ self.layout.unpack(inputs["up"]).astype(np.float64).T
                 up = up + inputs["up_bias"] if self.biases[0] else up
             y = self._ended(y, up, inputs.get("residual"))
-            outputs[f"y{n}"] = pack(y) if self.packs else y.astype(np.float32)
+            if self.heads:
+                outputs[f"y{n}"] = self._in_heads(part.number, y, inputs.get(f"y{n}"))
+            else:
+                outputs[f"y{n}"] = pack(y) if self.packs else y.astype(np.float32)
         return outputs
+
+    def _in_heads(self, number: int, y: Array, before: Array | None) -> Array:
+        """The cache with the product (batch, rows) of a matrix, and what is there beside it."""
+        of = self.heads[number]
+        heads = y.reshape(self.batch, -1, of.dims).transpose(1, 0, 2).astype(np.float16)
+        if before is None:
+            return np.ascontiguousarray(heads)
+        made: Array = before.copy()
+        made[:, :, of.start : of.start + of.dims] = heads
+        return made
 
     def _ended(self, y: Array, up: Array | None, residual: Array | None = None) -> Array:
         """What follows products and biases."""
@@ -157,6 +178,8 @@ class PackedProduct(PackedTiling):
                 inputs[p.name] = layout.pack(random_blocks(layout.format, count, rng, **scale))
             elif p.name == "x":
                 inputs["x"] = pack(rng.standard_normal((self.vectors, self.cols)))
+            elif p.access is Access.INOUT and self.heads:
+                inputs[p.name] = rng.standard_normal(self.shape_of(p)).astype(np.float16)
             elif p.access is Access.INOUT:
                 inputs["y"] = pack(rng.standard_normal((self.vectors, self.rows)))
             elif p.access is Access.IN:

@@ -8,7 +8,13 @@ from functools import cached_property
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.linear.ends import check_ends
-from urdir.ptxgen.kernels.linear.packed_parts import Mixture, PackedCut, PackedPart, takes_packed
+from urdir.ptxgen.kernels.linear.packed_parts import (
+    HeadPlaces,
+    Mixture,
+    PackedCut,
+    PackedPart,
+    takes_packed,
+)
 from urdir.ptxgen.spec import KernelSpec, ceil_div
 from urdir.ptxgen.weights.formats import Format
 from urdir.ptxgen.weights.layout import TILE_ROWS, Layout
@@ -42,6 +48,7 @@ class PackedTiling(KernelSpec):
     clamp: float = 0.0
     packs: bool = False
     mixture: Mixture | None = None
+    heads: tuple[HeadPlaces, ...] = ()
 
     def __post_init__(self) -> None:
         cut = self.cut
@@ -51,6 +58,8 @@ class PackedTiling(KernelSpec):
             raise PtxgenError(f"{self.name}: not for F32 weights")
         if self.mixture is not None:
             self._check_mixture(self.mixture)
+        if self.heads:
+            self._check_heads()
         if self.gated and (cut.row_groups % 2 or self.residual):
             raise PtxgenError(f"{self.name}: gated in pairs of row groups, without residual")
         if self.others and (self.gated or self.residual or self.packs):
@@ -62,6 +71,15 @@ class PackedTiling(KernelSpec):
             raise PtxgenError(f"{self.name}: {cut} takes {self.shared_bytes} bytes")
         if cut.used_registers > cut.registers:
             raise PtxgenError(f"{self.name}: {cut} leaves too few registers")
+
+    def _check_heads(self) -> None:
+        is_plain = self.mixture is None and not (self.packs or self.gated or self.residual)
+        if not is_plain or len(self.heads) != len(self.formats):
+            raise PtxgenError(f"{self.name}: {self.heads} of {len(self.formats)} plain matrices")
+        for part, of in zip(self.parts, self.heads, strict=True):
+            odd = part.rows % of.dims or of.dims % 2 or of.start % 2 or of.width % 2
+            if odd or of.start + of.dims > of.width:
+                raise PtxgenError(f"{self.name}: {part.rows} rows do not fill {of}")
 
     def _check_mixture(self, mixture: Mixture) -> None:
         if mixture.height != self.cut.vectors:

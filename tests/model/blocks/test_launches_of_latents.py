@@ -1,4 +1,5 @@
-"""Launches of attention by a latent vector: fewer where all rows are decoded."""
+"""Launches of attention by a latent vector: fewer where all rows are decoded, and blocks of keys of
+heads where many are a prompt's."""
 
 from __future__ import annotations
 
@@ -40,5 +41,11 @@ def test_attention_puts_heads_together_where_all_rows_are_decoded() -> None:
             assert kernel.tile == tile
             assert isinstance(kernel, FlashDecode)
             assert "latent" in {param.name for param in kernel.params}
-        prompt = attention_launches(session, session.shapes.prompt(1, 40)[0])
-        assert prompt.keys() >= ALWAYS | TOGETHER
+        few = attention_launches(session, session.shapes.prompt(1, 8)[0])
+        assert few.keys() >= ALWAYS | TOGETHER
+        shape = session.shapes.prompt(1000, 2900)[0]
+        many = attention_launches(session, shape)
+        assert many.keys() >= {"attention.read", "attn_kv_b", "attention.block"}
+        assert not many.keys() & {"attn_k_b", "attn_v_b"}
+        labels = [op.label for op in build_plan(session.parts, shape)]
+        assert labels.count("blk.1.attention.block") == 2  # of 2,016 tokens

@@ -23,6 +23,7 @@ from urdir.model.families.stored import StoredVector
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Matrix
 from urdir.model.verify.conformance import relative_rms
+from urdir.ptxgen.kernels.attention.decode import DecodeAttention
 from urdir.ptxgen.kernels.linear.choice import Limits
 from urdir.ptxgen.kernels.linear.gemv import Gemv
 from urdir.ptxgen.kernels.linear.spec import LinearSpec
@@ -196,10 +197,11 @@ def test_rows_of_several_blocks_are_shared_by_pairs_of_ctas(engine: Engine) -> N
         assert [product.launch_shape.cluster[0] for product in products(plan)] == wanted
 
 
-@pytest.mark.parametrize(("rows", "packed"), [(2, False), (4, True), (8, True)])
-def test_a_network_s_activations_are_packed_from_three_rows_on(
-    engine: Engine, rows: int, packed: bool
+@pytest.mark.parametrize("rows", [2, 4, 5, 8])
+def test_activations_of_networks_are_packed_from_four_rows_on_and_heads_from_five(
+    engine: Engine, rows: int
 ) -> None:
+    packed, heads = rows >= 4, rows >= 5
     settings = SessionSettings(KEYS, sequences=rows)
     with Session(engine.device, engine.weights, settings) as session:
         plan = build_plan(session.parts, StepShape(rows, KEYS, Output.GREEDY))
@@ -207,7 +209,11 @@ def test_a_network_s_activations_are_packed_from_three_rows_on(
         kernel, label = launch.kernel, launch.label
         if isinstance(kernel, LinearSpec):
             assert kernel.packs == (packed and label.endswith("ffn_gate_up"))
-            assert kernel.packed == (packed and label.endswith("ffn_down"))
+            of_network, of_heads = label.endswith("ffn_down"), label.endswith("attn_output")
+            assert kernel.packed == ((packed and of_network) or (heads and of_heads))
+        elif label.endswith("attention"):
+            assert isinstance(kernel, DecodeAttention)
+            assert kernel.packs == heads
 
 
 def test_a_prompt_step_takes_packed_activations(engine: Engine) -> None:

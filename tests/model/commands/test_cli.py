@@ -25,7 +25,8 @@ import pytest
 from urdir.driver.cache import CubinCache
 from urdir.model.cli import COMMANDS, build_parser
 from urdir.model.commands import options, prompts
-from urdir.model.commands.report import seconds_text
+from urdir.model.commands.report import print_statistics, seconds_text
+from urdir.model.engine.generate import Statistics
 from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.engine.session import Session
 from urdir.model.files import hub
@@ -686,6 +687,13 @@ def test_pull_says_where_the_model_is(
     assert json.loads(out) == {"path": str(path), "bytes": 3 << 20}
     assert asked == [HubName("a/b-GGUF", None), HubName("a/b-GGUF", "Q8_0")]
     assert cli("pull", path)[0] == 2
+
+
+def test_an_answer_that_never_began_has_no_times(capsys: pytest.CaptureFixture[str]) -> None:
+    print_statistics(Statistics(seed=7, prompt_tokens=3))
+    assert capsys.readouterr().err == "[3 prompt tokens (0 cached), 0 generated, seed 7]\n"
+    print_statistics(Statistics(seed=7, prompt_tokens=3, generated_tokens=1, prompt_seconds=0.25))
+    assert "first answer token after 250 ms, 1 generated, seed 7]" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

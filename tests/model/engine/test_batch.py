@@ -59,6 +59,18 @@ def test_a_step_begins_a_sequence_alone_and_from_its_first_token_on() -> None:
     assert not ShapeBuckets.of(chunks_of(False), 8192).prompt(0, 30)[0].begins
 
 
+@given(start=st.integers(1, 130_000), count=st.integers(1, 2048))
+def test_steps_that_walk_in_blocks_have_work_for_nearly_all_of_them(start: int, count: int) -> None:
+    context = 1 << 17
+    shapes = ShapeBuckets.of(chunks_of(False), context, begin_apart=True, block=2016)
+    end = min(start + count, context)
+    shape = shapes.prompt(start, end)[0]
+    assert end <= shape.keys <= context
+    blocks, needed = -(-shape.keys // 2016), -(-end // 2016)
+    assert blocks == needed or 2 * blocks < 3 * needed
+    assert shapes.prompt(0, count)[0].keys in shapes.lengths
+
+
 @given(rows=st.integers(1, 256), length=st.integers(1, 8192), steps=st.integers(1, 4))
 def test_decode_steps_have_room(rows: int, length: int, steps: int) -> None:
     shapes = ShapeBuckets.of(chunks_of(False), 8192)

@@ -128,6 +128,7 @@ def test_exact_logits_are_llama_cpp_s(family: Family) -> None:
         assert family.prompts(session, at_once, whole) <= EXACT_RELATIVE_RMS
 
 
+@pytest.mark.turns(2)
 @pytest.mark.slow
 def test_default_logits_are_at_least_as_near_as_llama_cpp_s(family: Family) -> None:
     """Prompts are multiplied by tensor cores, on activations rounded to f16."""

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
 
+import numpy as np
 import pytest
 
+from urdir.driver.device import Device
+from urdir.driver.group import Group
 from urdir.driver.operation import Launch
-from urdir.model.engine.batch import StepShape
+from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.session import Session
+from urdir.model.families.config import Config
+from urdir.model.families.shapes import Shape
+from urdir.model.memory.session_settings import SessionSettings
+from urdir.model.memory.weights import Weights, shares_of
+from urdir.model.verify.conformance import relative_rms
+from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
+from urdir.ptxgen.kernels.attention.prefill_block import PrefillBlock
 from urdir.ptxgen.kernels.attention.prompt import PromptAttention
 
 
@@ -17,6 +29,29 @@ def kv_heads(session: Session, shape: StepShape) -> set[int]:
     """KV heads of attention over prompts in a step."""
     kernels = (op.kernel for op in session.steps.bound(shape).plan if isinstance(op, Launch))
     return {kernel.layout.kv_heads for kernel in kernels if isinstance(kernel, PromptAttention)}
+
+
+def random_tokens() -> list[int]:
+    """The tokens of a prompt for `SHAPE`."""
+    return [int(t) for t in np.random.default_rng(3).integers(0, SHAPE.vocab, sum(PARTS))]
+
+
+def logits_of_parts(session: Session) -> Any:
+    """Logits after each of the `PARTS` of the prompt, all but the first of which walk."""
+    found, tokens = [], random_tokens()
+    for start, count in zip(np.cumsum((0, *PARTS)).tolist(), PARTS, strict=False):
+        session.feed(tokens[start : start + count])
+        shape = session.stepper.shape_after(Output.LOGITS, (0,))
+        assert blocks(session, shape) == (0 if start == 0 else -(-(start + count) // 112))
+        found.append(session.logits_step())
+    return np.stack(found)
+
+
+def blocks(session: Session, shape: StepShape) -> int:
+    """Blocks of cached tokens that a layer walks over in a step."""
+    launches = [op.kernel for op in session.steps.bound(shape).plan if isinstance(op, Launch)]
+    count = sum(isinstance(kernel, PrefillBlock) for kernel in launches)
+    return count // session.parts.config.n_layers
 
 
 @pytest.mark.slow
@@ -42,3 +77,74 @@ def test_default_prompts_divided_anywhere_are_as_near_as_llama_cpp_s(
         assert kv_heads(session, session.shapes.prompt(1, 45)[0]) == {1}
 
     check_divided_prompts(name, [[31, 12, 1], [1, 13]], look)
+
+
+#: Heads that the kernel of blocks takes, of 96 values, of which 32 rotate, and 64.
+SHAPE = Shape(
+    *("deepseek2", 1, 96, 3, 1, 64, 160, 83, False),
+    {
+        "attention.q_lora_rank": 64,
+        "attention.kv_lora_rank": 96,
+        "attention.key_length_mla": 96,
+        "attention.value_length_mla": 64,
+        "rope.dimension_count": 32,
+        "leading_dense_block_count": 1,
+    },
+)
+#: Rows are processed in these parts: the second walks over two blocks of 112, the last over three.
+PARTS = (128, 71, 14, 85)
+#: Of logits; bf16 and q8_0 round what is cached to fewer bits.
+TOLERANCES = {"f16": 2e-3, "f32": 2e-3, "bf16": 5e-3, "q8_0": 1.2e-2}
+
+
+@pytest.mark.slow
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("kv_dtype", "page_len"),
+    [("f16", 0), ("f32", 0), ("bf16", 16), ("q8_0", 0), ("q8_0", 32)],
+)
+def test_prompts_walk_over_cached_tokens_in_blocks(
+    kv_dtype: KvDtype,
+    page_len: int,
+    device: Device,
+    random_model: Callable[..., Any],
+    reference_model: Any,
+) -> None:
+    if device.native_target != "sm_90a":
+        pytest.skip(f"wgmma is for sm_90a, not {device.native_target}")
+    model = random_model(SHAPE, "Q8_0")
+    config = Config.from_gguf(model)
+    settings = SessionSettings(512, kv_dtype, chunk=128, page_len=page_len)
+    with (
+        Weights.load(model, config, device) as weights,
+        Session(device, weights, settings) as session,
+    ):
+        found = logits_of_parts(session)
+    golden = reference_model(model, config).logits(random_tokens())[np.cumsum(PARTS) - 1]
+    assert relative_rms(found, golden) <= TOLERANCES[kv_dtype]
+
+
+@pytest.mark.slow
+@pytest.mark.full
+def test_ranks_walk_with_their_own_heads(
+    device_name: str,
+    needs_gpus: Callable[[int], None],
+    random_model: Callable[..., Any],
+    reference_model: Any,
+) -> None:
+    needs_gpus(3)
+    model = random_model(SHAPE, "Q8_0")
+    config = Config.from_gguf(model)
+    with ExitStack() as owners:
+        group = owners.enter_context(Group.open(device_name, 3))
+        if group[0].native_target != "sm_90a":
+            pytest.skip(f"wgmma is for sm_90a, not {group[0].native_target}")
+        weights = [
+            owners.enter_context(Weights.load(model, share, device))
+            for share, device in zip(shares_of(config, model, 3), group, strict=True)
+        ]
+        settings = SessionSettings(512, chunk=128)
+        with Session(group[0], weights[0], settings, peers=weights[1:]) as session:
+            found = logits_of_parts(session)
+    golden = reference_model(model, config).logits(random_tokens())[np.cumsum(PARTS) - 1]
+    assert relative_rms(found, golden) <= TOLERANCES["f16"]

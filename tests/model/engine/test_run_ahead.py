@@ -240,16 +240,16 @@ def test_the_next_bucket_is_ready_before_it_is_needed(
             at_once.append(shape)
         make_ready(self, shape)
 
-    tokens = [int(t) for t in np.random.default_rng(4).integers(0, 320, 450)]
+    tokens = [int(t) for t in np.random.default_rng(4).integers(0, 320, 480)]
     with Session(device, weights, SessionSettings(1000)) as session:
         session.feed(tokens)
-        expected = [session.greedy_step() for _ in range(70)]
+        expected = [session.greedy_step() for _ in range(40)]
         assert session.length > 512
     monkeypatch.setattr(Steps, "make_ready", watched)
     with Session(device, weights, SessionSettings(1000)) as session:
         session.feed(tokens)
         del at_once[:]
-        assert list(islice(session.stream(Output.GREEDY), 70)) == expected
+        assert list(islice(session.stream(Output.GREEDY), 40)) == expected
         prompt = StepShape(512, 512, Output.GREEDY, prompt=512)
         assert at_once in ([prompt], [prompt, StepShape(1, 512, Output.GREEDY)])
 

@@ -250,7 +250,7 @@ def test_the_startup_section(cli: Cli, tmp_path: Path, monkeypatch: pytest.Monke
     """Of a few of the model's kernels: to compile all takes half a minute."""
     monkeypatch.setenv("URDIR_CACHE_DIR", str(tmp_path))
     all_kernels = startup.model_kernels
-    monkeypatch.setattr(startup, "model_kernels", lambda *words: all_kernels(*words)[::12])
+    monkeypatch.setattr(startup, "model_kernels", lambda *words: all_kernels(*words)[::24])
     code, out, err = cli("bench", "--startup", "-o", "json")
     assert code == 0, err
     rows = json.loads(out)["startup"]
