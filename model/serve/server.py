@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import signal
 import socket
 import sys
@@ -45,8 +46,9 @@ def listen(host: str, port: int) -> socket.socket:
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
+        flag = "--host" if error.errno == errno.EADDRNOTAVAIL else "--port"
         raise ModelError(
-            f"cannot listen on {host}:{port}: {error.strerror}: give another --port"
+            f"cannot listen on {host}:{port}: {error.strerror}: give another {flag}"
         ) from None
     return listener
 
