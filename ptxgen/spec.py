@@ -121,6 +121,10 @@ class Tolerance:
         sums = 4 * UNIT_ROUNDOFF[accumulator] * terms**0.5
         return Tolerance(rtol=UNIT_ROUNDOFF[dtype] + sums)
 
+    def rounded_to(self, dtype: str) -> Tolerance:
+        """The same for outputs that are rounded to ``dtype`` in the end."""
+        return dataclasses.replace(self, rtol=self.rtol + UNIT_ROUNDOFF[dtype])
+
 
 class KernelSpec:
     """Base of all kernel specs. Subclasses are ``@dataclass(frozen=True)``; their fields are the

@@ -72,6 +72,7 @@ def append_blocks(
     layout = replace(kernel.layout, max_len=own.layout.max_len)
     queries = replace(own, layout=layout, token=replace(own.token, appends=False))
     append_tokens(at.plan, queries)
+    # also where heads are packed: tokens of a block pass through the buffer for packed vectors
     out = work["heads"].slice(0, kernel.nbytes(kernel.param("out")))
     for first in range(0, at.rows.keys, kernel.layout.max_len):
         _append_written(at, mixer, kernel, own, first)

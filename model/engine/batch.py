@@ -166,10 +166,10 @@ class ShapeBuckets:
             return self.decode(len(batch.decode), length, output)
         if not batch.choosing:
             output = Output.NONE
-        keys = self.keys(length, len(batch.decode) + len(segments))
-        rows = self.segment_rows(segments)
         if not batch.decode and len(segments) == 1:
             return self._of_one_prompt(segments[0].start, segments[0].end, length, output)
+        keys = self.keys(length, len(batch.decode) + len(segments))
+        rows = self.segment_rows(segments)
         prompt = min(self._chunk(next(c for c in COARSE_CHUNKS if c >= rows)), self.chunks[-1])
         decode, outputs = self._coarse(len(batch.decode)), self._coarse(len(batch.choosing))
         most = min(self.rows, ceil_div(prompt, self.alignment))

@@ -33,6 +33,14 @@ def pack_few(x: npt.NDArray[Any]) -> Array:
     return np.ascontiguousarray(matrices.transpose(0, 1, 3, 4, 2, 5)).reshape(shape)
 
 
+def with_few(before: Array, x: npt.NDArray[Any]) -> Array:
+    """What ``before`` is when x (rows, cols) has come: vectors beyond its rows stay as they were,
+    whatever they hold."""
+    made = before.copy()
+    made[:, :, : len(x)] = pack_few(x)[:, :, : len(x)]
+    return made
+
+
 def unpack_few(few: npt.NDArray[Any], rows: int, cols: int) -> npt.NDArray[np.float64]:
     """The other way, (rows, cols) f64."""
     blocks, pieces = few.shape[:2]

@@ -14,7 +14,7 @@ from urdir.ptxgen.spec import Access, Array, Param, ceil_div
 from urdir.ptxgen.target import Target
 from urdir.ptxgen.weights.layout import TILE_COLS
 from urdir.ptxgen.weights.packed import GROUP
-from urdir.ptxgen.weights.packed_few import few_shape, pack_few
+from urdir.ptxgen.weights.packed_few import few_shape, pack_few, with_few
 
 WARPS = 8
 #: Query heads that share one read of K and V. Eight take more registers than two CTAs an SM have.
@@ -89,10 +89,7 @@ class DecodeAttention(RowsWithTokens):
     def finished(self, inputs: dict[str, Array]) -> Array:
         if not self.packs_few:
             return super().finished(inputs)
-        out = inputs["out"].copy()  # vectors beyond the rows stay as they were
-        few = pack_few(self.attend(inputs).reshape(self.rows, -1))
-        out[:, :, : self.rows] = few[:, :, : self.rows]
-        return out
+        return with_few(inputs["out"], self.attend(inputs).reshape(self.rows, -1))
 
     @property
     def lanes(self) -> int:

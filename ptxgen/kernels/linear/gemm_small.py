@@ -21,7 +21,7 @@ from urdir.ptxgen.target import since
 from urdir.ptxgen.weights.halves import Halves
 from urdir.ptxgen.weights.layout import TILE_COLS, TILE_UNITS
 from urdir.ptxgen.weights.packed import GROUP
-from urdir.ptxgen.weights.packed_few import few_shape, pack_few, unpack_few
+from urdir.ptxgen.weights.packed_few import few_shape, pack_few, unpack_few, with_few
 from urdir.ptxgen.weights.tiles import Tile
 
 #: How many of a block's last tiles a warp loads only after its next block's activations, which
@@ -126,9 +126,7 @@ class GemmSmall(TiledSpec):
             outputs["scaled"] = outputs["y"] * inputs["next_norm"]
             outputs["y_summary"] = summary(outputs["scaled"], outputs["y"])
         if self.packs:
-            y = inputs["y"].copy()  # vectors beyond the batch stay as they were
-            y[:, :, : self.batch] = pack_few(outputs["y"])[:, :, : self.batch]
-            outputs["y"] = y
+            outputs["y"] = with_few(inputs["y"], outputs["y"])
         return outputs
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
