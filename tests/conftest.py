@@ -130,6 +130,15 @@ def device(urdir_device: Device) -> Device:
 
 
 @pytest.fixture
+def on_hopper(request: pytest.FixtureRequest) -> None:
+    """Skips a test whose ``device`` has no wgmma."""
+    if "device" in request.fixturenames:
+        device: Device = request.getfixturevalue("device")
+        if device.native_target != "sm_90a":
+            pytest.skip(f"wgmma is for sm_90a, not {device.native_target}")
+
+
+@pytest.fixture
 def emulator(urdir_emulator: Device) -> Device:
     """The emulator, for what only it can do: injected faults, a poisoned context."""
     return urdir_emulator

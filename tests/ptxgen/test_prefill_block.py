@@ -20,12 +20,7 @@ from urdir.ptxgen.kernels.attention.scores import Scores
 TOKENS, LENGTH = 420, 112  # four blocks, the last of which is not full
 
 
-@pytest.fixture(autouse=True)
-def _hopper(request: pytest.FixtureRequest) -> None:
-    if "device" in request.fixturenames:
-        device: Device = request.getfixturevalue("device")
-        if device.native_target != "sm_90a":
-            pytest.skip(f"wgmma is for sm_90a, not {device.native_target}")
+pytestmark = pytest.mark.usefixtures("on_hopper")
 
 
 def by_blocks(device: Device, spec: PrefillBlock, whole: dict[str, Any]) -> Any:

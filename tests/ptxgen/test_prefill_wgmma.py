@@ -26,12 +26,7 @@ IDLE = 0xFFFFFFFF
 ALL = Scores(softcap=30.0, window=4096, chunk=8192, sinks=True, max_bias=8.0)
 
 
-@pytest.fixture(autouse=True)
-def _hopper(request: pytest.FixtureRequest) -> None:
-    if "device" in request.fixturenames:
-        device: Device = request.getfixturevalue("device")
-        if device.native_target != "sm_90a":
-            pytest.skip(f"wgmma is for sm_90a, not {device.native_target}")
+pytestmark = pytest.mark.usefixtures("on_hopper")
 
 
 def prefill(heads: int = 2, rows: int = 70, **fields: Any) -> PrefillWgmma:

@@ -103,6 +103,7 @@ TOLERANCES = {"f16": 2e-3, "f32": 2e-3, "bf16": 5e-3, "q8_0": 1.2e-2}
     ("kv_dtype", "page_len"),
     [("f16", 0), ("f32", 0), ("bf16", 16), ("q8_0", 0), ("q8_0", 32)],
 )
+@pytest.mark.usefixtures("on_hopper")
 def test_prompts_walk_over_cached_tokens_in_blocks(
     kv_dtype: KvDtype,
     page_len: int,
@@ -110,8 +111,6 @@ def test_prompts_walk_over_cached_tokens_in_blocks(
     random_model: Callable[..., Any],
     reference_model: Any,
 ) -> None:
-    if device.native_target != "sm_90a":
-        pytest.skip(f"wgmma is for sm_90a, not {device.native_target}")
     model = random_model(SHAPE, "Q8_0")
     config = Config.from_gguf(model)
     settings = SessionSettings(512, kv_dtype, chunk=128, page_len=page_len)
