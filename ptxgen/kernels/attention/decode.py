@@ -183,12 +183,13 @@ class DecodeAttention(RowsWithTokens):
         return 512 * ceil_div(self.head_dim, 32) if self.suits_tensor_cores else 0
 
     def resident_on(self, target: Target) -> int:
-        """Two CTAs where heads are wide and tensor cores multiply: the assembler would take more
-        registers. Not with q8_0's scales, or before sm_90: some would not fit; nor with the sums of
-        more than 256 values."""
-        is_wide = max(self.head_dim, self.value_dim) > 128 and self.value_dim <= 256
-        fits = target.sm >= 90 and self.layout.dtype != "q8_0"
-        return 2 if is_wide and fits and self.suits_tensor_cores else 0
+        """Two CTAs where heads are wide, or quants, and tensor cores multiply: the assembler would
+        take more registers. Not where some would not fit: before sm_90, with the sums of more than
+        256 values, of quants of more than 128."""
+        is_quants = self.layout.dtype == "q8_0"
+        takes_more = is_quants or max(self.head_dim, self.value_dim) > 128
+        fits = target.sm >= 90 and self.value_dim <= (128 if is_quants else 256)
+        return 2 if takes_more and fits and self.suits_tensor_cores else 0
 
     def cta(self, target: Target) -> DecodeCta:
         """What the template needs to know about a CTA on ``target``."""

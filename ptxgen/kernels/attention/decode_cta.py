@@ -86,6 +86,10 @@ class DecodeCta:
             scratch.append(self.ring_bytes)
         if spec.token:
             scratch.append(end if self.row_norms else self.norms_at + 4 * (self.staged_heads + 1))
+        # the warp that keeps the row's own key, before the one that keeps the value: where they can,
+        # others than those that split the queries
+        splitting = self.strip_count if self.tensor_cores else 0
+        self.keeper = splitting if splitting + 2 <= self.warps else 0
         # a multiple of what dynamic shared memory is aligned to: none is lost between them
         self.scratch_bytes = 256 * ceil_div(max(scratch), 256)
 
@@ -133,6 +137,10 @@ class DecodeCta:
         ``stages_of_slab``: of each the halves of the tile's keys that it has. ``order``: of which
         cache and slab the stages of a tile are, and which of the slab's."""
         self.half = "bf16" if self.layout.dtype == "bf16" else "f16"
+        # Weights are relative to a maximum less this, in exponents of 2, which may lag behind by as
+        # much and one more. So they are at most 2^15, and small ones keep their low parts in f16;
+        # those times scales of quants 2^9, finite with values of a cache up to 16,000.
+        self.lift = 4 if self.quantised else 7
         self.together = TILE_KEYS
         self.step = TILE_KEYS * self.warps
         self.strip_count = ceil_div(self.head_dim, 32)
