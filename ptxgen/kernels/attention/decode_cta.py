@@ -76,6 +76,10 @@ class DecodeCta:
         # eight dims of a key or a value as the cache holds it, and the key
         self.eight_bytes = 32 if layout.dtype == "f32" else 16
         self.token_bytes = self.eights["k"] * self.eight_bytes
+        # the warp that keeps the row's own key, before the one that keeps the value: others than
+        # those that split the queries, if there are
+        splitting = self.strip_count if self.tensor_cores else 0
+        self.keeper = splitting if splitting + 2 <= self.warps else 0
 
         # the warps' maxima and sums, then their weighted values, where the ring was; if it is apart
         # only what threads have merged lies here
@@ -86,10 +90,6 @@ class DecodeCta:
             scratch.append(self.ring_bytes)
         if spec.token:
             scratch.append(end if self.row_norms else self.norms_at + 4 * (self.staged_heads + 1))
-        # the warp that keeps the row's own key, before the one that keeps the value: where they can,
-        # others than those that split the queries
-        splitting = self.strip_count if self.tensor_cores else 0
-        self.keeper = splitting if splitting + 2 <= self.warps else 0
         # a multiple of what dynamic shared memory is aligned to: none is lost between them
         self.scratch_bytes = 256 * ceil_div(max(scratch), 256)
 
@@ -158,8 +158,7 @@ class DecodeCta:
             for number in range(len(self.stages_of_slab))
         ]
         self.stage_keys = TILE_KEYS // len(self.stages_of_slab)
-        # heads that leave registers for first values while weights are found, and for integers that
-        # begin as the last bits of floats
+        # heads that leave registers for first values while weights are found
         self.is_narrow = max(self.head_dim, self.value_dim) <= 128
         # the halves of a tile that are multiplied together: registers hold one of wide heads
         is_wide = max(self.head_dim, self.value_dim) > 192 and not self.quantised
