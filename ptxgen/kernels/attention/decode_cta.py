@@ -11,6 +11,8 @@ from urdir.ptxgen.target import Target
 MAX_STATIC_SHARED = 48 << 10
 #: Keys that a warp multiplies at once on tensor cores: the rows of an mma.
 TILE_KEYS = 16
+#: Bytes of a CTA's keys and values that are left, at least, when the next launch may start.
+LEFT_NBYTES = 44 << 10
 #: Stages of small slabs: more are not needed.
 MAX_STAGES = 8
 
@@ -143,6 +145,9 @@ class DecodeCta:
         self.lift = 4 if self.quantised else 7
         self.together = TILE_KEYS
         self.step = TILE_KEYS * self.warps
+        # keys that are left, at least, when the next launch may start: 1.4 us of an SM's share of an
+        # H200's bandwidth, in which its CTAs begin to load
+        self.fewest_left = LEFT_NBYTES // (self._bytes_of("k") + self._bytes_of("v"))
         self.strip_count = ceil_div(self.head_dim, 32)
         self.block_count = ceil_div(self.value_dim, 64)
         # integers of queries stay in registers, where these are few
