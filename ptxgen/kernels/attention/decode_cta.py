@@ -11,7 +11,8 @@ from urdir.ptxgen.target import Target
 MAX_STATIC_SHARED = 48 << 10
 #: Keys that a warp multiplies at once on tensor cores: the rows of an mma.
 TILE_KEYS = 16
-#: Bytes of a CTA's keys and values that are left, at least, when the next launch may start.
+#: Bytes of a CTA's keys and values that are left, at least, when the next launch may start: its
+#: CTAs begin to load in the 1.4 us in which an SM of an H200 reads these.
 LEFT_NBYTES = 44 << 10
 #: Stages of small slabs: more are not needed.
 MAX_STAGES = 8
@@ -140,13 +141,12 @@ class DecodeCta:
         cache and slab the stages of a tile are, and which of the slab's."""
         self.half = "bf16" if self.layout.dtype == "bf16" else "f16"
         # Weights are relative to a maximum less this, in exponents of 2, which may lag behind by as
-        # much and one more. So they are at most 2^15, and small ones keep their low parts in f16;
-        # those times scales of quants 2^9, finite with values of a cache up to 16,000.
+        # much and one more. So they are at most 2^15, and small ones keep their low parts in f16.
+        # Those that take scales of quants are at most 2^9: finite with values up to 16,000.
         self.lift = 4 if self.quantised else 7
         self.together = TILE_KEYS
         self.step = TILE_KEYS * self.warps
-        # keys that are left, at least, when the next launch may start: 1.4 us of an SM's share of an
-        # H200's bandwidth, in which its CTAs begin to load
+        # as many keys are left, at least, when the next launch may start
         self.fewest_left = LEFT_NBYTES // (self._bytes_of("k") + self._bytes_of("v"))
         self.strip_count = ceil_div(self.head_dim, 32)
         self.block_count = ceil_div(self.value_dim, 64)
