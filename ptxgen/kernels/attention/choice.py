@@ -12,6 +12,8 @@ from urdir.ptxgen.kernels.attention.chunk_cut import CHUNK_UNIT
 from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
+from urdir.ptxgen.kernels.attention.latent_decode import LatentDecode
+from urdir.ptxgen.kernels.attention.latent_decode import LatentDecode
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
 from urdir.ptxgen.kernels.attention.prefill_attention import PrefillAttention
 from urdir.ptxgen.kernels.attention.prefill_block import PrefillBlock
@@ -135,6 +137,8 @@ def decode_attention(
     """
     incremental = IncrementalAttention(heads, layout, rows, scores, token)
     incremental = replace(incremental, packs=packs and incremental.can_pack)
+    if target and (latent := _latent(incremental, max_keys, sm_count, target)) is not None:
+        return latent
     if incremental.value_dim > WIDE and target:
         if Target.parse(target).sm < incremental.tensor_cores_since:
             incremental = replace(incremental, most_heads=1)
@@ -202,6 +206,28 @@ def _wide(
         return split
     near = replace(split, cluster=2, ring=WIDE_RING_NBYTES)
     return replace(near, ctas=max(1, sm_count // (2 * near.head_tiles)))
+
+
+def _latent(
+    whole: IncrementalAttention, max_keys: int, sm_count: int, target: str
+) -> LatentDecode | None:
+    """The same of a latent vector on wgmma; None where there is no such kernel."""
+    if not LatentDecode.serves(whole.heads, whole.layout, whole.scores, whole.token):
+        return None
+    spec = LatentDecode(
+        *(whole.heads, whole.layout, whole.rows, whole.scores, whole.token),
+        least=LEAST_KEYS,
+        most=0 if whole.rows == 1 else MOST_KEYS,
+        packs=whole.packs,
+    )
+    is_deep = max_keys > FEW_KEYS
+    if is_deep and whole.heads % MANY_HEADS == 0:
+        spec = replace(spec, most_heads=MANY_HEADS)
+    if whole.rows > MANY:
+        spec = replace(spec, cluster=4)
+    ctas = sm_count * (2 if whole.rows > 1 else 1)
+    spec = replace(spec, ctas=max(1, ctas // (spec.cluster * spec.head_tiles)))
+    return spec if spec.target_on(target) else None
 
 
 def _has_much_memory(target: str) -> bool:

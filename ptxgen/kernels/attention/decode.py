@@ -49,13 +49,15 @@ class DecodeAttention(RowsWithTokens):
     most_heads: int = MAX_TILE
     packs: bool = False
 
+    #: How many heads a CTA may have at most.
+    heads_of_cta: ClassVar[tuple[int, ...]] = (1, 2, MAX_TILE)
     #: Whether a CTA takes a chunk of a row's keys, which may be without the row's own token.
     splits_keys: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.most_heads not in (1, 2, MAX_TILE):
-            raise PtxgenError(f"most_heads {self.most_heads}: 1, 2 or {MAX_TILE}")
+        if self.most_heads not in self.heads_of_cta:
+            raise PtxgenError(f"most_heads {self.most_heads}: one of {self.heads_of_cta}")
         if self.packs and not self.can_pack:
             raise PtxgenError(
                 f"attention packs up to {GROUP} rows, or groups of as many, each of a multiple of "
