@@ -1,4 +1,4 @@
-"""Decoding of latent attention on wgmma: borders of tiles and chunks, equal bits, its own tokens."""
+"""Decoding of latent attention on wgmma: borders of tiles and chunks, equal bits, own tokens."""
 
 from __future__ import annotations
 

@@ -13,7 +13,6 @@ from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.latent_decode import LatentDecode
-from urdir.ptxgen.kernels.attention.latent_decode import LatentDecode
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
 from urdir.ptxgen.kernels.attention.prefill_attention import PrefillAttention
 from urdir.ptxgen.kernels.attention.prefill_block import PrefillBlock
@@ -45,11 +44,15 @@ ONE_RING_NBYTES, QUANTS_RING_NBYTES, NARROW = 85 << 10, 68 << 10, 128
 #: 32 rows of 4,128 keys take 123 us in a chunk each, 134 in three, 136 in five; of q8_0 74 and 86.
 LEAST_KEYS, MOST_KEYS = 64, 2048
 #: Heads of more values are wide, and shared memory for their keys on the way, which is all of an
-#: SM's: latent vectors stay there until they are read as values. A step of DeepSeek-V2-Lite takes
-#: 1.418 ms with it at 16,000 keys, without 1.850; 1.187 and 1.163 at 4,000; of 8 rows there 2.291
-#: and 3.195. Few keys of one row are less work for lanes, in a cluster for each head: of four CTAs
-#: 0.880 ms at 160 keys, of eight 0.894, without 1.054; 1.005, 0.960 and 1.006 at 440.
+#: SM's. Few keys of one row are less work for lanes, in a cluster for each head: a step of
+#: DeepSeek-V2-Lite takes 0.880 ms so in clusters of four at 160 keys, 0.894 of eight, 1.054 without;
+#: 1.005, 0.960 and 1.006 at 440.
 WIDE, WIDE_RING_NBYTES = 256, 192 << 10
+#: Heads of one row up to which latent attention on wgmma has eight of few keys in a CTA. A step of
+#: DeepSeek-V2-Lite, 16 heads, takes 0.942 ms with them at 1,000 keys, 0.987 with 16; 1.015 and 1.028
+#: at 4,000, 1.305 and 1.229 at 16,000; of 8 rows at 4,000 keys 2.21 and 2.00 in clusters of eight,
+#: 2.03 of four, of 32 rows 3.98 and 3.91. With two CTAs an SM 1.394 at 16,000, of 8 rows 2.11.
+FEW_HEADS = 32
 #: For each so many rows chunks may be longer: then what they leave does not grow.
 MANY_ROWS = 32
 
@@ -201,7 +204,7 @@ def _wide(
         if keys > SINGLE_KEYS and 8 * near.head_tiles <= sm_count:
             near = replace(near, cluster=8)
         return near if near.cluster * near.head_tiles <= sm_count else None
-    is_short = whole.rows == 1 and keys <= FEW_KEYS
+    is_short = (whole.rows == 1 and keys <= FEW_KEYS) or whole.layout.values_in_keys
     if is_short or not (split.suits_tensor_cores and _has_much_memory(target)):
         return split
     near = replace(split, cluster=2, ring=WIDE_RING_NBYTES)
@@ -211,22 +214,20 @@ def _wide(
 def _latent(
     whole: IncrementalAttention, max_keys: int, sm_count: int, target: str
 ) -> LatentDecode | None:
-    """The same of a latent vector on wgmma; None where there is no such kernel."""
+    """The same of a latent vector on wgmma, a CTA an SM; None where there is no such kernel."""
     if not LatentDecode.serves(whole.heads, whole.layout, whole.scores, whole.token):
         return None
+    is_short = whole.rows == 1 and max_keys <= FEW_KEYS and whole.heads <= FEW_HEADS
+    each = 8 if is_short or whole.heads % 16 else 16
+    tiles = whole.heads // each
+    cluster = 8 if 8 * tiles * whole.rows <= sm_count else 4
     spec = LatentDecode(
-        *(whole.heads, whole.layout, whole.rows, whole.scores, whole.token),
+        *(whole.heads, whole.layout, whole.rows, whole.scores, whole.token, each, whole.packs),
+        ctas=max(1, sm_count // (cluster * tiles)),
         least=LEAST_KEYS,
         most=0 if whole.rows == 1 else MOST_KEYS,
-        packs=whole.packs,
+        cluster=cluster,
     )
-    is_deep = max_keys > FEW_KEYS
-    if is_deep and whole.heads % MANY_HEADS == 0:
-        spec = replace(spec, most_heads=MANY_HEADS)
-    if whole.rows > MANY:
-        spec = replace(spec, cluster=4)
-    ctas = sm_count * (2 if whole.rows > 1 else 1)
-    spec = replace(spec, ctas=max(1, ctas // (spec.cluster * spec.head_tiles)))
     return spec if spec.target_on(target) else None
 
 

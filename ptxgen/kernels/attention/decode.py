@@ -38,8 +38,7 @@ class DecodeAttention(RowsWithTokens):
     16-bit floats and queries as well; but with q8_0 queries are, of each 32 dims, the sum of two
     8-bit integers times scales. Scaled queries of an f16 cache become infinite from 65,536 on, and
     an infinity in a key makes NaN. Elsewhere a lane group owns a key, a lane eight of its dims (two
-    or three times eight beyond 256 dims). Where values are the end of keys, they are read once: of
-    lanes always, of tensor cores if a ring has room.
+    or three times eight beyond 256 dims), and reads values that are the end of keys once.
 
     With ``packs`` the output is what the next product takes: rows of heads * value_dim values as
     packed f16 (`weights.packed`), or up to eight rows as few packed vectors (`weights.packed_few`),

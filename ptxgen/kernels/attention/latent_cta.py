@@ -42,10 +42,9 @@ class LatentCta:
         # a high and a low part of each head; heads of a lane's scores, and of a warp's queries
         self.columns = 2 * self.tile
         self.own_heads, self.warp_heads = self.tile // 4, self.tile // self.warps
-        self.chains = spec.chains
 
         self.block_nbytes = TILE_KEYS * LINE_NBYTES
-        # a block of queries, or of weights; a block's sums of all heads, and those that a CTA merges
+        # a block of queries, or weights; a block's sums of all heads, and those a CTA merges
         self.line_block = self.columns * LINE_NBYTES
         self.part_nbytes = 4 * BLOCK_DIMS * self.tile
         self.rank_blocks = self.value_blocks // spec.cluster

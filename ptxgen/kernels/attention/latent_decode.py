@@ -34,7 +34,6 @@ class LatentDecode(FlashDecode):
 
     most_heads: int = 8
     cluster: int = 8
-    chains: int = 2
 
     heads_of_cta: ClassVar = (8, 16)
     name = "latent_decode"
@@ -51,7 +50,7 @@ class LatentDecode(FlashDecode):
                 f"other values: not {self.heads} heads of {self.layout}"
             )
         if self.cluster == 1 or self.ring:
-            raise PtxgenError("latent_decode: clusters of 2, 4 or 8 CTAs, whose rings are their own")
+            raise PtxgenError("latent_decode: clusters of 2, 4 or 8 CTAs, without a ring")
 
     @staticmethod
     def serves(heads: int, layout: KvLayout, scores: Scores, token: OwnToken | None) -> bool:
@@ -104,24 +103,47 @@ class LatentDecode(FlashDecode):
         turned = OwnToken(Rotation(64, "interleaved", 1.2), latent_norm=QK_NORM)
         halves = OwnToken(Rotation(64, "half"), latent_norm=QK_NORM)
         still = OwnToken(latent_norm=QK_NORM)
-        few = {"cluster": 2, "least": 16}
         return {
-            "one tile": cls(8, latent(1, 1, 40, 576, "f16"), token=turned, ctas=1, **few),
-            "tiles": cls(24, latent(2, 1, 300, 576, "bf16"), 2, token=halves, ctas=2, **few),
+            "one tile": cls(
+                8, latent(1, 1, 40, 576, "f16"), token=turned, ctas=1, cluster=2, least=16
+            ),
+            "tiles": cls(
+                *(24, latent(2, 1, 300, 576, "bf16"), 2),
+                token=halves,
+                ctas=2,
+                cluster=2,
+                least=16,
+            ),
             "chunks": cls(
                 *(16, latent(2, 1, 320, 576, "f16", 16, 50), 2, Scores(scale=0.1), turned, 16),
-                **{**few, "ctas": 4, "most": 64},
+                ctas=4,
+                cluster=2,
+                least=16,
+                most=64,
             ),
             "dealt": cls(
                 *(16, latent(3, 1, 420, 576, "f16"), 3),
-                **{"token": still, "ctas": 1, "cluster": 4, "least": 16, "most": 16},
+                token=still,
+                ctas=1,
+                cluster=4,
+                least=16,
+                most=16,
             ),
             "packs": cls(
                 *(16, latent(5, 1, 200, 576, "f16"), 5),
-                **{"token": turned, "ctas": 4, "cluster": 4, "least": 16, "packs": True},
+                token=turned,
+                packs=True,
+                ctas=4,
+                cluster=4,
+                least=16,
             ),
             "packs 16": cls(
                 *(16, latent(16, 1, 80, 576, "bf16", 16, 90), 16),
-                **{"token": halves, "ctas": 16, "packs": True, "most_heads": 16, **few},
+                token=halves,
+                most_heads=16,
+                packs=True,
+                ctas=16,
+                cluster=2,
+                least=16,
             ),
         }
