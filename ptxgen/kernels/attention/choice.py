@@ -45,13 +45,21 @@ ONE_RING_NBYTES, QUANTS_RING_NBYTES, NARROW = 85 << 10, 68 << 10, 128
 LEAST_KEYS, MOST_KEYS = 64, 2048
 #: Heads of more values are wide, and shared memory for their keys on the way, which is all of an
 #: SM's. Few keys of one row are less work for lanes, in a cluster for each head: a step of
-#: DeepSeek-V2-Lite takes 0.880 ms so in clusters of four at 160 keys, 0.894 of eight, 1.054 without;
+#: DeepSeek-V2-Lite took 0.880 ms so in clusters of four at 160 keys, of eight 0.894, without 1.054;
 #: 1.005, 0.960 and 1.006 at 440.
 WIDE, WIDE_RING_NBYTES = 256, 192 << 10
-#: Heads of one row up to which latent attention on wgmma has eight of few keys in a CTA. A step of
-#: DeepSeek-V2-Lite, 16 heads, takes 0.942 ms with them at 1,000 keys, 0.987 with 16; 1.015 and 1.028
-#: at 4,000, 1.305 and 1.229 at 16,000; of 8 rows at 4,000 keys 2.21 and 2.00 in clusters of eight,
-#: 2.03 of four, of 32 rows 3.98 and 3.91. With two CTAs an SM 1.394 at 16,000, of 8 rows 2.11.
+#: Heads of one row up to which CTAs of `LatentDecode` have eight heads, not 16, while keys are few.
+#: Measured on an H200, a step of DeepSeek-V2-Lite (16 heads) in milliseconds, by heads of a CTA,
+#: CTAs of a cluster and of an SM:
+#:
+#:     rows                  1                          8      32
+#:     keys                160  1,000  4,000  16,000  4,000  4,000
+#:     8, 8, 1           0.881  0.942  1.015
+#:     8, 8, 2                                 1.305   2.21
+#:     8, 4, 2                                                4.57
+#:     16, 8, 1                 0.987  1.028   1.229   2.00
+#:     16, 4, 1                                1.362   2.03   3.91
+#:     16, 8, 2                                1.394   2.11   3.98
 FEW_HEADS = 32
 #: For each so many rows chunks may be longer: then what they leave does not grow.
 MANY_ROWS = 32

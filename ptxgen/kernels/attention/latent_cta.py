@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from urdir.ptxgen.kernels.attention.latent_decode import LatentDecode
-    from urdir.ptxgen.target import Target
+from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
+from urdir.ptxgen.target import Target
 
 #: Threads of a CTA, a warpgroup.
 WARPGROUP = 128
@@ -27,7 +24,7 @@ class LatentCta:
     #: Weights are at most 2 to this: small ones keep their low parts in f16.
     lift = 14
 
-    def __init__(self, spec: LatentDecode, target: Target) -> None:
+    def __init__(self, spec: FlashDecode, target: Target) -> None:
         layout = spec.layout
         self.spec, self.target, self.layout, self.tile = spec, target, layout, spec.tile
         self.half = layout.dtype
