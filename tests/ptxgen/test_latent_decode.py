@@ -45,8 +45,17 @@ def inputs_of(spec: LatentDecode, positions: list[int], seed: int = 0) -> Inputs
 
 
 @pytest.mark.usefixtures("on_hopper")
-@pytest.mark.parametrize(("heads", "most"), [(16, 16), (8, 8), (24, 8)])
-@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize(
+    ("cut", "heads", "most"),
+    [
+        ("dealt", 8, 8),
+        *(
+            pytest.param(cut, *heads, marks=pytest.mark.full)
+            for cut in CUTS
+            for heads in ((16, 16), (24, 8))
+        ),
+    ],
+)
 def test_rows_end_at_every_border(device: Device, cut: str, heads: int, most: int) -> None:
     """Of a tile, a CTA's part and a chunk."""
     spec = of_rows(len(BORDERS), heads, most_heads=most, **CUTS[cut])
@@ -55,6 +64,7 @@ def test_rows_end_at_every_border(device: Device, cut: str, heads: int, most: in
 
 
 @pytest.mark.usefixtures("on_hopper")
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 @pytest.mark.parametrize("token", [TURNED, HALVES, OwnToken(latent_norm=QK_NORM)])
 def test_the_row_s_own_key_is_that_of_flash_decode(
@@ -77,6 +87,7 @@ def test_the_row_s_own_key_is_that_of_flash_decode(
 
 
 @pytest.mark.usefixtures("on_hopper")
+@pytest.mark.turns(2)
 @pytest.mark.parametrize("fields", [{"ctas": 6}, {"ctas": 2, "most": 32}])
 def test_other_rows_do_not_change_a_bit(device: Device, fields: dict[str, int]) -> None:
     """Long ones, short ones and idle ones; nor does a second launch."""
@@ -90,6 +101,7 @@ def test_other_rows_do_not_change_a_bit(device: Device, fields: dict[str, int]) 
     assert not outs[-1][[0, 2]].any()
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("on_hopper")
 def test_a_launch_leaves_room_for_the_next(device: Device) -> None:
     """The same buffers again, with rows of other lengths each time."""
@@ -101,6 +113,7 @@ def test_a_launch_leaves_room_for_the_next(device: Device) -> None:
         kept = {name: made[name] for name in ("partial", "softmax", "arrived")}
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("on_hopper")
 def test_pages_change_no_bit(device: Device) -> None:
     paged = of_rows(3, layout=replace(LATENT, page_len=16, pages=70), ctas=6)
@@ -117,6 +130,7 @@ def test_pages_change_no_bit(device: Device) -> None:
     assert whole["out"].tobytes() == run_kernel(device, paged, inputs)["out"].tobytes()
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("on_hopper")
 def test_one_key_far_above_the_others(device: Device) -> None:
     """Wherever it stands."""

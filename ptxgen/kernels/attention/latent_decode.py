@@ -81,6 +81,10 @@ class LatentDecode(FlashDecode):
     def suits_tensor_cores(self) -> bool:
         return True
 
+    @property
+    def reads_once(self) -> bool:
+        return False
+
     def resident_on(self, target: Target) -> int:
         return 2
 
@@ -107,13 +111,6 @@ class LatentDecode(FlashDecode):
             "one tile": cls(
                 8, latent(1, 1, 40, 576, "f16"), token=turned, ctas=1, cluster=2, least=16
             ),
-            "tiles": cls(
-                *(24, latent(2, 1, 300, 576, "bf16"), 2),
-                token=halves,
-                ctas=2,
-                cluster=2,
-                least=16,
-            ),
             "chunks": cls(
                 *(16, latent(2, 1, 320, 576, "f16", 16, 50), 2, Scores(scale=0.1), turned, 16),
                 ctas=4,
@@ -130,14 +127,6 @@ class LatentDecode(FlashDecode):
                 most=16,
             ),
             "packs": cls(
-                *(16, latent(5, 1, 200, 576, "f16"), 5),
-                token=turned,
-                packs=True,
-                ctas=4,
-                cluster=4,
-                least=16,
-            ),
-            "packs 16": cls(
                 *(16, latent(16, 1, 80, 576, "bf16", 16, 90), 16),
                 token=halves,
                 most_heads=16,
