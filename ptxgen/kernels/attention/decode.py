@@ -39,8 +39,7 @@ class DecodeAttention(RowsWithTokens):
     8-bit integers times scales, and weights times scales of values a 16-bit float, which is finite
     with values up to 16,000. Scaled queries of an f16 cache become infinite from 65,536 on, and an
     infinity in a key makes NaN. Elsewhere a lane group owns a key, a lane eight of its dims (two
-    or three times eight beyond 256 dims). Where values are the end of keys, they are read once: of
-    lanes always, of tensor cores if a ring has room.
+    or three times eight beyond 256 dims), and reads values that are the end of keys once.
 
     With ``packs`` the output is what the next product takes: rows of heads * value_dim values as
     packed f16 (`weights.packed`), or up to eight rows as few packed vectors (`weights.packed_few`),
@@ -50,13 +49,15 @@ class DecodeAttention(RowsWithTokens):
     most_heads: int = MAX_TILE
     packs: bool = False
 
+    #: How many heads a CTA may have at most.
+    heads_of_cta: ClassVar[tuple[int, ...]] = (1, 2, MAX_TILE)
     #: Whether a CTA takes a chunk of a row's keys, which may be without the row's own token.
     splits_keys: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.most_heads not in (1, 2, MAX_TILE):
-            raise PtxgenError(f"most_heads {self.most_heads}: 1, 2 or {MAX_TILE}")
+        if self.most_heads not in self.heads_of_cta:
+            raise PtxgenError(f"most_heads {self.most_heads}: one of {self.heads_of_cta}")
         if self.packs and not self.can_pack:
             raise PtxgenError(
                 f"attention packs up to {GROUP} rows, or groups of as many, each of a multiple of "
