@@ -2,8 +2,9 @@
 
 The bits of a small integer, read as an f16, are a subnormal number: 2^-24 times the integer. So a
 mask makes two f16 numbers of a 32-bit word that has one quant in each of its bytes: of bytes 0 and
-2, or, after a shift, of bytes 1 and 3. Quants in the upper halves of bytes stay there where they
-fit the ten bits of a subnormal number (``lift``).
+2, or, after a shift, of bytes 1 and 3. Quants in the upper halves of bytes stay there (``lift``),
+which fits the ten bits of a subnormal number. Quants whose bits are in two planes become bytes
+first.
 """
 
 from __future__ import annotations
@@ -17,8 +18,6 @@ from urdir.ptxgen.weights.packed_few import Order
 
 #: Quads of a unit, and of half a unit, for which weights are made together.
 QUADS, HALF_QUADS = UNIT // 4, UNIT // 8
-#: Bits of a subnormal f16.
-SUBNORMAL_BITS = 10
 #: Codes are looked up as bytes that are larger than their values by so much.
 TABLE_OFFSET = 128
 
@@ -43,10 +42,8 @@ class Halves:
         """How far left the quants of a quad stay."""
         if self.format.table or self.have_bytes:
             return 0
-        parts = list(self.format.parts("q"))
-        bits = sum(part.source.width for _, part in parts)
-        in_byte = parts[0][1].target.position(4 * quad) % 8
-        return 4 if in_byte >= 4 and 4 + bits <= SUBNORMAL_BITS else 0
+        _, part = next(self.format.parts("q"))
+        return 4 if part.target.position(4 * quad) % 8 >= 4 else 0
 
     @property
     def lifts(self) -> tuple[int, ...]:

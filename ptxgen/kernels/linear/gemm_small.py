@@ -130,11 +130,9 @@ class GemmSmall(TiledSpec):
     def multiplied(self, **inputs: Any) -> Array:
         if not self.packed and not self.summarised:
             return super().multiplied(**inputs)
-        x = (
-            unpack_few(inputs["x"], self.batch, self.cols, self.order)
-            if self.packed
-            else inputs["x"]
-        )
+        x: Array = inputs["x"]
+        if self.packed:
+            x = unpack_few(x, self.batch, self.cols, self.order)
         if self.norm is None:
             return x
         squares = inputs["x_summary"][-1].astype(np.float64).sum(axis=1, keepdims=True)
