@@ -22,6 +22,7 @@ from urdir.ptxgen.kernels.argmax import Argmax
 from urdir.ptxgen.kernels.attention.choice import decode_attention, length_buckets
 from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
+from urdir.ptxgen.kernels.attention.prefill_block import LANES
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 from urdir.ptxgen.kernels.summary import SUMMARY
 from urdir.ptxgen.spec import ceil_div
@@ -130,7 +131,7 @@ def _written_sizes(config: Config, rows: int) -> dict[str, int]:
         WRITTEN_VALUES: 2 * rows * max(mixer.value_width for mixer in mixers),
         WRITTEN_SEQUENCE: 4 * rows,
         WRITTEN_PARTIAL: 4 * rows * max(mixer.output_width for mixer in mixers),
-        WRITTEN_SOFTMAX: 8 * rows * max(mixer.heads for mixer in mixers),
+        WRITTEN_SOFTMAX: 8 * LANES * rows * max(mixer.heads for mixer in mixers),
     }
 
 
