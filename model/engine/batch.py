@@ -175,7 +175,7 @@ class ShapeBuckets:
         prompt = min(self._chunk(next(c for c in COARSE_CHUNKS if c >= rows)), self.chunks[-1])
         decode, outputs = self._coarse(len(batch.decode)), self._coarse(len(batch.choosing))
         most = min(self.rows, ceil_div(prompt, self.alignment))
-        rows, walk = decode + prompt, self._walked(decode + prompt, [s.end for s in segments])
+        rows, walk = decode + prompt, self.walked(decode + prompt, [s.end for s in segments])
         keys = self.keys(length, 2) if batch.decode or not walk else self.lengths[-1]
         outputs = max(1, outputs)
         return StepShape(
@@ -186,11 +186,11 @@ class ShapeBuckets:
         """The shape of a step for the tokens from ``start`` to ``end`` of a sequence, in the bucket
         of ``length`` keys where it does not walk."""
         rows, begins = self._chunk(end - start), self.begin_apart and start == 0
-        walk = 0 if begins else self._walked(rows, [end])
+        walk = 0 if begins else self.walked(rows, [end])
         keys = self.lengths[-1] if walk else self.keys(length)
         return StepShape(rows, keys, output, prompt=rows, begins=begins, walk=walk)
 
-    def _walked(self, rows: int, lengths: Sequence[int]) -> int:
+    def walked(self, rows: int, lengths: Sequence[int]) -> int:
         """Tokens that the prompts of a step of so many rows walk over, to these lengths."""
         few = self.walk is None or rows <= MAX_BATCH
         return 0 if few or self.walk is None else self.walk.tokens(lengths)

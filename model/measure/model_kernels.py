@@ -86,10 +86,11 @@ def step_shapes(shapes: ShapeBuckets) -> tuple[StepShape, ...]:
     )
     decode = (StepShape(1, keys, output) for output in outputs for keys in buckets)
     prompt = (
-        StepShape(rows, keys, Output.GREEDY, prompt=rows, begins=begins)
+        StepShape(rows, keys, Output.GREEDY, prompt=rows, begins=begins, walk=walk)
         for rows in shapes.chunks
         for keys in buckets
         for begins in sorted({False, shapes.begin_apart})
+        for walk in [0 if begins else shapes.walked(rows, [keys])]
     )
     return (*decode, *prompt)
 

@@ -71,6 +71,10 @@ class Walk:
         blocks = ceil_div(sum(map(self.padded, lengths)), self.block)
         return self.block * min(_few(blocks), max(blocks, self.most))
 
+    def fits(self, lengths: Sequence[int]) -> bool:
+        """Whether sequences of these lengths have no more tokens than a whole one."""
+        return sum(map(self.padded, lengths)) <= self.most_tokens
+
     def begins(self, lengths: Sequence[int]) -> list[int]:
         """Where in the walk each sequence begins."""
         return [*accumulate(map(self.padded, lengths), initial=0)][:-1]

@@ -22,6 +22,7 @@ from urdir.model.engine.run_ahead import AT_ONCE
 from urdir.model.engine.sequence import GREEDY
 from urdir.model.engine.session import Session
 from urdir.model.memory.buckets import chunks_of
+from urdir.model.memory.walk import Walk
 
 SHAPES = [StepShape(rows, 64, Output.GREEDY) for rows in (1, 2, 4)]
 
@@ -74,11 +75,12 @@ class Room:
 
 @pytest.mark.parametrize(("requests", "prompt"), [(64, 128), (300, 100), (100, 2048), (5, 3000)])
 @pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("walk", [None, Walk(2016, 96, 17, 16)])
 @pytest.mark.parametrize("begin_apart", [True, False])
 def test_whoever_comes_together_finds_graphs(
-    requests: int, prompt: int, at_once: bool, begin_apart: bool
+    requests: int, prompt: int, at_once: bool, walk: Walk | None, begin_apart: bool
 ) -> None:
-    shapes = ShapeBuckets.of(chunks_of(exact=False), 32768, 256, 16, begin_apart)
+    shapes = ShapeBuckets.of(chunks_of(exact=False), 32768, 256, 16, begin_apart, walk)
     limits = Limits.for_throughput(shapes, requests) if at_once else Limits.for_latency(shapes)
     likely = set(likely_shapes(shapes, [Output.GREEDY], limits.mixed_rows))
     scheduler = Scheduler(Room(), slots=256, context=32768, limits=limits)
