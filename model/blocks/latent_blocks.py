@@ -41,6 +41,7 @@ def block_kernel(at: LayerStep, latent: Latent, written: Attention) -> PrefillBl
     """The kernel by which the rows of prompts attend to a block of keys and values of heads; None
     where they attend to latent vectors."""
     assert latent.keys is not None
+    assert at.rows.walk is not None
     matrices = (at.matrix(latent.keys), at.matrix(latent.expand))
     if not at.linear.packs(*matrices):
         return None
@@ -48,7 +49,7 @@ def block_kernel(at: LayerStep, latent: Latent, written: Attention) -> PrefillBl
         written.heads,
         (written.key_dim, written.value_dim),
         at.parts.cache.layout(at.index).max_len,
-        at.work[WRITTEN_SEQUENCE].nbytes // 4,
+        at.rows.walk.blocks.length,
         at.rows.prompt,
         at.parts.device.native_target,
         scores=written.scores,
@@ -72,7 +73,7 @@ def append_blocks(
     append_tokens(at.plan, queries)
     # tokens of a block pass through the buffer for packed vectors, so that heads are not there
     out = rows_of(work["expanded"], first, at.rows.count, kernel.heads * kernel.value_dim)
-    for key in range(0, walk.tokens, kernel.layout.max_len):
+    for key in range(0, walk.blocks.tokens, walk.blocks.length):
         _append_written(at, mixer, kernel, own, walk, key)
         at.plan.launch(
             kernel,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from urdir.model.memory.device_state import DecodeState
+from urdir.model.memory.walk import NO_BLOCKS, Blocks
 from urdir.ptxgen.kernels.recurrent.rows import SEGMENT_ROWS
 
 if TYPE_CHECKING:
@@ -21,11 +22,11 @@ def state_alignment(config: Config) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RowsWalk:
-    """The walk of rows of prompts over ``tokens`` tokens of what is cached (`memory.walk`), in
-    device memory: ``begin`` (prompt,), as `PrefillBlock` has it, and the ``units`` (n, 4) u32 of
+    """The walk of rows of prompts over ``blocks`` of what is cached (`memory.walk`); in device
+    memory ``begin`` (prompt,), as `PrefillBlock` has it, and the ``units`` (n, 4) u32 of
     `CachedTokens`."""
 
-    tokens: int
+    blocks: Blocks
     begin: Slice
     units: Slice
 
@@ -60,14 +61,14 @@ class Rows:
         prompt: int = 0,
         segments: int = 1,
         begins: bool = False,
-        walk: int = 0,
+        walk: Blocks = NO_BLOCKS,
     ) -> Rows:
         """``count`` rows of a step in ``state``, the last ``prompt`` of them of prompts, which may
-        ``walk`` over so many tokens."""
+        ``walk``."""
         if not prompt:
             return cls(count, keys, 0, state["sequence"], state["position"])
         at = state["step_sequence"], state["step_position"]
-        way = RowsWalk(walk, state["begin"], state["units"]) if walk else None
+        way = RowsWalk(walk, state["begin"], state["units"]) if walk.count else None
         return cls(count, keys, prompt, *at, segments, state["segment"], begins, way)
 
     @property

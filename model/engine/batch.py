@@ -12,7 +12,7 @@ import numpy as np
 from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.memory.buckets import COARSE_CHUNKS, COARSE_ROWS, row_bucket
 from urdir.model.memory.device_state import StepRows
-from urdir.model.memory.walk import Walk
+from urdir.model.memory.walk import NO_BLOCKS, Blocks, Walk
 from urdir.ptxgen.kernels.advance import IDLE
 from urdir.ptxgen.kernels.attention.choice import length_buckets, several_rows_buckets
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
@@ -76,8 +76,8 @@ class StepShape:
     them are up to ``segments`` segments of prompts. The ``output`` is that of all rows; beside
     prompts it is that of ``outputs`` of them. ``steps`` steps without prompts follow one another,
     each with the tokens that the one before has chosen. A step that ``begins`` has nothing but the
-    first tokens of one sequence: these attend to each other alone. Prompts may ``walk`` over so
-    many tokens of what is cached (`memory.walk`), beside which ``keys`` are those of other rows.
+    first tokens of one sequence: these attend to each other alone. Prompts may ``walk`` over what
+    is cached in blocks (`memory.walk`), beside which ``keys`` are those of other rows.
     """
 
     rows: int
@@ -88,7 +88,7 @@ class StepShape:
     outputs: int = 1
     segments: int = 1
     begins: bool = False
-    walk: int = 0
+    walk: Blocks = NO_BLOCKS
 
     @property
     def decode(self) -> int:
@@ -176,7 +176,7 @@ class ShapeBuckets:
         decode, outputs = self._coarse(len(batch.decode)), self._coarse(len(batch.choosing))
         most = min(self.rows, ceil_div(prompt, self.alignment))
         rows, walk = decode + prompt, self.walked(decode + prompt, [s.end for s in segments])
-        keys = self.keys(length, 2) if batch.decode or not walk else self.lengths[-1]
+        keys = self.keys(length, 2) if batch.decode or not walk.count else self.lengths[-1]
         outputs = max(1, outputs)
         return StepShape(
             rows, keys, output, prompt=prompt, outputs=outputs, segments=most, walk=walk
@@ -186,14 +186,14 @@ class ShapeBuckets:
         """The shape of a step for the tokens from ``start`` to ``end`` of a sequence, in the bucket
         of ``length`` keys where it does not walk."""
         rows, begins = self._chunk(end - start), self.begin_apart and start == 0
-        walk = 0 if begins else self.walked(rows, [end])
-        keys = self.lengths[-1] if walk else self.keys(length)
+        walk = NO_BLOCKS if begins else self.walked(rows, [end])
+        keys = self.lengths[-1] if walk.count else self.keys(length)
         return StepShape(rows, keys, output, prompt=rows, begins=begins, walk=walk)
 
-    def walked(self, rows: int, lengths: Sequence[int]) -> int:
-        """Tokens that the prompts of a step of so many rows walk over, to these lengths."""
-        few = self.walk is None or rows <= MAX_BATCH
-        return 0 if few or self.walk is None else self.walk.tokens(lengths)
+    def walked(self, rows: int, lengths: Sequence[int]) -> Blocks:
+        """What the prompts of a step of so many rows walk over, to these lengths."""
+        walks = self.walk is not None and rows > MAX_BATCH
+        return self.walk.blocks(lengths) if walks and self.walk else NO_BLOCKS
 
     def segment_rows(self, segments: Sequence[Segment]) -> int:
         """Rows of prompts that segments take."""
@@ -213,12 +213,12 @@ class ShapeBuckets:
             sequence[row:end] = segment.sequence
             position[row:end] = np.arange(segment.start, segment.end)
             bounds[number] = row - shape.decode, end - shape.decode
-        if not shape.walk or self.walk is None:
+        if not shape.walk.count or self.walk is None:
             return StepRows(sequence, position, bounds)
         begin, ends = np.zeros(shape.prompt, np.uint32), [s.end for s in batch.segments]
         for row, key in zip(starts, self.walk.begins(ends), strict=True):
             begin[row - shape.decode :] = key
-        units = self.walk.units(shape.walk, [(s.sequence, s.end) for s in batch.segments])
+        units = self.walk.units(shape.walk.tokens, [(s.sequence, s.end) for s in batch.segments])
         return StepRows(sequence, position, bounds, begin, units)
 
     def choosing_rows(self, batch: Batch, shape: StepShape) -> list[int]:

@@ -1,7 +1,7 @@
 """How prompts of latent attention walk over what is cached, in blocks of keys and values of heads.
 
 The segments of a step attend to their sequences from the first token on. The keys of these follow
-one another, each sequence's in whole units; a few units are a block, which is written out, attended
+one another, each sequence's in whole units; many units are a block, which is written out, attended
 to and overwritten by the next one.
 """
 
@@ -23,15 +23,39 @@ Words = npt.NDArray[np.uint32]
 
 #: GPUs of this native target walk; others have room for it, too.
 TARGET = "sm_90a"
+#: Bytes of a block's keys and values, unless those of a step's own rows are more, and its steps.
+MOST_BYTES, MOST_STEPS = 64 << 20, 8
+#: Steps of as many tokens as a prompt's rows may be. DeepSeek-V2-Lite at 16,000 tokens walks over
+#: 16,128 in 24 steps of a third, which are three blocks; over 24,192 in twelve of 2,016.
+STEPS_OF_CHUNK = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """``count`` blocks of ``length`` tokens each."""
+
+    count: int
+    length: int
+
+    @property
+    def tokens(self) -> int:
+        """Of all of them."""
+        return self.count * self.length
+
+
+#: Of a step whose prompts do not walk.
+NO_BLOCKS = Blocks(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """Blocks of ``block`` tokens, units of ``unit`` tokens of one sequence. A sequence of the most
-    tokens has ``most`` blocks. Segments begin at multiples of ``rows`` rows of prompts."""
+    """Units of ``unit`` tokens of one sequence; blocks of up to ``room`` times ``step`` tokens. A
+    sequence of the most tokens takes ``most`` steps. Segments begin at multiples of ``rows`` rows
+    of prompts."""
 
-    block: int
     unit: int
+    step: int
+    room: int
     most: int
     rows: int
 
@@ -39,37 +63,43 @@ class Walk:
     def of(cls, config: Config, max_len: int, chunk: int, target: str = TARGET) -> Self | None:
         """That of sequences of up to ``max_len`` tokens in steps of up to ``chunk`` rows of prompts
         on a device of native ``target``; None where there is none."""
-        forms = {form for mixer in config.attentions if (form := mixer.written_out) is not None}
-        found = {
-            block_attention(
-                *(form.heads, (form.key_dim, form.value_dim), max_len, chunk, chunk, target),
-                scores=form.scores,
-            )
-            for form in forms
-        }
         walks = set()
-        for kernel in found - {None}:
-            assert kernel is not None
-            block = kernel.layout.max_len
-            most = ceil_div(max_len, block)
-            walks.add(cls(block, kernel.key_tile, most, kernel.segment_rows))
+        for form in {form for mixer in config.attentions if (form := mixer.written_out)}:
+            dims = form.key_dim, form.value_dim
+            kernel = block_attention(
+                form.heads, dims, max_len, chunk, chunk, target, scores=form.scores
+            )
+            if kernel is None:
+                continue
+            unit = kernel.key_tile
+            step = max(1, chunk // STEPS_OF_CHUNK // unit) * unit
+            fit = MOST_BYTES // (2 * step * (form.key_width + form.value_width))
+            room = max(chunk // step, min(fit, MOST_STEPS))
+            walks.add(cls(unit, step, room, ceil_div(max_len, step), kernel.segment_rows))
         # layers of different heads would want different units
         return walks.pop() if len(walks) == 1 else None
 
     @property
     def most_tokens(self) -> int:
         """Tokens of a walk over a whole sequence."""
-        return self.most * self.block
+        return self.most * self.step
+
+    @property
+    def block(self) -> int:
+        """Tokens of the largest block."""
+        return self.room * self.step
 
     def padded(self, length: int) -> int:
         """Tokens that a sequence of ``length`` takes in a walk."""
         return self.unit * ceil_div(length, self.unit)
 
-    def tokens(self, lengths: Sequence[int]) -> int:
-        """Tokens of the blocks of a step over sequences of these lengths. They are rounded up to
-        few numbers, as each takes a graph, but not far: there is work for every block."""
-        blocks = ceil_div(sum(map(self.padded, lengths)), self.block)
-        return self.block * min(_few(blocks), max(blocks, self.most))
+    def blocks(self, lengths: Sequence[int]) -> Blocks:
+        """The blocks of a step over sequences of these lengths. Their tokens are rounded up to few
+        numbers, as each takes a graph, but not far: there is work for every block."""
+        steps = ceil_div(sum(map(self.padded, lengths)), self.step)
+        steps = min(_few(steps), max(steps, self.most))
+        count = ceil_div(steps, self.room)
+        return Blocks(count, ceil_div(steps, count) * self.step)
 
     def fits(self, lengths: Sequence[int]) -> bool:
         """Whether sequences of these lengths have no more tokens than a whole one."""
@@ -93,10 +123,11 @@ class Walk:
 
     def most_units(self, segments: int) -> int:
         """Units of the longest walk of a step of so many segments."""
-        return segments * self.most_tokens // self.unit
+        steps = segments * self.most
+        return (steps + ceil_div(steps, self.room)) * self.step // self.unit
 
 
-def _few(blocks: int) -> int:
+def _few(steps: int) -> int:
     """The next power of two, or one and a half of one."""
-    power = 1 << (blocks - 1).bit_length()
-    return power * 3 // 4 if 4 * blocks <= 3 * power and power > 2 else power
+    power = 1 << (steps - 1).bit_length()
+    return power * 3 // 4 if 4 * steps <= 3 * power and power > 2 else power

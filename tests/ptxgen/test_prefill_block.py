@@ -108,7 +108,7 @@ def test_sequences_follow_one_another(device: Device) -> None:
     ("length", "tokens", "dims", "scores", "message"),
     [
         (100, 400, (64, 0), Scores(), "whole tiles of 112"),
-        (224, 112, (64, 0), Scores(), "no more than there are tokens"),
+        (224, 0, (64, 0), Scores(), "sequences of 0 tokens"),
         (96, 400, (192, 144), Scores(), "up to 128 dims"),
         (112, 400, (64, 0), Scores(window=5), "plain scores"),
         (112, 400, (64, 0), Scores(sinks=True), "plain scores"),

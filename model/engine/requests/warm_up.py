@@ -144,8 +144,9 @@ def _asking_together(shapes: ShapeBuckets, length: int, output: Output) -> Itera
 
 
 def _ends(shapes: ShapeBuckets, rows: int, longest: int) -> Iterator[int]:
-    """Where a segment of so many rows may end, up to ``longest``, for all shapes of its step."""
+    """Where a segment of so many rows may end, up to ``longest``, for all shapes of its step. Short
+    ones in its place may walk over twice as many tokens."""
     yield rows
     if shapes.walk is not None:
-        yield from (end for end in range(0, longest, shapes.walk.block) if end > rows)
-        yield max(rows, longest)
+        most = max(longest, 2 * rows)
+        yield from (*range(rows + 1, most, shapes.walk.step), most)

@@ -45,10 +45,10 @@ class PrefillBlock(PrefillWgmma):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.layout.max_len % self.key_tile or self.tokens < self.layout.max_len:
+        if self.layout.max_len % self.key_tile or self.tokens < 1:
             raise PtxgenError(
-                f"a block of {self.layout.max_len} keys of {self.tokens} tokens: it has whole "
-                f"tiles of {self.key_tile}, and no more than there are tokens"
+                f"a block of {self.layout.max_len} keys of sequences of {self.tokens} tokens: it "
+                f"has whole tiles of {self.key_tile}"
             )
         if self.parts > 1 or self.scores.span or self.scores.sinks or self.scores.max_bias:
             raise PtxgenError("blocks are for values of up to 128 dims and plain scores")

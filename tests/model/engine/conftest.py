@@ -111,3 +111,9 @@ def check_divided_prompts(
                 assert relative_rms(found, logits[np.cumsum(counts) - 1]) <= allowed
 
     return check
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of latent attention have room for no more tokens than a step has rows of prompts."""
+    monkeypatch.setattr("urdir.model.memory.walk.MOST_BYTES", 0)

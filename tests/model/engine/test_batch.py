@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from urdir.model.engine.batch import Batch, Output, Segment, ShapeBuckets, StepShape
 from urdir.model.memory.buckets import chunks_of, row_bucket
-from urdir.model.memory.walk import Walk
+from urdir.model.memory.walk import NO_BLOCKS, Walk
 from urdir.ptxgen.kernels.advance import IDLE
 
 EXACT = st.booleans()
@@ -64,19 +64,20 @@ def test_a_step_begins_a_sequence_alone_and_from_its_first_token_on() -> None:
 @given(start=st.integers(1, 130_000), count=st.integers(1, 2048))
 def test_steps_that_walk_have_work_for_nearly_all_blocks(start: int, count: int) -> None:
     context = 1 << 17
-    walk = Walk(2016, 96, 66, 128)
+    walk = Walk(unit=96, step=672, room=8, most=196, rows=128)
     shapes = ShapeBuckets.of(chunks_of(False), context, begin_apart=True, walk=walk)
     end = min(start + count, context)
     shape = shapes.prompt(start, end)[0]
     if end - start <= 8:
-        assert shape.walk == 0
+        assert shape.walk == NO_BLOCKS
     else:
         assert shape.keys == context
-        assert end <= shape.walk <= walk.most_tokens
-        blocks, needed = shape.walk // 2016, -(-end // 2016)
-        assert blocks == needed or 2 * blocks < 3 * needed
+        assert end <= shape.walk.tokens < walk.most_tokens + shape.walk.count * walk.step
+        assert shape.walk.length <= walk.block
+        made, needed = shape.walk.tokens // 672, -(-end // 672)
+        assert made < shape.walk.count + (needed if made == needed else 1.5 * needed)
     begins = shapes.prompt(0, count)[0]
-    assert begins.walk == 0
+    assert begins.walk == NO_BLOCKS
     assert begins.keys in shapes.lengths
 
 
@@ -86,7 +87,7 @@ def test_steps_that_walk_have_work_for_nearly_all_blocks(start: int, count: int)
 )
 def test_each_row_of_a_walk_finds_its_keys(decode: int, ends: list[tuple[int, int]]) -> None:
     """Its own token is where its sequence begins and so many keys further."""
-    walk = Walk(336, 112, 3, 32)
+    walk = Walk(unit=112, step=112, room=3, most=9, rows=32)
     shapes = ShapeBuckets.of(chunks_of(False, 256), 1000, 8, 32, begin_apart=True, walk=walk)
     segments = tuple(Segment(n + 3, start, start + count) for n, (start, count) in enumerate(ends))
     batch = Batch(tuple(range(decode)), segments)
@@ -97,8 +98,8 @@ def test_each_row_of_a_walk_finds_its_keys(decode: int, ends: list[tuple[int, in
         return
     assert rows.begin is not None
     assert rows.units is not None
-    assert shape.walk % walk.block == 0
-    assert len(rows.units) * walk.unit == shape.walk
+    assert len(rows.units) * walk.unit == shape.walk.tokens
+    assert len(rows.units) <= walk.most_units(len(segments))
     assert (rows.begin % walk.unit == 0).all()
     held = [
         (int(sequence), int(first) + at) if at < count else None

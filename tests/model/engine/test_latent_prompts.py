@@ -103,7 +103,7 @@ TOLERANCES = {"f16": 2e-3, "f32": 2e-3, "bf16": 5e-3, "q8_0": 1.2e-2}
     ("kv_dtype", "page_len"),
     [("f16", 0), ("f32", 0), ("bf16", 16), ("q8_0", 0), ("q8_0", 32)],
 )
-@pytest.mark.usefixtures("on_hopper")
+@pytest.mark.usefixtures("on_hopper", "small_blocks")
 def test_prompts_walk_over_cached_tokens_in_blocks(
     kv_dtype: KvDtype,
     page_len: int,
@@ -125,6 +125,7 @@ def test_prompts_walk_over_cached_tokens_in_blocks(
 
 @pytest.mark.slow
 @pytest.mark.full
+@pytest.mark.usefixtures("small_blocks")
 def test_ranks_walk_with_their_own_heads(
     device_name: str,
     needs_gpus: Callable[[int], None],

@@ -77,7 +77,7 @@ def ragged(session: Session, seed: int) -> tuple[Found, set[tuple[int, int]]]:
 @pytest.mark.parametrize(
     ("kv_dtype", "page_len", "sequences"), [("f16", 16, 4), ("f16", 0, 3), ("q8_0", 32, 4)]
 )
-@pytest.mark.usefixtures("on_hopper")
+@pytest.mark.usefixtures("on_hopper", "small_blocks")
 def test_a_row_is_what_it_is_alone(
     kv_dtype: KvDtype,
     page_len: int,
@@ -110,7 +110,7 @@ def test_a_row_is_what_it_is_alone(
 
 @pytest.mark.slow
 @pytest.mark.full
-@pytest.mark.usefixtures("on_hopper")
+@pytest.mark.usefixtures("on_hopper", "small_blocks")
 def test_a_prompt_has_the_same_bits_beside_others(
     device: Device, random_model: Callable[..., Any]
 ) -> None:

@@ -46,7 +46,7 @@ def test_rows_of_answers_and_chunks_of_prompts_share_steps() -> None:
 
 
 def test_prompts_of_a_step_walk_no_further_than_one_sequence_may() -> None:
-    walk = Walk(block=16, unit=4, most=2, rows=4)
+    walk = Walk(unit=4, step=16, room=1, most=2, rows=4)
     limits = small_limits(prompt_rows=64, share_prefixes=False, walk=walk)
     server = Server(ToyStorage(100, 4, 4), limits=limits)
     for length in (9, 17, 1, 5):

@@ -40,7 +40,7 @@ class AnyUse(RuleBasedStateMachine):
         more=st.sampled_from([0, 1, 3]),
         kind=st.sampled_from(["pages", "places", "states"]),
         places=st.integers(0, 4),
-        walk=st.sampled_from([None, Walk(block=8, unit=4, most=4, rows=4)]),
+        walk=st.sampled_from([None, Walk(unit=4, step=8, room=2, most=4, rows=4)]),
     )
     def start(
         self,
