@@ -42,7 +42,7 @@ def logits_of_parts(session: Session) -> Any:
     for start, count in zip(np.cumsum((0, *PARTS)).tolist(), PARTS, strict=False):
         session.feed(tokens[start : start + count])
         shape = session.stepper.shape_after(Output.LOGITS, (0,))
-        assert blocks(session, shape) == (0 if start == 0 else -(-(start + count) // 112))
+        assert blocks(session, shape) == (0 if start == 0 else -(-(start + count) // 224))
         found.append(session.logits_step())
     return np.stack(found)
 
@@ -91,7 +91,7 @@ SHAPE = Shape(
         "leading_dense_block_count": 1,
     },
 )
-#: Rows are processed in these parts: the second walks over two blocks of 112, the last over three.
+#: Rows are processed in these parts: the last walks over two blocks of 224.
 PARTS = (128, 71, 14, 85)
 #: Of logits; bf16 and q8_0 round what is cached to fewer bits.
 TOLERANCES = {"f16": 2e-3, "f32": 2e-3, "bf16": 5e-3, "q8_0": 1.2e-2}
