@@ -23,11 +23,9 @@ Words = npt.NDArray[np.uint32]
 
 #: GPUs of this native target walk; others have room for it, too.
 TARGET = "sm_90a"
-#: Bytes of a block's keys and values, unless those of a step's own rows are more, and its steps: a
-#: power of two, as most walks have one or three times one.
-MOST_BYTES, MOST_STEPS = 64 << 20, 8
-#: Steps that as many tokens take as a step may have rows of prompts.
-STEPS_OF_CHUNK = 2
+#: Steps that as many tokens take as a step of the model may have rows of prompts, and those of the
+#: largest block: a power of two, as most walks have one or three times one.
+STEPS_OF_CHUNK, MOST_STEPS = 2, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +71,7 @@ class Walk:
                 continue
             unit = kernel.key_tile
             step = unit * ceil_div(chunk, STEPS_OF_CHUNK * unit)
-            fit = MOST_BYTES // (2 * step * (form.key_width + form.value_width))
-            room = max(ceil_div(chunk, step), min(_power(fit), MOST_STEPS))
-            walks.add(cls(unit, step, room, ceil_div(max_len, step), kernel.segment_rows))
+            walks.add(cls(unit, step, MOST_STEPS, ceil_div(max_len, step), kernel.segment_rows))
         # layers of different heads would want different units
         return walks.pop() if len(walks) == 1 else None
 
@@ -125,11 +121,6 @@ class Walk:
         """Units of the longest walk of a step of so many segments."""
         steps = segments * self.most
         return (steps + ceil_div(steps, self.room)) * self.step // self.unit
-
-
-def _power(most: int) -> int:
-    """The last power of two up to ``most``."""
-    return 1 << most.bit_length() >> 1
 
 
 def _few(steps: int) -> int:

@@ -115,5 +115,5 @@ def check_divided_prompts(
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of latent attention have room for no more tokens than a step has rows of prompts."""
-    monkeypatch.setattr("urdir.model.memory.walk.MOST_BYTES", 0)
+    """Blocks of latent attention have room for about as many tokens as a step has rows."""
+    monkeypatch.setattr("urdir.model.memory.walk.MOST_STEPS", 2)
