@@ -78,7 +78,8 @@ class Session(Owner):
             budget.cache.max_len,
             budget.state.rows,
             alignment,
-            begin_apart=not settings.exact and any(m.written_out for m in config.attentions),
+            begin_apart=not (settings.exact or walk)
+            and any(m.written_out for m in config.attentions),
             walk=walk,
         )
         with ExitStack() as owners:

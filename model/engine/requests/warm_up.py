@@ -148,5 +148,4 @@ def _ends(shapes: ShapeBuckets, rows: int, longest: int) -> Iterator[int]:
     ones in its place may walk over twice as many tokens."""
     yield rows
     if shapes.walk is not None:
-        most = max(longest, 2 * rows)
-        yield from (*range(rows + 1, most, shapes.walk.step), most)
+        yield from (end for end in shapes.walk.ends(max(longest, 2 * rows)) if end > rows)

@@ -62,6 +62,6 @@ def test_attention_puts_heads_together_where_all_rows_are_decoded() -> None:
         assert mixed.keys() >= many.keys() | ALWAYS
         assert isinstance(mixed["attention"].kernel, FlashDecode)
         assert (mixed["attention"].kernel.rows, shape.decode) == (4, 4)
-        assert (blocks(session, shape), shape.walk.length) == (2, 3168)  # of 2,880 and 2,112
+        assert (blocks(session, shape), shape.walk.length) == (1, 5280)  # of 2,880 and 2,112
         deep = session.shapes.prompt(14000, 16000)[0]
-        assert (blocks(session, deep), deep.walk.length) == (4, 4224)
+        assert (blocks(session, deep), deep.walk.length) == (2, 8448)

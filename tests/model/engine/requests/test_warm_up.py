@@ -81,7 +81,7 @@ WALK = Walk(unit=96, step=672, room=8, most=49, rows=16)
     ("requests", "prompt", "begin_apart", "walk"),
     [
         *((*case, begin_apart, None) for case in TOGETHER for begin_apart in (True, False)),
-        *((*case, True, WALK) for case in TOGETHER[1::2]),
+        *((*case, False, WALK) for case in TOGETHER[1::2]),
     ],
 )
 @pytest.mark.parametrize("at_once", [True, False])
