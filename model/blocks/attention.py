@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from urdir.model.blocks.rows import Rows
 from urdir.model.memory.buckets import COARSE_CHUNKS
 from urdir.ptxgen.kernels.attention.choice import (
-    block_attention,
     decode_attention,
     prompt_attention,
 )
@@ -186,21 +185,6 @@ def segment_alignment(config: Config, cache: CacheShape, target: str) -> int:
         for rows in COARSE_CHUNKS
     )
     return math.lcm(*(kernel.segment_rows for kernel in kernels))
-
-
-def block_tokens(config: Config, cache: CacheShape, target: str, chunk: int) -> int:
-    """The tokens of a block by which prompts of latent attention walk over what is cached, the
-    least of any layer, in steps of up to ``chunk`` rows; 0 where no layer on a device of native
-    ``target`` does."""
-    forms = {form for m in config.attentions if (form := m.written_out) is not None}
-    kernels = (
-        block_attention(
-            *(form.heads, (form.key_dim, form.value_dim), cache.max_len, chunk, chunk, target),
-            scores=form.scores,
-        )
-        for form in forms
-    )
-    return min((kernel.layout.max_len for kernel in kernels if kernel is not None), default=0)
 
 
 def append_tokens(plan: Plan, at: LayerAttention) -> None:

@@ -29,6 +29,7 @@ from urdir.ptxgen.weights.halves import Halves
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
+    from urdir.ptxgen.kernels.attention.prefill_block import PrefillBlock
 
 
 def append_attention(
@@ -55,19 +56,15 @@ def _append_attended(
     at: LayerStep, mixer: Attention, x: Activations, norm: NormLayer | None
 ) -> tuple[Activations, Attention]:
     """The heads of attention, packed where the product after it takes them so; and ``mixer`` as
-    they were made: rows of a prompt by keys and values of heads."""
-    written = mixer.written_out if at.rows.is_one_prompt and at.linear.takes_gemm else None
-    if written is not None and not at.rows.begins:
-        from urdir.model.blocks.latent_blocks import append_blocks, block_kernel
+    they were made: rows of prompts by keys and values of heads."""
+    written = mixer.written_out
+    if written is not None and at.rows.walk is not None:
+        from urdir.model.blocks.latent_blocks import block_kernel
 
         assert mixer.latent is not None
         if (kernel := block_kernel(at, mixer.latent, written)) is not None:
-            packs = kernel.can_pack and _packed_heads(at, written) is not None
-            kernel = replace(kernel, packs=packs)
-            own = layer_attention(at, mixer, own_token(mixer))
-            return append_blocks(at, mixer, kernel, x, norm, own), written
-        written = None
-    if written is None:
+            return _append_walked(at, mixer, written, kernel, x, norm), written
+    if written is None or not (at.rows.begins and at.linear.takes_gemm):
         attention = _append_heads(at, mixer, x, norm)
     else:
         attention, mixer = _append_written(at, mixer, written, x, norm), written
@@ -76,6 +73,34 @@ def _append_attended(
     heads = at.work["heads"] if packed is None else packed
     incremental_attention_into(at.plan, attention, heads, packs=packed is not None)
     return Activations(heads, packed=packed), mixer
+
+
+def _append_walked(
+    at: LayerStep,
+    mixer: Attention,
+    written: Attention,
+    kernel: PrefillBlock,
+    x: Activations,
+    norm: NormLayer | None,
+) -> Activations:
+    """The heads of attention, of the norm of x, in the workspace: prompts walk over what is cached,
+    other rows attend to latent vectors, whose results become each head's own values."""
+    from urdir.model.blocks.latent_blocks import append_blocks
+    from urdir.model.blocks.latent_heads import append_expanded, append_latent_parts
+
+    latent, heads = mixer.latent, at.work["heads"]
+    assert latent is not None
+    append_latent_parts(at, mixer, latent, x, norm)
+    first, rest = at.rows.split()
+    if first.count:
+        decoded = replace(at, rows=first)
+        incremental_attention_into(at.plan, _append_absorbed(decoded, mixer, latent), heads)
+        append_expanded(decoded, mixer, latent, heads)
+    packs = not first.count and kernel.can_pack and _packed_heads(at, written) is not None
+    own = layer_attention(at, mixer, own_token(mixer)).of_rows(first.count, rest)
+    prompts, kernel = replace(at, rows=rest), replace(kernel, packs=packs)
+    made = append_blocks(prompts, mixer, kernel, own, first.count)
+    return Activations(at.work["expanded"]) if first.count else made
 
 
 def _packed_heads(at: LayerStep, mixer: Attention) -> Slice | None:
@@ -135,17 +160,31 @@ def _append_heads(
     are decoded it puts the heads of a latent vector together itself."""
     token = own_token(mixer)
     if mixer.latent is not None:
-        from urdir.model.blocks.latent_heads import append_latent_heads
+        from urdir.model.blocks.latent_heads import append_latent_key, append_latent_products
 
-        layout = at.parts.cache.layout(at.index)
-        in_parts = not at.rows.prompt and layout.values_in_keys
-        append_latent_heads(at, mixer, mixer.latent, x, norm, in_parts)
-        token = replace(token, latent_norm=mixer.latent.norm.norm if in_parts else None)
-    else:
-        at.linear.append(at.name("attn_qkv"), products_of(at, mixer), x, norm, clamp=mixer.clamp)
+        append_latent_products(at, mixer, mixer.latent, x, norm)
+        if not _in_parts(at):
+            append_latent_key(at, mixer, mixer.latent)
+        return _append_absorbed(at, mixer, mixer.latent)
+    at.linear.append(at.name("attn_qkv"), products_of(at, mixer), x, norm, clamp=mixer.clamp)
     if mixer.qk_norm is not None and token.qk_norm is None:
         _append_norms_apart(at, mixer, mixer.qk_norm)
     return layer_attention(at, mixer, token)
+
+
+def _append_absorbed(at: LayerStep, mixer: Attention, latent: Latent) -> LayerAttention:
+    """The queries of the parts that there are; what attention to latent vectors does with them."""
+    from urdir.model.blocks.latent_heads import append_absorbed
+
+    in_parts = _in_parts(at)
+    append_absorbed(at, mixer, latent, in_parts)
+    token = replace(own_token(mixer), latent_norm=latent.norm.norm if in_parts else None)
+    return layer_attention(at, mixer, token)
+
+
+def _in_parts(at: LayerStep) -> bool:
+    """Whether attention itself puts the heads of a latent vector together."""
+    return not at.rows.prompt and at.parts.cache.layout(at.index).values_in_keys
 
 
 def _append_written(

@@ -1,8 +1,8 @@
-"""Rows of a prompt after others, by a latent vector: the cached vectors are written out as keys and
-values of heads, a block of tokens after another, and the rows attend to each block.
+"""Prompts by a latent vector: the cached vectors are written out as keys and values of heads, a
+block of tokens after another (`memory.walk`), and the rows attend to each block.
 
 That takes (`Attention.written_out`) a quarter of the work of attention to the vectors themselves,
-and memory for one block, whatever the sequence's length.
+and memory for one block, whatever the sequences' lengths.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 
 from urdir.model.blocks.activations import Activations
 from urdir.model.blocks.attention import LayerAttention, append_keys_alone, append_tokens
-from urdir.model.blocks.latent_heads import append_latent_parts, append_whole_queries
+from urdir.model.blocks.latent_heads import append_whole_queries
+from urdir.model.blocks.linear_vectors import rows_of
 from urdir.model.blocks.parts import LayerStep
+from urdir.model.blocks.rows import RowsWalk
 from urdir.model.families.attention import Attention, Latent
-from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.workspace import (
     WRITTEN_KEYS,
     WRITTEN_PARTIAL,
@@ -37,9 +38,10 @@ _block_attention = lru_cache(maxsize=64)(block_attention)
 
 
 def block_kernel(at: LayerStep, latent: Latent, written: Attention) -> PrefillBlock | None:
-    """The kernel by which the rows attend to a block of keys and values of heads; None where they
-    attend to latent vectors."""
+    """The kernel by which the rows of prompts attend to a block of keys and values of heads; None
+    where they attend to latent vectors."""
     assert latent.keys is not None
+    assert at.rows.walk is not None
     matrices = (at.matrix(latent.keys), at.matrix(latent.expand))
     if not at.linear.packs(*matrices):
         return None
@@ -47,70 +49,71 @@ def block_kernel(at: LayerStep, latent: Latent, written: Attention) -> PrefillBl
         written.heads,
         (written.key_dim, written.value_dim),
         at.parts.cache.layout(at.index).max_len,
-        at.work[WRITTEN_SEQUENCE].nbytes // 4,
-        at.rows.count,
+        at.rows.walk.blocks.length,
+        at.rows.prompt,
         at.parts.device.native_target,
         scores=written.scores,
     )
 
 
 def append_blocks(
-    at: LayerStep,
-    mixer: Attention,
-    kernel: PrefillBlock,
-    x: Activations,
-    norm: NormLayer | None,
-    own: LayerAttention,
+    at: LayerStep, mixer: Attention, kernel: PrefillBlock, own: LayerAttention, first: int
 ) -> Activations:
-    """The heads of the rows' attention, of the norm of x, whose latent vectors and rotated parts go
-    into the cache first, as ``own`` says."""
-    latent, work = mixer.latent, at.work
+    """The heads of the prompts' attention, of the parts that `append_latent_parts` leaves. Keys go
+    into the cache as ``own`` says, which is of these rows, those of ``at``, alone. In the workspace
+    they begin with row ``first``."""
+    latent, work, walk = mixer.latent, at.work, at.rows.walk
     assert latent is not None
-    append_latent_parts(at, mixer, latent, x, norm)
+    assert walk is not None
     append_keys_alone(at.plan, own)
-    append_whole_queries(at, mixer, kernel.head_dim)
+    append_whole_queries(at, mixer, kernel.head_dim, work["q"], first)
     layout = replace(kernel.layout, max_len=own.layout.max_len)
-    queries = replace(own, layout=layout, token=replace(own.token, appends=False))
+    token = replace(own.token, appends=False)
+    queries = replace(own, layout=layout, token=token, work={"q": work["q"]})
     append_tokens(at.plan, queries)
-    # also where heads are packed: tokens of a block pass through the buffer for packed vectors
-    out = work["heads"].slice(0, kernel.nbytes(kernel.param("out")))
-    for first in range(0, at.rows.keys, kernel.layout.max_len):
-        _append_written(at, mixer, kernel, own, first)
+    # tokens of a block pass through the buffer for packed vectors, so that heads are not there
+    out = rows_of(work["expanded"], first, at.rows.count, kernel.heads * kernel.value_dim)
+    for key in range(0, walk.blocks.tokens, walk.blocks.length):
+        _append_written(at, mixer, kernel, own, walk, key)
         at.plan.launch(
             kernel,
             at.name("attention.block"),
-            first=first,
+            first=key,
             q=work["q"],
             k_cache=work[WRITTEN_KEYS],
             v_cache=work[WRITTEN_VALUES],
             sequence=work[WRITTEN_SEQUENCE],
             position=at.rows.position,
+            begin=walk.begin,
             partial=work[WRITTEN_PARTIAL],
             softmax=work[WRITTEN_SOFTMAX],
-            out=out,
+            out=out.slice(0, kernel.nbytes(kernel.param("out"))),
         )
     return Activations(out, packed=out if kernel.packs else None)
 
 
 def _append_written(
-    at: LayerStep, mixer: Attention, kernel: PrefillBlock, own: LayerAttention, first: int
+    at: LayerStep,
+    mixer: Attention,
+    kernel: PrefillBlock,
+    own: LayerAttention,
+    walk: RowsWalk,
+    first: int,
 ) -> None:
-    """Keys and values of heads of the block of tokens from ``first`` on, of what is cached."""
+    """Keys and values of heads of the block of the walk from key ``first`` on, of what is
+    cached."""
     latent, work = mixer.latent, at.work
     assert latent is not None
     assert latent.keys is not None
     rotated, count = mixer.key_dim - mixer.value_dim, kernel.layout.max_len
-    keys, values = work[WRITTEN_KEYS], work[WRITTEN_VALUES]
-    read = _cached_tokens(own.layout, count, at.rows.count, rotated, kernel.heads, kernel.head_dim)
-    assert at.rows.segment is not None
+    keys, values, unit = work[WRITTEN_KEYS], work[WRITTEN_VALUES], kernel.key_tile
+    read = _cached_tokens(own.layout, count, unit, rotated, kernel.heads, kernel.head_dim)
     given = {name: of for name, of in own.caches.items() if name != "v_cache"}
     at.plan.launch(
         read,
         at.name("attention.read"),
-        first=first,
         **given,
-        **at.rows.arguments,
-        segment=at.rows.segment,
+        units=walk.units.slice(16 * first // unit, 16 * count // unit),
         keys=keys,
         tail=work["v"],
     )

@@ -6,28 +6,19 @@ from typing import TYPE_CHECKING
 
 from urdir.model.blocks.activations import Activations
 from urdir.model.blocks.experts_alone import ExpertsAlone
+from urdir.model.blocks.linear_vectors import rows_of
 from urdir.model.blocks.parts import LayerStep
 from urdir.model.families.attention import Attention, Latent
 from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.join import Join
 
 if TYPE_CHECKING:
-    from urdir.driver.memory import Slice
+    from urdir.driver.memory import Region, Slice
 
 
-def append_latent_heads(
-    at: LayerStep,
-    mixer: Attention,
-    latent: Latent,
-    x: Activations,
-    norm: NormLayer | None,
-    in_parts: bool,
-) -> None:
-    """Of the norm of x, in the workspace: q, k and v as attention takes them, or (``in_parts``)
-    q and k as it does with a ``latent_norm``."""
-    _append_products(at, mixer, latent, x, norm)
-    if not in_parts:
-        _append_key(at, mixer, latent)
+def append_absorbed(at: LayerStep, mixer: Attention, latent: Latent, in_parts: bool) -> None:
+    """q, in the workspace, of the parts that `append_latent_products` leaves, as attention takes
+    it, or (``in_parts``) as it does with a ``latent_norm``."""
     if latent.absorb is not None:
         label, matrix, absorbed = at.name("attn_k_b"), at.matrix(latent.absorb), "q absorbed"
         still, to = at.work["q still"], at.work[absorbed]
@@ -40,8 +31,8 @@ def append_latent_parts(
     at: LayerStep, mixer: Attention, latent: Latent, x: Activations, norm: NormLayer | None
 ) -> None:
     """Of the norm of x, in the workspace: k and v for the cache, and q or the parts of it."""
-    _append_products(at, mixer, latent, x, norm)
-    _append_key(at, mixer, latent)
+    append_latent_products(at, mixer, latent, x, norm)
+    append_latent_key(at, mixer, latent)
 
 
 def parts_of_heads(at: LayerStep, latent: Latent) -> dict[str, Slice]:
@@ -53,7 +44,7 @@ def parts_of_heads(at: LayerStep, latent: Latent) -> dict[str, Slice]:
     return {name.replace(" ", "_"): at.work[name] for name in names} | {"latent_norm": of.weight}
 
 
-def _append_products(
+def append_latent_products(
     at: LayerStep, mixer: Attention, latent: Latent, x: Activations, norm: NormLayer | None
 ) -> None:
     """The products of the norm of x, and those of the queries' own vector."""
@@ -73,7 +64,7 @@ def _append_products(
         linear.append(at.name("attn_q_b"), products, down, at.norm(latent.q_norm))
 
 
-def _append_key(at: LayerStep, mixer: Attention, latent: Latent) -> None:
+def append_latent_key(at: LayerStep, mixer: Attention, latent: Latent) -> None:
     """The value, which is the norm of the latent vector, and the key."""
     norm, vector = at.norm(latent.norm), Activations(at.work["latent"])
     assert norm is not None
@@ -90,7 +81,7 @@ def append_written_heads(
     and as attention takes them (`Attention.written_out`)."""
     work, rotated = at.work, mixer.key_dim - mixer.value_dim
     assert latent.keys is not None
-    append_whole_queries(at, mixer, written.key_dim)
+    append_whole_queries(at, mixer, written.key_dim, work["q"])
     # queries are put together, and their parts free
     still, own = work["q still"], {"k": work["q absorbed"], "v": work["expanded"]}
     products = [(at.matrix(latent.keys), still), (at.matrix(latent.expand), own["v"])]
@@ -102,12 +93,16 @@ def append_written_heads(
     return own
 
 
-def append_whole_queries(at: LayerStep, mixer: Attention, key_dim: int) -> None:
-    """q of its two parts, for keys of heads of ``key_dim`` values."""
-    rotated = mixer.key_dim - mixer.value_dim
-    kernel = Join(at.rows.count * mixer.heads, rotated, key_dim - rotated)
-    parts, label = (at.work["q rotated"], at.work["q still"]), at.name("attention.q")
-    at.plan.launch(kernel, label, a=parts[0], b=parts[1], y=at.work["q"])
+def append_whole_queries(
+    at: LayerStep, mixer: Attention, key_dim: int, q: Region, first: int = 0
+) -> None:
+    """q of its two parts, for keys of heads of ``key_dim`` values; that of row 0 is made of those
+    of row ``first``."""
+    pairs, rotated = at.rows.count * mixer.heads, mixer.key_dim - mixer.value_dim
+    kernel = Join(pairs, rotated, key_dim - rotated)
+    widths = {"q rotated": mixer.heads * rotated, "q still": mixer.heads * (key_dim - rotated)}
+    a, b = (rows_of(at.work[n], first, at.rows.count, width) for n, width in widths.items())
+    at.plan.launch(kernel, at.name("attention.q"), a=a, b=b, y=q)
 
 
 def _append_joined(at: LayerStep, name: str, heads: int, mixer: Attention, still: str) -> None:

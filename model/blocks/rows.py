@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from urdir.model.memory.device_state import DecodeState
+from urdir.model.memory.walk import NO_BLOCKS, Blocks
 from urdir.ptxgen.kernels.recurrent.rows import SEGMENT_ROWS
 
 if TYPE_CHECKING:
@@ -20,13 +21,25 @@ def state_alignment(config: Config) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class RowsWalk:
+    """The walk of rows of prompts over ``blocks`` of what is cached (`memory.walk`); in device
+    memory ``begin`` (prompt,), as `PrefillBlock` has it, and the ``units`` (n, 4) u32 of
+    `CachedTokens`."""
+
+    blocks: Blocks
+    begin: Slice
+    units: Slice
+
+
+@dataclass(frozen=True, slots=True)
 class Rows:
     """The rows of one plan: ``sequence`` and ``position`` (count,) u32 in device memory.
 
     Each attends to at most ``keys`` keys. The first ones are the next tokens of as many sequences.
     The last ``prompt`` are up to ``segments`` segments of prompts: tokens of one sequence side by
     side. Their bounds are ``segment`` (segments, 2) u32, as `RecurrentRows` has them. Where a
-    sequence ``begins`` with them, they are its first tokens, and there are no other rows.
+    sequence ``begins`` with them, they are its first tokens, and there are no other rows. Else they
+    may ``walk``.
     """
 
     count: int
@@ -37,6 +50,7 @@ class Rows:
     segments: int = 0
     segment: Slice | None = None
     begins: bool = False
+    walk: RowsWalk | None = None
 
     @classmethod
     def of(
@@ -47,12 +61,15 @@ class Rows:
         prompt: int = 0,
         segments: int = 1,
         begins: bool = False,
+        walk: Blocks = NO_BLOCKS,
     ) -> Rows:
-        """``count`` rows of a step in ``state``, the last ``prompt`` of them of prompts."""
+        """``count`` rows of a step in ``state``, the last ``prompt`` of them of prompts, which may
+        ``walk``."""
         if not prompt:
             return cls(count, keys, 0, state["sequence"], state["position"])
         at = state["step_sequence"], state["step_position"]
-        return cls(count, keys, prompt, *at, segments, state["segment"], begins)
+        way = RowsWalk(walk, state["begin"], state["units"]) if walk.count else None
+        return cls(count, keys, prompt, *at, segments, state["segment"], begins, way)
 
     @property
     def decode(self) -> int:
@@ -61,7 +78,7 @@ class Rows:
 
     def split(self) -> tuple[Rows, Rows]:
         """The rows that are no prompt's, and those that are."""
-        first = replace(self, count=self.decode, prompt=0, segments=0, segment=None)
+        first = replace(self, count=self.decode, prompt=0, segments=0, segment=None, walk=None)
         at, nbytes = 4 * self.decode, 4 * self.prompt
         rest = replace(
             self,
@@ -70,11 +87,6 @@ class Rows:
             position=self.position.slice(at, nbytes),
         )
         return first, rest
-
-    @property
-    def is_one_prompt(self) -> bool:
-        """Whether these are tokens of one sequence's prompt and nothing else."""
-        return bool(self.prompt) and not self.decode and self.segments == 1
 
     @property
     def parts(self) -> tuple[tuple[int, Rows], ...]:

@@ -12,8 +12,10 @@ import numpy as np
 from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.memory.buckets import COARSE_CHUNKS, COARSE_ROWS, row_bucket
 from urdir.model.memory.device_state import StepRows
+from urdir.model.memory.walk import NO_BLOCKS, Blocks, Walk
 from urdir.ptxgen.kernels.advance import IDLE
 from urdir.ptxgen.kernels.attention.choice import length_buckets, several_rows_buckets
+from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 from urdir.ptxgen.spec import ceil_div
 
 
@@ -74,7 +76,8 @@ class StepShape:
     them are up to ``segments`` segments of prompts. The ``output`` is that of all rows; beside
     prompts it is that of ``outputs`` of them. ``steps`` steps without prompts follow one another,
     each with the tokens that the one before has chosen. A step that ``begins`` has nothing but the
-    first tokens of one sequence: these attend to each other alone.
+    first tokens of one sequence: these attend to each other alone. Prompts may ``walk`` over what
+    is cached in blocks (`memory.walk`), beside which ``keys`` are those of other rows.
     """
 
     rows: int
@@ -85,6 +88,7 @@ class StepShape:
     outputs: int = 1
     segments: int = 1
     begins: bool = False
+    walk: Blocks = NO_BLOCKS
 
     @property
     def decode(self) -> int:
@@ -107,9 +111,8 @@ class ShapeBuckets:
 
     Every shape costs a graph. ``chunks`` are the rows of prompts and ``lengths`` the keys of all
     steps, smallest first. At most ``rows`` rows choose a token. Segments begin at multiples of
-    ``alignment`` rows. ``begin_apart``: a step that begins a sequence has a shape of its own. Where
-    the prompts of others walk over what is cached in blocks of ``block`` tokens, their lengths are
-    rounded up to fewer of these: there is work for each.
+    ``alignment`` rows. ``begin_apart``: a step that begins a sequence has a shape of its own. With
+    a ``walk`` the prompts of others walk over what is cached.
     """
 
     chunks: tuple[int, ...]
@@ -117,7 +120,7 @@ class ShapeBuckets:
     rows: int = 1
     alignment: int = 1
     begin_apart: bool = False
-    block: int = 0
+    walk: Walk | None = None
 
     @classmethod
     def of(
@@ -127,10 +130,10 @@ class ShapeBuckets:
         rows: int = 1,
         alignment: int = 1,
         begin_apart: bool = False,
-        block: int = 0,
+        walk: Walk | None = None,
     ) -> ShapeBuckets:
         """The buckets of a session with these chunks and room for ``max_len`` tokens."""
-        return cls(chunks, tuple(length_buckets(max_len)), rows, alignment, begin_apart, block)
+        return cls(chunks, tuple(length_buckets(max_len)), rows, alignment, begin_apart, walk)
 
     def keys(self, length: int, rows: int = 1) -> int:
         """The length bucket of a step of ``rows`` sequences after which the longest has ``length``
@@ -168,23 +171,29 @@ class ShapeBuckets:
             output = Output.NONE
         if not batch.decode and len(segments) == 1:
             return self._of_one_prompt(segments[0].start, segments[0].end, length, output)
-        keys = self.keys(length, len(batch.decode) + len(segments))
         rows = self.segment_rows(segments)
         prompt = min(self._chunk(next(c for c in COARSE_CHUNKS if c >= rows)), self.chunks[-1])
         decode, outputs = self._coarse(len(batch.decode)), self._coarse(len(batch.choosing))
         most = min(self.rows, ceil_div(prompt, self.alignment))
+        rows, walk = decode + prompt, self.walked(decode + prompt, [s.end for s in segments])
+        keys = self.keys(length, 2) if batch.decode or not walk.count else self.lengths[-1]
+        outputs = max(1, outputs)
         return StepShape(
-            decode + prompt, keys, output, prompt=prompt, outputs=max(1, outputs), segments=most
+            rows, keys, output, prompt=prompt, outputs=outputs, segments=most, walk=walk
         )
 
     def _of_one_prompt(self, start: int, end: int, length: int, output: Output) -> StepShape:
         """The shape of a step for the tokens from ``start`` to ``end`` of a sequence, in the bucket
-        of ``length`` keys where it does not walk in blocks."""
-        rows = self._chunk(end - start)
-        begins, keys = self.begin_apart and start == 0, self.keys(length)
-        if self.block and not begins:
-            keys = min(self.lengths[-1], self.block * _few(ceil_div(end, self.block)))
-        return StepShape(rows, keys, output, prompt=rows, begins=begins)
+        of ``length`` keys where it does not walk."""
+        rows, begins = self._chunk(end - start), self.begin_apart and start == 0
+        walk = NO_BLOCKS if begins else self.walked(rows, [end])
+        keys = self.lengths[-1] if walk.count else self.keys(length)
+        return StepShape(rows, keys, output, prompt=rows, begins=begins, walk=walk)
+
+    def walked(self, rows: int, lengths: Sequence[int]) -> Blocks:
+        """What the prompts of a step of so many rows walk over, to these lengths."""
+        walks = self.walk is not None and rows > MAX_BATCH
+        return self.walk.blocks(lengths) if walks and self.walk else NO_BLOCKS
 
     def segment_rows(self, segments: Sequence[Segment]) -> int:
         """Rows of prompts that segments take."""
@@ -198,13 +207,19 @@ class ShapeBuckets:
         sequence[: len(batch.decode)] = batch.decode
         position[: len(batch.decode)] = lasts
         bounds = np.full((shape.segments, 2), shape.prompt, np.uint32)
-        starts = zip(self._starts(batch, shape), batch.segments, strict=True)
-        for number, (row, segment) in enumerate(starts):
+        starts = self._starts(batch, shape)
+        for number, (row, segment) in enumerate(zip(starts, batch.segments, strict=True)):
             end = row + segment.end - segment.start
             sequence[row:end] = segment.sequence
             position[row:end] = np.arange(segment.start, segment.end)
             bounds[number] = row - shape.decode, end - shape.decode
-        return StepRows(sequence, position, bounds)
+        if not shape.walk.count or self.walk is None:
+            return StepRows(sequence, position, bounds)
+        begin, ends = np.zeros(shape.prompt, np.uint32), [s.end for s in batch.segments]
+        for row, key in zip(starts, self.walk.begins(ends), strict=True):
+            begin[row - shape.decode :] = key
+        units = self.walk.units(shape.walk.tokens, [(s.sequence, s.end) for s in batch.segments])
+        return StepRows(sequence, position, bounds, begin, units)
 
     def choosing_rows(self, batch: Batch, shape: StepShape) -> list[int]:
         """The rows of `Batch.choosing` in a step with prompts."""
@@ -226,9 +241,3 @@ class ShapeBuckets:
     def _coarse(self, rows: int) -> int:
         """Rows that choose a token in a step with several segments."""
         return min(self.rows, next(c for c in (*COARSE_ROWS, self.rows) if c >= rows))
-
-
-def _few(blocks: int) -> int:
-    """The next power of two, or one and a half of one."""
-    power = 1 << (blocks - 1).bit_length()
-    return power * 3 // 4 if 4 * blocks <= 3 * power and power > 2 else power

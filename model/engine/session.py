@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from urdir.model.blocks.attention import block_tokens, segment_alignment
+from urdir.model.blocks.attention import segment_alignment
 from urdir.model.blocks.rows import state_alignment
 from urdir.model.engine.batch import Output, ShapeBuckets
 from urdir.model.engine.decode_graphs import DecodeGraphs
@@ -27,6 +27,7 @@ from urdir.model.engine.stream import DecodeStream
 from urdir.model.errors import ModelError
 from urdir.model.memory.budget import check_context
 from urdir.model.memory.session_settings import SessionSettings
+from urdir.model.memory.walk import Walk
 from urdir.model.memory.weights import Weights
 from urdir.model.owner import Owner
 from urdir.ptxgen.kernels.sampling import INVALID_TOKEN
@@ -66,18 +67,20 @@ class Session(Owner):
         self.waited_seconds = 0.0
         self._is_lent = False
         self.sequences = tuple(Sequence(slot, self.context) for slot in range(settings.sequences))
-        alignment, block = state_alignment(config), 0
+        alignment, walk = state_alignment(config), None
         if not settings.exact:
-            limits = (config, budget.cache, device.native_target)
-            alignment = math.lcm(alignment, segment_alignment(*limits))
-            block = block_tokens(*limits, budget.chunks[-1])
+            target, cache = device.native_target, budget.cache
+            walk = Walk.of(config, cache.max_len, budget.chunks[-1], target)
+            aligned = segment_alignment(config, cache, target), 1 if walk is None else walk.rows
+            alignment = math.lcm(alignment, *aligned)
         self.shapes = ShapeBuckets.of(
             budget.chunks,
             budget.cache.max_len,
             budget.state.rows,
             alignment,
-            begin_apart=not settings.exact and any(m.written_out for m in config.attentions),
-            block=block,
+            begin_apart=not (settings.exact or walk)
+            and any(m.written_out for m in config.attentions),
+            walk=walk,
         )
         with ExitStack() as owners:
             lead, self.exchange = open_ranks(owners, (weights, *peers), settings, observer)

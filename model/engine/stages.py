@@ -40,8 +40,8 @@ def building_layers(parts: StepParts, shape: StepShape) -> Generator[None, None,
     assert config.stage is not None
     parts = replace(parts, config=replace(config, output_norm=None))  # no norm follows here
     plan = Plan(f"layers from {config.stage.first} on, {shape.rows} rows, {shape.keys} keys")
-    segments, begins = shape.segments, shape.begins
-    rows = Rows.of(parts.state, shape.rows, shape.keys, shape.prompt, segments, begins)
+    prompts = (shape.prompt, shape.segments, shape.begins, shape.walk)
+    rows = Rows.of(parts.state, shape.rows, shape.keys, *prompts)
     x = Activations(parts.work["hidden"])
     if config.stage.rank == 0:
         x = append_embedding(plan, parts, rows)

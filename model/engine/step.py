@@ -31,8 +31,8 @@ def building(parts: StepParts, shape: StepShape) -> Generator[None, None, Plan]:
     """`build_plan` in small pieces, one a layer: the plan is what the generator returns."""
     steps = "step" if shape.steps == 1 else f"steps x {shape.steps}"
     plan = Plan(f"{shape.kind} {steps}, {shape.rows} rows, {shape.keys} keys")
-    segments, begins = shape.segments, shape.begins
-    rows = Rows.of(parts.state, shape.rows, shape.keys, shape.prompt, segments, begins)
+    prompts = (shape.prompt, shape.segments, shape.begins, shape.walk)
+    rows = Rows.of(parts.state, shape.rows, shape.keys, *prompts)
     x = append_embedding(plan, parts, rows)
     *others, final = range(parts.config.n_layers)
     for index in others:

@@ -18,6 +18,7 @@ from urdir.model.engine.session import Session
 from urdir.model.engine.step import build_plan
 from urdir.model.measure.paper_device import paper_device
 from urdir.model.memory.session_settings import SessionSettings
+from urdir.model.memory.walk import NO_BLOCKS
 from urdir.model.memory.weights import Weights
 
 if TYPE_CHECKING:
@@ -86,10 +87,11 @@ def step_shapes(shapes: ShapeBuckets) -> tuple[StepShape, ...]:
     )
     decode = (StepShape(1, keys, output) for output in outputs for keys in buckets)
     prompt = (
-        StepShape(rows, keys, Output.GREEDY, prompt=rows, begins=begins)
+        StepShape(rows, keys, Output.GREEDY, prompt=rows, begins=begins, walk=walk)
         for rows in shapes.chunks
         for keys in buckets
         for begins in sorted({False, shapes.begin_apart})
+        for walk in [NO_BLOCKS if begins else shapes.walked(rows, [keys])]
     )
     return (*decode, *prompt)
 

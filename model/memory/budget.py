@@ -19,8 +19,10 @@ from urdir.model.memory.device_state import MAILBOX_SLOTS, StateShape
 from urdir.model.memory.exchange import ExchangeShape
 from urdir.model.memory.recurrent_state import RecurrentShape
 from urdir.model.memory.session_settings import SessionSettings
+from urdir.model.memory.walk import Walk
 from urdir.model.memory.weights import STAGING_BYTES, weight_sizes
 from urdir.model.memory.workspace import workspace_sizes
+from urdir.ptxgen.spec import ceil_div
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
@@ -71,11 +73,20 @@ class SessionBudget:
             cache=cache,
             recurrent=RecurrentShape.of(config, sequences, settings.shared_states),
             chunks=chunks,
-            state=StateShape(sequences, cache.max_len, rows, chunks[-1], config.vocab_size),
+            state=StateShape(
+                *(sequences, cache.max_len, rows, chunks[-1], config.vocab_size),
+                units=0 if exact else _units(config, cache.max_len, rows, chunks[-1]),
+            ),
             workspace=workspace_sizes(config, cache, rows, chunks[-1], sm_count, exact),
             exchange=ExchangeShape.of(config, rows, rows + chunks[-1]),
             graphs=GRAPH_BYTES + MORE_GRAPH_BYTES * (len(row_buckets(sequences)) - 1),
         )
+
+
+def _units(config: Config, max_len: int, rows: int, chunk: int) -> int:
+    """Units of the longest walk of a step's prompts; 0 where none do."""
+    walk = Walk.of(config, max_len, chunk)
+    return 0 if walk is None else walk.most_units(min(rows, ceil_div(chunk, walk.rows)))
 
 
 @dataclass(frozen=True, slots=True)

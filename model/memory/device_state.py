@@ -34,7 +34,8 @@ MAILBOX_SLOTS = 8
 @dataclass(frozen=True, slots=True)
 class StateShape:
     """What a state is made for: ``sequences`` of up to ``max_len`` tokens, steps of ``rows`` rows
-    of as many sequences and ``chunk`` rows of prompts, tokens of a vocabulary of ``vocab``.
+    of as many sequences and ``chunk`` rows of prompts, tokens of a vocabulary of ``vocab``. Prompts
+    may walk over up to ``units`` units of what is cached (`memory.walk`).
     """
 
     sequences: int
@@ -42,6 +43,7 @@ class StateShape:
     rows: int
     chunk: int
     vocab: int
+    units: int = 0
 
     def sizes(self) -> dict[str, int]:
         """Bytes of every part of the state, by name."""
@@ -55,6 +57,7 @@ class StateShape:
             "segment": 8 * self.rows,
             "step_sequence": 4 * (self.rows + self.chunk),
             "step_position": 4 * (self.rows + self.chunk),
+            **({"begin": 4 * self.chunk, "units": 16 * self.units} if self.units else {}),
             "sampled": 4 * self.rows,
             "masked": 4 * self.rows,
             "masks": 4 * self.rows * ceil_div(self.vocab, 32),
@@ -64,11 +67,15 @@ class StateShape:
 @dataclass(frozen=True, slots=True)
 class StepRows:
     """The rows of a step: ``sequence`` and ``position`` (rows,) u32, `IDLE` where there is none;
-    ``segment`` (segments, 2) u32, the bounds of its segments among the rows of prompts."""
+    ``segment`` (segments, 2) u32, the bounds of its segments among the rows of prompts. Where these
+    walk, ``begin`` (prompt,) and ``units`` (n, 4) u32 are as `PrefillBlock` and `CachedTokens` have
+    them."""
 
     sequence: Words
     position: Words
     segment: Words
+    begin: Words | None = None
+    units: Words | None = None
 
 
 class DecodeState(Owner):
@@ -78,7 +85,8 @@ class DecodeState(Owner):
     of them are valid. ``sequence``, ``position``, ``sampled`` (rows,) u32: the rows that choose a
     token, and what they chose. They are the rows of a step without prompts. All rows of a step with
     prompts are ``step_sequence``, ``step_position`` (rows + chunk,) u32; ``segment`` (rows, 2) u32
-    bounds the segments of its prompts; those that choose are its rows ``output_row`` (rows,) u32.
+    bounds the segments of its prompts, which walk as ``begin`` (chunk,) and ``units`` (units, 4)
+    u32 say; those that choose are its rows ``output_row`` (rows,) u32.
     ``settings`` (sequences, SETTINGS_WORDS) u32: how each sequence's tokens are chosen. Of the rows
     that choose, those that ``masked`` (rows,) u32 marks may take the tokens whose bits are set in
     ``masks`` (rows, ceil(vocab / 32)) u32. What is written is queued on ``stream``, behind the
@@ -196,12 +204,16 @@ class DecodeState(Owner):
         ``chosen`` choose a token."""
         pairs = [(int(rows.sequence[row]), int(rows.position[row])) for row in chosen]
         count = self.rows + self.chunk
+        walk: dict[str, Words] = {}
+        if rows.begin is not None and rows.units is not None:
+            walk = {"begin": rows.begin, "units": rows.units.reshape(-1)}
         self._write(
             **self._choosing(pairs),
             output_row=_padded(np.array(chosen, np.uint32), self.rows, IDLE),
             segment=rows.segment.reshape(-1),
             step_sequence=_padded(rows.sequence, count, rows.sequence[0]),
             step_position=_padded(rows.position, count, IDLE),
+            **walk,
         )
 
     def _choosing(self, rows: Sequence[tuple[int, int]]) -> dict[str, Words]:
@@ -212,12 +224,13 @@ class DecodeState(Owner):
         }
 
     def _write(self, **parts: Words) -> None:
-        """Write whole parts that are neighbours in one copy: each takes the host some 10 us."""
-        places = [self[name] for name in parts]
-        start, stop = places[0].offset, places[-1].offset + places[-1].nbytes
+        """Write parts that are neighbours, from their beginning, in one copy: each takes the host
+        some 10 us."""
+        places = {name: self[name].offset for name in parts}
+        start, stop = min(places.values()), max(places[n] + 4 * len(parts[n]) for n in parts)
         words = np.zeros((stop - start) // 4, np.uint32)
-        for place, values in zip(places, parts.values(), strict=True):
-            at = (place.offset - start) // 4
+        for name, values in parts.items():
+            at = (places[name] - start) // 4
             words[at : at + len(values)] = values
         for state in (self, *self.followers):
             state._writes.write(state._arena.buffer, words, start)

@@ -18,10 +18,12 @@ from urdir.model.families.recurrent import (
 )
 from urdir.model.memory.buckets import row_buckets
 from urdir.model.memory.cache_shape import CacheShape
+from urdir.model.memory.walk import Walk
 from urdir.ptxgen.kernels.argmax import Argmax
 from urdir.ptxgen.kernels.attention.choice import decode_attention, length_buckets
 from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
+from urdir.ptxgen.kernels.attention.prefill_block import LANES
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 from urdir.ptxgen.kernels.summary import SUMMARY
 from urdir.ptxgen.spec import ceil_div
@@ -95,7 +97,8 @@ def workspace_sizes(
         if "activated" in sizes:
             wide = packed_nbytes(most, _widths(config)["activated"])
             sizes["activated"] = max(sizes["activated"], wide)
-        sizes |= _written_sizes(config, chunk)
+        for name, nbytes in _written_sizes(config, cache, chunk).items():
+            sizes[name] = max(sizes.get(name, 0), nbytes)
     if "heads" in sizes:
         sizes["output heads"] = sizes["heads"] // most * rows
     if "attention gate" in sizes:
@@ -120,17 +123,23 @@ def _chunk_sizes(
     return chunk_workspace(config.recurrents, rows, cache.max_len, chunk)
 
 
-def _written_sizes(config: Config, rows: int) -> dict[str, int]:
-    """Bytes of keys and values written out for the rows of a sequence, or as many before them."""
+def _written_sizes(config: Config, cache: CacheShape, rows: int) -> dict[str, int]:
+    """Bytes of keys and values written out for the rows of a sequence, or a block of what is
+    cached, whose vectors are read and packed."""
     mixers = [written for mixer in config.attentions if (written := mixer.written_out) is not None]
     if not mixers or not rows:
         return {}
+    walk = Walk.of(config, cache.max_len, rows)
+    tokens = rows if walk is None else max(rows, walk.block)
+    latent = max(mixer.value_dim for mixer in config.attentions if mixer.latent is not None)
     return {
-        WRITTEN_KEYS: 2 * rows * max(mixer.key_width for mixer in mixers),
-        WRITTEN_VALUES: 2 * rows * max(mixer.value_width for mixer in mixers),
+        WRITTEN_KEYS: 2 * tokens * max(mixer.key_width for mixer in mixers),
+        WRITTEN_VALUES: 2 * tokens * max(mixer.value_width for mixer in mixers),
         WRITTEN_SEQUENCE: 4 * rows,
         WRITTEN_PARTIAL: 4 * rows * max(mixer.output_width for mixer in mixers),
-        WRITTEN_SOFTMAX: 8 * rows * max(mixer.heads for mixer in mixers),
+        WRITTEN_SOFTMAX: 8 * LANES * rows * max(mixer.heads for mixer in mixers),
+        "v": 4 * tokens * latent,
+        "packed": packed_nbytes(tokens, latent),
     }
 
 

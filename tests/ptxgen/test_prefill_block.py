@@ -17,79 +17,98 @@ from urdir.ptxgen.kernels.attention.prefill_block import IDLE, PrefillBlock
 from urdir.ptxgen.kernels.attention.prefill_wgmma import PrefillWgmma
 from urdir.ptxgen.kernels.attention.scores import Scores
 
-TOKENS, LENGTH = 420, 112  # four blocks, the last of which is not full
+TOKENS, TILE, LENGTH = 420, 112, 224  # of a sequence, of keys of a tile, and of a block
 
 
 pytestmark = pytest.mark.usefixtures("on_hopper")
 
 
-def by_blocks(device: Device, spec: PrefillBlock, whole: dict[str, Any]) -> Any:
-    """The output, a block after another; each launch is checked."""
+def by_blocks(device: Device, spec: PrefillBlock, parts: list[tuple[dict[str, Any], int]]) -> Any:
+    """The output, a block after another; each launch is checked. Each of the ``parts`` has the
+    inputs of a sequence's rows, and the key of the walk that its first one is."""
     shape = (spec.rows, spec.heads, spec.value_dim)
-    carried = {
-        "partial": np.full(shape, np.nan, np.float32),
-        "softmax": np.full((*shape[:2], 2), np.nan, np.float32),
+    rows = {
+        name: np.concatenate([part[name] for part, _ in parts])[: spec.rows]
+        for name in ("q", "sequence", "position")
+    }
+    begins = [np.full(len(part["position"]), begin, np.uint32) for part, begin in parts]
+    rows["begin"] = np.concatenate(begins)[: spec.rows]
+    end = max(begin for _, begin in parts) + TOKENS
+    walk = {
+        name: np.full((1, spec.layout.kv_heads, end + LENGTH, width), np.nan, np.float16)
+        for name, width in (("k_cache", spec.head_dim), ("v_cache", spec.value_dim))
+    }
+    for part, begin in parts:
+        for name, keys in walk.items():
+            keys[:, :, begin : begin + TOKENS] = part[name]
+    carried = {  # what nobody has begun counts for nothing
+        "partial": np.full(shape, 3e38, np.float32),
+        "softmax": np.full((*shape[:2], 4, 2), 3e38, np.float32),
         "out": np.zeros(spec.shape_of(spec.param("out")), spec.param("out").numpy_dtype),
     }
-    for first in range(0, spec.tokens, LENGTH):
-        block = {name: spec.layout.cache_of(name[0]).empty(0) for name in ("k_cache", "v_cache")}
-        for name, cache in block.items():
-            part = whole[name][:, :, first : first + LENGTH]
-            cache[:, :, : part.shape[2]] = part
-        rows = {name: whole[name] for name in ("q", "sequence", "position")}
+    for first in range(0, end, LENGTH):
+        block = {name: keys[:, :, first : first + LENGTH] for name, keys in walk.items()}
         inputs = rows | block | carried | {"first": np.uint32(first)}
         outputs = run_kernel(device, spec, inputs)
-        if first:  # before, nothing is carried: NaN stays in what nobody has begun
-            compare(spec, outputs, spec.reference(**inputs))
-        carried = {
-            name: np.nan_to_num(array) if name != "out" else array
-            for name, array in outputs.items()
-        }
+        compare(spec, outputs, spec.reference(**inputs))
+        carried = {name: outputs[name] for name in carried}
     return carried["out"]
 
 
+def part_of(
+    layout: KvLayout, heads: int, position: np.ndarray[Any, Any], seed: int
+) -> dict[str, Any]:
+    """Inputs of rows of a sequence of its own."""
+    one = PrefillWgmma(heads, layout, len(position))
+    return one.inputs_at(np.random.default_rng(seed), position.tolist(), [0] * len(position))
+
+
 @pytest.mark.parametrize(
-    ("starts", "packs"),
+    ("starts", "packs", "begin"),
     [
-        ((200,), False),
-        ((60,), True),  # the first rows end a block before the last ones
-        ((0, 223, 350), False),  # within a tile rows end in three blocks
+        ((200,), False, 0),
+        ((60,), True, 112),  # the first rows end a block before the last ones
+        ((0, 223, 350), False, 336),  # within a tile rows end in several blocks
     ],
 )
 def test_blocks_give_what_one_launch_gives(
-    device: Device, starts: tuple[int, ...], packs: bool
+    device: Device, starts: tuple[int, ...], packs: bool, begin: int
 ) -> None:
+    """Bit for bit, wherever in the walk the sequence begins."""
     rows = 69
     runs = [np.arange(start, start + rows // len(starts)) for start in starts]
     position = np.concatenate(runs)
     position[-3:] = IDLE
     layout = KvLayout(1, 4, TOKENS, 64, "f16")
     one = PrefillWgmma(8, layout, rows, packs=packs)
-    whole = one.inputs_at(np.random.default_rng(rows), position.tolist(), [0] * rows)
+    whole = part_of(layout, 8, position, rows)
     spec = PrefillBlock(8, KvLayout(1, 4, LENGTH, 64, "f16"), rows, packs=packs, tokens=TOKENS)
-    expected = run_kernel(device, one, whole)["out"].astype(np.float64)
-    found = by_blocks(device, spec, whole).astype(np.float64)
-    # sums of weights are added up in another order; a packed value is rounded
-    np.testing.assert_allclose(found, expected, rtol=2**-10 if packs else 2e-6, atol=1e-7)
+    expected = run_kernel(device, one, whole)["out"]
+    np.testing.assert_array_equal(by_blocks(device, spec, [(whole, begin)]), expected)
 
 
-def test_a_row_has_the_same_bits_in_every_chunk(device: Device) -> None:
-    spec = PrefillBlock(2, KvLayout(1, 2, LENGTH, 64, "f16"), rows=69, tokens=TOKENS)
-    one = PrefillWgmma(2, KvLayout(1, 2, TOKENS, 64, "f16"), rows=90)
-    whole = one.inputs_at(np.random.default_rng(2), [*range(190, 280)], [0] * 90)
-    chunks = []
-    for start in (0, 21):
-        rows = slice(start, start + spec.rows)
-        own = {name: whole[name][rows] for name in ("q", "sequence", "position")}
-        chunks.append(by_blocks(device, spec, whole | own))
-    np.testing.assert_array_equal(chunks[0][21:], chunks[1][:-21])
+def test_sequences_follow_one_another(device: Device) -> None:
+    """Each has the keys of its own rows, some of which are idle."""
+    layout, group = KvLayout(1, 1, TOKENS, 64, "f16"), 4
+    spec = PrefillBlock(group, KvLayout(1, 1, LENGTH, 64, "f16"), rows=90, tokens=TOKENS)
+    assert spec.segment_rows == 32
+    parts, expected, begin = [], [], 0
+    for number, (start, count) in enumerate(((300, 30), (0, 5), (130, 26))):
+        position = np.full(32, IDLE, np.int64)
+        position[:count] = np.arange(start, start + count)
+        part = part_of(layout, group, position, number)
+        expected.append(run_kernel(device, PrefillWgmma(group, layout, 32), part)["out"])
+        parts.append((part, begin))
+        begin += -(-(start + count) // TILE) * TILE
+    found = by_blocks(device, spec, parts)
+    np.testing.assert_array_equal(found, np.concatenate(expected)[: spec.rows])
 
 
 @pytest.mark.parametrize(
     ("length", "tokens", "dims", "scores", "message"),
     [
         (100, 400, (64, 0), Scores(), "whole tiles of 112"),
-        (224, 112, (64, 0), Scores(), "no more than there are tokens"),
+        (224, 0, (64, 0), Scores(), "sequences of 0 tokens"),
         (96, 400, (192, 144), Scores(), "up to 128 dims"),
         (112, 400, (64, 0), Scores(window=5), "plain scores"),
         (112, 400, (64, 0), Scores(sinks=True), "plain scores"),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
 from urdir.model.engine.batch import ShapeBuckets
 from urdir.model.errors import SettingsError
+from urdir.model.memory.walk import Walk
 
 #: Rows of prompts beside answers, where these are waited for.
 SOME_ROWS = 512
@@ -18,9 +20,10 @@ class Limits:
 
     A step takes up to ``prompt_rows`` rows of prompts, ``mixed_rows`` beside answers: fewer, so
     that these go on at an even pace. A segment takes a multiple of ``alignment`` rows, the last of
-    them idle. Answers reserve room for ``ahead`` tokens at once. ``queue`` requests may wait, for
-    ``wait_seconds`` at most. Without ``share_prefixes`` every prompt is computed from its first
-    token on. Raises SettingsError.
+    them idle. Where prompts ``walk`` over what is cached, those of a step do so over no more than
+    one sequence may have: graphs stay few. Answers reserve room for ``ahead`` tokens at once.
+    ``queue`` requests may wait, for ``wait_seconds`` at most. Without ``share_prefixes`` every
+    prompt is computed from its first token on. Raises SettingsError.
     """
 
     prompt_rows: int = 2048
@@ -30,6 +33,7 @@ class Limits:
     queue: int = 1024
     wait_seconds: float = 60.0
     share_prefixes: bool = True
+    walk: Walk | None = None
 
     def __post_init__(self) -> None:
         for name in ("prompt_rows", "mixed_rows"):
@@ -40,13 +44,19 @@ class Limits:
             if getattr(self, name) < 1:
                 raise SettingsError(f"{name} {getattr(self, name)}: expected 1 or more")
 
+    def fit(self, ends: Sequence[int]) -> bool:
+        """Whether a step may have prompts, several of them, to these ends."""
+        return self.walk is None or self.walk.fits(ends)
+
     @classmethod
     def for_latency(cls, shapes: ShapeBuckets) -> Self:
         """For users who read along: tokens come at an even pace, whoever else arrives, and who
         waits too long is told. Steps are of ``shapes``."""
         whole = _aligned(shapes, shapes.chunks[-1])
         some = min(whole, _aligned(shapes, SOME_ROWS))
-        return cls(prompt_rows=whole, mixed_rows=some, alignment=_alignment(shapes))
+        return cls(
+            prompt_rows=whole, mixed_rows=some, alignment=_alignment(shapes), walk=shapes.walk
+        )
 
     @classmethod
     def for_one(cls, shapes: ShapeBuckets) -> Self:
@@ -57,6 +67,7 @@ class Limits:
             prompt_rows=whole,
             mixed_rows=whole,
             alignment=_alignment(shapes),
+            walk=shapes.walk,
             ahead=1,
             queue=1,
             wait_seconds=float("inf"),
@@ -71,6 +82,7 @@ class Limits:
             prompt_rows=whole,
             mixed_rows=whole,
             alignment=_alignment(shapes),
+            walk=shapes.walk,
             queue=max(1, requests),
             wait_seconds=float("inf"),
         )

@@ -166,11 +166,11 @@ class Scheduler:
         segments: dict[int, Segment] = {}
         for task in self._running.values():
             if task.stored < task.prefill and budget:
-                budget -= self._segment(task, budget, segments)
+                budget = self._segment(task, budget, segments)
         admitted = []
         while budget and (new := self._admit()) is not None:
             admitted.append((new.number, new.slot))
-            budget -= self._segment(new, budget, segments)
+            budget = self._segment(new, budget, segments)
         if not rows and not segments:
             return None
         self.counts.steps += 1
@@ -274,13 +274,17 @@ class Scheduler:
                 return False
 
     def _segment(self, task: Task, budget: int, segments: dict[int, Segment]) -> int:
-        """Add the next rows of a prompt, ``budget`` at most; how many of these they take."""
+        """Add the next rows of a prompt, ``budget`` at most, unless others take too much already;
+        how many of these are left."""
         start = task.stored
         end = self._storage.cut(task.slot, start, min(start + budget, task.prefill))
+        if segments and not self.limits.fit([*(s.end for s in segments.values()), end]):
+            return 0
         segments[task.number] = Segment(task.slot, start, end, chooses=end == task.prefill)
         task.stored = end
         task.in_flight += 1
-        return -(-(end - start) // self.limits.alignment) * self.limits.alignment
+        aligned = -(-(end - start) // self.limits.alignment) * self.limits.alignment
+        return budget - aligned
 
     def _admit(self) -> Task | None:
         """Give the first request that waits a slot and room; None where none can begin now."""

@@ -88,7 +88,7 @@ def likely_shapes(
                     yield from _answering(shapes, count, length, output, newcomers)
                 yield from _asking(shapes, length, output, divided)
                 yield from _asking_together(shapes, length, output) if reach else ()
-        yield from _asking_long(shapes)
+        yield from _asking_long(shapes, near[-1])
 
 
 def _answering(
@@ -100,8 +100,9 @@ def _answering(
     if users <= FEW:
         yield shapes.decode(users, length, output, AT_ONCE)
     for rows in newcomers if users < shapes.rows else ():
-        newcomer = Segment(users, 0, rows, chooses=True)
-        yield shapes.of_batch(Batch(tuple(range(users)), (newcomer,)), length, output)
+        for end in _ends(shapes, rows, length):
+            newcomer = Segment(users, end - rows, end, chooses=True)
+            yield shapes.of_batch(Batch(tuple(range(users)), (newcomer,)), length, output)
 
 
 def _asking(
@@ -120,12 +121,14 @@ def _asking(
                 yield shapes.of_batch(Batch((), (before,)), length, Output.NONE)
 
 
-def _asking_long(shapes: ShapeBuckets) -> Iterator[StepShape]:
-    """Of long prompts the first steps, for which nothing that runs leaves time to prepare."""
+def _asking_long(shapes: ShapeBuckets, longest: int) -> Iterator[StepShape]:
+    """Of long prompts the first steps, for which nothing that runs leaves time to prepare, and
+    those up to ``longest`` that walk further."""
     rows = shapes.chunks[-1]
-    for start in (0, rows):
-        length = min(start + rows, shapes.lengths[-1])
-        yield shapes.of_batch(Batch((), (Segment(0, start, start + rows),)), length, Output.NONE)
+    for end in (rows, 2 * rows, *_ends(shapes, rows, longest)):
+        length = min(end, shapes.lengths[-1])
+        before = Segment(0, max(0, length - rows), length)
+        yield shapes.of_batch(Batch((), (before,)), length, Output.NONE)
 
 
 def _asking_together(shapes: ShapeBuckets, length: int, output: Output) -> Iterator[StepShape]:
@@ -134,6 +137,15 @@ def _asking_together(shapes: ShapeBuckets, length: int, output: Output) -> Itera
         for count in (2, *(fewer + 1 for fewer in COARSE_ROWS[1:])):
             first = rows - (count - 1) * shapes.alignment
             if first > 0 and rows <= shapes.chunks[-1] and count <= shapes.rows:
-                ends = (first, *[shapes.alignment] * (count - 1))
-                prompts = (Segment(s, 0, end, chooses=True) for s, end in enumerate(ends))
-                yield shapes.of_batch(Batch((), tuple(prompts)), length, output)
+                short = [Segment(s, 0, shapes.alignment, chooses=True) for s in range(1, count)]
+                for end in _ends(shapes, first, length):
+                    prompts = (Segment(0, end - first, end, chooses=True), *short)
+                    yield shapes.of_batch(Batch((), prompts), length, output)
+
+
+def _ends(shapes: ShapeBuckets, rows: int, longest: int) -> Iterator[int]:
+    """Where a segment of so many rows may end, up to ``longest``, for all shapes of its step. Short
+    ones in its place may walk over twice as many tokens."""
+    yield rows
+    if shapes.walk is not None:
+        yield from (end for end in shapes.walk.ends(max(longest, 2 * rows)) if end > rows)

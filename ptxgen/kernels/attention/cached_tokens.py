@@ -1,4 +1,4 @@
-"""Tokens of a sequence as its cache holds them, for products that make keys and values of them."""
+"""Tokens as the cache holds them, for products that make keys and values of heads of them."""
 
 from __future__ import annotations
 
@@ -17,18 +17,17 @@ THREADS = 128
 
 @dataclass(frozen=True)
 class CachedTokens(KernelSpec):
-    """The keys of ``tokens`` tokens from token ``first`` on, of the sequence that a step's prompt
-    belongs to: the first ``split`` values of each as those of the keys of all ``heads`` (heads,
-    tokens, width) f16, whose others stay as they are, and the rest as ``tail`` (tokens, rest) f32.
-    Beyond the step's last token they are zeros.
+    """The keys of ``tokens`` tokens of any sequences: the first ``split`` values of each as those
+    of the keys of all ``heads`` (heads, tokens, width) f16, whose others stay as they are, and the
+    rest as ``tail`` (tokens, rest) f32.
 
-    The prompt's rows are ``segment`` (first, end) of the step's ``rows``, whose sequences and
-    positions are given; they are appended. For caches with a single KV head.
+    Each ``unit`` of tokens is of one sequence: ``units`` (n, 4) u32 have that, the first of the
+    tokens there, and how many there are; beyond these are zeros. For caches with a single KV head.
     """
 
     layout: KvLayout
     tokens: int
-    rows: int
+    unit: int
     split: int
     heads: int
     width: int
@@ -46,8 +45,10 @@ class CachedTokens(KernelSpec):
             )
         if self.width < self.split or self.width % 8 or self.heads < 1:
             raise PtxgenError(f"{self.split} of {self.width} values of {self.heads} heads")
-        if min(self.tokens, self.rows) < 1 or self.tokens * self.eights >= 2**31:
-            raise PtxgenError(f"{self.tokens} tokens of a cache, for {self.rows} rows")
+        if min(self.tokens, self.unit) < 1 or self.tokens % self.unit:
+            raise PtxgenError(f"{self.tokens} tokens of a cache, in units of {self.unit}")
+        if self.tokens * self.eights >= 2**31:
+            raise PtxgenError(f"{self.tokens} tokens of a cache: too many for one launch")
 
     @property
     def rest(self) -> int:
@@ -63,11 +64,8 @@ class CachedTokens(KernelSpec):
     def params(self) -> tuple[Param, ...]:
         keys = tuple(p for p in self.layout.params(Access.IN) if p.name != "v_cache")
         return (
-            Param("first", "u32"),
             *keys,
-            Param("sequence", "u32", ("rows",), Access.IN),
-            Param("position", "u32", ("rows",), Access.IN),
-            Param("segment", "u32", (1, 2), Access.IN),
+            Param("units", "u32", (self.tokens // self.unit, 4), Access.IN),
             # the other values of its rows must survive: INOUT, not OUT
             Param("keys", "f16", ("heads", "tokens", "width"), Access.INOUT),
             Param("tail", "f32", ("tokens", "rest"), Access.OUT),
@@ -79,46 +77,42 @@ class CachedTokens(KernelSpec):
         return LaunchShape(grid=(ctas, 1, 1), block=(THREADS, 1, 1))
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        row, end = inputs["segment"][0].tolist()
-        first, length = int(inputs["first"]), int(inputs["position"][end - 1]) + 1
-        found = np.arange(first, min(first + self.tokens, length))
         keys = np.zeros((self.tokens, self.layout.head_dim), np.float32)
-        if found.size:
-            sequence, table = int(inputs["sequence"][row]), inputs.get("block_table")
-            keys[: found.size] = self.layout.read(inputs["k_cache"], sequence, found, table)[0]
+        table = inputs.get("block_table")
+        for number, (sequence, first, count, _) in enumerate(inputs["units"].tolist()):
+            if count:
+                found, at = np.arange(first, first + count), number * self.unit
+                own = self.layout.read(inputs["k_cache"], sequence, found, table)
+                keys[at : at + count] = own[0]
         heads = inputs["keys"].copy()
         with np.errstate(over="ignore"):
             heads[:, :, : self.split] = keys[:, : self.split].astype(np.float16)
         return {"keys": heads, "tail": keys[:, self.split :]}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        """The last rows of a sequence of any length, some rows idle, from any token of it on."""
+        """Units of any sequences, some of them not full or empty."""
         layout, inputs = self.layout, dict[str, Any]()
-        live = min(int(rng.integers(1, self.rows + 1)), layout.max_len)
-        length = int(rng.integers(live, layout.max_len + 1))
-        sequence, table = int(rng.integers(layout.sequences)), None
+        units = np.zeros((self.tokens // self.unit, 4), np.uint32)
+        lengths = rng.integers(1, layout.max_len + 1, layout.sequences)
+        for unit in units:
+            sequence = int(rng.integers(layout.sequences))
+            first = int(rng.integers(lengths[sequence]))
+            unit[:3] = sequence, first, rng.integers(min(self.unit, lengths[sequence] - first) + 1)
+        table = None
         if layout.is_paged:
             inputs["block_table"] = table = layout.random_table(rng)
-        lengths = [length * (s == sequence) for s in range(layout.sequences)]
-        inputs["k_cache"] = layout.random_cache(rng, lengths, table)
-        position = np.full(self.rows, layout.max_len, np.uint32)
-        position[:live] = np.arange(length - live, length)
-        return inputs | {
-            "first": np.uint32(rng.integers(0, length)),
-            "sequence": np.full(self.rows, sequence, np.uint32),
-            "position": position,
-            "segment": np.array([[0, live]], np.uint32),
-            "keys": rng.standard_normal((self.heads, self.tokens, self.width)).astype(np.float16),
-        }
+        inputs["k_cache"] = layout.random_cache(rng, lengths.tolist(), table)
+        shape = (self.heads, self.tokens, self.width)
+        return inputs | {"units": units, "keys": rng.standard_normal(shape).astype(np.float16)}
 
     @classmethod
     def examples(cls) -> Mapping[str, CachedTokens]:
         latent = KvLayout(2, 1, 60, 576, "f16", value_dim=512, values_in_keys=True)
         quants = KvLayout(2, 1, 64, 96, "q8_0", 16, 9, value_dim=64)
         return {
-            "latent": cls(latent, 20, 9, 64, 3, 192),
-            "pages q8_0": cls(quants, 33, 5, 32, 2, 96),
-            "f32": cls(KvLayout(1, 1, 50, 40, "f32", value_dim=32), 50, 7, 8, 1, 40),
+            "latent": cls(latent, 20, 5, 64, 3, 192),
+            "pages q8_0": cls(quants, 33, 11, 32, 2, 96),
+            "f32": cls(KvLayout(1, 1, 50, 40, "f32", value_dim=32), 50, 50, 8, 1, 40),
             "pages bf16": cls(KvLayout(2, 1, 64, 48, "bf16", 32, 5), 3, 1, 40, 5, 40),
         }
 

@@ -111,15 +111,15 @@ def block_attention(
     *,
     scores: Scores = PLAIN,
 ) -> PrefillBlock | None:
-    """The kernel for rows of a prompt over blocks of up to ``room`` keys, with keys and values of
-    ``dims`` in f16, of a sequence of up to ``tokens``; None where there is none for a device of
+    """The kernel for rows of prompts over blocks of up to ``room`` keys, with keys and values of
+    ``dims`` in f16, of sequences of up to ``tokens``; None where there is none for a device of
     native target ``target``.
     """
     layout = KvLayout(1, heads, tokens, dims[0], "f16", value_dim=dims[1])
     if not PrefillWgmma.serves(layout) or scores != replace(PLAIN, scale=scores.scale):
         return None
     whole = PrefillWgmma(heads, layout, rows, scores)
-    length = min(room, tokens) // whole.key_tile * whole.key_tile
+    length = room // whole.key_tile * whole.key_tile
     if whole.parts > 1 or not length or whole.target_on(target) is None:
         return None
     layout = replace(layout, max_len=length)

@@ -17,20 +17,25 @@ from urdir.ptxgen.weights.packed import pack, unpack
 
 #: A position of idle rows.
 IDLE = 0xFFFFFFFF
+#: Lanes of a warp that share a query: lane t has keys 8n + 2t and the next.
+LANES = 4
 
 
 @dataclass(frozen=True)
 class PrefillBlock(PrefillWgmma):
     """Attention of chunks of prompts over a block of the keys of sequences of up to ``tokens``.
 
-    See PrefillWgmma. The caches hold ``layout.max_len`` keys, those from token ``first`` on, a
-    multiple. From block to block ``partial`` (rows, heads, value_dim) and ``softmax`` (rows, heads,
-    2) carry the sums of weighted values, the maxima of exponents (of 2) and the sums of weights;
-    block 0 begins them. A tile of queries ends with the block of the last key that it sees, which
-    makes its ``out`` and leaves the others as they are; later ones change nothing.
+    See PrefillWgmma. The keys of all sequences of the step follow one another in a *walk*: those of
+    a row's begin with key ``begin`` (rows,) of it, a multiple of ``key_tile``, and so do blocks.
+    The caches hold ``layout.max_len`` keys, those from ``first`` on. From block to block
+    ``partial`` (rows, heads, value_dim) and ``softmax`` (rows, heads, 4, 2) carry the sums of
+    weighted values, and for each lane of a query the maximum of exponents (of 2) and its sum of
+    weights. A tile of queries begins them with the block of its sequence's first key and ends with
+    that of the last key that it sees, which makes its ``out``; blocks before and after change
+    nothing of it.
 
-    A block has whole key tiles, so that a row has the same bits in whatever chunk it stands. Scores
-    have no window, sinks or ALiBi, values at most 128 dims.
+    A row has the same bits in whatever chunk it stands, and wherever in the walk its keys are: they
+    are those of PrefillWgmma. Scores have no window, sinks or ALiBi, values at most 128 dims.
     """
 
     tokens: int = 0
@@ -40,10 +45,10 @@ class PrefillBlock(PrefillWgmma):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.layout.max_len % self.key_tile or self.tokens < self.layout.max_len:
+        if self.layout.max_len % self.key_tile or self.tokens < 1:
             raise PtxgenError(
-                f"a block of {self.layout.max_len} keys of {self.tokens} tokens: it has whole "
-                f"tiles of {self.key_tile}, and no more than there are tokens"
+                f"a block of {self.layout.max_len} keys of sequences of {self.tokens} tokens: it "
+                f"has whole tiles of {self.key_tile}"
             )
         if self.parts > 1 or self.scores.span or self.scores.sinks or self.scores.max_bias:
             raise PtxgenError("blocks are for values of up to 128 dims and plain scores")
@@ -57,44 +62,61 @@ class PrefillBlock(PrefillWgmma):
         return (
             Param("first", "u32"),
             *self.input_params,
+            Param("begin", "u32", ("rows",), Access.IN),
             Param("partial", "f32", ("rows", "heads", "value_dim"), Access.INOUT),
-            Param("softmax", "f32", ("rows", "heads", 2), Access.INOUT),
+            Param("softmax", "f32", ("rows", "heads", LANES, 2), Access.INOUT),
             # that of tiles which do not end here stays as it is
             replace(self.out_param, access=Access.INOUT),
         )
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         first, length = int(inputs["first"]), self.layout.max_len
-        position = inputs["position"].astype(np.int64)
-        position[position >= self.tokens] = -1
-        last = self._last_keys(position)
-        ends = (last < first + length) & ((last >= first) | (first == 0))
+        position, begin = (inputs[name].astype(np.int64) for name in ("position", "begin"))
+        live = position < self.tokens
+        # from here on in keys of this block
+        position, begin = position + begin - first, begin - first
+        last = self._last_keys(np.where(live, position, -length - first))
+        # all rows of a tile have the same
+        begun = begin[:, None]
+        ends = (begun < length) & (last < length) & ((last >= 0) | (begun >= 0))
         made = {name: inputs[name].copy() for name in ("partial", "softmax")}
         out = np.zeros(made["partial"].shape, np.float32)
-        here = inputs | {"position": position - first}
-        for row in np.flatnonzero(position >= 0):
-            top, total = inputs["softmax"][row].astype(np.float64).T
-            values = inputs["partial"][row].astype(np.float64)
-            if not first:
-                top, total, values = np.full(self.heads, -np.inf), 0 * total, 0 * values
-            if position[row] >= first:
-                seen = min(int(position[row]) - first, length - 1)
-                own = self.softmax(here, int(row), 0, seen)
-                most = np.maximum(top, own[0])
-                factors = np.exp2(top - most), np.exp2(own[0] - most)
-                total = factors[0] * total + factors[1] * own[1]
-                values = factors[0][:, None] * values + factors[1][:, None] * own[2]
+        here = inputs | {"position": position}
+        for row in np.flatnonzero(live & (begin < length)).tolist():
+            top, total, values = self._carried(inputs, row, begins=begin[row] >= 0)
+            if position[row] >= 0:
+                seen = max(begin[row], 0), min(position[row], length - 1)
+                own_top, weights, own_values = self.weighted(here, row, *seen)
+                most = np.maximum(top, own_top)
+                factors = np.exp2(top - most), np.exp2(own_top - most)
+                lanes = np.arange(seen[0], seen[1] + 1) % (2 * LANES) // 2
+                own = [weights[:, lanes == lane].sum(axis=1) for lane in range(LANES)]
+                total = factors[0][:, None] * total + factors[1][:, None] * np.stack(own, axis=1)
+                values = factors[0][:, None] * values + factors[1][:, None] * own_values
                 top = most
-            out[row] = values / total[:, None]
-            goes_on = ~ends[row] & (position[row] >= first)
+            if ends[row].any():
+                out[row] = values / total.sum(axis=1)[:, None]
+            goes_on = ~ends[row] & (position[row] >= 0)
             made["partial"][row, goes_on] = values[goes_on]
-            made["softmax"][row, goes_on] = np.stack([top, total], axis=1)[goes_on]
+            carried = np.stack([np.broadcast_to(top[:, None], total.shape), total], axis=2)
+            made["softmax"][row, goes_on] = carried[goes_on]
         return made | {"out": self._with_ended(inputs["out"], out, ends)}
+
+    def _carried(
+        self, inputs: dict[str, Array], row: int, begins: bool
+    ) -> tuple[Array, Array, Array]:
+        """What the blocks before have left of a row: the maximum (heads,), sums of weights (heads,
+        lanes), weighted values (heads, value_dim)."""
+        if begins:
+            shape = (self.heads, self.value_dim)
+            return np.full(self.heads, -np.inf), np.zeros((self.heads, LANES)), np.zeros(shape)
+        softmax = inputs["softmax"][row].astype(np.float64)
+        return softmax[:, 0, 0], softmax[:, :, 1], inputs["partial"][row].astype(np.float64)
 
     def _last_keys(self, position: Array) -> Array:
         """The last key that some query sees of the tile that a query is in, (rows, heads)."""
         query = np.arange(self.rows)[:, None] * self.group + np.arange(self.heads) % self.group
-        last = np.full(self.tiles, -1)
+        last = np.full(self.tiles, position.min())
         np.maximum.at(last, query // self.queries, position[:, None])
         found: Array = last[query // self.queries]
         return found
@@ -108,29 +130,36 @@ class PrefillBlock(PrefillWgmma):
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """A chunk whose last rows see more than the block, or whose first rows less; the last row
-        of several is idle."""
+        of several is idle. In the walk another sequence may come before."""
         length = self.layout.max_len
         blocks = -(-self.tokens // length)
         first = length * int(rng.integers(0, blocks))
         most = min(self.tokens, first + length + self.rows) - self.rows
         start = int(rng.integers(max(0, first - self.rows // 2), most + 1))
-        return self.chunk_at(rng, first, start)
+        begin = self.key_tile * int(rng.integers(0, length // self.key_tile))
+        return self.chunk_at(rng, first, start, begin)
 
-    def chunk_at(self, rng: np.random.Generator, first: int, start: int) -> dict[str, Any]:
-        """Inputs for the block from token ``first`` on and rows from position ``start`` on."""
+    def chunk_at(
+        self, rng: np.random.Generator, first: int, start: int, begin: int = 0
+    ) -> dict[str, Any]:
+        """Inputs for the block from key ``first`` of a walk on and rows from position ``start`` on
+        of a sequence that begins in it with key ``begin``."""
         length = self.layout.max_len
         position = start + np.arange(self.rows)
         if self.rows > 1:
             position[-1] = IDLE
         position[position >= self.tokens] = IDLE
-        seen = np.where(position < first, 0, np.minimum(position - first, length - 1))
+        place = position + begin
+        seen = np.where(place < first, 0, np.minimum(place - first, length - 1))
         seen[position == IDLE] = IDLE
         inputs = self.inputs_at(rng, seen.tolist(), [0] * self.rows)
         inputs |= {"first": np.uint32(first), "position": position.astype(np.uint32)}
+        inputs["begin"] = np.full(self.rows, begin, np.uint32)
         shape = (self.rows, self.heads, self.value_dim)
         inputs["partial"], out = rng.standard_normal((2, *shape)).astype(np.float32)
-        maxima, sums = rng.normal(0, 3, shape[:2]), rng.uniform(1, 5, shape[:2])
-        inputs["softmax"] = np.stack([maxima, sums], axis=2).astype(np.float32)
+        maxima = np.repeat(rng.normal(0, 3, shape[:2])[:, :, None], LANES, axis=2)
+        sums = rng.uniform(1, 5, maxima.shape)
+        inputs["softmax"] = np.stack([maxima, sums], axis=3).astype(np.float32)
         inputs["out"] = pack(out.reshape(self.rows, -1)) if self.packs else out
         return inputs
 

@@ -137,7 +137,14 @@ class AttentionSpec(KernelSpec):
         self, inputs: dict[str, Array], row: int, first: int, last: int
     ) -> tuple[Array, Array, Array]:
         """Row ``row`` over keys first ... last in float64, by the definition: the maximum of the
-        exponents (of 2) and the sum of weights, (heads,); weighted V (heads, head_dim)."""
+        exponents (of 2) and the sum of weights, (heads,); weighted V (heads, value_dim)."""
+        top, weights, out = self.weighted(inputs, row, first, last)
+        return top, weights.sum(axis=1), out
+
+    def weighted(
+        self, inputs: dict[str, Array], row: int, first: int, last: int
+    ) -> tuple[Array, Array, Array]:
+        """The same with the weights, (heads, keys), in place of their sum."""
         layout, seen = self.layout, np.arange(first, last + 1)
         stored = [
             cache.read(
@@ -153,7 +160,8 @@ class AttentionSpec(KernelSpec):
         top = exponents.max(axis=2)
         weights = np.exp2(exponents - top[:, :, None])
         out = np.einsum("hgk,hkd->hgd", weights, values)
-        return top.ravel(), weights.sum(axis=2).ravel(), out.reshape(self.heads, self.value_dim)
+        weights = weights.reshape(self.heads, -1)
+        return top.ravel(), weights, out.reshape(self.heads, self.value_dim)
 
     def attend(self, inputs: dict[str, Array]) -> Array:
         """The output (rows, heads, value_dim) f32 of all rows; zeros for idle ones."""

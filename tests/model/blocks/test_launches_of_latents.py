@@ -1,10 +1,10 @@
 """Launches of attention by a latent vector: fewer where all rows are decoded, and blocks of keys of
-heads where many are a prompt's."""
+heads where many are prompts'."""
 
 from __future__ import annotations
 
 from urdir.driver.operation import Launch
-from urdir.model.engine.batch import Output, StepShape
+from urdir.model.engine.batch import Batch, Output, Segment, StepShape
 from urdir.model.engine.session import Session
 from urdir.model.engine.step import build_plan
 from urdir.model.families.config import Config
@@ -26,13 +26,19 @@ def attention_launches(session: Session, shape: StepShape) -> dict[str, Launch]:
     return {label: op for label, op in own.items() if label.startswith("att")}
 
 
+def blocks(session: Session, shape: StepShape) -> int:
+    """Blocks of cached tokens that a layer walks over."""
+    labels = [op.label for op in build_plan(session.parts, shape)]
+    return labels.count("blk.1.attention.block")
+
+
 def test_attention_puts_heads_together_where_all_rows_are_decoded() -> None:
     model = SyntheticModel("deepseek-v2-lite", "q4_k_m")
     config = Config.from_gguf(model)
     with (
         paper_device("sm_90a", 132) as device,
         Weights(model, config, device) as weights,
-        Session(device, weights, SessionSettings(16384, sequences=2)) as session,
+        Session(device, weights, SessionSettings(16384, sequences=4)) as session,
     ):
         for rows, keys, tile in ((1, 256, 8), (2, 16384, 16)):
             found = attention_launches(session, StepShape(rows, keys, Output.GREEDY))
@@ -47,5 +53,15 @@ def test_attention_puts_heads_together_where_all_rows_are_decoded() -> None:
         many = attention_launches(session, shape)
         assert many.keys() >= {"attention.read", "attn_kv_b", "attention.block"}
         assert not many.keys() & {"attn_k_b", "attn_v_b"}
-        labels = [op.label for op in build_plan(session.parts, shape)]
-        assert labels.count("blk.1.attention.block") == 2  # of 2,016 tokens
+        assert (blocks(session, shape), shape.walk.length) == (1, 3168)
+
+        # beside decoded rows, whose attention is absorbed, and beside another prompt
+        prompts = Segment(0, 1000, 2800, chooses=True), Segment(2, 2000, 2100)
+        shape = session.shapes.of_batch(Batch((1, 3), prompts), 9000, Output.GREEDY)
+        mixed = attention_launches(session, shape)
+        assert mixed.keys() >= many.keys() | ALWAYS
+        assert isinstance(mixed["attention"].kernel, LatentDecode)
+        assert (mixed["attention"].kernel.rows, shape.decode) == (4, 4)
+        assert (blocks(session, shape), shape.walk.length) == (1, 5280)  # of 2,880 and 2,112
+        deep = session.shapes.prompt(14000, 16000)[0]
+        assert (blocks(session, deep), deep.walk.length) == (2, 8448)

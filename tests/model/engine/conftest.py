@@ -111,3 +111,9 @@ def check_divided_prompts(
                 assert relative_rms(found, logits[np.cumsum(counts) - 1]) <= allowed
 
     return check
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of latent attention have room for about as many tokens as a step has rows."""
+    monkeypatch.setattr("urdir.model.memory.walk.MOST_STEPS", 2)

@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 
 from urdir.model.engine.batch import Batch, Output, Segment, ShapeBuckets, StepShape
 from urdir.model.memory.buckets import chunks_of, row_bucket
+from urdir.model.memory.walk import NO_BLOCKS, Walk
+from urdir.ptxgen.kernels.advance import IDLE
 
 EXACT = st.booleans()
 
@@ -59,16 +61,56 @@ def test_a_step_begins_a_sequence_alone_and_from_its_first_token_on() -> None:
     assert not ShapeBuckets.of(chunks_of(False), 8192).prompt(0, 30)[0].begins
 
 
-@given(start=st.integers(1, 130_000), count=st.integers(1, 2048))
-def test_steps_that_walk_in_blocks_have_work_for_nearly_all_of_them(start: int, count: int) -> None:
+@given(start=st.integers(0, 130_000), count=st.integers(1, 2048))
+def test_steps_that_walk_have_work_for_nearly_all_blocks(start: int, count: int) -> None:
     context = 1 << 17
-    shapes = ShapeBuckets.of(chunks_of(False), context, begin_apart=True, block=2016)
+    walk = Walk(unit=96, step=672, room=8, most=196, rows=128)
+    shapes = ShapeBuckets.of(chunks_of(False), context, walk=walk)
     end = min(start + count, context)
     shape = shapes.prompt(start, end)[0]
-    assert end <= shape.keys <= context
-    blocks, needed = -(-shape.keys // 2016), -(-end // 2016)
-    assert blocks == needed or 2 * blocks < 3 * needed
-    assert shapes.prompt(0, count)[0].keys in shapes.lengths
+    if end - start <= 8:
+        assert shape.walk == NO_BLOCKS
+        assert shape.keys in shapes.lengths
+    else:
+        assert shape.keys == context
+        assert shape.walk.length <= walk.block
+        # a quarter more at most, but for what blocks of the same length have too much
+        assert end <= shape.walk.tokens < 1.25 * (end + 672) + 672 * shape.walk.count
+        assert shape.walk in [walk.blocks([length]) for length in walk.ends(context)]
+
+
+@given(
+    decode=st.integers(0, 3),
+    ends=st.lists(st.tuples(st.integers(0, 900), st.integers(1, 60)), min_size=1, max_size=4),
+)
+def test_each_row_of_a_walk_finds_its_keys(decode: int, ends: list[tuple[int, int]]) -> None:
+    """Its own token is where its sequence begins and so many keys further."""
+    walk = Walk(unit=112, step=112, room=3, most=9, rows=32)
+    shapes = ShapeBuckets.of(chunks_of(False, 256), 1000, 8, 32, walk=walk)
+    segments = tuple(Segment(n + 3, start, start + count) for n, (start, count) in enumerate(ends))
+    batch = Batch(tuple(range(decode)), segments)
+    shape = shapes.of_batch(batch, 1000, Output.NONE)
+    rows = shapes.rows_of(batch, shape, [7] * decode)
+    if shape.rows <= 8:
+        assert rows.begin is None
+        return
+    assert rows.begin is not None
+    assert rows.units is not None
+    assert len(rows.units) * walk.unit == shape.walk.tokens
+    assert len(rows.units) <= walk.most_units(len(segments))
+    assert (rows.begin % walk.unit == 0).all()
+    held = [
+        (int(sequence), int(first) + at) if at < count else None
+        for sequence, first, count, _ in rows.units.tolist()
+        for at in range(walk.unit)
+    ]
+    wanted = [(s.sequence, token) for s in segments for token in range(s.end)]
+    assert [key for key in held if key is not None] == wanted
+    for row, position in enumerate(rows.position[shape.decode :].tolist()):
+        if position != IDLE:
+            sequence = int(rows.sequence[shape.decode + row])
+            assert held[int(rows.begin[row]) + position] == (sequence, position)
+            assert rows.begin[row] == rows.begin[row // 32 * 32]
 
 
 @given(rows=st.integers(1, 256), length=st.integers(1, 8192), steps=st.integers(1, 4))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from urdir.model.engine.session import Session
 from urdir.model.families.config import Config
 from urdir.model.families.shapes import Shape
 from urdir.model.memory.session_settings import SessionSettings
-from urdir.model.memory.weights import Weights, shares_of
+from urdir.model.memory.weights import Split, Weights, shares_of
 from urdir.model.verify.conformance import relative_rms
 from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
 from urdir.ptxgen.kernels.attention.prefill_block import PrefillBlock
@@ -37,12 +38,12 @@ def random_tokens() -> list[int]:
 
 
 def logits_of_parts(session: Session) -> Any:
-    """Logits after each of the `PARTS` of the prompt, all but the first of which walk."""
+    """Logits after each of the `PARTS` of the prompt."""
     found, tokens = [], random_tokens()
     for start, count in zip(np.cumsum((0, *PARTS)).tolist(), PARTS, strict=False):
         session.feed(tokens[start : start + count])
         shape = session.stepper.shape_after(Output.LOGITS, (0,))
-        assert blocks(session, shape) == (0 if start == 0 else -(-(start + count) // 112))
+        assert blocks(session, shape) == -(-(start + count) // 224)
         found.append(session.logits_step())
     return np.stack(found)
 
@@ -91,7 +92,7 @@ SHAPE = Shape(
         "leading_dense_block_count": 1,
     },
 )
-#: Rows are processed in these parts: the second walks over two blocks of 112, the last over three.
+#: Rows are processed in these parts: the last walks over two blocks of 224.
 PARTS = (128, 71, 14, 85)
 #: Of logits; bf16 and q8_0 round what is cached to fewer bits.
 TOLERANCES = {"f16": 2e-3, "f32": 2e-3, "bf16": 5e-3, "q8_0": 1.2e-2}
@@ -103,7 +104,7 @@ TOLERANCES = {"f16": 2e-3, "f32": 2e-3, "bf16": 5e-3, "q8_0": 1.2e-2}
     ("kv_dtype", "page_len"),
     [("f16", 0), ("f32", 0), ("bf16", 16), ("q8_0", 0), ("q8_0", 32)],
 )
-@pytest.mark.usefixtures("on_hopper")
+@pytest.mark.usefixtures("on_hopper", "small_blocks")
 def test_prompts_walk_over_cached_tokens_in_blocks(
     kv_dtype: KvDtype,
     page_len: int,
@@ -125,22 +126,28 @@ def test_prompts_walk_over_cached_tokens_in_blocks(
 
 @pytest.mark.slow
 @pytest.mark.full
-def test_ranks_walk_with_their_own_heads(
+@pytest.mark.parametrize(("split", "ranks"), [("tensors", 3), ("layers", 2)])
+@pytest.mark.usefixtures("small_blocks")
+def test_ranks_walk_with_their_own_heads_or_layers(
+    split: Split,
+    ranks: int,
     device_name: str,
     needs_gpus: Callable[[int], None],
     random_model: Callable[..., Any],
     reference_model: Any,
 ) -> None:
-    needs_gpus(3)
-    model = random_model(SHAPE, "Q8_0")
+    needs_gpus(ranks)
+    layers = 1 if split == "tensors" else 2
+    keys = {**SHAPE.keys, "leading_dense_block_count": layers}
+    model = random_model(replace(SHAPE, layers=layers, keys=keys), "Q8_0")
     config = Config.from_gguf(model)
     with ExitStack() as owners:
-        group = owners.enter_context(Group.open(device_name, 3))
+        group = owners.enter_context(Group.open(device_name, ranks))
         if group[0].native_target != "sm_90a":
             pytest.skip(f"wgmma is for sm_90a, not {group[0].native_target}")
         weights = [
             owners.enter_context(Weights.load(model, share, device))
-            for share, device in zip(shares_of(config, model, 3), group, strict=True)
+            for share, device in zip(shares_of(config, model, ranks, split), group, strict=True)
         ]
         settings = SessionSettings(512, chunk=128)
         with Session(group[0], weights[0], settings, peers=weights[1:]) as session:

@@ -12,6 +12,7 @@ from urdir.model.engine.requests.request import Request
 from urdir.model.engine.requests.scheduler import Scheduler
 from urdir.model.engine.requests.step_plan import StepPlan
 from urdir.model.engine.sequence import Finish
+from urdir.model.memory.walk import Walk
 
 
 def test_rows_of_answers_and_chunks_of_prompts_share_steps() -> None:
@@ -42,6 +43,20 @@ def test_rows_of_answers_and_chunks_of_prompts_share_steps() -> None:
     assert plan is not None
     assert plan.batch.segments == (Segment(1, 16, 18, chooses=True),)
     assert plan.choosers == (first, second)
+
+
+def test_prompts_of_a_step_walk_no_further_than_one_sequence_may() -> None:
+    walk = Walk(unit=4, step=16, room=1, most=2, rows=4)
+    limits = small_limits(prompt_rows=64, share_prefixes=False, walk=walk)
+    server = Server(ToyStorage(100, 4, 4), limits=limits)
+    for length in (9, 17, 1, 5):
+        server.add(ask(*[1] * length))
+    plan = server.plan()
+    assert plan is not None
+    assert [segment.end for segment in plan.batch.segments] == [9, 17]  # 12 and 20
+    assert [number for number, _ in plan.admitted] == [1, 2, 3]  # who has a slot waits for a step
+    server.run()
+    server.check()
 
 
 def test_no_row_is_wasted_on_an_answer_of_known_length() -> None:

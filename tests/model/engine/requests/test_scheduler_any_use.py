@@ -14,6 +14,7 @@ from tests.model.engine.requests.toy_storage import Toy, ToyPlaces, ToyRecurrent
 from urdir.model.engine.requests.request import Request
 from urdir.model.engine.sequence import GREEDY
 from urdir.model.errors import BusyError, ContextFullError
+from urdir.model.memory.walk import Walk
 
 pytestmark = pytest.mark.usefixtures("short_prompts_are_worth_a_state")
 
@@ -30,7 +31,7 @@ REQUESTS = st.builds(
 
 class AnyUse(RuleBasedStateMachine):
     """Requests come, go and end at any time, with too few pages for all of them, beside states or
-    not, or with places of their own."""
+    not, or with places of their own; prompts may walk."""
 
     @initialize(
         pages=st.integers(5, 12),
@@ -39,9 +40,17 @@ class AnyUse(RuleBasedStateMachine):
         more=st.sampled_from([0, 1, 3]),
         kind=st.sampled_from(["pages", "places", "states"]),
         places=st.integers(0, 4),
+        walk=st.sampled_from([None, Walk(unit=4, step=8, room=2, most=4, rows=4)]),
     )
     def start(
-        self, pages: int, slots: int, shares: bool, more: int, kind: str, places: int
+        self,
+        pages: int,
+        slots: int,
+        shares: bool,
+        more: int,
+        kind: str,
+        places: int,
+        walk: Walk | None,
     ) -> None:
         self.now = 0.0
         storage: Toy = ToyStorage(pages, 4, slots, shares)
@@ -49,7 +58,7 @@ class AnyUse(RuleBasedStateMachine):
             storage = ToyPlaces(slots, 4 * pages)
         elif kind == "states":
             storage = ToyRecurrent(pages, 4, slots, places)
-        self.server = Server(storage, 32, small_limits(), lambda: self.now, more)
+        self.server = Server(storage, 32, small_limits(walk=walk), lambda: self.now, more)
         self.cancelled = 0
 
     @rule(request=REQUESTS, answers=st.integers(1, 3))

@@ -22,6 +22,7 @@ from urdir.model.engine.run_ahead import AT_ONCE
 from urdir.model.engine.sequence import GREEDY
 from urdir.model.engine.session import Session
 from urdir.model.memory.buckets import chunks_of
+from urdir.model.memory.walk import Walk
 
 SHAPES = [StepShape(rows, 64, Output.GREEDY) for rows in (1, 2, 4)]
 
@@ -72,13 +73,22 @@ class Room:
     def release(self, sequence: int, tokens: Sequence[int], reached: int) -> None: ...
 
 
-@pytest.mark.parametrize(("requests", "prompt"), [(64, 128), (300, 100), (100, 2048), (5, 3000)])
+TOGETHER = [(64, 128), (300, 100), (100, 2048), (5, 3000)]
+WALK = Walk(unit=96, step=672, room=8, most=49, rows=16)
+
+
+@pytest.mark.parametrize(
+    ("requests", "prompt", "begin_apart", "walk"),
+    [
+        *((*case, begin_apart, None) for case in TOGETHER for begin_apart in (True, False)),
+        *((*case, False, WALK) for case in TOGETHER[1::2]),
+    ],
+)
 @pytest.mark.parametrize("at_once", [True, False])
-@pytest.mark.parametrize("begin_apart", [True, False])
 def test_whoever_comes_together_finds_graphs(
-    requests: int, prompt: int, at_once: bool, begin_apart: bool
+    requests: int, prompt: int, at_once: bool, begin_apart: bool, walk: Walk | None
 ) -> None:
-    shapes = ShapeBuckets.of(chunks_of(exact=False), 32768, 256, 16, begin_apart)
+    shapes = ShapeBuckets.of(chunks_of(exact=False), 32768, 256, 16, begin_apart, walk)
     limits = Limits.for_throughput(shapes, requests) if at_once else Limits.for_latency(shapes)
     likely = set(likely_shapes(shapes, [Output.GREEDY], limits.mixed_rows))
     scheduler = Scheduler(Room(), slots=256, context=32768, limits=limits)

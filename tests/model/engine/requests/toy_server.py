@@ -178,6 +178,8 @@ class Server:
         aligned = sum(-(-count // limits.alignment) * limits.alignment for count in rows)
         assert aligned <= (limits.mixed_rows if plan.batch.decode else limits.prompt_rows)
         assert plan.batch.decode or plan.batch.segments
+        ends = [segment.end for segment in plan.batch.segments]
+        assert len(ends) < 2 or limits.fit(ends)
 
     def check_answers(self) -> None:
         """Each answer that has ended by its tokens is the one it gets alone."""
