@@ -107,9 +107,16 @@ def test_one_key_gives_its_value_exactly(device: Device, dtype: Any) -> None:
     inputs = inputs_at(spec, 0)
     outputs = run_kernel(device, spec, inputs)
     value = spec.layout.read(inputs["v_cache"], 0, [0])[0]
-    if dtype == "q8_0":  # a quant times its scale, as tensor cores take it
-        value = value.astype(np.float16)
     np.testing.assert_array_equal(outputs["out"][0], np.broadcast_to(value, (5, 128)))
+
+
+@pytest.mark.parametrize("size", [1e-3, 0.1, 100.0, 4000.0])
+def test_values_of_q8_0_may_be_small_and_large(device: Device, size: float) -> None:
+    spec = one(3, 1, 128, 150, "q8_0")
+    inputs = inputs_at(spec, 140, seed=1)
+    scales = spec.layout.values.scales(inputs["v_cache"])
+    scales[:] = scales.astype(np.float32) * size
+    check(device, spec, inputs)
 
 
 @pytest.mark.parametrize("winner", [0, 50, 76])

@@ -71,6 +71,7 @@ def test_q8_0_rounds_by_the_scale_it_stores() -> None:
     assert quants[0, :4].tolist() == [127, 0, 2, -126]
     assert scales.ravel()[:3].tolist() == [1, np.inf, 0]
     assert np.isnan(scales[3])
+    assert not quants[2].any()
     rng = np.random.default_rng(1)
     normal = rng.standard_normal((50, 64)).astype(np.float32)
     quants, scales = quantise(normal)

@@ -36,8 +36,9 @@ class DecodeAttention(RowsWithTokens):
 
     From sm_80 on tensor cores multiply where `suits_tensor_cores`, with weights as the sum of two
     16-bit floats and queries as well; but with q8_0 queries are, of each 32 dims, the sum of two
-    8-bit integers times scales. Scaled queries of an f16 cache become infinite from 65,536 on, and
-    an infinity in a key makes NaN. Elsewhere a lane group owns a key, a lane eight of its dims (two
+    8-bit integers times scales, and weights times scales of values a 16-bit float, which is finite
+    with values up to 16,000. Scaled queries of an f16 cache become infinite from 65,536 on, and an
+    infinity in a key makes NaN. Elsewhere a lane group owns a key, a lane eight of its dims (two
     or three times eight beyond 256 dims). Where values are the end of keys, they are read once: of
     lanes always, of tensor cores if a ring has room.
 
@@ -183,12 +184,13 @@ class DecodeAttention(RowsWithTokens):
         return 512 * ceil_div(self.head_dim, 32) if self.suits_tensor_cores else 0
 
     def resident_on(self, target: Target) -> int:
-        """Two CTAs where heads are wide and tensor cores multiply: the assembler would take more
-        registers. Not with q8_0's scales, or before sm_90: some would not fit; nor with the sums of
-        more than 256 values."""
-        is_wide = max(self.head_dim, self.value_dim) > 128 and self.value_dim <= 256
-        fits = target.sm >= 90 and self.layout.dtype != "q8_0"
-        return 2 if is_wide and fits and self.suits_tensor_cores else 0
+        """Two CTAs where heads are wide, or quants, and tensor cores multiply: the assembler would
+        take more registers. Not where some would not fit: before sm_90, with the sums of more than
+        256 values, of quants of more than 128."""
+        is_quants = self.layout.dtype == "q8_0"
+        takes_more = is_quants or max(self.head_dim, self.value_dim) > 128
+        fits = target.sm >= 90 and self.value_dim <= (128 if is_quants else 256)
+        return 2 if takes_more and fits and self.suits_tensor_cores else 0
 
     def cta(self, target: Target) -> DecodeCta:
         """What the template needs to know about a CTA on ``target``."""
@@ -209,11 +211,11 @@ class DecodeAttention(RowsWithTokens):
 
         The inputs are the cache's own values: what remains is f32 arithmetic and ex2.approx
         (2^-22 relative). On tensor cores queries and weights are the sum of two f16 (2^-22) or two
-        bf16 (2^-16); values of q8_0 are rounded to f16, with queries to 2^-16 of the largest of 32
-        dims. A soft-cap adds the error of tanh (4e-7)
-        times the cap. A rope adds the error of sines (2^-20.5), in every term of a score; a norm or
-        a temperature that of its factor (2^-22), ALiBi that of its slope, times the distance of
-        keys that still count. Packed values are rounded to f16.
+        bf16 (2^-16); weights times scales of q8_0 are rounded to f16, queries to 2^-16 of the
+        largest of 32 dims. A soft-cap adds the error of tanh (4e-7) times the cap. A rope adds the
+        error of sines (2^-20.5), in every term of a score; a norm or a temperature that of its
+        factor (2^-22), ALiBi that of its slope, times the distance of keys that still count. Packed
+        values are rounded to f16.
         """
         turned = 3e-5 * max(1.0, self.rope.magnitude) ** 2 if self.rope else 0.0
         factor = 1e-5 if self.token and (self.token.qk_norm or self.token.temperature) else 0.0

@@ -11,6 +11,9 @@ from urdir.ptxgen.target import Target
 MAX_STATIC_SHARED = 48 << 10
 #: Keys that a warp multiplies at once on tensor cores: the rows of an mma.
 TILE_KEYS = 16
+#: Bytes of a CTA's keys and values that are left, at least, when the next launch may start: its
+#: CTAs begin to load in the 1.4 us in which an SM of an H200 reads these.
+LEFT_NBYTES = 44 << 10
 #: Stages of small slabs: more are not needed.
 MAX_STAGES = 8
 
@@ -76,6 +79,10 @@ class DecodeCta:
         # eight dims of a key or a value as the cache holds it, and the key
         self.eight_bytes = 32 if layout.dtype == "f32" else 16
         self.token_bytes = self.eights["k"] * self.eight_bytes
+        # the warp that keeps the row's own key, before the one that keeps the value: others than
+        # those that split the queries, if there are
+        splitting = self.strip_count if self.tensor_cores else 0
+        self.keeper = splitting if splitting + 2 <= self.warps else 0
 
         # the warps' maxima and sums, then their weighted values, where the ring was; if it is apart
         # only what threads have merged lies here
@@ -133,8 +140,14 @@ class DecodeCta:
         ``stages_of_slab``: of each the halves of the tile's keys that it has. ``order``: of which
         cache and slab the stages of a tile are, and which of the slab's."""
         self.half = "bf16" if self.layout.dtype == "bf16" else "f16"
+        # Weights are relative to a maximum less this, in exponents of 2, which may lag behind by as
+        # much and one more. So they are at most 2^15, and small ones keep their low parts in f16.
+        # Those that take scales of quants are at most 2^9: finite with values up to 16,000.
+        self.lift = 4 if self.quantised else 7
         self.together = TILE_KEYS
         self.step = TILE_KEYS * self.warps
+        # as many keys are left, at least, when the next launch may start
+        self.fewest_left = LEFT_NBYTES // (self._bytes_of("k") + self._bytes_of("v"))
         self.strip_count = ceil_div(self.head_dim, 32)
         self.block_count = ceil_div(self.value_dim, 64)
         # integers of queries stay in registers, where these are few
@@ -150,8 +163,7 @@ class DecodeCta:
             for number in range(len(self.stages_of_slab))
         ]
         self.stage_keys = TILE_KEYS // len(self.stages_of_slab)
-        # heads that leave registers for first values while weights are found, and for integers that
-        # begin as the last bits of floats
+        # heads that leave registers for first values while weights are found
         self.is_narrow = max(self.head_dim, self.value_dim) <= 128
         # the halves of a tile that are multiplied together: registers hold one of wide heads
         is_wide = max(self.head_dim, self.value_dim) > 192 and not self.quantised

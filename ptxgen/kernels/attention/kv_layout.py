@@ -359,8 +359,9 @@ def quantise(x: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int8], npt.NDAr
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         scales = (np.abs(groups).max(axis=-1) / np.float32(127)).astype(np.float16)
         quants = np.rint(groups / scales.astype(np.float32)[..., None])
-    # 0 / 0, and groups without a scale, give 0. A subnormal scale may be far below max|x| / 127.
-    quants = np.clip(np.nan_to_num(quants, nan=0.0), -127, 127).astype(np.int8)
+    # Groups without a scale give 0. A subnormal scale may be far below max|x| / 127.
+    quants = np.where(scales[..., None] == 0, 0.0, np.nan_to_num(quants, nan=0.0))
+    quants = np.clip(quants, -127, 127).astype(np.int8)
     return quants.reshape(x.shape), scales
 
 
