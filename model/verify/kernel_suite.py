@@ -219,19 +219,26 @@ def targets(spec: KernelSpec) -> list[str]:
 
 @functools.lru_cache(maxsize=4)
 def rendered(spec: KernelSpec) -> dict[str, str]:
-    """Target -> PTX: of the smallest example for all `targets`, of others for `STEPS`."""
-    steps = targets(spec)
+    """Target -> PTX: of the smallest example for all `targets`, of others for the first of them and
+    `STEPS`."""
+    first, *others = targets(spec)
     if spec != type(spec).smallest_example():
-        steps = [t for t in steps if Target.parse(t).portable in STEPS]
-    return {target: spec.ptx(target) for target in steps}
+        others = [t for t in others if Target.parse(t).portable in STEPS]
+    return {target: spec.ptx(target) for target in (first, *others)}
 
 
 @functools.lru_cache(maxsize=4)
 def sharing(spec: KernelSpec) -> list[list[str]]:
-    """The targets of `rendered`, those of one text together, each list from the oldest on."""
+    """The targets, those of one text together, each list from the oldest on. One that is not
+    `rendered` has the text of the portable one before."""
     found: dict[str, list[str]] = {}
-    for target, text in rendered(spec).items():
-        body = re.sub(r"^\.(version|target) .*$", "", text, flags=re.MULTILINE)
+    before = ""
+    for target in targets(spec):
+        body = before
+        if (text := rendered(spec).get(target)) is not None:
+            body = re.sub(r"^\.(version|target) .*$", "", text, flags=re.MULTILINE)
+        if target == Target.parse(target).portable:
+            before = body
         found.setdefault(body, []).append(target)
     return list(found.values())
 
@@ -241,7 +248,9 @@ def texts(spec: KernelSpec) -> dict[str, str]:
 
     Of several targets with one text it is the newest: what holds there holds for all.
     """
-    return {same[-1]: rendered(spec)[same[-1]] for same in reversed(sharing(spec))}
+    known = rendered(spec)
+    newest = ([t for t in same if t in known][-1] for same in reversed(sharing(spec)))
+    return {target: known[target] for target in newest}
 
 
 _parse = functools.lru_cache(maxsize=16)(ptx.parse)
