@@ -81,9 +81,9 @@ class DueGate:
 @dataclass(frozen=True, slots=True)
 class Activations:
     """Vectors ``x`` (rows, n) f32. The launch that made them may have begun the ``norm`` that
-    follows: x times its weights is in ``scaled``, and a ``summary`` of both (`GemmSmall`); or
-    completed it, in ``normed``. Vectors that are ``packed`` (`PackedProduct`) have no other form: x
-    is the same buffer.
+    follows: x times its weights is in ``scaled``, perhaps packed, and a ``summary`` of both
+    (`GemmSmall`); or completed it, in ``normed``. Vectors that are ``packed`` (`PackedProduct`)
+    have no other form: x is the same buffer.
 
     Where a sum is ``due`` no launch has made x yet, and where there is a ``gate``, x has yet to go
     through it. Only the next product, which makes x on its way, takes such vectors; anything else
@@ -94,6 +94,7 @@ class Activations:
     norm: NormLayer | None = None
     scaled: Slice | None = None
     summary: Slice | None = None
+    scaled_is_packed: bool = False
     normed: Slice | None = None
     packed: Slice | None = None
     due: NormedSum | RanksSum | None = None

@@ -25,6 +25,7 @@ from urdir.ptxgen.kernels.attention.own_token import OwnToken
 from urdir.ptxgen.kernels.attention.prepare_tokens import PrepareTokens
 from urdir.ptxgen.kernels.linear.gate import Gate
 from urdir.ptxgen.kernels.normalise import Normalise
+from urdir.ptxgen.weights.halves import Halves
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
@@ -70,6 +71,7 @@ def _append_attended(
         attention = _append_heads(at, mixer, x, norm)
     else:
         attention, mixer = _append_written(at, mixer, written, x, norm), written
+    attention = replace(attention, order=Halves(at.matrix(mixer.o).format).order)
     packed = _packed_heads(at, mixer) if attention.can_pack else None
     heads = at.work["heads"] if packed is None else packed
     incremental_attention_into(at.plan, attention, heads, packs=packed is not None)
@@ -140,7 +142,7 @@ def _append_heads(
         append_latent_heads(at, mixer, mixer.latent, x, norm, in_parts)
         token = replace(token, latent_norm=mixer.latent.norm.norm if in_parts else None)
     else:
-        at.linear.append(at.name("attn_qkv"), _products(at, mixer), x, norm, clamp=mixer.clamp)
+        at.linear.append(at.name("attn_qkv"), products_of(at, mixer), x, norm, clamp=mixer.clamp)
     if mixer.qk_norm is not None and token.qk_norm is None:
         _append_norms_apart(at, mixer, mixer.qk_norm)
     return layer_attention(at, mixer, token)
@@ -280,7 +282,7 @@ def layer_attention(at: LayerStep, mixer: Attention, token: OwnToken) -> LayerAt
     )
 
 
-def _products(at: LayerStep, mixer: Attention) -> list[tuple[Matrix, Slice]]:
+def products_of(at: LayerStep, mixer: Attention) -> list[tuple[Matrix, Slice]]:
     """The matrices of x, and where their products go. Where K is V, too, it is made twice: K is
     normed and rotated later."""
     wanted = [("q", mixer.q), ("k", mixer.k), ("v", mixer.v or mixer.k)]

@@ -6,10 +6,14 @@ around it, whose results are added to the stream.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from urdir.model.blocks.activations import Activations
-from urdir.model.blocks.attention_network import append_attention, append_keys
+from urdir.model.blocks.attention_network import (
+    append_attention,
+    append_keys,
+    products_of,
+)
 from urdir.model.blocks.feed_forward import append_activation, append_dense, append_linear
 from urdir.model.blocks.layer_end import append_end, has_end
 from urdir.model.blocks.parts import Destination, LayerParts, LayerStep
@@ -60,9 +64,9 @@ def append_layer(
     ends, banked = has_end(layer), parts.config.banked(index)
     for number, block in enumerate(layer.blocks):
         if number + 1 < len(layer.blocks):
-            following, target = _first_norm(at, layer.blocks[number + 1]), None
+            following, target = _beginning(at, layer.blocks[number + 1]), None
         else:
-            following = None if ends or is_alone else _norm_after(at)
+            following = Beginning() if ends or is_alone else _after_layer(at)
             target = None if ends else y
         x = _append_block(at, block, x, start, target, following, banked)
         banked += block.banks
@@ -110,17 +114,39 @@ def append_layer_keys(
     append_keys(at, branch.network, x, at.norm(branch.norm))
 
 
-def _norm_after(at: LayerStep) -> NormLayer | None:
-    """The first norm after a layer: the next one's, or the output's."""
+class Beginning(NamedTuple):
+    """The norm of the stream that a block begins with, and whether the products after it take few
+    rows of it packed."""
+
+    norm: NormLayer | None = None
+    takes_packed: bool = False
+
+
+def _after_layer(at: LayerStep) -> Beginning:
+    """What follows a layer: the next one's first block, or the output's norm."""
     config, following = at.parts.config, at.index + 1
     if following == config.n_layers:
-        return None if config.recalls else at.norm(config.output_norm)
-    return _first_norm(at, config.layers[following].blocks[0])
+        return Beginning(None if config.recalls else at.norm(config.output_norm))
+    return _beginning(at, config.layers[following].blocks[0])
 
 
-def _first_norm(at: LayerStep, block: Block) -> NormLayer | None:
-    """The norm of the stream that a block begins with; not that of a sum with other streams."""
-    return None if block.recalls else at.norm(block.branches[0].norm)
+def _beginning(at: LayerStep, block: Block) -> Beginning:
+    """Without the norm of a sum with other streams."""
+    first = block.branches[0]
+    norm = None if block.recalls else at.norm(first.norm)
+    if norm is None or not _begins_with_product(block):
+        return Beginning(norm)
+    match first.network:
+        case Dense(gate=gate, up=up):
+            matrices = [at.matrix(of) for of in (gate, up) if of is not None]
+            is_pair = gate is not None
+        case Attention(latent=None):
+            matrices = [matrix for matrix, _ in products_of(at, first.network)]
+            is_pair = False
+        case _:
+            return Beginning(norm)
+    linear = at.after_attention.linear
+    return Beginning(norm, linear.takes_few_normed(matrices, norm, is_pair))
 
 
 def _append_block(
@@ -129,7 +155,7 @@ def _append_block(
     x: Activations,
     start: Slice,
     y: Slice | None,
-    following: NormLayer | None,
+    following: Beginning,
     banked: int,
 ) -> Activations:
     """x += scale * the networks' results, one after the other, or x += norm(their sum)."""
@@ -149,7 +175,8 @@ def _append_block(
     for number, branch in enumerate(block.branches):
         is_last = number + 1 == len(block.branches)
         target = (y if is_last else None) or at.free(x.x, start, total.x)
-        to = Destination(target, residual, following if is_last else None, block.scale)
+        then = following if is_last else Beginning()
+        to = Destination(*(target, residual, then.norm, block.scale), packs_norm=then.takes_packed)
         total = _append_branch(at, branch, x, start, to)
         if not is_last:
             total = at.linear.complete(total)
@@ -181,7 +208,7 @@ def _append_normed_block(
     x: Activations,
     start: Slice,
     y: Slice | None,
-    following: NormLayer | None,
+    following: Beginning,
 ) -> Activations:
     """A block with a norm after it: what the networks make is no part of the stream before."""
     total: Slice | None = None
@@ -197,7 +224,7 @@ def _append_normed_block(
     target = y or at.free(x.x, start, total)
     hidden = at.parts.config.hidden
     return at.linear.defer_norm_after(
-        at.name("post_norm"), hidden, total, norm, x.x, target, following
+        at.name("post_norm"), hidden, total, norm, x.x, target, following.norm
     )
 
 

@@ -32,6 +32,7 @@ from urdir.ptxgen.kernels.linear.choice import LinearRequest, choose_linear
 from urdir.ptxgen.kernels.linear.gemm import Gemm
 from urdir.ptxgen.kernels.linear.packed_parts import HeadPlaces
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
+from urdir.ptxgen.weights.packed_few import Order
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
@@ -63,7 +64,7 @@ class LinearLayers(LinearRequests):
         gain: Slice | None = None,
         then: Continuation | None = None,
         exchange: RankExchange | None = None,
-        packs: bool = False,
+        packs: Order | None = None,
     ) -> bool:
         """y (rows, out) = f(x (rows, in) times the matrix (out, in), plus its bias), for each.
 
@@ -123,12 +124,13 @@ class LinearLayers(LinearRequests):
         fill: bool = False,
         scale: float = 1.0,
         gain: Slice | None = None,
+        packs_norm: bool = False,
     ) -> Activations:
         """y = residual + scale * (x times the matrix, plus its bias); y is another buffer. Returns
         it, perhaps with the ``next_norm`` begun, None where there is none.
 
         ``work["delta"]``, ``work["normed"]``, ``work["scaled"]`` and ``work["summary"]`` may be
-        used. ``fill``: see `CutOptions`; ``gain``: see `Destination`.
+        used. ``fill``: see `CutOptions`; ``gain`` and ``packs_norm``: see `Destination`.
         """
         if self.packs(matrix):
             self._packed.append(label, [(matrix, y)], x, None, residual=residual, scale=scale)
@@ -151,11 +153,14 @@ class LinearLayers(LinearRequests):
             summarises=begins,
             gained=gain is not None,
         )
+        if packs_norm and begins and request.can_pack:
+            request = replace(request, packs="units")
         for at, count, suffix in self._slices():
             kernel = choose_linear(normalising(replace(request, batch=count), x, None))
             begun = {}
             if kernel.summarises and next_norm is not None:
-                made = Activations(y, next_norm, self.work["scaled"], self.work["summary"])
+                buffers = self.work["scaled"], self.work["summary"]
+                made = Activations(y, next_norm, *buffers, scaled_is_packed=bool(kernel.packs))
                 begun = given(
                     next_norm=next_norm.weight, scaled=made.scaled, y_summary=made.summary
                 )
@@ -196,12 +201,12 @@ class LinearLayers(LinearRequests):
             product = [(matrices[0], y)]
             self._packed.append(label, product, x, norm, up=pair, packs=packs, **ends._asdict())
             return Activations(y, packed=y if packs else None)
-        packs = following is not None and self.packs_few(matrices, following)
+        order = None if following is None else self.packs_few(matrices, following)
         if gate is None:
-            self.append(label, [(up, y)], x, norm, activation, packs=packs)
+            self.append(label, [(up, y)], x, norm, activation, packs=order)
         else:
-            self._append_gated(label, gate, up, x, norm, y, activation, packs)
-        return Activations(y, packed=y if packs else None)
+            self._append_gated(label, gate, up, x, norm, y, activation, order)
+        return Activations(y, packed=y if order else None)
 
     def _append_gated(
         self,
@@ -212,7 +217,7 @@ class LinearLayers(LinearRequests):
         norm: NormLayer | None,
         y: Slice,
         activation: Activation,
-        packs: bool,
+        packs: Order | None,
     ) -> None:
         if self.takes_gemm or not alike(gate, up):
             gated, plain = self.work["gate"], self.work["up"]

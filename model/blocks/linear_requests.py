@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING
 
 from urdir.model.blocks.linear_vectors import Ends
 from urdir.model.blocks.stream_norms import StreamNorms
+from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.linear.choice import Limits, LinearRequest, takes_gemm
 from urdir.ptxgen.kernels.linear.gate import Gate
 from urdir.ptxgen.kernels.linear.packed_choice import packs
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
+from urdir.ptxgen.weights.halves import Halves
+from urdir.ptxgen.weights.packed_few import Order
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
@@ -81,16 +84,25 @@ class LinearRequests(StreamNorms):
         formats = tuple(matrix.format for matrix in matrices)
         return self.takes_gemm and packs(self.limits, formats)
 
-    def packs_few(self, matrices: Sequence[Matrix], following: Matrix) -> bool:
-        """Whether few rows' product with a matrix, or a gated pair, is left packed for the product
-        with the next one."""
+    def packs_few(self, matrices: Sequence[Matrix], following: Matrix) -> Order | None:
+        """In which order few rows' product with a matrix, or a gated pair, is left packed for the
+        product with the next one; None: it is not."""
         made = self.request(matrices[0], ends=Ends())
         whole = alike(matrices[0], matrices[-1]) and made.can_pack
-        return whole and self.takes_few_packed(following)
+        fits = whole and self.takes_few_packed(following)
+        return Halves(following.format).order if fits else None
 
     def takes_few_packed(self, matrix: Matrix) -> bool:
         """Whether the product of few rows with the matrix takes packed activations."""
         return not self.takes_gemm and self.request(matrix, ends=Ends()).takes_packed
+
+    def takes_few_normed(self, matrices: Sequence[Matrix], norm: NormLayer, pair: bool) -> bool:
+        """Whether the product of few rows, after the norm, takes them packed if that has begun.
+        ``pair``: of two matrices, as one gated product."""
+        if not norm.is_scaled_rms or (pair and not alike(*matrices)) or self.takes_gemm:
+            return False
+        request = self.request(*matrices[: 1 if pair else None], ends=Ends())
+        return replace(request, norm=norm.norm, gated=pair).takes_packed
 
     def takes_few_heads(self, matrix: Matrix) -> bool:
         """Whether attention leaves few rows packed for the product with the matrix."""

@@ -61,7 +61,10 @@ def normalising(request: LinearRequest, x: Activations, norm: NormLayer | None) 
         request = replace(request, after=due.after, stream_scaled=due.scale is not None)
     if norm is None:
         return replace(request, packed=x.packed is not None)
-    return replace(request, norm=norm.norm, summarised=x.has_begun(norm))
+    begun = replace(request, norm=norm.norm, summarised=True, packed=x.scaled_is_packed)
+    if x.has_begun(norm) and (begun.takes_packed or not begun.packed):
+        return begun
+    return replace(request, norm=norm.norm)
 
 
 def vectors(

@@ -68,7 +68,8 @@ class StepParts(LayerParts):
 @dataclass(frozen=True, slots=True)
 class Destination:
     """Where the last product of a network goes: y = residual + scale * product, or the product
-    alone; then the norm that follows may be begun. ``y`` is no buffer that the launch reads. Where
+    alone; then the norm that follows may be begun, packed where the products after it take few rows
+    so (``packs_norm``). ``y`` is no buffer that the launch reads. Where
     there is a ``gain`` (1,), the product is multiplied with sigmoid(gain), too: for products of
     which `LinearLayers.gains`."""
 
@@ -77,6 +78,7 @@ class Destination:
     next_norm: NormLayer | None
     scale: float = 1.0
     gain: Slice | None = None
+    packs_norm: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +190,7 @@ class LayerStep:
             fill=fill,
             scale=to.scale,
             gain=to.gain,
+            packs_norm=to.packs_norm,
         )
 
     def _finish_together(

@@ -12,7 +12,8 @@ from urdir.ptxgen.kernels.attention.choice import decode_attention, length_bucke
 from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
-from urdir.ptxgen.kernels.attention.own_token import OwnToken
+from urdir.ptxgen.kernels.attention.latent_decode import LatentDecode
+from urdir.ptxgen.kernels.attention.own_token import QK_NORM, OwnToken
 from urdir.ptxgen.kernels.attention.scores import Scores
 from urdir.ptxgen.kernels.rotation import Rotation
 
@@ -132,13 +133,12 @@ LATENT = KvLayout(1, 1, 131072, 576, "f16", value_dim=512, values_in_keys=True)
         (64, 1, 512, "f16", "sm_90a", 2, 4, 0),  # clusters of a head would follow each other
         (64, 1, 256, "f16", "sm_90a", 1, 0, 0),
         (16, 1, 8192, "f16", "sm_90a", 2, 1, 0),
-        (16, 1, 16384, "f16", "sm_90a", 4, 2, 192 << 10),
-        (16, 1, 131072, "bf16", "sm_100a", 4, 2, 192 << 10),
-        (16, 1, 16384, "f16", "sm_120", 2, 1, 0),  # an SM has less shared memory
+        (16, 1, 16384, "f16", "sm_90a", 2, 1, 0),
+        (16, 1, 131072, "bf16", "sm_100a", 2, 1, 0),
         (16, 1, 8192, "q8_0", "sm_90a", 1, 1, 0),
         (16, 1, 8192, "f16", "sm_89", 1, 1, 0),  # lanes, which have no registers for two heads
         (16, 8, 512, "f16", "sm_90a", 1, 0, 0),
-        (16, 8, 8192, "f16", "sm_90a", 4, 2, 192 << 10),
+        (16, 8, 8192, "f16", "sm_90a", 2, 1, 0),
         (16, 8, 512, "f16", "sm_89", 1, 0, 0),
     ],
 )
@@ -161,16 +161,55 @@ def test_wide_heads(
         assert spec.launch_shape.grid[0] * spec.launch_shape.grid[1] <= 2 * 132
 
 
+#: What a step's rows bring along of it.
+LATENT_TOKEN = OwnToken(Rotation(64, "interleaved"), latent_norm=QK_NORM)
+
+
+@pytest.mark.parametrize(
+    ("heads", "rows", "max_keys", "dtype", "each", "cluster", "ctas"),
+    [
+        (16, 1, 256, "f16", 8, 8, 8),
+        (16, 1, 8192, "bf16", 8, 8, 8),
+        (16, 1, 16384, "f16", 16, 8, 16),
+        (32, 1, 512, "f16", 8, 8, 4),
+        (40, 1, 16384, "f16", 8, 8, 3),  # no multiple of 16
+        (128, 1, 512, "f16", 16, 8, 2),
+        (16, 8, 512, "f16", 16, 8, 16),
+        (16, 16, 131072, "f16", 16, 8, 16),
+        (16, 17, 131072, "f16", 16, 4, 33),  # more than clusters of eight
+        (128, 64, 131072, "f16", 16, 4, 4),
+    ],
+)
+def test_latent_heads_on_wgmma(
+    heads: int, rows: int, max_keys: int, dtype: Any, each: int, cluster: int, ctas: int
+) -> None:
+    layout = dataclasses.replace(LATENT, sequences=rows, dtype=dtype)
+    fields: dict[str, Any] = {"rows": rows, "token": LATENT_TOKEN}
+    spec = decode_attention(heads, layout, max_keys, 132, target="sm_90a", **fields)
+    assert isinstance(spec, LatentDecode)
+    assert (spec.tile, spec.cluster, spec.ctas) == (each, cluster, ctas)
+    for target in ("", "sm_100a"):
+        other = decode_attention(heads, layout, max_keys, 132, target=target, **fields)
+        assert not isinstance(other, LatentDecode)
+
+
 @pytest.mark.parametrize("rows", range(1, 17))
 @pytest.mark.parametrize("max_len", [600, 8192, 131072])
-@pytest.mark.parametrize(("heads", "of"), [(32, KvLayout(1, 8, 600, 128, "f16")), (16, LATENT)])
-def test_clusters_leave_no_more_chunks(rows: int, max_len: int, heads: int, of: KvLayout) -> None:
+@pytest.mark.parametrize(
+    ("heads", "of", "token"),
+    [
+        (32, KvLayout(1, 8, 600, 128, "f16"), None),
+        (16, LATENT, LATENT_TOKEN),
+        (128, LATENT, LATENT_TOKEN),
+    ],
+)
+def test_clusters_leave_no_more_chunks(
+    rows: int, max_len: int, heads: int, of: KvLayout, token: OwnToken | None
+) -> None:
     """The workspace is made for those without."""
     layout = dataclasses.replace(of, sequences=rows, max_len=max_len)
-    near, apart = (
-        decode_attention(heads, layout, max_len, 132, rows=rows, target=target)
-        for target in ("sm_90a", "")
-    )
+    near = decode_attention(heads, layout, max_len, 132, rows=rows, token=token, target="sm_90a")
+    apart = decode_attention(heads, layout, max_len, 132, rows=rows)
     assert isinstance(near, FlashDecode)
     assert isinstance(apart, FlashDecode)
     assert near.chunks <= apart.chunks

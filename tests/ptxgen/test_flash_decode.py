@@ -21,7 +21,6 @@ from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.scores import Scores
-from urdir.ptxgen.target import Target
 from urdir.ptxgen.tools.assemble import assemble
 
 Inputs = dict[str, Any]
@@ -282,30 +281,6 @@ def test_nothing_that_was_never_written_is_read(target: str, dtype: Any) -> None
         stream.synchronize()
         out = args["out"].download(np.float32, (2, 4, 64))
     assert_close(spec, out, spec.attend(inputs))
-
-
-@pytest.mark.parametrize(
-    ("head_dim", "value_dim", "ring", "keeps_keys"),
-    [
-        (576, 512, 176 << 10, True),  # 11 stages, ten of a tile
-        (576, 512, 192 << 10, True),
-        (576, 512, 112 << 10, False),  # too few for a tile
-        (192, 128, 80 << 10, True),
-        (224, 128, 80 << 10, False),  # values begin within a block of keys
-        (192, 64, 80 << 10, False),  # rows of values would be shorter
-    ],
-)
-@pytest.mark.parametrize("page_len", [0, 64])
-def test_values_are_read_where_their_keys_are(
-    device: Device, head_dim: int, value_dim: int, ring: int, keeps_keys: bool, page_len: int
-) -> None:
-    """Of a ring with room for all keys of a tile, which has each stage at several places."""
-    pages = (page_len, 9) if page_len else ()
-    layout = KvLayout(1, 1, 512, head_dim, "f16", *pages, value_dim=value_dim, values_in_keys=True)
-    spec = FlashDecode(4, layout, ctas=1, least=16, ring=ring)
-    assert spec.cta(Target.parse("sm_90")).keeps_keys == keeps_keys
-    inputs = spec.inputs_at(np.random.default_rng(ring), [411], [0])
-    compare(spec, run_kernel(device, spec, inputs), spec.reference(**inputs))
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import get_args
 
 import numpy as np
 import pytest
 
+from urdir.driver.compare import compare
 from urdir.driver.device import Device
 from urdir.driver.harness import check_kernel, run_kernel
 from urdir.model.verify.kernel_suite import skip_where_missing
@@ -16,7 +18,7 @@ from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.weights.formats import FORMATS, Format
 from urdir.ptxgen.weights.packed import GROUP
-from urdir.ptxgen.weights.packed_few import pack_few, unpack_few
+from urdir.ptxgen.weights.packed_few import Order, pack_few, unpack_few
 
 RMS = Norm("rms", 1e-5)
 
@@ -54,12 +56,14 @@ def test_impossible_specs_are_refused() -> None:
         GemmSmall(Q8_0, 32, 64, summarised=True)
     with pytest.raises(PtxgenError, match="what has a residual"):
         GemmSmall(Q8_0, 32, 64, summarises=True, gated=True)
-    with pytest.raises(PtxgenError, match="one matrix and no norm"):
+    with pytest.raises(PtxgenError, match="a norm only if it has begun"):
         GemmSmall(Q4_K, 32, 256, packed=True, norm=RMS)
-    with pytest.raises(PtxgenError, match="one matrix and no norm"):
-        GemmSmall(Q4_K, 32, 256, packed=True, gated=True)
+    with pytest.raises(PtxgenError, match="no gated Q6_K of packed"):
+        GemmSmall(Q6_K, 32, 256, packed=True, gated=True)
+    with pytest.raises(PtxgenError, match="multiples of 256 rows of one product"):
+        GemmSmall(Q4_K, 256, 256, packs="units", residual=True)
     with pytest.raises(PtxgenError, match="multiples of 256 rows"):
-        GemmSmall(Q4_K, 320, 256, packs=True)
+        GemmSmall(Q4_K, 320, 256, packs="units")
     with pytest.raises(PtxgenError, match="a summary of 40 rows"):
         GemmSmall(Q8_0, 40, 64, summarises=True, residual=True)
 
@@ -187,6 +191,7 @@ def test_every_cut_gives_the_same_bits(
         GemmSmall(Q4_K, 39, 1280, bias=True, batch=5, packed=True),
         GemmSmall(Q6_K, 32, 1536, residual=True, batch=3, packed=True, split=4, groups=1),
         GemmSmall(FORMATS["MXFP4"], 22, 608, batch=8, packed=True),
+        GemmSmall(Q4_K, 23, 1024, batch=6, packed=True, norm=RMS, summarised=True, split=2),
     ],
     ids=str,
 )
@@ -196,10 +201,10 @@ def test_packed_vectors_get_the_same_bits_whatever_the_others_are(
     """The others are NaN, also those beyond the batch."""
     rng = np.random.default_rng(5)
     x = rng.standard_normal((GROUP, spec.cols))
-    inputs = {**spec.make_inputs(rng), "x": pack_few(x)}
+    inputs = {**spec.make_inputs(rng), "x": pack_few(x, spec.order)}
     y, own = run_kernel(device, spec, inputs)["y"], spec.batch - 1
     x[np.arange(GROUP) != own] = np.nan
-    alone = run_kernel(device, spec, {**inputs, "x": pack_few(x)})["y"]
+    alone = run_kernel(device, spec, {**inputs, "x": pack_few(x, spec.order)})["y"]
     np.testing.assert_array_equal(alone[own], y[own])
     assert np.isnan(alone[:own]).all()
 
@@ -207,34 +212,50 @@ def test_packed_vectors_get_the_same_bits_whatever_the_others_are(
 @pytest.mark.parametrize(
     "spec",
     [
-        GemmSmall(Q4_K, 256, 512, batch=8, gated=True, norm=RMS, packs=True),
-        GemmSmall(Q8_0, 512, 96, batch=3, packs=True, tiles_each=5),
+        GemmSmall(Q4_K, 256, 512, batch=8, gated=True, norm=RMS, packs="lanes"),
+        GemmSmall(Q8_0, 512, 96, batch=3, packs="units", tiles_each=5),
+        GemmSmall(Q4_K, 256, 512, batch=5, residual=True, summarises=True, packs="units"),
     ],
     ids=str,
 )
 def test_what_is_packed_are_the_sums_rounded_once(device: Device, spec: GemmSmall) -> None:
+    """Or these times the weights of the norm that follows."""
+    name = "scaled" if spec.summarises else "y"
     inputs = spec.make_inputs(np.random.default_rng(6))
-    packed = run_kernel(device, spec, inputs)["y"]
+    packed = run_kernel(device, spec, inputs)[name]
     whole = dataclasses.replace(spec, packs=False)
-    y = run_kernel(device, whole, {k: v for k, v in inputs.items() if k != "y"})["y"]
-    expected = unpack_few(inputs["y"], GROUP, spec.rows)
-    expected[: spec.batch] = y
-    np.testing.assert_array_equal(packed, pack_few(expected))
+    made = run_kernel(device, whole, {k: v for k, v in inputs.items() if k != name})[name]
+    assert spec.packs is not None
+    expected = unpack_few(inputs[name], GROUP, spec.rows, spec.packs)
+    expected[: spec.batch] = made
+    np.testing.assert_array_equal(packed, pack_few(expected, spec.packs))
+
+
+@pytest.mark.parametrize("fmt", [Q4_K, Q6_K], ids=lambda f: f.name)
+@pytest.mark.parametrize("size", [1e-3, 1e9], ids=["small", "beyond what is packed"])
+def test_packed_vectors_of_any_size_are_multiplied(
+    device: Device, fmt: Format, size: float
+) -> None:
+    """The largest values have one sign, so that sums of whole units are as large as any."""
+    spec = GemmSmall(fmt, 16, 512, batch=8, packed=True)
+    inputs = spec.make_inputs(np.random.default_rng(7))
+    x = size * np.abs(np.random.default_rng(8).standard_normal((GROUP, spec.cols)))
+    inputs["x"] = pack_few(x, spec.order)
+    compare(spec, run_kernel(device, spec, inputs), spec.reference(**inputs))
 
 
 def test_a_lane_s_packed_values_lie_together() -> None:
-    """Column 32u + 4j + b, lane u % 4: bits of its place, in halves."""
+    """Column 32u + 8p + 4e + b, by units of lane p, else of lane u % 4: its place, in halves."""
     x = np.arange(1.0, 3 * 512 + 1).reshape(3, 512)
-    few = pack_few(x).ravel()
-    for vector, column in ((0, 0), (2, 37), (1, 254), (2, 511), (0, 256 + 96 + 22)):
-        block, (u, rest) = column // 256, divmod(column % 256, 32)
-        j, b = divmod(rest, 4)
-        piece, lane = 4 * (u // 4) + j // 2, u % 4
-        at = (
-            2048 * block + 256 * piece + 32 * vector + 8 * lane + 4 * (j % 2) + 2 * (b % 2) + b // 2
-        )
-        assert few[at] * 16 == x[vector, column]
-    np.testing.assert_array_equal(unpack_few(pack_few(x), 3, 512), x)
+    for order in get_args(Order):
+        few = pack_few(x, order).ravel()
+        for vector, column in ((0, 0), (2, 37), (1, 254), (2, 511), (0, 256 + 96 + 22)):
+            (unit, pair), (e, b) = divmod(column // 8, 4), divmod(column % 8, 4)
+            if order == "lanes":
+                unit, pair = unit // 4 * 4 + pair, unit % 4
+            at = 256 * unit + 32 * vector + 8 * pair + 4 * e + 2 * (b % 2) + b // 2
+            assert few[at] * 16 ** (1 + e) == x[vector, column]
+        np.testing.assert_array_equal(unpack_few(pack_few(x, order), 3, 512, order), x)
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from urdir.ptxgen.kernels.attention.chunk_cut import CHUNK_UNIT
 from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
+from urdir.ptxgen.kernels.attention.latent_decode import LatentDecode
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
 from urdir.ptxgen.kernels.attention.prefill_attention import PrefillAttention
 from urdir.ptxgen.kernels.attention.prefill_block import PrefillBlock
@@ -43,11 +44,23 @@ ONE_RING_NBYTES, QUANTS_RING_NBYTES, NARROW = 85 << 10, 68 << 10, 128
 #: 32 rows of 4,128 keys take 123 us in a chunk each, 134 in three, 136 in five; of q8_0 74 and 86.
 LEAST_KEYS, MOST_KEYS = 64, 2048
 #: Heads of more values are wide, and shared memory for their keys on the way, which is all of an
-#: SM's: latent vectors stay there until they are read as values. A step of DeepSeek-V2-Lite takes
-#: 1.418 ms with it at 16,000 keys, without 1.850; 1.187 and 1.163 at 4,000; of 8 rows there 2.291
-#: and 3.195. Few keys of one row are less work for lanes, in a cluster for each head: of four CTAs
-#: 0.880 ms at 160 keys, of eight 0.894, without 1.054; 1.005, 0.960 and 1.006 at 440.
+#: SM's. Few keys of one row are less work for lanes, in a cluster for each head: a step of
+#: DeepSeek-V2-Lite took 0.880 ms so in clusters of four at 160 keys, of eight 0.894, without 1.054;
+#: 1.005, 0.960 and 1.006 at 440.
 WIDE, WIDE_RING_NBYTES = 256, 192 << 10
+#: Heads of one row up to which CTAs of `LatentDecode` have eight heads, not 16, while keys are few.
+#: Measured on an H200, a step of DeepSeek-V2-Lite (16 heads) in milliseconds, by heads of a CTA,
+#: CTAs of a cluster and of an SM:
+#:
+#:     rows                  1                          8      32
+#:     keys                160  1,000  4,000  16,000  4,000  4,000
+#:     8, 8, 1           0.881  0.942  1.015
+#:     8, 8, 2                                 1.305   2.21
+#:     8, 4, 2                                                4.57
+#:     16, 8, 1                 0.987  1.028   1.229   2.00
+#:     16, 4, 1                                1.362   2.03   3.91
+#:     16, 8, 2                                1.394   2.11   3.98
+FEW_HEADS = 32
 #: For each so many rows chunks may be longer: then what they leave does not grow.
 MANY_ROWS = 32
 
@@ -135,6 +148,8 @@ def decode_attention(
     """
     incremental = IncrementalAttention(heads, layout, rows, scores, token)
     incremental = replace(incremental, packs=packs and incremental.can_pack)
+    if target and (latent := _latent(incremental, max_keys, sm_count, target)) is not None:
+        return latent
     if incremental.value_dim > WIDE and target:
         if Target.parse(target).sm < incremental.tensor_cores_since:
             incremental = replace(incremental, most_heads=1)
@@ -197,11 +212,31 @@ def _wide(
         if keys > SINGLE_KEYS and 8 * near.head_tiles <= sm_count:
             near = replace(near, cluster=8)
         return near if near.cluster * near.head_tiles <= sm_count else None
-    is_short = whole.rows == 1 and keys <= FEW_KEYS
+    is_short = (whole.rows == 1 and keys <= FEW_KEYS) or whole.layout.values_in_keys
     if is_short or not (split.suits_tensor_cores and _has_much_memory(target)):
         return split
     near = replace(split, cluster=2, ring=WIDE_RING_NBYTES)
     return replace(near, ctas=max(1, sm_count // (2 * near.head_tiles)))
+
+
+def _latent(
+    whole: IncrementalAttention, max_keys: int, sm_count: int, target: str
+) -> LatentDecode | None:
+    """The same of a latent vector on wgmma, a CTA an SM; None where there is no such kernel."""
+    if not LatentDecode.serves(whole.heads, whole.layout, whole.scores, whole.token):
+        return None
+    is_short = whole.rows == 1 and max_keys <= FEW_KEYS and whole.heads <= FEW_HEADS
+    each = 8 if is_short or whole.heads % 16 else 16
+    tiles = whole.heads // each
+    cluster = 8 if 8 * tiles * whole.rows <= sm_count else 4
+    spec = LatentDecode(
+        *(whole.heads, whole.layout, whole.rows, whole.scores, whole.token, each, whole.packs),
+        ctas=max(1, sm_count // (cluster * tiles)),
+        least=LEAST_KEYS,
+        most=0 if whole.rows == 1 else MOST_KEYS,
+        cluster=cluster,
+    )
+    return spec if spec.target_on(target) else None
 
 
 def _has_much_memory(target: str) -> bool:

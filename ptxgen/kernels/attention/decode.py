@@ -14,7 +14,7 @@ from urdir.ptxgen.spec import Access, Array, Param, ceil_div
 from urdir.ptxgen.target import Target
 from urdir.ptxgen.weights.layout import TILE_COLS
 from urdir.ptxgen.weights.packed import GROUP
-from urdir.ptxgen.weights.packed_few import few_shape, pack_few, with_few
+from urdir.ptxgen.weights.packed_few import Order, few_shape, pack_few, with_few
 
 WARPS = 8
 #: Query heads that share one read of K and V. Eight take more registers than two CTAs an SM have.
@@ -39,24 +39,26 @@ class DecodeAttention(RowsWithTokens):
     8-bit integers times scales, and weights times scales of values a 16-bit float, which is finite
     with values up to 16,000. Scaled queries of an f16 cache become infinite from 65,536 on, and an
     infinity in a key makes NaN. Elsewhere a lane group owns a key, a lane eight of its dims (two
-    or three times eight beyond 256 dims). Where values are the end of keys, they are read once: of
-    lanes always, of tensor cores if a ring has room.
+    or three times eight beyond 256 dims), and reads values that are the end of keys once.
 
     With ``packs`` the output is what the next product takes: rows of heads * value_dim values as
-    packed f16 (`weights.packed`), or up to eight rows as few packed vectors (`weights.packed_few`),
-    of which those beyond the rows stay as they were; see `can_pack`.
+    packed f16 (`weights.packed`), or up to eight rows as few packed vectors in that ``order``
+    (`weights.packed_few`), of which those beyond the rows stay as they were; see `can_pack`.
     """
 
     most_heads: int = MAX_TILE
     packs: bool = False
+    order: Order = "units"
 
+    #: How many heads a CTA may have at most.
+    heads_of_cta: ClassVar[tuple[int, ...]] = (1, 2, MAX_TILE)
     #: Whether a CTA takes a chunk of a row's keys, which may be without the row's own token.
     splits_keys: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.most_heads not in (1, 2, MAX_TILE):
-            raise PtxgenError(f"most_heads {self.most_heads}: 1, 2 or {MAX_TILE}")
+        if self.most_heads not in self.heads_of_cta:
+            raise PtxgenError(f"most_heads {self.most_heads}: one of {self.heads_of_cta}")
         if self.packs and not self.can_pack:
             raise PtxgenError(
                 f"attention packs up to {GROUP} rows, or groups of as many, each of a multiple of "
@@ -84,13 +86,14 @@ class DecodeAttention(RowsWithTokens):
         inputs = super().make_inputs(rng)
         if self.packs_few:
             before = rng.standard_normal((GROUP, self.heads * self.value_dim))
-            inputs["out"] = pack_few(before)
+            inputs["out"] = pack_few(before, self.order)
         return inputs
 
     def finished(self, inputs: dict[str, Array]) -> Array:
         if not self.packs_few:
             return super().finished(inputs)
-        return with_few(inputs["out"], self.attend(inputs).reshape(self.rows, -1))
+        heads = self.attend(inputs).reshape(self.rows, -1)
+        return with_few(inputs["out"], heads, self.order)
 
     @property
     def lanes(self) -> int:

@@ -25,8 +25,8 @@ class DecodeCta:
     one for each step of the loop over the keys; after the loop the warps' sums take its place. A
     q8_0 scale is copied with its neighbour in an aligned word, which must be of the same slot.
     On ``tensor_cores`` a stage is half a slab, 128 dims of the keys or values of a step
-    (_attention_mma.j2). Where it ``keeps_keys``, values are read where their keys are, which stay
-    until then. Sizes and offsets (``..._at``) are in bytes.
+    (_attention_mma.j2). Lanes read values that end keys where these are (``keeps_keys``). Sizes
+    and offsets (``..._at``) are in bytes.
     """
 
     def __init__(self, spec: Divided, target: Target) -> None:
@@ -46,7 +46,7 @@ class DecodeCta:
         # bytes of a thread's load
         self.thread_bytes = 8 if self.quantised else 16
         self.tensor_cores = spec.suits_tensor_cores and target.sm >= spec.tensor_cores_since
-        self.asynchronous = False
+        self.asynchronous = self.keeps_keys = False
         if self.tensor_cores:
             self._divide_among_fragments()
         else:
@@ -181,13 +181,6 @@ class DecodeCta:
         self.stages = min(MAX_STAGES, MAX_STATIC_SHARED // self.stage_bytes)
         if self.spec.ring_nbytes:
             self.stages = self.spec.ring_nbytes // self.stage_bytes
-        of_keys = [stage for stage in self.order if stage[0] == "k"]
-        in_blocks = self.layout.values_in_keys and self.layout.value_start % 64 == 0
-        is_alike = self.row_bytes["k"] == self.row_bytes["v"] and self.value_dim % 64 == 0
-        fits = self.stages > len(of_keys) and is_alike
-        self.keeps_keys = in_blocks and fits and not self.quantised
-        if self.keeps_keys:
-            self.order = of_keys
 
     def _bytes_of(self, name: str) -> int:
         """A key or value in the cache, without q8_0's scales."""
@@ -221,12 +214,6 @@ class DecodeCta:
     def blocks(self, slab: int) -> range:
         """The blocks of a slab of "v"."""
         return range(2 * slab, min(2 * slab + 2, self.block_count))
-
-    def blocks_of_keys(self, slab: int) -> list[tuple[int, int]]:
-        """The blocks of values in a slab of "k", each with the number of its 64 dims there."""
-        first = self.layout.value_start // 64
-        at = ((2 * slab + part - first, part) for part in range(2))
-        return [(block, part) for block, part in at if 0 <= block < self.block_count]
 
     def ragged(self, name: str) -> int:
         """How many eights of dims the last strip of "k" or block of "v" has; 0 where it has all."""

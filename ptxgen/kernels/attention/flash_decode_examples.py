@@ -149,7 +149,6 @@ def examples_with_a_token(cls: Callable[..., S]) -> dict[str, S]:
             cluster=2,
             least=16,
             most=32,
-            ring=176 << 10,
         ),
         "rope": cls(4, KvLayout(1, 1, 200, 128, "f16"), token=whole, ctas=4, least=16, most=64),
         "rope cluster": cls(

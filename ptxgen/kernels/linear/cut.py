@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from urdir.ptxgen.kernels.linear.spec import SHARED_NBYTES, SMS, Part, side_by_side
@@ -211,12 +211,13 @@ def cut_launch(
     tiles: Sequence[int],
     pair: int,
     even: bool,
-    as_halves: bool = False,
+    tile_of: Callable[[Layout], Tile] = Tile,
 ) -> Cut:
     """The cut of a launch; ``tiles``: how many tiles of each matrix a CTA should take.
 
     ``pair``: matrices whose tiles are taken in turn (two if gated). ``even``: only as many warps as
-    have about the same share of the columns, else as many as possible. ``as_halves``: see `Tile`.
+    have about the same share of the columns, else as many as possible. ``tile_of``: the tiles of a
+    layout.
     The cut may exceed the options' limits; the spec then refuses it.
     """
     most_warps = footprint.most_warps(options.shared)
@@ -225,7 +226,7 @@ def cut_launch(
     warps = columns.warps * row_warps
     partials = footprint.most_partials(options.shared, warps)
     most_tiles = partials // (footprint.sums * columns.warps * pair)
-    rows = _cut_rows(options, layouts, tiles, row_warps, most_tiles, as_halves)
+    rows = _cut_rows(options, layouts, tiles, row_warps, most_tiles, tile_of)
 
     sums = columns.warps * pair * rows.pass_tiles * footprint.sums
     sizes = (footprint.activations_of(warps), footprint.squares_of(warps), sums)
@@ -258,7 +259,7 @@ def _cut_rows(
     tiles: Sequence[int],
     warps: int,
     most_tiles: int,
-    as_halves: bool,
+    tile_of: Callable[[Layout], Tile],
 ) -> RowCut:
     """``most_tiles``: tiles of a pass whose sums have room."""
     most = max(1, min(options.per_pass or most_tiles, most_tiles) // warps)
@@ -273,7 +274,7 @@ def _cut_rows(
             p.layout,
             p.first_cta,
             p.ctas,
-            tile=Tile(p.layout, as_halves),
+            tile=tile_of(p.layout),
             pass_tiles=warps * n,
             warp_tiles=n,
         )

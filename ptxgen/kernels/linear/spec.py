@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from urdir.ptxgen.ptx.architecture import ARCHITECTURES
 from urdir.ptxgen.spec import Access, Array, Param, ceil_div
 from urdir.ptxgen.weights.formats import Format, random_blocks
 from urdir.ptxgen.weights.layout import Layout
+from urdir.ptxgen.weights.packed_few import Order
 
 #: Activation vectors of one launch at most: the columns of an ``mma`` tile.
 MAX_BATCH = 8
@@ -102,7 +103,7 @@ class LinearSpec(Ends):
     summarised = False
     summarises = False
     packed = False
-    packs = False
+    packs = cast("Order | None", None)
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.cols < 1:

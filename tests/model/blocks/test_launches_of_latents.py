@@ -12,7 +12,7 @@ from urdir.model.families.synthetic import SyntheticModel
 from urdir.model.measure.paper_device import paper_device
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
-from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
+from urdir.ptxgen.kernels.attention.latent_decode import LatentDecode
 
 #: Of a layer, in every step; and what puts the parts of heads together.
 ALWAYS = {"attn_kv_a", "attn_k_b", "attention", "attn_v_b", "attn_output"}
@@ -34,12 +34,12 @@ def test_attention_puts_heads_together_where_all_rows_are_decoded() -> None:
         Weights(model, config, device) as weights,
         Session(device, weights, SessionSettings(16384, sequences=2)) as session,
     ):
-        for rows, keys, tile in ((1, 256, 1), (2, 16384, 4)):
+        for rows, keys, tile in ((1, 256, 8), (2, 16384, 16)):
             found = attention_launches(session, StepShape(rows, keys, Output.GREEDY))
             assert found.keys() == ALWAYS
             kernel = found["attention"].kernel
             assert kernel.tile == tile
-            assert isinstance(kernel, FlashDecode)
+            assert isinstance(kernel, LatentDecode)
             assert "latent" in {param.name for param in kernel.params}
         few = attention_launches(session, session.shapes.prompt(1, 8)[0])
         assert few.keys() >= ALWAYS | TOGETHER

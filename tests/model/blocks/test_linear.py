@@ -201,19 +201,26 @@ def test_rows_of_several_blocks_are_shared_by_pairs_of_ctas(engine: Engine) -> N
 def test_activations_of_networks_are_packed_from_four_rows_on_and_heads_from_five(
     engine: Engine, rows: int
 ) -> None:
-    packed, heads = rows >= 4, rows >= 5
+    """And norms that a product begins, from five rows on; but not the output's, whose product takes
+    no packed ones."""
+    layers = engine.config.n_layers
+    packed = {f"blk.{i}.ffn_down" for i in range(layers) if rows >= 4}
+    packs = {f"blk.{i}.ffn_gate_up" for i in range(layers) if rows >= 4}
+    if rows >= 5:
+        packs |= {f"blk.{i}.attn_output" for i in range(layers)}
+        packs |= {f"blk.{i}.ffn_down" for i in range(layers - 1)}
+        packed |= {f"blk.{i}.{of}" for i in range(layers) for of in ("attn_output", "ffn_gate_up")}
+        packed |= {f"blk.{i}.attn_qkv" for i in range(1, layers)}
     settings = SessionSettings(KEYS, sequences=rows)
     with Session(engine.device, engine.weights, settings) as session:
         plan = build_plan(session.parts, StepShape(rows, KEYS, Output.GREEDY))
-    for launch in (op for op in plan if isinstance(op, Launch)):
-        kernel, label = launch.kernel, launch.label
-        if isinstance(kernel, LinearSpec):
-            assert kernel.packs == (packed and label.endswith("ffn_gate_up"))
-            of_network, of_heads = label.endswith("ffn_down"), label.endswith("attn_output")
-            assert kernel.packed == ((packed and of_network) or (heads and of_heads))
-        elif label.endswith("attention"):
-            assert isinstance(kernel, DecodeAttention)
-            assert kernel.packs == heads
+    launches = [op for op in plan if isinstance(op, Launch)]
+    linear = [op for op in launches if isinstance(op.kernel, LinearSpec)]
+    assert {op.label for op in linear if op.kernel.packs} == packs
+    assert {op.label for op in linear if op.kernel.packed} == packed
+    for op in launches:
+        if isinstance(op.kernel, DecodeAttention):
+            assert op.kernel.packs == (rows >= 5)
 
 
 def test_a_prompt_step_takes_packed_activations(engine: Engine) -> None:

@@ -144,3 +144,19 @@ def test_shapes_are_few(device: Device, weights: Weights) -> None:
             for decode, outputs in ((0, 16), (16, 16), (16, 48), (48, 48))
             for prompt in (128, 192)
         }
+
+
+@pytest.mark.slow
+def test_rows_of_packed_norms_are_what_they_are_alone(device: Device) -> None:
+    """Five sequences of Q4_K: norms that products begin are packed."""
+    path = Path(__file__).parents[2] / "data" / "golden" / "nano-llama-q4_k.gguf"
+    with Gguf(path) as gguf, Weights.load(gguf, Config.from_gguf(gguf), device) as weights:
+        with Session(device, weights, SessionSettings(CONTEXT, sequences=5)) as session:
+            for sequence in range(5):
+                session.append([sequence + 5], sequence)
+            session.stepper.launch_batch(Batch(tuple(range(5))), Output.LOGITS)
+            vocab = session.parts.config.vocab_size
+            logits = session.parts.work["logits"].download(np.float32, (5, vocab))
+        for sequence in range(5):
+            wanted = alone(device, weights, [sequence + 5], False, "f16")
+            assert relative_rms(logits[sequence][None], wanted[None]) < ROUNDED

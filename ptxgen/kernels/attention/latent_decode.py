@@ -1,0 +1,138 @@
+"""Decoding of latent attention on Hopper's tensor cores: many heads read a key where it lies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
+from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
+from urdir.ptxgen.kernels.attention.latent_cta import WARPGROUP, LatentCta
+from urdir.ptxgen.kernels.attention.own_token import QK_NORM, OwnToken
+from urdir.ptxgen.kernels.attention.scores import Scores
+from urdir.ptxgen.kernels.rotation import Rotation
+from urdir.ptxgen.spec import LaunchShape
+from urdir.ptxgen.target import Target
+
+#: Dims of a key that may turn, and those that are its value: DeepSeek's.
+ROTATED_DIM, VALUE_DIM = 64, 512
+
+
+@dataclass(frozen=True)
+class LatentDecode(FlashDecode):
+    """Flash decoding in clusters where all heads have a key in common whose end is the value.
+
+    See FlashDecode. A CTA has 8 or 16 heads (``most_heads``), and multiplies 64 keys at once with
+    queries and weights as sums of two 16-bit floats. It reads keys once, from shared memory as
+    keys and as values. CTA n of a cluster merges part n of all heads' values; of several chunks
+    that is done by the CTAs n that are last to leave theirs, which are counted in ``arrived`` at
+    head n of a CTA's. For shapes that it `serves`.
+    """
+
+    most_heads: int = 8
+    cluster: int = 8
+
+    heads_of_cta: ClassVar = (8, 16)
+    name = "latent_decode"
+    template = ("urdir.templates", "latent_decode.ptx.j2")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.heads % self.most_heads or not self.serves(
+            self.heads, self.layout, self.scores, self.token
+        ):
+            raise PtxgenError(
+                f"latent_decode: multiples of {self.most_heads} heads, rows with a latent vector "
+                f"and plain scores, 16-bit caches of keys of {ROTATED_DIM} rotated and {VALUE_DIM} "
+                f"other values: not {self.heads} heads of {self.layout}"
+            )
+        if self.cluster == 1 or self.ring:
+            raise PtxgenError("latent_decode: clusters of 2, 4 or 8 CTAs, without a ring")
+
+    @staticmethod
+    def serves(heads: int, layout: KvLayout, scores: Scores, token: OwnToken | None) -> bool:
+        """Whether the kernel exists for so many heads, a cache, and what happens to scores and
+        tokens."""
+        if token is None or token.latent_norm is None or token.temperature is not None:
+            return False
+        turns = token.rope is None or token.rope.rotary_dim == ROTATED_DIM
+        dims = (layout.value_start, layout.values_per_head)
+        is_plain = Scores(scale=scores.scale) == scores and not layout.capacity
+        return (
+            turns
+            and is_plain
+            and heads % min(LatentDecode.heads_of_cta) == 0
+            and layout.dtype in ("f16", "bf16")
+            and dims == (ROTATED_DIM, VALUE_DIM)
+        )
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return ("sm_90a",)
+
+    @property
+    def tile(self) -> int:
+        return self.most_heads
+
+    @property
+    def suits_tensor_cores(self) -> bool:
+        return True
+
+    @property
+    def reads_once(self) -> bool:
+        return False
+
+    def resident_on(self, target: Target) -> int:
+        return 2
+
+    @property
+    def launch_shape(self) -> LaunchShape:
+        return LaunchShape(
+            grid=(self.head_tiles, self.takers * self.cluster, 1),
+            block=(WARPGROUP, 1, 1),
+            cluster=(1, self.cluster, 1),
+            shared_bytes=LatentCta(self, Target.parse("sm_90a")).nbytes,
+            prefers_shared=True,
+        )
+
+    def cta(self, target: Target) -> LatentCta:  # type: ignore[override]
+        return LatentCta(self, target)
+
+    @classmethod
+    def examples(cls) -> Mapping[str, LatentDecode]:
+        latent = partial(KvLayout, value_dim=VALUE_DIM, values_in_keys=True)
+        turned = OwnToken(Rotation(64, "interleaved", 1.2), latent_norm=QK_NORM)
+        halves = OwnToken(Rotation(64, "half"), latent_norm=QK_NORM)
+        still = OwnToken(latent_norm=QK_NORM)
+        return {
+            "one tile": cls(
+                8, latent(1, 1, 40, 576, "f16"), token=turned, ctas=1, cluster=2, least=16
+            ),
+            "chunks": cls(
+                *(16, latent(2, 1, 320, 576, "f16", 16, 50), 2, Scores(scale=0.1), turned, 16),
+                ctas=4,
+                cluster=2,
+                least=16,
+                most=64,
+            ),
+            "dealt": cls(
+                *(16, latent(3, 1, 420, 576, "f16"), 3),
+                token=still,
+                ctas=1,
+                cluster=4,
+                least=16,
+                most=16,
+            ),
+            "packs": cls(
+                *(16, latent(16, 1, 80, 576, "bf16", 16, 90), 16),
+                token=halves,
+                most_heads=16,
+                packs=True,
+                ctas=16,
+                cluster=2,
+                least=16,
+            ),
+        }

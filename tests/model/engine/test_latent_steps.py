@@ -1,0 +1,78 @@
+"""Decode steps of latent attention as wide as DeepSeek's, which `latent_decode` takes on Hopper."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from urdir.driver.device import Device
+from urdir.driver.operation import Launch
+from urdir.model.engine.batch import Output
+from urdir.model.engine.session import Session
+from urdir.model.families.config import Config
+from urdir.model.families.shapes import Shape
+from urdir.model.memory.session_settings import SessionSettings
+from urdir.model.memory.weights import Weights
+from urdir.model.verify.conformance import relative_rms
+from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
+from urdir.ptxgen.kernels.attention.latent_decode import LatentDecode
+
+SHAPE = Shape(
+    *("deepseek2", 1, 96, 8, 1, 64, 160, 83, False),
+    {
+        "attention.q_lora_rank": 64,
+        "attention.kv_lora_rank": 512,
+        "attention.key_length_mla": 96,
+        "attention.value_length_mla": 64,
+        "rope.dimension_count": 64,
+        "leading_dense_block_count": 1,
+    },
+)
+#: Prompts, then steps of single tokens: one passes the end of a tile of 64 keys.
+PROMPTS, STEPS = (60, 20), 7
+#: Of logits; bf16 rounds what is cached to fewer bits.
+TOLERANCES = {"f16": 2e-3, "bf16": 5e-3}
+
+
+@pytest.mark.slow
+@pytest.mark.full
+@pytest.mark.parametrize(("kv_dtype", "page_len"), [("f16", 0), ("bf16", 16)])
+@pytest.mark.usefixtures("on_hopper")
+def test_steps_of_rows_beside_each_other(
+    kv_dtype: KvDtype,
+    page_len: int,
+    device: Device,
+    random_model: Callable[..., Any],
+    reference_model: Any,
+) -> None:
+    """A long and a short sequence in each step, then one of them alone after tokens were undone."""
+    model = random_model(SHAPE, "Q8_0")
+    config = Config.from_gguf(model)
+    rng = np.random.default_rng(3)
+    tokens = [rng.integers(0, SHAPE.vocab, count + STEPS).tolist() for count in PROMPTS]
+    settings = SessionSettings(256, kv_dtype, sequences=2, chunk=128, page_len=page_len)
+    found = []
+    with (
+        Weights.load(model, config, device) as weights,
+        Session(device, weights, settings) as session,
+    ):
+        for sequence, count in enumerate(PROMPTS):
+            session.feed(tokens[sequence][:count], sequence)
+        for step in range(STEPS):
+            found.append(session.forward_gpu_resident((0, 1)))
+            for sequence, count in enumerate(PROMPTS):
+                session.feed([tokens[sequence][count + step]], sequence)
+        session.truncate(PROMPTS[0] + 2)
+        session.feed([tokens[0][PROMPTS[0] + 2]])
+        plan = session.steps.bound(session.stepper.shape_after(Output.LOGITS, (0,))).plan
+        alone = session.logits_step()
+    for sequence, count in enumerate(PROMPTS):
+        golden = reference_model(model, config).logits(tokens[sequence][:-1])[count - 1 :]
+        made = np.stack([logits[sequence] for logits in found])
+        assert relative_rms(made, golden) <= TOLERANCES[kv_dtype]
+    golden = reference_model(model, config).logits(tokens[0][: PROMPTS[0] + 3])[-1]
+    assert relative_rms(alone, golden) <= TOLERANCES[kv_dtype]
+    assert any(isinstance(op, Launch) and isinstance(op.kernel, LatentDecode) for op in plan)
