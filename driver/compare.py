@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from urdir.driver.errors import DriverError
-from urdir.driver.kernel import Kernel, Param
-from urdir.driver.operation import access_of
+from urdir.driver.kernel import Kernel, Param, access_of
 
 Array = npt.NDArray[Any]
 

@@ -18,6 +18,7 @@ from urdir.driver.compare import MismatchError, written_params
 from urdir.driver.dependencies import Dependencies
 from urdir.driver.errors import DriverError, LaunchError
 from urdir.driver.graph import Graph, RecordedGraph, may_be_programmatic
+from urdir.driver.kernel import access_of
 from urdir.driver.launch import launch
 from urdir.driver.memory import PinnedBuffer
 from urdir.driver.operation import (
@@ -25,7 +26,6 @@ from urdir.driver.operation import (
     Launch,
     Memory,
     Operation,
-    access_of,
     allocation_of,
 )
 from urdir.driver.plan import Plan, StopAfter

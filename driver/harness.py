@@ -12,9 +12,8 @@ import numpy.typing as npt
 
 from urdir.driver.compare import Deviation, MismatchError, compare
 from urdir.driver.guarded import GUARD_BYTES, GuardedBuffer, poison
-from urdir.driver.kernel import Kernel, Param
+from urdir.driver.kernel import Kernel, Param, access_of
 from urdir.driver.launch import launch, pack
-from urdir.driver.operation import access_of
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
@@ -15,6 +16,15 @@ from urdir.ptxgen.ptx.types import TYPE_BYTES
 Dim3 = tuple[int, int, int]
 
 POINTER_BYTES = 8
+
+#: PTX scalar type -> struct format, which also checks type and range (native formats turn large
+#: floats into infinity, those after "<" do not). bf16 is passed as its bits.
+SCALAR_FORMATS: Mapping[str, str] = {
+    **{"u8": "B", "u16": "H", "u32": "I", "u64": "Q"},
+    **{"s8": "b", "s16": "h", "s32": "i", "s64": "q"},
+    **{"b8": "B", "b16": "H", "b32": "I", "b64": "Q"},
+    **{"f16": "e", "f32": "f", "f64": "d", "bf16": "H"},
+}
 
 
 class Param(Protocol):
@@ -136,13 +146,16 @@ class Signature:
     """What all launches of a kernel have in common, worked out once (`signature`).
 
     ``layout`` and ``nbytes`` follow ``params``: place and size in the parameter block, and bytes
-    that a pointer points to (0 for a scalar).
+    that a pointer points to (0 for a scalar). ``block`` packs the values of all into that block.
+    ``pointers`` has the name, bytes and access ("in", "out" or "inout") of each pointer.
     """
 
     params: tuple[Param, ...]
     layout: tuple[tuple[int, int], ...]
     nbytes: tuple[int, ...]
+    block: struct.Struct
     names: frozenset[str]
+    pointers: tuple[tuple[str, int, str], ...]
     shape: LaunchShape
 
 
@@ -170,13 +183,30 @@ class _Identity:
 def _signature(identity: _Identity) -> Signature:
     kernel = identity.kernel
     params = tuple(kernel.params)
+    layout = param_layout(kernel)
     return Signature(
         params,
-        param_layout(kernel),
+        layout,
         tuple(kernel.nbytes(p) if p.is_pointer else 0 for p in params),
+        _block(params, layout),
         frozenset(p.name for p in params),
+        tuple((p.name, kernel.nbytes(p), access_of(p)) for p in params if p.is_pointer),
         kernel.launch_shape,
     )
+
+
+def access_of(param: Param) -> str:
+    """The access of a pointer parameter, "in", "out" or "inout"; "" of a scalar."""
+    return "" if param.access is None else str(param.access.value)
+
+
+def _block(params: Sequence[Param], layout: Sequence[tuple[int, int]]) -> struct.Struct:
+    parts, end = ["<"], 0
+    for param, (offset, size) in zip(params, layout, strict=True):
+        kind = "Q" if param.is_pointer else SCALAR_FORMATS[param.dtype]
+        parts.append(f"{offset - end}x{kind}")
+        end = offset + size
+    return struct.Struct("".join(parts))
 
 
 def param_layout(kernel: Kernel) -> tuple[tuple[int, int], ...]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from urdir.driver.errors import LaunchError, LifetimeError, error_of
-from urdir.driver.kernel import Kernel, Param, Signature, signature
+from urdir.driver.kernel import SCALAR_FORMATS, Kernel, Param, Signature, signature
 from urdir.driver.memory import Buffer, PinnedBuffer, Region
 
 if TYPE_CHECKING:
@@ -19,15 +19,6 @@ Argument = Region | PinnedBuffer | int | float
 
 #: Every pointer argument is aligned to this many bytes: what the kernels' vector loads assume.
 POINTER_ALIGNMENT = 16
-
-# PTX scalar type -> struct format, which also checks type and range (with "<"; native formats turn
-# large floats into infinity). bf16 is passed as its bits.
-_FORMATS: Mapping[str, str] = {
-    **{"u8": "<B", "u16": "<H", "u32": "<I", "u64": "<Q"},
-    **{"s8": "<b", "s16": "<h", "s32": "<i", "s64": "<q"},
-    **{"b8": "<B", "b16": "<H", "b32": "<I", "b64": "<Q"},
-    **{"f16": "<e", "f32": "<f", "f64": "<d", "bf16": "<H"},
-}
 
 
 class PackedArguments:
@@ -105,41 +96,31 @@ class PackedArguments:
                 )
 
 
-def _check_arguments(
-    kernel: Kernel, declared: Signature, args: Mapping[str, Any], label: str
-) -> None:
-    """Raise LaunchError unless ``args`` are what ``kernel`` takes, by parameter name.
+def pack(kernel: Kernel, args: Mapping[str, Any], label: str = "") -> PackedArguments:
+    """The arguments of ``kernel`` by parameter name, checked and packed.
 
     A pointer takes an open `Buffer`, `Slice` or `PinnedBuffer` of at least ``kernel.nbytes(param)``
-    bytes whose address is a multiple of 16; a scalar an int or a float that its type can hold. The
-    message names ``label``, kernel, parameter, and sizes or values.
+    bytes whose address is a multiple of 16; a scalar an int or a float that its type can hold.
+    Raises LaunchError, which names ``label``, kernel, parameter, and sizes or values.
     """
-    where = f"{label}: kernel {kernel.name}" if label else f"kernel {kernel.name}"
-    if args.keys() != declared.names:
-        _refuse_names(declared, args, where)
-    for param, needed in zip(declared.params, declared.nbytes, strict=True):
-        if param.is_pointer:
-            _check_pointer(kernel, param, needed, args[param.name], where)
-        else:
-            _check_scalar(param, args[param.name], where)
-
-
-def pack(kernel: Kernel, args: Mapping[str, Any], label: str = "") -> PackedArguments:
-    """The arguments of ``kernel`` by parameter name, checked (`_check_arguments`) and packed."""
     declared = signature(kernel)
-    layout = declared.layout
-    _check_arguments(kernel, declared, args, label)
-    storage = (ctypes.c_uint8 * max((at + size for at, size in layout), default=0))()
-    base = ctypes.addressof(storage)
+    if args.keys() != declared.names:
+        raise _wrong_names(declared, args, _where(kernel, label))
     regions: dict[str, Region | PinnedBuffer] = {}
-    for param, (offset, _) in zip(declared.params, layout, strict=True):
+    values = []
+    for param, needed in zip(declared.params, declared.nbytes, strict=True):
         value = args[param.name]
         if param.is_pointer:
             regions[param.name] = value
-            struct.pack_into("Q", storage, offset, value.address)
-        else:
-            struct.pack_into(_FORMATS[param.dtype], storage, offset, value)
-    pointers = (ctypes.c_void_p * len(layout))(*(base + offset for offset, _ in layout))
+            value = _address(kernel, param, needed, value, label)
+        values.append(value)
+    try:
+        block = declared.block.pack(*values)
+    except (struct.error, OverflowError, TypeError) as exc:
+        raise _wrong_scalar(declared, args, _where(kernel, label)) from exc
+    storage = (ctypes.c_uint8 * len(block)).from_buffer_copy(block)
+    base = ctypes.addressof(storage)
+    pointers = (ctypes.c_void_p * len(values))(*[base + at for at, _ in declared.layout])
     return PackedArguments(kernel, storage, pointers, regions)
 
 
@@ -157,17 +138,29 @@ def launch(loaded: LoadedKernel, packed: PackedArguments, stream: Stream) -> Non
         raise error_of(api, status, what)
 
 
-def _refuse_names(declared: Signature, args: Mapping[str, Any], where: str) -> NoReturn:
+def _where(kernel: Kernel, label: str) -> str:
+    return f"{label}: kernel {kernel.name}" if label else f"kernel {kernel.name}"
+
+
+def _wrong_names(declared: Signature, args: Mapping[str, Any], where: str) -> LaunchError:
     wanted = [param.name for param in declared.params]
     missing = [name for name in wanted if name not in args]
     unexpected = [name for name in args if name not in wanted]
     parts = (("missing", missing), ("unexpected", unexpected))
     wrong = "; ".join(f"{what} {', '.join(names)}" for what, names in parts if names)
-    raise LaunchError(f"{where} takes ({', '.join(wanted)}): {wrong}")
+    return LaunchError(f"{where} takes ({', '.join(wanted)}): {wrong}")
 
 
-def _check_pointer(kernel: Kernel, param: Param, needed: int, value: Any, where: str) -> None:
-    what = f"{where}, argument {param.name!r}"
+def _address(kernel: Kernel, param: Param, needed: int, value: Any, label: str) -> int:
+    """The address that a pointer argument stands for."""
+    if (
+        isinstance(value, (Region, PinnedBuffer))
+        and not _owner(value).closed
+        and value.nbytes >= needed
+        and not (address := value.address) % POINTER_ALIGNMENT
+    ):
+        return address
+    what = f"{_where(kernel, label)}, argument {param.name!r}"
     if not isinstance(value, Region | PinnedBuffer):
         null = value is None or (isinstance(value, int) and value == 0)
         given = "null" if null else f"{type(value).__name__} {value!r}"
@@ -179,20 +172,24 @@ def _check_pointer(kernel: Kernel, param: Param, needed: int, value: Any, where:
             f"{what}: {param.dtype} {kernel.shape_of(param)} needs {needed:,} bytes, "
             f"{value.name!r} has {value.nbytes:,}"
         )
-    if value.address % POINTER_ALIGNMENT:
-        raise LaunchError(
-            f"{what}: {value.name!r} at {value.address:#x} is not {POINTER_ALIGNMENT}-byte aligned"
-        )
+    raise LaunchError(
+        f"{what}: {value.name!r} at {value.address:#x} is not {POINTER_ALIGNMENT}-byte aligned"
+    )
 
 
-def _check_scalar(param: Param, value: Any, where: str) -> None:
-    what = f"{where}, argument {param.name!r}"
-    if isinstance(value, Region | PinnedBuffer):
-        raise LaunchError(f"{what}: a number ({param.dtype}) is needed, not {value!r}")
-    try:
-        struct.pack(_FORMATS[param.dtype], value)
-    except (struct.error, OverflowError, TypeError) as exc:
-        raise LaunchError(f"{what}: {value!r} is no {param.dtype}: {exc}") from exc
+def _wrong_scalar(declared: Signature, args: Mapping[str, Any], where: str) -> LaunchError:
+    """The error that names the first scalar whose type cannot hold its value."""
+    for param in declared.params:
+        if param.is_pointer:
+            continue
+        value, what = args[param.name], f"{where}, argument {param.name!r}"
+        if isinstance(value, Region | PinnedBuffer):
+            return LaunchError(f"{what}: a number ({param.dtype}) is needed, not {value!r}")
+        try:
+            struct.pack("<" + SCALAR_FORMATS[param.dtype], value)
+        except (struct.error, OverflowError, TypeError) as exc:
+            return LaunchError(f"{what}: {value!r} is no {param.dtype}: {exc}")
+    raise AssertionError("each scalar alone can be packed")
 
 
 def _owner(region: Region | PinnedBuffer) -> Buffer | PinnedBuffer:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from urdir.driver.dependencies import Use
 from urdir.driver.errors import LaunchError
-from urdir.driver.kernel import Kernel, Param, signature
+from urdir.driver.kernel import Kernel, signature
 from urdir.driver.launch import Argument, PackedArguments, pack
 from urdir.driver.memory import Buffer, PinnedBuffer, Region
 
@@ -37,9 +37,8 @@ class Launch:
         packed, declared = pack(self.kernel, self.args, self.label), signature(self.kernel)
         object.__setattr__(self, "packed", packed)
         uses = tuple(
-            _use(packed.regions[p.name], nbytes, access_of(p), p.name)
-            for p, nbytes in zip(declared.params, declared.nbytes, strict=True)
-            if p.is_pointer
+            _use(packed.regions[name], nbytes, access, name)
+            for name, nbytes, access in declared.pointers
         )
         object.__setattr__(self, "_uses", uses)
         _check_uses(self)
@@ -138,11 +137,6 @@ class Fill:
 
 
 Operation = Launch | Copy | Fill
-
-
-def access_of(param: Param) -> str:
-    """The access of a pointer parameter, "in", "out" or "inout"; "" of a scalar."""
-    return "" if param.access is None else str(param.access.value)
 
 
 def allocation_of(memory: Memory) -> Buffer | PinnedBuffer:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from urdir.ptxgen.kernels.linear.choice import Limits
 
 # One object for equal kernels, with its cached properties.
+_choose_packed = lru_cache(maxsize=1024)(choose_packed)
 _pack = lru_cache(maxsize=64)(Pack)
 _normalise = lru_cache(maxsize=64)(Normalise)
 
@@ -53,7 +54,7 @@ class PackedLinear:
         The other arguments are fields of `PackedProduct`.
         """
         (first, _), *others = matrices
-        kernel = choose_packed(
+        kernel = _choose_packed(
             self.limits,
             first.format,
             first.rows,

@@ -15,8 +15,10 @@ from urdir.model.progress import Progress
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
+    from urdir.model.engine.engine import Engine
     from urdir.model.families.synthetic import SyntheticModel
-    from urdir.model.measure.bench import Rates
+    from urdir.model.measure.bench import BenchCase, BenchRow, Rates
+    from urdir.model.measure.profile import ProfileRow
 
 EXAMPLES = """\
   urdir bench model.gguf                     512 prompt tokens, 128 decoded, five runs each
@@ -102,34 +104,39 @@ def _run_model(args: argparse.Namespace) -> int:
         sequences=args.sequences,
         pairs=tuple(args.pg),
     )
-    with open_engine(
-        args,
-        _source(args),
-        case.context,
-        kv_dtype=options.kv_dtype(args),
-        sequences=max(case.sequences),
-        chunk=options.chunk(args),
-    ) as engine:
-        rates = _rates(engine.device)
-        rows = []
-        with Progress("measuring", case.rows) as progress:
-            for row in progress.over(bench(engine.session, engine.gguf, rates, case)):
-                progress.note(f"{row.test}: {row.tokens_per_second:.1f} tokens/s")
-                rows.append(row)
-        sections = [report.Section("rows", rows, report.ROW_COLUMNS)]
-        if args.profile or args.plot:
-            profile = [
-                row
-                for count in case.sequences
-                for row in profile_step(engine.session, rates.read, count)
-            ]
-            sections.append(report.Section("profile", profile, report.PROFILE_COLUMNS))
-            if args.plot:
-                title = f"decode step of {engine.name} on {engine.device.properties.name}"
-                plot_roofline(profile, rates.read, title, args.plot)
-        conditions = _conditions(engine.device, engine.name, rates, len(engine.group))
+    rates: Rates | None = None
+    rows: list[BenchRow] = []
+    profile: list[ProfileRow] = []
+    for part in case.parts():
+        with _open_engine(args, part) as engine:
+            rates = rates or _rates(engine.device)
+            with Progress("measuring", part.rows) as progress:
+                for row in progress.over(bench(engine.session, engine.gguf, rates, part)):
+                    progress.note(f"{row.test}: {row.tokens_per_second:.1f} tokens/s")
+                    rows.append(row)
+            if args.profile or args.plot:
+                for count in part.sequences:
+                    profile += profile_step(engine.session, rates.read, count)
+            conditions = _conditions(engine.device, engine.name, rates, len(engine.group))
+    sections = [report.Section("rows", rows, report.ROW_COLUMNS)]
+    if args.profile or args.plot:
+        sections.append(report.Section("profile", profile, report.PROFILE_COLUMNS))
+    if args.plot:
+        title = f"decode step of {conditions.model} on {conditions.device}"
+        plot_roofline(profile, conditions.read_gb_per_s * 1e9, title, args.plot)
     report.print_report(conditions, sections, args.output)
     return 0
+
+
+def _open_engine(args: argparse.Namespace, part: BenchCase) -> Engine:
+    return open_engine(
+        args,
+        _source(args),
+        part.context,
+        kv_dtype=options.kv_dtype(args),
+        sequences=part.most_sequences,
+        chunk=options.chunk(args),
+    )
 
 
 def _run_kernels(args: argparse.Namespace) -> int:

@@ -47,7 +47,8 @@ class Parser(argparse.ArgumentParser):
     def parse(
         self, argv: Iterable[str], namespace: argparse.Namespace | None = None
     ) -> argparse.Namespace:
-        """What ``argv`` asks for, in ``namespace``; help where it is no command at all."""
+        """What ``argv`` asks for, in ``namespace``. Where a command is missing, help goes to stderr
+        and the exit code is 2."""
         return self.parse_args(self._ordered(deque(argv)), namespace or argparse.Namespace())
 
     @property
@@ -87,7 +88,8 @@ class Parser(argparse.ArgumentParser):
             else:
                 self.error(self._unknown_command(word))
         if self.subcommands and not tied:
-            return ["--help"]
+            self.print_help(sys.stderr)
+            self.exit(2)
         if len(plain) > self._most_plain():
             self.error(f"unexpected {plain[self._most_plain()]!r}")
         return [*tied, *(["--"] if any(map(_is_flag, plain)) else []), *plain]

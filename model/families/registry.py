@@ -35,6 +35,7 @@ def _find(architecture: str) -> Describe | None:
     return None
 
 
+@cache
 def _modules() -> list[str]:
     return [module.name for module in iter_modules(architectures.__path__)]
 

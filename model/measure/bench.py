@@ -57,9 +57,26 @@ class BenchCase:
 
     @property
     def context(self) -> int:
-        """Tokens of context that it needs."""
-        most = (*self.prompts, *self.generate, *(p + n for p, n in self.pairs), 2)
+        """Tokens of context that each sequence needs."""
+        decoded = self.generate if self.sequences else ()
+        most = (*self.prompts, *decoded, *(p + n for p, n in self.pairs), 2)
         return max(self.depths, default=0) + max(most)
+
+    @property
+    def most_sequences(self) -> int:
+        """Sequences that a session needs."""
+        return max(self.sequences, default=1)
+
+    def parts(self) -> list[BenchCase]:
+        """What one sequence does, and what several do: each for a session of its own, so that
+        several need not have room for the longest prompt each."""
+        alone = tuple(count for count in self.sequences if count == 1)
+        several = tuple(count for count in self.sequences if count > 1)
+        parts = (
+            replace(self, sequences=alone),
+            replace(self, sequences=several, prompts=(), pairs=()),
+        )
+        return [part for part in parts if part.rows or part.sequences]
 
     @property
     def rows(self) -> int:
@@ -189,13 +206,13 @@ def moved_per_step(plan: Plan, length: int, sequences: int = 1) -> int:
 
 
 def bench(session: Session, gguf: ModelFile, rates: Rates, case: BenchCase) -> Iterator[BenchRow]:
-    """Time ``case`` on a session with as many sequences.
+    """Time ``case`` on a session with room for it.
 
     One untimed run of each comes first: modules are loaded and graphs recorded in it.
     """
     bench = _Bench(session, gguf, rates, case.repeats)
     for depth in case.depths:
-        bench.fill(depth, max(case.sequences))
+        bench.fill(depth, case.most_sequences)
         for prompt in filter(None, case.prompts):
             yield bench.prompt(depth, prompt)
         for generate in filter(None, case.generate):

@@ -39,6 +39,10 @@ __all__ = ["EmulatorSuite", "GpuSuite", "KernelSuite", "SanitizerSuite", "TextSu
 #: What the emulator poses as in some tests, beside its default.
 OTHER_TARGETS = ("sm_75", "sm_80", "sm_90")
 
+#: Architectures that bring what kernels have other texts for, and the newest. Those between them
+#: have the text of the one before: a kernel's smallest example is rendered for them, too.
+STEPS = ("sm_75", "sm_80", "sm_90", "sm_120")
+
 #: Targets of one text need that many registers a thread more or less at most: 65, once, and else
 #: 63 (all examples of the catalog, nvJitLink 13.5).
 REGISTERS_APART = 64
@@ -214,22 +218,39 @@ def targets(spec: KernelSpec) -> list[str]:
 
 
 @functools.lru_cache(maxsize=4)
+def rendered(spec: KernelSpec) -> dict[str, str]:
+    """Target -> PTX: of the smallest example for all `targets`, of others for the first of them and
+    `STEPS`."""
+    first, *others = targets(spec)
+    if spec != type(spec).smallest_example():
+        others = [t for t in others if Target.parse(t).portable in STEPS]
+    return {target: spec.ptx(target) for target in (first, *others)}
+
+
+@functools.lru_cache(maxsize=4)
 def sharing(spec: KernelSpec) -> list[list[str]]:
-    """The tested targets, those of one text together, each list from the oldest on."""
+    """The targets, those of one text together, each list from the oldest on. One that is not
+    `rendered` has the text of the portable one before."""
     found: dict[str, list[str]] = {}
+    before = ""
     for target in targets(spec):
-        body = re.sub(r"^\.(version|target) .*$", "", spec.ptx(target), flags=re.MULTILINE)
+        body = before
+        if (text := rendered(spec).get(target)) is not None:
+            body = re.sub(r"^\.(version|target) .*$", "", text, flags=re.MULTILINE)
+        if target == Target.parse(target).portable:
+            before = body
         found.setdefault(body, []).append(target)
     return list(found.values())
 
 
-@functools.lru_cache(maxsize=4)
 def texts(spec: KernelSpec) -> dict[str, str]:
     """Target -> PTX: one target for every different text; its head does not count.
 
     Of several targets with one text it is the newest: what holds there holds for all.
     """
-    return {same[-1]: spec.ptx(same[-1]) for same in reversed(sharing(spec))}
+    known = rendered(spec)
+    newest = ([t for t in same if t in known][-1] for same in reversed(sharing(spec)))
+    return {target: known[target] for target in newest}
 
 
 _parse = functools.lru_cache(maxsize=16)(ptx.parse)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from urdir.ptxgen.ptx.syntax import (
@@ -38,19 +38,15 @@ class Block:
     falls_off: bool = False
 
 
-def registers(operand: Operand) -> Iterator[str]:
+def registers(operand: Operand) -> tuple[str, ...]:
     """The names of the registers in an operand, those of an address included."""
-    match operand:
-        case Register(name):
-            yield name
-        case Address(Register(name)):
-            yield name
-        case Vector(elements):
-            for element in elements:
-                yield from registers(element)
-        case Pair(first, second):
-            yield from registers(first)
-            yield from registers(second)
+    if isinstance(operand, Register):
+        return (operand.name,)
+    if isinstance(operand, Address):
+        return (operand.base.name,) if isinstance(operand.base, Register) else ()
+    if isinstance(operand, Vector):
+        return tuple(name for element in operand.elements for name in registers(element))
+    return registers(operand.first) + registers(operand.second) if isinstance(operand, Pair) else ()
 
 
 def has_result(instruction: Instruction) -> bool:
@@ -62,7 +58,7 @@ def has_result(instruction: Instruction) -> bool:
 
 def writes(instruction: Instruction) -> tuple[str, ...]:
     """The registers that an instruction writes."""
-    return tuple(registers(instruction.operands[0])) if has_result(instruction) else ()
+    return registers(instruction.operands[0]) if has_result(instruction) else ()
 
 
 def reads(instruction: Instruction) -> tuple[str, ...]:

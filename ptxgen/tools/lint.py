@@ -256,15 +256,17 @@ def _varying(entry: ptx.Entry) -> set[str]:
     """The registers whose value may differ between the threads of a CTA: computed from a thread's
     number, directly or not, or loaded from an address that varies."""
     found: set[str] = set()
+    flow = [(reads(i), writes(i)) for i in entry.instructions if i.parts[0] != "atom"]
+    for sources, results in flow:
+        if any(map(_THREAD_DEPENDENT.match, sources)):
+            found.update(results)
+    found.update(*(writes(i) for i in entry.instructions if i.parts[0] == "atom"))
     size = -1
     while size != len(found):
         size = len(found)
-        for i in entry.instructions:
-            sources = reads(i)
-            if i.parts[0] == "atom" or any(
-                name in found or _THREAD_DEPENDENT.match(name) for name in sources
-            ):
-                found.update(writes(i))
+        for sources, results in flow:
+            if not found.isdisjoint(sources):
+                found.update(results)
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -72,27 +73,31 @@ def find(
     instruction: Instruction, target: str, version: Version
 ) -> tuple[Operation, re.Match[str]]:
     """The operation of an instruction; raises CompileError where the target has none."""
-    sm = number_of(target)
-    where = f"PTX line {instruction.line}"
-    forms = TABLE.get(instruction.parts[0])
-    if forms is None:
-        raise CompileError(f"{where}: unknown instruction {instruction.opcode}")
-    for form in forms:
-        match = form.pattern.fullmatch(instruction.opcode)
+    try:
+        return _find(instruction.opcode, target, version)
+    except CompileError as exc:
+        raise CompileError(f"PTX line {instruction.line}: {exc.message}", exc.code) from None
+
+
+@functools.lru_cache(maxsize=1 << 12)  # few opcodes make many texts
+def _find(opcode: str, target: str, version: Version) -> tuple[Operation, re.Match[str]]:
+    stem, sm = opcode.partition(".")[0], number_of(target)
+    if stem not in TABLE:
+        raise CompileError(f"unknown instruction {opcode}")
+    for form in TABLE[stem]:
+        match = form.pattern.fullmatch(opcode)
         if match is None:
             continue
         if sm < form.sm:
-            raise CompileError(
-                f"{where}: {instruction.opcode} needs .target sm_{form.sm} or higher, not sm_{sm}"
-            )
+            raise CompileError(f"{opcode} needs .target sm_{form.sm} or higher, not sm_{sm}")
         if form.only and target not in form.only:
             names = " or ".join(sorted(form.only))
-            raise CompileError(f"{where}: {instruction.opcode} needs .target {names}, not {target}")
+            raise CompileError(f"{opcode} needs .target {names}, not {target}")
         if version < form.version:
             raise CompileError(
-                f"{where}: {instruction.opcode} needs PTX ISA .version "
-                f"{form.version[0]}.{form.version[1]} or later, not {version[0]}.{version[1]}",
+                f"{opcode} needs PTX ISA .version {form.version[0]}.{form.version[1]} or later, "
+                f"not {version[0]}.{version[1]}",
                 UNSUPPORTED_PTX_VERSION,
             )
         return form, match
-    raise CompileError(f"{where}: {instruction.parts[0]} has no form {instruction.opcode}")
+    raise CompileError(f"{stem} has no form {opcode}")

@@ -133,6 +133,18 @@ def test_operations_of_a_mixture_are_those_of_the_experts_used() -> None:
     assert flops_of(config, 1) == pytest.approx(2 * 3.0e9, rel=0.05)  # 3.3e9 with the embedding
 
 
+def test_several_sequences_have_no_room_for_long_prompts() -> None:
+    case = BenchCase((8192,), (128,), (0, 256), sequences=(1, 8, 256), pairs=((512, 64),))
+    alone, several = case.parts()
+    assert (alone.context, alone.most_sequences) == (256 + 8192, 1)
+    assert (several.context, several.most_sequences) == (256 + 128, 256)
+    assert alone.rows + several.rows == case.rows == 10
+    assert BenchCase().parts() == [BenchCase()]
+    prompts, several = BenchCase((64,), (16,), sequences=(4,)).parts()
+    assert (prompts.context, prompts.rows, several.rows) == (64, 1, 1)
+    assert [part.sequences for part in BenchCase((0,), (0,), sequences=(2,)).parts()] == [(2,)]
+
+
 @pytest.mark.slow
 def test_rows_agree_with_themselves(engine: Engine) -> None:
     case = BenchCase((3,), (4,), (0, 2), repeats=2, sequences=(1, 3), pairs=((2, 3),))

@@ -1,0 +1,125 @@
+"""Command lines and files that are wrong: the exit code, and one line that says what."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from urdir.model.cli import COMMANDS
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (("run", "--temp", "-1", "-p", "x"), "--temp"),
+        (("run", "--top-p", "1.5", "-p", "x"), "--top-p"),
+        (("run", "--top-k", "many", "-p", "x"), "--top-k"),
+        (("run", "--presence-penalty", "101", "-p", "x"), "--presence-penalty"),
+        (("run", "--frequency-penalty", "nan", "-p", "x"), "--frequency-penalty"),
+        (("run", "--logit-bias", "7", "-p", "x"), "--logit-bias"),
+        (("run", "--logit-bias", "7+101", "-p", "x"), "--logit-bias"),
+        (("run", "-l", "7+1", "-l", "7-1", "-p", "x"), "logit_bias"),
+        (("run", "--min-tokens", "-1", "-p", "x"), "--min-tokens"),
+        (("run", "-n", "-3", "-p", "x"), "-n"),
+        (("run", "-n", "0", "-p", "x"), "give 1 or more, or -1"),
+        (("run", "-c", "-1", "-p", "x"), "-c"),
+        (("run", "-c", "100000", "-p", "x"), "512"),
+        (("run", "-ctk", "q8_0", "-p", "x"), "-ctv q8_0"),
+        (("run", "-ctk", "q4_0", "-p", "x"), "q8_0"),
+        (("run", "-ngl", "0", "-p", "x"), "-ngl"),
+        (("run", "-ngl", "3", "-p", "x"), "6 layers"),
+        (("run", "--tem", "0", "-p", "x"), "unknown flag --tem: did you mean --temp?"),
+        (("run", "-pg", "1,2"), "unknown flag -pg"),
+        (("run", "demo", "x", "-p", "y"), "two prompts"),
+        (("run", "--chat-template", "lama", "-p", "x"), "--chat-template-file"),
+        (("show",), "MODEL"),
+        (("show", "demo", "-m", "demo"), "two models"),
+        (("bench", "demo", "--shape", "llama-3.1-8b"), "--shape"),
+        (("logits", "demo", "--tokens", "1,two", "-o", "x.npy"), "two"),
+        (("logits", "demo", "--tokens", ",", "-o", "x.npy"), "no token"),
+        (("logits", "demo", "--tokens", "1,2048", "-o", "x.npy"), "2048"),
+        (("check", "--kernel", "ad"), "did you mean add"),
+        (("check", "--kernel", "add", "--gpus", "2"), "--kernel"),
+        (("quantize", "x"), "does not write"),
+        (("embedding", "x"), "not computed"),
+        (("perplexity", "x"), "not measured"),
+        (("run", "--lora", "x"), "LoRA"),
+        (("run", "-md", "x"), "draft model"),
+        (("run", "--mmproj", "x"), "multi-modal"),
+        (("run", "--seed", "1e3", "-p", "x"), "--seed"),
+        (("run", "--device", "tpu", "-p", "x"), "tpu"),
+        (("run", "--device", "emulator:sm_1", "-p", "x"), "sm_1"),
+        (("run", "-p", "x", "-f", "y"), "not allowed"),
+        (("run", "--raw", "--gpus", "17", "-p", "x"), "17 GPUs: at most 16"),
+        (("run", "--embedding", "-p", "x"), "no embedding"),
+        (("env", "extra"), "unexpected 'extra'"),
+        (("ptx stats", "nobody"), "no kernel 'nobody'"),
+        (("frobnicate",), "frobnicate"),
+        (("rnu", "x"), "did you mean run"),
+    ],
+)
+def test_bad_usage_exits_with_2(cli: Cli, argv: tuple[str, ...], message: str) -> None:
+    code, out, err = cli(*argv[0].split(), *argv[1:])
+    assert (code, out) == (2, "")
+    assert message in err
+    assert len(err.splitlines()) == 1
+    assert f"(see urdir {argv[0]} --help)" in err or argv[0].split()[0] not in COMMANDS
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("pull", "a/b/c/d"),
+        ("show", "hf:nosuch"),
+        ("run", "-hf", "a/b:", "-p", "Hi"),
+        ("serve", "-m", "hf:a b/c"),
+        ("logits", "hf:a", "--tokens", "1", "--output", "x.npy"),
+        ("ptx", "list", "--model", "hf:a"),
+        ("bench", "hf:a"),
+    ],
+)
+def test_what_is_no_name_is_bad_usage(cli: Cli, words: tuple[str, ...]) -> None:
+    code, out, err = cli(*words)
+    assert (code, out) == (2, "")
+    assert "is no name such as hf:org/repo" in err
+    assert "Traceback" not in err
+
+
+def test_bad_files_exit_with_1_and_one_line(cli: Cli, tmp_path: Path, data: Path) -> None:
+    whole = (data / "golden" / "nano-llama-q8_0.gguf").read_bytes()
+    cases: dict[str, tuple[bytes, str]] = {
+        "text.gguf": (b"not a model at all, just text", "GGUF"),
+        "empty.gguf": (b"", "empty"),
+        "header.gguf": (whole[:2000], "truncated"),
+        "half.gguf": (whole[: len(whole) // 2], ""),
+        "version.gguf": (whole[:4] + struct.pack("<I", 99) + whole[8:], "99"),
+    }
+    for name, (content, message) in cases.items():
+        path = tmp_path / name
+        path.write_bytes(content)
+        code, out, err = cli("run", "-m", path, "-p", "x")
+        assert (code, out) == (1, ""), name
+        assert name in err
+        assert message in err
+        assert len(err.splitlines()) == 1
+    code, _, err = cli("run", "-m", tmp_path / "absent.gguf", "-p", "x")
+    assert code == 1
+    assert "absent.gguf" in err
+
+
+def test_unsupported_files_are_refused_by_name(cli: Cli, write_llama: Callable[..., Path]) -> None:
+    cases = (
+        (write_llama("a.gguf", arch="rwkv7"), "rwkv7"),
+        (write_llama("b.gguf", without="block_count"), "llama.block_count"),
+        (write_llama("c.gguf", type_of_q="I8"), "blk.0.attn_q.weight"),
+    )
+    for path, message in cases:
+        code, out, err = cli("run", "-m", path, "-p", "x")
+        assert (code, out) == (1, "")
+        assert message in err
+        assert len(err.splitlines()) == 1

@@ -1,0 +1,156 @@
+"""`urdir show`: whether a model runs here, its memory, layers, tensors and metadata."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from urdir.model.files.demo import demo_model
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+def test_show_says_first_whether_it_runs(
+    cli: Cli, make_gguf: Callable[..., Path], write_llama: Callable[..., Path]
+) -> None:
+    code, out, _ = cli("show", "demo", "-c", "100")
+    first, second, *rest = out.splitlines()
+    assert code == 0
+    assert "runs on the emulator" in first
+    assert "a GPU needs" in first
+    assert "Q4_K_M, 5.25 M parameters" in second
+    at = rest.index("memory on the device:")
+    assert rest[at + 1].split()[0] == "context"
+    assert [row.split()[0] for row in rest[at + 2 : at + 4]] == ["100", "512"]
+    for name, message in (("rwkv7", "architecture 'rwkv7'"), ("clip", "multi-modal projector")):
+        code, out, err = cli("show", write_llama(f"{name}.gguf", arch=name))
+        assert (code, err) == (1, "")
+        assert f"cannot run: architecture '{name}' is not supported" in out.splitlines()[0]
+        assert message in out.splitlines()[0]
+    for kind, message in {
+        "adapter": "a LoRA adapter: merge it",
+        "mmproj": "a multi-modal projector",
+        "imatrix": "an importance matrix",
+    }.items():
+        path = make_gguf({"general.architecture": "llama", "general.type": kind})
+        assert message in cli("show", path)[1].splitlines()[0]
+        code, out, err = cli("run", path, "x")
+        assert (code, out, err.count("\n")) == (1, "", 1)
+        assert message in err
+    path = make_gguf({"general.architecture": "nomic-bert-moe"})
+    assert "it makes embeddings, which are not computed" in cli("run", path, "x")[2]
+    message = cli("run", write_llama("rwkv7.gguf", arch="rwkv7"), "x")[2]
+    assert len(message) < 250  # no list of all architectures
+
+
+def test_show_needs_no_tokeniser(cli: Cli, nano: Path) -> None:
+    code, out, _ = cli("show", nano, "--json")
+    report = json.loads(out)
+    assert code == 0
+    assert report["types"]["Q8_0"]["count"] == 16
+    assert report["verdict"]["runs"]
+    (memory,) = report["memory"]
+    assert memory["context"] == report["model"]["context"]
+    assert memory["total"] > memory["weights"] > 900_000
+    others = {"context", "total"}
+    assert memory["total"] == sum(memory[name] for name in memory.keys() - others)
+    assert sum(tensor["bytes"] for tensor in report["tensors"]) == report["bytes"]
+    assert report["roles"][0] == {
+        "role": "token_embd",
+        "shape": [320, 256],
+        "type": "Q8_0",
+        "count": 1,
+    }
+    assert {"role": "ffn_norm", "shape": [256], "type": "F32", "count": 2} in report["roles"]
+    assert sum(entry["count"] for entry in report["roles"]) == len(report["tensors"])
+    assert "im_start" in cli("show", demo_model(), "--template")[1]
+    assert cli("show", nano, "--template")[0] == 1
+
+
+def test_show_has_the_memory_of_each_rank(cli: Cli) -> None:
+    alone = json.loads(cli("show", "demo", "--json")[1])["memory"]
+    memory = json.loads(cli("show", "demo", "--gpus", "2", "--json")[1])["memory"]
+    assert [(row["context"], row["rank"]) for row in memory] == [(512, 0), (512, 1)]
+    assert all(row["exchange"] > 0 for row in memory)
+    assert alone[0]["weights"] < sum(row["weights"] for row in memory) < 2 * alone[0]["weights"]
+    first, *rest = cli("show", "demo", "--gpus", "0,3")[1].splitlines()
+    assert "each of 2 GPUs needs up to" in first
+    at = rest.index("memory on each device:")
+    assert rest[at + 1].split()[:2] == ["context", "rank"]
+    assert [row.split()[:2] for row in rest[at + 2 : at + 4]] == [["512", "0"], ["512", "1"]]
+    code, out, _ = cli("show", "demo", "--gpus", "5000")
+    assert (code, "is no work for 5000 GPUs" in out) == (1, True)
+
+
+def test_show_describes_layers_that_differ(cli: Cli, family_file: Callable[[str], Path]) -> None:
+    """Windows, experts, sinks; and the keys of other architectures that the file has, too."""
+    path = family_file("gpt-oss-moe")
+    code, out, _ = cli("show", path, "--json")
+    report = json.loads(out)
+    assert code == 0
+    assert report["model"]["hidden"] == 128
+    windowed, whole = report["layers"]
+    assert (windowed["layers"], whole["layers"]) == ([0], [1])
+    (attention,), (experts,) = windowed["blocks"]
+    assert attention["rope"] == {"kind": "half", "dim": 64, "base": 10000.0}
+    assert (attention["heads"], attention["kv_heads"], attention["window"]) == (2, 1, 20)
+    assert attention["sinks"] is attention["bias"] is True
+    assert (experts["experts"], experts["used"], experts["width"]) == (4, 2, 192)
+    assert whole["blocks"] == [[{k: v for k, v in attention.items() if k != "window"}], [experts]]
+    assert "gpt-oss.wkv.head_size" in report["ignored_keys"]
+    assert "gpt-oss.expert_count" not in report["ignored_keys"]
+    lines = cli("show", path)[1].splitlines()
+    at = lines.index("  layer 0:")
+    assert lines[at + 1].startswith(
+        "    attention, heads 2, kv heads 1, dim 64, window 20, rope (half,"
+    )
+    assert lines[at + 2].startswith(
+        "    experts, experts 4, used 2, width 192, activation swiglu_oai"
+    )
+    assert "  gpt-oss.wkv.head_size" in lines
+
+
+def test_show_puts_equal_layers_together(cli: Cli, family_file: Callable[[str], Path]) -> None:
+    """Attention beside a feed-forward network in both layers."""
+    path = family_file("falcon-dense")
+    (group,) = json.loads(cli("show", path, "--json")[1])["layers"]
+    assert group["layers"] == [0, 1]
+    ((attention, network),) = group["blocks"]
+    assert (attention["kind"], network["kind"]) == ("attention", "feed-forward")
+    assert attention["norm"] == network["norm"] == "layer 1e-05 with bias"
+    lines = cli("show", path)[1].splitlines()
+    at = lines.index("  layers 0-1:")
+    assert lines[at + 2].startswith("    beside it feed-forward, width 192, activation gelu")
+
+
+def test_show_prints_short_arrays_whole(cli: Cli, make_gguf: Callable[..., Path]) -> None:
+    sections = np.array([16, 24, 24, 0], np.int32)
+    path = make_gguf(
+        {
+            "general.architecture": "qwen2vl",
+            "qwen2vl.rope.dimension_sections": sections,
+            "floats": np.array([0.5, -1.0], np.float32),
+            "names": ["one", "two"],
+            "nothing": np.array([], np.uint8),
+            "eight": np.arange(8, dtype=np.uint64),
+            "nine": np.arange(9, dtype=np.uint64),
+        }
+    )
+    code, out, _ = cli("show", path, "--json")
+    assert code == 1  # it cannot run: there are no tensors
+    found = json.loads(out)["metadata"]
+    assert found["qwen2vl.rope.dimension_sections"] == [16, 24, 24, 0]
+    assert found["floats"] == [0.5, -1.0]
+    assert found["names"] == ["one", "two"]
+    assert found["nothing"] == []
+    assert (found["eight"], found["nine"]) == (list(range(8)), list(range(9)))
+    report = json.loads(out)
+    assert report["roles"] == report["layers"] == []
+    assert not report["verdict"]["runs"]
+    text = cli("show", path)[1]
+    assert "cannot run: " in text.splitlines()[0]
+    assert "[16, 24, 24, 0]" in text
+    assert "[9 values]" in text
