@@ -49,7 +49,7 @@ def block_kernel(at: LayerStep, latent: Latent, written: Attention) -> PrefillBl
         written.heads,
         (written.key_dim, written.value_dim),
         at.parts.cache.layout(at.index).max_len,
-        at.rows.walk.blocks.length,
+        at.rows.walk.blocks.room,
         at.rows.prompt,
         at.parts.device.native_target,
         scores=written.scores,
@@ -79,6 +79,7 @@ def append_blocks(
             kernel,
             at.name("attention.block"),
             first=key,
+            length=walk.blocks.length,
             q=work["q"],
             k_cache=work[WRITTEN_KEYS],
             v_cache=work[WRITTEN_VALUES],
@@ -105,23 +106,25 @@ def _append_written(
     latent, work = mixer.latent, at.work
     assert latent is not None
     assert latent.keys is not None
-    rotated, count = mixer.key_dim - mixer.value_dim, kernel.layout.max_len
+    rotated, blocks = mixer.key_dim - mixer.value_dim, walk.blocks
     keys, values, unit = work[WRITTEN_KEYS], work[WRITTEN_VALUES], kernel.key_tile
-    read = _cached_tokens(own.layout, count, unit, rotated, kernel.heads, kernel.head_dim)
+    read = _cached_tokens(
+        *(own.layout, blocks.length, unit, rotated, kernel.heads, kernel.head_dim, blocks.room)
+    )
     given = {name: of for name, of in own.caches.items() if name != "v_cache"}
     at.plan.launch(
         read,
         at.name("attention.read"),
         **given,
-        units=walk.units.slice(16 * first // unit, 16 * count // unit),
+        units=walk.units.slice(16 * first // unit, 16 * blocks.length // unit),
         keys=keys,
         tail=work["v"],
     )
     products = [(at.matrix(latent.keys), keys), (at.matrix(latent.expand), values)]
     key_dim, value_dim = kernel.head_dim, kernel.value_dim
     places = (
-        HeadPlaces(key_dim - rotated, rotated, key_dim),
-        HeadPlaces(value_dim, 0, value_dim),
+        HeadPlaces(key_dim - rotated, rotated, key_dim, blocks.room),
+        HeadPlaces(value_dim, 0, value_dim, blocks.room),
     )
-    linear = replace(at.linear, rows=count)
+    linear = replace(at.linear, rows=blocks.length)
     linear.append_heads(at.name("attn_kv_b"), products, Activations(work["v"]), places)

@@ -31,10 +31,11 @@ STEPS_OF_CHUNK, MOST_STEPS = 2, 8
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """``count`` blocks of ``length`` tokens each."""
+    """``count`` blocks of ``length`` tokens each, in the place of one of ``room`` tokens."""
 
     count: int
     length: int
+    room: int
 
     @property
     def tokens(self) -> int:
@@ -43,7 +44,7 @@ class Blocks:
 
 
 #: Of a step whose prompts do not walk.
-NO_BLOCKS = Blocks(0, 0)
+NO_BLOCKS = Blocks(0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +96,11 @@ class Walk:
         numbers, as each takes a graph, but not far: there is work for every block."""
         tokens = sum(map(self.padded, lengths))
         if tokens <= self.step:
-            return Blocks(1, next(part for part in self._parts if part >= tokens))
+            return Blocks(1, next(part for part in self._parts if part >= tokens), self.block)
         steps = ceil_div(tokens, self.step)
         steps = min(_few(steps), max(steps, self.most))
         count = ceil_div(steps, self.room)
-        return Blocks(count, ceil_div(steps, count) * self.step)
+        return Blocks(count, ceil_div(steps, count) * self.step, self.block)
 
     def ends(self, longest: int) -> Iterator[int]:
         """Lengths of a sequence whose walks are all that there are up to ``longest`` tokens."""

@@ -184,11 +184,12 @@ def test_mixtures_that_are_refused(fields: dict[str, Any], message: str) -> None
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"heads": (HeadPlaces(16, 0, 16),) * 2}, "of 1 plain matrices"),
-        ({"heads": (HeadPlaces(16, 0, 16),), "packs": True}, "plain matrices"),
-        ({"heads": (HeadPlaces(16, 0, 16),), "residual": True}, "plain matrices"),
-        ({"heads": (HeadPlaces(24, 0, 24),)}, "32 rows do not fill"),
-        ({"heads": (HeadPlaces(16, 8, 16),)}, "32 rows do not fill"),
+        ({"heads": (HeadPlaces(16, 0, 16, 16),) * 2}, "of 1 plain matrices"),
+        ({"heads": (HeadPlaces(16, 0, 16, 16),), "packs": True}, "plain matrices"),
+        ({"heads": (HeadPlaces(16, 0, 16, 16),), "residual": True}, "plain matrices"),
+        ({"heads": (HeadPlaces(24, 0, 24, 16),)}, "32 rows of 16 vectors"),
+        ({"heads": (HeadPlaces(16, 8, 16, 16),)}, "32 rows of 16 vectors"),
+        ({"heads": (HeadPlaces(16, 0, 16, 15),)}, "of 16 vectors do not fill"),
     ],
 )
 def test_heads_that_are_refused(fields: dict[str, Any], message: str) -> None:

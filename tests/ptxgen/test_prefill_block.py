@@ -17,7 +17,8 @@ from urdir.ptxgen.kernels.attention.prefill_block import IDLE, PrefillBlock
 from urdir.ptxgen.kernels.attention.prefill_wgmma import PrefillWgmma
 from urdir.ptxgen.kernels.attention.scores import Scores
 
-TOKENS, TILE, LENGTH = 420, 112, 224  # of a sequence, of keys of a tile, and of a block
+#: Of a sequence, of keys of a tile, of a block, and those that there is room for.
+TOKENS, TILE, LENGTH, ROOM = 420, 112, 224, 336
 
 
 pytestmark = pytest.mark.usefixtures("on_hopper")
@@ -47,12 +48,20 @@ def by_blocks(device: Device, spec: PrefillBlock, parts: list[tuple[dict[str, An
         "out": np.zeros(spec.shape_of(spec.param("out")), spec.param("out").numpy_dtype),
     }
     for first in range(0, end, LENGTH):
-        block = {name: keys[:, :, first : first + LENGTH] for name, keys in walk.items()}
-        inputs = rows | block | carried | {"first": np.uint32(first)}
+        block = {name: in_room(keys[:, :, first : first + LENGTH]) for name, keys in walk.items()}
+        scalars = {"first": np.uint32(first), "length": np.uint32(LENGTH)}
+        inputs = rows | block | carried | scalars
         outputs = run_kernel(device, spec, inputs)
         compare(spec, outputs, spec.reference(**inputs))
         carried = {name: outputs[name] for name in carried}
     return carried["out"]
+
+
+def in_room(keys: Any) -> Any:
+    """The keys of a block, followed by what is left of another one there."""
+    found = np.full((*keys.shape[:2], ROOM, keys.shape[3]), np.nan, np.float16)
+    found[:, :, :LENGTH] = keys
+    return found
 
 
 def part_of(
@@ -82,7 +91,7 @@ def test_blocks_give_what_one_launch_gives(
     layout = KvLayout(1, 4, TOKENS, 64, "f16")
     one = PrefillWgmma(8, layout, rows, packs=packs)
     whole = part_of(layout, 8, position, rows)
-    spec = PrefillBlock(8, KvLayout(1, 4, LENGTH, 64, "f16"), rows, packs=packs, tokens=TOKENS)
+    spec = PrefillBlock(8, KvLayout(1, 4, ROOM, 64, "f16"), rows, packs=packs, tokens=TOKENS)
     expected = run_kernel(device, one, whole)["out"]
     np.testing.assert_array_equal(by_blocks(device, spec, [(whole, begin)]), expected)
 
@@ -90,7 +99,7 @@ def test_blocks_give_what_one_launch_gives(
 def test_sequences_follow_one_another(device: Device) -> None:
     """Each has the keys of its own rows, some of which are idle."""
     layout, group = KvLayout(1, 1, TOKENS, 64, "f16"), 4
-    spec = PrefillBlock(group, KvLayout(1, 1, LENGTH, 64, "f16"), rows=90, tokens=TOKENS)
+    spec = PrefillBlock(group, KvLayout(1, 1, ROOM, 64, "f16"), rows=90, tokens=TOKENS)
     assert spec.segment_rows == 32
     parts, expected, begin = [], [], 0
     for number, (start, count) in enumerate(((300, 30), (0, 5), (130, 26))):

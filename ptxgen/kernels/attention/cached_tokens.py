@@ -18,8 +18,8 @@ THREADS = 128
 @dataclass(frozen=True)
 class CachedTokens(KernelSpec):
     """The keys of ``tokens`` tokens of any sequences: the first ``split`` values of each as those
-    of the keys of all ``heads`` (heads, tokens, width) f16, whose others stay as they are, and the
-    rest as ``tail`` (tokens, rest) f32.
+    of the first keys of all ``heads`` (heads, room, width) f16, whose others stay as they are, and
+    the rest as ``tail`` (tokens, rest) f32.
 
     Each ``unit`` of tokens is of one sequence: ``units`` (n, 4) u32 have that, the first of the
     tokens there, and how many there are; beyond these are zeros. For caches with a single KV head.
@@ -31,6 +31,7 @@ class CachedTokens(KernelSpec):
     split: int
     heads: int
     width: int
+    room: int
 
     name = "cached_tokens"
     template = ("urdir.templates", "cached_tokens.ptx.j2")
@@ -45,8 +46,10 @@ class CachedTokens(KernelSpec):
             )
         if self.width < self.split or self.width % 8 or self.heads < 1:
             raise PtxgenError(f"{self.split} of {self.width} values of {self.heads} heads")
-        if min(self.tokens, self.unit) < 1 or self.tokens % self.unit:
-            raise PtxgenError(f"{self.tokens} tokens of a cache, in units of {self.unit}")
+        if min(self.tokens, self.unit) < 1 or self.tokens % self.unit or self.tokens > self.room:
+            raise PtxgenError(
+                f"{self.tokens} tokens of a cache, in units of {self.unit}: room for {self.room}"
+            )
         if self.tokens * self.eights >= 2**31:
             raise PtxgenError(f"{self.tokens} tokens of a cache: too many for one launch")
 
@@ -67,7 +70,7 @@ class CachedTokens(KernelSpec):
             *keys,
             Param("units", "u32", (self.tokens // self.unit, 4), Access.IN),
             # the other values of its rows must survive: INOUT, not OUT
-            Param("keys", "f16", ("heads", "tokens", "width"), Access.INOUT),
+            Param("keys", "f16", ("heads", "room", "width"), Access.INOUT),
             Param("tail", "f32", ("tokens", "rest"), Access.OUT),
         )
 
@@ -86,7 +89,7 @@ class CachedTokens(KernelSpec):
                 keys[at : at + count] = own[0]
         heads = inputs["keys"].copy()
         with np.errstate(over="ignore"):
-            heads[:, :, : self.split] = keys[:, : self.split].astype(np.float16)
+            heads[:, : self.tokens, : self.split] = keys[:, : self.split].astype(np.float16)
         return {"keys": heads, "tail": keys[:, self.split :]}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
@@ -102,7 +105,7 @@ class CachedTokens(KernelSpec):
         if layout.is_paged:
             inputs["block_table"] = table = layout.random_table(rng)
         inputs["k_cache"] = layout.random_cache(rng, lengths.tolist(), table)
-        shape = (self.heads, self.tokens, self.width)
+        shape = (self.heads, self.room, self.width)
         return inputs | {"units": units, "keys": rng.standard_normal(shape).astype(np.float16)}
 
     @classmethod
@@ -110,10 +113,10 @@ class CachedTokens(KernelSpec):
         latent = KvLayout(2, 1, 60, 576, "f16", value_dim=512, values_in_keys=True)
         quants = KvLayout(2, 1, 64, 96, "q8_0", 16, 9, value_dim=64)
         return {
-            "latent": cls(latent, 20, 5, 64, 3, 192),
-            "pages q8_0": cls(quants, 33, 11, 32, 2, 96),
-            "f32": cls(KvLayout(1, 1, 50, 40, "f32", value_dim=32), 50, 50, 8, 1, 40),
-            "pages bf16": cls(KvLayout(2, 1, 64, 48, "bf16", 32, 5), 3, 1, 40, 5, 40),
+            "latent": cls(latent, 20, 5, 64, 3, 192, 27),
+            "pages q8_0": cls(quants, 33, 11, 32, 2, 96, 44),
+            "f32": cls(KvLayout(1, 1, 50, 40, "f32", value_dim=32), 50, 50, 8, 1, 40, 50),
+            "pages bf16": cls(KvLayout(2, 1, 64, 48, "bf16", 32, 5), 3, 1, 40, 5, 40, 4),
         }
 
     def flops(self) -> int:

@@ -27,7 +27,8 @@ class PrefillBlock(PrefillWgmma):
 
     See PrefillWgmma. The keys of all sequences of the step follow one another in a *walk*: those of
     a row's begin with key ``begin`` (rows,) of it, a multiple of ``key_tile``, and so do blocks.
-    The caches hold ``layout.max_len`` keys, those from ``first`` on. From block to block
+    Of the ``layout.max_len`` keys of the caches a block has the first ``length``, those of the walk
+    from ``first`` on: whole tiles, too. From block to block
     ``partial`` (rows, heads, value_dim) and ``softmax`` (rows, heads, 4, 2) carry the sums of
     weighted values, and for each lane of a query the maximum of exponents (of 2) and its sum of
     weights. A tile of queries begins them with the block of its sequence's first key and ends with
@@ -61,6 +62,7 @@ class PrefillBlock(PrefillWgmma):
     def params(self) -> tuple[Param, ...]:
         return (
             Param("first", "u32"),
+            Param("length", "u32"),
             *self.input_params,
             Param("begin", "u32", ("rows",), Access.IN),
             Param("partial", "f32", ("rows", "heads", "value_dim"), Access.INOUT),
@@ -70,7 +72,7 @@ class PrefillBlock(PrefillWgmma):
         )
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        first, length = int(inputs["first"]), self.layout.max_len
+        first, length = int(inputs["first"]), int(inputs["length"])
         position, begin = (inputs[name].astype(np.int64) for name in ("position", "begin"))
         live = position < self.tokens
         # from here on in keys of this block
@@ -131,20 +133,26 @@ class PrefillBlock(PrefillWgmma):
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """A chunk whose last rows see more than the block, or whose first rows less; the last row
         of several is idle. In the walk another sequence may come before."""
-        length = self.layout.max_len
+        length = self.key_tile * int(rng.integers(1, self.layout.max_len // self.key_tile + 1))
         blocks = -(-self.tokens // length)
         first = length * int(rng.integers(0, blocks))
         most = min(self.tokens, first + length + self.rows) - self.rows
         start = int(rng.integers(max(0, first - self.rows // 2), most + 1))
         begin = self.key_tile * int(rng.integers(0, length // self.key_tile))
-        return self.chunk_at(rng, first, start, begin)
+        return self.chunk_at(rng, first, start, begin, length)
 
     def chunk_at(
-        self, rng: np.random.Generator, first: int, start: int, begin: int = 0
+        self,
+        rng: np.random.Generator,
+        first: int,
+        start: int,
+        begin: int = 0,
+        length: int | None = None,
     ) -> dict[str, Any]:
-        """Inputs for the block from key ``first`` of a walk on and rows from position ``start`` on
-        of a sequence that begins in it with key ``begin``."""
-        length = self.layout.max_len
+        """Inputs for the block of ``length`` keys (all that there is room for) from key ``first`` of
+        a walk on, and rows from position ``start`` on of a sequence that begins in it with key
+        ``begin``."""
+        length = length or self.layout.max_len
         position = start + np.arange(self.rows)
         if self.rows > 1:
             position[-1] = IDLE
@@ -153,7 +161,8 @@ class PrefillBlock(PrefillWgmma):
         seen = np.where(place < first, 0, np.minimum(place - first, length - 1))
         seen[position == IDLE] = IDLE
         inputs = self.inputs_at(rng, seen.tolist(), [0] * self.rows)
-        inputs |= {"first": np.uint32(first), "position": position.astype(np.uint32)}
+        inputs |= {"first": np.uint32(first), "length": np.uint32(length)}
+        inputs["position"] = position.astype(np.uint32)
         inputs["begin"] = np.full(self.rows, begin, np.uint32)
         shape = (self.rows, self.heads, self.value_dim)
         inputs["partial"], out = rng.standard_normal((2, *shape)).astype(np.float32)

@@ -118,17 +118,17 @@ class Mixture:
 
 @dataclass(frozen=True, slots=True)
 class HeadPlaces:
-    """Where the product of a matrix goes that makes heads of ``dims`` values: as f16 into rows of
-    ``width`` values of a cache (heads, vectors, width), from value ``start`` on."""
+    """Where the product of a matrix goes that makes heads of ``dims`` values: as f16 into the first
+    rows of a cache (heads, room, width), one for each vector, from value ``start`` on."""
 
     dims: int
     start: int
     width: int
+    room: int
 
-    @property
-    def is_part(self) -> bool:
-        """Whether the rows have other values, which stay as they are."""
-        return self.dims < self.width
+    def is_part(self, vectors: int) -> bool:
+        """Whether the cache has other values than those of ``vectors``, which stay as they are."""
+        return self.dims < self.width or vectors < self.room
 
 
 def takes_packed(formats: tuple[Format, ...]) -> bool:

@@ -79,8 +79,8 @@ class PackedProduct(PackedTiling):
                 params.append(Param("y", "f16", y_shape, access))
             elif self.heads:
                 of = self.heads[part.number]
-                cache = (part.rows // of.dims, self.batch, of.width)
-                access = Access.INOUT if of.is_part else Access.OUT
+                cache = (part.rows // of.dims, of.room, of.width)
+                access = Access.INOUT if of.is_part(self.batch) else Access.OUT
                 params.append(Param(f"y{n}", "f16", cache, access))
             else:
                 params.append(Param(f"y{n}", "f32", ("products", part.rows), Access.OUT))
@@ -124,7 +124,7 @@ class PackedProduct(PackedTiling):
         if before is None:
             return np.ascontiguousarray(heads)
         made: Array = before.copy()
-        made[:, :, of.start : of.start + of.dims] = heads
+        made[:, : self.batch, of.start : of.start + of.dims] = heads
         return made
 
     def _ended(self, y: Array, up: Array | None, residual: Array | None = None) -> Array:

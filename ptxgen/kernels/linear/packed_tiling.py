@@ -78,8 +78,8 @@ class PackedTiling(KernelSpec):
             raise PtxgenError(f"{self.name}: {self.heads} of {len(self.formats)} plain matrices")
         for part, of in zip(self.parts, self.heads, strict=True):
             odd = part.rows % of.dims or of.dims % 2 or of.start % 2 or of.width % 2
-            if odd or of.start + of.dims > of.width:
-                raise PtxgenError(f"{self.name}: {part.rows} rows do not fill {of}")
+            if odd or of.start + of.dims > of.width or self.batch > of.room:
+                raise PtxgenError(f"{self.name}: {part.rows} rows of {self.batch} vectors do not fill {of}")
 
     def _check_mixture(self, mixture: Mixture) -> None:
         if mixture.height != self.cut.vectors:
