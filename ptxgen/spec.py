@@ -144,6 +144,12 @@ class KernelSpec:
     waits_for_dependencies: bool = True
 
     @property
+    def launch_fields(self) -> frozenset[str]:
+        """Fields that only launches have, beside a scalar or none: they decide how many CTAs there
+        are. Specs that differ in these alone have one key and one text."""
+        return frozenset()
+
+    @property
     def targets(self) -> tuple[str, ...]:
         """The targets that the kernel is written for; the tests expect all of them to work.
 
@@ -247,6 +253,11 @@ class KernelSpec:
         """The specialisation: field name -> value, in declaration order."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
 
+    def text_fields(self) -> dict[str, Any]:
+        """The fields that the text depends on: all but `launch_fields`."""
+        launch = self.launch_fields
+        return {name: value for name, value in self.fields().items() if name not in launch}
+
     @classmethod
     def purpose(cls) -> str:
         """The first sentence of the spec's docstring, in one line."""
@@ -265,14 +276,14 @@ class KernelSpec:
     def key(self, device: str) -> str:
         """The spec key on a device: known without rendering, equal in every process.
 
-        Kernel name, every field, the target (see `target_on`), and digests of the sources
-        (template, the spec's module, all of ptxgen), as a readable stem and a hash:
+        Kernel name, every one of `text_fields`, the target (see `target_on`), and digests of the
+        sources (template, the spec's module, all of ptxgen), as a readable stem and a hash:
         ``normalise-sm_90-5f0c...``. Raises PtxgenError where the kernel does not exist.
         """
         from urdir.ptxgen.render.sources import generator_digest, module_digest, source_digest
 
         target = self._target(device)
-        fields = (f"{k}={v!r}" for k, v in self.fields().items())
+        fields = (f"{k}={v!r}" for k, v in self.text_fields().items())
         sources = (
             source_digest(self.template),
             module_digest(type(self).__module__),

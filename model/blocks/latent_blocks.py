@@ -116,6 +116,7 @@ def _append_written(
         read,
         at.name("attention.read"),
         **given,
+        length=blocks.length,
         units=walk.units.slice(16 * first // unit, 16 * blocks.length // unit),
         keys=keys,
         tail=work["v"],

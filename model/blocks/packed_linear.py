@@ -12,6 +12,7 @@ from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.linear.pack import Pack
 from urdir.ptxgen.kernels.linear.packed_choice import choose_packed
+from urdir.ptxgen.kernels.linear.packed_parts import HeadPlaces
 from urdir.ptxgen.kernels.normalise import Normalise
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class PackedLinear:
         residual: Slice | None = None,
         up: Matrix | None = None,
         packs: bool = False,
+        heads: tuple[HeadPlaces, ...] = (),
         **ends: Any,
     ) -> None:
         """y (rows, out) = the ends of x, after the ``norm``, times the matrix, for each.
@@ -65,9 +67,11 @@ class PackedLinear:
             gated=up is not None,
             others=tuple((matrix.format, matrix.rows) for matrix, _ in others),
             packs=packs,
+            heads=heads,
             **ends,
         )
-        launch: dict[str, Slice | None] = {"x": self._packed(label, x, norm, first.cols)}
+        room = heads[0].room if heads else 0
+        launch: dict[str, Slice | None] = {"x": self._packed(label, x, norm, first.cols, room)}
         for number, (matrix, y) in enumerate(matrices):
             n = str(number or "")
             launch |= {f"weights{n}": matrix.data, f"bias{n}": matrix.bias}
@@ -76,10 +80,14 @@ class PackedLinear:
             launch |= {"up": up.data, "up_bias": up.bias}
         launch["residual"] = residual
         given = {name: value for name, value in launch.items() if value is not None}
-        self.plan.launch(kernel, label, **given)
+        length = {"length": self.rows} if heads else {}
+        self.plan.launch(kernel, label, **length, **given)
 
-    def _packed(self, label: str, x: Activations, norm: NormLayer | None, cols: int) -> Slice:
-        """The vectors of a product, packed: by a launch, unless they are."""
+    def _packed(
+        self, label: str, x: Activations, norm: NormLayer | None, cols: int, room: int
+    ) -> Slice:
+        """The vectors of a product, packed: by a launch, unless they are. They may have more
+        ``room``."""
         if norm is None and x.packed is not None:
             return x.packed
         packed, source, taken = self.work["packed"], x.x, None
@@ -92,7 +100,7 @@ class PackedLinear:
             source = self.work["normed"]
             kernel = _normalise(self.rows, cols, norm.norm)
             self.plan.launch(kernel, f"{label}.norm", x=x.x, y=source, **_weights(norm))
-        pack = _pack(self.rows, cols, taken and taken.norm)
+        pack = _pack(self.rows, cols, taken and taken.norm, room=room)
         label = f"{label}.norm" if taken else f"{label}.pack"
         weights = {} if taken is None else _weights(taken)
         self.plan.launch(pack, label, x=source, y=packed, **weights)

@@ -79,7 +79,8 @@ class ModelKernel:
 def step_shapes(shapes: ShapeBuckets) -> tuple[StepShape, ...]:
     """The steps of a session with one sequence: decode steps by length bucket and output, prompt
     steps by rows and length bucket, and whether they begin the sequence. One output stands for all
-    of a prompt's: what follows the layers is as in a decode step.
+    of a prompt's: what follows the layers is as in a decode step. The longest walk stands for all
+    of as many rows: they have the same kernels.
     """
     buckets, outputs = (
         shapes.lengths,
@@ -89,7 +90,7 @@ def step_shapes(shapes: ShapeBuckets) -> tuple[StepShape, ...]:
     prompt = (
         StepShape(rows, keys, Output.GREEDY, prompt=rows, begins=begins, walk=walk)
         for rows in shapes.chunks
-        for keys in buckets
+        for keys in (buckets[-1:] if shapes.walked(rows, [1]).count else buckets)
         for begins in sorted({False, shapes.begin_apart})
         for walk in [NO_BLOCKS if begins else shapes.walked(rows, [keys])]
     )

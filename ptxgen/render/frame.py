@@ -28,7 +28,7 @@ def render(spec: Kernel, target: Target) -> str:
     """
     try:
         template = environment().get_template("/".join(spec.template))
-        body = template.render(**spec.fields(), spec=spec, target=target)
+        body = template.render(**spec.text_fields(), spec=spec, target=target)
     except jinja2.TemplateError as exc:
         where = spec.template[1]
         if isinstance(exc, jinja2.TemplateSyntaxError):
@@ -41,11 +41,12 @@ def _frame(spec: Kernel, target: Target, body: str) -> str:
     contract, body = _split_contract(body)
     major, minor = target.version_for(body)
     shape, resident = spec.launch_shape, spec.resident_on(target)
-    fields = ", ".join(f"{k}={v!r}" for k, v in spec.fields().items())
+    grid = "of the launch" if spec.launch_fields else shape.grid
+    fields = ", ".join(f"{k}={v!r}" for k, v in spec.text_fields().items())
     parts = [
         contract,
         f"// {type(spec).__name__}({fields})",
-        f"// grid {shape.grid}  block {shape.block}  cluster {shape.cluster}"
+        f"// grid {grid}  block {shape.block}  cluster {shape.cluster}"
         f"  dynamic shared {shape.shared_bytes} bytes",
         "",
         f".version {major}.{minor}",

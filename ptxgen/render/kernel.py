@@ -85,5 +85,9 @@ class Kernel(Protocol):
     def resident_on(self, target: Target) -> int:
         """CTAs that an SM must have registers for at once; 0 leaves that to the assembler."""
 
-    def fields(self) -> dict[str, Any]:
-        """The specialisation by name; the template sees it."""
+    @property
+    def launch_fields(self) -> frozenset[str]:
+        """Fields that decide the grid alone: launches of one text may differ in them."""
+
+    def text_fields(self) -> dict[str, Any]:
+        """The others by name, the text's specialisation; the template sees them."""

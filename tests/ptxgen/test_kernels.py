@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,9 @@ from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.add import Add
 from urdir.ptxgen.kernels.advance import Advance
 from urdir.ptxgen.kernels.argmax import Argmax, indices
+from urdir.ptxgen.kernels.attention.cached_tokens import CachedTokens
+from urdir.ptxgen.kernels.linear.gemm_wgmma import GemmWgmma
+from urdir.ptxgen.kernels.linear.pack import Pack
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.normalise import Normalise
 from urdir.ptxgen.kernels.rescale import Rescale
@@ -94,12 +98,28 @@ def test_it_assembles_for_every_target(spec):
 def test_the_key_tells_every_field_and_target_apart(spec):
     tested = targets(spec)
     keys = [spec.key(target) for target in tested]
-    for field, value in spec.fields().items():
+    for field, value in spec.text_fields().items():
         other = copy.copy(spec)
         object.__setattr__(other, field, another(value))  # past the checks of the constructor
         keys.append(other.key(tested[-1]))
     assert len(set(keys)) == len(keys)
     assert copy.deepcopy(spec).key(tested[0]) == keys[0]
+
+
+@pytest.mark.parametrize(
+    ("longer", "field"),
+    [
+        (replace(CachedTokens.examples()["latent"], unit=1), "tokens"),
+        (Pack(40, 259, room=40), "rows"),
+        (replace(GemmWgmma.examples()["heads"], batch=37), "batch"),
+    ],
+)
+def test_fields_of_launches_change_the_grid_alone(longer, field):
+    target = longer.targets[-1]
+    shorter = replace(longer, **{field: getattr(longer, field) // 20 * 8})
+    assert (shorter.key(target), shorter.ptx(target)) == (longer.key(target), longer.ptx(target))
+    assert shorter.launch_shape.grid < longer.launch_shape.grid
+    assert replace(shorter.launch_shape, grid=longer.launch_shape.grid) == longer.launch_shape
 
 
 def another(value: object) -> object:

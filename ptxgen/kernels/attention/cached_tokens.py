@@ -21,7 +21,8 @@ class CachedTokens(KernelSpec):
     of the first keys of all ``heads`` (heads, room, width) f16, whose others stay as they are, and
     the rest as ``tail`` (tokens, rest) f32.
 
-    Each ``unit`` of tokens is of one sequence: ``units`` (n, 4) u32 have that, the first of the
+    How many tokens there are is no part of the text, which has it as the scalar ``length``. Each
+    ``unit`` of them is of one sequence: ``units`` (n, 4) u32 have that, the first of the
     tokens there, and how many there are; beyond these are zeros. For caches with a single KV head.
     """
 
@@ -50,8 +51,17 @@ class CachedTokens(KernelSpec):
             raise PtxgenError(
                 f"{self.tokens} tokens of a cache, in units of {self.unit}: room for {self.room}"
             )
-        if self.tokens * self.eights >= 2**31:
-            raise PtxgenError(f"{self.tokens} tokens of a cache: too many for one launch")
+        if self.room * self.eights >= 2**31:
+            raise PtxgenError(f"{self.room} tokens of a cache: too many for one launch")
+
+    @property
+    def launch_fields(self) -> frozenset[str]:
+        return frozenset({"tokens"})
+
+    @property
+    def own_units(self) -> int:
+        """Units of the tokens."""
+        return self.tokens // self.unit
 
     @property
     def rest(self) -> int:
@@ -67,8 +77,9 @@ class CachedTokens(KernelSpec):
     def params(self) -> tuple[Param, ...]:
         keys = tuple(p for p in self.layout.params(Access.IN) if p.name != "v_cache")
         return (
+            Param("length", "u32"),
             *keys,
-            Param("units", "u32", (self.tokens // self.unit, 4), Access.IN),
+            Param("units", "u32", ("own_units", 4), Access.IN),
             # the other values of its rows must survive: INOUT, not OUT
             Param("keys", "f16", ("heads", "room", "width"), Access.INOUT),
             Param("tail", "f32", ("tokens", "rest"), Access.OUT),
@@ -104,6 +115,7 @@ class CachedTokens(KernelSpec):
         table = None
         if layout.is_paged:
             inputs["block_table"] = table = layout.random_table(rng)
+        inputs["length"] = np.uint32(self.tokens)
         inputs["k_cache"] = layout.random_cache(rng, lengths.tolist(), table)
         shape = (self.heads, self.room, self.width)
         return inputs | {"units": units, "keys": rng.standard_normal(shape).astype(np.float16)}

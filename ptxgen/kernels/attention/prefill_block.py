@@ -149,8 +149,8 @@ class PrefillBlock(PrefillWgmma):
         begin: int = 0,
         length: int | None = None,
     ) -> dict[str, Any]:
-        """Inputs for the block of ``length`` keys (all that there is room for) from key ``first`` of
-        a walk on, and rows from position ``start`` on of a sequence that begins in it with key
+        """Inputs for the block of ``length`` keys (all that there is room for) from key ``first``
+        of a walk on, and rows from position ``start`` on of a sequence that begins in it with key
         ``begin``."""
         length = length or self.layout.max_len
         position = start + np.arange(self.rows)

@@ -29,6 +29,9 @@ class Pack(KernelSpec):
     ``used``, without a norm: vectors of y are those of ``places`` pairs of rows and slots, as
     `GroupExperts` lists them; the row of a pair is pair / used, and where there is none the vector
     is 0. ``weighted``: times the pair's weight.
+
+    ``room``, without pairs: y has room for so many vectors, those beyond ``rows`` stay as they are.
+    Both are multiples of eight, and the text does not have ``rows``.
     """
 
     rows: int
@@ -37,6 +40,7 @@ class Pack(KernelSpec):
     used: int = 0
     places: int = 0
     weighted: bool = False
+    room: int = 0
 
     name = "pack"
     template = ("urdir.templates", "pack.ptx.j2")
@@ -53,6 +57,15 @@ class Pack(KernelSpec):
         if (self.used and self.norm) or (self.weighted and not self.used):
             raise PtxgenError(f"pack: {self}: pairs have no norm, and weights are those of pairs")
 
+        if self.room and (self.used or self.room % GROUP or self.rows % GROUP):
+            raise PtxgenError(f"pack: {self}: room for rows alone, multiples of {GROUP}")
+        if self.room and self.rows > self.room:
+            raise PtxgenError(f"pack: {self.rows} rows, room for {self.room}")
+
+    @property
+    def launch_fields(self) -> frozenset[str]:
+        return frozenset({"rows"} if self.room else ())
+
     @staticmethod
     def can_norm(cols: int) -> bool:
         """Whether a CTA holds a row of so many columns."""
@@ -60,21 +73,26 @@ class Pack(KernelSpec):
 
     @property
     def params(self) -> tuple[Param, ...]:
-        norm = self.norm
+        norm, access = self.norm, Access.INOUT if self.room else Access.OUT
         given = (
             (True, Param("x", "f32", ("rows", "cols"), Access.IN)),
             (norm and norm.weight, Param("weight", "f32", ("cols",), Access.IN)),
             (norm and norm.bias, Param("bias", "f32", ("cols",), Access.IN)),
             (self.used, Param("pair", "u32", ("places",), Access.IN)),
             (self.weighted, Param("weight", "f32", ("pairs",), Access.IN)),
-            (True, Param("y", "f16", packed_shape(self.vectors, self.cols), Access.OUT)),
+            (True, Param("y", "f16", packed_shape(self.vectors, self.cols), access)),
         )
         return tuple(param for present, param in given if present)
 
     @property
     def vectors(self) -> int:
         """Vectors of y."""
-        return self.places or self.rows
+        return self.places or self.room or self.rows
+
+    @property
+    def launched(self) -> int:
+        """Vectors that a launch makes."""
+        return GROUP * ceil_div(self.places or self.rows, GROUP)
 
     @property
     def pairs(self) -> int:
@@ -115,7 +133,7 @@ class Pack(KernelSpec):
 
     @property
     def launch_shape(self) -> LaunchShape:
-        grid = (self.tiles // self.cta_tiles, self.groups * GROUP // self.cta_rows, 1)
+        grid = (self.tiles // self.cta_tiles, self.launched // self.cta_rows, 1)
         return LaunchShape(grid=grid, block=(32 * self.warps, 1, 1))
 
     @property
@@ -135,7 +153,11 @@ class Pack(KernelSpec):
             if self.weighted:
                 gathered[found] *= inputs["weight"][pair[found], None]
             x = gathered
-        return {"y": pack(x)}
+        y = pack(x)
+        if self.room:
+            y, made = inputs["y"].copy(), y
+            y[:, : made.shape[1]] = made
+        return {"y": y}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """Rows of a layer norm have means other than 0. Pairs are in any order, each once, with
@@ -163,9 +185,11 @@ class Pack(KernelSpec):
             "rms without weight": cls(3, 20, Norm("rms", 0.1, weight=False)),
             "layer": cls(16, 1280, layer),
             "layer of odd rows": cls(5, 900, layer),
+            "room": cls(16, 259, room=40),
+            "rms, room": cls(24, 260, rms, room=24),
             "pairs": cls(5, 36, used=3, places=24),
             "weighted pairs": cls(9, 290, used=1, places=16, weighted=True),
         }
 
     def flops(self) -> int:
-        return (5 if self.norm else 1) * self.vectors * self.cols
+        return (5 if self.norm else 1) * self.launched * self.cols

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from urdir.ptxgen.errors import PtxgenError
@@ -9,7 +10,7 @@ from urdir.ptxgen.kernels.linear import mma_choice, wgmma_choice
 from urdir.ptxgen.kernels.linear.choice import Limits
 from urdir.ptxgen.kernels.linear.gemm_mma import GemmMma
 from urdir.ptxgen.kernels.linear.gemm_wgmma import GemmWgmma
-from urdir.ptxgen.kernels.linear.packed_parts import takes_packed
+from urdir.ptxgen.kernels.linear.packed_parts import HeadPlaces, takes_packed
 from urdir.ptxgen.kernels.linear.packed_product import PackedProduct
 from urdir.ptxgen.target import Target
 from urdir.ptxgen.weights.formats import Format
@@ -33,12 +34,17 @@ def packs_mixtures(limits: Limits, formats: tuple[Format, ...]) -> bool:
 def choose_packed(
     limits: Limits, fmt: Format, rows: int, cols: int, batch: int, **fields: Any
 ) -> PackedProduct:
-    """The product, cut for the device: `GemmWgmma` where there is wgmma, else `GemmMma`.
+    """The product, cut for the device: `GemmWgmma` where there is wgmma, else `GemmMma`. That of
+    heads is cut as if there were all vectors that they have room for.
 
     ``fields``: the other ones of `PackedProduct`. Raises PtxgenError where `packs` says no.
     """
     if not packs(limits, (fmt,)):
         raise PtxgenError(f"no product of packed activations with {fmt.name} on {limits.target}")
+    heads: tuple[HeadPlaces, ...] = fields.get("heads", ())
+    if heads and batch < heads[0].room:
+        whole = choose_packed(limits, fmt, rows, cols, heads[0].room, **fields)
+        return replace(whole, batch=batch)
     given = (fmt, rows, cols, batch)
     if limits.target in wgmma_choice.TARGETS:
         product = GemmWgmma(*given, wgmma_choice.any_cut(batch), **fields)

@@ -31,7 +31,7 @@ def end_examples(
     yield "gated", cls(q4_k, 96, 512, 30, paired, gated=True, packs=True)
     yield "packed", cls(q8, 96, 288, 9, wide, bias=True, packs=True)
     yield "three matrices", cls(q4_k, 192, 256, 12, wide, others=((q6_k, 33), (f16, 64)))
-    heads = (HeadPlaces(32, 16, 48, 13), HeadPlaces(16, 0, 16, 21))
+    heads = (HeadPlaces(32, 16, 48, 37), HeadPlaces(16, 0, 16, 37))
     yield "heads", cls(q8, 96, 288, 13, wide, others=((f16, 80),), heads=heads)
     gelu = Activation("gelu")
     ends = cls(q8, 64, 256, 8, small, bias=True, activation=gelu, scale=0.05, softcap=20.0)

@@ -119,16 +119,13 @@ class Mixture:
 @dataclass(frozen=True, slots=True)
 class HeadPlaces:
     """Where the product of a matrix goes that makes heads of ``dims`` values: as f16 into the first
-    rows of a cache (heads, room, width), one for each vector, from value ``start`` on."""
+    rows of a cache (heads, room, width), one for each vector, from value ``start`` on. What else is
+    there stays as it is."""
 
     dims: int
     start: int
     width: int
     room: int
-
-    def is_part(self, vectors: int) -> bool:
-        """Whether the cache has other values than those of ``vectors``, which stay as they are."""
-        return self.dims < self.width or vectors < self.room
 
 
 def takes_packed(formats: tuple[Format, ...]) -> bool:

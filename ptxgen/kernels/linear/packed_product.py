@@ -29,7 +29,8 @@ class PackedProduct(PackedTiling):
     `LinearSpec`. ``packs``: y is packed for the next product. ``others``: (format, rows) of more
     matrices for the same x, each with its own y.
 
-    ``heads``: each y is that of heads in a cache, f16 (`HeadPlaces`).
+    ``heads``: each y is that of heads in a cache, f16 (`HeadPlaces`). ``x`` has room for as many
+    vectors as the cache; how many there are is no part of the text, which has it as ``length``.
 
     ``mixture``: W (experts, rows, cols) and biases (experts, rows) are those of experts, ``batch``
     counts rows, and a tile of vectors is one of ``tile_of``; x has the vectors in the order of the
@@ -56,6 +57,8 @@ class PackedProduct(PackedTiling):
     def params(self) -> tuple[Param, ...]:
         mixture, y_shape = self.mixture, packed_shape(self.vectors, self.rows)
         params = [Param("x", "f16", packed_shape(self.vectors, self.cols), Access.IN)]
+        if self.heads:
+            params.insert(0, Param("length", "u32"))
         if mixture is not None:
             params.append(Param("tile_of", "u32", ("tiles", 4), Access.IN))
             if not self.packs:
@@ -80,8 +83,7 @@ class PackedProduct(PackedTiling):
             elif self.heads:
                 of = self.heads[part.number]
                 cache = (part.rows // of.dims, of.room, of.width)
-                access = Access.INOUT if of.is_part(self.batch) else Access.OUT
-                params.append(Param(f"y{n}", "f16", cache, access))
+                params.append(Param(f"y{n}", "f16", cache, Access.INOUT))
             else:
                 params.append(Param(f"y{n}", "f32", ("products", part.rows), Access.OUT))
         return tuple(params)
@@ -99,7 +101,7 @@ class PackedProduct(PackedTiling):
     def reference(self, **inputs: Any) -> dict[str, Array]:
         if self.mixture is not None:
             return {"y": self._of_experts(self.mixture, **inputs)}
-        x = unpack(inputs["x"], self.batch, self.cols)
+        x = unpack(inputs["x"], self.vectors, self.cols)[: self.batch]
         outputs = {}
         for part in self.parts:
             n = part.suffix
@@ -112,17 +114,15 @@ class PackedProduct(PackedTiling):
                 up = up + inputs["up_bias"] if self.biases[0] else up
             y = self._ended(y, up, inputs.get("residual"))
             if self.heads:
-                outputs[f"y{n}"] = self._in_heads(part.number, y, inputs.get(f"y{n}"))
+                outputs[f"y{n}"] = self._in_heads(part.number, y, inputs[f"y{n}"])
             else:
                 outputs[f"y{n}"] = pack(y) if self.packs else y.astype(np.float32)
         return outputs
 
-    def _in_heads(self, number: int, y: Array, before: Array | None) -> Array:
+    def _in_heads(self, number: int, y: Array, before: Array) -> Array:
         """The cache with the product (batch, rows) of a matrix, and what is there beside it."""
         of = self.heads[number]
         heads = y.reshape(self.batch, -1, of.dims).transpose(1, 0, 2).astype(np.float16)
-        if before is None:
-            return np.ascontiguousarray(heads)
         made: Array = before.copy()
         made[:, : self.batch, of.start : of.start + of.dims] = heads
         return made
@@ -172,7 +172,9 @@ class PackedProduct(PackedTiling):
         for p in self.params:
             if p.name in inputs:
                 continue
-            if p.name in layouts:
+            if not p.is_pointer:
+                inputs[p.name] = np.uint32(self.batch)
+            elif p.name in layouts:
                 layout = layouts[p.name]
                 count = layout.rows * layout.cols // layout.format.block
                 inputs[p.name] = layout.pack(random_blocks(layout.format, count, rng, **scale))

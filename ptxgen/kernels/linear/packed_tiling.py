@@ -77,9 +77,17 @@ class PackedTiling(KernelSpec):
         if not is_plain or len(self.heads) != len(self.formats):
             raise PtxgenError(f"{self.name}: {self.heads} of {len(self.formats)} plain matrices")
         for part, of in zip(self.parts, self.heads, strict=True):
-            odd = part.rows % of.dims or of.dims % 2 or of.start % 2 or of.width % 2
+            odd = (
+                of.room != self.vectors
+                or part.rows % of.dims
+                or of.dims % 2
+                or of.start % 2
+                or of.width % 2
+            )
             if odd or of.start + of.dims > of.width or self.batch > of.room:
-                raise PtxgenError(f"{self.name}: {part.rows} rows of {self.batch} vectors do not fill {of}")
+                raise PtxgenError(
+                    f"{self.name}: {part.rows} rows of {self.batch} vectors do not fill {of}"
+                )
 
     def _check_mixture(self, mixture: Mixture) -> None:
         if mixture.height != self.cut.vectors:
@@ -96,13 +104,19 @@ class PackedTiling(KernelSpec):
             raise PtxgenError(f"{self.name}: {self.tiles} tiles are more than {MAX_GRID}")
 
     @property
+    def launch_fields(self) -> frozenset[str]:
+        return frozenset({"batch"} if self.heads else ())
+
+    @property
     def formats(self) -> tuple[Format, ...]:
         """The types of the matrices."""
         return (self.format, *(fmt for fmt, _ in self.others))
 
     @property
     def vectors(self) -> int:
-        """Vectors of x: places of the list of a mixture."""
+        """Vectors of x: places of the list of a mixture, what heads have room for."""
+        if self.heads:
+            return self.heads[0].room
         return self.batch if self.mixture is None else self.mixture.places(self.batch)
 
     @property
@@ -115,6 +129,8 @@ class PackedTiling(KernelSpec):
         """Tiles of vectors."""
         if self.mixture is not None:
             return self.mixture.tiles(self.batch)
+        if self.heads:
+            return ceil_div(self.batch, self.cut.vectors)
         return ceil_div(self.groups * GROUP, self.cut.vectors)
 
     @property
@@ -175,7 +191,7 @@ class PackedTiling(KernelSpec):
     @property
     def reads_once(self) -> bool:
         """Whether a weight is read by one CTA."""
-        return self.mixture is None and self.tiles == 1
+        return self.mixture is None and not self.heads and self.tiles == 1
 
     @property
     def x_in_one(self) -> bool:
