@@ -19,12 +19,15 @@ from urdir.model.engine.realizar import describe
 from urdir.model.engine.runner import Steps
 from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.engine.session import Session
+from urdir.model.engine.step import build_plan
 from urdir.model.errors import ModelError
 from urdir.model.families.config import Config
 from urdir.model.families.rope import RopeConfig
 from urdir.model.families.stored import StoredVector, stored_in
+from urdir.model.families.synthetic import SyntheticModel
 from urdir.model.files.gguf import Gguf, Tensor
 from urdir.model.measure.model_kernels import folded, model_kernels, step_shapes
+from urdir.model.measure.paper_device import paper_device
 from urdir.model.memory.buckets import chunks_of
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
@@ -207,3 +210,18 @@ def test_targets_and_shapes_that_cannot_be() -> None:
     gguf, wide = _shape_8b(layers=1, head_dim=2048)
     with pytest.raises((ModelError, PtxgenError), match="head_dim"):
         model_kernels(gguf, wide, 4096, "sm_90a", 132)
+
+
+@pytest.mark.slow
+def test_walks_of_as_many_rows_have_the_same_kernels() -> None:
+    """Whatever their lengths: these are parameters, and decide the grids."""
+    model = SyntheticModel("deepseek-v2-lite")
+    config = Config.from_gguf(model)
+    with paper_device("sm_90a", 132) as device:
+        weights = Weights(model, config, device)
+        with Session(device, weights, SessionSettings(8192)) as session:
+            shapes = [session.shapes.prompt(end - 500, end)[0] for end in (500, 2000, 8000)]
+            assert len({shape.walk.length for shape in shapes}) == 3
+            plans = [build_plan(session.parts, shape) for shape in shapes]
+    found = [{op.kernel.key("sm_90a") for op in plan if isinstance(op, Launch)} for plan in plans]
+    assert found[0] == found[1] == found[2]
