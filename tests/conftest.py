@@ -138,12 +138,21 @@ def device(urdir_device: Device) -> Device:
 
 
 @pytest.fixture
-def on_hopper(request: pytest.FixtureRequest) -> None:
-    """Skips a test whose ``device`` has no wgmma."""
-    if "device" in request.fixturenames:
-        device: Device = request.getfixturevalue("device")
+def needs_wgmma() -> Callable[[Device], None]:
+    """Skips a test if a device has no wgmma."""
+
+    def check(device: Device) -> None:
         if device.native_target != "sm_90a":
             pytest.skip(f"wgmma is for sm_90a, not {device.native_target}")
+
+    return check
+
+
+@pytest.fixture
+def on_hopper(request: pytest.FixtureRequest, needs_wgmma: Callable[[Device], None]) -> None:
+    """The same of the test's ``device``, where it has one."""
+    if "device" in request.fixturenames:
+        needs_wgmma(request.getfixturevalue("device"))
 
 
 @pytest.fixture

@@ -192,8 +192,9 @@ class ShapeBuckets:
 
     def walked(self, rows: int, lengths: Sequence[int]) -> Blocks:
         """What the prompts of a step of so many rows walk over, to these lengths."""
-        walks = self.walk is not None and rows > MAX_BATCH
-        return self.walk.blocks(lengths) if walks and self.walk else NO_BLOCKS
+        if self.walk is None or rows <= MAX_BATCH:
+            return NO_BLOCKS
+        return self.walk.blocks(lengths)
 
     def segment_rows(self, segments: Sequence[Segment]) -> int:
         """Rows of prompts that segments take."""

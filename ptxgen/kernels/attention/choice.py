@@ -212,8 +212,9 @@ def _wide(
         if keys > SINGLE_KEYS and 8 * near.head_tiles <= sm_count:
             near = replace(near, cluster=8)
         return near if near.cluster * near.head_tiles <= sm_count else None
-    is_short = (whole.rows == 1 and keys <= FEW_KEYS) or whole.layout.values_in_keys
-    if is_short or not (split.suits_tensor_cores and _has_much_memory(target)):
+    is_short = whole.rows == 1 and keys <= FEW_KEYS
+    has_ring = split.suits_tensor_cores and _has_much_memory(target)
+    if is_short or whole.layout.values_in_keys or not has_ring:
         return split
     near = replace(split, cluster=2, ring=WIDE_RING_NBYTES)
     return replace(near, ctas=max(1, sm_count // (2 * near.head_tiles)))

@@ -99,6 +99,7 @@ class LatentDecode(FlashDecode):
         )
 
     def cta(self, target: Target) -> LatentCta:  # type: ignore[override]
+        """What the template needs to know: it is not FlashDecode's, nor is a CTA divided so."""
         return LatentCta(self, target)
 
     @classmethod

@@ -133,6 +133,7 @@ def test_ranks_walk_with_their_own_heads_or_layers(
     ranks: int,
     device_name: str,
     needs_gpus: Callable[[int], None],
+    needs_wgmma: Callable[[Device], None],
     random_model: Callable[..., Any],
     reference_model: Any,
 ) -> None:
@@ -143,8 +144,7 @@ def test_ranks_walk_with_their_own_heads_or_layers(
     config = Config.from_gguf(model)
     with ExitStack() as owners:
         group = owners.enter_context(Group.open(device_name, ranks))
-        if group[0].native_target != "sm_90a":
-            pytest.skip(f"wgmma is for sm_90a, not {group[0].native_target}")
+        needs_wgmma(group[0])
         weights = [
             owners.enter_context(Weights.load(model, share, device))
             for share, device in zip(shares_of(config, model, ranks, split), group, strict=True)
