@@ -35,7 +35,8 @@ class Task(Generic[_Result]):
 
     def __init__(self, work: Callable[[], _Result], name: str) -> None:
         self._future: Future[_Result] = Future()
-        threading.Thread(target=self._run, args=(work,), name=name).start()
+        self._thread = threading.Thread(target=self._run, args=(work,), name=name)
+        self._thread.start()
 
     def _run(self, work: Callable[[], _Result]) -> None:
         try:
@@ -48,5 +49,6 @@ class Task(Generic[_Result]):
         return self._future.result()
 
     def failed(self) -> bool:
-        """Wait for the end of the work; whether it raised."""
+        """Wait for the end of the work, and of its thread; whether it raised."""
+        self._thread.join()
         return self._future.exception() is not None
