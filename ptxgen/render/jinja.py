@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import shutil
 import struct
-from collections.abc import Callable, Hashable, MutableMapping
+from collections.abc import Callable, Hashable, Iterable, MutableMapping
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -37,6 +37,12 @@ def f16x2(value: float) -> str:
     return "0x" + 2 * struct.pack(">e", value).hex().upper()
 
 
+def repeat(numbers: int | Iterable[int], line: str) -> str:
+    """A line of PTX for each number (of a count: from 0 on), which replaces every ``#`` in it."""
+    numbers = range(numbers) if isinstance(numbers, int) else numbers
+    return "\n    ".join(line.replace("#", str(number)) for number in numbers)
+
+
 @functools.lru_cache(maxsize=1 << 12)
 def once(macro: Callable[..., str], *args: Hashable) -> str:
     """The text of a macro for ``args``, rendered once a process, for what many kernels share.
@@ -61,7 +67,7 @@ def environment() -> jinja2.Environment:
         keep_trailing_newline=True,
         extensions=["jinja2.ext.do", "jinja2.ext.loopcontrols"],
     )
-    env.globals |= {"f16x2": f16x2, "f32": f32, "once": once}
+    env.globals |= {"f16x2": f16x2, "f32": f32, "once": once, "repeat": repeat}
     return env
 
 

@@ -10,7 +10,7 @@ import pytest
 from urdir.ptxgen import catalog, ptx
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.render import sources
-from urdir.ptxgen.render.jinja import environment, f32, template_names
+from urdir.ptxgen.render.jinja import environment, f32, repeat, template_names
 from urdir.ptxgen.spec import Access, KernelSpec, LaunchShape, Param
 from urdir.ptxgen.target import since
 
@@ -245,6 +245,12 @@ def test_the_digest_covers_imported_files(package, changed):
 )
 def test_f32_constants_are_exact(value, text):
     assert f32(value) == text
+
+
+def test_a_repeated_line_has_each_number():
+    assert repeat(2, "mov.f32 %v#, %w#;") == "mov.f32 %v0, %w0;\n    mov.f32 %v1, %w1;"
+    assert repeat(range(4, 12, 4), "bar.sync #;") == "bar.sync 4;\n    bar.sync 8;"
+    assert repeat(0, "bar.sync #;") == ""
 
 
 def test_f32_constants_are_rounded_once():
