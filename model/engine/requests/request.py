@@ -18,8 +18,9 @@ class Request:
     It ends after ``limit`` tokens (None: when the context is full), at an end token of the model
     (never with ``ignore_end``), or where its text has one of ``stops``. The text has those control
     tokens that are ``shown``. A ``constraint`` says which tokens may come next, from those before:
-    each step waits for the token of the last one then. Raises ModelError for an empty prompt,
-    SettingsError.
+    each step waits for the token of the last one then. What is known of the prompt's beginning is
+    shared with requests of the same ``scope`` alone, a name of some bytes that is no secret. Raises
+    ModelError for an empty prompt, SettingsError.
     """
 
     prompt: tuple[int, ...]
@@ -29,6 +30,7 @@ class Request:
     ignore_end: bool = False
     constraint: Constraint | None = None
     shown: frozenset[str] = frozenset()
+    scope: bytes = b""
 
     def __post_init__(self) -> None:
         if not self.prompt:

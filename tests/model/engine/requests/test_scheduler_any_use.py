@@ -26,6 +26,7 @@ REQUESTS = st.builds(
     settings=st.integers(0, 4).map(lambda n: replace(GREEDY, min_tokens=n)),
     ignore_end=st.booleans(),
     constraint=st.sampled_from([None, None, object()]),
+    scope=st.sampled_from([b"", b"", b"a", b"b"]),
 )
 
 
