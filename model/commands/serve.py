@@ -146,6 +146,7 @@ def _server(args: argparse.Namespace) -> replicas.Server:
 def open_service(args: argparse.Namespace, template: str | None) -> AsyncService:
     """The engine with its scheduler, as the flags say; ``template`` in place of the file's."""
     from urdir.model.engine.requests.async_service import AsyncService as EngineService
+    from urdir.model.engine.requests.limits import Limits
     from urdir.model.serve.served_model import EngineModel
 
     defaults = _defaults(args)
@@ -171,9 +172,11 @@ def open_service(args: argparse.Namespace, template: str | None) -> AsyncService
     if args.verbose:
         print_engine(engine)
     print_room(engine)
+    limits = Limits.for_latency(engine.session.shapes, share_prefixes=args.share_prefixes)
     return EngineService(
         engine,
         lambda service: EngineModel(engine, _names(args, engine), service, defaults),
+        limits=limits,
         warm_up=warm_up,
     )
 

@@ -12,6 +12,7 @@ from urdir.model.serve.errors import unknown_model
 from urdir.model.serve.fields import Fields
 from urdir.model.serve.interface import ServedModel
 from urdir.model.serve.limits import Limits
+from urdir.model.serve.prefix_scope import prefix_scope
 from urdir.model.text.constraints import Constraint
 
 MOST_LOGPROBS = 20
@@ -36,14 +37,16 @@ class Parameters:
     n: int
     stream: bool
     include_usage: bool
+    salt: str | None
 
     def requests(
         self,
         prompt: tuple[int, ...],
+        caller: bytes,
         constraint: Constraint | None = None,
         shown: frozenset[str] = frozenset(),
     ) -> list[Request]:
-        """One for each of the ``n`` answers."""
+        """One for each of the ``n`` answers; ``caller`` is the digest of a key (`prefix_scope`)."""
         return [
             Request(
                 prompt=prompt,
@@ -53,6 +56,7 @@ class Parameters:
                 ignore_end=self.ignore_end,
                 constraint=constraint,
                 shown=shown,
+                scope=prefix_scope(caller, self.salt),
             )
             for index in range(self.n)
         ]
@@ -82,6 +86,7 @@ def read_parameters(
         n=fields.whole("n", 1, limits.answers) or 1,
         stream=stream,
         include_usage=options is not None and options.flag("include_usage"),
+        salt=_read_salt(fields, limits),
     )
 
 
@@ -124,6 +129,14 @@ def _read_seed(fields: Fields, model: ServedModel) -> int | None:
     if seed is None:
         return None if model.defaults.has_seed else int.from_bytes(os.urandom(8))
     return seed % _SEEDS
+
+
+def _read_salt(fields: Fields, limits: Limits) -> str | None:
+    """vLLM's: requests with other salts find nothing of this one's prompt."""
+    salt = fields.text("cache_salt")
+    if salt is not None and not 0 < len(salt) <= limits.salt:
+        fields.fail("cache_salt", f"must have 1 to {limits.salt} characters", "invalid_value")
+    return salt
 
 
 def _read_bias(
