@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -198,25 +197,8 @@ def _defaults(args: argparse.Namespace) -> Defaults:
     """What the flags say in place of requests."""
     from urdir.model.serve.interface import Defaults
 
-    usual = Defaults()
-    given = {
-        name: getattr(args, flag)
-        for name, flag in {
-            "temperature": "temp",
-            "top_k": "top_k",
-            "top_p": "top_p",
-            "min_p": "min_p",
-            "repeat_penalty": "repeat_penalty",
-            "repeat_last_n": "repeat_last_n",
-            "presence_penalty": "presence_penalty",
-            "frequency_penalty": "frequency_penalty",
-            "seed": "seed",
-        }.items()
-        if getattr(args, flag) is not None
-    }
     return Defaults(
-        settings=replace(usual.settings, **given, logit_bias=tuple(args.logit_bias or ())),
-        has_seed=args.seed is not None,
+        settings=options.sampling_settings(args, Defaults().settings),
         limit=args.n_predict,
         variables=prompts.given_variables(args),
     )

@@ -243,7 +243,6 @@ def test_flags_of_access_and_of_requests(
     usual = Defaults()
     assert model.defaults == Defaults(
         settings=replace(usual.settings, temperature=0.6, seed=7),
-        has_seed=True,
         limit=9,
         variables={"enable_thinking": False},
     )
