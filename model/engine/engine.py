@@ -237,8 +237,8 @@ class Engine(Owner):
         ``tools`` are descriptions in OpenAI's form, ``variables`` what else the template may read
         ("enable_thinking"); ``settings`` say how tokens are chosen (those of `SamplingSettings()`),
         ``limit`` how many at most, ``stops`` at which texts the answer ends. Drawn answers differ
-        from call to call unless the settings have a seed: ``reply.statistics.seed`` is the one that
-        repeats the answer. What the conversation has in common with the one before is in the cache.
+        from call to call unless the settings have a seed: ``reply.statistics.seed`` repeats the
+        answer. What the conversation has in common with the one before is in the cache.
         Raises TemplateError for what is no conversation (`conversation`), SettingsError,
         ModelError.
         """

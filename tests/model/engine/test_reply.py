@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -65,23 +66,31 @@ BAD: list[tuple[Any, dict[str, Any], type[ModelError], str]] = [
 
 @pytest.mark.slow
 def test_drawn_answers_differ_and_their_seed_repeats_them() -> None:
-    """Of a chat, a text, and many; what is no conversation is refused in one line."""
+    """Of a chat, a text, and many. Prompts are in the cache, and so processed in the same steps."""
     wild = SamplingSettings(temperature=20.0, top_k=0, top_p=1.0, min_p=0.0)
-    with Engine.open("demo", device="emulator", cache_folder=None, sequences=2) as engine:
-        replies = [engine.chat([QUESTION], settings=wild, limit=8) for _ in range(3)]
+    exact: Any = {"exact": True, "kv_dtype": "f32", "sequences": 2, "cache_folder": None}
+    with Engine.open("demo", device="emulator", **exact) as engine:
+        ask = partial(engine.chat, [QUESTION], limit=8)
+        _, *replies = [ask(settings=wild) for _ in range(4)]
         assert len({reply.content for reply in replies}) == 3
-        seeded = replace(wild, seed=replies[0].statistics.seed)
-        for _ in range(2):
-            assert engine.chat([QUESTION], settings=seeded, limit=8).content == replies[0].content
-        texts = {engine.generate("Once", settings=wild, limit=8) for _ in range(2)}
-        assert len(texts) == 2
-        first, second = engine.generate_all(["Once", "Once"], settings=wild, limit=8)
+        again = ask(settings=replace(wild, seed=replies[0].statistics.seed))
+        assert again.content == replies[0].content
+        assert len({engine.generate("Once", settings=wild, limit=8) for _ in range(2)}) == 2
+        many = partial(engine.generate_all, ["Once", "Once"], limit=8)
+        _, drawn = list(many(settings=wild)), list(many(settings=wild))
+        first, second = drawn
         assert first.text != second.text
         assert first.settings.seed == second.settings.seed is not None
-        assert engine.generate("Once", settings=second.settings, limit=8) == second.text
+        assert [str(each) for each in many(settings=first.settings)] == [*map(str, drawn)]
+
+
+@pytest.mark.slow
+def test_what_a_chat_cannot_answer_is_refused_in_one_line() -> None:
+    with Engine.open("demo", device="emulator", cache_folder=None) as engine:
         for messages, fields, error, words in BAD:
-            with pytest.raises(error, match=words):
+            with pytest.raises(error, match=words) as caught:
                 engine.chat(messages, **fields)
+            assert "\n" not in str(caught.value)
 
 
 def test_a_generation_tells_its_seed_before_it_begins() -> None:
