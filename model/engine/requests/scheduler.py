@@ -305,7 +305,7 @@ class Scheduler:
         prefill, slot = len(task.tokens), self._slots[-1]
         spare = self.limits.ahead * len(self._running)  # or the next tokens would set it back
         try:
-            found = self._storage.match(slot, known, prefill, spare)
+            found = self._storage.match(slot, known, prefill, spare, task.request.scope)
         except Exception as error:
             if isinstance(error, ContextFullError) and self._running:
                 self._is_short = True
@@ -324,12 +324,12 @@ class Scheduler:
         return task
 
     def _is_being_computed(self, task: Task) -> bool:
-        """Whether steps under way compute more of a request's beginning than is known: it can share
-        that soon. Answers to one prompt share it so."""
+        """Whether steps under way compute more of a request's beginning than is known in its scope:
+        it can share that soon. Answers to one prompt share it so."""
         if not self.limits.share_prefixes:
             return False
         for leader in self._running.values():
-            if leader.complete >= leader.prefill:
+            if leader.complete >= leader.prefill or leader.request.scope != task.request.scope:
                 continue
             end = self._storage.next_shared(leader.slot, leader.complete)
             if not 0 < end < len(task.tokens) or end > leader.prefill:
@@ -380,9 +380,9 @@ class Scheduler:
         del self._running[task.number]
         task.slot = -1
         task.stored = task.complete = task.room = task.prefill = 0
-        self._storage.release(slot, known, stored)
+        self._storage.release(slot, known, stored, task.request.scope)
 
     def _publish(self, task: Task) -> None:
         """Others may begin with what complete steps have computed of a request."""
         if task.slot >= 0 and self.limits.share_prefixes:
-            self._storage.publish(task.slot, task.tokens[: task.complete])
+            self._storage.publish(task.slot, task.tokens[: task.complete], task.request.scope)
