@@ -232,6 +232,10 @@ class Device:
         """
         return self._modules.load([kernel], self)[0]
 
+    def is_loaded(self, kernel: Kernel) -> bool:
+        """Whether `load` of a kernel has nothing to do."""
+        return self._modules.has(kernel, self)
+
     def load_all(self, kernels: Sequence[Kernel], tell: Tell | None = None) -> list[LoadedKernel]:
         """`load` for each; those that must be compiled are compiled at once, in threads, which
         ``tell`` how many of how many are. Raises as `load` does."""

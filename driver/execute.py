@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ from urdir.driver.operation import (
     Operation,
     allocation_of,
 )
+from urdir.driver.parallel import Job, completed
 from urdir.driver.plan import Plan, StopAfter
 
 if TYPE_CHECKING:
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from urdir.driver.stream import Stream
 
 Array = npt.NDArray[Any]
-Result = TypeVar("Result")
 Step = tuple[Operation, "LoadedKernel | None"]
 
 
@@ -84,12 +84,7 @@ def bind(plan: Plan | BoundPlan, device: Device) -> BoundPlan:
     What is appended to the plan later is not part of what was bound.
     """
     if isinstance(plan, Plan):
-        fixed = plan[:]
-        _check_memory(fixed, device)
-        used = fixed.kernels()
-        loaded = dict(zip(map(id, used), device.load_all(used), strict=True))
-        kernels = (loaded[id(op.kernel)] if isinstance(op, Launch) else None for op in fixed)
-        return BoundPlan(fixed, device, tuple(kernels))
+        return completed(binding(plan, device))
     if plan.device is not device:
         raise LaunchError(
             f"plan {plan.plan.name} is bound to {plan.device.name}, it cannot run on {device.name}"
@@ -97,16 +92,27 @@ def bind(plan: Plan | BoundPlan, device: Device) -> BoundPlan:
     return plan
 
 
-def _check_memory(plan: Plan, device: Device) -> None:
+def binding(plan: Plan, device: Device) -> Generator[None, None, BoundPlan]:
+    """`bind` in small pieces, one an operation."""
+    fixed = plan[:]
+    for operation in fixed:
+        _check_memory(operation, device)
+        yield
+    used = fixed.kernels()
+    loaded = dict(zip(map(id, used), device.load_all(used), strict=True))
+    kernels = (loaded[id(op.kernel)] if isinstance(op, Launch) else None for op in fixed)
+    return BoundPlan(fixed, device, tuple(kernels))
+
+
+def _check_memory(operation: Operation, device: Device) -> None:
     """Raise LaunchError, naming operation and argument, for memory out of the device's reach."""
-    for operation in plan:
-        for use, memory in zip(operation.uses(), operation.memory(), strict=True):
-            owner = allocation_of(memory)
-            if not device.context.reaches(owner.device.context):
-                raise LaunchError(
-                    f"{operation.label}: {operation.what}, argument {use.name!r}: {memory.name!r} "
-                    f"belongs to another device, {owner.device.name}, not to {device.name}"
-                )
+    for use, memory in zip(operation.uses(), operation.memory(), strict=True):
+        owner = allocation_of(memory)
+        if not device.context.reaches(owner.device.context):
+            raise LaunchError(
+                f"{operation.label}: {operation.what}, argument {use.name!r}: {memory.name!r} "
+                f"belongs to another device, {owner.device.name}, not to {device.name}"
+            )
 
 
 def run(
@@ -139,8 +145,9 @@ def record(plan: Plan | BoundPlan, device: Device, *, programmatic: bool = True)
 
 def recording(
     plan: Plan | BoundPlan, device: Device, *, programmatic: bool = True
-) -> Generator[None, None, RecordedGraph]:
-    """`record` in small pieces, one an operation: the graph is what the generator returns."""
+) -> Generator[Job[Any] | None, None, RecordedGraph]:
+    """`record` in small pieces, one an operation: the graph is what the generator returns. A piece
+    that would take long is yielded, and may be done in another thread before the next one."""
     bound = bind(plan, device)
     graph = Graph(device, bound.plan.name)
     try:
@@ -152,7 +159,7 @@ def recording(
 
 def _recording(
     bound: BoundPlan, graph: Graph, programmatic: bool
-) -> Generator[None, None, RecordedGraph]:
+) -> Generator[Job[Any] | None, None, RecordedGraph]:
     dependencies, needed = Dependencies(), []
     for operation, loaded in bound.steps():
         plain: list[int] = []
@@ -168,23 +175,13 @@ def _recording(
             graph.add_copy(operation, plain)
         else:
             graph.add_fill(operation, plain)
-        yield
+        yield None
     if graph.node_count != len(bound):
         raise DriverError(
             f"plan {bound.plan.name} has {len(bound)} operations, its graph {graph.node_count} "
             "nodes: recording has lost some"
         )
-    return graph.instantiate(needed)
-
-
-def completed(work: Generator[object, None, Result]) -> Result:
-    """Do all of (the rest of) some work that comes in pieces; what it returns."""
-    while True:
-        try:
-            next(work)
-        except StopIteration as stop:
-            result: Result = stop.value
-            return result
+    return (yield from graph.instantiating(needed))
 
 
 def evaluate(plan: Plan | BoundPlan, stop_after: StopAfter = None) -> None:

@@ -6,7 +6,7 @@ the recording. `Graph` is what is being built, `RecordedGraph` what is launched.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ from urdir.driver.node import (
     kernel_params,
 )
 from urdir.driver.operation import Copy, Fill, Launch, Operation, allocation_of
+from urdir.driver.parallel import Job, completed
 
 if TYPE_CHECKING:
     from urdir.driver.module import LoadedKernel
@@ -91,9 +92,31 @@ class Graph(Owned):
 
         ``needed`` are the edges that the operations need (`find_edges`), where they are known.
         """
+        return completed(self.instantiating(needed))
+
+    def instantiating(
+        self, needed: Iterable[Edge] | None = None
+    ) -> Generator[Job[Any] | None, None, RecordedGraph]:
+        """`instantiate` in pieces. The driver's is a job, for any thread."""
         operations = [node.operation for node in self.nodes]
         _check_ordered(self.name, operations, self.edges, needed)
-        return RecordedGraph(self)
+        yield None
+        job = Job(self._instantiated)
+        try:
+            yield job
+        except BaseException:
+            job.abandon(self._destroy_instance)
+            raise
+        return RecordedGraph(self, job.result())
+
+    def _instantiated(self) -> Any:
+        """The driver's handle of what can be launched."""
+        api, what = self._enter(), f"cuGraphInstantiate {self.name!r}, {len(self.nodes)} nodes"
+        return check(api, api.cuGraphInstantiate(self.handle, 0), what)
+
+    def _destroy_instance(self, handle: Any) -> None:
+        destroy, what = self.device.api.cuGraphExecDestroy, f"closing {self.name!r}"
+        self.device.context.destroy(destroy, handle, what, quiet=True)
 
     @property
     def node_count(self) -> int:
@@ -171,14 +194,8 @@ class RecordedGraph(Owned):
 
     kind = "recorded graph"
 
-    def __init__(self, graph: Graph) -> None:
-        device = graph.device
-        device.context.make_current()
-        api = device.api
-        what = f"cuGraphInstantiate {graph.name!r}, {len(graph.nodes)} nodes"
-        super().__init__(
-            device, graph.name, check(api, api.cuGraphInstantiate(graph.handle, 0), what)
-        )
+    def __init__(self, graph: Graph, handle: Any) -> None:
+        super().__init__(graph.device, graph.name, handle)
         self._graph = graph
         try:
             self._hold(_needed(graph.nodes))

@@ -96,6 +96,8 @@ class ModuleCache:
     ) -> list[LoadedKernel]:
         """The loaded kernels; see `Device.load_all`."""
         keyed = [(kernel.key(device.native_target), kernel) for kernel in kernels]
+        if not any(self._is_new(key) for key, _ in keyed):  # no wait for another's compilation
+            return [self._loaded[key] for key, _ in keyed]
         with self._lock:
             device.context.make_current()
             new: dict[str, Kernel] = {}
@@ -116,6 +118,10 @@ class ModuleCache:
 
             in_threads(make, unknown)
             return [self._loaded[key] for key, _ in keyed]
+
+    def has(self, kernel: Kernel, device: OpenDevice) -> bool:
+        """Whether a kernel is loaded."""
+        return not self._is_new(kernel.key(device.native_target))
 
     def _is_new(self, key: str) -> bool:
         found = self._loaded.get(key)

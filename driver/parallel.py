@@ -1,10 +1,11 @@
-"""Work in threads: the same on several things at once, or one thing beside the caller."""
+"""Work in threads: the same on several things at once, or one thing beside the caller; work in
+pieces, the long ones of which are for other threads."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
@@ -28,6 +29,54 @@ def in_threads(work: Callable[[_Item], _Result], items: Iterable[_Item]) -> list
         return [work(item) for item in items]
     with ThreadPoolExecutor(threads, "urdir") as pool:
         return list(pool.map(work, items))
+
+
+def completed(work: Generator[object, None, _Result]) -> _Result:
+    """Do all of (the rest of) some work that comes in pieces; what it returns."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as stop:
+            result: _Result = stop.value
+            return result
+
+
+class Job(Generic[_Result]):
+    """``work()``, done once, by the first thread that wants it done."""
+
+    def __init__(self, work: Callable[[], _Result]) -> None:
+        self._work = work
+        self._future: Future[_Result] = Future()
+        self._lock = threading.Lock()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has ended, be it by an exception."""
+        return self._future.done()
+
+    def run(self) -> None:
+        """Do the work, or wait for the thread that does it; `result` raises its exception."""
+        with self._lock:
+            if self._future.done():
+                return
+            try:
+                self._future.set_result(self._work())
+            except BaseException as exc:
+                self._future.set_exception(exc)
+
+    def result(self) -> _Result:
+        """What the work returned, or its exception raised; it is done here unless it was."""
+        self.run()
+        return self._future.result()
+
+    def abandon(self, free: Callable[[_Result], None]) -> None:
+        """Nobody wants the result: ``free`` is called with one that there is, after which none
+        comes."""
+        with self._lock:
+            if not self._future.done():
+                self._future.cancel()
+            elif self._future.exception() is None:
+                free(self._future.result())
 
 
 class Task(Generic[_Result]):

@@ -98,7 +98,7 @@ def run_here(args: argparse.Namespace, source: str | SyntheticModel | None) -> i
         sequences=args.parallel,
         memory_share=args.gpu_memory_share,
         chunk=options.chunk(args),
-        meanwhile=lambda engine: _warm_up(engine, _limits(args, engine)),
+        meanwhile=lambda engine: _warm_up(engine, _limits(args, engine), case),
     )
     limits, device = _limits(args, engine), engine.device
     asks = plan_load(case, engine.config.vocab_size)
@@ -140,12 +140,16 @@ def _limits(args: argparse.Namespace, engine: Engine) -> Limits:
     return Limits.for_latency(shapes)
 
 
-def _warm_up(engine: Engine, limits: Limits) -> None:
+def _warm_up(engine: Engine, limits: Limits, case: LoadCase) -> None:
     """What is measured is a server that has run a while."""
     from urdir.model.engine.batch import Output
 
+    if not engine.device.is_emulated:
+        print("steps that are likely are recorded first", file=sys.stderr)
+    users = case.users if case.rate is None else case.requests
+    most = users, case.inputs[1] + case.outputs[1]
     outputs, rows = (Output.GREEDY,), limits.mixed_rows
-    begin_warm_up(engine, float("inf"), outputs=outputs, mixed_rows=rows)
+    begin_warm_up(engine, float("inf"), outputs=outputs, mixed_rows=rows, most=most)
 
 
 def _report(

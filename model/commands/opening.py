@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -91,7 +92,12 @@ def open_for_answers(
 
 def begin_warm_up(engine: Engine, seconds: float, **likely: Any) -> WarmUp | None:
     """Record graphs of the likeliest steps, with progress, for so long. None on the emulator, whose
-    steps take longer than their graphs. ``likely`` is what `likely_shapes` is to know."""
+    steps take longer than their graphs. ``likely`` is what `likely_shapes` is to know.
+
+    What graphs are made of is frozen: those of an 8B model are millions of objects, and the
+    collector stops all threads while it looks at each of them (half a million took 0.27 s on a core
+    of a cloud Xeon). They go without it: they are in no cycle.
+    """
     from urdir.model.engine.requests.warm_up import WarmUp, likely_shapes
     from urdir.model.progress import Progress
 
@@ -100,9 +106,10 @@ def begin_warm_up(engine: Engine, seconds: float, **likely: Any) -> WarmUp | Non
     session = engine.session
     states = session.storage.shared_states
     divided = states is not None and states.places > 0
-    warm_up = WarmUp(session.steps, likely_shapes(session.shapes, **likely, divided=divided))
-    with Progress("preparing", warm_up.left) as progress:
-        warm_up.run(seconds, progress.advance)
+    shapes = likely_shapes(session.shapes, **likely, divided=divided)
+    warm_up = WarmUp(session.steps, shapes, on_graph=gc.freeze)
+    with Progress("recording graphs", warm_up.left) as progress:
+        warm_up.run(seconds, progress.reach)
     return warm_up
 
 

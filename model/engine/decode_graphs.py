@@ -50,4 +50,4 @@ class DecodeGraphs:
         none is recorded on the way."""
         for reached in range(length, end):
             while self.prepare(rows, output, reached, end, AT_ONCE):
-                pass
+                self._steps.wait_for_helper()

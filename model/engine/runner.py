@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from urdir.driver import execute
 from urdir.driver.context import close_all
 from urdir.driver.group import launch_together
+from urdir.driver.parallel import Job, completed
 from urdir.model.blocks.parts import StepParts
 from urdir.model.engine.batch import StepShape
 from urdir.model.engine.step import building
@@ -24,8 +27,8 @@ if TYPE_CHECKING:
     from urdir.driver.stream import Stream
 
 Result = TypeVar("Result")
-#: Work that comes in pieces. A piece may yield a kernel that will be needed soon.
-Work = Generator["Kernel | None", None, Result]
+#: Work in small pieces. One that would take long is yielded: another thread may do it.
+Work = Generator[Job[Any] | None, None, Result]
 #: Makes the plan of a shape, in pieces.
 Build = Callable[[StepParts, StepShape], Generator[None, None, "Plan"]]
 
@@ -65,6 +68,8 @@ class Steps(Owner):
         self._graphs: dict[StepShape, RecordedGraph] = {}
         self._used_bytes, self._most_bytes = 0, graph_bytes
         self._begun: dict[StepShape, Work[RecordedGraph]] = {}
+        self._waits: dict[StepShape, Job[Any]] = {}  # of those that have begun
+        self._helper = ThreadPoolExecutor(1, "recording")
 
     def launch(self, shape: StepShape, stream: Stream) -> None:
         """Queue a shape's steps on ``stream``. Raises DriverError; nothing was queued then."""
@@ -82,15 +87,16 @@ class Steps(Owner):
 
     def bound(self, shape: StepShape) -> BoundPlan:
         """The plan of a shape with its kernels loaded."""
-        return execute.completed(self._binding(shape))
+        return completed(self._binding(shape))
 
     def graph(self, shape: StepShape) -> RecordedGraph:
         """The recorded graph of a shape; what `prepare` has begun is finished."""
         if shape in self._graphs:
             graph = self._graphs[shape] = self._graphs.pop(shape)
             return graph
+        self._waits.pop(shape, None)
         work = self._begun.pop(shape, None) or self._recording(shape)
-        return self._keep(shape, execute.completed(work))
+        return self._keep(shape, completed(work))
 
     def _keep(self, shape: StepShape, graph: RecordedGraph) -> RecordedGraph:
         """Keep a new graph, and forget those that were not used for longest where together they
@@ -114,7 +120,7 @@ class Steps(Owner):
         for steps, _ in self._followers:
             steps.record(shapes)
         shapes = [shape for shape in dict.fromkeys(shapes) if shape not in self._bound]
-        plans = [execute.completed(self._build(self.parts, shape)) for shape in shapes]
+        plans = [completed(self._build(self.parts, shape)) for shape in shapes]
         self._load([kernel for plan in plans for kernel in plan.kernels()])
         for shape, plan in zip(shapes, plans, strict=True):
             self._bound[shape] = execute.bind(plan, self.parts.device)
@@ -137,10 +143,12 @@ class Steps(Owner):
         return 1 - self._used_bytes / self._most_bytes
 
     def prepare(self, shape: StepShape) -> bool:
-        """Do a small piece of recording a graph that will be needed, well below a millisecond but
-        where a kernel is new; False once there is nothing left to do.
+        """Do a small piece of recording a graph that will be needed, well below a millisecond;
+        False once there is nothing left to do.
 
-        For whoever has a moment to spare while the device is busy. Raises DriverError.
+        For whoever has a moment to spare while the device is busy. A thread compiles and loads
+        kernels and has the driver make the graph: nothing is done here while that takes, see
+        `is_waiting`. Raises DriverError.
         """
         if self.observer is not None:
             return False
@@ -150,16 +158,33 @@ class Steps(Owner):
         """`prepare` of this rank."""
         if shape in self._graphs:
             return False
+        if (job := self._waits.get(shape)) is not None and not job.is_done:
+            return True
+        self._waits.pop(shape, None)
         work = self._begun.pop(shape, None) or self._recording(shape)
         try:
-            kernel = next(work)
-        except StopIteration as done:
-            self._keep(shape, done.value)
+            job = next(work)
+        except StopIteration as end:
+            self._keep(shape, end.value)
             return False
-        if kernel is not None:
-            self.parts.device.load(kernel)
         self._begun[shape] = work
+        if job is not None:
+            self._waits[shape] = job
+            self._helper.submit(job.run)
         return True
+
+    @property
+    def is_waiting(self) -> bool:
+        """True while a thread does something for `prepare`."""
+        own = any(not job.is_done for job in self._waits.values())
+        return own or any(steps.is_waiting for steps, _ in self._followers)
+
+    def wait_for_helper(self) -> None:
+        """Wait until that is done, or do it."""
+        for job in self._waits.values():
+            job.run()
+        for steps, _ in self._followers:
+            steps.wait_for_helper()
 
     def _recording(self, shape: StepShape) -> Work[RecordedGraph]:
         """Make the graph of a shape, in pieces."""
@@ -174,14 +199,19 @@ class Steps(Owner):
     def _binding(self, shape: StepShape) -> Work[BoundPlan]:
         """Make the bound plan of a shape, in pieces.
 
-        After a kernel is yielded there is time to load it; kernels that are not loaded in the end
-        are loaded together, in threads.
+        Kernels whose loading was yielded, but not done, are loaded together, in threads.
         """
         if shape not in self._bound:
+            device = self.parts.device
             plan = yield from self._build(self.parts, shape)
-            yield from plan.kernels()
+            for kernel in plan.kernels():
+                yield None
+                if not device.is_loaded(kernel):
+                    yield (job := Job(partial(device.load, kernel)))
+                    if job.is_done:
+                        job.result()
             self._load(plan.kernels())
-            self._bound[shape] = execute.bind(plan, self.parts.device)
+            self._bound[shape] = yield from execute.binding(plan, device)
         return self._bound[shape]
 
     def _load(self, kernels: Sequence[Kernel]) -> None:
@@ -191,9 +221,11 @@ class Steps(Owner):
 
     def close(self) -> None:
         """Free the graphs; closing twice does nothing."""
+        self._helper.shutdown(cancel_futures=True)
         graphs = [*self._graphs.values()]
         self._graphs.clear()
         self._used_bytes = 0
         self._begun.clear()
+        self._waits.clear()
         self._bound.clear()
         close_all(graphs)

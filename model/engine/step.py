@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 
-from urdir.driver.execute import completed
+from urdir.driver.parallel import completed
 from urdir.driver.plan import Plan
 from urdir.model.blocks.activations import Activations
 from urdir.model.blocks.embedding import append_embedding

@@ -115,7 +115,9 @@ class DecodeStream:
         return 1
 
     def _look_ahead(self, end: int) -> bool:
-        """Do a small piece of preparing for the steps that will come; False where all is done."""
+        """Do a small piece of preparing for the steps that will come; False where all is done, or
+        where another thread does some of it."""
         length = self._session.stepper.longest(self._slots)
         prepare = self._session.graphs.prepare
-        return prepare(len(self._slots), self._output, length, end, AT_ONCE)
+        goes_on = prepare(len(self._slots), self._output, length, end, AT_ONCE)
+        return goes_on and not self._session.steps.is_waiting

@@ -47,7 +47,11 @@ class Endpoints:
         """GET /health. Raises what every request is told once the device is lost."""
         if (lost := self._service.lost) is not None:
             raise lost
-        return JSONResponse({"status": "ok"})
+        health: Json = {"status": "ok"}
+        now = self._service.metrics()
+        if now.graphs_wanted:
+            health["graphs"] = {"recorded": now.graphs_recorded, "of": now.graphs_wanted}
+        return JSONResponse(health)
 
     async def metrics(self, request: Request) -> Response:
         """GET /metrics."""

@@ -26,6 +26,8 @@ _GAUGES = {
     "states_kept": "States of recurrent layers that are kept for prompts that begin alike.",
     "states_total": "States that there is room for.",
     "graph_bytes": "Device memory that recorded steps take, about.",
+    "graphs_recorded": "Likely steps that are recorded ahead.",
+    "graphs_wanted": "Likely steps that are recorded ahead while nobody asks, in the end.",
 }
 _COUNTERS = {
     "prefix_queries": "Prompt tokens that were looked up among known prefixes.",

@@ -224,10 +224,11 @@ class Launcher(Owner):
             self._look_ahead = partial(prepare, rows, output, longest, end, steps)
 
     def _use_wait(self) -> bool:
-        """Do a small piece of preparing for what is expected; False where all is done."""
+        """Do a small piece of preparing for what is expected; False where all is done, or where
+        another thread does some of it."""
         with _in_advance():
             if self._look_ahead():
-                return True
+                return not self._session.steps.is_waiting
         self._look_ahead = _done
         return False
 

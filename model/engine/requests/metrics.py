@@ -34,6 +34,8 @@ class Metrics:
     busy_seconds: float = 0.0  # in which the device ran steps
     idle_seconds: float = 0.0  # between steps, while there was work to do
     graph_bytes: int = 0  # of device memory, that recorded steps take
+    graphs_recorded: int = 0  # ahead, of steps that are likely
+    graphs_wanted: int = 0  # of these steps
 
     @classmethod
     def of(

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,11 +20,17 @@ from urdir.model.engine.requests.metrics import Metrics
 from urdir.model.engine.requests.request import Request
 from urdir.model.engine.requests.warm_up import WarmUp
 from urdir.model.owner import Owner
+from urdir.model.progress import Progress
 
 if TYPE_CHECKING:
     from urdir.model.engine.session import Session
     from urdir.model.text.matcher import ConstraintCompiler
     from urdir.model.text.tokenizer import Tokenizer
+
+
+#: While nobody asks, graphs are recorded for so long at a time, and whoever comes is looked for in
+#: the pauses.
+_WORK_SECONDS, _PAUSE_SECONDS = 0.001, 0.0005
 
 
 class OpenModel(Protocol):
@@ -45,7 +53,8 @@ class Service(Owner):
 
     ``post`` hands work to the thread that takes items (by default it is done at once). Without a
     ``tokenizer`` there are tokens but no text, and no token ends an answer. While nobody asks,
-    there is time for a ``warm_up``. Raises ModelError where the sequences are in use.
+    there is time for a ``warm_up``, after which the thread sleeps. Raises ModelError where the
+    sequences are in use.
     """
 
     def __init__(
@@ -93,7 +102,9 @@ class Service(Owner):
 
     def metrics(self) -> Metrics:
         """Where it stands, about now."""
-        return self._loop.metrics()
+        warm_up = self._warm_up
+        wanted = warm_up.recorded + warm_up.left
+        return replace(self._loop.metrics(), graphs_recorded=warm_up.recorded, graphs_wanted=wanted)
 
     def close(self) -> None:
         """End what runs and the thread; closing twice does nothing. The engine stays open. Raises
@@ -127,15 +138,27 @@ class Service(Owner):
         is_idle = self._loop.is_idle
         if is_idle:
             self._loop.rest()
-        while is_idle and self._inbox.empty() and self._warm_up.do_piece():
-            pass
         try:
-            while (work := self._inbox.get(block=is_idle)) is not None:
-                is_idle = False
+            work = self._wait() if is_idle else self._inbox.get_nowait()
+            while work is not None:
                 work()
+                work = self._inbox.get_nowait()
         except Empty:
             return True
         return False
+
+    def _wait(self) -> Callable[[], None] | None:
+        """What is asked for next. Until then graphs are recorded, with pauses in which other
+        threads run."""
+        warm_up = self._warm_up
+        if warm_up.left:
+            with Progress("recording graphs") as progress:
+                while warm_up.left:
+                    with suppress(Empty):
+                        return self._inbox.get(timeout=_PAUSE_SECONDS)
+                    warm_up.work(_WORK_SECONDS)
+                    progress.reach(warm_up.recorded, warm_up.recorded + warm_up.left)
+        return self._inbox.get()
 
     def _hand_over(self) -> None:
         """Give the items of a round to those who wait for them, together."""

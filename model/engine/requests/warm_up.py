@@ -1,22 +1,28 @@
 """Graphs of the steps that are likely to come, recorded before anybody waits for them.
 
 A step whose shape comes up first is recorded on the way, which holds all users up: by 20 to 40 ms
-with an 8B model, by 300 where kernels have to be compiled (H200).
+with an 8B model, by 300 where kernels have to be compiled (H200). So a service records likely ones
+while nobody asks, in pieces that are short: who comes meanwhile waits for one of them at most.
 """
 
 from __future__ import annotations
 
+import logging
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
 from urdir.driver.errors import DriverError
+from urdir.driver.module import Tell
 from urdir.model.engine.batch import Batch, Output, Segment, ShapeBuckets, StepShape
 from urdir.model.engine.requests.limits import SOME_ROWS
 from urdir.model.engine.run_ahead import AT_ONCE, FEW
 from urdir.model.engine.runner import Steps
 from urdir.model.memory.buckets import COARSE_CHUNKS, COARSE_ROWS, row_buckets
+
+log = logging.getLogger("urdir.engine")
 
 #: Graphs that are recorded beforehand, at most.
 _MOST = 192
@@ -25,34 +31,44 @@ _LEFT = 1 / 4
 
 
 class WarmUp:
-    """Records graphs of ``steps``, those of the first ``shapes``, in their order.
+    """Records graphs of ``steps``, those of the first ``shapes``, in their order; ``on_graph`` is
+    called after each.
 
-    It ends where three quarters of the memory for graphs are full, or one cannot be made: whoever
-    needs that tries again, and says so. ``left`` shapes are to be recorded.
+    It ends where three quarters of the memory for graphs are full, or one cannot be made: the step
+    that needs it tries again, and its requests end by the error.
     """
 
-    def __init__(self, steps: Steps, shapes: Iterable[StepShape]) -> None:
+    def __init__(
+        self,
+        steps: Steps,
+        shapes: Iterable[StepShape],
+        on_graph: Callable[[], None] = lambda: None,
+    ) -> None:
         self._steps = steps
         self._shapes = deque(islice(dict.fromkeys(shapes), _MOST))
+        self._on_graph = on_graph
+        #: Graphs that are recorded.
+        self.recorded = 0
 
     @property
     def left(self) -> int:
-        """How many shapes are not recorded yet."""
+        """Graphs that are to be recorded still."""
         return len(self._shapes)
 
-    def run(self, seconds: float, on_graph: Callable[[], None] = lambda: None) -> None:
-        """Record one graph after the other until so much time has passed. Nothing runs: weights
-        need not be there yet."""
+    def run(self, seconds: float, tell: Tell = lambda done, total: None) -> None:
+        """Record one graph after the other until so much time has passed, and ``tell`` how many of
+        how many are there. Nothing runs: weights need not be loaded yet."""
         end = time.monotonic() + seconds
         while self.left and time.monotonic() < end:
             self._do(lambda shape: self._steps.record([shape]))
-            on_graph()
+            tell(self.recorded, self.recorded + self.left)
 
-    def do_piece(self) -> bool:
-        """Do a small piece of it, for whoever has a moment to spare; False once all is done. A
-        piece takes well below a millisecond, but where a kernel has to be compiled."""
-        self._do(self._steps.prepare)
-        return bool(self._shapes)
+    def work(self, seconds: float) -> None:
+        """Record for so long, a small piece after the other; less while another thread does what
+        takes longer than a piece may."""
+        end = time.monotonic() + seconds
+        while self.left and not self._steps.is_waiting and time.monotonic() < end:
+            self._do(self._steps.prepare)
 
     def _do(self, work: Callable[[StepShape], bool | None]) -> None:
         """Do some of the next graph; ``work`` says whether there is more to it."""
@@ -61,7 +77,12 @@ class WarmUp:
         try:
             if self._shapes and not work(self._shapes[0]):
                 self._shapes.popleft()
+                self.recorded += 1
+                self._on_graph()
         except DriverError:
+            self._shapes.clear()
+        except Exception:
+            log.exception("no more steps are recorded ahead")
             self._shapes.clear()
 
 
@@ -70,16 +91,21 @@ def likely_shapes(
     outputs: Sequence[Output] = (Output.SAMPLE, Output.GREEDY),
     mixed_rows: int = SOME_ROWS,
     divided: bool = False,
+    most: tuple[int, int] | None = None,
 ) -> Iterator[StepShape]:
     """Shapes of the steps of a service, the likeliest first, some of them again and again.
 
     In every round sequences are longer, and there are more of them, than in the one before. Of the
     ``outputs`` the first is the likeliest: OpenAI's clients have tokens drawn, if they say nothing.
     Beside answers a step takes up to ``mixed_rows`` rows of prompts. These may be ``divided``: then
-    their parts are of any length, not of as many rows as a step takes.
+    their parts are of any length, not of as many rows as a step takes. There are at ``most`` so
+    many users with so many tokens each.
     """
     newcomers = [rows for rows in COARSE_CHUNKS if rows <= min(mixed_rows, shapes.chunks[-1])]
-    users, lengths = row_buckets(shapes.rows), shapes.lengths
+    most_users, longest = most or (shapes.rows, shapes.lengths[-1])
+    users = row_buckets(min(most_users, shapes.rows))
+    enough = bisect_left(shapes.lengths, min(longest, shapes.lengths[-1]))
+    lengths = shapes.lengths[: enough + 1]
     for reach in range(max(len(lengths), len(users))):
         near, few = lengths[: reach + 1], users[: 2 * reach + 1]
         for output in outputs:

@@ -58,7 +58,7 @@ class PaperStorage:
 class PaperSteps:
     """Graphs of the shapes that ``is_recorded`` says; nothing is left to prepare."""
 
-    graph_bytes = 0
+    graph_bytes, is_waiting = 0, False
 
     def __init__(self, shapes: ShapeBuckets, is_recorded: Callable[[StepShape], bool]) -> None:
         self._shapes = shapes
@@ -67,6 +67,8 @@ class PaperSteps:
     def prepare(self, shape: StepShape) -> bool:
         assert shape.keys in self._shapes.lengths
         return False
+
+    def wait_for_helper(self) -> None: ...
 
 
 class PaperSession:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from itertools import count, islice
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from urdir.driver.errors import DriverError
 from urdir.model.engine.batch import Batch, Output, Segment, ShapeBuckets, StepShape
-from urdir.model.engine.requests.answer import Item
 from urdir.model.engine.requests.limits import Limits
-from urdir.model.engine.requests.request import Ending, Piece, Request
+from urdir.model.engine.requests.request import Request
 from urdir.model.engine.requests.scheduler import Scheduler
-from urdir.model.engine.requests.service import Service
 from urdir.model.engine.requests.warm_up import WarmUp, likely_shapes
 from urdir.model.engine.run_ahead import AT_ONCE
 from urdir.model.engine.sampling_settings import GREEDY
@@ -139,16 +134,22 @@ def test_all_shapes_are_of_the_session(most: tuple[int, int, int], alignment: in
         assert shape.outputs <= max(shapes.rows, 1)
 
 
+def finish(warm_up: WarmUp) -> None:
+    """Record what is left."""
+    while warm_up.left:
+        warm_up.work(10)  # of a clock that may tick at each look
+
+
 def test_it_takes_the_time_it_is_given(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = count()
     monkeypatch.setattr("urdir.model.engine.requests.warm_up.time.monotonic", lambda: next(clock))
     warm_up, done = WarmUp(session.steps, [*SHAPES, SHAPES[0]]), []
-    warm_up.run(2.5, lambda: done.append(warm_up.left))
-    assert done == [2, 1]
+    warm_up.run(2.5, lambda *of: done.append(of))
+    assert done == [(1, 3), (2, 3)]
     assert [session.steps.is_recorded(shape) for shape in SHAPES] == [True, True, False]
-    while warm_up.do_piece():
-        pass
+    finish(warm_up)
     assert session.steps.is_recorded(SHAPES[2])
+    assert (warm_up.recorded, warm_up.left) == (3, 0)
 
 
 def test_it_takes_no_place_of_others(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,49 +157,18 @@ def test_it_takes_no_place_of_others(session: Session, monkeypatch: pytest.Monke
     session.steps.record(SHAPES[:1])
     monkeypatch.setattr(session.steps, "_most_bytes", session.steps.graph_bytes * 2)
     warm_up = WarmUp(session.steps, SHAPES)
-    while warm_up.do_piece():
-        pass
+    finish(warm_up)
     assert [session.steps.is_recorded(shape) for shape in SHAPES] == [True, True, False]
 
 
-def test_it_ends_where_something_fails(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [DriverError("no such luck"), IndexError("ours")])
+def test_it_ends_where_something_fails(
+    session: Session, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     def failing(shape: StepShape) -> bool:
-        raise DriverError("no such luck")
+        raise error
 
     monkeypatch.setattr(session.steps, "prepare", failing)
     warm_up = WarmUp(session.steps, SHAPES)
-    assert not warm_up.do_piece()
-    assert warm_up.left == 0
-
-
-def test_a_service_warms_up_while_nobody_asks(session: Session) -> None:
-    """Who asks then waits for one piece at most."""
-    asked, begun, ended, warm = (threading.Event() for _ in range(4))
-    pieces = 0
-    seen: list[tuple[int, Item]] = []
-
-    class Watched(WarmUp):
-        def do_piece(self) -> bool:
-            nonlocal pieces
-            pieces += 1
-            begun.set()
-            asked.wait(250)
-            if not (goes_on := super().do_piece()):
-                warm.set()
-            return goes_on
-
-    def note(item: Item) -> None:
-        seen.append((pieces, item))
-        if not isinstance(item, Piece):
-            ended.set()
-
-    engine: Any = SimpleNamespace(session=session, tokenizer=None)
-    with Service(engine, None, warm_up=Watched(session.steps, SHAPES)) as service:
-        assert begun.wait(250)
-        service.submit(Request(prompt=(3, 1, 4), settings=GREEDY, limit=3), note)
-        asked.set()
-        assert ended.wait(250)
-        assert warm.wait(250)
-    assert {count for count, _ in seen} == {1}
-    assert isinstance(seen[-1][1], Ending)
-    assert all(session.steps.is_recorded(shape) for shape in SHAPES)
+    finish(warm_up)
+    assert (warm_up.recorded, warm_up.left) == (0, 0)

@@ -1,0 +1,203 @@
+"""Graphs are recorded while nobody asks, and nobody waits for that."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from urdir.driver.errors import CudaError
+from urdir.model.engine.batch import Batch, Output, Segment, StepShape
+from urdir.model.engine.requests.answer import Item
+from urdir.model.engine.requests.request import Ending, Piece, Request
+from urdir.model.engine.requests.service import Service
+from urdir.model.engine.requests.warm_up import WarmUp
+from urdir.model.engine.runner import Steps
+from urdir.model.engine.sequence import GREEDY
+from urdir.model.engine.session import Session
+
+SHAPES = [StepShape(rows, 256, Output.GREEDY) for rows in (1, 2, 4)]
+REQUEST = Request(prompt=(3, 1, 4), settings=GREEDY, limit=3)
+#: Calls of the driver that take long: of a compiler, a loader, and of graphs.
+LONG = ("cuLinkAddData", "cuLinkComplete", "cuModuleLoadData", "cuGraphInstantiate")
+
+
+@pytest.fixture
+def engine(session: Session) -> Any:
+    return SimpleNamespace(session=session, tokenizer=None)
+
+
+@pytest.fixture
+def long_calls(session: Session, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """The threads that make long calls of the driver, and these."""
+    api, calls = session.parts.device.api, list[tuple[str, str]]()
+
+    def noted(name: str) -> Callable[..., Any]:
+        works = getattr(api, name)
+
+        def call(*args: Any) -> Any:
+            calls.append((threading.current_thread().name, name))
+            return works(*args)
+
+        return call
+
+    for name in LONG:
+        monkeypatch.setattr(api, name, noted(name))
+    return calls
+
+
+def record_for_the_request(session: Session) -> None:
+    """The graphs that `REQUEST` takes."""
+    segment = Segment(0, 0, len(REQUEST.prompt), chooses=True)
+    prompt = session.shapes.of_batch(Batch((), (segment,)), segment.end, Output.GREEDY)
+    session.steps.record([prompt, session.shapes.decode(1, 4, Output.GREEDY)])
+
+
+def prepare_all(session: Session, shape: StepShape) -> None:
+    while session.steps.prepare(shape):
+        session.steps.wait_for_helper()
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 250
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def test_what_takes_long_is_another_thread_s(
+    session: Session, long_calls: list[tuple[str, str]]
+) -> None:
+    warm_up = WarmUp(session.steps, SHAPES)
+    while warm_up.left:
+        warm_up.work(0.001)
+    assert all(session.steps.is_recorded(shape) for shape in SHAPES)
+    assert {thread for thread, _ in long_calls} == {"recording_0"}
+    instantiated = [name for _, name in long_calls if name == "cuGraphInstantiate"]
+    assert len(instantiated) == len(SHAPES)
+    assert any(name != "cuGraphInstantiate" for _, name in long_calls)
+
+
+@pytest.mark.parametrize("held", ["cuGraphInstantiate", "cuModuleLoadData"])
+def test_whoever_asks_waits_for_none_of_it(
+    session: Session, engine: Any, monkeypatch: pytest.MonkeyPatch, held: str
+) -> None:
+    """A call that takes for ever keeps nobody but the graph that it is for."""
+    record_for_the_request(session)
+    api, goes_on, begun = session.parts.device.api, threading.Event(), threading.Event()
+    works = getattr(api, held)
+
+    def hold(*args: Any) -> Any:
+        begun.set()
+        assert goes_on.wait(250)
+        return works(*args)
+
+    shapes = [StepShape(4, 256, Output.SAMPLE), *SHAPES]  # which has kernels of its own
+    items: list[Item] = []
+    ended = threading.Event()
+
+    def note(item: Item) -> None:
+        items.append(item)
+        if not isinstance(item, Piece):
+            ended.set()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(api, held, hold)
+        with Service(engine, None, warm_up=WarmUp(session.steps, shapes)) as service:
+            assert begun.wait(250)
+            service.submit(REQUEST, note)
+            assert ended.wait(250)
+            assert not goes_on.is_set()
+            assert isinstance(items[-1], Ending)
+            metrics = service.metrics()
+            assert (metrics.graphs_recorded, metrics.graphs_wanted) == (0, 4)
+            goes_on.set()
+            wait_for(lambda: service.metrics().graphs_recorded == 4)
+    assert all(session.steps.is_recorded(shape) for shape in shapes)
+
+
+def test_a_step_that_needs_the_graph_waits_for_it(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is made once, and not anew."""
+    api, made = session.parts.device.api, list[str]()
+    works, begun = api.cuGraphInstantiate, threading.Event()
+
+    def instantiate(*args: Any) -> Any:
+        made.append(threading.current_thread().name)
+        begun.set()
+        time.sleep(0.05)
+        return works(*args)
+
+    monkeypatch.setattr(api, "cuGraphInstantiate", instantiate)
+    while not begun.is_set():
+        assert session.steps.prepare(SHAPES[0])
+    assert session.steps.is_waiting
+    graph = session.steps.graph(SHAPES[0])
+    assert made == ["recording_0"]
+    assert not session.steps.is_waiting
+    assert session.steps.graph(SHAPES[0]) is graph
+    assert not session.steps.prepare(SHAPES[0])
+
+
+@pytest.mark.parametrize("name", ["cuGraphInstantiate", "cuModuleLoadData"])
+def test_what_fails_there_is_raised_here(session: Session, name: str) -> None:
+    """Nothing of it stays, and it may be tried again."""
+    api: Any = session.parts.device.api
+    shape = StepShape(2, 256, Output.SAMPLE)
+    graphs = api.live()
+    api.inject(name, 1)
+    with pytest.raises(CudaError, match=name):
+        prepare_all(session, shape)
+    assert {**api.live(), "module": 0} == {**graphs, "module": 0}  # kernels may be used again
+    prepare_all(session, shape)
+    assert session.steps.is_recorded(shape)
+
+
+def test_closing_ends_what_has_begun(session: Session) -> None:
+    """At whichever piece: no thread runs, and no graph is left."""
+    parts, api = session.parts, session.parts.device.api
+    session.steps.record(SHAPES)
+    live, threads = api.live(), threading.active_count()
+    pieces = 0
+    while True:
+        steps = Steps(parts, 1 << 30)
+        for _ in range(pieces):
+            if not steps.prepare(SHAPES[0]):
+                break
+            if pieces % 2:
+                steps.wait_for_helper()
+        is_done = steps.is_recorded(SHAPES[0])
+        steps.close()
+        assert threading.active_count() == threads
+        assert api.live() == live
+        if is_done:
+            break
+        pieces += 1 if pieces < 3 else 7
+    assert pieces > 20
+
+
+def test_a_service_that_nobody_asks_sleeps(session: Session, engine: Any) -> None:
+    """Once all is recorded, which it says."""
+    with Service(engine, None, warm_up=WarmUp(session.steps, SHAPES)) as service:
+        wait_for(lambda: service.metrics().graphs_recorded == len(SHAPES))
+        assert service.metrics().graphs_wanted == len(SHAPES)
+        thread = service._thread.native_id
+        time.sleep(0.05)
+        before = _ticks(thread)
+        time.sleep(0.3)
+        assert _ticks(thread) - before <= 1
+
+
+def _ticks(thread: int | None) -> int:
+    """Hundredths of a second of a processor that a thread has taken."""
+    stat = Path(f"/proc/self/task/{thread}/stat")
+    if not stat.exists():
+        pytest.skip("Linux says what threads take")
+    fields = stat.read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
