@@ -28,7 +28,7 @@ from urdir.driver.operation import (
     Operation,
     allocation_of,
 )
-from urdir.driver.parallel import Job, completed
+from urdir.driver.parallel import Work, completed
 from urdir.driver.plan import Plan, StopAfter
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ def bind(plan: Plan | BoundPlan, device: Device) -> BoundPlan:
     What is appended to the plan later is not part of what was bound.
     """
     if isinstance(plan, Plan):
+        device.load_all(plan.kernels())  # those that must be compiled are, side by side
         return completed(binding(plan, device))
     if plan.device is not device:
         raise LaunchError(
@@ -93,13 +94,16 @@ def bind(plan: Plan | BoundPlan, device: Device) -> BoundPlan:
 
 
 def binding(plan: Plan, device: Device) -> Generator[None, None, BoundPlan]:
-    """`bind` in small pieces, one an operation."""
+    """`bind` in small pieces, one an operation or kernel. These should be loaded: what is not is
+    compiled one after the other."""
     fixed = plan[:]
     for operation in fixed:
         _check_memory(operation, device)
         yield
-    used = fixed.kernels()
-    loaded = dict(zip(map(id, used), device.load_all(used), strict=True))
+    loaded = {}
+    for kernel in fixed.kernels():
+        loaded[id(kernel)] = device.load(kernel)
+        yield
     kernels = (loaded[id(op.kernel)] if isinstance(op, Launch) else None for op in fixed)
     return BoundPlan(fixed, device, tuple(kernels))
 
@@ -145,7 +149,7 @@ def record(plan: Plan | BoundPlan, device: Device, *, programmatic: bool = True)
 
 def recording(
     plan: Plan | BoundPlan, device: Device, *, programmatic: bool = True
-) -> Generator[Job[Any] | None, None, RecordedGraph]:
+) -> Work[RecordedGraph]:
     """`record` in small pieces, one an operation: the graph is what the generator returns. A piece
     that would take long is yielded, and may be done in another thread before the next one."""
     bound = bind(plan, device)
@@ -157,9 +161,7 @@ def recording(
         raise
 
 
-def _recording(
-    bound: BoundPlan, graph: Graph, programmatic: bool
-) -> Generator[Job[Any] | None, None, RecordedGraph]:
+def _recording(bound: BoundPlan, graph: Graph, programmatic: bool) -> Work[RecordedGraph]:
     dependencies, needed = Dependencies(), []
     for operation, loaded in bound.steps():
         plain: list[int] = []

@@ -6,9 +6,10 @@ the recording. `Graph` is what is being built, `RecordedGraph` what is launched.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from urdir.driver.context import OpenDevice, Owned
@@ -26,7 +27,7 @@ from urdir.driver.node import (
     kernel_params,
 )
 from urdir.driver.operation import Copy, Fill, Launch, Operation, allocation_of
-from urdir.driver.parallel import Job, completed
+from urdir.driver.parallel import Job, Work, completed
 
 if TYPE_CHECKING:
     from urdir.driver.module import LoadedKernel
@@ -94,27 +95,26 @@ class Graph(Owned):
         """
         return completed(self.instantiating(needed))
 
-    def instantiating(
-        self, needed: Iterable[Edge] | None = None
-    ) -> Generator[Job[Any] | None, None, RecordedGraph]:
-        """`instantiate` in pieces. The driver's is a job, for any thread."""
-        operations = [node.operation for node in self.nodes]
-        _check_ordered(self.name, operations, self.edges, needed)
-        yield None
-        job = Job(self._instantiated)
+    def instantiating(self, needed: Iterable[Edge] | None = None) -> Work[RecordedGraph]:
+        """`instantiate` in pieces, all but the last of them a job for any thread."""
+        job = Job(partial(self._instantiated, needed))
         try:
             yield job
         except BaseException:
             job.abandon(self._destroy_instance)
             raise
-        return RecordedGraph(self, job.result())
+        return RecordedGraph(self, *job.result())
 
-    def _instantiated(self) -> Any:
-        """The driver's handle of what can be launched."""
+    def _instantiated(self, needed: Iterable[Edge] | None) -> tuple[Any, tuple[Owned, ...]]:
+        """The driver's handle of what can be launched, and what that holds."""
+        operations = [node.operation for node in self.nodes]
+        _check_ordered(self.name, operations, self.edges, needed)
+        holds = _needed(self.nodes)
         api, what = self._enter(), f"cuGraphInstantiate {self.name!r}, {len(self.nodes)} nodes"
-        return check(api, api.cuGraphInstantiate(self.handle, 0), what)
+        return check(api, api.cuGraphInstantiate(self.handle, 0), what), holds
 
-    def _destroy_instance(self, handle: Any) -> None:
+    def _destroy_instance(self, made: tuple[Any, tuple[Owned, ...]]) -> None:
+        handle, _ = made
         destroy, what = self.device.api.cuGraphExecDestroy, f"closing {self.name!r}"
         self.device.context.destroy(destroy, handle, what, quiet=True)
 
@@ -194,11 +194,11 @@ class RecordedGraph(Owned):
 
     kind = "recorded graph"
 
-    def __init__(self, graph: Graph, handle: Any) -> None:
+    def __init__(self, graph: Graph, handle: Any, holds: tuple[Owned, ...]) -> None:
         super().__init__(graph.device, graph.name, handle)
         self._graph = graph
         try:
-            self._hold(_needed(graph.nodes))
+            self._hold(holds)
         except LifetimeError:
             self.finish(quiet=True)
             raise

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -77,6 +77,32 @@ class Job(Generic[_Result]):
                 self._future.cancel()
             elif self._future.exception() is None:
                 free(self._future.result())
+
+
+#: Work in small pieces. One that would take long is yielded: another thread may do it.
+Work = Generator[Job[Any] | None, None, _Result]
+
+
+def elsewhere(work: Generator[object, None, _Result]) -> Work[_Result]:
+    """The same work, each piece of which is for another thread."""
+
+    def piece() -> StopIteration | None:
+        try:
+            next(work)
+        except StopIteration as end:
+            return end
+        return None
+
+    while True:
+        job = Job(piece)
+        try:
+            yield job
+        except BaseException:
+            job.abandon(lambda _: None)  # once it is done: nothing runs then
+            raise
+        if (end := job.result()) is not None:
+            result: _Result = end.value
+            return result
 
 
 class Task(Generic[_Result]):

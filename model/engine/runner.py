@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 from urdir.driver import execute
 from urdir.driver.context import close_all
 from urdir.driver.group import launch_together
-from urdir.driver.parallel import Job, completed
+from urdir.driver.parallel import Job, Work, completed, elsewhere
 from urdir.model.blocks.parts import StepParts
 from urdir.model.engine.batch import StepShape
 from urdir.model.engine.step import building
@@ -26,11 +26,8 @@ if TYPE_CHECKING:
     from urdir.driver.plan import Plan
     from urdir.driver.stream import Stream
 
-Result = TypeVar("Result")
-#: Work in small pieces. One that would take long is yielded: another thread may do it.
-Work = Generator[Job[Any] | None, None, Result]
 #: Makes the plan of a shape, in pieces.
-Build = Callable[[StepParts, StepShape], Generator[None, None, "Plan"]]
+Build = Callable[[StepParts, StepShape], Work["Plan"]]
 
 
 class Observer(Protocol):
@@ -203,14 +200,20 @@ class Steps(Owner):
         """
         if shape not in self._bound:
             device = self.parts.device
-            plan = yield from self._build(self.parts, shape)
+            build: Work[Plan] = self._build(self.parts, shape)
+            # To choose products of many rows takes the first layer of a shape 20 ms.
+            plan = yield from build if shape.rows <= MAX_BATCH else elsewhere(build)
+            unknown = []
             for kernel in plan.kernels():
                 yield None
                 if not device.is_loaded(kernel):
                     yield (job := Job(partial(device.load, kernel)))
                     if job.is_done:
                         job.result()
-            self._load(plan.kernels())
+                    else:
+                        unknown.append(kernel)
+            if unknown:
+                self._load(unknown)
             self._bound[shape] = yield from execute.binding(plan, device)
         return self._bound[shape]
 

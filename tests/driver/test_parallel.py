@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from urdir.driver import parallel
-from urdir.driver.parallel import Task, in_threads
+from urdir.driver.parallel import Job, Task, Work, completed, elsewhere, in_threads
 
 
 @pytest.fixture(autouse=True)
@@ -66,3 +66,81 @@ def test_a_task_raises_where_its_result_is_asked_for() -> None:
     assert task.failed()
     with pytest.raises(KeyError, match="missing"):
         task.result()
+
+
+def test_a_job_is_done_once_by_whoever_comes_first() -> None:
+    begun, goes_on, done = threading.Event(), threading.Event(), list[str]()
+
+    def work() -> int:
+        done.append(threading.current_thread().name)
+        begun.set()
+        assert goes_on.wait(20)
+        return 7
+
+    job = Job(work)
+    other = Task(job.run, "other")
+    assert begun.wait(20)
+    assert not job.is_done
+    goes_on.set()
+    assert job.result() == 7  # waited for
+    assert not other.failed()
+    job.run()
+    assert (job.is_done, job.result(), done) == (True, 7, ["other"])
+
+
+def test_a_job_that_fails_says_so_where_its_result_is_wanted() -> None:
+    def work() -> int:
+        raise ValueError("no such luck")
+
+    job = Job(work)
+    job.run()
+    assert job.is_done
+    with pytest.raises(ValueError, match="no such luck"):
+        job.result()
+    job.abandon(lambda _: pytest.fail("there is nothing to free"))
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_a_job_that_nobody_wants(runs: bool) -> None:
+    """Its result is freed, or never made."""
+    made, freed = list[int](), list[int]()
+    job = Job(lambda: made.append(1) or 5)
+    if runs:
+        job.run()
+    job.abandon(freed.append)
+    job.run()
+    assert (made, freed) == (([1], [5]) if runs else ([], []))
+
+
+def test_pieces_for_other_threads() -> None:
+    """Whoever does not run them gets them done all the same; what fails is raised, and what is not
+    done is not begun after the end."""
+    seen: list[str] = []
+
+    def pieces(fails: bool = False) -> Work[str]:
+        for number in range(3):
+            seen.append(f"{number} {threading.current_thread().name}")
+            if fails and number == 2:
+                raise ValueError("no such luck")
+            yield None
+        return "all"
+
+    assert completed(elsewhere(pieces())) == "all"
+    assert seen == [f"{n} {threading.current_thread().name}" for n in range(3)]
+    seen.clear()
+    with pytest.raises(ValueError, match="no such luck"):
+        all(
+            job is not None and not Task(job.run, "other").failed()
+            for job in elsewhere(pieces(True))
+        )
+    assert seen == ["0 other", "1 other", "2 other"]
+    seen.clear()
+    work = elsewhere(pieces())
+    first = next(work)
+    assert first is not None
+    first.run()
+    second = next(work)
+    assert second is not None
+    work.close()
+    second.run()
+    assert [line[0] for line in seen] == ["0"]

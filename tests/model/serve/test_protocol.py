@@ -58,6 +58,9 @@ def test_tokenize_and_back(server: Any) -> None:
 def test_health(server: Any) -> None:
     """test_lost_device.py has the other answer."""
     assert server.http().get("/health").json() == {"status": "ok"}
+    server.service.metrics = lambda: Metrics(graphs_recorded=12, graphs_wanted=192)
+    with_graphs = {"status": "ok", "graphs": {"recorded": 12, "of": 192}}
+    assert server.http().get("/health").json() == with_graphs
 
 
 def test_metrics(start: Any) -> None:
@@ -74,7 +77,7 @@ def test_metrics(start: Any) -> None:
             samples[sample.name, tuple(sorted(sample.labels.items()))] = sample.value
     of_now = ("running", "queued", "pages_used", "pages_total", "states_kept", "states_total")
     for each in fields(Metrics):
-        is_gauge = each.name in (*of_now, "graph_bytes")
+        is_gauge = each.name in of_now or each.name.startswith("graph")
         name = f"urdir_{each.name}" if is_gauge else f"urdir_{each.name}_total"
         assert samples[name, ()] == getattr(now, each.name)
     assert samples["urdir_time_to_first_token_seconds_count", ()] == 3
