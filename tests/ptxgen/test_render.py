@@ -49,6 +49,18 @@ TEMPLATES = {
         {% from "urdir_test_templates/_twice.j2" import twice %}
         {% macro four_times(r) %}{{ twice(r) }} {{ twice(r) }}{% endmacro %}
         """,
+    "lines.ptx.j2": """
+        {% from "urdir_test_templates/_twice.j2" import twice %}
+        {% for i in range(2) %}
+            .reg .f32 %v{{ i }};
+        {% endfor %}
+        {% for i in range(2) %}mov.f32 %v{{ i }}, {{ f32(i) }};{% endfor %}
+            {% if loud %}mov.f32 %v0, %v1;{% else %}mov.f32 %v1, %v0;  // {{ n }}{% endif %}
+            {% if not loud %}bar.sync 0;{% endif %}
+        {% if loud %}{{ twice("%v0") }}{% endif %}
+        {%- if loud %}{{ twice("%v1") }}{% endif %}
+            ret;
+        """,
     "undefined.ptx.j2": "{{ nothing }}",
     "broken.ptx.j2": "ret;\n{% if %}",
     "importer.ptx.j2": '{% import "urdir_test_templates/broken.ptx.j2" as b %}',
@@ -191,6 +203,19 @@ def test_errors_name_template_and_kernel(file, message):
 def test_an_absent_package_is_named():
     with pytest.raises(PtxgenError, match=r"no template 'x.j2' in package 'no_such_package'"):
         sources.read_template(("no_such_package", "x.j2"))
+
+
+@pytest.mark.parametrize(
+    ("loud", "expected"),
+    [
+        (True, "    mov.f32 %v0, %v1;\nadd.f32 %v0, %v0, %v0;add.f32 %v1, %v1, %v1;    ret;"),
+        (False, "    mov.f32 %v1, %v0;  // 4\n    bar.sync 0;\n    ret;"),
+    ],
+)
+def test_a_block_on_one_line_has_a_line_of_its_own(loud, expected):
+    text = Scale(4, loud=loud, file="lines.ptx.j2").ptx("sm_80")
+    begins = "mov.f32 %v0, 0f00000000;\nmov.f32 %v1, 0f3F800000;\n"
+    assert text.endswith(f"    .reg .f32 %v0;\n    .reg .f32 %v1;\n{begins}{expected}\n}}\n")
 
 
 def test_templates_lie_in_folders_too():
