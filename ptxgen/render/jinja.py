@@ -7,10 +7,11 @@ Jinja, but neither numpy nor the kernels.
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import shutil
 import struct
-from collections.abc import Callable, Hashable, MutableMapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, MutableMapping
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -39,6 +40,11 @@ def f16x2(value: float) -> str:
     return "0x" + 2 * struct.pack(">e", value).hex().upper()
 
 
+def grid(*extents: int | Iterable[Any]) -> Iterator[tuple[Any, ...]]:
+    """All combinations, the last varying fastest, as nested loops: of a number what is below it."""
+    return itertools.product(*(range(e) if isinstance(e, int) else e for e in extents))
+
+
 @functools.lru_cache(maxsize=1 << 12)
 def once(macro: Callable[..., str], *args: Hashable) -> str:
     """The text of a macro for ``args``, rendered once a process, for what many kernels share.
@@ -63,7 +69,7 @@ def environment() -> jinja2.Environment:
         keep_trailing_newline=True,
         extensions=["jinja2.ext.do", "jinja2.ext.loopcontrols", _OneLineBlocks],
     )
-    env.globals |= {"f16x2": f16x2, "f32": f32, "once": once}
+    env.globals |= {"f16x2": f16x2, "f32": f32, "grid": grid, "once": once}
     return env
 
 

@@ -10,7 +10,7 @@ import pytest
 from urdir.ptxgen import catalog, ptx
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.render import sources
-from urdir.ptxgen.render.jinja import environment, f32, template_names
+from urdir.ptxgen.render.jinja import environment, f32, grid, template_names
 from urdir.ptxgen.spec import Access, KernelSpec, LaunchShape, Param
 from urdir.ptxgen.target import since
 
@@ -270,6 +270,12 @@ def test_the_digest_covers_imported_files(package, changed):
 )
 def test_f32_constants_are_exact(value, text):
     assert f32(value) == text
+
+
+def test_a_grid_is_nested_loops():
+    assert list(grid(2, (0, 4))) == [(0, 0), (0, 4), (1, 0), (1, 4)]
+    assert list(grid(2, 0)) == []
+    assert len(list(grid(range(1, 3), 2, "kv"))) == 8
 
 
 def test_f32_constants_are_rounded_once():
