@@ -1,5 +1,6 @@
 """From spec to PTX text: the frame, constants, macro files, errors."""
 
+import re
 import struct
 import sys
 import textwrap
@@ -281,6 +282,20 @@ def test_a_grid_is_nested_loops():
 def test_f32_constants_are_rounded_once():
     bits = int(f32(1e-5)[2:], 16)
     assert struct.unpack(">f", struct.pack(">I", bits))[0] == pytest.approx(1e-5, rel=6e-8)
+
+
+def test_templates_keep_to_110_columns():
+    for name in template_names():
+        for number, line in enumerate(sources.read_template(("urdir.templates", name)).split("\n")):
+            assert len(line) <= 110, f"{name}:{number + 1}"
+
+
+def test_templates_use_what_they_import():
+    for name in template_names():
+        text = sources.read_template(("urdir.templates", name))
+        rest = re.sub(r"\{#.*?#\}|//[^\n]*|\{% import[^\n]*", "", text, flags=re.DOTALL)
+        for module in re.findall(r"\{% import \S+ as (\w+)", text):
+            assert re.search(rf"\b{module}\b", rest), f"{name}: {module}"
 
 
 def test_macros_begin_with_their_contract_and_see_their_arguments_alone():
