@@ -66,10 +66,10 @@ def fail_begin(session: PaperSession, patch: pytest.MonkeyPatch, error: Exceptio
 def fail_admission(session: PaperSession, patch: pytest.MonkeyPatch, error: Exception) -> None:
     match = session.storage.match
 
-    def failing(sequence: int, tokens: Any, *more: Any) -> int:
+    def failing(sequence: int, tokens: Any, end: int, spare: int, scope: bytes) -> int:
         if MARK in tokens:
             raise error
-        return match(sequence, tokens, *more)
+        return match(sequence, tokens, end, spare, scope)
 
     patch.setattr(session.storage, "match", failing)
 
