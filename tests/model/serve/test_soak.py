@@ -1,6 +1,7 @@
 """A server under load for minutes, on the emulator: memory flat, no page lost, no wrong answer.
 
-``--soak SECONDS`` says for how long (600).
+Among its clients are some whose answers reach the end of the context, some that vanish, and some
+that send what is to be refused. ``--soak SECONDS`` says for how long (600).
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import os
 import random
 import resource
 import time
@@ -15,11 +17,14 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, aclosing, suppress
 from dataclasses import replace
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from tests.model.serve.hostile_bodies import CHAT, COMPLETIONS, HOSTILE, REFUSED
 from urdir.driver import bindings
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.requests.async_service import AsyncService
@@ -29,8 +34,11 @@ from urdir.model.serve.interface import Defaults
 from urdir.model.serve.served_model import EngineModel
 
 QUESTIONS = Path(__file__).parents[2] / "data" / "demo" / "eval.jsonl"
-CHAT = "/v1/chat/completions"
 CLIENTS = 6
+#: Tokens, the most that a cache has room for: no step may lie beyond it.
+CONTEXT = 256
+#: By how much prompts are shorter than that whose answers reach the end.
+SHORT = (0, 1, 2, 3, 4, 7, 30)
 #: Bytes that the process may grow by in the last third of the time. The emulator keeps registers of
 #: each kernel that it has run, which a step of a new shape adds to.
 GROWTH = 256 << 20
@@ -49,20 +57,33 @@ class Load:
         self.counts = Counter[str]()
         self.wrong: list[object] = []
         self.memory: list[int] = []
+        self._ends: dict[int, str] = {}  # texts that reach the end, as they were first
+        self._http = httpx.AsyncClient(
+            base_url=f"http://{server.host}:{server.port}", timeout=300, trust_env=False
+        )
 
     async def run(self) -> None:
         """Until the time is up; memory is noted meanwhile."""
         clients = [asyncio.create_task(self._client()) for _ in range(CLIENTS)]
         while not all(client.done() for client in clients):
             await asyncio.sleep(1)
-            pages = int(Path("/proc/self/statm").read_text().split()[1])
-            self.memory.append(pages * resource.getpagesize())
+            self.memory.append(memory_of_all())
         await asyncio.gather(*clients)
+        await self._http.aclose()
 
     async def _client(self) -> None:
-        ways = (self._answer, self._long, self._leave, self._constrained, self._refused)
+        ways = {
+            self._answer: 10,
+            self._to_the_end: 4,
+            self._long: 2,
+            self._leave: 2,
+            self._vanish: 3,
+            self._constrained: 1,
+            self._refused: 1,
+            self._hostile: 4,
+        }
         while time.monotonic() < self._end:
-            way = self._rng.choices(ways, (10, 2, 3, 1, 1))[0]
+            way = self._rng.choices([*ways], [*ways.values()])[0]
             self.counts[way.__name__] += 1
             await way(self._rng.choice(self._questions))
 
@@ -90,6 +111,52 @@ class Load:
         """Beside others of its kind, more than there are pages for."""
         await self._texts({"messages": question["messages"], "ignore_eos": True, "max_tokens": 90})
 
+    async def _to_the_end(self, question: dict[str, Any]) -> None:
+        """The same text each time, as long as the context."""
+        short = self._rng.choice(SHORT)
+        prompt = [10 + (7 * n + short) % 200 for n in range(CONTEXT - short)]
+        asked = {"prompt": prompt, "max_tokens": -1, "ignore_eos": True, "temperature": 0}
+        reply = await self._http.post(COMPLETIONS, json=asked)
+        if reply.status_code != HTTPStatus.OK:
+            self.wrong.append((short, reply.text))
+            return
+        answer = reply.json()
+        (choice,) = answer["choices"]
+        tokens = answer["usage"]["completion_tokens"]
+        text = self._ends.setdefault(short, choice["text"])
+        if (choice["finish_reason"], tokens, choice["text"]) != ("length", short + 1, text):
+            self.wrong.append((short, answer))
+
+    async def _hostile(self, question: dict[str, Any]) -> None:
+        """What is refused, whoever else is served."""
+        make = self._rng.choice(HOSTILE)
+        path, body = make(self._rng)
+        self.counts[f"hostile {make.__name__}"] += 1
+        headers = {"Content-Type": "application/json"}
+        try:
+            reply = await self._http.post(path, content=body, headers=headers)
+        except httpx.TransportError:
+            return  # hung up on before all was sent
+        if reply.status_code not in REFUSED:
+            self.wrong.append((make.__name__, reply.status_code, reply.text[:200]))
+
+    async def _vanish(self, question: dict[str, Any]) -> None:
+        """Reset the connection: within the head, the body, or an answer."""
+        asked = {"messages": question["messages"], "stream": True, "ignore_eos": True}
+        body = json.dumps({**asked, "max_tokens": 60}).encode()
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: {self._server.host}\r\n"
+        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        sent = head.encode() + body
+        reader, writer = await asyncio.open_connection(self._server.host, self._server.port)
+        try:
+            whole = self._rng.random() < 0.7
+            writer.write(sent if whole else sent[: self._rng.randrange(len(sent))])
+            await writer.drain()
+            if whole and self._rng.random() < 0.7:
+                await reader.read(self._rng.randint(1, 3_000))
+        finally:
+            writer.transport.abort()
+
     async def _leave(self, question: dict[str, Any]) -> None:
         await self._texts({"messages": question["messages"]}, self._rng.randint(1, 6))
 
@@ -106,6 +173,17 @@ class Load:
             await self._texts({"messages": question["messages"] * 400})
 
 
+def memory_of_all() -> int:
+    """Bytes that this process and its children have."""
+    own, pages = str(os.getpid()), 0
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+            if own in (folder.name, parent):
+                pages += int((folder / "statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
 @pytest.mark.full
 @pytest.mark.timeout(0)
 def test_nothing_grows_and_nothing_is_wrong(
@@ -115,7 +193,10 @@ def test_nothing_grows_and_nothing_is_wrong(
 ) -> None:
     api = bindings.emulated()
     monkeypatch.setattr(bindings, "emulated", lambda *_, **__: api)
-    engine = Engine.open(device="emulator", sequences=4, page_len=16, pages=14, text=True)
+    engine = Engine.open(
+        device="emulator", context=CONTEXT, sequences=4, page_len=16, pages=18, text=True
+    )
+    assert engine.session.shapes.lengths == (CONTEXT,)
     limits = replace(Limits.for_latency(engine.session.shapes), wait_seconds=3600)
     service = AsyncService(
         engine, lambda owner: EngineModel(engine, ["demo"], owner, Defaults()), limits
@@ -134,7 +215,8 @@ def test_nothing_grows_and_nothing_is_wrong(
     growth = max(load.memory[late:]) - max(load.memory[:late])
     print(f"{load.counts}, {growth:,} bytes more, {metrics}")
     assert load.wrong == []
-    assert load.counts["_answer"] > 0
+    ways = ("_answer", "_to_the_end", "_vanish", "_hostile")
+    assert all(load.counts[way] > 0 for way in ways)
     assert (metrics.queued, metrics.running, metrics.pages_used) == (0, 0, 0)
     assert growth < GROWTH
     gc.collect()
