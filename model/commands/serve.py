@@ -40,8 +40,8 @@ _CONTEXT_HELP = (
 )
 #: For preparing, beside the loading of weights; the rest is done while nobody asks.
 _WARM_UP_SECONDS = 2.0
-#: The longest that a thread runs while others want to, 5 ms by default: one that
-#: renders a kernel or records a graph is not to hold up those that serve.
+#: The longest that a thread runs while others want to, which is 5 ms by default: one that renders a
+#: kernel or records a graph is not to hold up those that serve.
 _SWITCH_SECONDS = 0.0005
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
