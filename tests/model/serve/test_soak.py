@@ -38,7 +38,7 @@ CLIENTS = 6
 #: Tokens, the most that a cache has room for: no step may lie beyond it.
 CONTEXT = 256
 #: By how much prompts are shorter than that whose answers reach the end.
-SHORT = (0, 1, 2, 3, 4, 7, 30)
+SHORT = (1, 2, 3, 4, 7, 30)
 #: Bytes that the process may grow by in the last third of the time. The emulator keeps registers of
 #: each kernel that it has run, which a step of a new shape adds to.
 GROWTH = 256 << 20
