@@ -40,6 +40,11 @@ def f16x2(value: float) -> str:
     return "0x" + 2 * struct.pack(">e", value).hex().upper()
 
 
+def consecutive(name: str, first: int, count: int) -> str:
+    """So many registers of an array, for operands of vectors: ``%v4, %v5``."""
+    return ", ".join([f"{name}{number}" for number in range(first, first + count)])
+
+
 def grid(*extents: int | Iterable[Any]) -> Iterator[tuple[Any, ...]]:
     """All combinations, the last varying fastest, as nested loops: of a number what is below it."""
     return itertools.product(*(range(e) if isinstance(e, int) else e for e in extents))
@@ -69,7 +74,13 @@ def environment() -> jinja2.Environment:
         keep_trailing_newline=True,
         extensions=["jinja2.ext.do", "jinja2.ext.loopcontrols", _OneLineBlocks],
     )
-    env.globals |= {"f16x2": f16x2, "f32": f32, "grid": grid, "once": once}
+    env.globals |= {
+        "consecutive": consecutive,
+        "f16x2": f16x2,
+        "f32": f32,
+        "grid": grid,
+        "once": once,
+    }
     return env
 
 

@@ -11,7 +11,7 @@ import pytest
 from urdir.ptxgen import catalog, ptx
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.render import sources
-from urdir.ptxgen.render.jinja import environment, f32, grid, template_names
+from urdir.ptxgen.render.jinja import consecutive, environment, f32, grid, template_names
 from urdir.ptxgen.spec import Access, KernelSpec, LaunchShape, Param
 from urdir.ptxgen.target import since
 
@@ -271,6 +271,10 @@ def test_the_digest_covers_imported_files(package, changed):
 )
 def test_f32_constants_are_exact(value, text):
     assert f32(value) == text
+
+
+def test_consecutive_registers():
+    assert consecutive("%v", 4, 3) == "%v4, %v5, %v6"
 
 
 def test_a_grid_is_nested_loops():
