@@ -3,6 +3,7 @@ pyproject.toml."""
 
 import subprocess
 import sys
+from pathlib import Path
 
 from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
@@ -16,12 +17,19 @@ write_modules()
 """
 
 
+# pytest rewrites the asserts of distributions that bring plugins, and finds their modules by names
+# of files. If none lies at the top it strips the first folder: it would take `__main__`, and a
+# project's own `driver` and `model`, for urdir's.
+_TOP = '"""Empty: the top of a distribution whose packages are in a namespace, for pytest."""\n'
+
+
 class _BuildPy(build_py):
     def run(self) -> None:
         super().run()
         if not self.editable_mode:
             # `urdir` has no package of its own, but `python -m urdir` is the command
             self.copy_file("model/__main__.py", f"{self.build_lib}/urdir/__main__.py")
+            Path(self.build_lib, "urdir_top.py").write_text(_TOP, encoding="utf-8")
             subprocess.run([sys.executable, "-B", "-c", _COMPILE], cwd=self.build_lib, check=True)
 
 

@@ -117,7 +117,6 @@ def _import_bindings() -> Any:
         import cuda.bindings.driver as bindings
     except ImportError as exc:
         raise NoDriverError(
-            "the Python package cuda-bindings (of cuda-python) is missing or has no wheel for this "
-            f"system: {exc}"
+            f"the Python package cuda-python is missing or has no wheel for this system: {exc}"
         ) from exc
     return bindings

@@ -6,6 +6,7 @@ Only commands ask for them; libraries take arguments.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,6 +53,12 @@ def read_environment() -> Environment:
 def variables() -> dict[str, str | None]:
     """Variable -> its value, None where it is not set."""
     return {name: os.environ.get(name) for name in VARIABLES}
+
+
+def flag_variables() -> Mapping[str, str]:
+    """Variables that stand for flags (`urdir.model.commands.variables`), with their values."""
+    kinds = ("LLAMA_ARG_", "LLAMA_API_KEY", "URDIR_ARG_")
+    return {name: value for name, value in os.environ.items() if name.startswith(kinds)}
 
 
 def _cache_dir() -> Path | None:

@@ -9,6 +9,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +24,12 @@ collect_ignore = ["data"]
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     parser.addoption("--full", action="store_true", help="also run the tests marked full")
+    parser.addoption(
+        "--references",
+        type=Path,
+        metavar="DIR",
+        help="run the tests of logits, and no others, on the references of this folder",
+    )
     parser.addoption("--soak", type=float, default=600.0, help="seconds of a server under load")
     if not pluginmanager.has_plugin("urdir"):  # from the source tree: nothing is installed
         pluginmanager.register(pytest_plugin, "urdir")
@@ -61,9 +68,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     15 s. Of the rest the quick ones are marked."""
     quick, turns = set(), defaultdict[tuple[str, type], "itertools.count[int]"](itertools.count)
     kept, left_out = [], []
+    only_references = config.getoption("--references") is not None
     for item in items:
         case = _kind_of_case(item)
-        if _is_full(item, turns[case]) and not config.getoption("--full"):
+        if only_references:
+            is_left_out = item.get_closest_marker("references") is None
+        else:
+            is_left_out = _is_full(item, turns[case]) and not config.getoption("--full")
+        if is_left_out:
             left_out.append(item)
             continue
         kept.append(item)

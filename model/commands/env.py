@@ -20,6 +20,7 @@ EXAMPLES = """\
 
 _PACKAGES = (
     "urdir",
+    "cuda-python",
     "cuda-bindings",
     "numpy",
     "gguf",

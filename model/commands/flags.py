@@ -93,15 +93,15 @@ def add_flags(
 _Flag = TypeVar("_Flag", Accepted, Refused)
 
 
-class _FlagAction(argparse.Action, Generic[_Flag]):
+class FlagAction(argparse.Action, Generic[_Flag]):
     """What is done for a flag of the table."""
 
     def __init__(self, flag: _Flag, **options: Any) -> None:
         super().__init__(**options)
-        self._flag: _Flag = flag
+        self.flag: _Flag = flag
 
 
-class _Accept(_FlagAction[Accepted]):
+class _Accept(FlagAction[Accepted]):
     """Says why a flag changes nothing."""
 
     def __call__(
@@ -111,15 +111,15 @@ class _Accept(_FlagAction[Accepted]):
         values: str | Sequence[Any] | None,
         option_string: str | None = None,
     ) -> None:
-        if self._flag.values is not None and values not in self._flag.values:
+        if self.flag.values is not None and values not in self.flag.values:
             parser.error(
-                f"{option_string} {values}: only {', '.join(self._flag.values)} is possible: "
-                f"{self._flag.why}"
+                f"{option_string} {values}: only {', '.join(self.flag.values)} is possible: "
+                f"{self.flag.why}"
             )
-        print(f"{parser.prog}: {option_string} changes nothing: {self._flag.why}", file=sys.stderr)
+        print(f"{parser.prog}: {option_string} changes nothing: {self.flag.why}", file=sys.stderr)
 
 
-class _Refuse(_FlagAction[Refused]):
+class _Refuse(FlagAction[Refused]):
     """Ends the command, unless the flag asks for nothing."""
 
     def __call__(
@@ -129,9 +129,9 @@ class _Refuse(_FlagAction[Refused]):
         values: str | Sequence[Any] | None,
         option_string: str | None = None,
     ) -> None:
-        if self._flag.off is not None and _number(values) == self._flag.off:
+        if self.flag.off is not None and _number(values) == self.flag.off:
             return
-        parser.error(f"{option_string}: there is no {self._flag.what}: {self._flag.nearest}")
+        parser.error(f"{option_string}: there is no {self.flag.what}: {self.flag.nearest}")
 
 
 def _number(text: object) -> float | None:

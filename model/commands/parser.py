@@ -10,9 +10,12 @@ import argparse
 import re
 import sys
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
+
+from urdir.model.commands.variables import Variable, VariableError, variables
+from urdir.model.environment import flag_variables
 
 #: Commands that people look for and that are not there: what to do instead.
 ABSENT = {
@@ -35,10 +38,75 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         options |= {"allow_abbrev": False}
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+        self._variables: tuple[Variable, ...] = ()
+        self._names_model: Callable[[list[str]], bool] = bool
+        self._source = ""  # the variable that is read
+
+    def read_variables(self, names_model: Callable[[list[str]], bool] = bool) -> None:
+        """Let the environment give all flags that were declared, and help say so. ``names_model``
+        says of the words without a flag whether they name a model, which then wins."""
+        self._variables, self._names_model = tuple(variables(self.flags)), names_model
+        for variable in self._variables:
+            if variable.action.help not in (None, argparse.SUPPRESS):
+                variable.action.help = f"{variable.action.help} [${variable.name}]"
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str], namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """As argparse does, with what the environment says where ``args`` do not."""
+        namespace = argparse.Namespace() if namespace is None else namespace
+        given = self._given(args) if self._variables else set()
+        try:
+            self._take_variables(given, namespace)
+        finally:
+            self._source = ""
+        return super().parse_known_args(args, namespace)
+
+    def _take_variables(self, given: set[argparse.Action], namespace: argparse.Namespace) -> None:
+        """Put into ``namespace`` what the environment says of other flags than those ``given``."""
+        environ = flag_variables() if self._variables else {}
+        sources: dict[argparse.Action, str] = {}
+        for variable in self._variables:
+            self._source = variable.source(environ) or ""
+            action = variable.action
+            if not self._source or {action, *self._excluded(action), *self._same(action)} & given:
+                continue
+            for other in self._excluded(action) & sources.keys():
+                self.error(f"it excludes ${sources[other]}")
+            try:
+                word = variable.word(self._source, environ)
+            except VariableError as wrong:
+                self.error(str(wrong))
+            if word is not None:
+                super().parse_known_args([word], namespace)
+            sources[action] = self._source
+
+    def _given(self, args: Sequence[str]) -> set[argparse.Action]:
+        """The flags of a command line, and that of the model where a word names it."""
+        end = args.index("--") if "--" in args else len(args)
+        named = [word.partition("=")[0] for word in args[:end]]
+        words = [word for word in args[:end] if not _is_flag(word)] + list(args[end + 1 :])
+        given = {self.flags[name] for name in named if name in self.flags}
+        if words and "--model" in self.flags and self._names_model(words):
+            given.add(self.flags["--model"])
+        return given
+
+    def _excluded(self, action: argparse.Action) -> set[argparse.Action]:
+        """The flags that cannot be given beside a flag."""
+        groups = (group._group_actions for group in self._mutually_exclusive_groups)
+        return {other for group in groups if action in group for other in group} - {action}
+
+    def _same(self, action: argparse.Action) -> set[argparse.Action]:
+        """The flags that say the opposite of a switch."""
+        pairs = {f"--no-{name[2:]}" for name in action.option_strings}
+        pairs |= {f"--{name[5:]}" for name in action.option_strings if name.startswith("--no-")}
+        found = {self.flags[name] for name in pairs & self.flags.keys()}
+        return {other for other in found if other.nargs in (0, "?")}
 
     def error(self, message: str) -> NoReturn:
         """End the command: one line, and the help that has more."""
-        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+        source = f"${self._source}: " if self._source else ""
+        self.exit(2, f"{self.prog}: {source}{message} (see {self.prog} --help)\n")
 
     def _print_message(self, message: str, file: Any = None) -> None:
         """argparse would hide that a message cannot be written."""

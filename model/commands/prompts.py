@@ -26,13 +26,18 @@ def take_words(args: argparse.Namespace) -> None:
     is the name of no file; the others are the prompt.
     """
     words: list[str] = args.words
-    if words and args.model is None and not (len(words) == 1 and _is_prose(words[0])):
+    if words and args.model is None and name_a_model(words):
         args.model, *words = words
         _check_model(args.model)
     if words and (args.prompt is not None or args.file is not None):
         raise UsageError(f"two prompts: {' '.join(words)!r} beside -p or -f")
     if words:
         args.prompt = " ".join(words)
+
+
+def name_a_model(words: list[str]) -> bool:
+    """Whether the first of the words without a flag is the model."""
+    return not (len(words) == 1 and _is_prose(words[0]))
 
 
 def given_prompt(args: argparse.Namespace) -> str | None:

@@ -82,6 +82,7 @@ def add_parser(commands: options.Subparsers) -> None:
         "any name elsewhere)",
     )
     replicas.add_flags(parser)
+    parser.read_variables()
 
 
 def run(args: argparse.Namespace) -> int:

@@ -9,6 +9,7 @@ from typing import Any, Literal, Self, TypeVar
 import numpy as np
 
 from urdir.model.errors import ConfigError
+from urdir.model.families.sizes import SIZES
 from urdir.model.families.stored import (
     Linear,
     Normalization,
@@ -82,12 +83,12 @@ class Reader:
         """The value of a key, or ``default`` where it is absent; ConfigError for another type."""
         self._asked.add(self.key(name))
         value = self._metadata.optional(self.key(name), kind, default)
-        return _bounded(self.key(name), value)
+        return self._bounded(self.key(name), value)
 
     def required(self, name: str, kind: type[_T]) -> _T:
         """The value of a key; ConfigError where it is absent or of another type."""
         self._asked.add(self.key(name))
-        return _bounded(self.key(name), self._metadata.require(self.key(name), kind))
+        return self._bounded(self.key(name), self._metadata.require(self.key(name), kind))
 
     def size(self, name: str, default: int | None = None) -> int:
         """A positive integer; ConfigError where it is neither there nor has a default."""
@@ -128,7 +129,7 @@ class Reader:
         value = self._metadata.get(key, default)
         if not isinstance(value, np.ndarray):
             if default is None or key in self._metadata:
-                return [_bounded(key, self._metadata.require(key, kind))] * layers
+                return [self._bounded(key, self._metadata.require(key, kind))] * layers
             return [default] * layers
         if len(value) not in (layers, self.size("block_count")):
             raise ConfigError(f"metadata key '{key}' has {len(value)} values for {layers} layers")
@@ -264,19 +265,21 @@ class Reader:
         # Booleans of a pattern may be stored as integers, and sizes never as fractions.
         if kind is bool and item in (0, 1):
             item = bool(item)
-        return _bounded(key, Metadata({key: item}).require(key, kind))
+        return self._bounded(key, Metadata({key: item}).require(key, kind))
+
+    def _bounded(self, key: str, value: _T) -> _T:
+        """The value, which must be one that kernels can have: in 32 bits, no float so small that it
+        would be 0 there, and no size beyond its limit."""
+        size = abs(value) if isinstance(value, int | float) else 0
+        if size >= _MOST[type(value) is float] or 0 < size < _LEAST:
+            raise ConfigError(f"metadata key '{key}' is {value}, beyond what 32 bits hold")
+        limit = SIZES.get(key.removeprefix(f"{self.architecture}."))
+        if limit is not None and isinstance(value, int):
+            limit.check(value, f"metadata key '{key}'", ConfigError)
+        return value
 
 
 _Number = TypeVar("_Number", int, float)
-
-
-def _bounded(key: str, value: _T) -> _T:
-    """The value, which must be one that kernels can have: in 32 bits, and no float so small that
-    it would be 0 there."""
-    size = abs(value) if isinstance(value, int | float) else 0
-    if size >= _MOST[type(value) is float] or 0 < size < _LEAST:
-        raise ConfigError(f"metadata key '{key}' is {value}, beyond what 32 bits hold")
-    return value
 
 
 def _full(name: str, layer: int | None) -> str:

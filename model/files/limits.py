@@ -42,10 +42,19 @@ TENSOR_PADDING = Limit("bytes of alignment", 1 << 20, "32")
 TOKENS = Limit("tokens of a vocabulary", 1 << 20, "262,144")
 CONTROL_TOKENS = Limit("control tokens", 65_536, "some 6,500")
 TOKEN_NBYTES = Limit("bytes of a token", 4096, "1,024: 512 spaces")
+CHARSMAP_NBYTES = Limit("bytes of a table of replacements", 4 << 20, "240,007")
 MERGE_NBYTES = Limit("bytes of a merge", 2 * 4096 + 1, "two tokens")
+
+#: Sizes that a model's metadata claims, before its tensors are compared with them.
+LAYERS = Limit("layers", 512, "126; llama.cpp takes 512")
+HEADS = Limit("heads of a layer", 16_384, "256")
+HEAD_WIDTH = Limit("values of a head", 16_384, "576")
+WIDTH = Limit("values of a vector", 1 << 22, "53,248")
+EXPERTS = Limit("experts of a layer", 65_536, "512")
 
 #: Of a folder as transformers writes it.
 JSON_NBYTES = Limit("bytes of a text file", 256 << 20, "34 million, a tokenizer.json")
+JSON_VALUES = Limit("keys and values of a JSON text", 4 << 20, "2.1 million, a tokenizer.json")
 SAFETENSORS_HEADER_NBYTES = Limit(
     "bytes of a safetensors header", 100_000_000, "the format's own limit"
 )

@@ -12,7 +12,6 @@ has no BF16.)
 
 from __future__ import annotations
 
-import json
 import math
 import struct
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from typing import Any
 
 from urdir.model.errors import SafetensorsError
 from urdir.model.files import limits
+from urdir.model.files.json_text import parse_json
 from urdir.model.files.open_file import ByteSource, FileBytes, OpenFile, read_whole
 
 #: Bytes of an element. Narrower and wider types exist, in no model that we can run.
@@ -85,30 +85,9 @@ def _read_header(file: OpenFile, path: Path) -> tuple[dict[str, Any], int]:
             "no safetensors file, or truncated"
         )
     limits.SAFETENSORS_HEADER_NBYTES.check(nbytes, str(path), SafetensorsError)
-    header = parse_json(file.read(8, 8 + nbytes).tobytes(), f"{path}: the header")
+    header = parse_json(file.read(8, 8 + nbytes).tobytes(), f"{path}: the header", SafetensorsError)
     limits.SAFETENSORS_TENSORS.check(len(header), str(path), SafetensorsError)
     return header, 8 + nbytes
-
-
-def parse_json(text: bytes, what: str) -> dict[str, Any]:
-    """A JSON object without duplicate keys. Raises SafetensorsError, which begins with ``what``."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for key, value in pairs:
-            if key in found:
-                raise SafetensorsError(f"{what} has {key[:80]!r} twice: corrupt file")
-            found[key] = value
-        return found
-
-    try:
-        value = json.loads(text, object_pairs_hook=unique)
-    except (ValueError, RecursionError) as error:
-        reason = "too deeply nested" if isinstance(error, RecursionError) else str(error)
-        raise SafetensorsError(f"{what} is no JSON: {reason}") from None
-    if not isinstance(value, dict):
-        raise SafetensorsError(f"{what} is no JSON object")
-    return value
 
 
 def _span(name: str, entry: object, path: Path) -> tuple[int, int]:
@@ -165,7 +144,7 @@ def read_folder(folder: Path) -> dict[str, StoredTensor]:
 
 def _read_indexed(folder: Path, index: Path) -> dict[str, StoredTensor]:
     text = read_whole(index, "an index", limits.JSON_NBYTES, SafetensorsError)
-    weight_map = parse_json(text, f"{index}: the file").get("weight_map")
+    weight_map = parse_json(text, f"{index}: the file", SafetensorsError).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise SafetensorsError(f"{index}: there is no weight_map")
     names: dict[str, None] = {}

@@ -13,10 +13,12 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Engine
 
 from urdir.model.errors import TokenizerError, UnsupportedError
+from urdir.model.files.json_text import check_values
 from urdir.model.files.limits import TOKEN_NBYTES, TOKENS
 from urdir.model.files.metadata import Metadata
 from urdir.model.foreign import one_line
 from urdir.model.text.end_tokens import find_end_ids, find_markup, find_shown_ids
+from urdir.model.text.growth import check_text, text_growth
 from urdir.model.text.spelling import BYTE_ALPHABET
 from urdir.model.text.vocabulary import TokenType, Vocabulary
 
@@ -30,7 +32,9 @@ class HuggingFaceTokens:
     def __init__(self, metadata: Metadata) -> None:
         text = metadata.require(_PREFIX + "json", str)
         try:
+            check_values(text.encode("utf-8", "replace"), "it", TokenizerError)
             description = json.loads(text)
+            self._growth = text_growth(description)
             self._engine = self._inner = _engine(text)
             if _drops_first_prefixes(description):
                 self._inner = _engine(json.dumps(description))
@@ -43,10 +47,12 @@ class HuggingFaceTokens:
 
     def encode(self, text: str, after_special: bool) -> list[int]:
         """Token ids of text without special tokens, with which a text begins."""
+        check_text(text, self._growth)
         return list(self._engine.encode(text, add_special_tokens=False).ids)
 
     def encode_inside(self, text: str, after_special: bool) -> list[int]:
         """Token ids of text without special tokens that others stand before."""
+        check_text(text, self._growth)
         return list(self._inner.encode(text, add_special_tokens=False).ids)
 
     def token_bytes(self, token_id: int) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -284,4 +285,34 @@ def test_our_own_conftest_registers_it_once(
         """
     )
     result = run.pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    result.assert_outcomes(passed=1)
+
+
+@pytest.mark.slow
+def test_a_project_beside_an_installed_urdir_has_no_warning(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pytest marks modules for rewriting by the names of a distribution's files: none of them is
+    imported before, and none is the project's."""
+    pytest.importorskip("setuptools", "77")
+    site = run.pytester.mkdir("site")
+    command = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", str(site)]
+    subprocess.run(command, cwd=Path(__file__).parents[2], check=True, capture_output=True)
+    info = site / "urdir-9.9.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: urdir\nVersion: 9.9\n")
+    entry = "[pytest11]\nurdir = urdir.driver.pytest_plugin\n"
+    (info / "entry_points.txt").write_text(entry)
+    files = [path.relative_to(site).as_posix() for path in site.rglob("*") if path.is_file()]
+    assert "urdir/__main__.py" in files
+    (info / "RECORD").write_text("".join(f"{name},,\n" for name in files))
+    own = run.pytester.mkdir("own")
+    (own / "model.py").write_text("")  # imported by a plugin, before modules are marked
+    (own / "early.py").write_text("import model\n")
+    monkeypatch.delenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), str(own), *sys.path]))
+    run.pytester.makepyfile("def test_it(urdir_emulator): assert urdir_emulator")
+    result = run.pytester.runpytest_subprocess(
+        "-W", "error", "-p", "no:cacheprovider", "-p", "early"
+    )
     result.assert_outcomes(passed=1)

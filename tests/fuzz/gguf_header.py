@@ -36,6 +36,9 @@ class Base:
             part = rng.choice(("values", "tensors", "values", "version"))
             if part == "version":
                 tree["version"] = rng.choice((0, 1, 2, 3, 4, 1 << 16, 3 << 24))
+            elif part == "values" and rng.random() < 0.2:
+                claimed = trees.claimed(rng, {i: e[2] for i, e in enumerate(tree[part])})
+                tree[part] = [[*e[:2], claimed[i]] for i, e in enumerate(tree[part])]
             elif rng.random() < 0.3:
                 tree[part] = trees.other(rng, tree[part])
             else:

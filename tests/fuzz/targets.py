@@ -41,6 +41,15 @@ ALLOWED = (ModelError, PtxgenError, PtxSyntaxError)
 DATA = Path(__file__).parent.parent / "data"
 
 
+LLAMA3_SCALING = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
 class Target(Protocol):
     """One kind of input."""
 
@@ -57,7 +66,7 @@ class GgufTarget:
     def __init__(self, folder: Path) -> None:
         self._path = folder / "mutated.gguf"
         files = [DATA / "golden" / "nano-llama-q2_k.gguf", demo_model()]
-        for name in ("gemma3-dense.gguf", "qwen3moe-moe.gguf"):
+        for name in ("gemma3-dense.gguf", "glm4-dense.gguf", "qwen3moe-moe.gguf"):
             packed = DATA / "families" / f"{name}.xz"
             (folder / name).write_bytes(lzma.decompress(packed.read_bytes()))
             files.append(folder / name)
@@ -88,6 +97,7 @@ class SafetensorsTarget:
         source = DATA / "safetensors" / "qwen2-f16-sharded"
         self._texts = {p.name: json.loads(p.read_text()) for p in source.glob("*.json")}
         del self._texts["tokenizer.json"]
+        self._scaled = self._texts["config.json"] | {"rope_scaling": LLAMA3_SCALING}
         self._heads, self._sizes = {}, {}
         for path in source.glob("*.safetensors"):
             with open(path, "rb") as file:
@@ -97,6 +107,8 @@ class SafetensorsTarget:
 
     def make(self, rng: random.Random) -> bytes:
         texts, heads = dict(self._texts), dict(self._heads)
+        if rng.random() < 0.3:  # factors are made of sizes of the configuration alone
+            texts["config.json"] = trees.claimed(rng, self._scaled)
         for files in rng.choice(((texts,), (heads,), (heads, texts))):
             name = rng.choice([*files])
             files[name] = trees.changed(rng, files[name])
@@ -127,13 +139,46 @@ class TokenizerTarget:
         self._bases = [_smaller(json.loads(path.read_text())) for path in paths]
 
     def make(self, rng: random.Random) -> bytes:
-        data = json.dumps(trees.changed(rng, rng.choice(self._bases))).encode()
+        base = rng.choice(self._bases)
+        if rng.random() < 0.2:
+            return json.dumps(base | _repeated(rng)).encode()
+        data = json.dumps(trees.changed(rng, base)).encode()
         return trees.raw(rng, data) if rng.random() < 0.1 else data
 
     def take(self, data: bytes) -> None:
         text = data.decode("utf-8", "replace")
         values = {"tokenizer.ggml.model": "huggingface", "tokenizer.huggingface.json": text}
         _use_tokenizer(_File(Metadata(values, "mutated")))
+
+
+#: Steps of a text, each of which makes it longer.
+_LONGER: dict[str, tuple[str, list[dict[str, Any]]]] = {
+    "normalizer": (
+        "normalizers",
+        [
+            {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"},
+            {"type": "Replace", "pattern": {"Regex": "x*"}, "content": "é"},
+            {"type": "Prepend", "prepend": "a"},
+            {"type": "NFKD"},
+            {"type": "ByteLevel"},
+        ],
+    ),
+    "pre_tokenizer": (
+        "pretokenizers",
+        [
+            {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True},
+            {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True},
+        ],
+    ),
+}
+
+
+def _repeated(rng: random.Random) -> dict[str, Any]:
+    """Steps of a kind again and again."""
+    part = rng.choice([*_LONGER])
+    name, steps = _LONGER[part]
+    inner = [rng.choice(steps)] * rng.choice((1, 2, 4, 8, 40, 400)) + [rng.choice(steps)]
+    return {part: {"type": "Sequence", name: inner}}
 
 
 class _File:

@@ -11,7 +11,20 @@ Rng = random.Random
 #: Numbers at which something begins or ends.
 NUMBERS = (
     *(0, 1, 2, 3, 7, 31, 32, 33, 64, 255, 256, 257, 4095, 4096, 4097, 65_535, 1 << 20, 1 << 22),
-    *(2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**53, 2**63 - 1, 2**63, 2**64 - 1, -1, -2, -(2**31)),
+    *(
+        2**31 - 2,
+        2**31 - 1,
+        2**31,
+        2**32 - 1,
+        2**32,
+        2**53,
+        2**63 - 1,
+        2**63,
+        2**64 - 1,
+        -1,
+        -2,
+        -(2**31),
+    ),
     *(-(2**63), 0.0, -0.0, 0.5, 1e-320, 1e-45, 1e38, 1e39, 1e308, float("inf"), float("nan")),
 )
 STRINGS = (
@@ -77,6 +90,15 @@ def changed(rng: Rng, tree: Any) -> Any:
         else:
             container[key] = other(rng, container[key])
     return tree
+
+
+def claimed(rng: Rng, values: dict[Any, Any]) -> dict[Any, Any]:
+    """Several integers are the same number: what is checked of one with another then fits."""
+    number = rng.choice((1 << 12, 1 << 16, 1 << 20, 1 << 24, 1 << 28, 2**31 - 2, -2))
+    return {
+        key: number if type(value) is int and rng.random() < 0.5 else value
+        for key, value in values.items()
+    }
 
 
 def text(rng: Rng, old: str) -> str:

@@ -188,17 +188,22 @@ def vocab_file(
 
 
 @pytest.fixture(scope="session")
-def reference_file(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The path of a model of `data/families` or `data/golden` ("gemma2-dense"), unpacked."""
+def reference_file(
+    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> Callable[[str], Path]:
+    """The path of a model of `data/families` or `data/golden` ("gemma2-dense"), or of the folder of
+    ``--references``; unpacked."""
     folder = tmp_path_factory.mktemp("references")
+    given = pytestconfig.getoption("--references")
+    folders = [DATA / "golden", DATA / "families"] if given is None else [given]
 
     @functools.cache
     def unpack(name: str) -> Path:
-        plain = DATA / "golden" / f"{name}.gguf"
-        if plain.exists():
-            return plain
-        path = folder / plain.name
-        (packed,) = DATA.glob(f"*/{path.name}.xz")
+        for stored in (of / f"{name}.gguf" for of in folders):
+            if stored.exists():
+                return stored
+        path = folder / f"{name}.gguf"
+        packed = next(found for of in folders if (found := of / f"{path.name}.xz").exists())
         path.write_bytes(lzma.decompress(packed.read_bytes()))
         return path
 

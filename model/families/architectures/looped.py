@@ -26,9 +26,7 @@ from urdir.model.families.parts import (
 )
 from urdir.model.families.reader import Reader
 from urdir.model.families.rope import read_rope
-
-#: llama.cpp's limit of layers (LLAMA_MAX_LAYERS).
-_MOST = 512
+from urdir.model.files.limits import LAYERS
 
 
 def hrm_text(file: Reader) -> Description:
@@ -45,10 +43,10 @@ def hrm_text(file: Reader) -> Description:
     per_stack = file.size("hrm.layers_per_stack")
     high, low = file.size("hrm.h_cycles"), file.size("hrm.l_cycles")
     runs = per_stack * high * (low + 1)
-    if runs != file.size("block_count") - file.count("nextn_predict_layers") or runs > _MOST:
+    if runs != file.size("block_count") - file.count("nextn_predict_layers") or runs > LAYERS.most:
         raise ConfigError(
             f"{file.key('block_count')} is {file.size('block_count')}, "
-            f"the cycles of {file.key('hrm')} have {runs} layers (at most {_MOST})"
+            f"the cycles of {file.key('hrm')} have {runs} layers (at most {LAYERS.most})"
         )
 
     def layer(index: int) -> LayerConfig:
@@ -86,8 +84,10 @@ def nanbeige(file: Reader) -> Description:
     norm = rms_norm(file)
     rope = read_rope(file, "interleaved", head_dims(file)[0])
     loops, count = file.size("num_loops", 1), file.layer_count()
-    if loops * count > _MOST:
-        raise ConfigError(f"{file.key('num_loops')} is {loops} of {count} layers: over {_MOST}")
+    if loops * count > LAYERS.most:
+        raise ConfigError(
+            f"{file.key('num_loops')} is {loops} of {count} layers: over {LAYERS.most}"
+        )
     output_norm = file.norm("output_norm", None, norm)
     between = None if file.optional("skip_loop_final_norm", bool, False) else output_norm
 

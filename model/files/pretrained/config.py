@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from urdir.model.errors import ConfigError, UnsupportedError
+from urdir.model.files import limits
+from urdir.model.files.limits import Limit
 from urdir.model.files.metadata import Value
 from urdir.model.files.pretrained.families import FAMILIES, Family
 
@@ -151,19 +153,17 @@ def read_metadata(config: Mapping[str, Any], family: Family, path: Path) -> dict
 
 def _check_layers(fields: Fields, config: Mapping[str, Any], family: Family) -> int:
     """Check what differs between layers against GGUF's architecture; the width of a head."""
-    layers = config.get("num_hidden_layers")
-    heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
-    for name in ("num_hidden_layers", "num_attention_heads", "hidden_size"):
-        if type(config.get(name)) is not int or not 0 < config[name] < 1 << 31:
-            raise fields.wrong(name, config.get(name))
-    assert isinstance(layers, int)
-    assert isinstance(heads, int)
-    assert isinstance(hidden, int)
+    layers, heads, hidden = (
+        _size(fields, name, config.get(name), limit)
+        for name, limit in (
+            ("num_hidden_layers", limits.LAYERS),
+            ("num_attention_heads", limits.HEADS),
+            ("hidden_size", limits.WIDTH),
+        )
+    )
     head_dim = config.get("head_dim")
-    if head_dim is None:
-        head_dim = hidden // heads
-    if type(head_dim) is not int or not 0 < head_dim < 1 << 31:
-        raise fields.wrong("head_dim", head_dim)
+    head_dim = hidden // heads if head_dim is None else head_dim
+    head_dim = _size(fields, "head_dim", head_dim, limits.HEAD_WIDTH)
     if (kinds := fields.take("layer_types", list)) is not None:
         windows = [not _is_full(i, family.full_every) for i in range(min(layers, len(kinds)))]
         expected = ["sliding_attention" if window else "full_attention" for window in windows]
@@ -183,6 +183,14 @@ def _check_layers(fields: Fields, config: Mapping[str, Any], family: Family) -> 
     if family.sqrt_head_scale:
         _check_scale(fields, family, layers, hidden // heads, head_dim)
     return head_dim
+
+
+def _size(fields: Fields, name: str, value: object, limit: Limit) -> int:
+    """A size that is used before any tensor is compared with it."""
+    if type(value) is not int or value <= 0:
+        raise fields.wrong(name, value)
+    limit.check(value, f"{fields.path}: '{name}'", ConfigError)
+    return value
 
 
 def _is_full(layer: int, full_every: int) -> bool:

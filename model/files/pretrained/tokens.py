@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 
 from urdir.model.errors import SafetensorsError
+from urdir.model.files.json_text import parse_json
 from urdir.model.files.limits import JSON_NBYTES
 from urdir.model.files.metadata import Value
 from urdir.model.files.open_file import read_whole
-from urdir.model.files.safetensors import parse_json
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object in a file. Raises SafetensorsError."""
     text = read_whole(path, "a JSON file", JSON_NBYTES, SafetensorsError)
-    return parse_json(text, f"{path}: the file")
+    return parse_json(text, f"{path}: the file", SafetensorsError)
 
 
 def text_metadata(folder: Path, config: Mapping[str, Any]) -> dict[str, Value]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ import pytest
 
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.session import Session
+from urdir.model.errors import SettingsError, UnsupportedError
 from urdir.model.families.reader import Reader
 from urdir.model.families.registry import describe
 from urdir.model.families.shapes import Shape
@@ -67,14 +71,81 @@ def random_model() -> Callable[..., Model]:
     return _random_model
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test marked ``references`` runs on those of `tests/data` that it names, or on all of a
+    kind in the folder of ``--references``."""
+    marker = metafunc.definition.get_closest_marker("references")
+    if marker is None:
+        return
+    kind, names = marker.args
+    argument, folder = marker.kwargs.get("argument", "name"), _references_folder(metafunc.config)
+    metafunc.parametrize(
+        argument,
+        list(names) if folder is None else _references().found_in(folder, kind),
+        indirect=argument != "name",
+        scope="module",
+    )
+
+
+def _references_folder(config: pytest.Config) -> Path | None:
+    folder: Path | None = config.getoption("--references")
+    return folder
+
+
+@functools.cache
+def _references() -> Any:
+    """The module `references.py`."""
+    path = Path(__file__).with_name("references.py")
+    spec = importlib.util.spec_from_file_location("engine_references", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 @pytest.fixture(scope="session")
-def golden(reference_file: Callable[[str], Path]) -> Callable[[str], tuple[Path, list[int], Any]]:
+def reference_golden(pytestconfig: pytest.Config) -> Callable[[str, str], Path]:
+    """Where the tokens and logits of a reference are, by its kind ("families", "golden") and
+    name."""
+    folder = _references_folder(pytestconfig)
+
+    def find(kind: str, name: str) -> Path:
+        path: Path = _references().golden_of(folder or DATA / kind, name)
+        return path
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def supported(pytestconfig: pytest.Config) -> Callable[[str], AbstractContextManager[None]]:
+    """``supported(name)`` skips a test of ``--references`` where something is refused as not
+    supported, or a context as too long."""
+    return functools.partial(_supported, pytestconfig)
+
+
+@contextmanager
+def _supported(config: pytest.Config, name: str) -> Iterator[None]:
+    try:
+        yield
+    except (UnsupportedError, SettingsError) as error:
+        if _references_folder(config) is None:
+            raise
+        pytest.skip(f"{name}: {error}")
+
+
+@pytest.fixture(scope="session")
+def golden(
+    reference_file: Callable[[str], Path],
+    reference_golden: Callable[[str, str], Path],
+    pytestconfig: pytest.Config,
+) -> Callable[[str], tuple[Path, list[int], Any]]:
     """A file of data/golden, or the demo model: its path, tokens, and the logits (tokens, vocab)
     f32 after each."""
 
     def read(name: str) -> tuple[Path, list[int], Any]:
-        demo = name.startswith("demo")
-        with np.load(DATA / ("demo" if demo else "golden") / f"{name}.npz") as file:
+        demo = name.startswith("demo") and _references_folder(pytestconfig) is None
+        with np.load(reference_golden("demo" if demo else "golden", name)) as file:
             path = demo_model() if demo else reference_file(name)
             return path, file["tokens"].tolist(), file["logits"]
 

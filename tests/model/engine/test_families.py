@@ -104,24 +104,39 @@ class Family:
         return relative_rms(np.stack(rows), self.logits[[count - 1 for count in counts]])
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module")
 def family(
-    request: pytest.FixtureRequest, device_name: str, reference_file: Callable[[str], Path]
+    request: pytest.FixtureRequest,
+    device_name: str,
+    reference_file: Callable[[str], Path],
+    reference_golden: Callable[[str, str], Path],
+    supported: Any,
 ) -> Iterator[Family]:
     name, whole = request.param, request.config.getoption("--full") or device_name == "cuda"
-    if not whole and name not in SAMPLE:
+    if not whole and name not in SAMPLE and request.config.getoption("--references") is None:
         pytest.skip("part of --full on the emulator")
-    with np.load(DATA / f"{name}.npz") as golden:
+    with np.load(reference_golden("families", name)) as golden:
         tokens = [int(token) for token in golden["tokens"]]
         logits, native = golden["logits"], float(golden["native"])
-    with Engine.open(
-        reference_file(name), device=device_name, context=len(tokens), kv_dtype="f32", exact=True
-    ) as engine:
+    with (
+        supported(name),
+        Engine.open(
+            reference_file(name),
+            device=device_name,
+            context=len(tokens),
+            kv_dtype="f32",
+            exact=True,
+        ) as engine,
+    ):
         positions = len(tokens) if whole else FEW
         tie = TIES.get(name, len(tokens))
         yield Family(engine, tokens, logits, native, positions, tie)
 
 
+of_each = pytest.mark.references("families", NAMES, argument="family")
+
+
+@of_each
 def test_exact_logits_are_llama_cpp_s(family: Family) -> None:
     session = family.engine.session
     whole = len(family.tokens)
@@ -130,6 +145,7 @@ def test_exact_logits_are_llama_cpp_s(family: Family) -> None:
         assert family.prompts(session, at_once, whole) <= EXACT_RELATIVE_RMS
 
 
+@of_each
 @pytest.mark.turns(2)
 @pytest.mark.slow
 def test_default_logits_are_at_least_as_near_as_llama_cpp_s(family: Family) -> None:
@@ -141,6 +157,7 @@ def test_default_logits_are_at_least_as_near_as_llama_cpp_s(family: Family) -> N
             assert family.prompts(session, at_once, family.tie) <= allowed
 
 
+@of_each
 @pytest.mark.turns(3)
 @pytest.mark.slow
 def test_a_replayed_graph_gives_the_bits_of_its_launches(family: Family) -> None:

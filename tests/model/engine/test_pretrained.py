@@ -29,15 +29,17 @@ def _logits(path: Path, device: str, tokens: Any, **options: Any) -> Any:
         return np.array(rows)
 
 
-@pytest.mark.parametrize("name", FOLDERS)
+@pytest.mark.references("folders", FOLDERS)
 def test_logits_are_those_of_transformers(
-    data: Path, device_name: str, name: str, request: pytest.FixtureRequest
+    data: Path, device_name: str, name: str, pytestconfig: pytest.Config, supported: Any
 ) -> None:
-    golden = np.load(data / "safetensors" / name / "golden.npz")
-    count = 48 if request.config.getoption("--full") or device_name == "cuda" else 16
-    folder = data / "safetensors" / name
-    logits = _logits(folder, device_name, golden["tokens"][:count], exact=True)
-    assert relative_rms(logits, golden["logits"][:count]) < 1e-4
+    folder = (pytestconfig.getoption("--references") or data / "safetensors") / name
+    with np.load(folder / "golden.npz") as file:
+        tokens, wanted = file["tokens"], file["logits"]
+    count = 48 if pytestconfig.getoption("--full") or device_name == "cuda" else 16
+    with supported(name):
+        logits = _logits(folder, device_name, tokens[:count], exact=True)
+    assert relative_rms(logits, wanted[:count]) < 1e-4
 
 
 def write_gguf(model: SafetensorsModel, path: Path) -> Path:

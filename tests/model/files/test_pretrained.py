@@ -30,6 +30,13 @@ from urdir.model.files.safetensors import StoredTensor, read_folder
 from urdir.model.files.source import open_model
 
 Folders = Callable[..., Path]
+LLAMA3_SCALING = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
 FOLDERS = ("llama-bf16", "qwen2-f16-sharded", "qwen3moe-bf16")
 _DTYPES = {"BF16": ml_dtypes.bfloat16, "F16": np.float16, "F32": np.float32}
 
@@ -377,6 +384,13 @@ def test_longrope_has_two_sets_of_factors() -> None:
         ({"intermediate_size": "16"}, "'intermediate_size' is 16"),
         ({"rms_norm_eps": math.inf}, "'rms_norm_eps' is inf"),
         ({"head_dim": 0}, "'head_dim' is 0"),
+        (
+            {"head_dim": 2**31 - 2, "rope_scaling": LLAMA3_SCALING},
+            "'head_dim': 2,147,483,646 values of a head, at most 16,384 are read",
+        ),
+        ({"hidden_size": 1 << 30, "rope_scaling": LLAMA3_SCALING}, "'hidden_size': 1,073,741,824"),
+        ({"num_hidden_layers": 10**6}, "'num_hidden_layers': 1,000,000 layers, at most 512"),
+        ({"num_attention_heads": 10**6}, "'num_attention_heads': 1,000,000 heads"),
         ({"layer_types": ["sliding_attention"]}, "'layer_types' is not what 'llama' means"),
         ({"layer_types": []}, "'layer_types' is not what 'llama' means"),
         ({"no_rope_layers": [1]}, "'no_rope_layers' is not what 'llama' means"),

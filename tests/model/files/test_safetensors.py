@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import struct
+import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +143,29 @@ def test_a_file_that_changes_while_it_is_open(tmp_path: Path) -> None:
         path.write_bytes(change)
         with pytest.raises(SafetensorsError, match="was changed while it was in use"):
             _ = tensor.data[:]
+
+
+@pytest.mark.parametrize(
+    ("body", "values"),
+    [
+        (b'{"a":[' + b"[]," * 3_000_000 + b"0]}", 6_000_004),
+        (b'{"a":[' + b'{"":0},' * 1_500_000 + b"0]}", 4_500_004),
+        (b"{" + b",".join(b'"%x":0' % n for n in range(2_200_000)) + b"}", 4_400_001),
+    ],
+)
+def test_more_values_than_any_header_has(tmp_path: Path, body: bytes, values: int) -> None:
+    """Lists of nothing take 25 times their size, and three seconds for ten megabytes."""
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(file_bytes(body))
+    tracemalloc.start()
+    begin = time.process_time()
+    try:
+        with pytest.raises(SafetensorsError, match=f"the header: {values:,} keys and values"):
+            read_safetensors(path)
+        assert time.process_time() - begin < 1.0
+        assert tracemalloc.get_traced_memory()[1] < 3 * len(body)
+    finally:
+        tracemalloc.stop()
 
 
 def test_an_index_of_two_files(tmp_path: Path) -> None:

@@ -105,6 +105,11 @@ def test_a_system_text_that_a_format_has_not_goes_to_the_user(demo_file: Path) -
         ("<|user|> <|assistant|> <|end|>", "gpt2", None),  # Phi-4-mini writes no line breaks
         ("[gMASK] <sop> <|user|> <|assistant|>", "gpt2", "chatglm4"),
         ("[gMASK] <sop> <|user|> <|assistant|> /nothink", "gpt2", None),  # GLM-4.5
+        (
+            "<|START_OF_TURN_TOKEN|> <|END_OF_TURN_TOKEN|> <|CHATBOT_TOKEN|>",
+            "gpt2",
+            "command-r",
+        ),
         ("<s> </s>", "llama", None),
         ("", "no_vocab", None),
     ],
@@ -120,7 +125,6 @@ def test_special_tokens_tell_the_format(
 @pytest.mark.parametrize(
     ("vocabulary", "name"),
     [
-        ("command-r", "command-r"),
         ("llama-bpe", "llama3"),
         ("llama-spm", None),
         ("qwen2", "chatml"),

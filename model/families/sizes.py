@@ -1,0 +1,36 @@
+"""Keys of sizes, and what a file may claim at most.
+
+A description is made of these numbers before any tensor is compared with them. Other integers count
+tokens, or choose, and make nothing large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from urdir.model.files import limits
+from urdir.model.files.limits import Limit
+
+#: Kinds of heads that have widths of their own: those of windows, and of latent attention.
+_HEADS = ("", "_swa", "_mla")
+_BY_LIMIT: Mapping[Limit, tuple[str, ...]] = {
+    limits.LAYERS: ("block_count", "nextn_predict_layers"),
+    limits.HEADS: ("attention.head_count", "attention.head_count_kv"),
+    limits.HEAD_WIDTH: (
+        *(f"attention.{of}_length{kind}" for of in ("key", "value") for kind in _HEADS),
+        *("rope.dimension_count", "rope.dimension_count_swa", "rope.dimension_sections"),
+        *("kda.head_dim", "ssm.state_size", "ssm.conv_kernel", "shortconv.l_cache"),
+    ),
+    limits.WIDTH: (
+        *("embedding_length", "embedding_length_per_layer_input", "feed_forward_length"),
+        *("expert_feed_forward_length", "expert_shared_feed_forward_length"),
+        *("expert_latent_length", "moe_latent_size", "ssm.inner_size", "ssm.time_step_rank"),
+        *("attention.q_lora_rank", "attention.kv_lora_rank"),
+    ),
+    limits.EXPERTS: (
+        *("expert_count", "expert_used_count", "expert_shared_count"),
+        *("expert_group_count", "expert_group_used_count", "ssm.group_count"),
+    ),
+}
+#: By key, without the architecture's name.
+SIZES: Mapping[str, Limit] = {name: limit for limit, names in _BY_LIMIT.items() for name in names}

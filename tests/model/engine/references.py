@@ -1,0 +1,67 @@
+"""References of a folder, in any of the layouts of `tests/data`.
+
+- families: ``NAME.gguf.xz`` (or ``NAME.gguf``) and ``NAME.npz``, which has ``tokens``, ``logits``
+  and ``native``, the error of llama.cpp's own kernels;
+- golden: the same without ``native``;
+- folders: ``NAME/config.json``, weights, and ``NAME/golden.npz``.
+
+What needs something that is not implemented is named with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+#: Endings of names: what another file needs, and the logits of which are in the other's npz.
+_PARTS = {".draft": "drafts are not implemented", ".adapter": "adapters are not implemented"}
+_TARGET = ".target"
+
+
+def golden_of(folder: Path, name: str) -> Path:
+    """Where a file's logits are."""
+    return folder / f"{name.removesuffix(_TARGET)}.npz"
+
+
+def found_in(folder: Path, kind: str) -> list[Any]:
+    """The names of the references of a kind, as `pytest.param`; those that cannot be run are
+    skipped with the reason."""
+    pairs = _folders(folder) if kind == "folders" else _files(folder, kind)
+    return [
+        pytest.param(
+            name, marks=[pytest.mark.skip(reason=f"{name}: {why}")] if why else [], id=name
+        )
+        for name, why in pairs
+    ]
+
+
+def _files(folder: Path, kind: str) -> Iterator[tuple[str, str]]:
+    packed = {path.name.removesuffix(".xz") for path in folder.glob("*.gguf.xz")}
+    for name in sorted(packed | {path.name for path in folder.glob("*.gguf")}):
+        name = name.removesuffix(".gguf")
+        golden = golden_of(folder, name)
+        parts = [why for ending, why in _PARTS.items() if name.endswith(ending)]
+        if parts or not golden.exists():
+            if kind == "golden":
+                yield name, parts[0] if parts else f"there is no {golden.name}"
+            continue
+        with np.load(golden) as file:
+            fields = {*file.files}
+        if kind == ("families" if "native" in fields else "golden"):
+            yield name, _lacking(fields)
+
+
+def _folders(folder: Path) -> Iterator[tuple[str, str]]:
+    for path in sorted(folder.glob("*/golden.npz")):
+        with np.load(path) as file:
+            yield path.parent.name, _lacking({*file.files})
+
+
+def _lacking(fields: set[str]) -> str:
+    if fields & {"embedding", "embedding_last", "score", "encoder_tokens"}:
+        return "encoders are not implemented"
+    return "" if "logits" in fields else "there are no logits of every token"
