@@ -189,16 +189,6 @@ def test_any_json_object(tokenizer: Tokenizer, compiler: ConstraintCompiler) -> 
         assert isinstance(json.loads(random_answer(tokenizer, matcher, chance)), dict)
 
 
-def test_blanks_come_to_an_end(tokenizer: Tokenizer, compiler: ConstraintCompiler) -> None:
-    matcher = compiler.matcher(Constraint.json_object())
-    space, brace = (tokenizer.encode(char)[0] for char in " {")
-    matcher.accept(brace)
-    for _ in range(32):
-        matcher.accept(space)
-    with pytest.raises(ConstraintError, match="not allowed"):
-        matcher.accept(space)
-
-
 def test_a_token_that_is_not_allowed(tokenizer: Tokenizer, compiler: ConstraintCompiler) -> None:
     for token in (tokenizer.encode("a")[0], tokenizer.vocab_size + 7):
         matcher = compiler.matcher(Constraint.json_object())
