@@ -271,8 +271,7 @@ class _Bench:
                 self.session.feed([token], sequence)
             return _decode(self.session, count, generate)
 
-        length = depth + 1
-        self.session.graphs.prepare_all(count, Output.GREEDY, length, length + generate)
+        self.session.graphs.prepare_all(count, Output.GREEDY, depth, depth + generate)
         runs = self._timed(run)
         name = _name(f"tg{generate}" + (f" x {count}" if count > 1 else ""), depth)
         flops = count * flops_of(self.config, generate, depth, generate)

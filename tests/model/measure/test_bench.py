@@ -177,6 +177,17 @@ def test_rows_agree_with_themselves(engine: Engine) -> None:
     assert engine.session.lengths == [2 + 4] * 3  # steps beyond the last one are undone
 
 
+@pytest.mark.slow
+def test_decoding_may_reach_the_end_of_the_context(nano: Path, device_name: str) -> None:
+    """Which is that of the caches: no step lies beyond it."""
+    case = BenchCase((0,), (6,), (250,), repeats=1, sequences=(1, 2))
+    with Engine.open(str(nano), device=device_name, context=case.context, sequences=2) as engine:
+        assert engine.session.shapes.lengths == (case.context,) == (256,)
+        rows = list(bench(engine.session, engine.gguf, Rates(1e9, 1e12), case))
+        assert engine.session.lengths == [256] * 2
+    assert [row.test for row in rows] == ["tg6 @ d250", "tg6 x 2 @ d250"]
+
+
 def test_a_profile_accounts_for_every_launch(engine: Engine) -> None:
     rows = profile_step(engine.session, 1e9)
     shape = StepShape(1, 256, Output.GREEDY)
