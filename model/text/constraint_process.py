@@ -11,7 +11,6 @@ from urdir.model.errors import ConstraintError
 from urdir.model.foreign import one_line
 from urdir.model.owner import Owner
 from urdir.model.text.constraint_worker import (
-    BEGIN,
     COMPILE,
     FAILED,
     FORGET,
@@ -28,6 +27,7 @@ LIMITS: dict[str, Any] = {
     "mask_seconds": 0.25,  # for one token
     "step_seconds": 0.005,  # for each token, beside answer_seconds for all of an answer
     "answer_seconds": 1.0,
+    "memory_bytes": MEMORY_LIMIT,  # of address space, the vocabulary's among them
     "kept_bytes": 64 << 20,  # of a compiled constraint, beside the vocabulary
     "llguidance": {
         "initial_lexer_fuel": 400_000,
@@ -36,6 +36,10 @@ LIMITS: dict[str, Any] = {
         "verbose_errors": False,
     },
 }
+
+
+_PROCESS = 0  # the number of what is no answer's
+_AHEAD = 64  # masks that nobody has read: few enough that what the process gets fits its socket
 
 
 class Step(NamedTuple):
@@ -50,10 +54,10 @@ class Step(NamedTuple):
 class ProcessGoneError(ConstraintError):
     """The process has ended: the constraint took too much time or memory, or it was killed."""
 
-    def __init__(self, seconds: float = LIMITS["mask_seconds"], what: str = "for a token") -> None:
+    def __init__(self, limit: str = "mask_seconds", what: str = "for a token") -> None:
         super().__init__(
-            f"the constraint takes longer than {seconds:g} s or more than {MEMORY_LIMIT >> 20} MB "
-            f"{what}: make it simpler"
+            f"the constraint takes longer than {LIMITS[limit]:g} s or more than "
+            f"{LIMITS['memory_bytes'] >> 20} MB {what}: make it simpler"
         )
 
 
@@ -85,9 +89,10 @@ class ConstraintProcess(Owner):
         self.start = Step(b"", False)
         self._pipe = pipe
         self._numbers = itertools.count(1)
-        self._used: set[int] = set()
+        self._used = {_PROCESS}
         self._unused: deque[int] = deque()  # finalisers add to it, who must not wait for a lock
         self._replies: dict[int, tuple[int, bytes]] = {}
+        self._sent, self._read = 0, -1  # it says first that it is ready
         self._writing = threading.Lock()
         self._reading = threading.Lock()
 
@@ -95,8 +100,10 @@ class ConstraintProcess(Owner):
         self.close()
 
     def wait_until_ready(self) -> None:
-        """Raises ProcessGoneError where it does not start."""
-        self.receive(0)
+        """Raises ProcessGoneError where it does not start, or has been killed since."""
+        self.receive(_PROCESS)
+        if self._pipe.is_gone:
+            raise ProcessGoneError
 
     def compile(self, grammar: str) -> None:
         """Make it a process of this grammar, in llguidance's form; ``start`` is what may come
@@ -104,15 +111,15 @@ class ConstraintProcess(Owner):
         """
         body = grammar.encode()
         try:
-            self._send(COMPILE, 0, len(body), body)
-            self.start = self.receive(0)
+            self._send(COMPILE, _PROCESS, len(body), body)
+            self.start = self.receive(_PROCESS)
         except ProcessGoneError:
-            raise ProcessGoneError(LIMITS["compile_seconds"], "to be compiled") from None
+            raise ProcessGoneError("compile_seconds", "to be compiled") from None
 
     @property
     def is_used(self) -> bool:
         """Whether an answer goes on."""
-        return len(self._used) > len(self._unused)
+        return len(self._used) - 1 > len(self._unused)
 
     @property
     def is_gone(self) -> bool:
@@ -120,26 +127,25 @@ class ConstraintProcess(Owner):
         return self._pipe.is_gone
 
     def begin(self) -> int:
-        """The number of a new answer. Raises ProcessGoneError."""
+        """The number of a new answer."""
         number = next(self._numbers)
         self._used.add(number)
-        self._send(BEGIN, number, 0)
         return number
 
     def send(self, number: int, token: int) -> None:
         """An answer goes on by a token: what may come then is computed from now on. Raises
         ProcessGoneError.
         """
+        with self._reading:  # or both sides would wait until the other reads
+            while self._sent - self._read >= _AHEAD:
+                self._read_reply()
         self._send(STEP, number, token)
 
     def receive(self, number: int) -> Step:
         """What may come after the token that was sent. Raises ConstraintError."""
         with self._reading:
             while number not in self._replies:
-                result, of, size = HEADER.unpack(self._pipe.read(HEADER.size))
-                body = self._pipe.read(size)
-                if of == number or of in self._used:  # others are over
-                    self._replies[of] = result, body
+                self._read_reply()
             result, body = self._replies.pop(number)
         if result == FAILED:
             reason = one_line(body.decode(errors="replace"))
@@ -154,6 +160,13 @@ class ConstraintProcess(Owner):
         """End the process, at once or when its time is over; closing twice does nothing."""
         self._pipe.close()
 
+    def _read_reply(self) -> None:
+        result, number, size = HEADER.unpack(self._pipe.read(HEADER.size))
+        body = self._pipe.read(size)
+        self._read += 1
+        if number in self._used:  # others are over
+            self._replies[number] = result, body
+
     def _send(self, operation: int, number: int, value: int, body: bytes = b"") -> None:
         with self._writing:
             data = HEADER.pack(operation, number, value) + body
@@ -163,3 +176,4 @@ class ConstraintProcess(Owner):
                 self._replies.pop(over, None)
                 data += HEADER.pack(FORGET, over, 0)
             self._pipe.write(data)
+            self._sent += 1

@@ -5,12 +5,12 @@ system cannot fork, each by itself.
 from __future__ import annotations
 
 import base64
-import contextlib
 import os
 import select
 import socket
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Protocol
 
 from urdir.model.errors import ModelError
@@ -45,23 +45,27 @@ class ConstraintStarter(Owner):
     def start(self) -> ConstraintProcess:
         """A process that waits for a grammar. Raises ModelError."""
         with self._lock:
-            for _ in range(3):  # those that are idle may have been killed
-                source = self._opened()
-                process, self._spare = self._spare, None
-                try:
-                    process = process or source.start()
-                    process.wait_until_ready()
-                    self._spare = source.start() if source.is_quick else None
-                except ProcessGoneError:
-                    self._close()
-                else:
-                    return process
-        raise ModelError("constrained output: its processes do not start")
+            spare, self._spare = self._spare, None
+            process = spare if spare is not None and _is_ready(spare) else self._started()
+            source = self._opened()
+            if source.is_quick:
+                with suppress(ProcessGoneError):  # the next start finds out
+                    self._spare = source.start()
+            return process
 
     def close(self) -> None:
         """End the processes that have no constraint; closing twice does nothing."""
         with self._lock:
             self._close()
+
+    def _started(self) -> ConstraintProcess:
+        for _ in range(2):  # somebody may have killed the source
+            with suppress(ProcessGoneError):
+                process = self._opened().start()
+                if _is_ready(process):
+                    return process
+            self._close()
+        raise ModelError("constrained output: its processes do not start")
 
     def _opened(self) -> _Source:
         if self._source is None:
@@ -151,7 +155,7 @@ class _SocketPipe:
 
     def read(self, size: int) -> bytes:
         try:
-            data = self._reader.read(size)
+            data: bytes = self._reader.read(size)
         except (OSError, ValueError):  # it takes too long; this end is closed
             data = b""
         if len(data) < size:
@@ -167,7 +171,7 @@ class _SocketPipe:
             raise ProcessGoneError from None
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # a thread that reads sees it, too
+        with suppress(OSError):  # a thread that reads sees it, too
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
         self._reader.close()
@@ -201,6 +205,14 @@ class _ProcessPipe:
 
     def close(self) -> None:
         self._process.close()
+
+
+def _is_ready(process: ConstraintProcess) -> bool:
+    with suppress(ProcessGoneError):
+        process.wait_until_ready()
+        return True
+    process.close()
+    return False
 
 
 def _settings(tokenizer: Tokenizer) -> dict[str, Any]:

@@ -13,8 +13,8 @@ Such a process says that it is ready, and then takes requests:
     request: HEADER of operation, number of an answer, value
     reply:   HEADER of result, number of an answer, size; then that many bytes: a mask, or why not
 
-`COMPILE` (value: bytes of the grammar, which follow) and `STEP` (value: a token) have a reply;
-`BEGIN` and `FORGET` have none.
+`COMPILE` (value: bytes of the grammar, which follow) and `STEP` (value: a token; the first begins
+the answer) have a reply, `FORGET` has none.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from urdir.model.text.sandbox_main import Messages
 
 HEADER = struct.Struct("<BIi")
-#: Operations: compile a grammar; an answer begins; it goes on by a token; it is over.
-COMPILE, BEGIN, STEP, FORGET = range(4)
+#: Operations: compile a grammar; an answer goes on by a token; it is over.
+COMPILE, STEP, FORGET = range(3)
 #: Results: a mask; a mask of end ids alone; an error.
 GOES_ON, IS_WHOLE, FAILED = range(3)
 
@@ -109,38 +109,36 @@ class _Follower:
         _reply(writer, GOES_ON, 0, b"")  # it is ready
         while len(header := reader.read(HEADER.size)) == HEADER.size:
             operation, number, value = HEADER.unpack(header)
-            if operation == BEGIN:
-                self._answers[number] = _Answer(self._start, self._limits["answer_seconds"])
-            elif operation == FORGET:
+            if operation == FORGET:
                 self._answers.pop(number, None)
-            else:
-                grammar = reader.read(value).decode() if operation == COMPILE else None
-                try:
-                    if grammar is not None:
-                        result, body = self._compile(grammar)
-                    else:
-                        result, body = self._step(self._answers[number], value)
-                except BaseException as error:  # a panic of the library is no Exception
-                    result, body = FAILED, str(error).encode(errors="replace")
-                _limit_time(0)
-                _reply(writer, result, number, body)
+                continue
+            try:
+                if operation == COMPILE:
+                    result, body = self._compile(reader.read(value).decode())
+                else:
+                    result, body = self._step(number, value)
+            except BaseException as error:  # a panic of the library is no Exception
+                result, body = FAILED, str(error).encode(errors="replace")
+            _limit_time(0)
+            _reply(writer, result, number, body)
 
     def _compile(self, grammar: str) -> tuple[int, bytes]:
         _limit_time(self._limits["compile_seconds"])
         self._start = self._new_matcher(grammar)
         return self._mask(self._start)
 
-    def _step(self, answer: _Answer, token: int) -> tuple[int, bytes]:
+    def _step(self, number: int, token: int) -> tuple[int, bytes]:
         """The mask after a token. Most take less than ``step_seconds``, and the others together
         ``answer_seconds``.
         """
-        start = time.process_time()
+        start = time.thread_time()  # exact even with a timer; that of the process is not
         _limit_time(self._limits["mask_seconds"])
-        if answer.matcher is self._start:
-            answer.matcher = self._start.deep_copy()
+        if (answer := self._answers.get(number)) is None:
+            answer = _Answer(self._start.deep_copy(), self._limits["answer_seconds"])
+            self._answers[number] = answer
         answer.matcher.consume_token(token)
         reply = self._mask(answer.matcher)
-        answer.seconds -= max(0.0, time.process_time() - start - self._limits["step_seconds"])
+        answer.seconds -= max(0.0, time.thread_time() - start - self._limits["step_seconds"])
         if answer.seconds < 0:
             raise _ConstraintError("its tokens take too long to be found: make it simpler")
         return reply
@@ -184,7 +182,7 @@ def serve(settings: Mapping[str, Any], messages: Messages, limits: ModuleType) -
 
     def follow(reader: IO[bytes], writer: IO[bytes]) -> None:
         follower = _Follower(new_matcher, settings)
-        limits.confine()
+        limits.confine(settings["limits"]["memory_bytes"])
         follower.run(reader, writer)
 
     if settings["control"] is None:
@@ -197,7 +195,7 @@ def _matchers(settings: Mapping[str, Any]) -> Callable[[str], Any]:
     import llguidance
 
     tokens = llguidance.LLTokenizer(
-        llguidance.TokenizerWrapper(_Tokens(settings)),  # type: ignore[arg-type]
+        llguidance.TokenizerWrapper(_Tokens(settings)),
         eos_token=settings["ends"],
     )
     limits = llguidance.LLParserLimits(**settings["limits"]["llguidance"])

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from urdir.model.errors import BusyError, ConstraintError, ModelError
 from urdir.model.owner import Owner
-from urdir.model.text.constraint_process import ConstraintProcess, ProcessGoneError, Step
+from urdir.model.text.constraint_process import ConstraintProcess, Step
 from urdir.model.text.constraint_starter import ConstraintStarter
 from urdir.model.text.constraints import Constraint
 from urdir.model.text.tokenizer import Tokenizer
@@ -42,16 +42,15 @@ class Matcher:
     """
 
     def __init__(
-        self, process: ConstraintProcess, tokenizer: Tokenizer, failed: Callable[[], None]
+        self, process: ConstraintProcess, n_tokens: int, failed: Callable[[], None]
     ) -> None:
         """``process`` holds a compiled constraint. ``failed`` is called where it fails, which may
-        be for a limit. Raises ProcessGoneError.
+        be for a limit.
         """
         self._process = process
         self._number = process.begin()
         finalize(self, process.forget, self._number)
-        self._n_words = -(-tokenizer.vocab_size // 32)
-        self._end_ids = tokenizer.end_ids
+        self._n_words = -(-n_tokens // 32)
         self._failed = failed
         self._step: Step | None = process.start  # None: it is being computed
         self._error: ConstraintError | None = None
@@ -76,14 +75,11 @@ class Matcher:
         if not is_known or not mask[token_id // 8] >> token_id % 8 & 1:
             self._error = ConstraintError(f"token {token_id} is not allowed here")
             raise self._error
-        if token_id in self._end_ids:
-            self._step = Step(self._ends(), is_whole=True)
-        else:
-            self._step = None
-            try:
-                self._process.send(self._number, token_id)
-            except ConstraintError as error:
-                raise self._lost(error) from None
+        self._step = None
+        try:
+            self._process.send(self._number, token_id)
+        except ConstraintError as error:
+            raise self._lost(error) from None
 
     @property
     def is_done(self) -> bool:
@@ -100,12 +96,6 @@ class Matcher:
             except ConstraintError as error:
                 raise self._lost(error) from None
         return self._step
-
-    def _ends(self) -> bytes:
-        words = np.zeros(self._n_words, np.uint32)
-        for token in self._end_ids:
-            words[token // 32] |= np.uint32(1 << token % 32)
-        return words.tobytes()
 
     def _lost(self, error: ConstraintError) -> ConstraintError:
         self._error = error
@@ -142,11 +132,8 @@ class ConstraintCompiler(Owner):
         BusyError where too many are compiled or in use.
         """
         process = self._kept(constraint) or self._compile(constraint)
-        try:
-            return self._matcher(constraint, process)
-        except ProcessGoneError:  # somebody killed it a moment ago
-            self._drop(constraint, process)
-        return self._matcher(constraint, self._compile(constraint))
+        n_tokens = self._tokenizer.vocab_size
+        return Matcher(process, n_tokens, lambda: self._drop(constraint, process))
 
     def close(self) -> None:
         """End the processes, also those of answers; closing twice does nothing."""
@@ -156,9 +143,6 @@ class ConstraintCompiler(Owner):
             self._compiled.clear()
         for process in processes:
             process.close()
-
-    def _matcher(self, constraint: Constraint, process: ConstraintProcess) -> Matcher:
-        return Matcher(process, self._tokenizer, lambda: self._drop(constraint, process))
 
     def _kept(self, constraint: Constraint) -> ConstraintProcess | None:
         with self._lock:

@@ -58,10 +58,12 @@ _CALLS: dict[str, tuple[int | None, int | None]] = {
 _MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 
 
-def confine() -> None:
-    """Take them. Whatever Python imports later on must have been imported before."""
+def confine(memory: int = MEMORY_LIMIT) -> None:
+    """Take them, and all but ``memory`` bytes of address space. Whatever Python imports later on
+    must have been imported before.
+    """
     _go_first()
-    _limit_resources()
+    _limit_resources(memory)
     if sys.platform != "linux":
         return
     with contextlib.suppress(OSError, AttributeError):
@@ -77,12 +79,12 @@ def _go_first() -> None:
         file.write("1000")
 
 
-def _limit_resources() -> None:
+def _limit_resources(memory: int) -> None:
     try:
         import resource
     except ImportError:  # Windows
         return
-    limits = {"RLIMIT_AS": MEMORY_LIMIT, "RLIMIT_CORE": 0, "RLIMIT_FSIZE": 0, "RLIMIT_NOFILE": 0}
+    limits = {"RLIMIT_AS": memory, "RLIMIT_CORE": 0, "RLIMIT_FSIZE": 0, "RLIMIT_NOFILE": 0}
     limits["RLIMIT_NPROC"] = 0  # counts the user's processes: this one can start none
     for name, most in limits.items():
         with contextlib.suppress(OSError, ValueError, AttributeError):

@@ -97,8 +97,8 @@ class AnswerLoop(Owner):
         self, request: Request, deliver: Callable[[Item], None] = lambda item: None
     ) -> Answer:
         """An answer that can be added, and who gets its items where others take them. Any thread
-        may ask for one. Raises ModelError for a token outside the vocabulary, SettingsError, and what
-        `ConstraintCompiler.matcher` does, which may take a second or two."""
+        may ask for one. Raises ModelError for a token outside the vocabulary, SettingsError, and
+        what `ConstraintCompiler.matcher` raises, which may take a second or two."""
         self._session.check_tokens(request.prompt)
         self._session.check_settings(request.settings)
         matcher = None

@@ -36,7 +36,8 @@ def tokenizer(demo_file: Path) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def compiler(tokenizer: Tokenizer) -> Iterator[ConstraintCompiler]:
-    yield ConstraintCompiler(tokenizer)
+    with ConstraintCompiler(tokenizer) as opened:
+        yield opened
 
 
 class Reader:
@@ -59,11 +60,7 @@ class Reader:
             return False
         return all(self._mask[i // 32] >> (i % 32) & 1 for i in self._tokenizer.end_ids)
 
-    def most_blanks(self, constraint: Constraint, text: str) -> int:
-        """The longest run of blanks that can follow any beginning of a text."""
-        return max(self._blanks_after(constraint, text[:end]) for end in range(len(text) + 1))
-
-    def _blanks_after(self, constraint: Constraint, beginning: str) -> int:
+    def blanks_after(self, constraint: Constraint, beginning: str) -> int:
         matcher = self._compiler.matcher(constraint)
         for char in beginning:
             matcher.accept(self._tokenizer.encode(char)[0])
@@ -110,12 +107,7 @@ def test_at_most_one_blank_after_colon_and_comma(reader: Reader, name: str) -> N
     assert not reader.accepts(constraint, spaced + "\n")
     outside = '{"a": 1, "b": [1, '
     starts = [outside[:end] for end in range(len(outside) + 1) if outside[:end].count('"') % 2 == 0]
-    assert max(reader._blanks_after(constraint, start) for start in starts) == 1
-
-
-@pytest.mark.parametrize("name", ["hermes-2-pro", "llama-3", "mistral-v7", "qwen3-coder"])
-def test_arguments_of_calls(reader: Reader, name: str) -> None:
-    pass
+    assert max(reader.blanks_after(constraint, start) for start in starts) == 1
 
 
 @pytest.mark.parametrize(
@@ -124,7 +116,7 @@ def test_arguments_of_calls(reader: Reader, name: str) -> None:
         ("", ['{"a":1,"b":[1,2]}'], ['{"a": 1,"b":[1,2]}']),
         ("[ ]?", ['{ "a" : 1 , "b":[ 1,2 ] }'], ['{"a":  1,"b":[]}', '{"a":\n1,"b":[]}']),
         ("[\\n\\t ]*", ['{\n\t"a": 1,\n\t"b": []\n}'], ['{"a":\r1,"b":[]}']),
-        (r"\s+", ['{ "a" : 1 , "b" : [ ] }'], ['{"a": 1, "b": []}']),
+        (r"\s+", ['{ "a" : 1 , "b" : [ ] }', '{"a":1,"b":[]}'], ['{"a":' + 33 * " " + '1,"b":[]}']),
         (r"\n?[ ]{0,2}", ['{\n  "a":1,\n  "b":[]}'], ['{\n   "a":1,"b":[]}']),
     ],
 )
@@ -154,7 +146,7 @@ def test_what_a_request_says_is_bounded(reader: Reader, options: Any, colon: str
     assert reader.accepts(constraint, text)
     runs = 3 if "\\t*" in str(options) else 1
     starts = [text[:end] for end in range(len(text)) if text[:end].count('"') % 2 == 0]
-    most = max(reader._blanks_after(constraint, start) for start in starts)
+    most = max(reader.blanks_after(constraint, start) for start in starts)
     assert 1 < most <= runs * MOST_BLANKS
 
 
