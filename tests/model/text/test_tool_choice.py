@@ -131,6 +131,23 @@ F = '{"kind": "red", "list": [1]}'
 
 
 @pytest.mark.parametrize("name", CALLS)
+def test_white_space_of_arguments(
+    make_tokenizer: Callable[[list[str]], Tokenizer], name: str
+) -> None:
+    form, tokenizer = FORMATS[name], make_tokenizer(_markup(name))
+    constraint = required_call(form, TOOLS, name="f")
+    whole, call, _ = CALLS[name]
+
+    def allows(arguments: str) -> bool:
+        return accepts(tokenizer, constraint, whole.format(call.format("f", arguments)))
+
+    assert allows(F)
+    assert allows(F.replace(" ", ""))
+    for arguments in (F.replace(": ", ":  "), F.replace(": ", ":\n"), F.replace("{", "{ ")):
+        assert not allows(arguments), arguments
+
+
+@pytest.mark.parametrize("name", CALLS)
 def test_one_call_or_many(make_tokenizer: Callable[[list[str]], Tokenizer], name: str) -> None:
     form, tokenizer = FORMATS[name], make_tokenizer(_markup(name))
     whole, one, between = CALLS[name]

@@ -282,6 +282,29 @@ def test_a_constraint_that_fails_ends_its_request_alone(
     assert (metrics.queued, metrics.running, metrics.pages_used) == (0, 0, 0)
 
 
+def test_hostile_constraints_end_their_requests_alone(engine: Engine) -> None:
+    """One takes too long to compile, and one at its ninth token; plain answers go on beside them,
+    and good constraints after them."""
+    endless = Constraint.json_schema(
+        {"allOf": [{"type": "string", "pattern": f".*{c}.{{20}}"} for c in "abcdefghijklmnopqrst"]}
+    )
+    patterns = " & ".join(f"/.*[^{c}].{{5}}/" for c in "abcdefghijklmnopqrstuvwx")
+    late = Constraint.lark(f'start: A\nA: /x{{10}}/ ("ok" | B)\nB: {patterns}')
+    with Service(engine, engine.tokenizer) as service:
+        plain = ask(service, Request(prompt=(5, 6, 7), limit=20, ignore_end=True))
+        with pytest.raises(ConstraintError, match="to be compiled"):
+            ask(service, Request(prompt=(5,), constraint=endless))
+        failed = ask(service, Request(prompt=(5,), settings=GREEDY, constraint=late))
+        beside = ask(service, CONSTRAINED)
+        assert "for a token" in str(failed.ended())
+        assert failed.text == "x" * len(failed.text)
+        for answer in (plain, beside, later := ask(service, CONSTRAINED)):
+            assert isinstance(answer.ended(), Ending)
+        assert later.text == beside.text in ("yes, of course", "certainly not")
+        metrics = service.metrics()
+    assert (metrics.queued, metrics.running, metrics.pages_used) == (0, 0, 0)
+
+
 @pytest.mark.full
 @pytest.mark.slow
 def test_constrained_answers_after_a_step_that_fails(
