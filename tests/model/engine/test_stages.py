@@ -15,7 +15,7 @@ from urdir.driver.errors import DriverError, GroupError
 from urdir.model.engine import defaults
 from urdir.model.engine.batch import Batch, Output, Segment
 from urdir.model.engine.engine import Engine
-from urdir.model.engine.sampling import SamplingSettings
+from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.engine.session import Session
 from urdir.model.errors import SettingsError, UnsupportedError
 from urdir.model.families.config import Config

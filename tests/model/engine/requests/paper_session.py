@@ -28,7 +28,9 @@ class PaperStorage:
         self.most_tokens = self.room = room
         self.held: dict[int, int] = {}
 
-    def match(self, sequence: int, tokens: Sequence[int], end: int, spare: int) -> int:
+    def match(
+        self, sequence: int, tokens: Sequence[int], end: int, spare: int, scope: bytes
+    ) -> int:
         assert sequence not in self.held
         self.held[sequence] = 0
         self.reserve(sequence, 0, end)
@@ -39,7 +41,7 @@ class PaperStorage:
         self.held[sequence] = max(self.held[sequence], end)
         return self.held[sequence]
 
-    def release(self, sequence: int, tokens: Sequence[int], reached: int) -> None:
+    def release(self, sequence: int, tokens: Sequence[int], reached: int, scope: bytes) -> None:
         assert len(tokens) <= reached <= self.held.pop(sequence)
 
     def cut(self, sequence: int, start: int, end: int) -> int:
@@ -48,7 +50,7 @@ class PaperStorage:
     def next_shared(self, sequence: int, length: int) -> int:
         return 0
 
-    def publish(self, sequence: int, tokens: Sequence[int]) -> None: ...
+    def publish(self, sequence: int, tokens: Sequence[int], scope: bytes) -> None: ...
 
     def keep_prefix(self, sequence: int, length: int) -> None: ...
 
