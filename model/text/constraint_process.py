@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 from urdir.model.errors import ConstraintError
@@ -36,10 +38,8 @@ LIMITS: dict[str, Any] = {
         "verbose_errors": False,
     },
 }
-
-
-_PROCESS = 0  # the number of what is no answer's
-_AHEAD = 64  # masks that nobody has read: few enough that what the process gets fits its socket
+_PROCESS = 0  # the number of what concerns no answer
+_AHEAD = 64  # masks not read yet: the tokens sent for them fit into a socket
 
 
 class Step(NamedTuple):
@@ -136,7 +136,7 @@ class ConstraintProcess(Owner):
         """An answer goes on by a token: what may come then is computed from now on. Raises
         ProcessGoneError.
         """
-        with self._reading:  # or both sides would wait until the other reads
+        with self._reading:  # else both sides could wait until the other one reads
             while self._sent - self._read >= _AHEAD:
                 self._read_reply()
         self._send(STEP, number, token)
@@ -161,8 +161,9 @@ class ConstraintProcess(Owner):
         self._pipe.close()
 
     def _read_reply(self) -> None:
-        result, number, size = HEADER.unpack(self._pipe.read(HEADER.size))
-        body = self._pipe.read(size)
+        with self._whole():
+            result, number, size = HEADER.unpack(self._pipe.read(HEADER.size))
+            body = self._pipe.read(size)
         self._read += 1
         if number in self._used:  # others are over
             self._replies[number] = result, body
@@ -175,5 +176,15 @@ class ConstraintProcess(Owner):
                 self._used.discard(over)
                 self._replies.pop(over, None)
                 data += HEADER.pack(FORGET, over, 0)
-            self._pipe.write(data)
+            with self._whole():
+                self._pipe.write(data)
             self._sent += 1
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """End the process where Ctrl-C leaves half a message: what follows would mean nothing."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise

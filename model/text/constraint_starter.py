@@ -20,7 +20,7 @@ from urdir.model.text.constraint_process import LIMITS, ConstraintProcess, Proce
 from urdir.model.text.sandbox_process import SandboxProcess
 from urdir.model.text.tokenizer import Tokenizer
 
-_GIVEN_UP = 10.0  # seconds of wall clock for a reply, where a process does not end as it should
+_GIVEN_UP = 10.0  # seconds of wall clock for a reply: somebody may have stopped the process
 _CAN_FORK = hasattr(os, "fork") and hasattr(socket, "send_fds")
 
 
@@ -103,7 +103,7 @@ class _Forks(Owner):
                 raise
 
     def start(self) -> ConstraintProcess:
-        """The next one, which is on its way. Raises ProcessGoneError."""
+        """Have it fork; the new process may not be ready yet. Raises ProcessGoneError."""
         ours, theirs = socket.socketpair()
         process = ConstraintProcess(_SocketPipe(ours))
         try:

@@ -23,6 +23,7 @@ import base64
 import contextlib
 import faulthandler
 import gc
+import mmap
 import os
 import signal
 import socket
@@ -78,7 +79,7 @@ class _Memory:
         if self._file is None:
             return 0
         self._file.seek(0)
-        return int(self._file.read(256).split()[1]) * 4096 - self._start
+        return int(self._file.read(256).split()[1]) * mmap.PAGESIZE - self._start
 
 
 @dataclass(slots=True)

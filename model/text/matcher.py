@@ -185,9 +185,11 @@ class ConstraintCompiler(Owner):
             if self._waiting >= _QUEUE:
                 raise _busy("too many constraints are being compiled")
             self._waiting += 1
-        has_turn = self._turns.acquire(timeout=_WAIT)
-        with self._lock:
-            self._waiting -= 1
+        try:
+            has_turn = self._turns.acquire(timeout=_WAIT)
+        finally:
+            with self._lock:
+                self._waiting -= 1
         if not has_turn:
             raise _busy("too many constraints are being compiled")
         try:

@@ -19,7 +19,7 @@ import pytest
 
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.requests.answer import Item
-from urdir.model.engine.requests.async_service import AsyncService
+from urdir.model.engine.requests.async_service import AsyncAnswers, AsyncService
 from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.request import Ending, Piece, Request
 from urdir.model.engine.requests.service import Service
@@ -29,7 +29,7 @@ from urdir.model.errors import BusyError, ConstraintError, ContextFullError, Mod
 from urdir.model.owner import Owner
 from urdir.model.text.chat import ChatTemplate, Message
 from urdir.model.text.constraints import Constraint
-from urdir.model.text.matcher import Matcher
+from urdir.model.text.matcher import ConstraintCompiler, Matcher
 
 DEMO = Path(__file__).parents[3] / "data" / "demo" / "eval.jsonl"
 GREEDY = SamplingSettings(temperature=0.0)
@@ -381,3 +381,31 @@ def test_answers_are_asynchronous_iterators(device_name: str) -> None:
     assert len(set(texts)) == 1
     assert texts[0]
     assert running == 0
+
+
+def test_the_event_loop_goes_on_while_a_constraint_is_compiled(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = ConstraintCompiler.matcher
+
+    def slowly(*args: Any) -> Matcher:
+        time.sleep(1)
+        return compiled(*args)
+
+    monkeypatch.setattr(ConstraintCompiler, "matcher", slowly)
+
+    async def run() -> tuple[Piece | Ending, float]:
+        answers = AsyncAnswers(engine)
+        try:
+            task = asyncio.ensure_future(anext(answers.generate(CONSTRAINED)))
+            longest, before = 0.0, time.monotonic()
+            while not task.done():
+                await asyncio.sleep(0.01)
+                longest, before = max(longest, time.monotonic() - before), time.monotonic()
+            return task.result(), longest
+        finally:
+            await answers.close()
+
+    first, longest = asyncio.run(run())
+    assert isinstance(first, Piece)
+    assert longest < 0.8
