@@ -105,6 +105,7 @@ class _Forks(Owner):
     def start(self) -> ConstraintProcess:
         """Have it fork; the new process may not be ready yet. Raises ProcessGoneError."""
         ours, theirs = socket.socketpair()
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)  # masks wait there
         process = ConstraintProcess(_SocketPipe(ours))
         try:
             with theirs:

@@ -358,7 +358,12 @@ def test_equal_constraints_are_compiled_once(
 ) -> None:
     starts = []
     real = compiler._starter.start
-    monkeypatch.setattr(compiler._starter, "start", lambda: starts.append(1) or real())
+
+    def counted() -> Any:
+        starts.append(1)
+        return real()
+
+    monkeypatch.setattr(compiler._starter, "start", counted)
     threads = [threading.Thread(target=compiler.matcher, args=(GOOD,)) for _ in range(6)]
     for thread in threads:
         thread.start()
