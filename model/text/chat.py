@@ -24,8 +24,8 @@ from urdir.model.owner import Owner
 from urdir.model.text.marking import Marker, texts_of
 from urdir.model.text.named_templates import fitting_template, named_template, template_text
 from urdir.model.text.sandbox import TemplateProcess
-from urdir.model.text.sandbox_worker import OUTPUT_LIMIT
 from urdir.model.text.system_text import SystemText, Turn
+from urdir.model.text.template_worker import OUTPUT_LIMIT
 from urdir.model.text.tokenizer import Span, Tokenizer
 
 TEMPLATE_KEY = "tokenizer.chat_template"

@@ -15,14 +15,11 @@ from decimal import Decimal
 from typing import Any
 
 from urdir.model.errors import ConstraintError
+from urdir.model.text.json_spacing import json_options
 
 MAX_BYTES = 128 * 1024  # of a grammar
 _MAX_MULTIPLE = 10_000  # its remainders are states of an automaton
 _MAX_JSON_DEPTH = 100  # llguidance's reader takes 128
-_JSON_OPTIONS = {
-    "coerce_one_of": True,
-    "whitespace_pattern": r"[ \t\r\n]{0,32}",  # bounded: some models write blanks for ever
-}
 _UNREADABLE = re.compile(r"[\ud800-\udfff]")
 
 
@@ -49,19 +46,21 @@ class Constraint:
             )
 
     @classmethod
-    def json_object(cls) -> Constraint:
-        """Any JSON object."""
-        return cls.json_schema({"type": "object"})
+    def json_object(cls, *, whitespace_pattern: str | None = None) -> Constraint:
+        """Any JSON object; see `json_schema`."""
+        return cls.json_schema({"type": "object"}, whitespace_pattern=whitespace_pattern)
 
     @classmethod
-    def json_schema(cls, schema: Mapping[str, Any] | bool) -> Constraint:
+    def json_schema(
+        cls, schema: Mapping[str, Any] | bool, *, whitespace_pattern: str | None = None
+    ) -> Constraint:
         """JSON that `schema` describes; what cannot be enforced is refused when it is compiled.
 
-        oneOf is taken for anyOf. Raises ConstraintError: too large, too deep, or no JSON.
+        oneOf is taken for anyOf. White space is at most one blank after `:` and `,`, or what
+        ``whitespace_pattern`` or the schema's `x-guidance` says (`json_spacing`). Raises
+        ConstraintError: too large, too deep, no JSON, or an option that is not supported.
         """
-        if isinstance(schema, Mapping):
-            schema = {"x-guidance": _JSON_OPTIONS, **schema}
-        return cls(f"start: {embedded(schema)}")
+        return cls(f"start: {embedded(schema, whitespace_pattern)}")
 
     @classmethod
     def choice(cls, texts: Sequence[str]) -> Constraint:
@@ -85,8 +84,14 @@ class Constraint:
         return cls("".join(_checked(grammar)))
 
 
-def embedded(schema: Mapping[str, Any] | bool) -> str:
-    """`schema` as a part of a Lark rule; raises ConstraintError as `Constraint.json_schema`."""
+def embedded(schema: Mapping[str, Any] | bool, whitespace_pattern: str | None = None) -> str:
+    """`schema` as a part of a Lark rule; see `Constraint.json_schema`."""
+    if not isinstance(schema, Mapping | bool):
+        raise ConstraintError("a schema must be an object, true or false")
+    if schema is not False:
+        schema = {} if schema is True else schema
+        options = json_options(schema.get("x-guidance", {}), whitespace_pattern)
+        schema = {**schema, "x-guidance": options}
     try:
         text = json.dumps(schema, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import threading
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from urdir.model.errors import TemplateError
 from urdir.model.foreign import one_line
 from urdir.model.owner import Owner
-from urdir.model.text.sandbox_worker import read_message, write_message
+from urdir.model.text.sandbox_process import SandboxProcess
 
 TIME_LIMIT = 2.0  # seconds for one rendering
-_START_LIMIT = 30.0  # seconds for Python to start and import Jinja
-# What Python may need to start (Windows; a shared libpython).
-_INHERITED = ("SYSTEMROOT", "LD_LIBRARY_PATH")
 
 
 class TemplateProcess(Owner):
@@ -32,24 +25,13 @@ class TemplateProcess(Owner):
     def __init__(self, time_limit: float = TIME_LIMIT) -> None:
         """``time_limit`` is in seconds of wall clock, for one rendering."""
         self._time_limit = time_limit
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: SandboxProcess | None = None
         self._sent = 0  # requests to the process so far; its replies have their numbers
 
     def begin(self) -> None:
         """Start the process; the first rendering waits until it is ready."""
-        # By path, not -m: it must start even where only this process can find urdir.
-        # -I, -S: nothing of the environment, nor what a site adds to Python, runs in it.
-        # A session of its own: no Ctrl-C.
-        script = str(Path(__file__).with_name("sandbox_worker.py"))
         self._sent = 0
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", script],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={name: os.environ[name] for name in _INHERITED if name in os.environ},
-            start_new_session=True,
-        )
+        self._process = SandboxProcess("template_worker")
 
     def check(self, template: str) -> None:
         """Raise TemplateError for a template that does not compile; none of it is run."""
@@ -91,61 +73,21 @@ class TemplateProcess(Owner):
         """End the process; closing twice does nothing."""
         process, self._process = self._process, None
         if process is not None:
-            process.kill()
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    _close_quietly(pipe)
+            process.close()
 
     def _ask(self, request: Mapping[str, Any]) -> tuple[dict[str, Any] | None, bool]:
         """The reply to a request (None: the process died), and whether time ran out."""
         process = self._ready()
         self._sent += 1
-        reply, timed_out = _exchange(process, {"id": self._sent, **request}, self._time_limit)
+        reply, timed_out = process.exchange({"id": self._sent, **request}, self._time_limit)
         return (None if reply is None or reply.get("id") != self._sent else reply), timed_out
 
-    def _ready(self) -> subprocess.Popen[bytes]:
+    def _ready(self) -> SandboxProcess:
         """The process, which is waiting for a request."""
         if self._process is None:
             self.begin()
         assert self._process is not None
-        if not self._sent:
-            path = [os.path.abspath(folder) for folder in sys.path if folder]
-            settings = {"path": path, "timezone": os.environ.get("TZ")}
-            ready, _ = _exchange(self._process, settings, _START_LIMIT)
-            if ready is None:
-                code = self._process.poll()
-                raise TemplateError(
-                    f"the chat template's rendering process does not start ({code})"
-                )
+        if not self._sent and self._process.prepare({"timezone": os.environ.get("TZ")}) is None:
+            code = self._process.exit_code
+            raise TemplateError(f"the chat template's rendering process does not start ({code})")
         return self._process
-
-
-def _exchange(
-    process: subprocess.Popen[bytes], request: Any, seconds: float
-) -> tuple[dict[str, Any] | None, bool]:
-    """Send `request`, return the reply (None: it died) and whether time ran out."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    expired = threading.Event()
-
-    def expire() -> None:
-        expired.set()
-        process.kill()
-
-    timer = threading.Timer(seconds, expire)
-    timer.start()
-    try:
-        write_message(process.stdin, request)
-        return read_message(process.stdout), expired.is_set()
-    except (OSError, ValueError):  # it died while we wrote; what it wrote is no JSON
-        return None, expired.is_set()
-    finally:
-        timer.cancel()
-
-
-def _close_quietly(pipe: Any) -> None:
-    try:
-        pipe.close()
-    except OSError:  # unsent bytes for a process that is gone
-        return

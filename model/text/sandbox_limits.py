@@ -1,7 +1,7 @@
-"""What the template process takes from itself before the first template comes.
+"""What a process for strangers' text takes from itself before the first of it comes.
 
 It needs no files, no processes and no network: it reads requests and writes replies through pipes
-that are open already. Loaded by sandbox_worker.py by its path, so it imports nothing of urdir.
+that are open already. Loaded by sandbox_main.py by its path, so it imports nothing of urdir.
 
 Every measure is of use without the others, and each is left out where the system lacks it.
 """
@@ -22,7 +22,7 @@ _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | 1  # SECCOMP_RET_ALLOW, SECCOMP_RET_E
 _LOAD, _JUMP_EQUAL, _RETURN = 0x20, 0x15, 0x06
 _SYSCALL_AT, _ARCHITECTURE_AT = 0, 4  # in struct seccomp_data
 
-#: What Python calls while it renders: memory, pipes that are open, time, threads' locks, its end.
+#: What Python calls while it works: memory, pipes that are open, time, threads' locks, its end.
 #: x86-64's and arm64's numbers (asm/unistd_64.h, asm-generic/unistd.h); None: not there.
 _CALLS: dict[str, tuple[int | None, int | None]] = {
     "read": (0, 63),
@@ -58,9 +58,12 @@ _CALLS: dict[str, tuple[int | None, int | None]] = {
 _MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 
 
-def confine() -> None:
-    """Take them. Whatever Python imports later on must have been imported before."""
-    _limit_resources()
+def confine(memory: int = MEMORY_LIMIT) -> None:
+    """Take them, and all but ``memory`` bytes of address space. Whatever Python imports later on
+    must have been imported before.
+    """
+    _go_first()
+    _limit_resources(memory)
     if sys.platform != "linux":
         return
     with contextlib.suppress(OSError, AttributeError):
@@ -70,12 +73,18 @@ def confine() -> None:
             _allow_calls(libc)
 
 
-def _limit_resources() -> None:
+def _go_first() -> None:
+    """Where memory is short, Linux ends this process before others."""
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
+
+
+def _limit_resources(memory: int) -> None:
     try:
         import resource
     except ImportError:  # Windows
         return
-    limits = {"RLIMIT_AS": MEMORY_LIMIT, "RLIMIT_CORE": 0, "RLIMIT_FSIZE": 0, "RLIMIT_NOFILE": 0}
+    limits = {"RLIMIT_AS": memory, "RLIMIT_CORE": 0, "RLIMIT_FSIZE": 0, "RLIMIT_NOFILE": 0}
     limits["RLIMIT_NPROC"] = 0  # counts the user's processes: this one can start none
     for name, most in limits.items():
         with contextlib.suppress(OSError, ValueError, AttributeError):

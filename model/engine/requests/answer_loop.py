@@ -13,10 +13,10 @@ loop: a thread for many users (`Service`), the caller itself for one (`Generatio
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from urdir.driver.errors import DriverError, loses_device
@@ -64,10 +64,13 @@ class AnswerLoop(Owner):
         self._session = session
         self._host_sampling = host_sampling
         self._lost: Exception | None = None
+        self._compiler: ConstraintCompiler | None = None
+        self._compiler_lock = threading.Lock()
         end_ids = frozenset(() if tokenizer is None else tokenizer.end_ids)
         with ExitStack() as owners:
             session.lend()
             owners.callback(session.take_back)
+            owners.callback(self._close_compiler)
             self._scheduler = scheduler = Scheduler(
                 session.storage,
                 slots=len(session.sequences),
@@ -95,7 +98,7 @@ class AnswerLoop(Owner):
     ) -> Answer:
         """An answer that can be added, and who gets its items where others take them. Any thread
         may ask for one. Raises ModelError for a token outside the vocabulary, SettingsError, and
-        ConstraintError for a constraint that cannot be compiled, which may take a second."""
+        what `ConstraintCompiler.matcher` raises, which may take a second or two."""
         self._session.check_tokens(request.prompt)
         self._session.check_settings(request.settings)
         matcher = None
@@ -105,15 +108,18 @@ class AnswerLoop(Owner):
             request = replace(request, settings=replace(request.settings, min_tokens=0))
         return Answer(request, self._tokenizer, matcher, deliver, on_host=self._host_sampling)
 
-    @cached_property
+    @property
     def compiler(self) -> ConstraintCompiler:
-        """Of constraints; made when first asked for, in a second or two. Raises ModelError where
-        the extra is missing."""
+        """Of constraints; its processes start with the first, and end with the loop. Raises
+        ModelError where the extra is missing."""
         from urdir.model.text.matcher import ConstraintCompiler
 
         if self._tokenizer is None:
             raise ModelError("constrained output needs a vocabulary: the file has none")
-        return ConstraintCompiler(self._tokenizer)
+        with self._compiler_lock:
+            if self._compiler is None:
+                self._compiler = ConstraintCompiler(self._tokenizer)
+            return self._compiler
 
     def add(self, answer: Answer) -> None:
         """Queue its request; where it is not taken, the error is all that is told."""
@@ -180,3 +186,9 @@ class AnswerLoop(Owner):
         """End what is open and wait for the steps that are queued; closing twice does nothing.
         Raises DriverError where that fails."""
         self._owners.close()
+
+    def _close_compiler(self) -> None:
+        with self._compiler_lock:
+            compiler, self._compiler = self._compiler, None
+        if compiler is not None:
+            compiler.close()

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable
 from typing import Generic, TypeVar
 
-from urdir.model.engine.requests.answer import Item
+from urdir.model.engine.requests.answer import Answer, Item
 from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.metrics import Metrics
 from urdir.model.engine.requests.request import Ending, Piece, Request
@@ -46,10 +46,12 @@ class AsyncAnswers:
         """
         self._loop = asyncio.get_running_loop()
         items: asyncio.Queue[Item] = asyncio.Queue()
-        answer = self._service.submit(request, items.put_nowait)
+        answer: Answer | None = None
         self._open += 1
         self._is_idle.clear()
         try:
+            answer = await self._answer_to(request, items.put_nowait)
+            self._service.add(answer)
             while True:
                 item = await items.get()
                 if isinstance(item, Exception):
@@ -58,10 +60,16 @@ class AsyncAnswers:
                 if isinstance(item, Ending):
                     return
         finally:
-            self._service.cancel(answer)
+            if answer is not None:
+                self._service.cancel(answer)
             self._open -= 1
             if not self._open:
                 self._is_idle.set()
+
+    async def _answer_to(self, request: Request, deliver: Callable[[Item], None]) -> Answer:
+        if request.constraint is None:
+            return self._service.answer_to(request, deliver)
+        return await asyncio.to_thread(self._service.answer_to, request, deliver)
 
     @property
     def lost(self) -> Exception | None:

@@ -82,9 +82,17 @@ class Service(Owner):
         """Ask. Items come through ``deliver``: a BusyError, ContextFullError or another error where
         the request is not taken or fails, which then ends it. Raises what `AnswerLoop.answer_to`
         does."""
-        answer = self._loop.answer_to(request, deliver)
-        self._inbox.put(lambda: self._loop.add(answer))
+        answer = self.answer_to(request, deliver)
+        self.add(answer)
         return answer
+
+    def answer_to(self, request: Request, deliver: Callable[[Item], None]) -> Answer:
+        """The first half of `submit`, which may compile a constraint."""
+        return self._loop.answer_to(request, deliver)
+
+    def add(self, answer: Answer) -> None:
+        """The second half of `submit`, which never waits."""
+        self._inbox.put(lambda: self._loop.add(answer))
 
     @property
     def compiler(self) -> ConstraintCompiler:

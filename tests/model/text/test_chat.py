@@ -25,6 +25,7 @@ from urdir.model.files.gguf import Gguf
 from urdir.model.text import sandbox
 from urdir.model.text.chat import ChatTemplate, Message
 from urdir.model.text.sandbox import TemplateProcess
+from urdir.model.text.sandbox_process import SandboxProcess
 from urdir.model.text.tokenizer import Tokenizer
 
 PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -553,13 +554,13 @@ def test_a_reply_to_another_request_is_none(
     process: TemplateProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process.render("a", {})
-    real = sandbox._exchange
+    real = SandboxProcess.exchange
 
     def late(*args: Any) -> Any:
         reply, timed_out = real(*args)
         return (reply and reply | {"id": reply["id"] - 1}), timed_out
 
-    monkeypatch.setattr(sandbox, "_exchange", late)
+    monkeypatch.setattr(SandboxProcess, "exchange", late)
     with pytest.raises(TemplateError, match="died"):
         process.render("b", {})
     monkeypatch.undo()

@@ -15,7 +15,7 @@ from urdir.model.files.gguf import Gguf
 from urdir.model.text.answers import AnswerFormat, AnswerParser
 from urdir.model.text.call_formats import CALL_FORMATS
 from urdir.model.text.constraints import Constraint
-from urdir.model.text.matcher import ConstraintCompiler
+from urdir.model.text.matcher import ConstraintCompiler, Matcher
 from urdir.model.text.reasoning import THINK_TAGS
 from urdir.model.text.text_stream import TextStream
 from urdir.model.text.tokenizer import Tokenizer
@@ -67,8 +67,12 @@ def make_tokenizer(make_gguf: Callable[..., Path]) -> Callable[[list[str]], Toke
 
 def random_answer(tokenizer: Tokenizer, constraint: Constraint, form: AnswerFormat) -> str:
     """The shortest of some random walks through what a constraint allows, as text."""
-    compiler, chance = ConstraintCompiler(tokenizer), random.Random(9)
-    matcher, stream, text = compiler.matcher(constraint), TextStream(tokenizer, (), form.shown), ""
+    with ConstraintCompiler(tokenizer) as compiler:
+        return random_walk(tokenizer, compiler.matcher(constraint), form)
+
+
+def random_walk(tokenizer: Tokenizer, matcher: Matcher, form: AnswerFormat) -> str:
+    chance, stream, text = random.Random(9), TextStream(tokenizer, (), form.shown), ""
     mask = np.zeros(-(-tokenizer.vocab_size // 32), np.uint32)
     for _ in range(3000):
         matcher.mask(mask)
@@ -106,14 +110,15 @@ def test_a_required_call_is_one_that_the_parser_reads(
 
 def accepts(tokenizer: Tokenizer, constraint: Constraint, text: str) -> bool:
     """Whether a constraint allows a text as a whole."""
-    matcher = ConstraintCompiler(tokenizer).matcher(constraint)
-    try:
-        for token in tokenizer.encode(text, parse_special=True):
-            matcher.accept(token)
-        matcher.accept(min(tokenizer.end_ids))
-    except ConstraintError:
-        return False
-    return True
+    with ConstraintCompiler(tokenizer) as compiler:
+        matcher = compiler.matcher(constraint)
+        try:
+            for token in tokenizer.encode(text, parse_special=True):
+                matcher.accept(token)
+            matcher.accept(min(tokenizer.end_ids))
+        except ConstraintError:
+            return False
+        return True
 
 
 CALLS = {
@@ -123,6 +128,23 @@ CALLS = {
     "mistral-named": ("{}", "[TOOL_CALLS]{}[ARGS]{}", ""),
 }
 F = '{"kind": "red", "list": [1]}'
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_white_space_of_arguments(
+    make_tokenizer: Callable[[list[str]], Tokenizer], name: str
+) -> None:
+    form, tokenizer = FORMATS[name], make_tokenizer(_markup(name))
+    constraint = required_call(form, TOOLS, name="f")
+    whole, call, _ = CALLS[name]
+
+    def allows(arguments: str) -> bool:
+        return accepts(tokenizer, constraint, whole.format(call.format("f", arguments)))
+
+    assert allows(F)
+    assert allows(F.replace(" ", ""))
+    for arguments in (F.replace(": ", ":  "), F.replace(": ", ":\n"), F.replace("{", "{ ")):
+        assert not allows(arguments), arguments
 
 
 @pytest.mark.parametrize("name", CALLS)

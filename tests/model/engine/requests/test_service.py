@@ -19,7 +19,7 @@ import pytest
 
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.requests.answer import Item
-from urdir.model.engine.requests.async_service import AsyncService
+from urdir.model.engine.requests.async_service import AsyncAnswers, AsyncService
 from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.request import Ending, Piece, Request
 from urdir.model.engine.requests.service import Service
@@ -29,7 +29,7 @@ from urdir.model.errors import BusyError, ConstraintError, ContextFullError, Mod
 from urdir.model.owner import Owner
 from urdir.model.text.chat import ChatTemplate, Message
 from urdir.model.text.constraints import Constraint
-from urdir.model.text.matcher import Matcher
+from urdir.model.text.matcher import ConstraintCompiler, Matcher
 
 DEMO = Path(__file__).parents[3] / "data" / "demo" / "eval.jsonl"
 GREEDY = SamplingSettings(temperature=0.0)
@@ -284,6 +284,29 @@ def test_a_constraint_that_fails_ends_its_request_alone(
     assert (metrics.queued, metrics.running, metrics.pages_used) == (0, 0, 0)
 
 
+def test_hostile_constraints_end_their_requests_alone(engine: Engine) -> None:
+    """One takes too long to compile, and one at its ninth token; plain answers go on beside them,
+    and good constraints after them."""
+    endless = Constraint.json_schema(
+        {"allOf": [{"type": "string", "pattern": f".*{c}.{{20}}"} for c in "abcdefghijklmnopqrst"]}
+    )
+    patterns = " & ".join(f"/.*[^{c}].{{5}}/" for c in "abcdefghijklmnopqrstuvwx")
+    late = Constraint.lark(f'start: A\nA: /x{{10}}/ ("ok" | B)\nB: {patterns}')
+    with Service(engine, engine.tokenizer) as service:
+        plain = ask(service, Request(prompt=(5, 6, 7), limit=20, ignore_end=True))
+        with pytest.raises(ConstraintError, match="to be compiled"):
+            ask(service, Request(prompt=(5,), constraint=endless))
+        failed = ask(service, Request(prompt=(5,), settings=GREEDY, constraint=late))
+        beside = ask(service, CONSTRAINED)
+        assert "for a token" in str(failed.ended())
+        assert failed.text == "x" * len(failed.text)
+        for answer in (plain, beside, later := ask(service, CONSTRAINED)):
+            assert isinstance(answer.ended(), Ending)
+        assert later.text == beside.text in ("yes, of course", "certainly not")
+        metrics = service.metrics()
+    assert (metrics.queued, metrics.running, metrics.pages_used) == (0, 0, 0)
+
+
 @pytest.mark.full
 @pytest.mark.slow
 def test_constrained_answers_after_a_step_that_fails(
@@ -358,3 +381,31 @@ def test_answers_are_asynchronous_iterators(device_name: str) -> None:
     assert len(set(texts)) == 1
     assert texts[0]
     assert running == 0
+
+
+def test_the_event_loop_goes_on_while_a_constraint_is_compiled(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = ConstraintCompiler.matcher
+
+    def slowly(*args: Any) -> Matcher:
+        time.sleep(1)
+        return compiled(*args)
+
+    monkeypatch.setattr(ConstraintCompiler, "matcher", slowly)
+
+    async def run() -> tuple[Piece | Ending, float]:
+        answers = AsyncAnswers(engine)
+        try:
+            task = asyncio.ensure_future(anext(answers.generate(CONSTRAINED)))
+            longest, before = 0.0, time.monotonic()
+            while not task.done():
+                await asyncio.sleep(0.01)
+                longest, before = max(longest, time.monotonic() - before), time.monotonic()
+            return task.result(), longest
+        finally:
+            await answers.close()
+
+    first, longest = asyncio.run(run())
+    assert isinstance(first, Piece)
+    assert longest < 0.8

@@ -1,11 +1,9 @@
-"""The process that renders chat templates, which come from strangers (started by sandbox.py).
+"""The process that renders chat templates, which come from strangers (`sandbox` is its parent).
 
 Jinja's sandbox keeps a template from reaching Python, but bounds neither time nor memory: this
-process limits itself (sandbox_limits.py), and its parent kills it after a time. It imports nothing
-of urdir. The parent imports this file for `read_message` and `write_message`, without waiting for
-Jinja.
+process limits itself, and its parent kills it after a time.
 
-Requests and replies are JSON, each after its length in bytes (u32, little endian):
+Requests and replies (`sandbox_main` starts this and says how they are sent):
     {"path": [str], "timezone": str or null}            ->  {"id": 0}, once it is ready
     {"id": int, "template": str, "variables": {...} or null}    ->
         {"id": int, "text": str} or {"id": int, "error": str, "fatal": bool}
@@ -15,25 +13,23 @@ Without variables the template is only compiled, and the text is empty.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 import os
 import signal
-import struct
-import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NoReturn
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+    from urdir.model.text.sandbox_main import Messages
+
 OUTPUT_LIMIT = 1 << 20  # characters
 ERROR_LIMIT = 1000  # characters
 ORPHAN_SECONDS = 10  # after which a render ends itself, should the parent have died
-_LENGTH = struct.Struct("<I")
 
 
 def _environment() -> Environment:
@@ -130,23 +126,6 @@ def _alarm(seconds: int) -> None:
         signal.alarm(seconds)
 
 
-def read_message(stream: IO[bytes]) -> Any:
-    """The next message, None at the end of the stream."""
-    header = stream.read(_LENGTH.size)
-    if len(header) < _LENGTH.size:
-        return None
-    (length,) = _LENGTH.unpack(header)
-    body = stream.read(length)
-    return json.loads(body) if len(body) == length else None
-
-
-def write_message(stream: IO[bytes], message: Any) -> None:
-    """Send a message."""
-    body = json.dumps(message).encode()
-    stream.write(_LENGTH.pack(len(body)) + body)
-    stream.flush()
-
-
 #: What Jinja and Python import only when a template comes to it.
 _LATE = (
     *("jinja2.constants", "jinja2.debug", "html", "pprint", "textwrap", "traceback"),
@@ -156,9 +135,8 @@ _WARM_UP = """{% macro f(x) %}{{ x | tojson }}{% endmacro %}{{ f({"a": [1.5, non
 {{- strftime_now("%d %b %Y %p") }}{{ "%s" | format("é") }}{{ missing.attribute }}"""
 
 
-def _start(settings: Mapping[str, Any]) -> tuple[_Renderer, int]:
-    """A renderer that needs nothing more of the system, and the limit of memory, once it is set."""
-    sys.path[:] = settings["path"]
+def _prepared(settings: Mapping[str, Any]) -> _Renderer:
+    """A renderer that needs nothing more of the system."""
     if settings["timezone"] is not None:
         os.environ["TZ"] = settings["timezone"]
     if hasattr(time, "tzset"):
@@ -168,29 +146,16 @@ def _start(settings: Mapping[str, Any]) -> tuple[_Renderer, int]:
         importlib.import_module(name)
     for source in (_WARM_UP, "{% if %}"):
         _reply(renderer, {"template": source, "variables": {}}, 0)
-    script = Path(__file__).with_name("sandbox_limits.py")  # its folder is on no path
-    spec = importlib.util.spec_from_file_location(script.stem, script)
-    assert spec is not None
-    assert spec.loader is not None
-    limits = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(limits)
-    limits.confine()
-    return renderer, limits.MEMORY_LIMIT
+    return renderer
 
 
-def main() -> None:
+def serve(settings: Mapping[str, Any], messages: Messages, limits: ModuleType) -> None:
     """Answer requests until the parent closes the pipe."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
-    requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nobody else writes among the replies
-    renderer, memory = _start(read_message(requests))
-    write_message(replies, {"id": 0})
-    while (request := read_message(requests)) is not None:
+    renderer = _prepared(settings)
+    limits.confine()
+    messages.write({"id": 0})
+    while (request := messages.read()) is not None:
         _alarm(ORPHAN_SECONDS)
-        reply = _reply(renderer, request, memory)
+        reply = _reply(renderer, request, limits.MEMORY_LIMIT)
         _alarm(0)
-        write_message(replies, {"id": request["id"]} | reply)
-
-
-if __name__ == "__main__":
-    main()
+        messages.write({"id": request["id"]} | reply)

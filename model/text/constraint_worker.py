@@ -1,0 +1,222 @@
+"""Processes that follow answers under constraints, which come from strangers (`constraint_process`
+is their parent).
+
+llguidance bounds what it computes by fuel, but not everywhere: one token under twenty patterns that
+are joined by "and" can take it minutes and gigabytes. So each constraint has a process of its own,
+which the system ends when it has computed for too long or takes too much memory.
+
+`sandbox_main` starts one process, which makes what all constraints share of the vocabulary. Where
+the system can fork, each socket that comes over the socket `control` becomes another process;
+elsewhere the first is one for a constraint itself.
+
+Such a process says that it is ready, and then takes requests:
+    request: HEADER of operation, number of an answer, value
+    reply:   HEADER of result, number of an answer, size; then that many bytes: a mask, or why not
+
+`COMPILE` (value: bytes of the grammar, which follow) and `STEP` (value: a token; the first begins
+the answer) have a reply, `FORGET` has none.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import faulthandler
+import gc
+import mmap
+import os
+import signal
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from urdir.model.text.sandbox_main import Messages
+
+HEADER = struct.Struct("<BIi")
+#: Operations: compile a grammar; an answer goes on by a token; it is over.
+COMPILE, STEP, FORGET = range(3)
+#: Results: a mask; a mask of end ids alone; an error.
+GOES_ON, IS_WHOLE, FAILED = range(3)
+
+
+class _Tokens:
+    """The vocabulary as llguidance.TokenizerWrapper takes it."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self.special_token_ids = settings["special"]
+        self.eos_token_id = settings["ends"][0]
+        self.bos_token_id = settings["bos"]
+        self.tokens = list(self._cut(base64.b64decode(settings["bytes"]), settings["lengths"]))
+
+    def _cut(self, joined: bytes, lengths: list[int]) -> Iterator[bytes]:
+        start = 0
+        for length in lengths:
+            yield joined[start : start + length]
+            start += length
+
+    def __call__(self, text: bytes) -> list[int]:
+        """Tokens of forced text, which grammars have to spare."""
+        return []
+
+
+class _Memory:
+    """What this process takes beyond what it had; 0 where the system does not say."""
+
+    def __init__(self) -> None:
+        self._file: IO[bytes] | None = None
+        with contextlib.suppress(OSError):
+            self._file = open("/proc/self/statm", "rb", buffering=0)  # noqa: SIM115
+        self._start = 0
+        self._start = self.taken()
+
+    def taken(self) -> int:
+        """In bytes."""
+        if self._file is None:
+            return 0
+        self._file.seek(0)
+        return int(self._file.read(256).split()[1]) * mmap.PAGESIZE - self._start
+
+
+@dataclass(slots=True)
+class _Answer:
+    """An answer so far; it has so many seconds left beside those of every token."""
+
+    matcher: Any
+    seconds: float
+
+
+class _ConstraintError(Exception):
+    """The library has refused."""
+
+
+class _Follower:
+    """Follows the answers under one constraint. ``new_matcher`` makes the matcher of a grammar."""
+
+    def __init__(self, new_matcher: Callable[[str], Any], settings: Mapping[str, Any]) -> None:
+        self._new_matcher = new_matcher
+        self._limits = settings["limits"]
+        self._mask_bytes = 4 * -(-len(settings["lengths"]) // 32)
+        self._memory = _Memory()
+        self._start: Any = None
+        self._answers: dict[int, _Answer] = {}
+
+    def run(self, reader: IO[bytes], writer: IO[bytes]) -> None:
+        """Answer requests until the parent closes the pipe."""
+        _reply(writer, GOES_ON, 0, b"")  # it is ready
+        while len(header := reader.read(HEADER.size)) == HEADER.size:
+            operation, number, value = HEADER.unpack(header)
+            if operation == FORGET:
+                self._answers.pop(number, None)
+                continue
+            try:
+                if operation == COMPILE:
+                    result, body = self._compile(reader.read(value).decode())
+                else:
+                    result, body = self._step(number, value)
+            except BaseException as error:  # a panic of the library is no Exception
+                result, body = FAILED, str(error).encode(errors="replace")
+            _limit_time(0)
+            _reply(writer, result, number, body)
+
+    def _compile(self, grammar: str) -> tuple[int, bytes]:
+        _limit_time(self._limits["compile_seconds"])
+        self._start = self._new_matcher(grammar)
+        return self._mask(self._start)
+
+    def _step(self, number: int, token: int) -> tuple[int, bytes]:
+        """The mask after a token. Most take less than ``step_seconds``, and the others together
+        ``answer_seconds``.
+        """
+        start = time.thread_time()  # exact even with a timer; that of the process is not
+        _limit_time(self._limits["mask_seconds"])
+        if (answer := self._answers.get(number)) is None:
+            answer = _Answer(self._start.deep_copy(), self._limits["answer_seconds"])
+            self._answers[number] = answer
+        answer.matcher.consume_token(token)
+        reply = self._mask(answer.matcher)
+        answer.seconds -= max(0.0, time.thread_time() - start - self._limits["step_seconds"])
+        if answer.seconds < 0:
+            raise _ConstraintError("its tokens take too long to be found: make it simpler")
+        return reply
+
+    def _mask(self, matcher: Any) -> tuple[int, bytes]:
+        if matcher.is_error():
+            raise _ConstraintError(matcher.get_error())
+        mask = matcher.compute_bitmask()
+        if matcher.is_error():
+            raise _ConstraintError(matcher.get_error())
+        if self._memory.taken() > (most := self._limits["kept_bytes"]):
+            raise _ConstraintError(f"it takes more than {most >> 20} MB: make it smaller")
+        return (IS_WHOLE if matcher.is_stopped() else GOES_ON), mask[: self._mask_bytes]
+
+
+def _reply(writer: IO[bytes], result: int, number: int, body: bytes) -> None:
+    writer.write(HEADER.pack(result, number, len(body)) + body)
+    writer.flush()
+
+
+def _limit_time(seconds: float) -> None:
+    """Have the system end this process after it has computed for so long; 0: never."""
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+    elif seconds:
+        faulthandler.dump_traceback_later(seconds, exit=True)
+    else:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def serve(settings: Mapping[str, Any], messages: Messages, limits: ModuleType) -> None:
+    """Follow answers, or start processes that do, until the parent closes the pipe."""
+    try:
+        new_matcher = _matchers(settings)
+    except BaseException as error:  # a panic of the library is no Exception
+        messages.write({"error": str(error)})
+        return
+    gc.collect()
+    gc.freeze()  # a process that is forked leaves these pages alone
+    messages.write({})
+
+    def follow(reader: IO[bytes], writer: IO[bytes]) -> None:
+        follower = _Follower(new_matcher, settings)
+        limits.confine(settings["limits"]["memory_bytes"])
+        follower.run(reader, writer)
+
+    if settings["control"] is None:
+        follow(messages.reader, messages.writer)
+    else:
+        _fork_for_each(socket.socket(fileno=settings["control"]), follow)
+
+
+def _matchers(settings: Mapping[str, Any]) -> Callable[[str], Any]:
+    import llguidance
+
+    tokens = llguidance.LLTokenizer(
+        llguidance.TokenizerWrapper(_Tokens(settings)),
+        eos_token=settings["ends"],
+    )
+    limits = llguidance.LLParserLimits(**settings["limits"]["llguidance"])
+    return lambda grammar: llguidance.LLMatcher(tokens, grammar, log_level=0, limits=limits)
+
+
+def _fork_for_each(control: socket.socket, follow: Callable[[IO[bytes], IO[bytes]], None]) -> None:
+    """Start a process for each socket that comes."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system forgets those that end
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+        if not message:
+            return
+        for descriptor in descriptors:
+            with contextlib.suppress(OSError):  # too many processes: the parent sees it closed
+                if os.fork() == 0:
+                    control.close()
+                    try:
+                        with open(descriptor, "rb") as reader, open(descriptor, "wb") as writer:
+                            follow(reader, writer)
+                    finally:
+                        os._exit(0)
+            os.close(descriptor)
