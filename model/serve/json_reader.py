@@ -56,7 +56,7 @@ class JsonReader:
 
     def _check_depth(self, value: Any) -> None:
         level: list[Any] = [[value]]
-        for _ in range(self._depth + 2):
+        for _ in range(self._depth + 1):
             level = [
                 item
                 for container in level

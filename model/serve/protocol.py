@@ -10,7 +10,7 @@ from urdir.model.serve.connections import Connections
 from urdir.model.serve.limits import Limits
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_FIRST_PROBE_SECONDS = 0.5  # after a client has said that it sends no more
+_FIRST_PROBE_SECONDS = 0.2  # after a client has said that it sends no more
 
 
 def http_protocol(limits: Limits, connections: Connections) -> type[asyncio.Protocol]:
