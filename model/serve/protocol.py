@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
@@ -10,7 +11,8 @@ from urdir.model.serve.connections import Connections
 from urdir.model.serve.limits import Limits
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_FIRST_PROBE_SECONDS = 0.2  # after a client has said that it sends no more
+_FIRST_PROBE_SECONDS = 0.5  # after a client has said that it sends no more
+_REFUSAL_SECONDS = 0.1  # after a probe, when a refusal has come
 
 
 def http_protocol(limits: Limits, connections: Connections) -> type[asyncio.Protocol]:
@@ -21,8 +23,8 @@ def http_protocol(limits: Limits, connections: Connections) -> type[asyncio.Prot
 
     A client that sends no more may still read (it shut down one half of the connection), or be
     gone: both look the same until something is sent. It gets its answer. Until that begins it is
-    sent "100 Continue" now and then, which means nothing after a whole request (RFC 9110, 15.2.1):
-    the system of a client that is gone refuses it, and the next write fails.
+    sent "100 Continue" now and then, which means nothing after a whole request (RFC 9110, 15.2.1),
+    and which the system of a client that is gone refuses.
     """
 
     class Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
@@ -58,12 +60,21 @@ def http_protocol(limits: Limits, connections: Connections) -> type[asyncio.Prot
             return True
 
         def _probe_after(self, seconds: float) -> None:
+            loop = asyncio.get_running_loop()
+
             def probe() -> None:
                 if self._can_be_probed():
                     self.transport.write(_CONTINUE)
-                self._probe_after(2 * seconds)
+                self._probe = loop.call_later(_REFUSAL_SECONDS, look)
 
-            self._probe = asyncio.get_running_loop().call_later(seconds, probe)
+            def look() -> None:
+                connection = self.transport.get_extra_info("socket")
+                if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                    self.transport.abort()
+                else:
+                    self._probe_after(2 * seconds)
+
+            self._probe = loop.call_later(seconds, probe)
 
         def _can_be_probed(self) -> bool:
             """Whether an answer is yet to begin, to a client that knows the other kind."""
