@@ -23,6 +23,7 @@ from urdir.model.serve.json_response import JsonResponse
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.metrics import ServerMetrics
 from urdir.model.serve.parameters import Parameters
+from urdir.model.serve.prefix_scope import CALLER
 from urdir.model.serve.stream import AnswerResponse, Shape, while_connected
 from urdir.model.serve.text_thread import Run, TextThread
 from urdir.model.serve.tokens import check_length, check_tokens, encode_text
@@ -73,7 +74,7 @@ class Endpoints:
     ) -> Callable[[Request], object]:
         """POST of what ``job`` does with text."""
 
-        async def prepare(body: bytearray) -> Response:
+        async def prepare(body: bytearray, caller: bytes) -> Response:
             async with self._turn(body, lambda fields, *_: fields) as (fields, run):
                 return JsonResponse(await run(lambda: job(fields, self._model, self._limits)))
 
@@ -91,11 +92,12 @@ class Endpoints:
         return await self._prepared(request, self._prepare_chat)
 
     async def _prepared(
-        self, request: Request, prepare: Callable[[bytearray], Coroutine[Any, Any, _Result]]
+        self, request: Request, prepare: Callable[[bytearray, bytes], Coroutine[Any, Any, _Result]]
     ) -> _Result:
-        """What ``prepare`` makes of a body. Raises ClientDisconnect when the client leaves."""
+        """What ``prepare`` makes of a body and the digest of the caller's key. Raises
+        ClientDisconnect when the client leaves."""
         async with self._bodies.body(request) as body:
-            return await while_connected(request.receive, prepare(body))
+            return await while_connected(request.receive, prepare(body, request.scope[CALLER]))
 
     @contextlib.asynccontextmanager
     async def _turn(
@@ -117,7 +119,7 @@ class Endpoints:
             async with self._text.turn() as run:
                 yield await run(job), run
 
-    async def _prepare_completions(self, body: bytearray) -> AnswerResponse:
+    async def _prepare_completions(self, body: bytearray, caller: bytes) -> AnswerResponse:
         async with self._turn(body, read_completion) as (asked, run):
             prompts = [await run(partial(self._tokens, prompt)) for prompt in asked.prompts]
             echoes = [""] * len(prompts)
@@ -134,7 +136,7 @@ class Endpoints:
             constraint = await asyncio.to_thread(
                 self._model.constraint, form.kind, form.source, None
             )
-        return self._response(prompts, parameters, shape, constraint)
+        return self._response(caller, prompts, parameters, shape, constraint)
 
     def _tokens(self, prompt: str | tuple[int, ...]) -> tuple[int, ...]:
         return encode_text(self._model, prompt) if isinstance(prompt, str) else prompt
@@ -142,7 +144,7 @@ class Endpoints:
     def _text_of(self, prompt: str | tuple[int, ...]) -> str:
         return prompt if isinstance(prompt, str) else self._model.tokenizer.decode(prompt)
 
-    async def _prepare_chat(self, body: bytearray) -> AnswerResponse:
+    async def _prepare_chat(self, body: bytearray, caller: bytes) -> AnswerResponse:
         async with self._turn(body, read_chat) as (asked, run):
             prompt = await run(partial(self._render, asked))
             tokens = await run(lambda: tuple(template_of(self._model).tokens(prompt)))
@@ -154,7 +156,7 @@ class Endpoints:
             logprobs=parameters.settings.logprobs is not None,
             parallel=asked.tools.parallel,
         )
-        return self._response([tokens], parameters, shape, constraint, self._model.shown)
+        return self._response(caller, [tokens], parameters, shape, constraint, self._model.shown)
 
     def _render(self, asked: ChatRequest) -> Prompt:
         """The conversation as text."""
@@ -164,6 +166,7 @@ class Endpoints:
 
     def _response(
         self,
+        caller: bytes,
         prompts: Sequence[tuple[int, ...]],
         parameters: Parameters,
         shape: Shape,
@@ -173,7 +176,7 @@ class Endpoints:
         requests: list[EngineRequest] = []
         for prompt in prompts:
             self._check_prompt(prompt)
-            requests += parameters.requests(prompt, constraint, shown)
+            requests += parameters.requests(prompt, caller, constraint, shown)
         return AnswerResponse(
             together(self._service, requests, self._metrics),
             shape,

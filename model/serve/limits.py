@@ -22,6 +22,7 @@ class Limits:
     answers: int = 128  # prompts of a request, times n
     biases: int = 300
     tools: int = 128
+    salt: int = 256  # characters
     schema: int = 64 << 10  # of a JSON schema, pattern or grammar
     open_requests: int = 2048  # of all clients together
     connections: int = 4096  # as far as the system allows so many open files
