@@ -10,13 +10,13 @@ class Limits:
     """Bounds on what clients can have the server do; sizes are in bytes, times in seconds."""
 
     body: int = 4 << 20
-    #: Parsed at once: a thread would take longer (16 KiB take 65 us, 140 at most, a thread 40 more
-    #: and its turn). Other bodies are parsed by the text thread, and count in `bodies`.
+    #: Parsed in the event loop, for the thread's turn costs as much: 40 us on a VM of two cores,
+    #: where 16 KiB of JSON take 65 to 140. Larger ones are the thread's, and count in `bodies`.
     small_body: int = 16 << 10
     bodies: int = 64 << 20  # of all clients together, until they have become tokens
     body_seconds: float = 30.0
     depth: int = 64  # of nested JSON
-    parts: int = 1 << 17  # lists, objects and strings (names, too) of JSON: 45 ms, 20 MB
+    parts: int = 1 << 17  # lists, objects and strings (names, too) of JSON: 45 ms there, 20 MB
     items: int = 1 << 20  # all values of JSON: as many token ids as fit a body, but for short ones
     stops: int = 16
     answers: int = 128  # prompts of a request, times n

@@ -22,7 +22,7 @@ class TextThread:
     """A thread whose users take turns, since a template's process serves one at a time.
 
     They wait in the event loop: one that is cancelled leaves the queue, and of its jobs only the
-    one that has begun is still done. What large requests become is so in memory once.
+    one that has begun is still done. Only one large request at a time is parsed and in memory so.
     """
 
     def __init__(self) -> None:
