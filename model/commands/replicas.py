@@ -61,6 +61,8 @@ def check_flags(args: argparse.Namespace) -> None:
         for flag in ("replicas", "router"):
             if getattr(args, flag) is not None:
                 raise UsageError(f"--{flag} is for replicas on Ray: add --ray")
+    elif args.exit_on_device_loss:
+        raise UsageError("--exit-on-device-loss with --ray: Ray replaces such replicas itself")
     elif isinstance(args.gpus, tuple):
         raise UsageError("--gpus by number with --ray: Ray chooses them, give how many")
     elif (device := _device(args)).index:

@@ -61,6 +61,12 @@ def add_parser(commands: options.Subparsers) -> None:
     )
     options.add_device(parser)
     options.add_gpus(parser)
+    parser.add_argument(
+        "--exit-on-device-loss",
+        action="store_true",
+        help="end with exit code 1 when the device is lost, so that a supervisor starts it again "
+        "(default: answer 503 until Ctrl-C, then the same)",
+    )
     memory = parser.add_argument_group("how many at once")
     options.add_llama_flags(memory, "context", help=_CONTEXT_HELP)
     options.add_many(memory)
@@ -125,7 +131,7 @@ def _serve_here(args: argparse.Namespace) -> None:
             model = service.model
             _greet(f"{model.names[0]}, {model.context} tokens of context", host, port, access)
 
-        serve(service, listener, access, limits, greet)
+        serve(service, listener, access, limits, greet, args.exit_on_device_loss)
 
 
 def _greet(what: str, host: str, port: int, access: Access) -> None:

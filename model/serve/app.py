@@ -13,6 +13,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from urdir.driver.errors import DriverError
+from urdir.model.engine.requests.answer_loop import DeviceLostError
 from urdir.model.errors import ModelError
 from urdir.model.serve.endpoints import Endpoints
 from urdir.model.serve.errors import ApiError, api_error
@@ -88,10 +89,12 @@ def make_app(
 
 
 async def _refused(request: Request, error: Exception) -> Response:
-    """What an endpoint raised, in OpenAI's shape; what is no fault of the client is also logged."""
+    """What an endpoint raised, in OpenAI's shape; what is no fault of the client is also logged, in
+    a line where every request ends so."""
     told = api_error(error)
     if told.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        log.error("%s: %s", request.url.path, error, exc_info=error)
+        is_lost = isinstance(error, DeviceLostError)
+        log.error("%s: %s", request.url.path, error, exc_info=None if is_lost else error)
     return error_response(told)
 
 

@@ -71,7 +71,7 @@ def read_chat(fields: Fields, model: ServedModel, limits: Limits) -> ChatRequest
     if tools.is_required and form is not None:
         fields.fail("response_format", "cannot be had with a 'tool_choice' that asks for a call")
     return ChatRequest(
-        messages=read_messages(fields, template_of(model).source),
+        messages=read_messages(fields, template_of(model).source, limits),
         tools=tools,
         format=form,
         variables=read_variables(fields),

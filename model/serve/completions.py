@@ -6,9 +6,10 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from urdir.model.engine.requests.request import Ending, Piece, TokenChoice
-from urdir.model.serve.fields import Fields, is_whole_list
+from urdir.model.serve.fields import Fields
 from urdir.model.serve.finish import finish_reason
 from urdir.model.serve.formats import Format, read_format
 from urdir.model.serve.interface import Json, ServedModel
@@ -16,6 +17,7 @@ from urdir.model.serve.limits import Limits
 from urdir.model.serve.logprobs import text_logprobs
 from urdir.model.serve.parameters import MOST_LOGPROBS, Parameters, read_limit, read_parameters
 from urdir.model.serve.stream import Shape
+from urdir.model.serve.tokens import check_tokens
 from urdir.model.text.tokenizer import Tokenizer
 
 DEFAULT_LIMIT = 16  # tokens, as OpenAI has it
@@ -50,28 +52,31 @@ def read_completion(fields: Fields, model: ServedModel, limits: Limits) -> Compl
     if fields.raw("max_tokens") is not None or fields.raw("n_predict") is not None:
         limit = read_limit(fields, model, "max_tokens", "n_predict")
     parameters = read_parameters(fields, model, limits, limit, logprobs)
-    prompts = _read_prompts(fields, model)
-    if len(prompts) * parameters.n > limits.answers:
+    given = _given_prompts(fields)
+    if len(given) * parameters.n > limits.answers:
         fields.fail("prompt", f"and 'n' ask for more than {limits.answers} answers")
+    prompts = tuple(_read_prompt(prompt, model) for prompt in given)
     return CompletionRequest(prompts, parameters, read_format(fields, limits), echo)
 
 
-def _read_prompts(fields: Fields, model: ServedModel) -> tuple[str | tuple[int, ...], ...]:
-    """A text, token ids, or a list of either."""
+def _given_prompts(fields: Fields) -> list[Any]:
+    """Of a text, token ids, or a list of either: the list."""
     value = fields.raw("prompt")
     if value is None:
         fields.fail("prompt", "is missing")
-    if isinstance(value, str) or is_whole_list(value):
-        value = [value]
-    if not isinstance(value, list):
+    if not isinstance(value, str | list):
         fields.fail("prompt", "must be a text, token ids, or a list of these", "invalid_type")
-    vocab_size = model.tokenizer.vocab_size
-    return tuple(
-        prompt
-        if isinstance(prompt, str)
-        else Fields({"prompt": prompt}).token_ids("prompt", vocab_size)
-        for prompt in value
-    )
+    if isinstance(value, list) and value and isinstance(value[0], str | list):
+        return value
+    return [value]
+
+
+def _read_prompt(prompt: Any, model: ServedModel) -> str | tuple[int, ...]:
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, list):
+        check_tokens(model, len(prompt))  # before each of them is looked at
+    return Fields({"prompt": prompt}).token_ids("prompt", model.tokenizer.vocab_size)
 
 
 @dataclass(slots=True)

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from urdir.model.engine.requests.request import Request as EngineRequest
-from urdir.model.errors import ContextFullError
 from urdir.model.serve.answers import Usage, together
+from urdir.model.serve.bodies import Bodies, parse_body
 from urdir.model.serve.chats import ChatRequest, ChatShape, read_chat, render, template_of
 from urdir.model.serve.completions import CompletionShape, read_completion
 from urdir.model.serve.errors import ApiError, unknown_model
 from urdir.model.serve.fields import Fields
 from urdir.model.serve.interface import AsyncService, Json, ServedModel
-from urdir.model.serve.limits import Limits, read_json
+from urdir.model.serve.json_response import JsonResponse
+from urdir.model.serve.limits import Limits
 from urdir.model.serve.metrics import ServerMetrics
 from urdir.model.serve.parameters import Parameters
 from urdir.model.serve.prefix_scope import CALLER
-from urdir.model.serve.stream import AnswerResponse, Shape
-from urdir.model.serve.tokens import check_length, encode_text
+from urdir.model.serve.stream import AnswerResponse, Shape, while_connected
+from urdir.model.serve.text_thread import Run, TextThread
+from urdir.model.serve.tokens import check_length, check_tokens, encode_text
+from urdir.model.text.chat import Prompt
 from urdir.model.text.constraints import Constraint
 
 _Result = TypeVar("_Result")
@@ -32,8 +36,7 @@ _Result = TypeVar("_Result")
 class Endpoints:
     """The endpoints of one service.
 
-    Text is rendered and tokenised in a thread, so that the event loop goes on; in one, because a
-    template's process serves one at a time.
+    What takes long with texts is done in a thread, so that the event loop goes on.
     """
 
     def __init__(self, service: AsyncService, limits: Limits, metrics: ServerMetrics) -> None:
@@ -41,7 +44,8 @@ class Endpoints:
         self._model = service.model
         self._limits = limits
         self._metrics = metrics
-        self._text_thread = ThreadPoolExecutor(1, "text")
+        self._bodies = Bodies(limits)
+        self._text = TextThread()
 
     async def health(self, request: Request) -> Response:
         """GET /health. Raises what every request is told once the device is lost."""
@@ -51,7 +55,7 @@ class Endpoints:
         now = self._service.metrics()
         if now.graphs_wanted:
             health["graphs"] = {"recorded": now.graphs_recorded, "of": now.graphs_wanted}
-        return JSONResponse(health)
+        return JsonResponse(health)
 
     async def metrics(self, request: Request) -> Response:
         """GET /metrics."""
@@ -60,37 +64,75 @@ class Endpoints:
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
         data = [self._model_json(name) for name in self._model.names]
-        return JSONResponse({"object": "list", "data": data})
+        return JsonResponse({"object": "list", "data": data})
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/NAME."""
         name = request.path_params["name"]
         if name not in self._model.names:
             raise unknown_model(name, self._model.names)
-        return JSONResponse(self._model_json(name))
+        return JsonResponse(self._model_json(name))
 
     def text_job(
         self, job: Callable[[Fields, ServedModel, Limits], Json]
     ) -> Callable[[Request], object]:
         """POST of what ``job`` does with text."""
 
+        async def prepare(body: bytearray, caller: bytes) -> Response:
+            async with self._turn(body, lambda fields, *_: fields) as (fields, run):
+                return JsonResponse(await run(lambda: job(fields, self._model, self._limits)))
+
         async def endpoint(request: Request) -> Response:
-            fields = Fields(await read_json(request, self._limits))
-            return JSONResponse(
-                await self._with_text(lambda: job(fields, self._model, self._limits))
-            )
+            return await self._prepared(request, prepare)
 
         return endpoint
 
     async def completions(self, request: Request) -> AnswerResponse:
         """POST /v1/completions."""
-        fields = Fields(await read_json(request, self._limits))
-        asked = read_completion(fields, self._model, self._limits)
-        prompts, echoes = await self._with_text(lambda: self._read_prompts(asked.prompts))
+        return await self._prepared(request, self._prepare_completions)
+
+    async def chat(self, request: Request) -> AnswerResponse:
+        """POST /v1/chat/completions."""
+        return await self._prepared(request, self._prepare_chat)
+
+    async def _prepared(
+        self, request: Request, prepare: Callable[[bytearray, bytes], Coroutine[Any, Any, _Result]]
+    ) -> _Result:
+        """What ``prepare`` makes of a body and the digest of the caller's key. Raises
+        ClientDisconnect when the client leaves."""
+        async with self._bodies.body(request) as body:
+            return await while_connected(request.receive, prepare(body, request.scope[CALLER]))
+
+    @contextlib.asynccontextmanager
+    async def _turn(
+        self, body: bytearray, read: Callable[[Fields, ServedModel, Limits], _Result]
+    ) -> AsyncGenerator[tuple[_Result, Run], None]:
+        """A turn of the text thread, with what ``read`` makes of a body's fields.
+
+        A large body is read in its turn, and by the thread.
+        """
+
+        def job() -> _Result:
+            return read(Fields(parse_body(body, self._limits)), self._model, self._limits)
+
+        if len(body) <= self._limits.small_body:
+            found = job()
+            async with self._text.turn() as run:
+                yield found, run
+        else:
+            async with self._text.turn() as run:
+                yield await run(job), run
+
+    async def _prepare_completions(self, body: bytearray, caller: bytes) -> AnswerResponse:
+        async with self._turn(body, read_completion) as (asked, run):
+            prompts = [await run(partial(self._tokens, prompt)) for prompt in asked.prompts]
+            echoes = [""] * len(prompts)
+            if asked.echo:
+                echoes = [await run(partial(self._text_of, prompt)) for prompt in asked.prompts]
         parameters = asked.parameters
         shape = CompletionShape(
             self._model,
-            [echo if asked.echo else "" for echo in echoes for _ in range(parameters.n)],
+            [echo for echo in echoes for _ in range(parameters.n)],
             logprobs=parameters.settings.logprobs is not None,
         )
         constraint = None
@@ -98,40 +140,37 @@ class Endpoints:
             constraint = await asyncio.to_thread(
                 self._model.constraint, form.kind, form.source, None
             )
-        return self._response(request, prompts, parameters, shape, constraint)
+        return self._response(caller, prompts, parameters, shape, constraint)
 
-    def _read_prompts(
-        self, given: Sequence[str | tuple[int, ...]]
-    ) -> tuple[list[tuple[int, ...]], list[str]]:
-        """Prompts as tokens and as text."""
-        tokens = [encode_text(self._model, p) if isinstance(p, str) else p for p in given]
-        texts = [p if isinstance(p, str) else self._model.tokenizer.decode(p) for p in given]
-        return tokens, texts
+    def _tokens(self, prompt: str | tuple[int, ...]) -> tuple[int, ...]:
+        return encode_text(self._model, prompt) if isinstance(prompt, str) else prompt
 
-    async def chat(self, request: Request) -> AnswerResponse:
-        """POST /v1/chat/completions."""
-        fields = Fields(await read_json(request, self._limits))
-        asked = read_chat(fields, self._model, self._limits)
-        text, prompt = await self._with_text(lambda: self._render(asked))
-        constraint = await asyncio.to_thread(asked.constraint, self._model, text)
+    def _text_of(self, prompt: str | tuple[int, ...]) -> str:
+        return prompt if isinstance(prompt, str) else self._model.tokenizer.decode(prompt)
+
+    async def _prepare_chat(self, body: bytearray, caller: bytes) -> AnswerResponse:
+        async with self._turn(body, read_chat) as (asked, run):
+            prompt = await run(partial(self._render, asked))
+            tokens = await run(lambda: tuple(template_of(self._model).tokens(prompt)))
+        constraint = await asyncio.to_thread(asked.constraint, self._model, prompt.text)
         parameters = asked.parameters
         shape = ChatShape(
             self._model,
-            [asked.parser(self._model, text) for _ in range(parameters.n)],
+            [asked.parser(self._model, prompt.text) for _ in range(parameters.n)],
             logprobs=parameters.settings.logprobs is not None,
             parallel=asked.tools.parallel,
         )
-        return self._response(request, [prompt], parameters, shape, constraint, self._model.shown)
+        return self._response(caller, [tokens], parameters, shape, constraint, self._model.shown)
 
-    def _render(self, asked: ChatRequest) -> tuple[str, tuple[int, ...]]:
-        """The conversation as text and as tokens."""
+    def _render(self, asked: ChatRequest) -> Prompt:
+        """The conversation as text."""
         prompt = render(self._model, asked.messages, asked.tools, asked.variables)
         check_length(self._model, prompt.text)
-        return prompt.text, tuple(template_of(self._model).tokens(prompt))
+        return prompt
 
     def _response(
         self,
-        request: Request,
+        caller: bytes,
         prompts: Sequence[tuple[int, ...]],
         parameters: Parameters,
         shape: Shape,
@@ -141,7 +180,7 @@ class Endpoints:
         requests: list[EngineRequest] = []
         for prompt in prompts:
             self._check_prompt(prompt)
-            requests += parameters.requests(prompt, request.scope[CALLER], constraint, shown)
+            requests += parameters.requests(prompt, caller, constraint, shown)
         return AnswerResponse(
             together(self._service, requests, self._metrics),
             shape,
@@ -153,14 +192,7 @@ class Endpoints:
     def _check_prompt(self, prompt: tuple[int, ...]) -> None:
         if not prompt:
             raise ApiError("the prompt has no tokens", param="prompt")
-        if len(prompt) >= self._model.context:
-            raise ContextFullError(
-                f"the prompt has {len(prompt)} tokens, the context is {self._model.context} "
-                "with the answer"
-            )
-
-    async def _with_text(self, job: Callable[[], _Result]) -> _Result:
-        return await asyncio.get_running_loop().run_in_executor(self._text_thread, job)
+        check_tokens(self._model, len(prompt))
 
     def _model_json(self, name: str) -> Json:
         return {

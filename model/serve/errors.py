@@ -54,8 +54,15 @@ def unknown_model(name: str, served: Iterable[str]) -> ApiError:
     )
 
 
-class ClientGoneError(Exception):
-    """The client closed the connection; nobody reads the response."""
+def overloaded(why: str, seconds: float = 1.0) -> ApiError:
+    """No more is taken now; clients try again after some ``seconds``."""
+    return ApiError(
+        why,
+        status=429,
+        kind="rate_limit_error",
+        code="rate_limit_exceeded",
+        headers={"Retry-After": str(max(1, math.ceil(seconds)))},
+    )
 
 
 def api_error(error: Exception) -> ApiError:
@@ -64,13 +71,7 @@ def api_error(error: Exception) -> ApiError:
         case ApiError():
             return error
         case BusyError():
-            return ApiError(
-                str(error),
-                status=429,
-                kind="rate_limit_error",
-                code="rate_limit_exceeded",
-                headers={"Retry-After": str(max(1, math.ceil(error.retry_after)))},
-            )
+            return overloaded(str(error), error.retry_after)
         case ContextFullError():
             return ApiError(str(error), param="messages", code="context_length_exceeded")
         case TemplateError():

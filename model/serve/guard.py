@@ -5,13 +5,12 @@ from __future__ import annotations
 import hmac
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from urdir.model.serve.errors import ApiError
+from urdir.model.serve.errors import ApiError, overloaded
+from urdir.model.serve.json_response import JsonResponse
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.metrics import ServerMetrics
 from urdir.model.serve.prefix_scope import ANYBODY, CALLER, digest
@@ -86,13 +85,7 @@ class Guard:
             return ANYBODY
         caller = self._check_key(dict(scope["headers"]).get(b"authorization", b""))
         if self._open >= self._limits.open_requests:
-            raise ApiError(
-                f"{self._open} requests are open, no more are taken",
-                status=429,
-                kind="rate_limit_error",
-                code="rate_limit_exceeded",
-                headers={"Retry-After": "1"},
-            )
+            raise overloaded(f"{self._open} requests are open, no more are taken")
         return caller
 
     def _check_host(self, host: str) -> None:
@@ -125,7 +118,6 @@ class Guard:
         return digest(key)
 
 
-def error_response(error: ApiError) -> JSONResponse:
+def error_response(error: ApiError) -> JsonResponse:
     """The response that refuses a request."""
-    body: Any = error.body
-    return JSONResponse(body, error.status, error.headers)
+    return JsonResponse(error.body, error.status, error.headers)

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from urdir.model.serve.fields import Fields
 from urdir.model.serve.interface import Json
+from urdir.model.serve.json_reader import JsonReader, JsonTooLargeError
+from urdir.model.serve.limits import Limits
 from urdir.model.text.chat import ROLES, Message, role_in
 
 _TEXT_PARTS = {"text": "text", "input_text": "text", "refusal": "refusal"}
 
 
-def read_messages(fields: Fields, template: str) -> list[Message]:
+def read_messages(fields: Fields, template: str, limits: Limits) -> list[Message]:
     """The conversation in ``fields``, for the template with this source.
 
     A developer's message becomes a system message where the template does not know the role.
-    Raises ApiError for anything but text.
+    Raises ApiError for anything but text, and for calls of tools with more JSON than ``limits``
+    allow in all of them together.
     """
     messages = fields.objects("messages")
     if not messages:
         fields.fail("messages", "must be a list with at least one message")
-    return [_read_message(message, template) for message in messages]
+    reader = JsonReader(limits)
+    return [_read_message(message, template, reader) for message in messages]
 
 
-def _read_message(message: Fields, template: str) -> Message:
+def _read_message(message: Fields, template: str, reader: JsonReader) -> Message:
     role = message.choice("role", ROLES)
     if role is None:
         message.fail("role", "is missing")
@@ -33,7 +36,7 @@ def _read_message(message: Fields, template: str) -> Message:
         text = message.text(name)
         if text is not None:
             more[name] = text
-    calls = [_read_call(call) for call in message.objects("tool_calls")]
+    calls = [_read_call(call, reader) for call in message.objects("tool_calls")]
     if calls:
         more["tool_calls"] = calls
     return Message(role_in(template, role), _read_content(message, needed=not calls), more)
@@ -57,21 +60,27 @@ def _read_content(message: Fields, needed: bool) -> str:
     return "\n".join(texts)
 
 
-def _read_call(call: Fields) -> Json:
+def _read_call(call: Fields, reader: JsonReader) -> Json:
     """A call of an earlier answer; templates read its arguments as an object."""
     function = call.needed_object("function")
-    arguments = function.text("arguments") or "{}"
     called: Json = {
         "type": "function",
-        "function": {"name": function.needed_text("name"), "arguments": _object(arguments)},
+        "function": {
+            "name": function.needed_text("name"),
+            "arguments": _read_arguments(function, reader),
+        },
     }
     identity = call.text("id")
     return called if identity is None else {"id": identity, **called}
 
 
-def _object(arguments: str) -> Any:
+def _read_arguments(function: Fields, reader: JsonReader) -> Any:
+    """An object, or what an answer has in place of one, as it is."""
+    arguments = function.text("arguments") or "{}"
     try:
-        value = json.loads(arguments)
-    except (ValueError, RecursionError):
+        value = reader.read(arguments.encode())
+    except JsonTooLargeError as error:
+        function.fail("arguments", str(error), "invalid_json")
+    except ValueError:  # no JSON, or a lone surrogate
         return arguments
     return value if isinstance(value, dict) else arguments

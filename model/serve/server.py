@@ -1,4 +1,4 @@
-"""Running the application: the socket, clients that do not read, and Ctrl-C."""
+"""Running the application: the socket, Ctrl-C, and a device that is lost."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import uvicorn
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from urdir.model.errors import ModelError
 from urdir.model.serve.app import make_app
+from urdir.model.serve.connections import Connections, accept, room
 from urdir.model.serve.guard import Access
 from urdir.model.serve.interface import AsyncService
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.metrics import ServerMetrics
+from urdir.model.serve.protocol import http_protocol
 
 _BACKLOG = 2048  # connections that wait to be accepted
 _HANG_UP_SECONDS = 5.0
@@ -59,15 +61,19 @@ def serve(
     access: Access,
     limits: Limits,
     on_start: Callable[[], None],
+    exit_on_device_loss: bool = False,
 ) -> None:
     """Answer requests until SIGINT or SIGTERM, then those that are open, then close ``service``.
 
-    A second signal ends the answers; KeyboardInterrupt is raised then.
+    A second signal ends the answers; KeyboardInterrupt is raised then. Otherwise what the service
+    was lost by is raised in the end; this comes at once with ``exit_on_device_loss``. Raises
+    ModelError where no file can be opened for connections.
     """
 
     async def run() -> None:
-        server = Server(service, access, limits)
         try:
+            bounds = replace(limits, connections=room(limits.connections))
+            server = Server(service, access, bounds, exit_on_device_loss)
             on_start()
             await server.serve([listener])
             if server.force_exit:
@@ -78,6 +84,8 @@ def serve(
             await service.close()
 
     asyncio.run(run())
+    if service.lost is not None:
+        raise service.lost
 
 
 class Server(uvicorn.Server):
@@ -85,10 +93,16 @@ class Server(uvicorn.Server):
     ``force_exit`` ends those as well; signals set them, where it runs in the main thread.
     """
 
-    def __init__(self, service: AsyncService, access: Access, limits: Limits) -> None:
+    def __init__(
+        self,
+        service: AsyncService,
+        access: Access,
+        limits: Limits,
+        exit_on_device_loss: bool = False,
+    ) -> None:
         config = uvicorn.Config(
             make_app(service, access, limits, ServerMetrics(service)),
-            http=_http_protocol(limits),
+            http=http_protocol(limits, Connections(limits.connections)),
             ws="none",
             lifespan="off",
             access_log=False,
@@ -98,6 +112,34 @@ class Server(uvicorn.Server):
             server_header=False,
         )
         super().__init__(config)
+        self._service = service
+        self._exit_on_device_loss = exit_on_device_loss
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin, with one listening socket."""
+        assert sockets is not None
+        await super().startup([])
+        self._accepting = asyncio.create_task(accept(sockets[0], self._make_protocol))
+
+    def _make_protocol(self) -> asyncio.Protocol:
+        """As uvicorn does for sockets of its own."""
+        config = self.config
+        made: asyncio.Protocol = config.http_protocol_class(  # type: ignore[call-arg]
+            config=config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return made
+
+    async def on_tick(self, counter: int) -> bool:
+        """Whether to end; ten times a second."""
+        if self._exit_on_device_loss and self._service.lost is not None:
+            return True
+        return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept no more, and answer what is open."""
+        self._accepting.cancel()
+        await asyncio.gather(self._accepting, return_exceptions=True)
+        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -128,54 +170,3 @@ class Server(uvicorn.Server):
             return
         self.should_exit = True
         print("\nopen requests are answered; Ctrl-C again ends them", file=sys.stderr)
-
-
-def _http_protocol(limits: Limits) -> type[asyncio.Protocol]:
-    """uvicorn's protocol, but clients that read nothing or send nothing are cut off in time.
-
-    Their requests are cancelled then, and what was written for them is dropped. Until then no more
-    is taken from the engine for a client that does not read than the write buffer holds.
-    """
-
-    class Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-        _stalled: asyncio.TimerHandle | None = None
-        _silent: asyncio.TimerHandle | None = None
-
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            super().connection_made(transport)
-            self._watch(was_waiting=True)
-
-        def _watch(self, was_waiting: bool) -> None:
-            """Look after a time whether a request has come since."""
-            self._silent = asyncio.get_running_loop().call_later(
-                limits.silent_seconds, self._check, self.cycle, was_waiting
-            )
-
-        def _check(self, last: object, was_waiting: bool) -> None:
-            is_waiting = self.cycle is None or self.cycle.response_complete
-            if is_waiting and was_waiting and self.cycle is last:
-                self.transport.abort()
-            else:
-                self._watch(is_waiting)
-
-        def pause_writing(self) -> None:
-            super().pause_writing()
-            self._stalled = asyncio.get_running_loop().call_later(
-                limits.stalled_seconds, self.transport.abort
-            )
-
-        def resume_writing(self) -> None:
-            _cancel(self._stalled)
-            super().resume_writing()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            _cancel(self._stalled)
-            _cancel(self._silent)
-            super().connection_lost(exc)
-
-    return Protocol
-
-
-def _cancel(timer: asyncio.TimerHandle | None) -> None:
-    if timer is not None:
-        timer.cancel()

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import contextlib
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
 
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from urdir.model.engine.requests.request import Ending, Piece
 from urdir.model.serve.answers import Item, Usage
 from urdir.model.serve.errors import api_error
 from urdir.model.serve.interface import Json
+from urdir.model.serve.json_response import encode_json
 
 log = logging.getLogger("urdir.serve")
+_Result = TypeVar("_Result")
 
 
 class Shape(ABC):
@@ -69,7 +72,8 @@ class AnswerResponse:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response."""
         work = self._send_events(send) if self._stream else self._send_whole(send)
-        await while_connected(receive, work)
+        with contextlib.suppress(ClientDisconnect):  # nobody reads the rest
+            await while_connected(receive, work)
 
     async def _send_whole(self, send: Send) -> None:
         async with aclosing(self._answers) as batches:
@@ -79,7 +83,7 @@ class AnswerResponse:
         response = self._shape.head(streamed=False)
         response |= {"choices": self._shape.whole(), "usage": self._usage.json()}
         await _start(send, "application/json")
-        await _send_part(send, _encode(response), more=False)
+        await _send_part(send, encode_json(response), more=False)
 
     def _take(self, index: int, item: Piece | Ending) -> list[Json]:
         """What an item adds, as choices of chunks."""
@@ -119,14 +123,15 @@ class AnswerResponse:
             yield _event({**head, "choices": [], "usage": self._usage.json()})
 
 
-async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Do ``work``, and cancel it when the client closes the connection."""
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, _Result]) -> _Result:
+    """Do ``work``, and cancel it when the client closes the connection: ClientDisconnect then."""
     working = asyncio.create_task(work)
     gone = asyncio.create_task(_disconnected(receive))
     try:
         await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
         if working.done():
-            await working
+            return await working
+        raise ClientDisconnect
     finally:
         for task in (working, gone):
             task.cancel()
@@ -148,9 +153,4 @@ async def _send_part(send: Send, body: bytes, more: bool = True) -> None:
 
 
 def _event(value: Json) -> bytes:
-    return b"data: " + _encode(value) + b"\n\n"
-
-
-def _encode(value: Json) -> bytes:
-    # ASCII: a lone surrogate in an argument of a tool must not fail here
-    return json.dumps(value, separators=(",", ":")).encode()
+    return b"data: " + encode_json(value) + b"\n\n"

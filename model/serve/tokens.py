@@ -28,6 +28,14 @@ def check_length(model: ServedModel, text: str) -> None:
         )
 
 
+def check_tokens(model: ServedModel, count: int) -> None:
+    """Refuse a prompt of so many tokens that nothing can follow it."""
+    if count >= model.context:
+        raise ContextFullError(
+            f"the prompt has {count} tokens, the context is {model.context} with the answer"
+        )
+
+
 @cache
 def _longest_token(tokenizer: Tokenizer) -> int:
     """Bytes of the longest token."""
@@ -38,7 +46,7 @@ def tokenize(fields: Fields, model: ServedModel, limits: Limits) -> Json:
     """The tokens of "prompt" (vLLM), "content" (llama.cpp) or "messages"."""
     if fields.raw("messages") is not None:
         template = template_of(model)
-        messages = read_messages(fields, template.source)
+        messages = read_messages(fields, template.source, limits)
         prompt = render(model, messages, read_tools(fields, limits), read_variables(fields))
         check_length(model, prompt.text)
         ids = tuple(template.tokens(prompt))
@@ -56,6 +64,11 @@ def tokenize(fields: Fields, model: ServedModel, limits: Limits) -> Json:
 
 def detokenize(fields: Fields, model: ServedModel, limits: Limits) -> Json:
     """The text of "tokens", as "prompt" (vLLM) and as "content" (llama.cpp)."""
+    tokens = fields.raw("tokens")
+    if isinstance(tokens, list) and len(tokens) > model.context:
+        raise ContextFullError(
+            f"{len(tokens)} tokens are more than the context of {model.context} has"
+        )
     ids = fields.token_ids("tokens", model.tokenizer.vocab_size)
     text = model.tokenizer.decode(ids, keep_control=True)
     return {"prompt": text, "content": text}

@@ -21,6 +21,7 @@ _PRIVATE_USE = range(0xE000, 0xF900)
 _BLOCK = re.compile(r"\{[{%].*?[%}]\}", re.DOTALL)
 _LITERAL = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"", re.DOTALL)
 _MOST_TAGS, _LONGEST_TAG = 256, 64
+_MOST_LEVELS = 100
 
 
 class Marker:
@@ -70,17 +71,21 @@ class Marker:
         return found
 
 
-def texts_of(value: Any) -> Iterator[str]:
-    """All strings of a JSON value, keys included."""
+def texts_of(value: Any, levels: int = _MOST_LEVELS) -> Iterator[str]:
+    """All strings of a JSON value, keys included. Raises TemplateError beyond so many ``levels`` of
+    objects and lists, before Python's stack ends in what else walks through them."""
     if isinstance(value, str):
         yield value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield key
-            yield from texts_of(item)
-    elif isinstance(value, Sequence):
-        for item in value:
-            yield from texts_of(item)
+        return
+    if not isinstance(value, Mapping | Sequence):
+        return
+    if not levels:
+        raise TemplateError(f"the conversation nests deeper than {_MOST_LEVELS} levels")
+    if isinstance(value, Mapping):
+        yield from value
+        value = value.values()
+    for item in value:
+        yield from texts_of(item, levels - 1)
 
 
 def _map_texts(value: Any, change: Callable[[str], str]) -> Any:

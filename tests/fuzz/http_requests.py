@@ -284,7 +284,21 @@ def _changed(rng: random.Random, body: dict[str, Any]) -> Any:
     if rng.random() < 0.2 and (places := trees.paths(body)):
         container, key = rng.choice(places)
         container[key] = rng.choice(_STRINGS)
+        if isinstance(container, dict) and rng.random() < 0.3:
+            container[rng.choice(_STRINGS)] = container.pop(key)
+    if rng.random() < 0.2:
+        for container, key in trees.paths(body):
+            if key == "arguments":
+                container[key] = _arguments(rng)
     return body
+
+
+def _arguments(rng: random.Random) -> str:
+    """Of a call: JSON in a string, deep, wide or strange."""
+    depth = rng.choice((62, 63, 64, 300, 700, 900, 5000))
+    inner = rng.choice(("1", "NaN", "1e999", "9" * 5000, '"\\ud800"', "[],[]", ""))
+    begin, end = rng.choice((("[", "]"), ('{"a":', "}")))
+    return rng.choice(('{"a":' + begin * depth + inner + end * depth + "}", inner, "{" + inner))
 
 
 def _nested(rng: random.Random, raw: bytes) -> bytes:

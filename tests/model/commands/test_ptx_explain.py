@@ -19,7 +19,7 @@ def test_it_prints_the_worst_lines_first(capsys: pytest.CaptureFixture[str]) -> 
     )
     assert "global memory: 214 sectors, 198 would do" in shown
     first = shown.split("at best\n")[1].splitlines()[0].split()
-    assert first[:6] == ["53", "4", "32.0", "18", "4.50", "4.00"]
+    assert first[:6] == ["54", "4", "32.0", "18", "4.50", "4.00"]
     assert " ".join(first[6:]) == "ld.global.f32 %v0, [%x+0]"
     assert "  and 13 more lines" in shown
     assert "shared memory: 12 wavefronts, 12 would do" in shown

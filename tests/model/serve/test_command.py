@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -53,6 +54,7 @@ from pathlib import Path
 from urdir.model import demo_model
 from urdir.model.cli import main
 from urdir.model.commands import serve
+from urdir.model.engine.requests.answer_loop import DeviceLostError
 from urdir.model.files.gguf import Gguf
 from urdir.model.text.chat import ChatTemplate
 from urdir.model.text.tokenizer import Tokenizer
@@ -63,9 +65,12 @@ spec.loader.exec_module(toys)
 gguf = Gguf(demo_model())
 tokenizer = Tokenizer.from_gguf(gguf)
 with ChatTemplate.from_gguf(gguf, tokenizer) as template:
-    service = toys.ToyService(toys.ToyModel(tokenizer, template), delay=float(sys.argv[2]))
+    lost = DeviceLostError(sys.argv[3]) if sys.argv[3] else None
+    service = toys.ToyService(
+        toys.ToyModel(tokenizer, template), delay=float(sys.argv[2]), lost=lost
+    )
     serve.open_service = lambda args, template: service
-    code = main(["serve", "--port", "0", *sys.argv[3:]])
+    code = main(["serve", "--port", "0", *sys.argv[4:]])
 print(code, *service.ended, service.cancelled)
 """
 
@@ -73,13 +78,19 @@ print(code, *service.ended, service.cancelled)
 class Process:
     """A server in a process of its own."""
 
-    def __init__(self, *flags: str, delay: float = 0.0) -> None:
+    def __init__(self, *flags: str, delay: float = 0.0, lost: str = "", files: int = 0) -> None:
+        """Whose device is ``lost``, who may open so many ``files``."""
+
+        def limit() -> None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+
         conftest = Path(__file__).with_name("conftest.py")
         self.process = subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, str(conftest), str(delay), *flags],
+            [sys.executable, "-c", SCRIPT, str(conftest), str(delay), lost, *flags],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=limit if files else None,
         )
         assert self.process.stderr is not None
         self.greeting = self.process.stderr.readline()
@@ -99,8 +110,8 @@ class Process:
 def process() -> Iterator[Callable[..., Process]]:
     with contextlib.ExitStack() as stack:
 
-        def start(*flags: str, delay: float = 0.0) -> Process:
-            started = Process(*flags, delay=delay)
+        def start(*flags: str, **how: Any) -> Process:
+            started = Process(*flags, **how)
             stack.callback(started.process.kill)
             return started
 
@@ -158,6 +169,35 @@ def test_a_second_interrupt_ends_the_answers(process: Callable[..., Process]) ->
     assert "data: [DONE]" not in lines
     assert out == "130 closed 1\n"
     assert "Traceback" not in err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_lost_device_is_an_exit_code(process: Callable[..., Process], at_once: bool) -> None:
+    server = process(*["--exit-on-device-loss"][: int(at_once)], lost="the device is lost: why")
+    if not at_once:
+        assert httpx.get(f"{server.url}/health", trust_env=False).status_code == 503
+        server.interrupt()
+    out, err = server.end()
+    assert out == "1 drained closed 0\n"
+    assert err.endswith("urdir: error: the device is lost: why\n")
+    assert "Traceback" not in err
+
+
+@pytest.mark.slow
+def test_more_connections_than_open_files(process: Callable[..., Process]) -> None:
+    """Clients that only connect: others are served, and the log stays small."""
+    server = process(files=64)
+    address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
+    with contextlib.ExitStack() as stack:
+        for _ in range(90):
+            stack.enter_context(socket.create_connection(address, timeout=20))
+        reply = httpx.post(server.url + CHAT, json=HI, timeout=20, trust_env=False)
+        assert reply.status_code == 200
+    server.interrupt()
+    out, err = server.end()
+    assert out == "0 drained closed 0\n"
+    assert len(err) < 300
 
 
 @pytest.mark.slow
@@ -302,6 +342,7 @@ def test_the_demo_model_answers_several_at_once() -> None:
     ("flags", "code", "words"),
     [
         (("--port", "70000"), 2, "between 0 and 65535"),
+        (("--ray", "--exit-on-device-loss"), 2, "Ray replaces such replicas itself"),
         (("--api-key", ""), 2, "--api-key is empty"),
         (("--alias", "a,,b"), 2, "'a,,b' has an empty name"),
         (("--api-key-file", "/nowhere"), 1, "--api-key-file /nowhere"),

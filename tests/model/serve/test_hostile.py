@@ -105,6 +105,46 @@ def test_a_text_that_cannot_fit_is_not_tokenised(server: Any, kind: str) -> None
     assert time.monotonic() - start < 1.5
 
 
+SURROGATE = "\ud800"  # as JSON writes it; UTF-8 has no bytes for it
+TOOL = {"type": "function", "function": {"name": "f", "description": SURROGATE}}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"logit_bias": {SURROGATE: "x"}},
+        {"logit_bias": {SURROGATE: 1}},
+        {"model": SURROGATE},
+        {"messages": [{"role": SURROGATE, "content": "x"}]},
+        {"messages": [{"role": "user", "content": SURROGATE}]},
+        {"messages": [{"role": "user", "content": [{"type": SURROGATE}]}]},
+        {"response_format": {"type": SURROGATE}},
+        {"structured_outputs": {SURROGATE: 1}},
+        {"tools": [{**TOOL, "function": {"name": SURROGATE}}]},
+        {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": SURROGATE}}},
+        {"tools": [{"type": SURROGATE}]},
+        {"modalities": [SURROGATE]},
+    ],
+    ids=str,
+)
+def test_lone_surrogates_are_the_clients_fault(server: Any, fields: Any) -> None:
+    body = json.dumps({**HI, **fields}).encode()
+    reply = server.http().post(CHAT, content=body, headers=JSON)
+    assert reply.status_code in (400, 404)
+    assert reply.json()["error"]["message"]
+    for path in ("/v1/completions", "/tokenize"):
+        content = json.dumps({"prompt": SURROGATE}).encode()
+        assert server.http().post(path, content=content, headers=JSON).status_code == 400
+
+
+def test_lone_surrogates_in_names_of_the_server(server: Any) -> None:
+    """As Python reads a file's name that is no UTF-8."""
+    server.service.model.names = ("\udcff.gguf",)
+    http = server.http()
+    assert http.get("/v1/models").json()["data"][0]["id"] == "\udcff.gguf"
+    assert http.post(CHAT, json=HI).json()["model"] == "\udcff.gguf"
+
+
 @pytest.mark.parametrize("length", ["-5", "x", "9" * 30])
 def test_lengths_that_are_none(server: Any, length: str) -> None:
     with raw(server, b"", f"Content-Length: {length}\r\n") as connection:

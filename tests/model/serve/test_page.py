@@ -11,11 +11,14 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
+from urdir.model.errors import ModelError
+from urdir.model.serve.interface import Defaults
 from urdir.model.text.answers import AnswerFormat
 from urdir.model.text.reasoning import THINK_TAGS
 
@@ -235,10 +238,54 @@ def test_markdown(page: Browser, server: Any) -> None:
     assert page.run("document.querySelector('#messages a').rel") == "noopener noreferrer"
 
 
+#: As JavaScript. Before patterns were linear these took seconds, or ended the stack.
+LONG = {
+    "brackets": "'['.repeat(200000)",
+    "links without an end": "'[a](https:'.repeat(20000)",
+    "quotes in quotes": "'>'.repeat(5000)",
+    "no rule of a table": "'a|b\\n' + ' '.repeat(20000) + 'x'",
+    "an item before a strange line break": "'-' + ' '.repeat(50000) + 'a\\u2028' + 'b'.repeat(100)",
+    "lists in lists": "Array.from({length: 500}, (_, i) => ' '.repeat(i) + '- a').join('\\n')",
+}
+
+
+@pytest.mark.parametrize("text", LONG.values(), ids=LONG)
+def test_long_texts_are_shown_at_once(page: Browser, text: str) -> None:
+    milliseconds, shown, depth = page.run(
+        "(() => { const shown = document.createElement('div'), start = performance.now();"
+        f"markdown({text}, shown); const time = performance.now() - start;"
+        "const depth = (node) => 1 + Math.max(0, ...[...node.children].map(depth));"
+        "return [time, shown.textContent.length, depth(shown)]; })()"
+    )
+    assert milliseconds < 500
+    assert shown > 100
+    assert depth < 40
+
+
+def test_an_answer_of_quotes_alone(page: Browser, server: Any) -> None:
+    server.service.answer, server.service.repeat = ">" * 100, 50
+    page.type("#input", "Hi" + ENTER)
+    assert len(page.answer()) > 100
+
+
+def test_the_page_sends_nothing_that_nobody_set(page: Browser, server: Any) -> None:
+    usual = Defaults()
+    settings = replace(usual.settings, temperature=0.25)
+    server.service.model.defaults = replace(usual, settings=settings, limit=3)
+    page.type("#input", "Hi" + ENTER)
+    page.answer()
+    page.click("#open-settings")
+    page.type("#temperature", "0")
+    page.click("#settings button")
+    page.type("#input", "Hi" + ENTER)
+    page.answer(2)
+    asked = [(each.settings.temperature, each.limit) for each in server.service.requests]
+    assert asked == [(0.25, 3), (0.0, 3)]
+
+
 def test_settings_reasoning_and_copy(page: Browser, server: Any) -> None:
     page.click("#open-settings")
     page.type("#system", "Be brief.")
-    page.run("(() => { document.getElementById('temperature').value = '' })()")
     page.type("#temperature", "0.25")
     page.type("#limit", "40")
     page.click("#settings button")
@@ -261,11 +308,42 @@ def test_errors_are_shown(page: Browser, server: Any) -> None:
     page.type("#input", "Hi" + ENTER)
     page.answer()
     assert page.text(".error") == "the server failed; its log says how"
+    assert page.run("document.getElementById('input').value") == "Hi"
+    page.type("#input", " there")
+    page.type("#input", ENTER)
+    page.answer(2)
+    assert page.run("document.getElementById('input').value") == "Hi there"
+    assert page.run("conversation.length") == 0
     server.service.error = None
     page.click("#clear")
+    page.run("(() => { document.getElementById('input').value = '' })()")
     assert page.text("#messages") == "Ask the model something."
     page.type("#input", "Hi" + ENTER)
     assert page.answer() == "2 plus 3 is 5."
+
+
+@pytest.mark.parametrize("good", [0, 3])
+def test_a_text_whose_answer_fails_is_back_in_the_input(
+    page: Browser, server: Any, good: int
+) -> None:
+    """Refused, or broken off in the middle; then the same is asked once more."""
+    server.service.error, server.service.good = ModelError("no"), good
+    page.type("#input", "What is 2 plus 3?" + ENTER)
+    page.answer()
+    assert page.run("document.getElementById('input').value") == "What is 2 plus 3?"
+    server.service.error = None
+    page.type("#input", ENTER)
+    assert page.answer(2) == "2 plus 3 is 5."
+    first, second = server.service.requests
+    assert first.prompt == second.prompt
+
+
+def test_an_error_of_a_proxy(page: Browser, server: Any) -> None:
+    page.run("(() => { window.fetch = async () => new Response('<p>', {status: 502}) })()")
+    page.type("#input", "Hi" + ENTER)
+    page.answer()
+    assert page.text(".error").startswith("502")
+    assert page.run("document.getElementById('input').value") == "Hi"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

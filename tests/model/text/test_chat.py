@@ -282,6 +282,27 @@ def test_a_template_that_takes_no_tools_for_tools(tokenizer: Tokenizer) -> None:
         assert chat.render(turns("Hi")).text == "Hi"
 
 
+@pytest.mark.parametrize("depth", [50, 90, 480, 700, 900, 100_000])
+def test_conversations_that_nest(tokenizer: Tokenizer, depth: int) -> None:
+    """Of a library's caller, whom no JSON reader stopped."""
+    objects: Any = "x"
+    lists: Any = "x"
+    for _ in range(depth):
+        objects, lists = {"a": objects}, [lists]
+    with ChatTemplate(PLAIN, tokenizer) as chat:
+        for nested in (objects, lists):
+            for more in (
+                {"messages": [Message("user", "Hi", {"x": nested})]},
+                {"messages": turns("Hi"), "tools": [{"x": nested}]},
+                {"messages": turns("Hi"), "variables": {"x": nested}},
+            ):
+                if depth < 100:
+                    assert chat.render(**more).text == "Hi"
+                else:
+                    with pytest.raises(TemplateError, match="nests deeper than 100 levels"):
+                        chat.render(**more)
+
+
 # ---- the process ---------------------------------------------------------------------------------
 
 

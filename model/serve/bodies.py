@@ -1,0 +1,101 @@
+"""Bodies of requests: read within limits, of one client and of all together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from typing import NoReturn
+
+from starlette.requests import Request
+
+from urdir.model.serve.errors import ApiError, overloaded
+from urdir.model.serve.interface import Json
+from urdir.model.serve.json_reader import JsonReader, JsonTooLargeError
+from urdir.model.serve.limits import Limits
+
+
+class Bodies:
+    """The bodies of all clients, from where they are read until requests were made of them.
+
+    A small one always has room, whatever others send: the number of open requests bounds those.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._held = 0  # bytes, without the first of each body
+
+    @contextlib.asynccontextmanager
+    async def body(self, request: Request) -> AsyncGenerator[bytearray, None]:
+        """The body of a request, which counts until the context ends.
+
+        Raises ApiError: 415 for another content type than JSON; 413 for a body that is too large
+        and 429 for one without room beside those of others, before it is read where the client
+        says how large it is; 408 for one that is too slow. ClientDisconnect.
+        """
+        _check_kind(request)
+        self._check_announced(request.headers.get("content-length", "0"))
+        body = bytearray()
+        try:
+            await self._read(request, body)
+            yield body
+        finally:
+            self._held -= self._counted(len(body))
+
+    def _check_announced(self, length: str) -> None:
+        if not length.isdecimal() or len(length) > 18 or int(length) > self._limits.body:
+            self._refuse_size()
+        self._check_room(self._counted(int(length)))
+
+    async def _read(self, request: Request, body: bytearray) -> None:
+        try:
+            async with asyncio.timeout(self._limits.body_seconds):
+                async for part in request.stream():
+                    self._add(body, part)
+        except TimeoutError:
+            raise ApiError(
+                f"the body took longer than {self._limits.body_seconds:g} s to arrive", status=408
+            ) from None
+
+    def _add(self, body: bytearray, part: bytes) -> None:
+        size = len(body) + len(part)
+        if size > self._limits.body:
+            self._refuse_size()
+        more = self._counted(size) - self._counted(len(body))
+        self._check_room(more)
+        self._held += more
+        body += part
+
+    def _counted(self, size: int) -> int:
+        return max(0, size - self._limits.small_body)
+
+    def _check_room(self, more: int) -> None:
+        if more and self._held + more > self._limits.bodies:
+            raise overloaded(f"{self._held:,} bytes of large requests are being prepared")
+
+    def _refuse_size(self) -> NoReturn:
+        raise ApiError(
+            f"the body is larger than {self._limits.body:,} bytes",
+            status=413,
+            code="body_too_large",
+        )
+
+
+def parse_body(body: bytes | bytearray, limits: Limits) -> Json:
+    """The object that ``body`` is as JSON; ApiError where it is none, or has too much in it."""
+    try:
+        value = JsonReader(limits).read(body)
+    except JsonTooLargeError as error:
+        raise ApiError(f"the body {error}", code="invalid_json") from None
+    except ValueError as error:
+        raise ApiError(f"the body is no JSON: {error}", code="invalid_json") from None
+    if not isinstance(value, dict):
+        raise ApiError("the body must be a JSON object", code="invalid_json")
+    return value
+
+
+def _check_kind(request: Request) -> None:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    # A web page of another origin can send other types without asking
+    if kind != "application/json":
+        raise ApiError("send JSON, with the header 'Content-Type: application/json'", status=415)

@@ -1,0 +1,49 @@
+"""The thread that parses, renders and tokenises, one request at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol, TypeVar
+
+_Result = TypeVar("_Result")
+
+
+class Run(Protocol):
+    """Does a job in the thread; raises what the job raises."""
+
+    def __call__(self, job: Callable[[], _Result], /) -> Awaitable[_Result]:
+        """What the job returns."""
+
+
+class TextThread:
+    """A thread whose users take turns, since a template's process serves one at a time.
+
+    They wait in the event loop: one that is cancelled leaves the queue, and of its jobs only the
+    one that has begun is still done. Only one large request at a time is parsed and in memory so.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "text")
+        self._turn = asyncio.Lock()
+
+    @contextlib.asynccontextmanager
+    async def turn(self) -> AsyncGenerator[Run, None]:
+        """Wait for a turn, for any number of jobs."""
+        await self._turn.acquire()
+        last: asyncio.Future[Any] | None = None
+
+        async def run(job: Callable[[], _Result], /) -> _Result:
+            nonlocal last
+            last = running = asyncio.get_running_loop().run_in_executor(self._thread, job)
+            return await asyncio.shield(running)  # a thread goes on when its caller is cancelled
+
+        try:
+            yield run
+        finally:
+            if last is None or last.done():
+                self._turn.release()
+            else:
+                last.add_done_callback(lambda _: self._turn.release())

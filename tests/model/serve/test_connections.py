@@ -1,0 +1,274 @@
+"""Connections: more than there may be, files that run out, and clients that only listen."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import http.client
+import json
+import logging
+import resource
+import socket
+from typing import Any
+
+import pytest
+
+from urdir.model.errors import ModelError
+from urdir.model.serve import connections as module
+from urdir.model.serve import protocol
+from urdir.model.serve.connections import Connections, accept, room
+
+CHAT = "/v1/chat/completions"
+HI = {"messages": [{"role": "user", "content": "Hi"}]}
+HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+def request(version: str = "1.1", **fields: Any) -> bytes:
+    body = json.dumps({**HI, **fields}).encode()
+    head = f"POST {CHAT} HTTP/{version}\r\nHost: x\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def connect(server: Any) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), timeout=10)
+
+
+def all_of(connection: socket.socket) -> bytes:
+    """What comes until the server closes the connection."""
+    return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+# ---- how many ------------------------------------------------------------------------------------
+
+
+class _Link:
+    """A connection that notes what becomes of it."""
+
+    def __init__(self, log: list[str], name: str) -> None:
+        self.transport: Any = self
+        self._log, self._name = log, name
+
+    def abort(self) -> None:
+        self._log.append(f"{self._name} aborted")
+
+    def write(self, data: bytes) -> None:
+        self._log.append(f"{self._name} {data.split()[1].decode()}")
+
+    def close(self) -> None:
+        self._log.append(f"{self._name} closed")
+
+
+def test_who_makes_room() -> None:
+    log: list[str] = []
+    a, b, c, d, e = (_Link(log, name) for name in "abcde")
+    links = Connections(2)
+    links.opened(a)
+    links.opened(b)
+    links.works(a)
+    links.waits(a)
+    assert log == []
+    links.opened(c)
+    assert log == ["b aborted"]  # since a had a request after it began to wait
+    links.closed(b)
+    links.works(a)
+    links.works(c)
+    links.opened(d)
+    assert log[1:] == ["d 503", "d closed"]
+    links.closed(d)
+    links.closed(a)
+    links.opened(e)
+    assert len(log) == 3
+
+
+def test_connections_beyond_the_limit(start: Any) -> None:
+    server = start(connections=3)
+    with contextlib.ExitStack() as stack:
+        idle = [stack.enter_context(connect(server)) for _ in range(10)]
+        with connect(server) as connection:
+            connection.sendall(HEALTH)
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+        for connection in idle[:7]:
+            with contextlib.suppress(ConnectionResetError):
+                assert all_of(connection) == b""
+    server.service.delay = 60
+    with connect(server) as one, connect(server) as two, connect(server) as three:
+        for connection in (one, two, three):
+            connection.sendall(request())
+        server.wait_for(lambda: server.service.running == 3)
+        with connect(server) as more:
+            reply = all_of(more)
+        assert reply.startswith(b"HTTP/1.1 503 ")
+        assert b"Retry-After: 1\r\n" in reply
+    server.wait_for(lambda: server.service.running == 0)
+    server.service.delay = 0
+    assert server.http().post(CHAT, json=HI).status_code == 200
+
+
+# ---- files ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def limit(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The limits of open files of this process, as a list whose last is in force."""
+    limits: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda _, wanted: limits.append(wanted))
+    monkeypatch.setattr(module, "_open_files", lambda: 20)
+    return limits
+
+
+def test_the_limit_of_open_files_is_raised_as_far_as_is_needed(
+    limit: list[tuple[int, int]],
+) -> None:
+    endless = resource.RLIM_INFINITY
+    for given, raised, found in (
+        ((256, 10_000), (1052, 10_000), 1000),
+        ((256, endless), (1052, endless), 1000),
+        ((256, 500), (500, 500), 448),
+        ((64, 64), (64, 64), 12),
+        ((5000, 10_000), (5000, 10_000), 1000),
+        ((endless, endless), (endless, endless), 1000),
+    ):
+        limit[:] = [given]
+        assert (room(1000), limit[-1]) == (found, raised)
+    limit[:] = [(52, 52)]
+    with pytest.raises(ModelError, match="52 open files are too few, 52 are used: raise `ulimit"):
+        room(1000)
+
+
+def test_a_line_for_each_second_without_files(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Then the connections that wait are accepted."""
+    tried: list[float] = []
+
+    async def run() -> list[bytes]:
+        loop = asyncio.get_running_loop()
+        found = loop.sock_accept
+
+        async def scarce(listener: Any) -> Any:
+            tried.append(loop.time())
+            if len(tried) in (1, 2):
+                raise OSError(errno.EMFILE, "Too many open files")
+            if len(tried) == 3:
+                raise ConnectionAbortedError(errno.ECONNABORTED, "gone")
+            return await found(listener)
+
+        monkeypatch.setattr(loop, "sock_accept", scarce)
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            task = asyncio.create_task(accept(listener, _Greeter))
+            greeted = []
+            for _ in range(20):
+                reader, writer = await asyncio.open_connection(*listener.getsockname())
+                greeted.append(await reader.read())
+                writer.close()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        return greeted
+
+    monkeypatch.setattr(module, "_PAUSE_SECONDS", 0.2)
+    with caplog.at_level(logging.ERROR):
+        assert asyncio.run(run()) == [b"hello"] * 20
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == ["no connection is accepted for 0.2 s: Too many open files"] * 2
+    assert tried[2] - tried[0] > 0.35
+
+
+class _Greeter(asyncio.Protocol):
+    def connection_made(self, transport: Any) -> None:
+        transport.write(b"hello")
+        transport.close()
+
+
+# ---- one half closed -----------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["h11", "httptools"])
+def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What uvicorn parses with: httptools where that is installed."""
+    name: str = request.param
+    pytest.importorskip(name)
+    if name == "h11":
+        from uvicorn.protocols.http.h11_impl import H11Protocol as Protocol
+    else:
+        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as Protocol
+    monkeypatch.setattr(protocol, "AutoHTTPProtocol", Protocol)
+    return name
+
+
+def half_closed(server: Any, data: bytes) -> bytes:
+    """The replies to a client that sends ``data``, and then that it sends no more."""
+    with connect(server) as connection:
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        return all_of(connection)
+
+
+@pytest.mark.usefixtures("parser")
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("delay", [0.0, 0.02])
+def test_who_only_listens_is_answered(start: Any, version: str, stream: bool, delay: float) -> None:
+    server = start()
+    server.service.delay = delay
+    reply = half_closed(server, request(version, stream=stream))
+    if version == "1.1":  # which has others before it on a busy machine
+        reply = reply.replace(b"HTTP/1.1 100 Continue\r\n\r\n", b"")
+    assert reply.startswith(b"HTTP/1.1 200 OK\r\n")
+    if stream:
+        assert b"data: [DONE]" in reply
+    else:
+        assert b'"content":"2 plus 3 is 5."' in reply
+    assert server.service.cancelled == 0
+
+
+@pytest.mark.usefixtures("parser")
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_takes_long(start: Any, stream: bool) -> None:
+    """The client is told that all is well, in a way that clients know."""
+    server = start()
+    server.service.delay = 0.9 if stream else 0.15
+    with connect(server) as connection:
+        connection.sendall(request(stream=stream, max_tokens=2 if stream else 8))
+        connection.shutdown(socket.SHUT_WR)
+        server.wait_for(lambda: server.service.running == 1)
+        assert connection.recv(12, socket.MSG_PEEK) == b"HTTP/1.1 100"
+        with http.client.HTTPResponse(connection) as response:
+            response.begin()
+            assert response.status == 200
+            assert (b"[DONE]" if stream else b"2 plus 3 is 5.") in response.read()
+    reply = half_closed(server, request("1.0", stream=stream, max_tokens=2))
+    assert reply.startswith(b"HTTP/1.1 200 OK\r\n")  # HTTP/1.0 knows no other kind of reply
+
+
+@pytest.mark.usefixtures("parser")
+def test_all_requests_are_answered_before_it_closes(start: Any) -> None:
+    server = start()
+    server.service.delay = 0.01
+    reply = half_closed(server, HEALTH + request() + request(stream=True) + HEALTH)
+    assert reply.count(b"HTTP/1.1 200 OK\r\n") == 4
+    assert b"data: [DONE]" in reply
+
+
+@pytest.mark.usefixtures("parser")
+@pytest.mark.parametrize("sent", [b"", b"GET /hea", request()[:-5], HEALTH])
+def test_who_sends_no_more_and_waits_for_nothing(start: Any, sent: bytes) -> None:
+    server = start()
+    replies = half_closed(server, sent)
+    assert replies.count(b"HTTP/1.1 ") == (sent == HEALTH)
+    server.wait_for(lambda: not server.server.server_state.connections)
+    assert server.service.requests == []
+
+
+@pytest.mark.usefixtures("parser")
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("delay", [0.05, 60])
+def test_who_is_gone_is_noticed(start: Any, stream: bool, delay: float) -> None:
+    """Before the answer begins, and in it."""
+    server = start()
+    server.service.delay, server.service.repeat = delay, 10_000
+    with connect(server) as connection:
+        connection.sendall(request(stream=stream))
+        server.wait_for(lambda: server.service.running == 1)
+    server.wait_for(lambda: server.service.cancelled == 1, seconds=2)
