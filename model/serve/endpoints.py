@@ -13,8 +13,9 @@ from starlette.responses import JSONResponse, Response
 from urdir.model.engine.requests.request import Request as EngineRequest
 from urdir.model.errors import ContextFullError
 from urdir.model.serve.answers import Usage, together
-from urdir.model.serve.chats import ChatRequest, ChatShape, read_chat, render, template_of
-from urdir.model.serve.completions import CompletionShape, read_completion
+from urdir.model.serve.chats import ChatRequest, ChatShape, read_chat
+from urdir.model.serve.completions import CompletionRequest, CompletionShape, read_completion
+from urdir.model.serve.conversations import template_of
 from urdir.model.serve.errors import ApiError, unknown_model
 from urdir.model.serve.fields import Fields
 from urdir.model.serve.interface import AsyncService, Json, ServedModel
@@ -23,6 +24,7 @@ from urdir.model.serve.metrics import ServerMetrics
 from urdir.model.serve.parameters import Parameters
 from urdir.model.serve.stream import AnswerResponse, Shape
 from urdir.model.serve.tokens import check_length, encode_text
+from urdir.model.text.chat import Prompt
 from urdir.model.text.constraints import Constraint
 
 _Result = TypeVar("_Result")
@@ -81,7 +83,7 @@ class Endpoints:
         """POST /v1/completions."""
         fields = Fields(await read_json(request, self._limits))
         asked = read_completion(fields, self._model, self._limits)
-        prompts, echoes = await self._with_text(lambda: self._read_prompts(asked.prompts))
+        prompts, echoes = await self._with_text(lambda: self._read_prompts(asked))
         parameters = asked.parameters
         shape = CompletionShape(
             self._model,
@@ -95,11 +97,10 @@ class Endpoints:
             )
         return self._response(prompts, parameters, shape, constraint)
 
-    def _read_prompts(
-        self, given: Sequence[str | tuple[int, ...]]
-    ) -> tuple[list[tuple[int, ...]], list[str]]:
+    def _read_prompts(self, asked: CompletionRequest) -> tuple[list[tuple[int, ...]], list[str]]:
         """Prompts as tokens and as text."""
-        tokens = [encode_text(self._model, p) if isinstance(p, str) else p for p in given]
+        given, special = asked.prompts, asked.special
+        tokens = [encode_text(self._model, p, special) if isinstance(p, str) else p for p in given]
         texts = [p if isinstance(p, str) else self._model.tokenizer.decode(p) for p in given]
         return tokens, texts
 
@@ -107,22 +108,23 @@ class Endpoints:
         """POST /v1/chat/completions."""
         fields = Fields(await read_json(request, self._limits))
         asked = read_chat(fields, self._model, self._limits)
-        text, prompt = await self._with_text(lambda: self._render(asked))
-        constraint = await asyncio.to_thread(asked.constraint, self._model, text)
+        prompt, tokens = await self._with_text(lambda: self._render(asked))
+        constraint = await asyncio.to_thread(asked.constraint, self._model, prompt)
         parameters = asked.parameters
         shape = ChatShape(
             self._model,
-            [asked.parser(self._model, text) for _ in range(parameters.n)],
+            [asked.parser(self._model, prompt) for _ in range(parameters.n)],
             logprobs=parameters.settings.logprobs is not None,
-            parallel=asked.tools.parallel,
+            parallel=asked.conversation.tools.parallel,
+            echo=asked.echo,
         )
-        return self._response([prompt], parameters, shape, constraint, self._model.shown)
+        return self._response([tokens], parameters, shape, constraint, self._model.shown)
 
-    def _render(self, asked: ChatRequest) -> tuple[str, tuple[int, ...]]:
+    def _render(self, asked: ChatRequest) -> tuple[Prompt, tuple[int, ...]]:
         """The conversation as text and as tokens."""
-        prompt = render(self._model, asked.messages, asked.tools, asked.variables)
+        prompt = asked.conversation.render(self._model)
         check_length(self._model, prompt.text)
-        return prompt.text, tuple(template_of(self._model).tokens(prompt))
+        return prompt, tuple(template_of(self._model).tokens(prompt))
 
     def _response(
         self,

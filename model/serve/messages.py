@@ -10,6 +10,14 @@ from urdir.model.serve.interface import Json
 from urdir.model.text.chat import Message
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
+#: Texts of a message, and how templates call them.
+_TEXTS = {
+    "name": "name",
+    "tool_call_id": "tool_call_id",
+    "reasoning": "reasoning_content",  # vLLM
+    "reasoning_content": "reasoning_content",
+}
+_UNSUPPORTED = {"function_call": "use 'tool_calls'", "audio": "this server takes text only"}
 _TEXT_PARTS = {"text": "text", "input_text": "text", "refusal": "refusal"}
 
 
@@ -31,11 +39,14 @@ def _read_message(message: Fields, knows_developer: bool) -> Message:
         message.fail("role", "is missing")
     if role == "developer" and not knows_developer:
         role = "system"
+    for name, why in _UNSUPPORTED.items():
+        if message.raw(name) is not None:
+            message.fail(name, f"is not supported: {why}", "unsupported_parameter")
     more: Json = {}
-    for name in ("name", "tool_call_id", "reasoning_content"):
+    for name, called in _TEXTS.items():
         text = message.text(name)
         if text is not None:
-            more[name] = text
+            more[called] = text
     calls = [_read_call(call) for call in message.objects("tool_calls")]
     if calls:
         more["tool_calls"] = calls

@@ -295,12 +295,12 @@ def test_a_call_with_an_end_in_many_strings_is_given_up() -> None:
 
 # parts of templates as models have them, and what they decide
 TEMPLATES = [
-    ("{{ message.content }}", None, None),
+    ("{{ message.content }}", "generic", None),
     ('<tool_call>\\n{"name": "\' + name }}</tool_call>', "hermes", None),
     ("content.split('</think>')[-1] }} <tool_call></tool_call>", "hermes", "<think>"),
-    ("<tool_call>{{ name }}\\n<arg_key>k</arg_key></tool_call></think>", None, "<think>"),
+    ("<tool_call>{{ name }}\\n<arg_key>k</arg_key></tool_call></think>", "generic", "<think>"),
     ("<tool_call>\\n<function={{ name }}>\\n<parameter={{ key }}>", "qwen3-coder", None),
-    ("<function={{ name }}>{{ arguments }}</function>", None, None),
+    ("<function={{ name }}>{{ arguments }}</function>", "generic", None),
     ("<|start_header_id|>ipython<|end_header_id|> 'parameters'", "llama-3", None),
     ("[TOOL_CALLS] [{{ calls }}]", "mistral", None),
     ("[TOOL_CALLS]{{ name }}[ARGS]{{ a }} [THINK]{{ t }}[/THINK]", "mistral-named", "[THINK]"),
@@ -310,19 +310,20 @@ TEMPLATES = [
 
 
 @pytest.mark.parametrize(("template", "calls", "begin"), TEMPLATES)
-def test_the_format_of_a_template(template: str, calls: str | None, begin: str | None) -> None:
+def test_the_format_of_a_template(template: str, calls: str, begin: str | None) -> None:
     form = find_answer_format(template)
-    assert (form.calls and form.calls.name) == calls
+    assert form.calls is not None
+    assert form.calls.name == calls
     assert (form.thinks and form.thinks.begin) == begin
-    assert form.has_calls == (calls is not None)
+    assert form.is_generic == (calls == "generic")
 
 
 def test_gpt_oss_and_the_demo_model(demo_file: Path) -> None:
     form = find_answer_format("<|start|>assistant<|channel|>analysis<|message|>{{ t }}<|end|>")
     assert form == AnswerFormat(is_harmony=True)
-    assert form.has_calls
+    assert not form.is_generic
     demo = Gguf(demo_file).metadata.require("tokenizer.chat_template", str)
-    assert find_answer_format(demo) == AnswerFormat()
+    assert find_answer_format(demo) == AnswerFormat(GENERIC)
 
 
 # ---- control tokens ------------------------------------------------------------------------------

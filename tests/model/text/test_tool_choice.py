@@ -190,7 +190,7 @@ def test_a_call_after_thoughts(make_tokenizer: Callable[[list[str]], Tokenizer])
 
 
 def test_calls_that_cannot_be_required() -> None:
-    with pytest.raises(ConstraintError, match="no known format of tool calls"):
+    with pytest.raises(ConstraintError, match="without a chat template"):
         required_call(AnswerFormat(), TOOLS)
     with pytest.raises(ConstraintError, match="'h' is required, which is none of the tools"):
         required_call(FORMATS["hermes"], TOOLS, name="h")
