@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from urdir.model.serve.request_fields import FIELDS, Handling, RequestField
+from urdir.model.serve.request_fields import FIELDS, UNSET, Handling, RequestField
 
 README = Path(__file__).parents[1] / "model" / "serve" / "README.md"
 _HEADS = {
@@ -49,7 +49,11 @@ def _row(fields: list[RequestField], length: int) -> tuple[str, ...]:
 
 
 def _passes(neutral: Iterable[object]) -> str:
-    return ", ".join(f"`{json.dumps(value)}`" for value in neutral) or "null"
+    values = [f"`{json.dumps(value)}`" for value in neutral]
+    empty = [f"`{json.dumps(value)}`" for value in UNSET]
+    if values[: len(empty)] == empty:
+        values[: len(empty)] = ["`false`, or empty"]
+    return ", ".join(values) or "null"
 
 
 if __name__ == "__main__":

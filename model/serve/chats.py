@@ -62,7 +62,7 @@ def read_chat(fields: Fields, model: ServedModel, limits: Limits) -> ChatRequest
     conversation = read_conversation(fields, model, limits)
     if conversation.tools.is_required and form is not None:
         fields.fail(
-            next(name for name in FORMAT_FIELDS if fields.raw(name) is not None),
+            next(name for name in FORMAT_FIELDS if fields.raw(name) not in (None, "")),
             "cannot be had with a 'tool_choice' that asks for a call",
         )
     echoes = fields.flag("echo") and conversation.continues == "content"

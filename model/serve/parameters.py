@@ -131,8 +131,8 @@ def _read_bias(
     fields: Fields, model: ServedModel, limits: Limits
 ) -> tuple[tuple[int, float], ...] | None:
     """{"token id": what is added to its logit}, as pairs; None where it is not there."""
-    biases = fields.object("logit_bias")
-    if biases is None:
+    biases = None if fields.raw("logit_bias") == [] else fields.object("logit_bias")
+    if biases is None:  # llama-server's clients send an empty list for none
         return None
     if len(biases.values) > limits.biases:
         fields.fail("logit_bias", f"has more than {limits.biases} tokens")

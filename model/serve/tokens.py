@@ -13,6 +13,9 @@ from urdir.model.serve.request_fields import DETOKENIZE, TOKENS, refuse_unsuppor
 from urdir.model.text.tokenizer import Tokenizer
 
 
+_SPECIAL = ("add_special_tokens", "add_special")  # vLLM's name and llama.cpp's
+
+
 def encode_text(
     model: ServedModel, text: str, special: bool = True, parse: bool = True
 ) -> tuple[int, ...]:
@@ -55,9 +58,9 @@ def _tokens(fields: Fields, model: ServedModel, limits: Limits) -> tuple[int, ..
         check_length(model, prompt.text)
         return tuple(template_of(model).tokens(prompt))
     name = "content" if fields.raw("content") is not None else "prompt"
-    flag = "add_special" if name == "content" else "add_special_tokens"
+    given = [flag for flag in _SPECIAL if fields.raw(flag) is not None]
     # as the two servers have it: llama.cpp adds nothing unless asked
-    special = fields.flag(flag) or (name == "prompt" and fields.raw(flag) is None)
+    special = fields.flag(given[0]) if given else name == "prompt"
     parse = fields.raw("parse_special") is None or fields.flag("parse_special")
     return encode_text(model, fields.needed_text(name), special, parse)
 

@@ -98,6 +98,7 @@ def _harmony_start(rules: _Rules, prompt: str, begun: str, tools: Tools) -> str:
     return "@answer"
 
 
+_BLANK = "/[ ]?/"
 _SPACE = r"/[ \n]{0,4}/"
 
 
@@ -170,7 +171,13 @@ def _hermes(rules: _Rules, tools: Tools, many: bool) -> str:
 
 
 def _llama(rules: _Rules, tools: Tools, many: bool) -> str:
-    return _either(_json_calls(tools, "parameters"), _text("; "), many)
+    """Calls without tags. They are cut where JSON is: an answer in JSON may begin as they do."""
+    calls = []
+    for name, schema in tools.items():
+        parts = ("{", '"name"', ":", json.dumps(name), ",", '"parameters"', ":")
+        begin = " ".join(f"{_text(part)} {_BLANK}" for part in parts)
+        calls.append(f"{begin} {embedded(_object(schema))} {_BLANK} {_text('}')}")
+    return _either(calls, _text("; "), many)
 
 
 def _mistral(rules: _Rules, tools: Tools, many: bool) -> str:

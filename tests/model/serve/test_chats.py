@@ -371,7 +371,8 @@ def test_calls_that_are_required(server: Any) -> None:
 def test_what_the_template_gets(server: Any) -> None:
     template = server.service.model.template
     source = (
-        "{# <tool_call></tool_call> #}{{ tools | tojson }}|{{ mood }}|{% for m in messages %}{{ m.role }}:{{ m.content }}"
+        "{# <tool_call></tool_call> #}"
+        "{{ tools | tojson }}|{{ mood }}|{% for m in messages %}{{ m.role }}:{{ m.content }}"
         "{% for c in m.tool_calls or [] %}{{ c.id }} {{ c.function.arguments.city }}{% endfor %}"
         "{{ m.tool_call_id }};{% endfor %}{{ add_generation_prompt }}"
     )
