@@ -12,7 +12,6 @@ from urdir.model.serve.limits import Limits
 from urdir.model.serve.request_fields import DETOKENIZE, TOKENS, refuse_unsupported
 from urdir.model.text.tokenizer import Tokenizer
 
-
 _SPECIAL = ("add_special_tokens", "add_special")  # vLLM's name and llama.cpp's
 
 
