@@ -72,7 +72,7 @@ _HI = {"messages": [{"role": "user", "content": "Hi"}]}
 _STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 _JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "s", "schema": _SCHEMA}}
 _NAMED = {"type": "function", "function": {"name": "f"}}
-_GBNF = 'root ::= (a | "b"){1,3} # c\na ::= [^x-z\\u00e9]+ | "\\n" a?'
+_GBNF = 'root ::= "[" (a | root) "]" # c\na ::= [^x-z\\u00e9\\]]{1,3} | "\\n"'
 _OPEN = [*_TURNS, {"role": "assistant", "content": "<think>It", "reasoning_content": "Hm"}]
 _GRAMMAR = 'start: "a" b+\nb: /[0-9]{1,3}/ | "x" | %json {"type": "null"}'
 
