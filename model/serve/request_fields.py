@@ -162,7 +162,7 @@ _REFUSED: tuple[tuple[str, tuple[str, ...], str, str, tuple[Any, ...]], ...] = (
     ("truncate_prompt_tokens", _BOTH, "V", "a prompt that is too long is refused", ()),
     ("add_special_tokens", (CHAT,), "V", "the chat template has them", UNSET),
     ("chat_template", (CHAT, TOKENS), "V",
-     "the server's template is used (--chat-template)", UNSET),
+     "the server's own template is used", UNSET),
     ("prompt_embeds", (TEXT,), "V", "prompts are text or token ids", UNSET),
     ("logits_processors", _BOTH, "V", "use `logit_bias` or `structured_outputs`", UNSET),
     ("watermarking repetition_detection vllm_xargs", _BOTH, "V", "not supported", UNSET),
