@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import abc
 from enum import Enum
 
-from urdir.model.engine.sampling import SamplingSettings
+from urdir.model.engine.sampling_settings import GREEDY
 from urdir.model.errors import ContextFullError, ModelError
 
 Ids = abc.Sequence[int]
-GREEDY = SamplingSettings(temperature=0.0)
 
 
 class Finish(Enum):

@@ -18,7 +18,7 @@ from urdir.model.engine.decode_graphs import DecodeGraphs
 from urdir.model.engine.rank import budget_of, open_ranks
 from urdir.model.engine.run_ahead import AHEAD, Launch, RunAhead
 from urdir.model.engine.runner import Observer
-from urdir.model.engine.sampling import SamplingSettings
+from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.engine.sequence import Ids, Sequence
 from urdir.model.engine.sequence_steps import SequenceSteps
 from urdir.model.engine.step_clock import StepClock
@@ -30,7 +30,7 @@ from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.walk import Walk
 from urdir.model.memory.weights import Weights
 from urdir.model.owner import Owner
-from urdir.ptxgen.kernels.sampling import INVALID_TOKEN
+from urdir.ptxgen.kernels.sampling_limits import INVALID_TOKEN
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
@@ -201,10 +201,11 @@ class Session(Owner):
     ) -> None:
         """What follows the tokens of a sequence so far is an answer: how its tokens are chosen, by
         steps whose output is SAMPLE or LOGPROBS, and when it ends. The device itself stops at an
-        end id. Raises as `check_settings` does."""
+        end id. Where no seed is set the sequence's ``settings`` tell the new one. Raises as
+        `check_settings` does."""
         self.check_settings(settings)
         answering = self.sequences[sequence]
-        answering.settings = settings
+        answering.settings = settings = settings.with_seed()
         answering.begin_answer(end_ids)
         words = settings.words(answering.answer_at, end_ids)
         self.parts.state.write_sampling(sequence, words)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,10 +14,12 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from urdir.driver import execute
+from urdir.driver.errors import DriverError, loses_device
 from urdir.driver.operation import Launch
 from urdir.driver.plan import Plan
 from urdir.model.engine.batch import Output
 from urdir.model.engine.session import Session
+from urdir.model.errors import ModelError
 from urdir.model.families.feed_forward import Mixture
 from urdir.model.families.stored import StoredMatrix, StoredVector, stored_in
 from urdir.model.measure.profile import ProfileRow, summarise
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from urdir.model.families.config import Config
     from urdir.model.files.model_file import ModelFile
 
+log = logging.getLogger("urdir.bench")
 Run = TypeVar("Run")
 _PROFILED = 6  # runs of a step that is profiled
 
@@ -39,6 +43,25 @@ class Rates:
 
     read: float
     product: float
+
+
+@dataclass(frozen=True, slots=True)
+class BenchTest:
+    """After ``depth`` tokens of context, ``prompt`` tokens of one sequence, or ``generate`` steps
+    of some ``sequences``, or both."""
+
+    depth: int
+    prompt: int = 0
+    generate: int = 0
+    sequences: int = 1
+
+    @property
+    def name(self) -> str:
+        """As llama-bench has it, and the number of sequences."""
+        parts = {f"pp{self.prompt}": self.prompt, f"tg{self.generate}": self.generate}
+        test = "+".join(part for part, tokens in parts.items() if tokens)
+        test += f" x {self.sequences}" if self.sequences > 1 else ""
+        return test + (f" @ d{self.depth}" if self.depth else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +99,21 @@ class BenchCase:
             replace(self, sequences=alone),
             replace(self, sequences=several, prompts=(), pairs=()),
         )
-        return [part for part in parts if part.rows or part.sequences]
+        return [part for part in parts if part.tests or part.sequences]
 
     @property
-    def rows(self) -> int:
-        """Rows that come of it."""
-        prompts, decodes = (len([*filter(None, sizes)]) for sizes in (self.prompts, self.generate))
-        return len(self.depths) * (prompts + decodes * len(self.sequences) + len(self.pairs))
+    def tests(self) -> list[BenchTest]:
+        """What is timed, a row each."""
+        tests = []
+        for depth in self.depths:
+            tests += [BenchTest(depth, prompt) for prompt in filter(None, self.prompts)]
+            tests += [
+                BenchTest(depth, generate=generate, sequences=count)
+                for generate in filter(None, self.generate)
+                for count in self.sequences
+            ]
+            tests += [BenchTest(depth, prompt, generate) for prompt, generate in self.pairs]
+        return tests
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +151,24 @@ class BenchRow:
     gb_per_s: float | None = None
     share: float | None = None
     host_us_per_token: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRow:
+    """A case that could not be measured, in place of its `BenchRow`, and why."""
+
+    test: str
+    sequences: int
+    error: str
+
+    @classmethod
+    def of(cls, test: BenchTest, error: Exception) -> FailedRow:
+        """The row of a test that ended with an error; one that is a mistake of ours is logged."""
+        message = " ".join(str(error).split())
+        if not isinstance(error, DriverError | ModelError):
+            message = f"{type(error).__name__}: {message}"
+            log.error("%s failed", test.name, exc_info=error)
+        return cls(test.name, test.sequences, message)
 
 
 def bytes_per_step(
@@ -205,21 +254,28 @@ def moved_per_step(plan: Plan, length: int, sequences: int = 1) -> int:
     return total
 
 
-def bench(session: Session, gguf: ModelFile, rates: Rates, case: BenchCase) -> Iterator[BenchRow]:
-    """Time ``case`` on a session with room for it.
+def bench(
+    session: Session, gguf: ModelFile, rates: Rates, case: BenchCase
+) -> Iterator[BenchRow | FailedRow]:
+    """Time ``case`` on a session with room for it. Raises DriverError, after the row of the test
+    that met it, where the device is lost.
 
     One untimed run of each comes first: modules are loaded and graphs recorded in it.
     """
     bench = _Bench(session, gguf, rates, case.repeats)
-    for depth in case.depths:
-        bench.fill(depth, case.most_sequences)
-        for prompt in filter(None, case.prompts):
-            yield bench.prompt(depth, prompt)
-        for generate in filter(None, case.generate):
-            for count in case.sequences:
-                yield bench.decode(depth, generate, count)
-        for prompt, generate in case.pairs:
-            yield bench.pair(depth, prompt, generate)
+    filled: int | None = None  # tokens of context that all sequences have
+    for test in case.tests:
+        row: BenchRow | FailedRow
+        failure: Exception | None = None
+        try:
+            if filled != test.depth:
+                bench.fill(test.depth, case.most_sequences)
+            row, filled = bench.row(test), test.depth
+        except Exception as error:
+            row, filled, failure = FailedRow.of(test, error), None, error
+        yield row
+        if failure is not None and loses_device(failure):
+            raise failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,25 +300,32 @@ class _Bench:
             for other in range(1, sequences):
                 self.session.fork(0, other)
 
-    def prompt(self, depth: int, prompt: int) -> BenchRow:
-        tokens = _tokens(self.session, prompt)
-        seconds = self._timed(lambda: _feed(self.session, tokens, depth))
-        flops = flops_of(self.config, prompt, depth)
-        return self._row(_name(f"pp{prompt}", depth), prompt, 1, flops, seconds)
+    def row(self, test: BenchTest) -> BenchRow:
+        """Time one test."""
+        if not test.prompt:
+            return self._decoded(test)
+        return self._pair(test) if test.generate else self._prompt(test)
 
-    def pair(self, depth: int, prompt: int, generate: int) -> BenchRow:
-        tokens = _tokens(self.session, prompt)
+    def _prompt(self, test: BenchTest) -> BenchRow:
+        tokens = _tokens(self.session, test.prompt)
+        seconds = self._timed(lambda: _feed(self.session, tokens, test.depth))
+        flops = flops_of(self.config, test.prompt, test.depth)
+        return self._row(test, test.prompt, flops, seconds)
+
+    def _pair(self, test: BenchTest) -> BenchRow:
+        depth, generate = test.depth, test.generate
+        tokens = _tokens(self.session, test.prompt)
 
         def run() -> float:
             seconds = _feed(self.session, tokens, depth)
             return seconds + _decode(self.session, 1, generate - 1)[0]
 
-        count = prompt + generate
+        count = test.prompt + generate
         flops = flops_of(self.config, count, depth, generate)
-        name = _name(f"pp{prompt}+tg{generate}", depth)
-        return self._row(name, count, 1, flops, self._timed(run))
+        return self._row(test, count, flops, self._timed(run))
 
-    def decode(self, depth: int, generate: int, count: int) -> BenchRow:
+    def _decoded(self, test: BenchTest) -> BenchRow:
+        depth, generate, count = test.depth, test.generate, test.sequences
         first = _tokens(self.session, count)
 
         def run() -> tuple[float, float]:
@@ -271,12 +334,10 @@ class _Bench:
                 self.session.feed([token], sequence)
             return _decode(self.session, count, generate)
 
-        length = depth + 1
-        self.session.graphs.prepare_all(count, Output.GREEDY, length, length + generate)
+        self.session.graphs.prepare_all(count, Output.GREEDY, depth, depth + generate)
         runs = self._timed(run)
-        name = _name(f"tg{generate}" + (f" x {count}" if count > 1 else ""), depth)
         flops = count * flops_of(self.config, generate, depth, generate)
-        row = self._row(name, count * generate, count, flops, [seconds for seconds, _ in runs])
+        row = self._row(test, count * generate, flops, [seconds for seconds, _ in runs])
         busy = mean(busy for _, busy in runs) / (generate * count)
         return self._decode_row(row, depth + generate // 2, busy)
 
@@ -285,13 +346,13 @@ class _Bench:
         return [run() for _ in range(self.repeats)]
 
     def _row(
-        self, test: str, tokens: int, sequences: int, flops: float, seconds: Sequence[float]
+        self, test: BenchTest, tokens: int, flops: float, seconds: Sequence[float]
     ) -> BenchRow:
         rates = [tokens / s for s in seconds]
         product = flops / tokens * mean(rates)
         return BenchRow(
-            test=test,
-            sequences=sequences,
+            test=test.name,
+            sequences=test.sequences,
             tokens_per_second=mean(rates),
             deviation=stdev(rates) if len(rates) > 1 else 0.0,
             median=median(rates),
@@ -316,10 +377,6 @@ class _Bench:
             share=rate / self.rates.read,
             host_us_per_token=1e6 * busy,
         )
-
-
-def _name(test: str, depth: int) -> str:
-    return test + (f" @ d{depth}" if depth else "")
 
 
 def _tokens(session: Session, count: int) -> list[int]:

@@ -7,9 +7,8 @@ from typing import Any
 
 from urdir.model.serve.fields import Fields
 from urdir.model.serve.interface import Json
-from urdir.model.text.chat import Message
+from urdir.model.text.chat import ROLES, Message, role_in
 
-_ROLES = ("system", "developer", "user", "assistant", "tool")
 #: Texts of a message, and how templates call them.
 _TEXTS = {
     "name": "name",
@@ -30,15 +29,13 @@ def read_messages(fields: Fields, template: str) -> list[Message]:
     messages = fields.objects("messages")
     if not messages:
         fields.fail("messages", "must be a list with at least one message")
-    return [_read_message(message, "developer" in template) for message in messages]
+    return [_read_message(message, template) for message in messages]
 
 
-def _read_message(message: Fields, knows_developer: bool) -> Message:
-    role = message.choice("role", _ROLES)
+def _read_message(message: Fields, template: str) -> Message:
+    role = message.choice("role", ROLES)
     if role is None:
         message.fail("role", "is missing")
-    if role == "developer" and not knows_developer:
-        role = "system"
     for name, why in _UNSUPPORTED.items():
         if message.raw(name) is not None:
             message.fail(name, f"is not supported: {why}", "unsupported_parameter")
@@ -50,11 +47,12 @@ def _read_message(message: Fields, knows_developer: bool) -> Message:
     calls = [_read_call(call) for call in message.objects("tool_calls")]
     if calls:
         more["tool_calls"] = calls
-    return Message(role, _read_content(message, needed=not calls), more)
+    needs_content = not calls and "reasoning_content" not in more
+    return Message(role_in(template, role), _read_content(message, needs_content), more)
 
 
 def _read_content(message: Fields, needed: bool) -> str:
-    """A text, or parts of one; a message that only calls tools needs none."""
+    """A text, or parts of one; a message of calls or thoughts alone needs none."""
     content = message.raw("content")
     if content is None:
         if needed and message.raw("refusal") is None:

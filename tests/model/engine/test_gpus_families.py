@@ -48,7 +48,7 @@ def logits(engine: Engine, tokens: Sequence[int]) -> Any:
 def test_exact_mode_matches_golden(
     name: str,
     gpus: int,
-    family_file: Callable[[str], Path],
+    reference_file: Callable[[str], Path],
     device_name: str,
     needs_gpus: Callable[[int], None],
 ) -> None:
@@ -56,7 +56,7 @@ def test_exact_mode_matches_golden(
     with np.load(FAMILIES / f"{name}.npz") as file:
         tokens, expected = file["tokens"][: PROMPT + MORE].tolist(), file["logits"]
     settings: Any = {"context": 48, "kv_dtype": "f32", "exact": True}
-    with Engine.open(family_file(name), device=device_name, gpus=gpus, **settings) as engine:
+    with Engine.open(reference_file(name), device=device_name, gpus=gpus, **settings) as engine:
         found = logits(engine, tokens)
         assert relative_rms(found, expected[PROMPT - 1 : PROMPT + MORE]) <= EXACT_RELATIVE_RMS
         assert (found == logits(engine, tokens)).all()

@@ -18,7 +18,7 @@ from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.decode_graphs import LOOK_AHEAD
 from urdir.model.engine.run_ahead import AHEAD, AT_ONCE
 from urdir.model.engine.runner import Steps
-from urdir.model.engine.sampling import SamplingSettings
+from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.engine.session import Session
 from urdir.model.errors import ContextFullError
 from urdir.model.families.config import Config

@@ -16,8 +16,8 @@ from urdir.model.engine.requests.answer import Item
 from urdir.model.engine.requests.request import Ending, Piece, Request
 from urdir.model.engine.requests.service import Service
 from urdir.model.engine.run_ahead import AT_ONCE
-from urdir.model.engine.sampling import SamplingSettings
-from urdir.model.engine.sequence import GREEDY, Finish
+from urdir.model.engine.sampling_settings import GREEDY, SamplingSettings
+from urdir.model.engine.sequence import Finish
 from urdir.model.engine.session import Session
 
 DRAWN = SamplingSettings(temperature=1.5, seed=5)
