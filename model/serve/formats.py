@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from urdir.model.serve.fields import Fields
-from urdir.model.serve.interface import ConstraintKind
+from urdir.model.serve.interface import ConstraintKind, Json
 from urdir.model.serve.limits import Limits
 
 #: Fields of vLLM's "structured_outputs" -> what they are here.
@@ -27,6 +27,8 @@ _ALONE: dict[str, ConstraintKind] = {
     "json_schema": "json_schema",
     "grammar": "grammar",
 }
+#: Options of a schema for JSON without white space.
+_COMPACT: Json = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
 FORMAT_FIELDS = ("response_format", "structured_outputs", *_ALONE)
 
 
@@ -46,15 +48,17 @@ def read_format(fields: Fields, limits: Limits) -> Format | None:
     given = [name for name in FORMAT_FIELDS if fields.raw(name) not in (None, "")]
     if len(given) > 1:
         fields.fail(given[1], f"cannot be had with '{given[0]}'")
+    pattern = fields.text("guided_whitespace_pattern")
     if not given:
         return None
     name = given[0]
     if name in _ALONE:
-        return _read_source(fields, name, _ALONE[name], limits)
-    inner = fields.needed_object(name)
-    if name == "response_format":
-        return _read_response_format(inner, limits)
-    return _read_structured(inner, limits)
+        form: Format | None = _read_source(fields, name, _ALONE[name], limits)
+    elif name == "response_format":
+        form = _read_response_format(fields.needed_object(name), limits)
+    else:
+        form = _read_structured(fields.needed_object(name), limits)
+    return _spaced(form, fields, "guided_whitespace_pattern", _pattern(pattern))
 
 
 def _read_response_format(response: Fields, limits: Limits) -> Format | None:
@@ -77,9 +81,35 @@ def _read_structured(structured: Fields, limits: Limits) -> Format | None:
     if len(given) != 1:
         structured.fail("", f"must have one of {', '.join(_STRUCTURED)}")
     name = given[0]
+    form: Format | None
     if name == "json_object":
-        return Format("json_object", None) if structured.flag(name) else None
-    return _read_source(structured, name, _STRUCTURED[name], limits)
+        form = Format("json_object", None) if structured.flag(name) else None
+    else:
+        form = _read_source(structured, name, _STRUCTURED[name], limits)
+    pattern = _pattern(structured.text("whitespace_pattern"))
+    form = _spaced(form, structured, "whitespace_pattern", pattern)
+    compact = _COMPACT if structured.flag("disable_any_whitespace") else {}
+    return _spaced(form, structured, "disable_any_whitespace", compact)
+
+
+def _pattern(pattern: str | None) -> Json:
+    return {} if pattern is None else {"whitespace_pattern": pattern}
+
+
+def _spaced(form: Format | None, fields: Fields, name: str, options: Json) -> Format | None:
+    """JSON with white space as the field ``name`` has it: ``options`` of the schema for llguidance.
+
+    Raises ApiError for another form than JSON, and where something else decides already.
+    """
+    if form is None or not options:
+        return form
+    schema = {"type": "object"} if form.kind == "json_object" else form.source
+    if form.kind not in ("json_object", "json_schema"):
+        fields.fail(name, "is for JSON")
+    schema = {} if schema is True else schema
+    if schema is False or schema.get("x-guidance"):
+        fields.fail(name, "cannot be had with another form of white space")
+    return Format("json_schema", {**schema, "x-guidance": options})
 
 
 def _read_source(fields: Fields, name: str, kind: ConstraintKind, limits: Limits) -> Format:

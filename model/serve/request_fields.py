@@ -119,6 +119,9 @@ _SERVED: tuple[_Row, ...] = (
      "grammars are llama.cpp's (GBNF) or llguidance's (Lark)"),
     ("guided_json guided_regex guided_choice guided_grammar", _BOTH, "V",
      "vLLM's old names of these"),
+    ("guided_whitespace_pattern structured_outputs.whitespace_pattern "
+     "structured_outputs.disable_any_whitespace", _BOTH, "V",
+     "blanks between the parts of JSON"),
     ("json_schema grammar", _BOTH, "L", "llama-server's names of these"),
 )  # fmt: skip
 
@@ -171,10 +174,6 @@ _REFUSED: tuple[tuple[str, tuple[str, ...], str, str, tuple[Any, ...]], ...] = (
     ("priority", _BOTH, "V", "requests are answered in the order of their arrival", (0,)),
     ("structural_tag structured_outputs.structural_tag", _BOTH, "V",
      "use `tools`, or a grammar", UNSET),
-    ("guided_whitespace_pattern structured_outputs.whitespace_pattern", _BOTH, "V",
-     "write a schema's `x-guidance`: {`whitespace_pattern`: ...}", UNSET),
-    ("structured_outputs.disable_any_whitespace", _BOTH, "V",
-     "write a schema's `x-guidance`: {`whitespace_flexible`: false}", UNSET),
     ("structured_outputs.disable_additional_properties", _BOTH, "V",
      "write `additionalProperties`: false", UNSET),
     ("stream_options.continuous_usage_stats", _BOTH, "V", "usage comes at the end", UNSET),

@@ -98,7 +98,6 @@ def _harmony_start(rules: _Rules, prompt: str, begun: str, tools: Tools) -> str:
     return "@answer"
 
 
-_BLANK = "/[ ]?/"
 _SPACE = r"/[ \n]{0,4}/"
 
 
@@ -174,9 +173,9 @@ def _llama(rules: _Rules, tools: Tools, many: bool) -> str:
     """Calls without tags. They are cut where JSON is: an answer in JSON may begin as they do."""
     calls = []
     for name, schema in tools.items():
-        parts = ("{", '"name"', ":", json.dumps(name), ",", '"parameters"', ":")
-        begin = " ".join(f"{_text(part)} {_BLANK}" for part in parts)
-        calls.append(f"{begin} {embedded(_object(schema))} {_BLANK} {_text('}')}")
+        key, value, arguments = map(_text, ('"name"', json.dumps(name), '"parameters"'))
+        begin = f"{_text('{')} {key} /: ?/ {value} /, ?/ {arguments} /: ?/"
+        calls.append(f"{begin} {embedded(_object(schema))} {_text('}')}")
     return _either(calls, _text("; "), many)
 
 

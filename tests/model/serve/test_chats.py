@@ -330,6 +330,14 @@ def test_other_names_of_forms(server: Any, endpoint: str) -> None:
             {"response_format": {"type": "json_schema", "schema": schema}},
             ("json_schema", schema),
         ),
+        (
+            {"guided_json": schema, "guided_whitespace_pattern": "[ ]?"},
+            ("json_schema", {**schema, "x-guidance": {"whitespace_pattern": "[ ]?"}}),
+        ),
+        (
+            {"structured_outputs": {"json_object": True, "whitespace_pattern": ""}},
+            ("json_schema", {"type": "object", "x-guidance": {"whitespace_pattern": ""}}),
+        ),
         ({"grammar": "", "guided_json": None, "response_format": {"type": "text"}}, None),
     ]
     start = {"messages": HI} if is_chat else {"prompt": "Hi"}
@@ -350,6 +358,17 @@ def test_other_names_of_forms(server: Any, endpoint: str) -> None:
         ({"guided_json": "5"}, "guided_json"),
         ({"json_schema": [1]}, "json_schema"),
         ({"guided_choice": [""]}, "guided_choice"),
+        ({"guided_regex": "a", "guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
+        (
+            {
+                "structured_outputs": {
+                    "json": {},
+                    "whitespace_pattern": " ",
+                    "disable_any_whitespace": True,
+                }
+            },
+            "structured_outputs.disable_any_whitespace",
+        ),
         ({"grammar": "x" * 70_000}, "grammar"),
         ({"guided_json": {"enum": ["x" * 70_000]}}, "guided_json"),
         ({"response_format": {"type": "json_object", "schema": 5}}, "response_format.schema"),

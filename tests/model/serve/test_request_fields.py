@@ -37,7 +37,8 @@ def post(server: Any, endpoint: str, name: str, value: Any, **more: Any) -> Any:
     parent, _, child = name.partition(".")
     changed = {name: value}
     if child and parent in ("stream_options", "structured_outputs"):
-        changed = {parent: {child: value}, "stream": True}
+        others = {"json": {}} if "white" in child else {}
+        changed = {parent: {**others, child: value}, "stream": True}
     if endpoint == TOKENS and name in ("continue_final_message", "add_generation_prompt",
                                        "chat_template_kwargs", "reasoning_effort", "documents",
                                        "tools", "tool_choice", "parallel_tool_calls"):  # fmt: skip

@@ -212,6 +212,14 @@ def test_an_answer_in_a_form_beside_tools(served: Any, stream: bool) -> None:
     assert kinds == {"stop", "tool_calls"}
 
 
+def test_json_without_white_space(served: Any) -> None:
+    schema = {"type": "object", "properties": {"a": {"const": [1, 2]}, "b": {"const": {"c": 3}}},
+              "required": ["a", "b"], "additionalProperties": False}  # fmt: skip
+    structured = {"json": schema, "disable_any_whitespace": True}
+    content, _, _ = ask(served, tools=[], extra_body={"structured_outputs": structured})
+    assert content == '{"a":[1,2],"b":{"c":3}}'
+
+
 def test_a_grammar_of_llama_cpp(served: Any) -> None:
     for name in ("grammar", "guided_grammar"):
         body = {"extra_body": {name: 'root ::= ("yes" | "no") "!"{2}'}, "tools": []}
