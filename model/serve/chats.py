@@ -6,58 +6,50 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from urdir.model.engine.requests.request import Ending, Piece
-from urdir.model.serve.errors import ApiError
+from urdir.model.serve.conversations import Conversation, read_conversation
 from urdir.model.serve.fields import Fields
 from urdir.model.serve.finish import finish_reason
-from urdir.model.serve.formats import Format, read_format
+from urdir.model.serve.formats import FORMAT_FIELDS, Format, read_format
 from urdir.model.serve.interface import Json, ServedModel
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.logprobs import chat_logprobs
-from urdir.model.serve.messages import read_messages
 from urdir.model.serve.parameters import MOST_LOGPROBS, Parameters, read_limit, read_parameters
+from urdir.model.serve.request_fields import CHAT, refuse_unsupported
 from urdir.model.serve.stream import Shape
-from urdir.model.serve.tools import Tools, read_tools
 from urdir.model.text.answers import AnswerParser
-from urdir.model.text.chat import ChatTemplate, Message, Prompt
+from urdir.model.text.chat import Prompt
 from urdir.model.text.constraints import Constraint
 from urdir.model.text.deltas import Delta
-
-_UNSUPPORTED = {
-    "audio": "this server answers with text",
-    "web_search_options": "this server has no search",
-}
 
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
     """What a body asks for."""
 
-    messages: list[Message]
-    tools: Tools
+    conversation: Conversation
     format: Format | None
-    variables: Json  # what else the template may read
     parameters: Parameters
+    echo: str  # what each answer begins with, before what the model writes
 
-    def parser(self, model: ServedModel, prompt: str) -> AnswerParser:
+    def parser(self, model: ServedModel, prompt: Prompt) -> AnswerParser:
         """For one answer to the rendered conversation."""
-        return model.answer_parser(prompt, self.tools.schemas)
+        return model.answer_parser(prompt, self.conversation.tools.schemas)
 
-    def constraint(self, model: ServedModel, prompt: str) -> Constraint | None:
+    def constraint(self, model: ServedModel, prompt: Prompt) -> Constraint | None:
         """What the answers may be; None: anything."""
-        tools, form = self.tools, self.format
+        tools, form = self.conversation.tools, self.format
         if tools.is_required:
             return model.required_call(tools.schemas, prompt, tools.name, tools.parallel)
-        return None if form is None else model.constraint(form.kind, form.source, prompt)
+        if form is None:
+            return None
+        return model.constraint(form.kind, form.source, prompt, tools.schemas, tools.parallel)
 
 
 def read_chat(fields: Fields, model: ServedModel, limits: Limits) -> ChatRequest:
     """The request in ``fields``; ApiError for what it must not ask."""
-    fields.refuse(_UNSUPPORTED)
-    if fields.raw("modalities") not in (None, ["text"]):
-        fields.fail("modalities", "must be ['text']", "unsupported_parameter")
+    refuse_unsupported(fields, CHAT)
     logprobs = fields.whole("top_logprobs", 0, MOST_LOGPROBS)
     wants_logprobs = fields.flag("logprobs")
     if logprobs and not wants_logprobs:
@@ -66,41 +58,16 @@ def read_chat(fields: Fields, model: ServedModel, limits: Limits) -> ChatRequest
     parameters = read_parameters(
         fields, model, limits, limit, (logprobs or 0) if wants_logprobs else None
     )
-    tools = read_tools(fields, limits)
     form = read_format(fields, limits)
-    if tools.is_required and form is not None:
-        fields.fail("response_format", "cannot be had with a 'tool_choice' that asks for a call")
-    return ChatRequest(
-        messages=read_messages(fields, template_of(model).source, limits),
-        tools=tools,
-        format=form,
-        variables=read_variables(fields),
-        parameters=parameters,
-    )
-
-
-def template_of(model: ServedModel) -> ChatTemplate:
-    """The model's template; ApiError where it has none."""
-    if model.template is None:
-        raise ApiError(
-            "the model has no chat template: use /v1/completions", code="no_chat_template"
+    conversation = read_conversation(fields, model, limits)
+    if conversation.tools.is_required and form is not None:
+        fields.fail(
+            next(name for name in FORMAT_FIELDS if fields.raw(name) not in (None, "")),
+            "cannot be had with a 'tool_choice' that asks for a call",
         )
-    return model.template
-
-
-def read_variables(fields: Fields) -> Json:
-    """What the template may read beside messages and tools."""
-    variables = fields.object("chat_template_kwargs")
-    given: dict[str, Any] = {} if variables is None else dict(variables.values)
-    if fields.raw("add_generation_prompt") is not None:
-        given["add_generation_prompt"] = fields.flag("add_generation_prompt")
-    return given
-
-
-def render(model: ServedModel, messages: Sequence[Message], tools: Tools, more: Json) -> Prompt:
-    """The conversation as text. Takes as long as the template does; for one thread at a time."""
-    variables = model.defaults.variables | more
-    return template_of(model).render(messages, tools.offered, variables)
+    echoes = fields.flag("echo") and conversation.continues == "content"
+    echo = conversation.messages[-1].content if echoes else ""
+    return ChatRequest(conversation, form, parameters, echo)
 
 
 @dataclass(slots=True)
@@ -119,13 +86,22 @@ class ChatShape(Shape):
     """`chat.completion` and `chat.completion.chunk` objects."""
 
     def __init__(
-        self, model: ServedModel, parsers: Sequence[AnswerParser], *, logprobs: bool, parallel: bool
+        self,
+        model: ServedModel,
+        parsers: Sequence[AnswerParser],
+        *,
+        logprobs: bool,
+        parallel: bool,
+        echo: str = "",
     ) -> None:
-        """``parsers`` has one for each answer; ``parallel`` says whether it may have many calls."""
+        """``parsers`` has one for each answer; ``parallel`` says whether it may have many calls.
+        All answers begin with ``echo``.
+        """
         self._tokenizer = model.tokenizer
         self._logprobs = logprobs
         self._parallel = parallel
-        self._choices = [_Choice(parser) for parser in parsers]
+        self._echo = echo
+        self._choices = [_Choice(parser, [echo]) for parser in parsers]
         self._head: Json = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "created": int(time.time()),
@@ -138,7 +114,7 @@ class ChatShape(Shape):
 
     def opening(self) -> list[Json]:
         """Who speaks."""
-        delta = {"role": "assistant", "content": ""}
+        delta = {"role": "assistant", "content": self._echo}
         return [self._chunk(index, delta) for index in range(len(self._choices))]
 
     def piece(self, index: int, piece: Piece) -> Json | None:

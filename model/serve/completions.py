@@ -16,15 +16,13 @@ from urdir.model.serve.interface import Json, ServedModel
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.logprobs import text_logprobs
 from urdir.model.serve.parameters import MOST_LOGPROBS, Parameters, read_limit, read_parameters
+from urdir.model.serve.request_fields import TEXT, refuse_unsupported
 from urdir.model.serve.stream import Shape
 from urdir.model.serve.tokens import check_tokens
 from urdir.model.text.tokenizer import Tokenizer
 
 DEFAULT_LIMIT = 16  # tokens, as OpenAI has it
-_UNSUPPORTED = {
-    "suffix": "text can only be continued",
-    "best_of": "ask for 'n' answers and choose",
-}
+_LIMITS = ("max_tokens", "max_completion_tokens", "n_predict")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,28 +33,26 @@ class CompletionRequest:
     parameters: Parameters
     form: Format | None
     echo: bool
+    special: bool  # whether a text begins with BOS, where the model wants one
 
 
 def read_completion(fields: Fields, model: ServedModel, limits: Limits) -> CompletionRequest:
     """The request in ``fields``; ApiError for what it must not ask."""
-    best_of = fields.whole("best_of", 1)
-    unsupported = dict(_UNSUPPORTED)
-    if best_of == (fields.whole("n", 1) or 1):
-        del unsupported["best_of"]  # as many as are returned: nothing is chosen
-    fields.refuse(unsupported)
+    refuse_unsupported(fields, TEXT)
     logprobs = fields.whole("logprobs", 0, MOST_LOGPROBS)
     echo = fields.flag("echo")
     if echo and logprobs is not None:
         fields.fail("echo", "cannot be had with 'logprobs': those of prompts are not computed")
     limit: int | None = model.defaults.limit or DEFAULT_LIMIT
-    if fields.raw("max_tokens") is not None or fields.raw("n_predict") is not None:
-        limit = read_limit(fields, model, "max_tokens", "n_predict")
+    if any(fields.raw(name) is not None for name in _LIMITS):
+        limit = read_limit(fields, model, *_LIMITS)
     parameters = read_parameters(fields, model, limits, limit, logprobs)
     given = _given_prompts(fields)
     if len(given) * parameters.n > limits.answers:
         fields.fail("prompt", f"and 'n' ask for more than {limits.answers} answers")
     prompts = tuple(_read_prompt(prompt, model) for prompt in given)
-    return CompletionRequest(prompts, parameters, read_format(fields, limits), echo)
+    special = fields.raw("add_special_tokens") is None or fields.flag("add_special_tokens")
+    return CompletionRequest(prompts, parameters, read_format(fields, limits), echo, special)
 
 
 def _given_prompts(fields: Fields) -> list[Any]:

@@ -14,8 +14,9 @@ from starlette.responses import Response
 from urdir.model.engine.requests.request import Request as EngineRequest
 from urdir.model.serve.answers import Usage, together
 from urdir.model.serve.bodies import Bodies, parse_body
-from urdir.model.serve.chats import ChatRequest, ChatShape, read_chat, render, template_of
+from urdir.model.serve.chats import ChatRequest, ChatShape, read_chat
 from urdir.model.serve.completions import CompletionShape, read_completion
+from urdir.model.serve.conversations import template_of
 from urdir.model.serve.errors import ApiError, unknown_model
 from urdir.model.serve.fields import Fields
 from urdir.model.serve.interface import AsyncService, Json, ServedModel
@@ -125,7 +126,8 @@ class Endpoints:
 
     async def _prepare_completions(self, body: bytearray, caller: bytes) -> AnswerResponse:
         async with self._turn(body, read_completion) as (asked, run):
-            prompts = [await run(partial(self._tokens, prompt)) for prompt in asked.prompts]
+            tokens = partial(self._tokens, special=asked.special)
+            prompts = [await run(partial(tokens, prompt)) for prompt in asked.prompts]
             echoes = [""] * len(prompts)
             if asked.echo:
                 echoes = [await run(partial(self._text_of, prompt)) for prompt in asked.prompts]
@@ -142,8 +144,8 @@ class Endpoints:
             )
         return self._response(caller, prompts, parameters, shape, constraint)
 
-    def _tokens(self, prompt: str | tuple[int, ...]) -> tuple[int, ...]:
-        return encode_text(self._model, prompt) if isinstance(prompt, str) else prompt
+    def _tokens(self, prompt: str | tuple[int, ...], special: bool) -> tuple[int, ...]:
+        return encode_text(self._model, prompt, special) if isinstance(prompt, str) else prompt
 
     def _text_of(self, prompt: str | tuple[int, ...]) -> str:
         return prompt if isinstance(prompt, str) else self._model.tokenizer.decode(prompt)
@@ -152,19 +154,20 @@ class Endpoints:
         async with self._turn(body, read_chat) as (asked, run):
             prompt = await run(partial(self._render, asked))
             tokens = await run(lambda: tuple(template_of(self._model).tokens(prompt)))
-        constraint = await asyncio.to_thread(asked.constraint, self._model, prompt.text)
+        constraint = await asyncio.to_thread(asked.constraint, self._model, prompt)
         parameters = asked.parameters
         shape = ChatShape(
             self._model,
-            [asked.parser(self._model, prompt.text) for _ in range(parameters.n)],
+            [asked.parser(self._model, prompt) for _ in range(parameters.n)],
             logprobs=parameters.settings.logprobs is not None,
-            parallel=asked.tools.parallel,
+            parallel=asked.conversation.tools.parallel,
+            echo=asked.echo,
         )
         return self._response(caller, [tokens], parameters, shape, constraint, self._model.shown)
 
     def _render(self, asked: ChatRequest) -> Prompt:
         """The conversation as text."""
-        prompt = render(self._model, asked.messages, asked.tools, asked.variables)
+        prompt = asked.conversation.render(self._model)
         check_length(self._model, prompt.text)
         return prompt
 

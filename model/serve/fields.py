@@ -11,7 +11,7 @@ from urdir.model.serve.errors import ApiError
 class Fields:
     """The fields of a JSON object. A field that is null counts as left out, as with OpenAI.
 
-    Fields that nobody reads are ignored. Every method raises ApiError for a value of another type
+    Every method raises ApiError for a value of another type
     or out of range.
     """
 
@@ -25,11 +25,13 @@ class Fields:
         param = self._path + name
         raise ApiError(f"'{param}' {wanted}", param=param, code=code)
 
-    def refuse(self, names: Mapping[str, str]) -> None:
-        """Refuse fields (name -> why) that ask for something: null, false and [] ask nothing."""
-        for name, why in names.items():
-            if self.values.get(name) not in (None, False, "", [], {}):
-                self.fail(name, f"is not supported: {why}", "unsupported_parameter")
+    def at(self, path: str) -> Any:
+        """The value of a name, or of "name.name" in an object; None without one."""
+        if path in self.values:
+            return self.values[path]
+        name, _, rest = path.partition(".")
+        inner = self.values.get(name) if rest else None
+        return inner.get(rest) if isinstance(inner, dict) else None
 
     def raw(self, name: str) -> Any:
         """The value as it is."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from urdir.model.serve.fields import Fields
-from urdir.model.serve.interface import ConstraintKind
+from urdir.model.serve.interface import ConstraintKind, Json
 from urdir.model.serve.limits import Limits
 
 #: Fields of vLLM's "structured_outputs" -> what they are here.
@@ -18,6 +18,18 @@ _STRUCTURED: dict[str, ConstraintKind] = {
     "grammar": "grammar",
     "choice": "choice",
 }
+#: Fields of a request: vLLM's old ones, llama-server's.
+_ALONE: dict[str, ConstraintKind] = {
+    "guided_json": "json_schema",
+    "guided_regex": "regex",
+    "guided_grammar": "grammar",
+    "guided_choice": "choice",
+    "json_schema": "json_schema",
+    "grammar": "grammar",
+}
+#: Options of a schema for JSON without white space.
+_COMPACT: Json = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
+FORMAT_FIELDS = ("response_format", "structured_outputs", *_ALONE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,32 +41,39 @@ class Format:
 
 
 def read_format(fields: Fields, limits: Limits) -> Format | None:
-    """response_format or structured_outputs; None where the answer is free text.
+    """The form by one of `FORMAT_FIELDS`; None where the answer is free text.
 
-    Raises ApiError for both, for an unknown form and for a source that is too large.
+    Raises ApiError for two of them, for an unknown form and for a source that is too large.
     """
-    response = fields.object("response_format")
-    structured = fields.object("structured_outputs")
-    if response is not None and structured is not None:
-        fields.fail("structured_outputs", "cannot be had with 'response_format'")
-    if response is not None:
-        return _read_response_format(response, limits)
-    if structured is not None:
-        return _read_structured(structured, limits)
-    return None
+    given = [name for name in FORMAT_FIELDS if fields.raw(name) not in (None, "")]
+    if len(given) > 1:
+        fields.fail(given[1], f"cannot be had with '{given[0]}'")
+    pattern = fields.text("guided_whitespace_pattern")
+    if not given:
+        return None
+    name = given[0]
+    if name in _ALONE:
+        form: Format | None = _read_source(fields, name, _ALONE[name], limits)
+    elif name == "response_format":
+        form = _read_response_format(fields.needed_object(name), limits)
+    else:
+        form = _read_structured(fields.needed_object(name), limits)
+    return _spaced(form, fields, "guided_whitespace_pattern", _pattern(pattern))
 
 
 def _read_response_format(response: Fields, limits: Limits) -> Format | None:
     response.needed_text("type")
-    match response.choice("type", ("text", "json_object", "json_schema")):
-        case "json_object":
-            return Format("json_object", None)
-        case "json_schema":
-            schema = response.needed_object("json_schema").needed_object("schema")
-            check_size(schema, schema.values, limits)
-            return Format("json_schema", schema.values)
-        case _:
-            return None
+    kind = response.choice("type", ("text", "json_object", "json_schema"))
+    if kind == "text":
+        return None
+    if response.raw("schema") is not None:  # llama-server's place for it
+        return _read_source(response, "schema", "json_schema", limits)
+    if kind == "json_object":
+        return Format("json_object", None)
+    schema = response.needed_object("json_schema")
+    if schema.raw("schema") is None:
+        schema.fail("schema", "is missing")
+    return _read_source(schema, "schema", "json_schema", limits)
 
 
 def _read_structured(structured: Fields, limits: Limits) -> Format | None:
@@ -62,26 +81,69 @@ def _read_structured(structured: Fields, limits: Limits) -> Format | None:
     if len(given) != 1:
         structured.fail("", f"must have one of {', '.join(_STRUCTURED)}")
     name = given[0]
-    kind = _STRUCTURED[name]
-    source: Any
+    form: Format | None
     if name == "json_object":
-        return Format(kind, None) if structured.flag(name) else None
-    if name == "choice":
-        source = list(structured.texts(name, limits.schema))
-    elif name == "json" and isinstance(structured.raw(name), dict):
-        source = structured.raw(name)
+        form = Format("json_object", None) if structured.flag(name) else None
     else:
-        source = structured.needed_text(name)
-    check_size(structured, source, limits)
+        form = _read_source(structured, name, _STRUCTURED[name], limits)
+    pattern = _pattern(structured.text("whitespace_pattern"))
+    form = _spaced(form, structured, "whitespace_pattern", pattern)
+    compact = _COMPACT if structured.flag("disable_any_whitespace") else {}
+    return _spaced(form, structured, "disable_any_whitespace", compact)
+
+
+def _pattern(pattern: str | None) -> Json:
+    return {} if pattern is None else {"whitespace_pattern": pattern}
+
+
+def _spaced(form: Format | None, fields: Fields, name: str, options: Json) -> Format | None:
+    """JSON with white space as the field ``name`` has it: ``options`` of the schema for llguidance.
+
+    Raises ApiError for another form than JSON, and where something else decides already.
+    """
+    if form is None or not options:
+        return form
+    schema = {"type": "object"} if form.kind == "json_object" else form.source
+    if form.kind not in ("json_object", "json_schema"):
+        fields.fail(name, "is for JSON")
+    schema = {} if schema is True else schema
+    if schema is False or schema.get("x-guidance"):
+        fields.fail(name, "cannot be had with another form of white space")
+    return Format("json_schema", {**schema, "x-guidance": options})
+
+
+def _read_source(fields: Fields, name: str, kind: ConstraintKind, limits: Limits) -> Format:
+    """A schema, a list of texts, an expression or a grammar."""
+    source: Any
+    if kind == "choice":
+        source = list(fields.texts(name, limits.schema))
+    elif kind == "json_schema":
+        source = _schema(fields, name)
+    else:
+        source = fields.needed_text(name)
+    check_size(fields, name, source, limits)
     return Format(kind, source)
 
 
-def check_size(fields: Fields, source: Any, limits: Limits) -> None:
-    """Refuse ``fields`` for a schema, pattern or grammar that is larger than allowed."""
+def _schema(fields: Fields, name: str) -> Any:
+    """An object, true or false, or the JSON text of one of these."""
+    value = fields.raw(name)
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            fields.fail(name, "is a text that is no JSON", "invalid_value")
+    if not isinstance(value, dict | bool):
+        fields.fail(name, "must be a JSON schema: an object", "invalid_type")
+    return value
+
+
+def check_size(fields: Fields, name: str, source: Any, limits: Limits) -> None:
+    """Refuse a schema, pattern or grammar that is larger than allowed."""
     size = len(source if isinstance(source, str) else json.dumps(source))
     if size > limits.schema:
         fields.fail(
-            "",
+            name,
             f"has {size:,} characters, at most {limits.schema:,} are allowed",
             "schema_too_large",
         )

@@ -10,7 +10,7 @@ from urdir.model.engine.requests.metrics import Metrics
 from urdir.model.engine.requests.request import Ending, Piece, Request
 from urdir.model.engine.sampling_settings import OPENAI, SamplingSettings
 from urdir.model.text.answers import AnswerParser
-from urdir.model.text.chat import ChatTemplate
+from urdir.model.text.chat import ChatTemplate, Prompt
 from urdir.model.text.constraints import Constraint
 from urdir.model.text.tokenizer import Tokenizer
 from urdir.model.text.tool_calls import Tools
@@ -64,22 +64,31 @@ class ServedModel(Protocol):
     def shown(self) -> frozenset[str]:
         """Texts of the control tokens that the parser of answers must see."""
 
-    def answer_parser(self, prompt: str, tools: Tools) -> AnswerParser:
+    def answer_parser(self, prompt: Prompt, tools: Tools) -> AnswerParser:
         """For one answer to a rendered conversation, which may end within the model's thoughts."""
 
-    def constraint(self, kind: ConstraintKind, source: Any, prompt: str | None) -> Constraint:
+    def constraint(
+        self,
+        kind: ConstraintKind,
+        source: Any,
+        prompt: Prompt | None,
+        tools: Tools | None = None,
+        many: bool = False,
+    ) -> Constraint:
         """A `Request.constraint` of what follows the model's thoughts, after a rendered
-        conversation; of all that comes where ``prompt`` is None.
+        conversation; of all that comes where ``prompt`` is None. A call of one of ``tools`` may
+        come in its place, with ``many`` several.
 
         ``source`` is a schema, a pattern, a grammar or a list of texts. Any thread may call this.
         Raises ModelError for a bad source.
         """
 
-    def required_call(self, tools: Tools, prompt: str, name: str | None, many: bool) -> Constraint:
+    def required_call(
+        self, tools: Tools, prompt: Prompt, name: str | None, many: bool
+    ) -> Constraint:
         """A `Request.constraint` of answers that call a tool, or the one with this ``name``.
 
-        With ``many`` several times. Any thread may call this. Raises ModelError where the model has
-        no known way to call.
+        With ``many`` several times. Any thread may call this. Raises ModelError for a bad schema.
         """
 
 

@@ -10,6 +10,14 @@ from urdir.model.serve.json_reader import JsonReader, JsonTooLargeError
 from urdir.model.serve.limits import Limits
 from urdir.model.text.chat import ROLES, Message, role_in
 
+#: Texts of a message, and how templates call them.
+_TEXTS = {
+    "name": "name",
+    "tool_call_id": "tool_call_id",
+    "reasoning": "reasoning_content",  # vLLM
+    "reasoning_content": "reasoning_content",
+}
+_UNSUPPORTED = {"function_call": "use 'tool_calls'", "audio": "this server takes text only"}
 _TEXT_PARTS = {"text": "text", "input_text": "text", "refusal": "refusal"}
 
 
@@ -31,19 +39,23 @@ def _read_message(message: Fields, template: str, reader: JsonReader) -> Message
     role = message.choice("role", ROLES)
     if role is None:
         message.fail("role", "is missing")
+    for name, why in _UNSUPPORTED.items():
+        if message.raw(name) is not None:
+            message.fail(name, f"is not supported: {why}", "unsupported_parameter")
     more: Json = {}
-    for name in ("name", "tool_call_id", "reasoning_content"):
+    for name, called in _TEXTS.items():
         text = message.text(name)
         if text is not None:
-            more[name] = text
+            more[called] = text
     calls = [_read_call(call, reader) for call in message.objects("tool_calls")]
     if calls:
         more["tool_calls"] = calls
-    return Message(role_in(template, role), _read_content(message, needed=not calls), more)
+    needs_content = not calls and "reasoning_content" not in more
+    return Message(role_in(template, role), _read_content(message, needs_content), more)
 
 
 def _read_content(message: Fields, needed: bool) -> str:
-    """A text, or parts of one; a message that only calls tools needs none."""
+    """A text, or parts of one; a message of calls or thoughts alone needs none."""
     content = message.raw("content")
     if content is None:
         if needed and message.raw("refusal") is None:

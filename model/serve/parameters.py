@@ -15,13 +15,6 @@ from urdir.model.serve.prefix_scope import prefix_scope
 from urdir.model.text.constraints import Constraint
 
 MOST_LOGPROBS = 20
-#: Fields that would change the answer, and why they are refused and not ignored.
-_UNSUPPORTED = {
-    "use_beam_search": "answers are sampled",
-    "prompt_logprobs": "only tokens of the answer have log-probabilities",
-    "prompt_embeds": "prompts are text or token ids",
-    "logits_processors": "name what you need as logit_bias or response_format",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +63,6 @@ def read_parameters(
     Raises ApiError for a field that is out of range, or for another model than the one served.
     """
     _check_model(fields, model)
-    fields.refuse(_UNSUPPORTED)
     stream = fields.flag("stream")
     options = fields.object("stream_options")
     if options is not None and not stream:
@@ -83,11 +75,20 @@ def read_parameters(
         limit=limit,
         stops=fields.texts("stop", limits.stops),
         ignore_end=fields.flag("ignore_eos"),
-        n=fields.whole("n", 1, limits.answers) or 1,
+        n=_read_count(fields, limits),
         stream=stream,
         include_usage=options is not None and options.flag("include_usage"),
         salt=_read_salt(fields, limits),
     )
+
+
+def _read_count(fields: Fields, limits: Limits) -> int:
+    """How many answers each prompt gets: n, or llama-server's n_cmpl."""
+    n, n_cmpl = (fields.whole(name, 1, limits.answers) for name in ("n", "n_cmpl"))
+    count = n or n_cmpl or 1
+    if fields.whole("best_of", 1) not in (None, count):
+        fields.fail("best_of", "must be 'n': ask for more answers and choose")
+    return count
 
 
 def _check_model(fields: Fields, model: ServedModel) -> None:
@@ -146,8 +147,8 @@ def _read_bias(
     fields: Fields, model: ServedModel, limits: Limits
 ) -> tuple[tuple[int, float], ...] | None:
     """{"token id": what is added to its logit}, as pairs; None where it is not there."""
-    biases = fields.object("logit_bias")
-    if biases is None:
+    biases = None if fields.raw("logit_bias") == [] else fields.object("logit_bias")
+    if biases is None:  # llama-server's clients send an empty list for none
         return None
     if len(biases.values) > limits.biases:
         fields.fail("logit_bias", f"has more than {limits.biases} tokens")

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from urdir.model.errors import TemplateError
 from urdir.model.serve.interface import ConstraintKind, Defaults
 from urdir.model.text.answers import AnswerFormat, AnswerParser, find_answer_format
-from urdir.model.text.chat import ChatTemplate
+from urdir.model.text.chat import ChatTemplate, Prompt
 from urdir.model.text.constraints import Constraint
+from urdir.model.text.gbnf import as_lark
 from urdir.model.text.tool_calls import Tools
 from urdir.model.text.tool_choice import after_thoughts, required_call
 
@@ -22,7 +23,7 @@ _KINDS: dict[ConstraintKind, Callable[[Any], Constraint]] = {
     "json_object": lambda _: Constraint.json_object(),
     "json_schema": Constraint.json_schema,
     "regex": Constraint.regex,
-    "grammar": Constraint.lark,
+    "grammar": lambda grammar: Constraint.lark(as_lark(grammar)),
     "choice": Constraint.choice,
 }
 
@@ -53,20 +54,31 @@ class EngineModel:
         """Texts of the control tokens that the parser of answers must see."""
         return self._format.shown
 
-    def answer_parser(self, prompt: str, tools: Tools) -> AnswerParser:
+    def answer_parser(self, prompt: Prompt, tools: Tools) -> AnswerParser:
         """See `ServedModel`."""
-        return AnswerParser(self._format, prompt=prompt, tools=tools)
+        return AnswerParser(self._format, prompt=prompt.before, begun=prompt.begun, tools=tools)
 
-    def constraint(self, kind: ConstraintKind, source: Any, prompt: str | None) -> Constraint:
+    def constraint(
+        self,
+        kind: ConstraintKind,
+        source: Any,
+        prompt: Prompt | None,
+        tools: Tools | None = None,
+        many: bool = False,
+    ) -> Constraint:
         """See `ServedModel`."""
         constraint = _KINDS[kind](source)
         if prompt is not None:
-            constraint = after_thoughts(constraint, self._format, prompt)
+            constraint = after_thoughts(
+                constraint, self._format, prompt.before, prompt.begun, tools=tools, many=many
+            )
         return self._checked(constraint)
 
-    def required_call(self, tools: Tools, prompt: str, name: str | None, many: bool) -> Constraint:
+    def required_call(
+        self, tools: Tools, prompt: Prompt, name: str | None, many: bool
+    ) -> Constraint:
         """See `ServedModel`."""
-        return self._checked(required_call(self._format, tools, prompt, name=name, many=many))
+        return self._checked(required_call(self._format, tools, prompt.text, name=name, many=many))
 
     def _checked(self, constraint: Constraint) -> Constraint:
         self._service.compiler.matcher(constraint)

@@ -5,19 +5,23 @@ from __future__ import annotations
 from functools import cache
 
 from urdir.model.errors import ContextFullError
-from urdir.model.serve.chats import read_variables, render, template_of
+from urdir.model.serve.conversations import read_conversation, template_of
 from urdir.model.serve.fields import Fields
 from urdir.model.serve.interface import Json, ServedModel
 from urdir.model.serve.limits import Limits
-from urdir.model.serve.messages import read_messages
-from urdir.model.serve.tools import read_tools
+from urdir.model.serve.request_fields import DETOKENIZE, TOKENS, refuse_unsupported
 from urdir.model.text.tokenizer import Tokenizer
 
+_SPECIAL = ("add_special_tokens", "add_special")  # vLLM's name and llama.cpp's
 
-def encode_text(model: ServedModel, text: str, special: bool = True) -> tuple[int, ...]:
-    """A plain prompt; ``special`` adds BOS where the model wants one."""
+
+def encode_text(
+    model: ServedModel, text: str, special: bool = True, parse: bool = True
+) -> tuple[int, ...]:
+    """A plain prompt; ``special`` adds BOS where the model wants one, ``parse`` reads control
+    tokens."""
     check_length(model, text)
-    return tuple(model.tokenizer.encode(text, parse_special=True, add_bos=special))
+    return tuple(model.tokenizer.encode(text, parse_special=parse, add_bos=special))
 
 
 def check_length(model: ServedModel, text: str) -> None:
@@ -44,26 +48,45 @@ def _longest_token(tokenizer: Tokenizer) -> int:
 
 def tokenize(fields: Fields, model: ServedModel, limits: Limits) -> Json:
     """The tokens of "prompt" (vLLM), "content" (llama.cpp) or "messages"."""
-    if fields.raw("messages") is not None:
-        template = template_of(model)
-        messages = read_messages(fields, template.source, limits)
-        prompt = render(model, messages, read_tools(fields, limits), read_variables(fields))
-        check_length(model, prompt.text)
-        ids = tuple(template.tokens(prompt))
-    else:
-        name = "content" if fields.raw("content") is not None else "prompt"
-        flag = "add_special" if name == "content" else "add_special_tokens"
-        # as the two servers have it: llama.cpp adds nothing unless asked
-        special = fields.flag(flag) or (name == "prompt" and fields.raw(flag) is None)
-        ids = encode_text(model, fields.needed_text(name), special)
-    result: Json = {"tokens": ids, "count": len(ids), "max_model_len": model.context}
+    refuse_unsupported(fields, TOKENS)
+    ids = _tokens(fields, model, limits)
+    tokens = _pieces(model, ids) if fields.flag("with_pieces") else ids
+    result: Json = {"tokens": tokens, "count": len(ids), "max_model_len": model.context}
     if fields.flag("return_token_strs"):
         result["token_strs"] = [model.tokenizer.token_text(token) for token in ids]
     return result
 
 
+def _tokens(fields: Fields, model: ServedModel, limits: Limits) -> tuple[int, ...]:
+    if fields.raw("messages") is not None:
+        if fields.flag("add_special_tokens"):
+            fields.fail("add_special_tokens", "is not for messages: the chat template has them")
+        prompt = read_conversation(fields, model, limits).render(model)
+        check_length(model, prompt.text)
+        return tuple(template_of(model).tokens(prompt))
+    name = "content" if fields.raw("content") is not None else "prompt"
+    given = [flag for flag in _SPECIAL if fields.raw(flag) is not None]
+    # as the two servers have it: llama.cpp adds nothing unless asked
+    special = fields.flag(given[0]) if given else name == "prompt"
+    parse = fields.raw("parse_special") is None or fields.flag("parse_special")
+    return encode_text(model, fields.needed_text(name), special, parse)
+
+
+def _pieces(model: ServedModel, ids: tuple[int, ...]) -> list[Json]:
+    """llama.cpp's objects: the text of a token, or its bytes where these are no UTF-8."""
+    pieces: list[Json] = []
+    for token in ids:
+        raw = model.tokenizer.token_bytes(token)
+        try:
+            pieces.append({"id": token, "piece": raw.decode()})
+        except UnicodeDecodeError:
+            pieces.append({"id": token, "piece": list(raw)})
+    return pieces
+
+
 def detokenize(fields: Fields, model: ServedModel, limits: Limits) -> Json:
     """The text of "tokens", as "prompt" (vLLM) and as "content" (llama.cpp)."""
+    refuse_unsupported(fields, DETOKENIZE)
     tokens = fields.raw("tokens")
     if isinstance(tokens, list) and len(tokens) > model.context:
         raise ContextFullError(

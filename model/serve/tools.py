@@ -36,7 +36,6 @@ class Tools:
 
 def read_tools(fields: Fields, limits: Limits) -> Tools:
     """tools, tool_choice and parallel_tool_calls; ApiError where they do not fit together."""
-    fields.refuse({"functions": "use 'tools'", "function_call": "use 'tool_choice'"})
     offered = tuple(_read_tool(tool, limits) for tool in fields.objects("tools", limits.tools))
     if len({tool["function"]["name"] for tool in offered}) < len(offered):
         fields.fail("tools", "has two functions of the same name")
@@ -62,7 +61,7 @@ def _read_tool(tool: Fields, limits: Limits) -> Json:
         function.fail("name", "must be 1 to 64 letters, digits, '_', '-' or '.'")
     function.text("description")
     if (parameters := function.object("parameters")) is not None:
-        check_size(parameters, parameters.values, limits)
+        check_size(function, "parameters", parameters.values, limits)
     return dict(tool.values)
 
 

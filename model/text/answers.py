@@ -10,16 +10,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from urdir.model.text import harmony
-from urdir.model.text.call_formats import CallFormat, find_call_format
+from urdir.model.text.call_formats import GENERIC, CallFormat, find_call_format
 from urdir.model.text.deltas import CallNumbers, Delta, as_content, new_call_id
 from urdir.model.text.harmony import HarmonySplitter
 from urdir.model.text.reasoning import THINK_TAGS, ReasoningSplitter, ThinkTags, prompt_begins
+from urdir.model.text.tags import shared_length
 from urdir.model.text.tool_calls import CallSplitter, Tools
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """How a model writes reasoning and calls; None: it has no way that is known."""
+    """How a model writes reasoning and calls; None: not at all, and calls as gpt-oss if harmony."""
 
     calls: CallFormat | None = None
     thinks: ThinkTags | None = None
@@ -36,9 +37,9 @@ class AnswerFormat:
         return frozenset(controls)
 
     @property
-    def has_calls(self) -> bool:
-        """Whether calls can be read, and so be asked for."""
-        return self.is_harmony or self.calls is not None
+    def is_generic(self) -> bool:
+        """Whether tools are described in texts, since the template has no known form of calls."""
+        return self.calls is GENERIC
 
 
 def find_answer_format(template: str) -> AnswerFormat:
@@ -60,11 +61,13 @@ class AnswerParser:
         form: AnswerFormat,
         *,
         prompt: str = "",
+        begun: str = "",
         tools: Tools | None = None,
         new_id: Callable[[], str] = new_call_id,
     ) -> None:
-        """`prompt` is the rendered conversation: it may end within the thoughts. Without `tools`
-        calls are content.
+        """`prompt` is the rendered conversation: it may end within the thoughts. `begun` is what
+        the answer begins with already, of which nothing comes out. Without `tools` calls are
+        content.
         """
         numbers = CallNumbers(new_id)
         self._thoughts: ReasoningSplitter | None = None
@@ -75,17 +78,38 @@ class AnswerParser:
             self._rest = CallSplitter(form.calls.tags, tools, numbers)
         if form.thinks is not None:
             self._thoughts = ReasoningSplitter(form.thinks, prompt_begins(form.thinks, prompt))
+        self._known = ""  # text that is held back, and was begun before the answer
+        if begun:
+            self._push((harmony.header(prompt) if form.is_harmony else "") + begun)
+            self._known = "".join(part.held for part in (self._thoughts, self._rest) if part)
 
     def push(self, text: str) -> list[Delta]:
         """What `text` makes known."""
-        thoughts, text = ("", text) if self._thoughts is None else self._thoughts.push(text)
-        return _reasoning(thoughts) + self._answer(text)
+        return self._new(self._push(text))
 
     def finish(self) -> list[Delta]:
         """The rest, which was held back."""
         thoughts, text = ("", "") if self._thoughts is None else self._thoughts.finish()
         rest = [] if self._rest is None else self._rest.push(text) + self._rest.finish()
-        return _reasoning(thoughts) + (rest if self._rest is not None else as_content(text))
+        return self._new(
+            _reasoning(thoughts) + (rest if self._rest is not None else as_content(text))
+        )
+
+    def _push(self, text: str) -> list[Delta]:
+        thoughts, text = ("", text) if self._thoughts is None else self._thoughts.push(text)
+        return _reasoning(thoughts) + self._answer(text)
+
+    def _new(self, deltas: list[Delta]) -> list[Delta]:
+        """`deltas` without the text that was known before the answer."""
+        while self._known and deltas:
+            first, *others = deltas
+            text = first.content or first.reasoning
+            count = shared_length(text, self._known)
+            self._known = self._known[count:] if 0 < count == len(text) else ""
+            left = text[count:]
+            kept = as_content(left) if first.content else _reasoning(left)
+            deltas = [*kept, *others] if count else deltas
+        return deltas
 
     def _answer(self, text: str) -> list[Delta]:
         return as_content(text) if self._rest is None else self._rest.push(text)

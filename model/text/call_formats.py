@@ -195,12 +195,15 @@ CALL_FORMATS = (
                ("<|start_header_id|>", "ipython", "parameters"), ("<function=",), (PYTHON_TAG,)),
 )  # fmt: skip
 
+# Of templates that write none of these, with tools described in the text (`generic_tools`).
+GENERIC = CallFormat("generic", CallTags(*_TOOL_CALL, _hermes), (), (), _TOOL_CALL)
 
-def find_call_format(template: str) -> CallFormat | None:
-    """The format of the calls that a chat template writes, None where no known one is in it."""
+
+def find_call_format(template: str) -> CallFormat:
+    """The format of the calls that a chat template writes, GENERIC where no known one is in it."""
     for form in CALL_FORMATS:
         if all(e in template for e in form.evidence) and not any(
             e in template for e in form.against
         ):
             return form
-    return None
+    return GENERIC

@@ -21,10 +21,13 @@ from typing import Any
 from urdir.model.errors import NoTemplateError, TemplateError
 from urdir.model.files.model_file import ModelFile
 from urdir.model.owner import Owner
-from urdir.model.text.marking import Marker, texts_of
+from urdir.model.text import generic_tools
+from urdir.model.text.answers import find_answer_format
+from urdir.model.text.marking import Marker, texts_of, unused_character
 from urdir.model.text.named_templates import fitting_template, named_template, template_text
 from urdir.model.text.sandbox import TemplateProcess
 from urdir.model.text.system_text import SystemText, Turn
+from urdir.model.text.tags import shared_length
 from urdir.model.text.template_worker import OUTPUT_LIMIT
 from urdir.model.text.tokenizer import Span, Tokenizer
 
@@ -115,6 +118,12 @@ class Prompt:
 
     text: str
     opaque: tuple[Span, ...]  # characters of messages with which no control token begins
+    begun: str = ""  # the end of `text` that the answer goes on with, of a message that is open
+
+    @property
+    def before(self) -> str:
+        """The text up to the answer."""
+        return self.text.removesuffix(self.begun)
 
 
 class ChatTemplate(Owner):
@@ -164,23 +173,53 @@ class ChatTemplate(Owner):
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
+        *,
+        continues: str | None = None,
     ) -> Prompt:
         """The conversation up to where the assistant answers, as text.
 
         ``tools`` are descriptions in OpenAI's form, ``variables`` what else the template may read
-        ("enable_thinking"); both are JSON. Raises TemplateError: exceeded limits, syntax, sandbox,
-        or the template's own complaint.
+        ("enable_thinking"); both are JSON. A template without a known form of calls gets tools,
+        calls and results as texts (`generic_tools`). ``continues`` is the field of the last message
+        that the answer goes on with: the prompt ends with it. Raises TemplateError: exceeded
+        limits, syntax, sandbox, the template's own complaint, or that it drops this field.
         """
-        written = [
-            [{"role": m.role, "content": m.content, **m.more} for m in messages],
-            tools or None,
-            dict(variables or {}),
-        ]
+        turns: list[Turn] = [{"role": m.role, "content": m.content, **m.more} for m in messages]
+        if find_answer_format(self.source).is_generic:
+            turns, tools = _told(turns, tools), None
+        written: list[Any] = [turns, tools or None, dict(variables or {})]
         if (length := sum(map(len, set(texts_of(written))))) > OUTPUT_LIMIT:
             raise TemplateError(
                 f"the conversation has {length:,} characters: at most {OUTPUT_LIMIT:,} go through "
                 "a chat template"
             )
+        if continues is None:
+            return self._render_safely(written)
+        return self._open(written, continues)
+
+    def _open(self, written: list[Any], name: str) -> Prompt:
+        """The conversation up to the end of a field of its last message.
+
+        A character that no text has stands after the field while the template renders: what the
+        template trims, and what it adds after the message, does not matter.
+        """
+        turns, tools, more = written
+        field = turns[-1].get(name, "")
+        end = unused_character([self.source, *texts_of(written)])
+        turns = [*turns[:-1], {**turns[-1], name: field + end}]
+        prompt = self._render_safely([turns, tools, {**more, "add_generation_prompt": False}])
+        at = prompt.text.rfind(end)
+        if at < 0:
+            raise TemplateError(
+                f"the chat template leaves out the last message's {name}, which cannot be continued"
+            )
+        text = prompt.text[:at]
+        length = shared_length(text[::-1], field[::-1])
+        opaque = tuple(span for span in prompt.opaque if span[1] <= at)
+        return Prompt(text, opaque, text[len(text) - length :])
+
+    def _render_safely(self, written: list[Any]) -> Prompt:
+        """What users wrote, as text, with tags that the template names where they do no harm."""
         prompt = self._render(written, keeps_tags=False)
         if self._marker.has_tags(written):
             with_tags = self._render(written, keeps_tags=True)
@@ -233,3 +272,13 @@ class ChatTemplate(Owner):
 
     def _text(self, token_id: int | None) -> str:
         return "" if token_id is None else self._tokenizer.token_text(token_id)
+
+
+def _told(turns: list[Turn], tools: Sequence[Mapping[str, Any]] | None) -> list[Turn]:
+    """A conversation with its tools, calls and results as texts. Raises TemplateError."""
+    try:
+        return generic_tools.as_text(turns, tools)
+    except (LookupError, TypeError, AttributeError, ValueError, RecursionError):
+        raise TemplateError(
+            "a tool, a call or a result has not the form that OpenAI gives it, or nests too deeply"
+        ) from None

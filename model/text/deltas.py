@@ -65,6 +65,11 @@ class Splitter:
     def __init__(self) -> None:
         self._held = ""
 
+    @property
+    def held(self) -> str:
+        """Text that may yet be part of something else."""
+        return self._held
+
     def push(self, text: str) -> list[Delta]:
         """What `text` makes known."""
         self._held += text

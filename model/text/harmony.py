@@ -22,6 +22,11 @@ _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=functions\.([^\s<]+)")
 
 
+def header(prompt: str) -> str:
+    """What a prompt that ends within the assistant's message has of it."""
+    return prompt.rpartition(f"{START}assistant")[2]
+
+
 class HarmonySplitter(Splitter):
     """Parts text that comes in pieces into reasoning, content and calls.
 

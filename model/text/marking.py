@@ -20,6 +20,7 @@ from urdir.model.errors import TemplateError
 _PRIVATE_USE = range(0xE000, 0xF900)
 _BLOCK = re.compile(r"\{[{%].*?[%}]\}", re.DOTALL)
 _LITERAL = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"", re.DOTALL)
+_USED_UP = "the conversation uses up Unicode's private use area"
 _MOST_TAGS, _LONGEST_TAG = 256, 64
 _MOST_LEVELS = 100
 
@@ -88,6 +89,14 @@ def texts_of(value: Any, levels: int = _MOST_LEVELS) -> Iterator[str]:
         yield from texts_of(item, levels - 1)
 
 
+def unused_character(texts: Iterable[str]) -> str:
+    """A character of Unicode's private use area that none of ``texts`` has; TemplateError if all
+    are used."""
+    for character in _unused(texts):
+        return character
+    raise TemplateError(_USED_UP)
+
+
 def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
     """A JSON value with each of its strings changed. Keys and roles that are words stay: templates
     look for them."""
@@ -124,9 +133,13 @@ def _tags(source: str, starts: Collection[str], control: Iterable[str]) -> re.Pa
 
 def _stand_ins(characters: Iterable[str], texts: Sequence[str]) -> dict[str, str]:
     """A private use character for each of `characters`, one that none of `texts` holds."""
-    used = set().union(*texts)
-    free = (chr(code) for code in _PRIVATE_USE if chr(code) not in used)
-    chosen = dict(zip(sorted(characters), free, strict=False))
+    chosen = dict(zip(sorted(characters), _unused(texts), strict=False))
     if len(chosen) < len(set(characters)):
-        raise TemplateError("the conversation uses up Unicode's private use area")
+        raise TemplateError(_USED_UP)
     return chosen
+
+
+def _unused(texts: Iterable[str]) -> Iterator[str]:
+    """Characters of the private use area that are in none of `texts`."""
+    used = set().union(*texts)
+    return (chr(code) for code in _PRIVATE_USE if chr(code) not in used)

@@ -46,6 +46,11 @@ class ReasoningSplitter:
         self._state = _State.START
         self._held = ""
 
+    @property
+    def held(self) -> str:
+        """Text that may yet be part of a tag."""
+        return self._held
+
     def push(self, text: str) -> tuple[str, str]:
         """(thoughts, answer) that `text` makes known."""
         self._held += text
@@ -98,3 +103,16 @@ class ReasoningSplitter:
 def prompt_begins(tags: ThinkTags, prompt: str) -> bool:
     """True where a rendered prompt ends with the tag, so that the answer begins with thoughts."""
     return prompt.rstrip().endswith(tags.begin)
+
+
+def is_thinking(tags: ThinkTags, prompt: str, begun: str = "") -> bool | None:
+    """Whether what comes next is a thought: True, False, or None where the answer decides.
+
+    `prompt` is the rendered conversation up to the answer, `begun` what the answer begins with.
+    """
+    if begun.strip():
+        thinks = prompt_begins(tags, prompt) or begun.lstrip().startswith(tags.begin)
+        return thinks and tags.end not in begun
+    if prompt.rstrip().endswith(tags.end):
+        return False
+    return True if prompt_begins(tags, prompt) else None

@@ -26,7 +26,7 @@ class SystemText:
 
     def placed(self, turns: list[Turn]) -> list[Turn]:
         """The turns as the template takes them; warns once if the system text is moved."""
-        if [turn["role"] for turn in turns[:2]] != ["system", "user"]:
+        if not turns or turns[0]["role"] != "system":
             return turns
         if self._is_taken is None:
             self._is_taken = self._takes_system_role()
@@ -37,7 +37,10 @@ class SystemText:
                 )
         if self._is_taken:
             return turns
-        system, user, *others = turns
+        system, *others = turns
+        if not others or others[0]["role"] != "user":
+            return [{**system, "role": "user"}, *others]
+        user = others.pop(0)
         return [{**user, "content": f"{system['content']}\n{user['content']}"}, *others]
 
     def _takes_system_role(self) -> bool:

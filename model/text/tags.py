@@ -19,3 +19,9 @@ def begun_after_space(text: str, tag: str) -> int:
     """The same with the white space before it, which belongs to the tag if it comes."""
     before = text[: len(text) - begun(text, (tag,))]
     return len(text) - len(before.rstrip())
+
+
+def shared_length(first: str, second: str) -> int:
+    """How many characters two texts begin with together."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))

@@ -12,7 +12,7 @@ from urdir.model.text import harmony
 from urdir.model.text.answers import AnswerFormat
 from urdir.model.text.call_formats import MISTRAL_CALLS
 from urdir.model.text.constraints import Constraint, embedded
-from urdir.model.text.reasoning import prompt_begins
+from urdir.model.text.reasoning import is_thinking
 from urdir.model.text.tool_calls import Tools
 
 Schema = Mapping[str, Any]
@@ -30,43 +30,72 @@ def required_call(
 
     The call is written as the model writes them, with arguments that the function's schema
     describes, and may come after thoughts; `prompt` is the rendered conversation. gpt-oss makes
-    one call an answer. Raises ConstraintError: the model has no known format of calls, no such
-    tool, or a schema that `Constraint.json_schema` refuses.
+    one call an answer. Raises ConstraintError: no such tool, no tools, or a schema that
+    `Constraint.json_schema` refuses.
     """
-    if not form.has_calls:
-        raise ConstraintError(
-            "a call cannot be required: the chat template has no known format of tool calls"
-        )
     if name is not None and name not in tools:
         raise ConstraintError(f"a call of {name!r} is required, which is none of the tools")
     if not tools:
         raise ConstraintError("a call is required, and there are no tools")
     chosen = tools if name is None else {name: tools[name]}
     rules = _Rules()
-    if form.calls is None:
-        return rules.constraint(_harmony_calls(rules, chosen))
-    calls = rules.constraint(_WRITERS[form.calls.name](rules, chosen, many))
+    if form.is_harmony:
+        return rules.constraint(f"({_analysis(rules)})? {_harmony_calls(rules, chosen)}")
+    calls = rules.constraint(_calls(rules, form, chosen, many))
     return after_thoughts(calls, form, prompt)
 
 
-def after_thoughts(constraint: Constraint, form: AnswerFormat, prompt: str) -> Constraint:
+def after_thoughts(
+    constraint: Constraint,
+    form: AnswerFormat,
+    prompt: str,
+    begun: str = "",
+    *,
+    tools: Tools | None = None,
+    many: bool = False,
+) -> Constraint:
     """`constraint`, which is none of `required_call`, for what follows a model's free thoughts.
 
-    `prompt` is the rendered conversation, which may begin or end the thoughts.
+    `prompt` is the rendered conversation, which may begin or end the thoughts, `begun` what the
+    answer begins with already. In place of what `constraint` allows, a call of one of `tools` may
+    come, with `many` several; unless the answer has begun.
     """
     rules = _Rules(constraint.markers)
+    offered = {} if begun.strip() or tools is None else tools
     if form.is_harmony:
-        final = f"{rules.marker(harmony.CHANNEL)} {_text('final')} {rules.marker(harmony.MESSAGE)}"
-        start = f"{_analysis(rules)} {final} @answer"
-    elif form.thinks is None or prompt.rstrip().endswith(form.thinks.end):
-        return constraint
-    elif prompt_begins(form.thinks, prompt):
-        start = f"{rules.until(form.thinks.end)} {_SPACE} @answer"
+        start = _harmony_start(rules, prompt, begun, offered)
     else:
-        thoughts = f"{rules.marker(form.thinks.begin)} {rules.until(form.thinks.end)} {_SPACE}"
-        start = f"({thoughts})? @answer"
+        answer = f"(@answer | {_calls(rules, form, offered, many)})" if offered else "@answer"
+        start = f"{_thoughts(rules, form, prompt, begun)} {answer}".strip()
+    if start == "@answer":
+        return constraint
     framed = rules.constraint(start)
     return replace(constraint, frame=framed.grammar, markers=framed.markers)
+
+
+def _thoughts(rules: _Rules, form: AnswerFormat, prompt: str, begun: str) -> str:
+    """The rest of a model's thoughts, or thoughts that may be left out; "" for none."""
+    if form.thinks is None:
+        return ""
+    match is_thinking(form.thinks, prompt, begun):
+        case True:
+            return f"{rules.until(form.thinks.end)} {_SPACE}"
+        case False:
+            return ""
+        case None:
+            begin, rest = rules.marker(form.thinks.begin), rules.until(form.thinks.end)
+            return f"({begin} {rest} {_SPACE})?"
+
+
+def _harmony_start(rules: _Rules, prompt: str, begun: str, tools: Tools) -> str:
+    """gpt-oss's thoughts, and `@answer` in its last channel or a call of a tool."""
+    final = f"{rules.marker(harmony.CHANNEL)} {_text('final')} {rules.marker(harmony.MESSAGE)}"
+    if not begun.strip():
+        calls = f" | {_harmony_calls(rules, tools)}" if tools else ""
+        return f"({_analysis(rules)})? ({final} @answer{calls})"
+    if "analysis" in harmony.header(prompt):
+        return f"{_analysis_end(rules)} {final} @answer"
+    return "@answer"
 
 
 _SPACE = r"/[ \n]{0,4}/"
@@ -111,6 +140,13 @@ def _object(schema: Schema) -> Schema:
     return {"type": "object", **schema}
 
 
+def _calls(rules: _Rules, form: AnswerFormat, tools: Tools, many: bool) -> str:
+    """A call as a model writes them, with `many` one or more."""
+    if form.calls is None:
+        raise ConstraintError("a call cannot be required without a chat template")
+    return _WRITERS[form.calls.name](rules, tools, many)
+
+
 def _either(calls: list[str], between: str = "", many: bool = False) -> str:
     """One of `calls`; with `many` more of them after it, with `between` before each."""
     one = "(" + " | ".join(calls) + ")"
@@ -134,7 +170,13 @@ def _hermes(rules: _Rules, tools: Tools, many: bool) -> str:
 
 
 def _llama(rules: _Rules, tools: Tools, many: bool) -> str:
-    return _either(_json_calls(tools, "parameters"), _text("; "), many)
+    """Calls without tags. They are cut where JSON is: an answer in JSON may begin as they do."""
+    calls = []
+    for name, schema in tools.items():
+        key, value, arguments = map(_text, ('"name"', json.dumps(name), '"parameters"'))
+        begin = f"{_text('{')} {key} /: ?/ {value} /, ?/ {arguments} /: ?/"
+        calls.append(f"{begin} {embedded(_object(schema))} {_text('}')}")
+    return _either(calls, _text("; "), many)
 
 
 def _mistral(rules: _Rules, tools: Tools, many: bool) -> str:
@@ -198,27 +240,31 @@ def _parameters(schema: Schema) -> list[str]:
 
 
 def _analysis(rules: _Rules) -> str:
-    """gpt-oss's thoughts and the beginning of its next message, which may be left out."""
+    """gpt-oss's thoughts and the beginning of its next message."""
     channel, message = rules.marker(harmony.CHANNEL), rules.marker(harmony.MESSAGE)
-    ends = f"{rules.until(harmony.END)} {rules.marker(harmony.START)} {_text('assistant')}"
-    return f"({channel} {_text('analysis')} {message} {ends})?"
+    return f"{channel} {_text('analysis')} {message} {_analysis_end(rules)}"
+
+
+def _analysis_end(rules: _Rules) -> str:
+    """The rest of gpt-oss's thoughts and the beginning of its next message."""
+    return f"{rules.until(harmony.END)} {rules.marker(harmony.START)} {_text('assistant')}"
 
 
 def _harmony_calls(rules: _Rules, tools: Tools) -> str:
     """One call, after which the model's answer ends."""
-    thoughts = _analysis(rules)
     channel, message = rules.marker(harmony.CHANNEL), rules.marker(harmony.MESSAGE)
     json_follows = f"{rules.marker('<|constrain|>')} {_text('json')} {message}"
     calls = [
         f"{_text(f'commentary to=functions.{name} ')} {json_follows} {embedded(_object(schema))}"
         for name, schema in tools.items()
     ]
-    return f"{thoughts} {channel} {_either(calls)}"
+    return f"{channel} {_either(calls)}"
 
 
 _Writer = Callable[[_Rules, Tools, bool], str]
 
 _WRITERS: dict[str, _Writer] = {
+    "generic": _hermes,
     "deepseek-v3": _deepseek("function", "\n```json\n", "\n```", "\n"),
     "deepseek-v3.1": _deepseek("", "", "", ""),
     "hermes": _hermes,

@@ -72,6 +72,8 @@ _HI = {"messages": [{"role": "user", "content": "Hi"}]}
 _STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 _JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "s", "schema": _SCHEMA}}
 _NAMED = {"type": "function", "function": {"name": "f"}}
+_GBNF = 'root ::= "[" (a | root) "]" # c\na ::= [^x-z\\u00e9\\]]{1,3} | "\\n"'
+_OPEN = [*_TURNS, {"role": "assistant", "content": "<think>It", "reasoning_content": "Hm"}]
 _GRAMMAR = 'start: "a" b+\nb: /[0-9]{1,3}/ | "x" | %json {"type": "null"}'
 
 #: Good bodies by path.
@@ -83,6 +85,10 @@ _BODIES: dict[str, list[dict[str, Any]]] = {
         {**_TOOLS, "messages": _TURNS, "tool_choice": "required"},
         {**_TOOLS, **_HI, "tool_choice": _NAMED, "parallel_tool_calls": False, **_STREAMED},
         {**_HI, "response_format": _JSON_SCHEMA},
+        {**_HI, **_TOOLS, "response_format": _JSON_SCHEMA},
+        {"messages": _OPEN, "echo": True, **_TOOLS},
+        {"messages": _OPEN, "continue_final_message": "content", "guided_regex": "a+"},
+        {**_HI, "grammar": _GBNF, "mirostat": 0, "samplers": None},
         {**_HI, "chat_template_kwargs": {"enable_thinking": False}, "modalities": ["text"]},
     ],
     "/v1/completions": [
@@ -90,12 +96,14 @@ _BODIES: dict[str, list[dict[str, Any]]] = {
         {"prompt": [[5, 6, 7], [8]], "echo": True, **_STREAMED},
         {"prompt": ["a", "b"], "structured_outputs": {"regex": "[a-f]{2,9}(x|y\\d)*"}},
         {"prompt": "a", "structured_outputs": {"grammar": _GRAMMAR}},
+        {"prompt": "a", "guided_grammar": _GBNF, "add_special_tokens": False},
+        {"prompt": "a", "json_schema": _SCHEMA, "dry_multiplier": 0, "typical_p": 1.0},
         {"prompt": "a", "structured_outputs": {"choice": ["yes", "no"]}},
         {"prompt": "a", "structured_outputs": {"json": _SCHEMA}},
     ],
     "/tokenize": [
         {"prompt": "Hello", "add_special_tokens": False, "return_token_strs": True},
-        {"content": "Hello", "add_special": True},
+        {"content": "Hello", "add_special": True, "with_pieces": True, "parse_special": False},
         {**_TOOLS, "messages": _TURNS, "add_generation_prompt": False},
     ],
     "/detokenize": [{"tokens": [5, 6, 7, 2047]}],

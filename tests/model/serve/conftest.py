@@ -22,8 +22,8 @@ from urdir.model.serve.guard import Access
 from urdir.model.serve.interface import Defaults, Metrics
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.server import Server, listen
-from urdir.model.text.answers import AnswerFormat, AnswerParser
-from urdir.model.text.chat import ChatTemplate
+from urdir.model.text.answers import AnswerFormat, AnswerParser, find_answer_format
+from urdir.model.text.chat import ChatTemplate, Prompt
 from urdir.model.text.text_stream import TextStream
 from urdir.model.text.tokenizer import Tokenizer
 
@@ -50,16 +50,25 @@ class ToyModel:
     def shown(self) -> frozenset[str]:
         return self.answer_format.shown
 
-    def answer_parser(self, prompt: str, tools: Mapping[str, Any]) -> AnswerParser:
-        return AnswerParser(self.answer_format, prompt=prompt, tools=tools)
+    def answer_parser(self, prompt: Prompt, tools: Mapping[str, Any]) -> AnswerParser:
+        return AnswerParser(
+            self.answer_format, prompt=prompt.before, begun=prompt.begun, tools=tools
+        )
 
-    def constraint(self, kind: str, source: Any, prompt: str | None) -> object:
+    def constraint(
+        self,
+        kind: str,
+        source: Any,
+        prompt: Prompt | None,
+        tools: Mapping[str, Any] | None = None,
+        many: bool = False,
+    ) -> object:
         if source == "(":
             raise ConstraintError("the expression has no end")
         return (kind, source, prompt is not None)
 
     def required_call(
-        self, tools: Mapping[str, Any], prompt: str, name: str | None, many: bool
+        self, tools: Mapping[str, Any], prompt: Prompt, name: str | None, many: bool
     ) -> object:
         return (dict(tools), name, many)
 
@@ -134,10 +143,14 @@ def toy_texts(demo_file: Path) -> Iterator[tuple[Tokenizer, ChatTemplate]]:
         yield tokenizer, template
 
 
+def _model(tokenizer: Tokenizer, template: ChatTemplate) -> ToyModel:
+    return ToyModel(tokenizer, template, answer_format=find_answer_format(template.source))
+
+
 @pytest.fixture
 def service(toy_texts: tuple[Tokenizer, ChatTemplate]) -> ToyService:
     """A toy; set its fields before asking."""
-    return ToyService(ToyModel(*toy_texts))
+    return ToyService(_model(*toy_texts))
 
 
 @dataclass
@@ -218,7 +231,7 @@ def start(service: ToyService) -> Iterator[Callable[..., Running]]:
 
 @pytest.fixture(scope="module")
 def _shared_server(toy_texts: tuple[Tokenizer, ChatTemplate]) -> Iterator[Running]:
-    with running(ToyService(ToyModel(*toy_texts))) as server:
+    with running(ToyService(_model(*toy_texts))) as server:
         yield server
 
 

@@ -307,6 +307,84 @@ def test_response_formats(server: Any) -> None:
     ]
 
 
+@pytest.mark.parametrize("endpoint", ["/v1/chat/completions", "/v1/completions"])
+def test_other_names_of_forms(server: Any, endpoint: str) -> None:
+    """vLLM's old ones and llama-server's."""
+    is_chat = endpoint == "/v1/chat/completions"
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    asked: list[tuple[dict[str, Any], object]] = [
+        ({"guided_json": schema}, ("json_schema", schema)),
+        ({"guided_json": json.dumps(schema)}, ("json_schema", schema)),
+        ({"guided_regex": "[0-9]+"}, ("regex", "[0-9]+")),
+        ({"guided_choice": ["a", "b"]}, ("choice", ["a", "b"])),
+        ({"guided_grammar": 'start: "x"'}, ("grammar", 'start: "x"')),
+        ({"json_schema": schema}, ("json_schema", schema)),
+        ({"json_schema": {}}, ("json_schema", {})),
+        ({"grammar": 'root ::= "x"'}, ("grammar", 'root ::= "x"')),
+        ({"structured_outputs": {"json": json.dumps(schema)}}, ("json_schema", schema)),
+        (
+            {"response_format": {"type": "json_object", "schema": schema}},
+            ("json_schema", schema),
+        ),
+        (
+            {"response_format": {"type": "json_schema", "schema": schema}},
+            ("json_schema", schema),
+        ),
+        (
+            {"guided_json": schema, "guided_whitespace_pattern": "[ ]?"},
+            ("json_schema", {**schema, "x-guidance": {"whitespace_pattern": "[ ]?"}}),
+        ),
+        (
+            {"structured_outputs": {"json_object": True, "whitespace_pattern": ""}},
+            ("json_schema", {"type": "object", "x-guidance": {"whitespace_pattern": ""}}),
+        ),
+        ({"grammar": "", "guided_json": None, "response_format": {"type": "text"}}, None),
+    ]
+    start = {"messages": HI} if is_chat else {"prompt": "Hi"}
+    for body, wanted in asked:
+        reply = server.http().post(endpoint, json={**start, **body})
+        assert reply.status_code == 200, reply.text
+        constraint = server.service.requests[-1].constraint
+        assert constraint == (wanted and (*wanted, is_chat)), body
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"grammar": 'root ::= "x"', "guided_regex": "a"}, "grammar"),
+        ({"response_format": {"type": "text"}, "json_schema": {}}, "json_schema"),
+        ({"guided_json": "{"}, "guided_json"),
+        ({"guided_json": "[" * 5000}, "guided_json"),
+        ({"guided_json": "5"}, "guided_json"),
+        ({"json_schema": [1]}, "json_schema"),
+        ({"guided_choice": [""]}, "guided_choice"),
+        ({"guided_regex": "a", "guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
+        (
+            {
+                "structured_outputs": {
+                    "json": {},
+                    "whitespace_pattern": " ",
+                    "disable_any_whitespace": True,
+                }
+            },
+            "structured_outputs.disable_any_whitespace",
+        ),
+        ({"grammar": "x" * 70_000}, "grammar"),
+        ({"guided_json": {"enum": ["x" * 70_000]}}, "guided_json"),
+        ({"response_format": {"type": "json_object", "schema": 5}}, "response_format.schema"),
+        (
+            {"tools": [TIME], "tool_choice": "required", "grammar": 'root ::= "x"'},
+            "grammar",
+        ),
+    ],
+)
+def test_forms_that_are_refused(server: Any, body: dict[str, Any], param: str) -> None:
+    reply = server.http().post("/v1/chat/completions", json={"messages": HI, **body})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == param
+    assert server.service.requests == []
+
+
 def test_a_constraint_that_does_not_compile(server: Any) -> None:
     with pytest.raises(openai.BadRequestError, match="the expression has no end") as caught:
         ask(server, extra_body={"structured_outputs": {"regex": "("}})
@@ -365,12 +443,145 @@ def test_calls_that_are_required(server: Any) -> None:
     ]
 
 
+# ---- a last message that goes on -----------------------------------------------------------------
+
+
+def prompt_of(server: Any) -> str:
+    """The text of the last request's prompt."""
+    model, request = server.service.model, server.service.requests[-1]
+    return str(model.tokenizer.decode(request.prompt, keep_control=True))
+
+
+OPEN = [*HI, {"role": "assistant", "content": "2 plus "}]
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"continue_final_message": True, "add_generation_prompt": False}]
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_last_message_of_the_assistant_is_continued(
+    server: Any, body: dict[str, Any], stream: bool
+) -> None:
+    server.service.answer = "3 is 5."
+    answer = ask(server, messages=OPEN, stream=stream, extra_body=body)
+    if stream:
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in answer)
+    else:
+        text = answer.choices[0].message.content
+    assert text == "3 is 5."
+    assert prompt_of(server) == ("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n2 plus ")
+    http = server.http()
+    tokens = http.post("/tokenize", json={"messages": OPEN, **body}).json()["tokens"]
+    assert tuple(tokens) == server.service.requests[-1].prompt
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_echo_of_the_message_that_goes_on(server: Any, stream: bool) -> None:
+    server.service.answer = "3 is 5."
+    for messages, whole in ((OPEN, "2 plus 3 is 5."), (HI, "3 is 5.")):
+        answer = ask(server, messages=messages, stream=stream, extra_body={"echo": True})
+        if stream:
+            text = "".join(chunk.choices[0].delta.content or "" for chunk in answer)
+        else:
+            text = answer.choices[0].message.content
+        assert text == whole
+
+
+def test_a_last_message_of_the_assistant_that_is_closed(server: Any) -> None:
+    closed = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n2 plus <|im_end|>\n"
+    ask(server, messages=OPEN, extra_body={"continue_final_message": False})
+    assert prompt_of(server) == closed + "<|im_start|>assistant\n"
+    ask(server, messages=OPEN, extra_body={"add_generation_prompt": True})
+    assert prompt_of(server) == closed + "<|im_start|>assistant\n"
+    ask(server, messages=OPEN, extra_body={"add_generation_prompt": False})
+    assert prompt_of(server) == closed
+
+
+def test_what_was_begun_is_parsed_with_the_rest(server: Any) -> None:
+    """A call whose beginning was written for the model."""
+    server.service.model.answer_format = HERMES
+    call = '<tool_call>{"name": "weather", "arguments": {"city": "Ur"}}</tool_call>'
+    for cut in (5, 11, 30, len(call) - 3):
+        begun = {"role": "assistant", "content": "I look." + call[:cut]}
+        server.service.answer = call[cut:]
+        message = ask(server, messages=[*HI, begun], tools=[WEATHER]).choices[0].message
+        assert message.content is None
+        assert json.loads(message.tool_calls[0].function.arguments) == {"city": "Ur"}
+    server.service.answer = " hm.</think>Yes"
+    begun = {"role": "assistant", "content": "<think>Let me"}
+    message = ask(server, messages=[*HI, begun]).choices[0].message
+    assert (message.reasoning_content, message.content) == (" hm.", "Yes")
+
+
+def test_thoughts_go_on(server: Any) -> None:
+    template = server.service.model.template
+    source = (
+        "{% for m in messages %}{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n"
+        "</think>{% endif %}{{ m.content }}{% endfor %}"
+    )
+    original, template.source = template.source, source
+    try:
+        server.service.model.answer_format = find_answer_format(source)
+        server.service.answer = " see.</think>Yes"
+        for name in ("reasoning", "reasoning_content"):
+            thought = {"role": "assistant", name: "Let me"}
+            message = ask(server, messages=[*HI, thought]).choices[0].message
+            assert prompt_of(server) == "Hi<think>\nLet me"
+            assert (message.reasoning_content, message.content) == (" see.", "Yes")
+        both = {"role": "assistant", "content": "So", "reasoning_content": "Hm"}
+        ask(server, messages=[*HI, both])
+        assert prompt_of(server) == "Hi<think>\nHm\n</think>So"
+        ask(
+            server,
+            messages=[*HI, both],
+            extra_body={"continue_final_message": "reasoning_content"},
+        )
+        assert prompt_of(server) == "Hi<think>\nHm"
+    finally:
+        template.source = original
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),
+        ({"continue_final_message": "tools"}, "continue_final_message"),
+        ({"continue_final_message": 1}, "continue_final_message"),
+        ({"messages": HI, "continue_final_message": True}, "continue_final_message"),
+        ({"tools": [TIME], "tool_choice": "required"}, "tool_choice"),
+        (
+            {
+                "continue_final_message": True,
+                "messages": [
+                    {
+                        "role": "assistant",
+                        "content": "Hm",
+                        "tool_calls": [{"type": "function", "function": {"name": "time"}}],
+                    }
+                ],
+            },
+            "continue_final_message",
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": "", "function_call": {"name": "f"}}]},
+            "messages[0].function_call",
+        ),
+    ],
+)
+def test_messages_that_cannot_go_on(server: Any, body: dict[str, Any], param: str) -> None:
+    reply = server.http().post("/v1/chat/completions", json={"messages": OPEN, **body})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == param
+    assert server.service.requests == []
+
+
 # ---- templates -----------------------------------------------------------------------------------
 
 
 def test_what_the_template_gets(server: Any) -> None:
     template = server.service.model.template
     source = (
+        "{# <tool_call></tool_call> #}"
         "{{ tools | tojson }}|{{ mood }}|{% for m in messages %}{{ m.role }}:{{ m.content }}"
         "{% for c in m.tool_calls or [] %}{{ c.id }} {{ c.function.arguments.city }}{% endfor %}"
         "{{ m.tool_call_id }};{% endfor %}{{ add_generation_prompt }}"
@@ -401,6 +612,50 @@ def test_what_the_template_gets(server: Any) -> None:
     end = tokenizer.encode("<|im_end|>", parse_special=True)
     assert len(end) == 1
     assert end[0] not in prompt  # an argument cannot forge a turn
+
+
+@pytest.mark.parametrize(
+    ("source", "effort", "wanted"),
+    [
+        ("{{ reasoning_effort }}", "low", "low"),
+        ("{{ enable_thinking }}", "high", "True"),
+        ("{{ enable_thinking }}</think>", "none", "False"),
+        ("plain", "none", "plain"),
+        ("plain", "high", None),
+        ("{{ reasoning_effort }}</think>", "none", None),
+        ("{{ reasoning_effort }}", "utmost", None),
+    ],
+)
+def test_reasoning_effort(server: Any, source: str, effort: str, wanted: str | None) -> None:
+    template = server.service.model.template
+    original, template.source = template.source, source
+    try:
+        if wanted is None:
+            with pytest.raises(openai.BadRequestError) as caught:
+                ask(server, extra_body={"reasoning_effort": effort})
+            assert caught.value.param == "reasoning_effort"
+        else:
+            ask(server, extra_body={"reasoning_effort": effort})
+            assert prompt_of(server).removesuffix("</think>") == wanted
+            more = {"chat_template_kwargs": {"enable_thinking": "as said"}}
+            ask(server, extra_body={"reasoning_effort": effort, **more})
+            assert ("as said" in prompt_of(server)) == ("enable_thinking" in source)
+    finally:
+        template.source = original
+
+
+def test_documents(server: Any) -> None:
+    document = {"title": "Ur", "text": "It is wet."}
+    with pytest.raises(openai.BadRequestError, match="knows no documents"):
+        ask(server, extra_body={"documents": [document]})
+    template = server.service.model.template
+    source = "{% for d in documents or [] %}{{ d.title }}: {{ d.text }}{% endfor %}."
+    original, template.source = template.source, source
+    try:
+        ask(server, extra_body={"documents": [document]})
+        assert prompt_of(server) == "Ur: It is wet.."
+    finally:
+        template.source = original
 
 
 @pytest.mark.parametrize(

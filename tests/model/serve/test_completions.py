@@ -103,3 +103,28 @@ def test_text_that_is_no_unicode(server: Any) -> None:
     )
     assert reply.status_code == 400
     assert "surrogate" in reply.json()["error"]["message"]
+
+
+def test_a_limit_by_any_name_and_answers_by_any(server: Any) -> None:
+    for name in ("max_tokens", "max_completion_tokens", "n_predict"):
+        ask(server, max_tokens=None, extra_body={name: 3})
+        assert server.service.requests[-1].limit == 3
+    assert len(ask(server, extra_body={"n_cmpl": 3}).choices) == 3
+    assert len(ask(server, n=2, extra_body={"best_of": 2}).choices) == 2
+
+
+def test_bos_is_left_out_where_asked(server: Any) -> None:
+    tokenizer = server.service.model.tokenizer
+    encode, seen = tokenizer.encode, []
+
+    def noted(text: str, **more: Any) -> list[int]:
+        seen.append(more.get("add_bos", False))
+        return encode(text, **more)  # type: ignore[no-any-return]
+
+    tokenizer.encode = noted
+    try:
+        ask(server)
+        ask(server, extra_body={"add_special_tokens": False})
+    finally:
+        del tokenizer.encode
+    assert [flag for flag in seen if flag] == [True]

@@ -55,6 +55,25 @@ def test_tokenize_and_back(server: Any) -> None:
     assert (bad.status_code, bad.json()["error"]["param"]) == (400, "tokens")
 
 
+def test_tokens_with_their_pieces(server: Any) -> None:
+    http, tokenizer = server.http(), server.service.model.tokenizer
+    text = "Hi é<|im_end|>"
+    tokens = http.post("/tokenize", json={"content": text, "with_pieces": True}).json()["tokens"]
+    ids = tokenizer.encode(text, parse_special=True)
+    assert [token["id"] for token in tokens] == ids
+    raw = [
+        piece.encode() if isinstance(piece, str) else bytes(piece)
+        for piece in (token["piece"] for token in tokens)
+    ]
+    assert raw == [tokenizer.token_bytes(i) for i in ids]
+    assert any(isinstance(token["piece"], list) for token in tokens)  # half of é
+    plain = http.post("/tokenize", json={"content": text, "parse_special": False}).json()
+    assert plain["tokens"] == tokenizer.encode(text)
+    assert plain["count"] > len(ids)
+    bad = http.post("/tokenize", json={**HI, "add_special_tokens": True})
+    assert (bad.status_code, bad.json()["error"]["param"]) == (400, "add_special_tokens")
+
+
 def test_health(server: Any) -> None:
     """test_lost_device.py has the other answer."""
     assert server.http().get("/health").json() == {"status": "ok"}

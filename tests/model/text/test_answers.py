@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from urdir.model.files.gguf import Gguf
 from urdir.model.text.answers import AnswerFormat, AnswerParser, find_answer_format
-from urdir.model.text.call_formats import CALL_FORMATS
+from urdir.model.text.call_formats import CALL_FORMATS, GENERIC
 from urdir.model.text.deltas import Delta, ToolCallDelta
 from urdir.model.text.reasoning import THINK_TAGS
 from urdir.model.text.text_stream import TextStream
@@ -22,7 +22,7 @@ from urdir.model.text.tokenizer import Tokenizer
 TYPES = {"a": "string", "n": "integer", "b": "boolean"}
 TOOLS = {"f": {"properties": {name: {"type": kind} for name, kind in TYPES.items()}}, "g": {}}
 THINK = THINK_TAGS[0]
-FORMATS = {form.name: AnswerFormat(form, THINK) for form in CALL_FORMATS} | {
+FORMATS = {form.name: AnswerFormat(form, THINK) for form in (*CALL_FORMATS, GENERIC)} | {
     "harmony": AnswerFormat(is_harmony=True)
 }
 
@@ -291,16 +291,53 @@ def test_a_call_with_an_end_in_many_strings_is_given_up() -> None:
     assert part(FORMATS["hermes"], [text]) == [say(text)]
 
 
+@pytest.mark.parametrize(("name", "prompt", "text", "expected"), ANSWERS)
+def test_of_an_answer_that_has_begun_the_rest_comes_out(
+    name: str, prompt: str, text: str, expected: list[Delta]
+) -> None:
+    """Wherever it was cut: no character of its beginning comes again, and none of the rest is lost
+    but what belongs to tags."""
+    if name == "harmony":
+        prompt = f"<|start|>assistant{prompt}"
+    for cut in range(len(text) + 1):
+        numbers = itertools.count()
+        parser = AnswerParser(
+            FORMATS[name],
+            prompt=prompt,
+            begun=text[:cut],
+            tools=TOOLS,
+            new_id=lambda numbers=numbers: f"id{next(numbers)}",
+        )
+        deltas = [delta for char in text[cut:] for delta in parser.push(char)] + parser.finish()
+        assert Delta() not in deltas
+        for kind in ("content", "reasoning"):
+            whole = "".join(getattr(delta, kind) for delta in expected)
+            rest = "".join(getattr(delta, kind) for delta in deltas)
+            assert whole.endswith(rest), (cut, rest)
+        assert sum(len(d.content) + len(d.reasoning) for d in deltas) <= len(text) - cut
+        calls = [delta.tool_call for delta in expected if delta.tool_call]
+        found = [delta.tool_call for delta in deltas if delta.tool_call]
+        assert found == calls[len(calls) - len(found) :]
+
+
+def test_a_begun_text_goes_on_as_it_is() -> None:
+    for form in FORMATS.values():
+        for begun in ("", "So", "So <", "So\n", "1 <tool_", "{", "a ["):
+            parser = AnswerParser(form, begun=begun, tools=TOOLS)
+            deltas = parser.push("b> c") + parser.finish()
+            assert "".join(delta.content for delta in deltas) == "b> c", (form, begun)
+
+
 # ---- which format --------------------------------------------------------------------------------
 
 # parts of templates as models have them, and what they decide
 TEMPLATES = [
-    ("{{ message.content }}", None, None),
+    ("{{ message.content }}", "generic", None),
     ('<tool_call>\\n{"name": "\' + name }}</tool_call>', "hermes", None),
     ("content.split('</think>')[-1] }} <tool_call></tool_call>", "hermes", "<think>"),
-    ("<tool_call>{{ name }}\\n<arg_key>k</arg_key></tool_call></think>", None, "<think>"),
+    ("<tool_call>{{ name }}\\n<arg_key>k</arg_key></tool_call></think>", "generic", "<think>"),
     ("<tool_call>\\n<function={{ name }}>\\n<parameter={{ key }}>", "qwen3-coder", None),
-    ("<function={{ name }}>{{ arguments }}</function>", None, None),
+    ("<function={{ name }}>{{ arguments }}</function>", "generic", None),
     ("<|start_header_id|>ipython<|end_header_id|> 'parameters'", "llama-3", None),
     ("[TOOL_CALLS] [{{ calls }}]", "mistral", None),
     ("[TOOL_CALLS]{{ name }}[ARGS]{{ a }} [THINK]{{ t }}[/THINK]", "mistral-named", "[THINK]"),
@@ -310,19 +347,20 @@ TEMPLATES = [
 
 
 @pytest.mark.parametrize(("template", "calls", "begin"), TEMPLATES)
-def test_the_format_of_a_template(template: str, calls: str | None, begin: str | None) -> None:
+def test_the_format_of_a_template(template: str, calls: str, begin: str | None) -> None:
     form = find_answer_format(template)
-    assert (form.calls and form.calls.name) == calls
+    assert form.calls is not None
+    assert form.calls.name == calls
     assert (form.thinks and form.thinks.begin) == begin
-    assert form.has_calls == (calls is not None)
+    assert form.is_generic == (calls == "generic")
 
 
 def test_gpt_oss_and_the_demo_model(demo_file: Path) -> None:
     form = find_answer_format("<|start|>assistant<|channel|>analysis<|message|>{{ t }}<|end|>")
     assert form == AnswerFormat(is_harmony=True)
-    assert form.has_calls
+    assert not form.is_generic
     demo = Gguf(demo_file).metadata.require("tokenizer.chat_template", str)
-    assert find_answer_format(demo) == AnswerFormat()
+    assert find_answer_format(demo) == AnswerFormat(GENERIC)
 
 
 # ---- control tokens ------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import pytest
 from urdir.model.errors import ConstraintError
 from urdir.model.files.gguf import Gguf
 from urdir.model.text.answers import AnswerFormat, AnswerParser
-from urdir.model.text.call_formats import CALL_FORMATS
+from urdir.model.text.call_formats import CALL_FORMATS, GENERIC
 from urdir.model.text.constraints import Constraint
 from urdir.model.text.matcher import ConstraintCompiler, Matcher
 from urdir.model.text.reasoning import THINK_TAGS
@@ -35,7 +35,7 @@ TOOLS = {
     },
     "g-2": {"properties": {}, "additionalProperties": False},
 }
-FORMATS = {form.name: AnswerFormat(form) for form in CALL_FORMATS} | {
+FORMATS = {form.name: AnswerFormat(form) for form in (*CALL_FORMATS, GENERIC)} | {
     "harmony": AnswerFormat(is_harmony=True)
 }
 THINKS = AnswerFormat(thinks=THINK_TAGS[0])
@@ -123,6 +123,7 @@ def accepts(tokenizer: Tokenizer, constraint: Constraint, text: str) -> bool:
 
 CALLS = {
     "hermes": ("<tool_call>\n{}\n</tool_call>", '{{"name": "{}", "arguments": {}}}', "\n"),
+    "generic": ("<tool_call>\n{}\n</tool_call>", '{{"name": "{}", "arguments": {}}}', "\n"),
     "llama-3": ("{}", '{{"name": "{}", "parameters": {}}}', "; "),
     "mistral": ("[TOOL_CALLS] [{}]", '{{"name": "{}", "arguments": {}}}', ", "),
     "mistral-named": ("{}", "[TOOL_CALLS]{}[ARGS]{}", ""),
@@ -152,7 +153,7 @@ def test_one_call_or_many(make_tokenizer: Callable[[list[str]], Tokenizer], name
     form, tokenizer = FORMATS[name], make_tokenizer(_markup(name))
     whole, one, between = CALLS[name]
     first, second, other = one.format("f", F), one.format("g-2", "{}"), one.format("h", "{}")
-    if name == "hermes":  # its tags stand around each
+    if name in ("hermes", "generic"):  # its tags stand around each
         first, second, other = (whole.format(call) for call in (first, second, other))
         whole = "{}"
     single = required_call(form, TOOLS)
@@ -211,8 +212,64 @@ def test_a_call_after_thoughts(make_tokenizer: Callable[[list[str]], Tokenizer])
     assert not accepts(tokenizer, constraint, call)
 
 
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("thinks", [False, True])
+def test_an_answer_in_a_form_or_a_call(
+    make_tokenizer: Callable[[list[str]], Tokenizer], name: str, thinks: bool
+) -> None:
+    """With tools and a form of the answer the model may call, too, and nothing else."""
+    form = FORMATS[name]
+    if thinks and not form.is_harmony:
+        form = AnswerFormat(form.calls, THINK_TAGS[0])
+    tokenizer = make_tokenizer(_markup(name))
+    call = random_answer(tokenizer, required_call(form, TOOLS, name="g-2"), form)
+    schema = {"type": "object", "properties": {"a": {}}, "required": ["a"]}
+    answer = Constraint.json_schema({**schema, "additionalProperties": False})
+    constraint = after_thoughts(answer, form, "", tools=TOOLS)
+    final = "<|channel|>final<|message|>" if form.is_harmony else ""
+    assert accepts(tokenizer, constraint, call)
+    assert accepts(tokenizer, constraint, final + '{"a": 1}')
+    if thinks and not form.is_harmony:
+        assert accepts(tokenizer, constraint, '<think>hm</think>{"a": 1}')
+    assert not accepts(tokenizer, constraint, final + "I would rather not.")
+    assert not accepts(tokenizer, after_thoughts(answer, form, ""), call)
+    assert after_thoughts(answer, form, "", "So: ", tools=TOOLS) == answer
+
+
+def test_an_answer_that_has_begun_thinks_on_or_no_more(
+    make_tokenizer: Callable[[list[str]], Tokenizer],
+) -> None:
+    tokenizer = make_tokenizer([])
+    yes = Constraint.lark('start: "yes"')
+
+    def check(prompt: str, begun: str, text: str) -> bool:
+        return accepts(tokenizer, after_thoughts(yes, THINKS, prompt, begun), text)
+
+    assert check("<think>\n", "Let me", " see.</think>yes")
+    assert not check("<think>\n", "Let me", "yes")
+    assert check("", "<think>Let me", " see.</think>yes")
+    assert check("", "<think>Let me see.</think>", "yes")
+    assert not check("", "<think>Let me see.</think>", "<think>hm</think>yes")
+    assert check("", "So: ", "yes")
+    assert not check("", "So: ", "<think>hm</think>yes")
+    assert check("", " \n", "<think>hm</think>yes")
+
+
+def test_gpt_oss_goes_on_with_its_thoughts_or_its_answer(
+    make_tokenizer: Callable[[list[str]], Tokenizer],
+) -> None:
+    form, tokenizer = FORMATS["harmony"], make_tokenizer(_markup("harmony"))
+    begin = "<|start|>user<|message|>Hi<|end|><|start|>assistant<|channel|>{}<|message|>"
+    form_of = Constraint.json_object()
+    thinking = after_thoughts(form_of, form, begin.format("analysis"), "Let me")
+    final = '<|channel|>final<|message|>{"a": 1}'
+    assert accepts(tokenizer, thinking, f" see<|end|><|start|>assistant{final}")
+    assert not accepts(tokenizer, thinking, '{"a": 1}')
+    assert after_thoughts(form_of, form, begin.format("final"), "So: ") == form_of
+
+
 def test_calls_that_cannot_be_required() -> None:
-    with pytest.raises(ConstraintError, match="no known format of tool calls"):
+    with pytest.raises(ConstraintError, match="without a chat template"):
         required_call(AnswerFormat(), TOOLS)
     with pytest.raises(ConstraintError, match="'h' is required, which is none of the tools"):
         required_call(FORMATS["hermes"], TOOLS, name="h")

@@ -1,0 +1,111 @@
+"""A conversation as a request has it: messages, tools, and what else the template reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from urdir.model.serve.errors import ApiError
+from urdir.model.serve.fields import Fields
+from urdir.model.serve.interface import Json, ServedModel
+from urdir.model.serve.limits import Limits
+from urdir.model.serve.messages import read_messages
+from urdir.model.serve.tools import Tools, read_tools
+from urdir.model.text.answers import find_answer_format
+from urdir.model.text.chat import ChatTemplate, Message, Prompt
+
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+_OPEN = ("content", "reasoning_content")
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What the template renders."""
+
+    messages: list[Message]
+    tools: Tools
+    variables: Json  # what else the template may read
+    continues: str | None  # the field of the last message that the answer goes on with
+
+    def render(self, model: ServedModel) -> Prompt:
+        """The conversation as text. Takes as long as the template does; for one thread at a time.
+
+        Raises TemplateError.
+        """
+        variables = model.defaults.variables | self.variables
+        return template_of(model).render(
+            self.messages, self.tools.offered, variables, continues=self.continues
+        )
+
+
+def read_conversation(fields: Fields, model: ServedModel, limits: Limits) -> Conversation:
+    """The conversation in ``fields``; ApiError for what it must not ask."""
+    source = template_of(model).source
+    messages, tools = read_messages(fields, source, limits), read_tools(fields, limits)
+    variables = _read_variables(fields, source)
+    continues = _read_continued(fields, messages, variables.get("add_generation_prompt"))
+    if continues is not None and tools.is_required:
+        fields.fail("tool_choice", "cannot ask for a call where the last message is continued")
+    return Conversation(messages, tools, variables, continues)
+
+
+def template_of(model: ServedModel) -> ChatTemplate:
+    """The model's template; ApiError where it has none."""
+    if model.template is None:
+        raise ApiError(
+            "the model has no chat template: use /v1/completions", code="no_chat_template"
+        )
+    return model.template
+
+
+def _read_variables(fields: Fields, source: str) -> Json:
+    """What the template may read beside messages and tools."""
+    variables = _read_effort(fields, source)
+    if documents := fields.objects("documents"):
+        if "documents" not in source:
+            fields.fail("documents", "cannot be had: the chat template knows no documents")
+        variables["documents"] = [document.values for document in documents]
+    if (given := fields.object("chat_template_kwargs")) is not None:
+        variables |= given.values
+    if fields.raw("add_generation_prompt") is not None:
+        variables["add_generation_prompt"] = fields.flag("add_generation_prompt")
+    return variables
+
+
+def _read_effort(fields: Fields, source: str) -> dict[str, Any]:
+    """reasoning_effort, as the variables that templates have for it; ApiError where this one has
+    none."""
+    effort = fields.choice("reasoning_effort", _EFFORTS)
+    if effort is None:
+        return {}
+    form = find_answer_format(source)
+    can_think = form.is_harmony or form.thinks is not None
+    if effort == "none":
+        is_known = "enable_thinking" in source or not can_think
+    else:
+        is_known = "enable_thinking" in source or "reasoning_effort" in source
+    if not is_known:
+        fields.fail("reasoning_effort", f"cannot be {effort}: the chat template has no way to it")
+    return {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+
+
+def _read_continued(fields: Fields, messages: Sequence[Message], adds: Any) -> str | None:
+    """The field of the last message that goes on, as vLLM and llama-server have it; ``adds`` is
+    add_generation_prompt."""
+    name, last = "continue_final_message", messages[-1]
+    asked = fields.raw(name)
+    if asked is None:
+        asked = adds is None and last.role == "assistant" and not last.more.get("tool_calls")
+    elif not isinstance(asked, bool) and asked not in _OPEN:
+        fields.fail(name, f"must be true, false, {' or '.join(_OPEN)}", "invalid_value")
+    if not asked:
+        return None
+    if adds:
+        fields.fail(name, "cannot be had with 'add_generation_prompt': true")
+    if last.role != "assistant" or last.more.get("tool_calls"):
+        fields.fail(name, "needs a last message of the assistant's, without calls")
+    if asked is not True:
+        return str(asked)
+    thinks = "reasoning_content" in last.more and not last.content
+    return "reasoning_content" if thinks else "content"

@@ -1,0 +1,265 @@
+"""Every field of a request that OpenAI, vLLM or llama-server document, and what becomes of it here.
+
+A field that would change the answer is served or refused: `refuse_unsupported` refuses. The tables
+of this room's README are written from `FIELDS` (tests/request_fields.py). Fields that nobody
+documents are ignored, as with vLLM, and named in the log at the level of debugging.
+
+Read on 2026-11-24: openai-python 3.54 (`completion_create_params`), vLLM's `protocol.py` of chat
+completions, completions and tokenizing, with the guided_* of 0.9, llama-server's README and
+`server-schema.cpp`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from urdir.model.serve.fields import Fields
+
+log = logging.getLogger("urdir.serve")
+
+
+class Handling(Enum):
+    """What the server does with a field."""
+
+    SERVED = "served"
+    REFUSED = "refused"  # but for values that change nothing
+    NO_EFFECT = "without effect"  # here, on the text of an answer
+
+
+@dataclass(frozen=True, slots=True)
+class RequestField:
+    """A field at some endpoints; "a.b" is the field b of the object a.
+
+    ``note`` says how it is served, why it is refused or what makes it pointless. Of a field that is
+    refused ``neutral`` are the values that change nothing, beside null.
+    """
+
+    name: str
+    endpoints: tuple[str, ...]
+    origins: str  # of O (OpenAI), V (vLLM), L (llama-server)
+    handling: Handling
+    note: str
+    neutral: tuple[Any, ...] = ()
+
+
+CHAT, TEXT, TOKENS, DETOKENIZE = "chat", "completions", "tokenize", "detokenize"
+_BOTH = (CHAT, TEXT)
+UNSET: tuple[Any, ...] = (False, "", [], {})  # what a field has that is left empty
+_CHAINS = (  # llama-server's orders of samplers, which is the one here
+    ["dry", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
+    ["penalties", "dry", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
+    ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
+    "edskypmxt",
+)
+_Row = tuple[str, tuple[str, ...], str, str]
+
+#: Names, endpoints, origins, note. Names of a row are served together.
+_SERVED: tuple[_Row, ...] = (
+    ("model", _BOTH, "OVL", "a name of the model; another one is a 404, none is that model"),
+    ("messages", (CHAT, TOKENS), "OVL",
+     "text only: parts of type `text` are joined by line breaks. `developer` becomes `system` "
+     "where the template does not know it. A last message by the assistant is continued, unless "
+     "`continue_final_message` is false or `add_generation_prompt` is given"),
+    ("continue_final_message", (CHAT, TOKENS), "VL",
+     "true, or the field of the last message that goes on: `content`, `reasoning_content`. Not "
+     "with `add_generation_prompt`"),
+    ("add_generation_prompt", (CHAT, TOKENS), "VL", "false: the prompt ends with the last message"),
+    ("chat_template_kwargs", (CHAT, TOKENS), "VL",
+     "variables of the template, such as `enable_thinking`"),
+    ("reasoning_effort", (CHAT, TOKENS), "OVL",
+     "the template's variable; `none` sets `enable_thinking` to false, others to true. Refused "
+     "where the template has neither"),
+    ("documents", (CHAT, TOKENS), "V", "the template's variable; refused where it has none"),
+    ("echo", (CHAT,), "VL", "the answer begins with the message that it continues"),
+    ("tools tool_choice parallel_tool_calls", (CHAT, TOKENS), "OVL",
+     "calls are read in the model's own form, and come whole. A template without a known one gets"
+     " tools as text. `required` or a named function constrains the answer"),
+    ("prompt", (TEXT,), "OVL",
+     "a text, token ids, or a list of either; control tokens in it are parsed"),
+    ("prompt add_special_tokens return_token_strs", (TOKENS,), "V",
+     "a text; BOS, where the model wants one (default: true); whether `token_strs` come, too"),
+    ("content add_special parse_special with_pieces", (TOKENS,), "L",
+     "a text; BOS (default: false); control tokens (default: true); whether tokens come as `{id, "
+     "piece}`"),
+    ("tokens", (DETOKENIZE,), "VL", "token ids"),
+    ("echo", (TEXT,), "OVL", "not with `logprobs`"),
+    ("add_special_tokens", (TEXT,), "V", "false: no BOS before a text"),
+    ("max_tokens max_completion_tokens n_predict", _BOTH, "OVL",
+     "default: 16 for completions, the rest of the context for chats. -1: no limit"),
+    ("n", _BOTH, "OVL", "prompts times `n` are 128 at most"),
+    ("n_cmpl", _BOTH, "L", "`n`"),
+    ("best_of", _BOTH, "OV", "must be `n`: nothing is chosen"),
+    ("temperature top_p seed presence_penalty frequency_penalty", _BOTH, "OVL",
+     "OpenAI's defaults: temperature 1, nothing filtered"),
+    ("logit_bias", _BOTH, "OVL", "an object of token ids, 300 at most, or an empty list"),
+    ("top_k min_p min_tokens ignore_eos", _BOTH, "VL", "as vLLM and llama.cpp have them"),
+    ("repetition_penalty", _BOTH, "V", "looks back on all tokens"),
+    ("repeat_penalty repeat_last_n", _BOTH, "L", "looks back on 64 tokens, or as many"),
+    ("stop", _BOTH, "OVL", "up to 16; `stop_reason` of a choice says which it was"),
+    ("logprobs top_logprobs", (CHAT,), "OVL", "up to 20"),
+    ("logprobs", (TEXT,), "OVL", "a number, up to 20"),
+    ("stream", _BOTH, "OVL", "server-sent events"),
+    ("stream_options", _BOTH, "OVL", "with `stream`"),
+    ("stream_options.include_usage", _BOTH, "OVL",
+     "usage has `prompt_tokens_details.cached_tokens`"),
+    ("cache_salt", _BOTH, "V",
+     "up to 256 characters. Prompts share their beginnings with those of the same salt alone"),
+    ("response_format", _BOTH, "OVL",
+     "`text`, `json_object`, `json_schema`, also with llama-server's `schema`; a model may think "
+     "first, or call one of `tools`"),
+    ("structured_outputs", _BOTH, "V",
+     "one of `json`, `json_object`, `regex`, `grammar`, `choice`"),
+    ("structured_outputs.json structured_outputs.json_object structured_outputs.regex "
+     "structured_outputs.grammar structured_outputs.choice",
+     _BOTH, "V",
+     "grammars are llama.cpp's (GBNF) or llguidance's (Lark)"),
+    ("guided_json guided_regex guided_choice guided_grammar", _BOTH, "V",
+     "vLLM's old names of these"),
+    ("guided_whitespace_pattern structured_outputs.whitespace_pattern "
+     "structured_outputs.disable_any_whitespace", _BOTH, "V",
+     "blanks between the parts of JSON"),
+    ("json_schema grammar", _BOTH, "L", "llama-server's names of these"),
+)  # fmt: skip
+
+#: Names, endpoints, origins, why; then the values that change nothing.
+_REFUSED: tuple[tuple[str, tuple[str, ...], str, str, tuple[Any, ...]], ...] = (
+    ("mirostat", _BOTH, "L", "no such sampler: use `top_p` or `min_p`", (0,)),
+    ("typical_p", _BOTH, "L", "no such sampler: use `top_p` or `min_p`", (1,)),
+    ("xtc_probability dynatemp_range", _BOTH, "L", "no such sampler: use `temperature`", (0,)),
+    ("top_n_sigma adaptive_target", _BOTH, "L", "no such sampler: use `min_p`", (-1, 0)),
+    ("dry_multiplier", _BOTH, "L",
+     "no such sampler: use `repeat_penalty` or `frequency_penalty`", (0,)),
+    ("samplers", _BOTH, "L",
+     "the order of samplers is llama.cpp's usual one, with those that there are", _CHAINS),
+    ("min_keep n_indent", _BOTH, "L", "not supported by the samplers", (0,)),
+    ("n_probs", _BOTH, "L", "use `logprobs`", (0,)),
+    ("post_sampling_probs", _BOTH, "L", "log-probabilities are the model's", UNSET),
+    ("t_max_predict_ms", _BOTH, "L", "use `max_tokens`", (0, -1)),
+    ("lora", _BOTH, "L", "LoRA adapters are not supported", ([],)),
+    ("return_tokens", _BOTH, "L", "token ids are not returned: use /tokenize", UNSET),
+    ("return_token_ids return_tokens_as_token_ids", _BOTH, "V",
+     "token ids are not returned: use /tokenize", UNSET),
+    ("return_prompt_text", (CHAT,), "V", "prompts are not returned: use /tokenize", UNSET),
+    ("grammar_lazy grammar_triggers", _BOTH, "L", "a grammar holds from the first token", UNSET),
+    ("parse_tool_calls", _BOTH, "L", "calls are always read where `tools` are given", (True,)),
+    ("chat_parser generation_prompt", _BOTH, "L", "the chat template decides", UNSET),
+    ("reasoning_format", _BOTH, "L", "thoughts come as `reasoning_content`", ("auto", "deepseek")),
+    ("reasoning_control", _BOTH, "L",
+     "a running answer cannot be told to end its thoughts", UNSET),
+    ("reasoning_budget_tokens", _BOTH, "L",
+     "thoughts cannot be limited: use `max_tokens`, or `reasoning_effort`", (-1,)),
+    ("thinking_token_budget", _BOTH, "V",
+     "thoughts cannot be limited: use `max_tokens`, or `reasoning_effort`", (-1,)),
+    ("include_reasoning", (CHAT,), "V",
+     "leave `reasoning_content` unread, or use `reasoning_effort`", (True,)),
+    ("use_beam_search", _BOTH, "V", "answers are sampled", UNSET),
+    ("prompt_logprobs logprob_token_ids", _BOTH, "V",
+     "only likely tokens of the answer have log-probabilities", ()),
+    ("stop_token_ids allowed_token_ids bad_words", _BOTH, "V",
+     "use `stop`, `logit_bias` or `structured_outputs`", ([],)),
+    ("include_stop_str_in_output", _BOTH, "V", "`stop_reason` says which it was", UNSET),
+    ("skip_special_tokens", _BOTH, "V", "control tokens are no text of an answer", (True,)),
+    ("truncate_prompt_tokens", _BOTH, "V", "a prompt that is too long is refused", ()),
+    ("add_special_tokens", (CHAT,), "V", "the chat template has them", UNSET),
+    ("chat_template", (CHAT, TOKENS), "V",
+     "the server's own template is used", UNSET),
+    ("prompt_embeds", (TEXT,), "V", "prompts are text or token ids", UNSET),
+    ("logits_processors", _BOTH, "V", "use `logit_bias` or `structured_outputs`", UNSET),
+    ("watermarking repetition_detection vllm_xargs", _BOTH, "V", "not supported", UNSET),
+    ("kv_transfer_params ec_transfer_params", _BOTH, "V", "caches are not transferred", UNSET),
+    ("priority", _BOTH, "V", "requests are answered in the order of their arrival", (0,)),
+    ("structural_tag structured_outputs.structural_tag", _BOTH, "V",
+     "use `tools`, or a grammar", UNSET),
+    ("structured_outputs.disable_additional_properties", _BOTH, "V",
+     "write `additionalProperties`: false", UNSET),
+    ("stream_options.continuous_usage_stats", _BOTH, "V", "usage comes at the end", UNSET),
+    ("suffix", (TEXT,), "OV", "text can only be continued", UNSET),
+    ("audio", (CHAT,), "O", "this server answers with text", UNSET),
+    ("modalities", (CHAT,), "OL", "this server answers with text", (["text"],)),
+    ("web_search_options", (CHAT,), "O", "this server has no search", ()),
+    ("moderation", (CHAT,), "O", "this server has no moderation", UNSET),
+    ("verbosity", (CHAT,), "O", "say in a message how long the answer is to be", ("medium",)),
+    ("functions", (CHAT, TOKENS), "OV", "use `tools`", UNSET),
+    ("function_call", (CHAT, TOKENS), "OV", "use `tool_choice`", (*UNSET, "none", "auto")),
+)  # fmt: skip
+
+_NO_EFFECT: tuple[_Row, ...] = (
+    ("mirostat_tau mirostat_eta xtc_threshold dynatemp_exponent dry_base dry_allowed_length "
+     "dry_penalty_last_n dry_sequence_breakers adaptive_decay",
+     _BOTH, "L",
+     "parts of samplers that are refused"),
+    ("length_penalty", _BOTH, "V", "of beams, which are refused"),
+    ("reasoning_budget_start_tag reasoning_budget_end_tag reasoning_budget_end_tags "
+     "reasoning_budget_message",
+     _BOTH, "L",
+     "of a budget, which is refused"),
+    ("spaces_between_special_tokens truncation_side", _BOTH, "V", "parts of what is refused"),
+    ("guided_decoding_backend", _BOTH, "V", "there is one"),
+    ("grammar_type preserved_tokens chat_format", _BOTH, "L",
+     "llama-server's own, between its parts"),
+    ("n_keep n_discard", _BOTH, "L", "an answer ends where the context is full"),
+    ("id_slot cache_prompt n_cache_reuse", _BOTH, "L",
+     "caches are shared wherever prompts begin alike"),
+    ("backend_sampling speculative.n_max speculative.n_min speculative.p_min speculative.type "
+     "speculative.ngram_size_n speculative.ngram_size_m speculative.ngram_m_hits "
+     "speculative.ngram_min_hits",
+     _BOTH, "L",
+     "matters of speed"),
+    ("timings_per_token return_progress sse_ping_interval response_fields verbose", _BOTH, "L",
+     "reports beside the answer, which do not come"),
+    ("stream_interval", _BOTH, "V", "events come as tokens do"),
+    ("stream_options.include_obfuscation", _BOTH, "O", "events have no padding"),
+    ("request_id session_id", _BOTH, "V", "names for a log"),
+    ("routed_experts_prompt_start return_token_offsets return_mm_kwargs", _BOTH, "V",
+     "of other endpoints of vLLM"),
+    ("media_io_kwargs mm_processor_kwargs", (CHAT, TOKENS), "V",
+     "of images and sound, which are refused"),
+    ("user", _BOTH, "OV", "any client may send any: it keeps nobody apart"),
+    ("safety_identifier prompt_cache_key", (CHAT,), "O",
+     "any client may send any: it keeps nobody apart"),
+    ("metadata store service_tier prompt_cache_options prompt_cache_retention", (CHAT,), "O",
+     "OpenAI's accounting"),
+    ("prediction", (CHAT,), "O", "a matter of speed"),
+    ("model", (TOKENS, DETOKENIZE), "V", "there is one"),
+)  # fmt: skip
+
+
+def _all() -> Iterator[RequestField]:
+    for names, endpoints, origins, note in _SERVED:
+        for name in names.split():
+            yield RequestField(name, endpoints, origins, Handling.SERVED, note)
+    for names, endpoints, origins, note, neutral in _REFUSED:
+        for name in names.split():
+            yield RequestField(name, endpoints, origins, Handling.REFUSED, note, neutral)
+    for names, endpoints, origins, note in _NO_EFFECT:
+        for name in names.split():
+            yield RequestField(name, endpoints, origins, Handling.NO_EFFECT, note)
+
+
+FIELDS: tuple[RequestField, ...] = tuple(_all())
+_BY_ENDPOINT = {
+    endpoint: {field.name: field for field in FIELDS if endpoint in field.endpoints}
+    for endpoint in (CHAT, TEXT, TOKENS, DETOKENIZE)
+}
+
+
+def refuse_unsupported(fields: Fields, endpoint: str) -> None:
+    """Refuse fields that would change the answer and cannot be served. Raises ApiError."""
+    known = _BY_ENDPOINT[endpoint]
+    for name, field in known.items():
+        if field.handling is not Handling.REFUSED:
+            continue
+        value = fields.at(name)
+        if value is not None and not any(_is_same(value, each) for each in field.neutral):
+            fields.fail(name, f"is not supported: {field.note}", "unsupported_parameter")
+    if unknown := [name for name in fields.values if name not in known]:
+        log.debug("fields that are ignored: %.200r", unknown)
+
+
+def _is_same(value: Any, neutral: Any) -> bool:
+    """Equality as JSON has it: a number is no truth value."""
+    return isinstance(value, bool) == isinstance(neutral, bool) and bool(value == neutral)
