@@ -125,6 +125,10 @@ _CHECKS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
 )
 
 
+#: The most likely token each time.
+GREEDY = SamplingSettings(temperature=0.0)
+
+
 def sample(
     logits: Logits,
     settings: SamplingSettings,

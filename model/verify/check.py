@@ -18,6 +18,9 @@ from urdir.driver.diff import Difference, trace
 from urdir.driver.harness import run_kernel, time_kernel
 from urdir.driver.stream import Stream
 from urdir.model.engine.engine import Engine
+from urdir.model.engine.generate import Generation
+from urdir.model.engine.logits import logits_after
+from urdir.model.engine.requests.request import Request
 from urdir.model.engine.runner import Observer
 from urdir.model.engine.session import Session
 from urdir.model.errors import ModelError
@@ -217,7 +220,6 @@ def _check_ranks(name: str, open_engine: OpenRanks, kind: str, ordinals: Sequenc
         expected_tokens, expected = _decode_in(engine, engine.session)
     with open_engine(kind, ordinals) as engine:
         tokens, logits = _decode_in(engine, engine.session)
-        engine.session.truncate(0)
         again, same = _decode_in(engine, engine.session)
     if again != tokens or not np.array_equal(logits, same):
         raise CheckError("the same prompt gives other logits when it runs again")
@@ -234,18 +236,18 @@ def _check_ranks(name: str, open_engine: OpenRanks, kind: str, ordinals: Sequenc
 def _decode(
     engine: Engine, observer: Observer | None = None, steps: int = STEPS
 ) -> tuple[list[int], Logits]:
-    """Feed the prompt and decode greedily: the tokens, and the logits (steps, n_vocab) of each."""
+    """Answer the prompt greedily: the tokens, and the logits (steps, n_vocab) of each."""
     settings = SessionSettings(CONTEXT)
     with Session(engine.device, engine.weights, settings, observer=observer) as session:
         return _decode_in(engine, session, steps)
 
 
 def _decode_in(engine: Engine, session: Session, steps: int = STEPS) -> tuple[list[int], Logits]:
-    """The same in a session that is empty."""
-    tokens, rows = [], []
-    session.feed(engine.tokenizer.encode(PROMPT, parse_special=True))
-    shape = (1, engine.config.vocab_size)
-    for _ in range(steps):
-        tokens.append(session.greedy_step())
-        rows.append(session.parts.work["logits"].download(np.float32, shape))
-    return tokens, np.concatenate(rows)
+    """The same in a session that nothing else uses: the device chooses the tokens, then these are
+    given, and the logits come back."""
+    prompt = engine.tokenizer.encode(PROMPT, parse_special=True)
+    generation = Generation(session, None, Request(prompt=tuple(prompt), limit=steps))
+    for _ in generation.pieces():
+        pass
+    rows = logits_after(session, prompt, generation.tokens[:-1])
+    return generation.tokens, np.stack([*rows])

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import NamedTuple
 
-from urdir.model.engine.sampling import SamplingSettings
-from urdir.model.engine.sequence import GREEDY, Finish
+from urdir.model.engine.sampling import GREEDY, SamplingSettings
 from urdir.model.errors import ModelError, SettingsError
 from urdir.model.text.constraints import Constraint
+
+
+class Finish(Enum):
+    """Why a generation ended."""
+
+    END = "end"  # the model said so
+    STOP = "stop"  # a stop string was found
+    LENGTH = "length"  # as many tokens as were asked for
+    FULL = "full"  # no room left in the KV cache
+    INTERRUPTED = "interrupted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,13 +11,14 @@ import gguf as gguf_package
 import numpy as np
 import pytest
 
+from tests.model.stepping import logits_of, logits_of_each, stepping
 from urdir.driver import execute
 from urdir.driver.operation import Launch
 from urdir.driver.stream import Stream
 from urdir.model.blocks import experts_together
 from urdir.model.engine.batch import Output
 from urdir.model.engine.engine import Engine
-from urdir.model.engine.session import Session
+from urdir.model.engine.realizar import EagerSteps
 from urdir.model.files.demo import demo_model
 from urdir.model.files.gguf import Gguf
 from urdir.model.memory.session_settings import SessionSettings
@@ -84,11 +85,7 @@ def _logits(name: str, device: str, kv_dtype: str, tokens: list[int], exact: boo
     with Engine.open(
         str(_gguf(name)), device=device, context=len(tokens), kv_dtype=kv_dtype, exact=exact
     ) as engine:
-        rows = []
-        for token in tokens:
-            engine.session.feed([token])
-            rows.append(engine.session.logits_step())
-        return np.stack(rows)
+        return logits_of_each(engine.session, tokens)
 
 
 def _positions(device: str, total: int, full: bool) -> int:
@@ -142,14 +139,14 @@ def test_replay_equals_eager_bit_for_bit(
     results = []
     with Engine.open(str(_gguf(name)), device=device_name, context=len(tokens)) as engine:
         for observer in (None, Eager()):
-            with Session(
+            with stepping(
                 engine.device, engine.weights, SessionSettings(len(tokens)), observer=observer
-            ) as session:
-                session.feed(tokens[: n - 2])
-                rows = [session.logits_step()]
+            ) as eager:
+                eager.feed(tokens[: n - 2])
+                rows = [eager.logits()[0]]
                 for token in tokens[n - 2 : n]:
-                    session.feed([token])
-                    rows.append(session.logits_step())
+                    eager.feed([token])
+                    rows.append(eager.logits()[0])
                 results.append(np.stack(rows))
     np.testing.assert_array_equal(results[0], results[1])
 
@@ -165,16 +162,18 @@ def test_batched_steps_stay_within_the_allowance(name: str, device_name: str) ->
     tokens, golden = _golden(name)
     steps, context = (20, 32) if device_name == "cuda" else (2, 8)
     rows, wanted = [], []
-    with Engine.open(str(_gguf(name)), device=device_name, context=context, sequences=3) as engine:
-        session = engine.session
+    with (
+        Engine.open(str(_gguf(name)), device=device_name, context=context, sequences=3) as engine,
+        EagerSteps(engine.session) as eager,
+    ):
         for sequence in range(3):
             for token in tokens[:sequence]:
-                session.feed([token], sequence)
-                session.forward_gpu_resident((sequence,))
+                eager.feed([token], sequence)
+                eager.logits((sequence,))
         for step in range(steps):
             for sequence in range(3):
-                session.feed([tokens[step + sequence]], sequence)
-            rows.append(session.forward_gpu_resident((0, 1, 2)))
+                eager.feed([tokens[step + sequence]], sequence)
+            rows.append(eager.logits((0, 1, 2)))
             wanted.append(golden[step : step + 3])
     logits, expected = np.concatenate(rows), np.concatenate(wanted)
     error, kl = relative_rms(logits, expected), kl_divergence(logits, expected)
@@ -200,22 +199,21 @@ def test_rows_that_read_experts_together(
     results, alone = [], []
     with Engine.open(str(_gguf(name)), device=device_name, context=16) as engine:
         for observer in (None, Eager()):
-            with Session(
+            with stepping(
                 engine.device,
                 engine.weights,
                 SessionSettings(16, sequences=count),
                 observer=observer,
-            ) as session:
+            ) as eager:
                 for sequence in range(count):
-                    session.feed(tokens[: sequence + 1], sequence)
-                results.append(session.forward_gpu_resident(range(count)))
-                bound = session.steps.bound(session.shapes.decode(count, count, Output.LOGITS))
+                    eager.feed(tokens[: sequence + 1], sequence)
+                results.append(eager.logits(range(count)))
+                shape = eager.session.shapes.decode(count, count, Output.LOGITS)
+                bound = eager.session.steps.bound(shape)
                 kernels = [op.kernel.name for op in bound.plan if isinstance(op, Launch)]
                 assert "experts_gemm_small" in kernels
         for sequence in range(count):
-            engine.session.truncate(0)
-            engine.session.feed(tokens[: sequence + 1])
-            alone.append(engine.session.logits_step())
+            alone.append(logits_of(engine.session, tokens[: sequence + 1]))
     np.testing.assert_array_equal(results[0], results[1])
     error, difference = (
         relative_rms(results[0], golden[:count]),
@@ -242,11 +240,7 @@ def test_prompt_steps_stay_within_the_allowance(name: str, device_name: str) -> 
     """Logits after a whole prompt at once, whose products round activations to f16."""
     tokens, golden = _golden(name)
     with Engine.open(str(_gguf(name)), device=device_name, context=len(tokens)) as engine:
-        rows = []
-        for n in (17, 40):
-            engine.session.truncate(0)
-            engine.session.feed(tokens[:n])
-            rows.append(engine.session.logits_step())
+        rows = [logits_of(engine.session, tokens[:n]) for n in (17, 40)]
     logits, wanted = np.stack(rows), golden[[16, 39]]
     error = relative_rms(logits, wanted)
     print(f"{name} on {device_name}, prompts of 17 and 40: relative RMS {error:.2e}")
@@ -275,14 +269,17 @@ def test_the_bias_of_the_output_is_added_once(tmp_path: Path, device_name: str) 
     tokens, golden = _golden("nano-llama-f32")
     bias = np.random.default_rng(5).standard_normal(golden.shape[1]).astype(np.float32)
     _copy_with_tensor(path, biased, "output.bias", bias)
-    with Engine.open(
-        str(biased), device=device_name, context=8, kv_dtype="f32", exact=True
-    ) as engine:
-        engine.session.feed(tokens[:3])
-        logits = engine.session.logits_step()
-        engine.session.truncate(0)
-        engine.session.feed(tokens[:3])
-        assert engine.session.greedy_step() == int(np.argmax(golden[2] + bias))
+    with (
+        Engine.open(
+            str(biased), device=device_name, context=8, kv_dtype="f32", exact=True
+        ) as engine,
+        EagerSteps(engine.session) as eager,
+    ):
+        eager.feed(tokens[:3])
+        logits = eager.logits()[0]
+        eager.truncate(0)
+        eager.feed(tokens[:3])
+        assert eager.step()[0] == int(np.argmax(golden[2] + bias))
     assert relative_rms(logits, golden[2] + bias) <= EXACT_RELATIVE_RMS
 
 

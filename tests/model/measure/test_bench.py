@@ -137,11 +137,12 @@ def test_several_sequences_have_no_room_for_long_prompts() -> None:
     case = BenchCase((8192,), (128,), (0, 256), sequences=(1, 8, 256), pairs=((512, 64),))
     alone, several = case.parts()
     assert (alone.context, alone.most_sequences) == (256 + 8192, 1)
-    assert (several.context, several.most_sequences) == (256 + 128, 256)
+    assert (several.context, several.most_sequences) == (256 + 128 + 31, 256)
     assert alone.rows + several.rows == case.rows == 10
     assert BenchCase().parts() == [BenchCase()]
     prompts, several = BenchCase((64,), (16,), sequences=(4,)).parts()
     assert (prompts.context, prompts.rows, several.rows) == (64, 1, 1)
+    assert several.context == 1 + 16 + 3
     assert [part.sequences for part in BenchCase((0,), (0,), sequences=(2,)).parts()] == [(2,)]
 
 
@@ -174,7 +175,6 @@ def test_rows_agree_with_themselves(engine: Engine) -> None:
     cache = engine.session.parts.cache.shape
     needed = bytes_per_step(engine.gguf, engine.config, cache, 4, 3)
     assert three.bytes_per_token == round(needed / 3)
-    assert engine.session.lengths == [2 + 4] * 3  # steps beyond the last one are undone
 
 
 def test_a_profile_accounts_for_every_launch(engine: Engine) -> None:
@@ -199,7 +199,7 @@ def test_a_profile_is_of_as_many_sequences_as_are_asked_for(
     really = execute.profile
 
     def profile(*args: Any, **more: Any) -> Any:
-        places.append(engine.session.device_positions())
+        places.append(engine.session.parts.state.positions())
         return really(*args, **more)
 
     monkeypatch.setattr("urdir.driver.execute.profile", profile)
@@ -209,7 +209,6 @@ def test_a_profile_is_of_as_many_sequences_as_are_asked_for(
     assert {row.sequences for row in rows} == {3}
     assert any("gemm_small" in row.role for row in rows)
     assert places == [{0: 0, 1: 0, 2: 0}]
-    assert engine.session.lengths == [0, 0, 0]
     profile_step(engine.session, 1e9)
     assert places[1] == {0: 0}
 

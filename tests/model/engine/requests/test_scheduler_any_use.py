@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.model.engine.requests.toy_server import Server, small_limits
 from tests.model.engine.requests.toy_storage import Toy, ToyPlaces, ToyRecurrent, ToyStorage
 from urdir.model.engine.requests.request import Request
-from urdir.model.engine.sequence import GREEDY
+from urdir.model.engine.sampling import GREEDY
 from urdir.model.errors import BusyError, ContextFullError
 from urdir.model.memory.walk import Walk
 

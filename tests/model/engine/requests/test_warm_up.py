@@ -19,7 +19,7 @@ from urdir.model.engine.requests.scheduler import Scheduler
 from urdir.model.engine.requests.service import Service
 from urdir.model.engine.requests.warm_up import WarmUp, likely_shapes
 from urdir.model.engine.run_ahead import AT_ONCE
-from urdir.model.engine.sequence import GREEDY
+from urdir.model.engine.sampling import GREEDY
 from urdir.model.engine.session import Session
 from urdir.model.memory.buckets import chunks_of
 from urdir.model.memory.walk import Walk
