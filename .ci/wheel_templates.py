@@ -11,6 +11,7 @@ import jinja2
 from urdir.model.text.named_templates import named_template
 from urdir.ptxgen.render.compiled import COMPILED
 from urdir.ptxgen.render.jinja import environment, template_names
+from urdir.ptxgen.render.sources import TEMPLATES
 
 
 def _refuse(self: object, source: object, name: object = None, *rest: Any, **more: Any) -> NoReturn:
@@ -20,8 +21,8 @@ def _refuse(self: object, source: object, name: object = None, *rest: Any, **mor
 jinja2.Environment.compile = _refuse  # type: ignore[method-assign, assignment]
 names = template_names()
 for name in names:
-    environment().get_template(name)
-modules = {path.name for path in COMPILED.glob("*.py")} - {"__init__.py"}
+    environment().get_template(f"{TEMPLATES}/{name}")
+modules = set(COMPILED.rglob("*.py")) - {COMPILED / "__init__.py"}
 if not names or len(modules) != len(names):
     sys.exit(f"{COMPILED} has {len(modules)} modules of {len(names)} templates")
 print(f"{len(names)} compiled templates")

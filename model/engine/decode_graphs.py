@@ -21,10 +21,10 @@ class DecodeGraphs:
 
     def several(self, shape: StepShape, length: int) -> StepShape | None:
         """`AT_ONCE` steps in place of one of ``shape``, after which the longest sequence has
-        ``length`` tokens; None where they have no graph (yet), or are not of one length bucket."""
+        ``length`` tokens; None where they have no graph (yet), or reach beyond the shape's
+        length bucket, be it the last one."""
         several = replace(shape, steps=AT_ONCE)
-        keys = self._shapes.keys(length + AT_ONCE - 1, shape.rows)
-        fits = not shape.prompt and keys == shape.keys
+        fits = not shape.prompt and length + AT_ONCE - 1 <= shape.keys
         return several if fits and self._steps.is_recorded(several) else None
 
     def prepare(self, rows: int, output: Output, length: int, end: int, steps: int) -> bool:

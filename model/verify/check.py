@@ -20,6 +20,7 @@ from urdir.driver.stream import Stream
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.generate import Generation
 from urdir.model.engine.logits import logits_after
+from urdir.model.engine.realizar.eager import EagerSteps
 from urdir.model.engine.requests.request import Request
 from urdir.model.engine.runner import Observer
 from urdir.model.engine.session import Session
@@ -220,6 +221,7 @@ def _check_ranks(name: str, open_engine: OpenRanks, kind: str, ordinals: Sequenc
         expected_tokens, expected = _decode_in(engine, engine.session)
     with open_engine(kind, ordinals) as engine:
         tokens, logits = _decode_in(engine, engine.session)
+        EagerSteps(engine.session).close()  # nothing is left in the cache
         again, same = _decode_in(engine, engine.session)
     if again != tokens or not np.array_equal(logits, same):
         raise CheckError("the same prompt gives other logits when it runs again")

@@ -1,4 +1,4 @@
-"""Templates as modules of Python, as Jinja compiles them, in one folder beside the templates."""
+"""Templates as modules of Python, as Jinja compiles them, in a folder beside the templates."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ import jinja2
 
 import urdir.templates
 
+#: Where urdir's templates are.
+SOURCES = Path(urdir.templates.__file__).resolve().parent
 #: A wheel brings it, a checkout makes it; code is kept nowhere else.
-COMPILED = Path(urdir.templates.__file__).resolve().with_name("compiled")
+COMPILED = SOURCES / "compiled"
 
 
 class TemplateModules:
-    """One module a template in ``folder``: the source that Jinja generated, then a digest.
+    """One module a template in ``folder``, by the same path: the source that Jinja generated, then
+    a digest.
 
     The digest, in a comment, is of that source and of all that it depends on: the template's text,
     the version of Jinja, and ``environment``, which identifies the environment's options. A module
@@ -61,25 +64,28 @@ class TemplateModules:
         """
         if self._in_checkout and _is_own(self._folder.parent):
             with contextlib.suppress(OSError):
-                self._folder.mkdir(mode=0o755, exist_ok=True)
                 self.write(file, text, source)
         return _compile(source.encode())
 
     def write(self, file: str, text: str, source: str) -> None:
         """Make the module of a template; another process sees all of it or none."""
         data = source.encode()  # stays in front: it knows which of its lines are which of the text
-        handle, temporary = tempfile.mkstemp(dir=self._folder)
+        path = self._path(file)
+        for folder in (self._folder, path.parent):
+            folder.mkdir(mode=0o755, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent)
         try:
             with os.fdopen(handle, "wb") as stream:
                 stream.write(data + b"\n" + self._stamp(text, data))
             os.chmod(temporary, 0o644)  # who may read the templates may read this
-            os.replace(temporary, self._path(file))
+            os.replace(temporary, path)
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise
 
     def _path(self, file: str) -> Path:
-        return self._folder / (file.removesuffix(".j2").replace(".", "_") + ".py")
+        path = self._folder / file.removesuffix(".j2")
+        return path.with_name(path.name.replace(".", "_") + ".py")
 
     def _stamp(self, text: str, source: bytes) -> bytes:
         origin = hashlib.sha256(text.encode()).hexdigest()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import shutil
 import struct
-from collections.abc import Callable, Hashable, MutableMapping
+from collections.abc import Callable, Hashable, Iterable, MutableMapping
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -17,10 +17,14 @@ from typing import Any
 import jinja2
 from jinja2.runtime import Context
 
-from urdir.ptxgen.render.compiled import COMPILED, TemplateModules
-from urdir.ptxgen.render.sources import TemplateName, module_digest, read_template
-
-_TEMPLATES = "urdir.templates"
+from urdir.ptxgen.render.compiled import COMPILED, SOURCES, TemplateModules
+from urdir.ptxgen.render.sources import (
+    TEMPLATES,
+    module_digest,
+    named_in,
+    read_template,
+    split_name,
+)
 
 
 def f32(value: float) -> str:
@@ -31,6 +35,12 @@ def f32(value: float) -> str:
 def f16x2(value: float) -> str:
     """The bits of a number as f16, twice: ``0x3C003C00``."""
     return "0x" + 2 * struct.pack(">e", value).hex().upper()
+
+
+def repeat(numbers: int | Iterable[int], line: str) -> str:
+    """A line of PTX for each number (of a count: from 0 on), which replaces every ``#`` in it."""
+    numbers = range(numbers) if isinstance(numbers, int) else numbers
+    return "\n    ".join(line.replace("#", str(number)) for number in numbers)
 
 
 @functools.lru_cache(maxsize=1 << 12)
@@ -57,7 +67,7 @@ def environment() -> jinja2.Environment:
         keep_trailing_newline=True,
         extensions=["jinja2.ext.do", "jinja2.ext.loopcontrols"],
     )
-    env.globals |= {"f16x2": f16x2, "f32": f32, "once": once}
+    env.globals |= {"f16x2": f16x2, "f32": f32, "once": once, "repeat": repeat}
     return env
 
 
@@ -71,27 +81,24 @@ def write_modules(folder: Path = COMPILED) -> int:
     (folder / "__init__.py").write_text('"""The templates as Jinja compiled them."""\n')
     modules, names = TemplateModules(folder, identity()), template_names()
     for file in names:
-        text = read_template((_TEMPLATES, file))
+        text = read_template((TEMPLATES, file))
         modules.write(file, text, _python(environment(), file, text))
     return len(names)
 
 
 def template_names() -> list[str]:
-    """The files of all templates of urdir, shared macros included."""
-    from importlib import resources  # for tools; a start does without
-
-    files = resources.files(_TEMPLATES).iterdir()
-    return sorted(file.name for file in files if file.name.endswith(".j2"))
+    """The paths of all templates in ``urdir.templates``, macro files included."""
+    return sorted(path.relative_to(SOURCES).as_posix() for path in SOURCES.rglob("*.j2"))
 
 
 def _python(env: jinja2.Environment, file: str, text: str) -> str:
     """The Python source that Jinja makes of a template of urdir."""
     # defer_init: the source does not need the environment to be there when it is run
-    return env.compile(text, f"{_TEMPLATES}/{file}", raw=True, defer_init=True)
+    return env.compile(text, f"{TEMPLATES}/{file}", raw=True, defer_init=True)
 
 
 class _PackageLoader(jinja2.BaseLoader):
-    """Finds ``package/file``; a bare name is a shared macro file of ``urdir.templates``.
+    """Finds ``package/path``.
 
     urdir's own templates are read from and written to ``modules`` in compiled form. Those of other
     packages are compiled in every process that needs them.
@@ -103,7 +110,7 @@ class _PackageLoader(jinja2.BaseLoader):
     def get_source(
         self, environment: jinja2.Environment, template: str
     ) -> tuple[str, str | None, None]:
-        return read_template(_split(template)), None, None
+        return read_template(split_name(template)), None, None
 
     def load(
         self,
@@ -112,8 +119,8 @@ class _PackageLoader(jinja2.BaseLoader):
         globals: MutableMapping[str, Any] | None = None,
     ) -> jinja2.Template:
         """See `jinja2.BaseLoader.load`."""
-        package, file = _split(name)
-        if package != _TEMPLATES:
+        package, file = split_name(name)
+        if package != TEMPLATES:
             return super().load(environment, name, globals)
         code = self._modules.code(file, lambda: read_template((package, file)))
         code = code or self._make(environment, file)
@@ -121,13 +128,8 @@ class _PackageLoader(jinja2.BaseLoader):
         return environment.template_class.from_code(environment, code, globals)
 
     def _make(self, env: jinja2.Environment, file: str) -> CodeType:
-        text = read_template((_TEMPLATES, file))
+        text = read_template((TEMPLATES, file))
         return self._modules.add(file, text, _python(env, file, text))
-
-
-def _split(template: str) -> TemplateName:
-    package, _, file = template.rpartition("/")
-    return package or _TEMPLATES, file
 
 
 class _Context(Context):
@@ -150,3 +152,7 @@ class _Context(Context):
 
 class _Environment(jinja2.Environment):
     context_class = _Context
+
+    def join_path(self, template: str, parent: str) -> str:
+        """The full name of what ``parent`` imports: see `named_in`."""
+        return "/".join(named_in(split_name(parent)[0], template))

@@ -13,6 +13,10 @@ from pathlib import Path
 
 from urdir.ptxgen.errors import PtxgenError
 
+#: The package of urdir's own templates.
+TEMPLATES = "urdir.templates"
+
+#: Package, and the file's path in it.
 TemplateName = tuple[str, str]
 
 
@@ -38,6 +42,23 @@ def _read_resource(package: str, file: str) -> str:
         raise PtxgenError(f"no template {file!r} in package {package!r}") from exc
 
 
+def named_in(package: str, name: str) -> TemplateName:
+    """The template that ``name`` means in a template of ``package``.
+
+    urdir's templates name each other by their paths. Those of other packages write
+    ``package/path``, and the macro files at the top of ``urdir.templates`` without a package.
+    """
+    if package == TEMPLATES or "/" not in name:
+        return TEMPLATES, name
+    return split_name(name)
+
+
+def split_name(name: str) -> TemplateName:
+    """The parts of ``package/path``."""
+    package, _, file = name.partition("/")
+    return package, file
+
+
 _IMPORT = re.compile(r"""\{%-?\s*(?:import|from|include)\s+["']([^"']+)["']""")
 
 
@@ -50,8 +71,7 @@ def source_digest(template: TemplateName) -> str:
         source = read_template(name)
         digest.update(source.encode())
         for imported in _IMPORT.findall(source):
-            package, _, file = imported.rpartition("/")
-            if (found := (package or "urdir.templates", file)) not in seen:
+            if (found := named_in(name[0], imported)) not in seen:
                 seen.append(found)
     return digest.hexdigest()
 

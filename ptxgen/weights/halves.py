@@ -123,7 +123,7 @@ class Halves:
     @property
     def skew(self) -> int:
         """Bytes between a tile and the one below it in shared memory, so that lanes of a load find
-        different banks: tiles of even and of odd rows (`_weight_halves.j2`) are apart by half of
+        different banks: tiles of even and of odd rows (`weights/_halves.j2`) are apart by half of
         what four of its lanes and two rows span."""
         item = self.format.planes[0].nbytes
         return {4: 16, 8: 32, 16: 64}.get(item, 16)

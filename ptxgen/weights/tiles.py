@@ -130,7 +130,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Tile:
-    """The tiles of a matrix of that layout; as ``halves`` (`_weight_halves.j2`) all pieces keep
+    """The tiles of a matrix of that layout; as ``halves`` (`weights/_halves.j2`) all pieces keep
     their places, and the powers of a tile's rows follow it."""
 
     layout: Layout

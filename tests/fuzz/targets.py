@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import lzma
 import os
 import random
 import struct
@@ -55,8 +56,11 @@ class GgufTarget:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "mutated.gguf"
-        names = ("nano-llama-q2_k", "nano-gemma3-q4_k_m", "nano-qwen3moe-q4_k_m")
-        files = [*(DATA / "golden" / f"{name}.gguf" for name in names), demo_model()]
+        files = [DATA / "golden" / "nano-llama-q2_k.gguf", demo_model()]
+        for name in ("gemma3-dense.gguf", "qwen3moe-moe.gguf"):
+            packed = DATA / "families" / f"{name}.xz"
+            (folder / name).write_bytes(lzma.decompress(packed.read_bytes()))
+            files.append(folder / name)
         self._bases = []
         for file in files:
             with Gguf(file) as gguf:  # a smaller vocabulary is as good

@@ -188,14 +188,18 @@ def vocab_file(
 
 
 @pytest.fixture(scope="session")
-def family_file(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Unpacks one of the models of `data/families` ("gemma2-dense"), returns its path."""
-    folder = tmp_path_factory.mktemp("families")
+def reference_file(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The path of a model of `data/families` or `data/golden` ("gemma2-dense"), unpacked."""
+    folder = tmp_path_factory.mktemp("references")
 
     @functools.cache
     def unpack(name: str) -> Path:
-        path = folder / f"{name}.gguf"
-        path.write_bytes(lzma.decompress((DATA / "families" / f"{path.name}.xz").read_bytes()))
+        plain = DATA / "golden" / f"{name}.gguf"
+        if plain.exists():
+            return plain
+        path = folder / plain.name
+        (packed,) = DATA.glob(f"*/{path.name}.xz")
+        path.write_bytes(lzma.decompress(packed.read_bytes()))
         return path
 
     return unpack

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from urdir.ptxgen import ptx
+from urdir.ptxgen import catalog, ptx
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.render import sources
-from urdir.ptxgen.render.jinja import environment, f32, template_names
+from urdir.ptxgen.render.jinja import environment, f32, repeat, template_names
 from urdir.ptxgen.spec import Access, KernelSpec, LaunchShape, Param
 from urdir.ptxgen.target import since
 
@@ -38,6 +38,17 @@ TEMPLATES = {
         {%- endfor %}
         ret;
         """,
+    "deep/far.ptx.j2": """
+        {% import "urdir_test_templates/deep/_near.j2" as near %}
+        {% import "urdir.templates/linear/_ends.j2" as of_urdir %}
+        {% import "_vector.j2" as vector %}
+        {{ near.four_times("%factor") }}
+        ret;
+        """,
+    "deep/_near.j2": """
+        {% from "urdir_test_templates/_twice.j2" import twice %}
+        {% macro four_times(r) %}{{ twice(r) }} {{ twice(r) }}{% endmacro %}
+        """,
     "undefined.ptx.j2": "{{ nothing }}",
     "broken.ptx.j2": "ret;\n{% if %}",
     "importer.ptx.j2": '{% import "urdir_test_templates/broken.ptx.j2" as b %}',
@@ -51,6 +62,7 @@ def package(tmp_path, monkeypatch):
     folder.mkdir()
     (folder / "__init__.py").write_text("")
     for name, text in TEMPLATES.items():
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(textwrap.dedent(text).lstrip("\n"))
     monkeypatch.syspath_prepend(tmp_path)
     forget()
@@ -181,6 +193,38 @@ def test_an_absent_package_is_named():
         sources.read_template(("no_such_package", "x.j2"))
 
 
+def test_templates_lie_in_folders_too():
+    """Those of another package name their package; bare names are urdir's."""
+    text = Scale(4, file="deep/far.ptx.j2").ptx("sm_80")
+    assert text.count("add.f32 %factor, %factor, %factor;") == 2
+
+
+@pytest.mark.parametrize("changed", ["deep/_near.j2", "_twice.j2"])
+def test_a_digest_follows_imports_through_folders(package, changed):
+    before = sources.source_digest(("urdir_test_templates", "deep/far.ptx.j2"))
+    path = package / changed
+    path.write_text(path.read_text() + "\n")
+    forget()
+    assert sources.source_digest(("urdir_test_templates", "deep/far.ptx.j2")) != before
+
+
+def test_urdirs_own_templates_name_each_other_by_their_paths():
+    assert sources.named_in("urdir.templates", "linear/_ends.j2") == (
+        "urdir.templates",
+        "linear/_ends.j2",
+    )
+    assert sources.named_in("mine", "linear/_ends.j2") == ("linear", "_ends.j2")
+
+
+def test_every_kernel_has_its_template_by_its_own_path():
+    """``ptxgen/kernels/linear/gemv.py`` goes with ``templates/linear/gemv.ptx.j2``."""
+    root = "urdir.ptxgen.kernels."
+    for kernel in catalog.kernels().values():
+        if kernel.__module__.startswith(root) and "template" in vars(kernel):  # not its base's
+            stem = kernel.__module__.removeprefix(root).replace(".", "/")
+            assert kernel.template == ("urdir.templates", f"{stem}.ptx.j2"), kernel.name
+
+
 @pytest.mark.parametrize("changed", ["scale.ptx.j2", "_twice.j2"])
 def test_the_digest_covers_imported_files(package, changed):
     before = sources.source_digest(("urdir_test_templates", "scale.ptx.j2"))
@@ -203,6 +247,12 @@ def test_f32_constants_are_exact(value, text):
     assert f32(value) == text
 
 
+def test_a_repeated_line_has_each_number():
+    assert repeat(2, "mov.f32 %v#, %w#;") == "mov.f32 %v0, %w0;\n    mov.f32 %v1, %w1;"
+    assert repeat(range(4, 12, 4), "bar.sync #;") == "bar.sync 4;\n    bar.sync 8;"
+    assert repeat(0, "bar.sync #;") == ""
+
+
 def test_f32_constants_are_rounded_once():
     bits = int(f32(1e-5)[2:], 16)
     assert struct.unpack(">f", struct.pack(">I", bits))[0] == pytest.approx(1e-5, rel=6e-8)
@@ -211,5 +261,6 @@ def test_f32_constants_are_rounded_once():
 def test_macros_begin_with_their_contract_and_see_their_arguments_alone():
     for name in template_names():
         text = sources.read_template(("urdir.templates", name))
-        assert text.startswith("{#" if name.startswith("_") else "//"), name
+        is_macro_file = name.rpartition("/")[2].startswith("_")
+        assert text.startswith("{#" if is_macro_file else "//"), name
         assert "with context" not in text, name

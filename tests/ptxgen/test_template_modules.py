@@ -55,6 +55,10 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     template_environment.environment.cache_clear()
 
 
+def files_below(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if not path.is_dir()]
+
+
 def text_of_a_new_process(spec: Any = SPEC) -> str:
     template_environment.environment.cache_clear()
     text: str = spec.ptx("sm_90a")
@@ -70,10 +74,12 @@ def expected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_every_template_is_there_once(built: Path) -> None:
-    modules = {path.name.partition(".")[0] for path in built.iterdir()} - {"__init__"}
+    paths = files_below(built)
+    modules = {path.relative_to(built).as_posix() for path in paths} - {"__init__.py"}
     names = template_environment.template_names()
-    assert modules == {name.removesuffix(".j2").replace(".", "_") for name in names}
-    for path in built.iterdir():  # as those do who import all modules of a package
+    assert {"normalise.ptx.j2", "linear/gemv.ptx.j2", "linear/_ends.j2"} < set(names)
+    assert modules == {name.removesuffix(".j2").replace(".", "_") + ".py" for name in names}
+    for path in paths:  # as those do who import all modules of a package
         exec(path.read_text(), {})
 
 
@@ -194,12 +200,12 @@ def test_the_next_process_of_a_checkout_compiles_nothing(
 ) -> None:
     assert text_of_a_new_process() == expected
     assert TEMPLATE in compiled
-    assert len(list(checkout.iterdir())) == len(compiled)
-    assert {path.suffix for path in checkout.iterdir()} == {".py"}  # neither remains nor bytecode
+    assert len(files_below(checkout)) == len(compiled)
+    assert {path.suffix for path in files_below(checkout)} == {".py"}  # no remains, no bytecode
     compiled.clear()
     assert text_of_a_new_process() == expected
     assert compiled == []
-    assert {path.suffix for path in checkout.iterdir()} == {".py"}
+    assert {path.suffix for path in files_below(checkout)} == {".py"}
 
 
 @pytest.mark.parametrize("damage", ["", "too short", "raise SystemExit\n{}", "{}\n", "{}0"])
@@ -276,7 +282,7 @@ def test_processes_share_a_checkout(checkout: Path, expected: str) -> None:
         for _ in range(4)
     ]
     assert [worker.communicate()[0] for worker in workers] == [expected] * 4
-    assert {path.suffix for path in checkout.iterdir()} == {".py"}
+    assert {path.suffix for path in files_below(checkout)} == {".py"}
 
 
 # ---- planted code ----

@@ -35,7 +35,7 @@ class CachedTokens(KernelSpec):
     room: int
 
     name = "cached_tokens"
-    template = ("urdir.templates", "cached_tokens.ptx.j2")
+    template = ("urdir.templates", "attention/cached_tokens.ptx.j2")
 
     def __post_init__(self) -> None:
         if self.layout.kv_heads != 1 or self.layout.capacity:

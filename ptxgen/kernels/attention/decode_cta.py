@@ -25,7 +25,7 @@ class DecodeCta:
     one for each step of the loop over the keys; after the loop the warps' sums take its place. A
     q8_0 scale is copied with its neighbour in an aligned word, which must be of the same slot.
     On ``tensor_cores`` a stage is half a slab, 128 dims of the keys or values of a step
-    (_attention_mma.j2). Lanes read values that end keys where these are (``keeps_keys``). Sizes
+    (attention/_mma.j2). Lanes read values that end keys where these are (``keeps_keys``). Sizes
     and offsets (``..._at``) are in bytes.
     """
 

@@ -61,7 +61,7 @@ class FlashDecode(DecodeAttention):
 
     splits_keys = True
     name = "flash_decode"
-    template = ("urdir.templates", "flash_decode.ptx.j2")
+    template = ("urdir.templates", "attention/flash_decode.ptx.j2")
 
     def __post_init__(self) -> None:
         super().__post_init__()

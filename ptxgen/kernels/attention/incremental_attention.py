@@ -30,7 +30,7 @@ class IncrementalAttention(DecodeAttention):
     """
 
     name = "incremental_attention"
-    template = ("urdir.templates", "incremental_attention.ptx.j2")
+    template = ("urdir.templates", "attention/incremental_attention.ptx.j2")
 
     @property
     def reads_once(self) -> bool:

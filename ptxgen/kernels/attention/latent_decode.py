@@ -37,7 +37,7 @@ class LatentDecode(FlashDecode):
 
     heads_of_cta: ClassVar = (8, 16)
     name = "latent_decode"
-    template = ("urdir.templates", "latent_decode.ptx.j2")
+    template = ("urdir.templates", "attention/latent_decode.ptx.j2")
 
     def __post_init__(self) -> None:
         super().__post_init__()

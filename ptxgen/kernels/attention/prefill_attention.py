@@ -27,7 +27,7 @@ class PrefillAttention(PromptAttention):
     """
 
     name = "prefill_attention"
-    template = ("urdir.templates", "prefill_attention.ptx.j2")
+    template = ("urdir.templates", "attention/prefill_attention.ptx.j2")
 
     @property
     def warps(self) -> int:

@@ -87,7 +87,7 @@ class PrefillWgmma(PromptAttention):
     is_block = False
 
     name = "prefill_wgmma"
-    template = ("urdir.templates", "prefill_wgmma.ptx.j2")
+    template = ("urdir.templates", "attention/prefill_wgmma.ptx.j2")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -48,7 +48,7 @@ class PrepareTokens(KernelSpec):
     token: OwnToken = PLAIN_TOKEN
 
     name = "prepare_tokens"
-    template = ("urdir.templates", "prepare_tokens.ptx.j2")
+    template = ("urdir.templates", "attention/prepare_tokens.ptx.j2")
 
     def __post_init__(self) -> None:
         token = self.token

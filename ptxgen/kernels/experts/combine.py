@@ -25,7 +25,7 @@ class CombineExperts(KernelSpec):
     residual: bool = False
 
     name = "combine_experts"
-    template = ("urdir.templates", "combine_experts.ptx.j2")
+    template = ("urdir.templates", "experts/combine.ptx.j2")
 
     def __post_init__(self) -> None:
         if not 1 <= self.used <= MAX_USED or not 1 <= self.rows <= 65535 or self.cols < 1:

@@ -29,7 +29,7 @@ class ExpertsDown(ExpertsSpec):
     early: bool = False
 
     name = "experts_down"
-    template = ("urdir.templates", "experts_down.ptx.j2")
+    template = ("urdir.templates", "experts/down.ptx.j2")
 
     @property
     def alone(self) -> bool:  # type: ignore[override]

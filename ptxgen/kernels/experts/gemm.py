@@ -51,7 +51,7 @@ class ExpertsGemm(ExpertsProduct):
     tile: CtaTile | None = None
 
     name = "experts_gemm"
-    template = ("urdir.templates", "experts_gemm.ptx.j2")
+    template = ("urdir.templates", "experts/gemm.ptx.j2")
 
     def __post_init__(self) -> None:
         if not 1 <= self.used <= self.experts or self.batch < 1:

@@ -44,7 +44,7 @@ class ExpertsGemmSmall(QuartetProduct):
     """
 
     name = "experts_gemm_small"
-    template = ("urdir.templates", "experts_gemm_small.ptx.j2")
+    template = ("urdir.templates", "experts/gemm_small.ptx.j2")
 
     def __post_init__(self) -> None:
         if not 1 <= self.used <= min(self.experts, MAX_USED) or self.experts > MAX_EXPERTS:

@@ -37,7 +37,7 @@ class RouterLogits(KernelSpec):
     scale: float = 1.0
 
     name = "router_logits"
-    template = ("urdir.templates", "router_logits.ptx.j2")
+    template = ("urdir.templates", "experts/logits.ptx.j2")
 
     def __post_init__(self) -> None:
         if self.rows < 1 or not 1 <= self.experts <= MAX_EXPERTS:

@@ -39,7 +39,7 @@ class RouteExperts(Ends):
     scale: float = 1.0
 
     name = "route_experts"
-    template = ("urdir.templates", "route_experts.ptx.j2")
+    template = ("urdir.templates", "experts/route.ptx.j2")
 
     def __post_init__(self) -> None:
         if not 1 <= self.rows <= 65535:

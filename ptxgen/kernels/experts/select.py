@@ -40,7 +40,7 @@ class SelectExperts(KernelSpec):
     selection: Selection
 
     name = "select_experts"
-    template = ("urdir.templates", "select_experts.ptx.j2")
+    template = ("urdir.templates", "experts/select.ptx.j2")
 
     def __post_init__(self) -> None:
         if not 1 <= self.rows < 2**31:

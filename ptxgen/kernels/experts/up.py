@@ -34,7 +34,7 @@ class ExpertsUp(ExpertsSpec):
     in_turn: bool = False
 
     name = "experts_up"
-    template = ("urdir.templates", "experts_up.ptx.j2")
+    template = ("urdir.templates", "experts/up.ptx.j2")
 
     def __post_init__(self) -> None:
         super().__post_init__()

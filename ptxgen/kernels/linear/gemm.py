@@ -44,7 +44,7 @@ class Gemm(KernelSpec):
     clamp: float = 0.0
 
     name = "gemm"
-    template = ("urdir.templates", "gemm.ptx.j2")
+    template = ("urdir.templates", "linear/gemm.ptx.j2")
 
     def __post_init__(self) -> None:
         if self.batch < 1:

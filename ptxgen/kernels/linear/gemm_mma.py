@@ -115,7 +115,7 @@ class GemmMma(PackedProduct):
     cut: MmaCut
 
     name = "gemm_mma"
-    template = ("urdir.templates", "gemm_mma.ptx.j2")
+    template = ("urdir.templates", "linear/gemm_mma.ptx.j2")
 
     @property
     def targets(self) -> tuple[str, ...]:

@@ -45,7 +45,7 @@ class GemmSmall(TiledSpec):
 
     ``summarises``, with a residual: the launch begins the norm that follows. It leaves ``scaled``,
     y times the weights ``next_norm``, and a summary: of every 16 values the largest of these, and
-    the sum of the squares of y (`_linear_summary.j2`). ``summarised``, with a norm: x is such a
+    the sum of the squares of y (`linear/_summary.j2`). ``summarised``, with a norm: x is such a
     ``scaled``, with its summary. Every CTA rounds all of x: with a summary that is half the work.
     With ``packs`` it is ``scaled`` that is packed, and the summary has the squares alone; such an x
     is ``packed``, too.
@@ -66,7 +66,7 @@ class GemmSmall(TiledSpec):
     packs: Order | None = None
 
     name = "gemm_small"
-    template = ("urdir.templates", "gemm_small.ptx.j2")
+    template = ("urdir.templates", "linear/gemm_small.ptx.j2")
 
     def __post_init__(self) -> None:
         if any(fmt.is_float for fmt in self.formats):

@@ -101,7 +101,7 @@ class GemmWgmma(PackedProduct):
     cut: WgmmaCut
 
     name = "gemm_wgmma"
-    template = ("urdir.templates", "gemm_wgmma.ptx.j2")
+    template = ("urdir.templates", "linear/gemm_wgmma.ptx.j2")
 
     @property
     def targets(self) -> tuple[str, ...]:

@@ -67,7 +67,7 @@ class Gemv(TiledSpec):
     gives: Gives | None = None
 
     name = "gemv"
-    template = ("urdir.templates", "gemv.ptx.j2")
+    template = ("urdir.templates", "linear/gemv.ptx.j2")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -86,7 +86,7 @@ class GemvF32(LinearSpec):
     resident: int = 0
 
     name = "gemv_f32"
-    template = ("urdir.templates", "gemv_f32.ptx.j2")
+    template = ("urdir.templates", "linear/gemv_f32.ptx.j2")
 
     def __post_init__(self) -> None:
         super().__post_init__()

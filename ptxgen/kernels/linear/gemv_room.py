@@ -22,7 +22,7 @@ MAX_REGISTERS = 170
 OTHER_REGISTERS = 56
 #: Those that words of other ranks take beside.
 WORD_REGISTERS = 16
-#: Bytes of a unit's activations in shared memory: see templates/_linear_tile_x.j2.
+#: Bytes of a unit's activations in shared memory: see templates/linear/_tile_x.j2.
 RECORD_NBYTES = {"f32": 144, "i16": 80}
 
 Activations = Literal["f32", "i16"]

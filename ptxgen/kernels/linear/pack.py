@@ -43,7 +43,7 @@ class Pack(KernelSpec):
     room: int = 0
 
     name = "pack"
-    template = ("urdir.templates", "pack.ptx.j2")
+    template = ("urdir.templates", "linear/pack.ptx.j2")
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.cols < 1:

@@ -34,7 +34,7 @@ class CausalConv(RecurrentRows):
     gated: bool = False
 
     name = "causal_conv"
-    template = ("urdir.templates", "causal_conv.ptx.j2")
+    template = ("urdir.templates", "recurrent/causal_conv.ptx.j2")
 
     def __post_init__(self) -> None:
         super().__post_init__()

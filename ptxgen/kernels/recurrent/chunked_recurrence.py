@@ -30,7 +30,7 @@ class ChunkedRecurrence(RecurrentChunks):
     """
 
     name = "chunked_recurrence"
-    template = ("urdir.templates", "chunked_recurrence.ptx.j2")
+    template = ("urdir.templates", "recurrent/chunked_recurrence.ptx.j2")
 
     @property
     def splits(self) -> int:

@@ -31,7 +31,7 @@ class GatedNorm(HeldRows):
     activation: Activation = SILU
 
     name = "gated_norm"
-    template = ("urdir.templates", "gated_norm.ptx.j2")
+    template = ("urdir.templates", "recurrent/gated_norm.ptx.j2")
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.weight_rows < 1:

@@ -28,7 +28,7 @@ class GatedRecurrence(RecurrentHeads):
     """`RecurrentHeads`, token by token, in f32."""
 
     name = "gated_recurrence"
-    template = ("urdir.templates", "gated_recurrence.ptx.j2")
+    template = ("urdir.templates", "recurrent/gated_recurrence.ptx.j2")
 
     def __post_init__(self) -> None:
         super().__post_init__()

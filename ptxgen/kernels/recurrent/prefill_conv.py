@@ -27,7 +27,7 @@ class PrefillConv(CausalConv):
     packs: bool = False
 
     name = "prefill_conv"
-    template = ("urdir.templates", "prefill_conv.ptx.j2")
+    template = ("urdir.templates", "recurrent/prefill_conv.ptx.j2")
 
     def check_segments(self) -> None:
         if not self.segments:

@@ -38,7 +38,7 @@ class PrefillScan(SelectiveScan):
     places = 2
 
     name = "prefill_scan"
-    template = ("urdir.templates", "prefill_scan.ptx.j2")
+    template = ("urdir.templates", "recurrent/prefill_scan.ptx.j2")
 
     def __post_init__(self) -> None:
         super().__post_init__()

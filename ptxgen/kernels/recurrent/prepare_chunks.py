@@ -30,7 +30,7 @@ class PrepareChunks(RecurrentChunks):
     """
 
     name = "prepare_chunks"
-    template = ("urdir.templates", "prepare_chunks.ptx.j2")
+    template = ("urdir.templates", "recurrent/prepare_chunks.ptx.j2")
 
     @property
     def preparing(self) -> int:

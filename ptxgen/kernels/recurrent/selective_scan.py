@@ -35,7 +35,7 @@ class SelectiveScan(RecurrentRows):
     #: Neighbouring lanes that share a channel, each with two of each eight values.
     lanes: ClassVar = 4
     name = "selective_scan"
-    template = ("urdir.templates", "selective_scan.ptx.j2")
+    template = ("urdir.templates", "recurrent/selective_scan.ptx.j2")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -41,8 +41,8 @@ def launches(session: Session, shape: int | StepShape) -> set[str]:
 
 
 @pytest.mark.parametrize("name", SPARED)
-def test_one_token_has_fewer_launches(name: str, family_file: Callable[[str], Path]) -> None:
-    with Engine.open(family_file(name), device="emulator", context=64, sequences=2) as engine:
+def test_one_token_has_fewer_launches(name: str, reference_file: Callable[[str], Path]) -> None:
+    with Engine.open(reference_file(name), device="emulator", context=64, sequences=2) as engine:
         one, two = (launches(engine.session, rows) for rows in (1, 2))
     assert {label for label in two - one if not label.endswith(".norm")} == SPARED[name]
     assert one <= two

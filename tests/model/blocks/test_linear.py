@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
 
@@ -94,9 +94,10 @@ def test_the_exact_mode_keeps_activations_f32(engine: Engine, rows: int, kernel:
         assert {p.activations for p in found if isinstance(p, Gemv)} <= {"f32"}
 
 
-def test_unquantised_weights_meet_f32_activations() -> None:
-    path = Path(__file__).parent.parent.parent / "data" / "golden" / "nano-llama-f16.gguf"
-    with Engine.open(str(path), device="emulator", context=KEYS) as engine:
+def test_unquantised_weights_meet_f32_activations(
+    reference_file: Callable[[str], Path],
+) -> None:
+    with Engine.open(reference_file("nano-llama-f16"), device="emulator", context=KEYS) as engine:
         plan = build_plan(engine.session.parts, StepShape(1, KEYS, Output.GREEDY))
         for product in products(plan):
             assert isinstance(product, Gemv)

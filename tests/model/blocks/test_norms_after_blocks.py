@@ -28,10 +28,10 @@ def launches(plan: Plan, layer: int) -> list[str]:
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("name", ["gemma2-dense", "gemma3-dense", "olmo2-dense", "glm4-dense"])
 def test_the_next_product_computes_them(
-    name: str, exact: bool, family_file: Callable[[str], Path]
+    name: str, exact: bool, reference_file: Callable[[str], Path]
 ) -> None:
     """Each makes the stream in a buffer that it does not read, and that the next sum reads."""
-    path = family_file(name)
+    path = reference_file(name)
     with Engine.open(path, device="emulator", context=64, exact=exact, sequences=2) as engine:
         parts, layers = engine.session.parts, range(engine.config.n_layers)
         plan = build_plan(parts, StepShape(1, 64, Output.GREEDY))
@@ -54,10 +54,10 @@ EMBEDDED = ("inp_gate", "inp_gate.activation", "proj")
 
 @pytest.mark.parametrize(("name", "end"), [("gemma4-d", ()), ("gemma4-e", EMBEDDED)])
 def test_a_layer_s_scale_goes_with_the_sum(
-    name: str, end: tuple[str, ...], family_file: Callable[[str], Path]
+    name: str, end: tuple[str, ...], reference_file: Callable[[str], Path]
 ) -> None:
     """As Gemma 4 has it at the end of a layer, perhaps after an embedding of its own."""
-    with Engine.open(family_file(name), device="emulator", context=64) as engine:
+    with Engine.open(reference_file(name), device="emulator", context=64) as engine:
         parts = engine.session.parts
         plan = build_plan(parts, StepShape(1, 64, Output.GREEDY))
         for layer in range(engine.config.n_layers):

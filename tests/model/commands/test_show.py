@@ -85,9 +85,9 @@ def test_show_has_the_memory_of_each_rank(cli: Cli) -> None:
     assert (code, "is no work for 5000 GPUs" in out) == (1, True)
 
 
-def test_show_describes_layers_that_differ(cli: Cli, family_file: Callable[[str], Path]) -> None:
+def test_show_describes_layers_that_differ(cli: Cli, reference_file: Callable[[str], Path]) -> None:
     """Windows, experts, sinks; and the keys of other architectures that the file has, too."""
-    path = family_file("gpt-oss-moe")
+    path = reference_file("gpt-oss-moe")
     code, out, _ = cli("show", path, "--json")
     report = json.loads(out)
     assert code == 0
@@ -113,9 +113,9 @@ def test_show_describes_layers_that_differ(cli: Cli, family_file: Callable[[str]
     assert "  gpt-oss.wkv.head_size" in lines
 
 
-def test_show_puts_equal_layers_together(cli: Cli, family_file: Callable[[str], Path]) -> None:
+def test_show_puts_equal_layers_together(cli: Cli, reference_file: Callable[[str], Path]) -> None:
     """Attention beside a feed-forward network in both layers."""
-    path = family_file("falcon-dense")
+    path = reference_file("falcon-dense")
     (group,) = json.loads(cli("show", path, "--json")[1])["layers"]
     assert group["layers"] == [0, 1]
     ((attention, network),) = group["blocks"]

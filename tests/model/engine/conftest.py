@@ -67,20 +67,18 @@ def random_model() -> Callable[..., Model]:
     return _random_model
 
 
-def _golden(name: str) -> tuple[Path, list[int], Any]:
+@pytest.fixture(scope="session")
+def golden(reference_file: Callable[[str], Path]) -> Callable[[str], tuple[Path, list[int], Any]]:
     """A file of data/golden, or the demo model: its path, tokens, and the logits (tokens, vocab)
     f32 after each."""
-    folder, path = DATA / "golden", DATA / "golden" / f"{name}.gguf"
-    if name.startswith("demo"):
-        folder, path = DATA / "demo", demo_model()
-    with np.load(folder / f"{name}.npz") as file:
-        return path, file["tokens"].tolist(), file["logits"]
 
+    def read(name: str) -> tuple[Path, list[int], Any]:
+        demo = name.startswith("demo")
+        with np.load(DATA / ("demo" if demo else "golden") / f"{name}.npz") as file:
+            path = demo_model() if demo else reference_file(name)
+            return path, file["tokens"].tolist(), file["logits"]
 
-@pytest.fixture(scope="session")
-def golden() -> Callable[[str], tuple[Path, list[int], Any]]:
-    """See `_golden`."""
-    return _golden
+    return read
 
 
 def _logits_of_parts(eager: EagerSteps, tokens: list[int], counts: list[int]) -> Any:
@@ -95,7 +93,7 @@ def _logits_of_parts(eager: EagerSteps, tokens: list[int], counts: list[int]) ->
 
 @pytest.fixture
 def check_divided_prompts(
-    device_name: str, family_file: Callable[[str], Path]
+    device_name: str, reference_file: Callable[[str], Path]
 ) -> Callable[[str, list[list[int]], Callable[[Engine], None]], None]:
     """That logits of a family's model, by default arithmetic, are as near as llama.cpp's after a
     prompt in parts of so many tokens, in each of some ways; ``look`` is given the engine before."""
@@ -105,7 +103,7 @@ def check_divided_prompts(
             tokens, logits = golden["tokens"].tolist(), golden["logits"]
             allowed = max(2e-3, 1.1 * float(golden["native"]))
         with (
-            Engine.open(family_file(name), device=device_name, context=64) as engine,
+            Engine.open(reference_file(name), device=device_name, context=64) as engine,
             EagerSteps(engine.session) as eager,
         ):
             look(engine)

@@ -38,7 +38,9 @@ SAMPLE = {
     "hunyuan-moe-moe": "norms after RoPE, a shared expert",
     "llama4-moe": "chunks, layers without RoPE, weights before experts",
     "mimo2-moe": "values narrower than keys",
+    "phi2-dense": "a norm for attention and feed-forward together, biases everywhere",
     "phi3-dense": "stacked matrices, long RoPE factors",
+    "qwen3-dense": "norms of heads alone",
     "qwen2moe-moe": "a shared expert with a gate",
     "spark2_5-dense": "gated attention",
 }
@@ -106,7 +108,7 @@ class Family:
 
 @pytest.fixture(scope="module", params=NAMES)
 def family(
-    request: pytest.FixtureRequest, device_name: str, family_file: Callable[[str], Path]
+    request: pytest.FixtureRequest, device_name: str, reference_file: Callable[[str], Path]
 ) -> Iterator[Family]:
     name, whole = request.param, request.config.getoption("--full") or device_name == "cuda"
     if not whole and name not in SAMPLE:
@@ -115,7 +117,7 @@ def family(
         tokens = [int(token) for token in golden["tokens"]]
         logits, native = golden["logits"], float(golden["native"])
     with Engine.open(
-        family_file(name), device=device_name, context=len(tokens), kv_dtype="f32", exact=True
+        reference_file(name), device=device_name, context=len(tokens), kv_dtype="f32", exact=True
     ) as engine:
         positions = len(tokens) if whole else FEW
         tie = TIES.get(name, len(tokens))
@@ -162,7 +164,9 @@ def test_a_replayed_graph_gives_the_bits_of_its_launches(family: Family) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TIES)
-def test_a_tie_is_one(name: str, family_file: Callable[[str], Path], reference_model: Any) -> None:
+def test_a_tie_is_one(
+    name: str, reference_file: Callable[[str], Path], reference_model: Any
+) -> None:
     """What `TIES` leaves out is what the exact scores of the experts do not decide either."""
     margins = []
 
@@ -172,7 +176,7 @@ def test_a_tie_is_one(name: str, family_file: Callable[[str], Path], reference_m
             margins.append((best[:, of.used - 1] - best[:, of.used]) / logits.std())
             return super()._route(of, logits)
 
-    with np.load(DATA / f"{name}.npz") as golden, Gguf(family_file(name)) as file:
+    with np.load(DATA / f"{name}.npz") as golden, Gguf(reference_file(name)) as file:
         Watching(file, Config.from_gguf(file), 64).logits(golden["tokens"])
     assert np.min(margins, axis=0)[TIES[name]] < TIE
 
@@ -180,12 +184,12 @@ def test_a_tie_is_one(name: str, family_file: Callable[[str], Path], reference_m
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("name", ["gemma3-dense", "olmoe-moe"])
 def test_a_few_tokens_by_recorded_graphs(
-    name: str, device_name: str, family_file: Callable[[str], Path]
+    name: str, device_name: str, reference_file: Callable[[str], Path]
 ) -> None:
     with np.load(DATA / f"{name}.npz") as golden:
         tokens, logits = [int(token) for token in golden["tokens"]], golden["logits"]
     with (
-        Engine.open(family_file(name), device=device_name, context=32) as engine,
+        Engine.open(reference_file(name), device=device_name, context=32) as engine,
         EagerSteps(engine.session) as eager,
     ):
         eager.feed(tokens[:21])

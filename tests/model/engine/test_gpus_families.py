@@ -48,7 +48,7 @@ def logits(eager: EagerSteps, tokens: Sequence[int]) -> Any:
 def test_exact_mode_matches_golden(
     name: str,
     gpus: int,
-    family_file: Callable[[str], Path],
+    reference_file: Callable[[str], Path],
     device_name: str,
     needs_gpus: Callable[[int], None],
 ) -> None:
@@ -57,7 +57,7 @@ def test_exact_mode_matches_golden(
         tokens, expected = file["tokens"][: PROMPT + MORE].tolist(), file["logits"]
     settings: Any = {"context": 48, "kv_dtype": "f32", "exact": True}
     with (
-        Engine.open(family_file(name), device=device_name, gpus=gpus, **settings) as engine,
+        Engine.open(reference_file(name), device=device_name, gpus=gpus, **settings) as engine,
         EagerSteps(engine.session) as eager,
     ):
         found = logits(eager, tokens)

@@ -149,8 +149,8 @@ def test_shapes_are_few(device: Device, weights: Weights) -> None:
 
 @pytest.mark.slow
 def test_rows_of_packed_norms_are_what_they_are_alone(device: Device) -> None:
-    """Five sequences of Q4_K: norms that products begin are packed."""
-    path = Path(__file__).parents[2] / "data" / "golden" / "nano-llama-q4_k.gguf"
+    """Five sequences of Q4_K and Q6_K: norms that products begin are packed."""
+    path = Path(__file__).parents[2] / "data" / "golden" / "nano-llama-q4_k_m.gguf"
     with Gguf(path) as gguf, Weights.load(gguf, Config.from_gguf(gguf), device) as weights:
         with stepping(device, weights, SessionSettings(CONTEXT, sequences=5)) as eager:
             for sequence in range(5):

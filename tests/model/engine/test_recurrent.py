@@ -40,11 +40,11 @@ CLOSE = 1e-5
 
 @pytest.fixture(scope="module", params=MODELS)
 def engine(
-    request: pytest.FixtureRequest, device_name: str, family_file: Callable[[str], Path]
+    request: pytest.FixtureRequest, device_name: str, reference_file: Callable[[str], Path]
 ) -> Iterator[Engine]:
     """Short convolutions beside attention; a state in every layer and no attention at all; a
     selective scan; the delta rule, by head and by channel; a state without a convolution."""
-    file = family_file(request.param)
+    file = reference_file(request.param)
     with Engine.open(file, device=device_name, context=64, kv_dtype="f32", exact=True) as engine:
         yield engine
 
@@ -255,11 +255,11 @@ def test_default_prompts_divided_anywhere_are_as_near_as_llama_cpp_s(
 
 
 def test_many_users_of_a_model_without_attention(
-    device_name: str, family_file: Callable[[str], Path]
+    device_name: str, reference_file: Callable[[str], Path]
 ) -> None:
     """There are no pages, copies of states are shared, and the answers are those of one user."""
     request = Request(prompt=tuple(TOKENS[:5]), settings=GREEDY, limit=3)
-    file = family_file("mamba-dense")
+    file = reference_file("mamba-dense")
     with Engine.open(
         file, device=device_name, context=64, sequences=None, memory_share=0.3
     ) as engine:

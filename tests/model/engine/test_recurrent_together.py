@@ -57,12 +57,12 @@ class Family:
 
 @pytest.fixture(scope="module", params=NAMES)
 def family(
-    request: pytest.FixtureRequest, device_name: str, family_file: Callable[[str], Path]
+    request: pytest.FixtureRequest, device_name: str, reference_file: Callable[[str], Path]
 ) -> Iterator[Family]:
     with np.load(DATA / f"{request.param}.npz") as golden:
         tokens = [int(token) for token in golden["tokens"]]
         logits, native = golden["logits"], float(golden["native"])
-    file = family_file(request.param)
+    file = reference_file(request.param)
     with Engine.open(file, device=device_name, context=48, kv_dtype="f32", exact=True) as engine:
         yield Family(engine, tokens, logits, native)
 

@@ -46,7 +46,7 @@ def test_logits_are_those_of_float64_on_the_same_cache(
     name: str,
     kv_dtype: Any,
     device_name: str,
-    family_file: Callable[[str], Path],
+    reference_file: Callable[[str], Path],
     reference_model: Any,
 ) -> None:
     """Also where rounded keys lead to another expert than exact ones: of deepseek2-moe after 28
@@ -56,7 +56,9 @@ def test_logits_are_those_of_float64_on_the_same_cache(
     with np.load(DATA / f"{name}.npz") as golden:
         tokens = golden["tokens"][: ends[-1]].tolist()
     with (
-        Engine.open(family_file(name), device=device_name, context=48, kv_dtype=kv_dtype) as engine,
+        Engine.open(
+            reference_file(name), device=device_name, context=48, kv_dtype=kv_dtype
+        ) as engine,
         EagerSteps(engine.session) as eager,
     ):
         found, margins = [], [np.full(len(tokens), np.inf)]

@@ -38,9 +38,9 @@ ENDS = [5, 17, 40, 77, 101, 120]
 
 @pytest.fixture(scope="module", params=NAMES)
 def engine(
-    request: pytest.FixtureRequest, device_name: str, family_file: Callable[[str], Path]
+    request: pytest.FixtureRequest, device_name: str, reference_file: Callable[[str], Path]
 ) -> Iterator[Engine]:
-    file = family_file(request.param)
+    file = reference_file(request.param)
     with Engine.open(file, device=device_name, context=128, kv_dtype="f32", exact=True) as engine:
         yield engine
 
@@ -161,12 +161,12 @@ def test_states_of_several_devices_are_kept_together(
     split: Split,
     device_name: str,
     needs_gpus: Callable[[int], None],
-    family_file: Callable[[str], Path],
+    reference_file: Callable[[str], Path],
 ) -> None:
     needs_gpus(2)
     common: Any = {"device": device_name, "context": 64, "kv_dtype": "f32", "exact": True}
     many: Any = {"sequences": 2, "page_len": PAGE, "memory_share": 0.1}
-    file = family_file(name)
+    file = reference_file(name)
     with (
         Engine.open(file, **common) as alone,
         Engine.open(file, **common, **many, gpus=2, split=split) as engine,

@@ -30,7 +30,7 @@ from urdir.model.files.safetensors import StoredTensor, read_folder
 from urdir.model.files.source import open_model
 
 Folders = Callable[..., Path]
-FOLDERS = ("llama-bf16", "qwen2-f16-sharded", "qwen3-bf16", "qwen3moe-bf16")
+FOLDERS = ("llama-bf16", "qwen2-f16-sharded", "qwen3moe-bf16")
 _DTYPES = {"BF16": ml_dtypes.bfloat16, "F16": np.float16, "F32": np.float32}
 
 
@@ -504,7 +504,7 @@ def test_folders_that_are_none(tmp_path: Path, data: Path) -> None:
     with pytest.raises(SafetensorsError, match=r"config\.json: the file is no JSON"):
         open_model(tmp_path)
     with pytest.raises(SettingsError, match=r"quantize is for safetensors"):
-        open_model(data / "golden" / "nano-llama-f16.gguf", quantize="q8_0")
+        open_model(data / "golden" / "nano-llama-q8_0.gguf", quantize="q8_0")
     with pytest.raises(SettingsError, match=r"cannot quantise to 'q4_k'"):
         open_model(data / "safetensors" / "llama-bf16", quantize="q4_k")
 

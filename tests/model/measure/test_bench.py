@@ -177,6 +177,21 @@ def test_rows_agree_with_themselves(engine: Engine) -> None:
     assert three.bytes_per_token == round(needed / 3)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("steps", "count", "name"), [(6, 1, "tg6"), (5, 2, "tg5 x 2")])
+def test_decoding_may_reach_the_end_of_the_context(
+    nano: Path, device_name: str, steps: int, count: int, name: str
+) -> None:
+    """Which is that of the caches: no step lies beyond it."""
+    case = BenchCase((0,), (steps,), (250,), repeats=1, sequences=(count,))
+    with Engine.open(
+        str(nano), device=device_name, context=case.context, sequences=count
+    ) as engine:
+        assert engine.session.shapes.lengths == (case.context,) == (256,)
+        rows = list(bench(engine.session, engine.gguf, Rates(1e9, 1e12), case))
+    assert [row.test for row in rows] == [f"{name} @ d250"]
+
+
 def test_a_profile_accounts_for_every_launch(engine: Engine) -> None:
     rows = profile_step(engine.session, 1e9)
     shape = StepShape(1, 256, Output.GREEDY)

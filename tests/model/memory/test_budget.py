@@ -80,10 +80,10 @@ def test_a_context_that_the_model_does_not_take_is_refused(data: Path) -> None:
 
 
 def test_sequences_leave_half_of_the_memory_to_pages(
-    family_file: Callable[[str], Path], emulator: Device
+    reference_file: Callable[[str], Path], emulator: Device
 ) -> None:
     """The most of a halving whose states, once more, would fit beside one sequence's pages."""
-    with Gguf(family_file("qwen35-dense")) as gguf:
+    with Gguf(reference_file("qwen35-dense")) as gguf:
         config = Config.from_gguf(gguf)
         wanted = SessionSettings(256, sequences=256, page_len=16, shared_states=0)
         place = Place(gguf, config, emulator)
@@ -101,17 +101,17 @@ def test_sequences_leave_half_of_the_memory_to_pages(
         assert sequences(needed(64) + 4096) == 64
         assert sequences(needed(64) - 4096) == 32
         assert sequences(0) == 1
-    with Gguf(family_file("llama-dense")) as gguf:
+    with Gguf(reference_file("llama-dense")) as gguf:
         place = Place(gguf, Config.from_gguf(gguf), emulator)
         assert place.most_sequences(wanted, 0.0) == 256
 
 
 def test_states_to_share_take_a_quarter_of_what_is_left(
-    family_file: Callable[[str], Path], emulator: Device
+    reference_file: Callable[[str], Path], emulator: Device
 ) -> None:
     """None where sequences could not share them; pages have the rest."""
     free = emulator.memory_info()[0]
-    with Gguf(family_file("qwen35-dense")) as gguf:
+    with Gguf(reference_file("qwen35-dense")) as gguf:
         config = Config.from_gguf(gguf)
         wanted = SessionSettings(256, sequences=2, page_len=16, shared_states=0)
         place = Place(gguf, config, emulator)
@@ -126,7 +126,7 @@ def test_states_to_share_take_a_quarter_of_what_is_left(
         contiguous = replace(wanted, page_len=0)
         assert place.most_states(contiguous, 1.0) == 0
     for name in ("lfm2-dense", "llama-dense"):  # a ring; no state at all
-        with Gguf(family_file(name)) as gguf:
+        with Gguf(reference_file(name)) as gguf:
             place = Place(gguf, Config.from_gguf(gguf), emulator)
             assert place.most_states(replace(wanted, chunk=16), 1.0) == 0
 

@@ -446,8 +446,10 @@ def test_values_that_keys_hold_take_no_room(emulator: Device) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["f16", "q8_0"])
-def test_a_latent_token_is_stored_once(family_file: Callable[[str], Path], dtype: KvDtype) -> None:
-    with Gguf(family_file("deepseek2-moe")) as gguf:
+def test_a_latent_token_is_stored_once(
+    reference_file: Callable[[str], Path], dtype: KvDtype
+) -> None:
+    with Gguf(reference_file("deepseek2-moe")) as gguf:
         config = Config.from_gguf(gguf)
     shape = CacheShape.of(config, SessionSettings(64, dtype, page_len=16), rows=8)
     assert shape.read_nbytes(1) == config.n_layers * {"f16": 2 * 576, "q8_0": 576 + 36}[dtype]

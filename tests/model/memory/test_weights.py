@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,14 +27,16 @@ Array = npt.NDArray[Any]
 
 TYPES = (
     *("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1"),
-    *("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q4_k_m"),
+    *("q2_k", "q3_k", "q5_k", "q6_k", "q4_k_m"),
 )
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_every_matrix_is_repacked_exactly(data: Path, device_name: str, kind: str) -> None:
+def test_every_matrix_is_repacked_exactly(
+    reference_file: Callable[[str], Path], device_name: str, kind: str
+) -> None:
     with (
-        Gguf(data / "golden" / f"nano-llama-{kind}.gguf") as gguf,
+        Gguf(reference_file(f"nano-llama-{kind}")) as gguf,
         Device.open(device_name) as device,
         Weights.load(gguf, Config.from_gguf(gguf), device) as weights,
     ):

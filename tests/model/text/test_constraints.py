@@ -24,7 +24,7 @@ from urdir.model.text.vocabulary import TokenType
 
 MARKUP = (TokenType.CONTROL, TokenType.UNKNOWN)
 VOCABULARIES = ["demo", "llama-spm", "mpt"]
-SLOW = ["llama-bpe", "gemma-4", "command-r", "deepseek-llm", "qwen2", "refact"]
+SLOW = ["llama-bpe", "gemma-4", "qwen2", "refact"]
 LANGUAGE = [
     "yes", "yes please", "ye", "", " yes", "Größe: 12\n", '{"a": [1, 2]}', "🦙🦙 llama",
     "<|im_end|> is text", "tab\t and \\ \"quotes\"", "日本語", "\n\n\n", "</s>",
@@ -101,9 +101,7 @@ def test_a_mask_has_the_tokens_that_keep_a_text_a_beginning(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.full] * (n == "command-r")) for n in SLOW]
-)
+@pytest.mark.parametrize("name", SLOW)
 def test_masks_of_other_vocabularies(vocab_file: Callable[[str], Path], name: str) -> None:
     check_masks(Tokenizer.from_gguf(Gguf(vocab_file(name))), 4)
 

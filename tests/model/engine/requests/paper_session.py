@@ -1,0 +1,128 @@
+"""A session without a device, for the loop that answers requests: its steps are checked, not run.
+
+Each step must lie in its shape, and in the room that was reserved for its sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from urdir.model.engine.batch import Batch, ShapeBuckets, StepShape
+from urdir.model.engine.decode_graphs import DecodeGraphs
+from urdir.model.engine.requests.answer_loop import AnswerLoop
+from urdir.model.engine.requests.limits import Limits
+from urdir.model.engine.run_ahead import RunAhead
+
+TOKEN = 7
+VOCABULARY = 16
+
+
+class PaperStorage:
+    """Room for ``room`` tokens of all sequences together."""
+
+    shared_states = None
+
+    def __init__(self, room: int) -> None:
+        self.most_tokens = self.room = room
+        self.held: dict[int, int] = {}
+
+    def match(self, sequence: int, tokens: Sequence[int], end: int, spare: int) -> int:
+        assert sequence not in self.held
+        self.held[sequence] = 0
+        self.reserve(sequence, 0, end)
+        return 0
+
+    def reserve(self, sequence: int, start: int, end: int) -> int:
+        assert start <= end <= self.room
+        self.held[sequence] = max(self.held[sequence], end)
+        return self.held[sequence]
+
+    def release(self, sequence: int, tokens: Sequence[int], reached: int) -> None:
+        assert len(tokens) <= reached <= self.held.pop(sequence)
+
+    def cut(self, sequence: int, start: int, end: int) -> int:
+        return end
+
+    def next_shared(self, sequence: int, length: int) -> int:
+        return 0
+
+    def publish(self, sequence: int, tokens: Sequence[int]) -> None: ...
+
+    def keep_prefix(self, sequence: int, length: int) -> None: ...
+
+
+class PaperSteps:
+    """Graphs of the shapes that ``is_recorded`` says; nothing is left to prepare."""
+
+    graph_bytes = 0
+
+    def __init__(self, shapes: ShapeBuckets, is_recorded: Callable[[StepShape], bool]) -> None:
+        self._shapes = shapes
+        self.is_recorded = is_recorded
+
+    def prepare(self, shape: StepShape) -> bool:
+        assert shape.keys in self._shapes.lengths
+        return False
+
+
+class PaperSession:
+    """``sequences`` of up to ``context`` tokens; every step chooses `TOKEN`."""
+
+    def __init__(
+        self,
+        shapes: ShapeBuckets,
+        context: int,
+        sequences: int,
+        is_recorded: Callable[[StepShape], bool] = lambda shape: True,
+    ) -> None:
+        self.context, self.shapes = context, shapes
+        self.sequences = range(sequences)
+        self.storage = PaperStorage(context)
+        self.steps: Any = PaperSteps(shapes, is_recorded)
+        self.graphs = DecodeGraphs(self.steps, shapes)
+        self.queue = SimpleNamespace(launch=self.launch, forget_rows=lambda: None)
+        self.launched: list[StepShape] = []
+        self.parts = SimpleNamespace(
+            config=SimpleNamespace(vocab_size=VOCABULARY),
+            cache=SimpleNamespace(pools=()),
+            state=SimpleNamespace(
+                write_tokens=self.write_tokens,
+                write_sampling=lambda sequence, words: None,
+                chosen=lambda sequence, position: TOKEN,
+            ),
+        )
+
+    def write_tokens(self, sequence: int, start: int, tokens: Sequence[int]) -> None:
+        assert start + len(tokens) <= self.context
+
+    def launch(
+        self, shape: StepShape, batch: Batch, lasts: Sequence[int], masks: Mapping[int, Any]
+    ) -> None:
+        ends = [(s, at + shape.steps) for s, at in zip(batch.decode, lasts, strict=True)]
+        for sequence, end in [*ends, *((s.sequence, s.end) for s in batch.segments)]:
+            assert end <= shape.keys
+            assert end <= min(self.context, self.storage.held[sequence])
+        assert len(batch.decode) <= shape.decode
+        assert all(sequence in batch.choosing for sequence in masks)
+        self.launched.append(shape)
+
+    def lend(self) -> None: ...
+
+    def take_back(self) -> None: ...
+
+    def check_tokens(self, tokens: Sequence[int]) -> None: ...
+
+    def check_settings(self, settings: Any) -> None: ...
+
+    def run_ahead(self, steps: int) -> RunAhead[Any]:
+        event = SimpleNamespace(is_done=True, synchronize=lambda: None, close=lambda: None)
+        device: Any = SimpleNamespace(create_event=lambda name: event)
+        stream: Any = SimpleNamespace(record=lambda event: None)
+        return RunAhead(device, stream, steps)
+
+    def answers(self, limits: Limits | None = None) -> AnswerLoop:
+        """The loop over these sequences, without text."""
+        session: Any = self
+        return AnswerLoop(session, None, limits or Limits.for_latency(self.shapes))
