@@ -21,6 +21,7 @@ def logits_after(
     Raises ContextFullError where they do not fit, ModelError for a token outside the vocabulary and
     where the sequences are in use, DriverError.
     """
+    session.check_room(len(prompt) + len(given))
     session.check_tokens(given)
     found: list[Logits] = []
     following = iter([*given, 0])

@@ -16,7 +16,7 @@ from urdir.model.engine.rank import budget_of, open_ranks
 from urdir.model.engine.runner import Observer
 from urdir.model.engine.sampling import SamplingSettings
 from urdir.model.engine.step_queue import StepQueue
-from urdir.model.errors import ModelError
+from urdir.model.errors import ContextFullError, ModelError
 from urdir.model.memory.budget import SessionBudget, check_context
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.walk import Walk
@@ -71,6 +71,14 @@ class Session(Owner):
         finally:
             self.queue.forget_rows()
             self._user.release()
+
+    def check_room(self, tokens: int) -> None:
+        """Raise ContextFullError when so many tokens of a sequence do not fit."""
+        if (more := tokens - self.context) > 0:
+            raise ContextFullError(
+                f"{tokens} tokens exceed the context of {self.context} by {more}: open with a "
+                "larger one, or shorten the prompt"
+            )
 
     def check_tokens(self, tokens: Sequence[int]) -> None:
         """Raise ModelError for a token id outside the vocabulary."""

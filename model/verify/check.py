@@ -156,8 +156,8 @@ class _Eager:
 def _check_launches(name: str, device_name: str, open_engine: OpenEngine) -> CheckRow:
     """Every launch of a prompt step and of a decode step, checked on the inputs that it found."""
     tracing = _Tracing()
-    with open_engine(device_name) as engine:
-        _decode(engine, tracing, steps=1)
+    with open_engine(device_name) as engine, _opened(engine, tracing) as session:
+        _answer(session, _prompt(engine), 2)
     assert tracing.worst is not None
     deviation = tracing.worst.deviation
     if not deviation.ok:
@@ -235,21 +235,32 @@ def _check_ranks(name: str, open_engine: OpenRanks, kind: str, ordinals: Sequenc
     return CheckRow(name, error=error, tolerance=ROUNDING_TOLERANCE)
 
 
-def _decode(
-    engine: Engine, observer: Observer | None = None, steps: int = STEPS
-) -> tuple[list[int], Logits]:
-    """Answer the prompt greedily: the tokens, and the logits (steps, n_vocab) of each."""
-    settings = SessionSettings(CONTEXT)
-    with Session(engine.device, engine.weights, settings, observer=observer) as session:
-        return _decode_in(engine, session, steps)
+def _decode(engine: Engine, observer: Observer | None = None) -> tuple[list[int], Logits]:
+    """Answer the prompt greedily: the tokens, and the logits (STEPS, n_vocab) of each."""
+    with _opened(engine, observer) as session:
+        return _decode_in(engine, session)
 
 
-def _decode_in(engine: Engine, session: Session, steps: int = STEPS) -> tuple[list[int], Logits]:
+def _decode_in(engine: Engine, session: Session) -> tuple[list[int], Logits]:
     """The same in a session that nothing else uses: the device chooses the tokens, then these are
     given, and the logits come back."""
-    prompt = engine.tokenizer.encode(PROMPT, parse_special=True)
-    generation = Generation(session, None, Request(prompt=tuple(prompt), limit=steps))
+    prompt = _prompt(engine)
+    tokens = _answer(session, prompt, STEPS)
+    return tokens, np.stack([*logits_after(session, prompt, tokens[:-1])])
+
+
+def _opened(engine: Engine, observer: Observer | None) -> Session:
+    settings = SessionSettings(CONTEXT)
+    return Session(engine.device, engine.weights, settings, observer=observer)
+
+
+def _prompt(engine: Engine) -> list[int]:
+    return engine.tokenizer.encode(PROMPT, parse_special=True)
+
+
+def _answer(session: Session, prompt: Sequence[int], count: int) -> list[int]:
+    """The tokens of a greedy answer."""
+    generation = Generation(session, None, Request(prompt=tuple(prompt), limit=count))
     for _ in generation.pieces():
         pass
-    rows = logits_after(session, prompt, generation.tokens[:-1])
-    return generation.tokens, np.stack([*rows])
+    return generation.tokens

@@ -51,12 +51,8 @@ class EagerSteps(Owner):
         """
         if not tokens:
             return
-        known, context = self.tokens[sequence], self.session.context
-        if (more := len(known) + len(tokens) - context) > 0:
-            raise ContextFullError(
-                f"{len(known) + len(tokens)} tokens exceed the context of {context} by {more}: "
-                "open with a larger one, or shorten the prompt"
-            )
+        known = self.tokens[sequence]
+        self.session.check_room(len(known) + len(tokens))
         self.session.check_tokens(tokens)
         end = len(known) + len(tokens) - 1  # a step has room for the last one
         self.session.storage.reserve(sequence, self.lengths[sequence], end)
