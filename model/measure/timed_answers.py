@@ -89,7 +89,7 @@ class _Answers:
         return len(self._counts)
 
     def add(self, prompts: Sequence[Sequence[int]], limit: int) -> None:
-        """Ask for as many tokens after each prompt."""
+        """Request so many tokens after each prompt."""
         for prompt in prompts:
             self._loop.add(self._loop.answer_to(Request(prompt=tuple(prompt), limit=limit)))
 

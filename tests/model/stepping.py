@@ -23,7 +23,7 @@ from urdir.model.memory.weights import Weights
 def stepping(
     device: Device, weights: Weights, settings: SessionSettings, observer: Observer | None = None
 ) -> Iterator[EagerSteps]:
-    """The empty sequences of a new session, each step of which the test asks for."""
+    """The empty sequences of a new session, for steps one at a time."""
     with (
         Session(device, weights, settings, observer=observer) as session,
         EagerSteps(session) as eager,

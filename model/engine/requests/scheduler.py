@@ -15,12 +15,10 @@ No device is needed here. `Storage` is what the key/value cache does for it.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import islice, takewhile
-from math import ceil
+from itertools import islice
 
 from urdir.model.engine.batch import Batch, Segment
 from urdir.model.engine.requests.limits import Limits
@@ -28,6 +26,7 @@ from urdir.model.engine.requests.request import Ending, Finish, Request
 from urdir.model.engine.requests.step_plan import Outcome, StepPlan
 from urdir.model.engine.requests.storage import Storage
 from urdir.model.engine.requests.task import Task
+from urdir.model.engine.requests.waiting import Waiting
 from urdir.model.errors import BusyError, ContextFullError, ModelError
 
 
@@ -74,7 +73,7 @@ class Scheduler:
         self._tasks: dict[int, Task] = {}
         # Both in the order that requests came. Every running one is older than all that wait.
         self._running: dict[int, Task] = {}
-        self._waiting: deque[Task] = deque()
+        self._waiting = Waiting(self.limits, clock)
         # The last one given back is taken first. Requests are set back the youngest first, and
         # admitted again the oldest first, so that none takes the slot of another whose tokens under
         # way are still to be read.
@@ -116,8 +115,7 @@ class Scheduler:
                 f"{len(request.prompt)} tokens exceed the context of {self.context} by {more}: "
                 "open with a larger one and room for it, or shorten the prompt"
             )
-        if len(self._waiting) >= self.limits.queue:
-            raise self._busy(f"{len(self._waiting)} requests are waiting already")
+        self._waiting.check_room()
         self._last += 1
         task = Task(self._last, request, self.context, self._clock())
         task.waits |= self._waits
@@ -135,22 +133,10 @@ class Scheduler:
 
     def overdue(self) -> dict[int, BusyError]:
         """The requests that have waited too long to begin, which are dropped, and what to say."""
-        latest = self._clock() - self.limits.wait_seconds
-        late = list(takewhile(lambda task: task.arrived < latest, self._waiting))
-        late = [task for task in late if not task.has_begun]
-        errors = {}
-        for task in late:
-            waited = f"the request waited {self.limits.wait_seconds:g} s without being begun"
-            errors[task.number] = self._busy(waited)
+        late = self._waiting.overdue()
         for task in late:
             self._end(task, Finish.INTERRUPTED)
-        return errors
-
-    def _busy(self, what: str) -> BusyError:
-        """As long as the first in the queue waits, a newcomer will, too."""
-        first = self._waiting[0].arrived if self._waiting else self._clock()
-        seconds = min(max(1, ceil(self._clock() - first)), ceil(self.limits.wait_seconds))
-        return BusyError(f"{what}: try again in {seconds} s", seconds)
+        return {task.number: error for task, error in late.items()}
 
     # ---- steps ----
 
