@@ -8,7 +8,7 @@ from .engine.requests.request import Ending as Ending
 from .engine.requests.request import Finish as Finish
 from .engine.requests.request import Piece as Piece
 from .engine.requests.request import Request as Request
-from .engine.sampling import SamplingSettings as SamplingSettings
+from .engine.sampling_settings import SamplingSettings as SamplingSettings
 from .engine.session import Session as Session
 from .errors import ContextFullError as ContextFullError
 from .errors import ModelError as ModelError

@@ -23,7 +23,7 @@ from urdir.model.text.chat import Message
 if TYPE_CHECKING:
     from urdir.model.engine.engine import Engine
     from urdir.model.engine.generate import Generation, Statistics
-    from urdir.model.engine.sampling import SamplingSettings
+    from urdir.model.engine.sampling_settings import SamplingSettings
     from urdir.model.text.chat import ChatTemplate, Prompt
     from urdir.model.text.deltas import Delta
 
@@ -167,6 +167,8 @@ class Conversation:
 
     def _settings(self) -> SamplingSettings:
         settings = options.sampling_settings(self.args)
+        if settings.seed is None:
+            return settings
         return dataclasses.replace(settings, seed=(settings.seed + self._tries) % 2**64)
 
     def _print(self, generation: Generation, prompt: str, pieces: list[str]) -> None:

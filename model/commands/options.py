@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from urdir.model.commands import values
 from urdir.model.commands.flags import add_flags
 from urdir.model.commands.llama_flags import FLAGS, MODEL_HELP
+from urdir.model.engine.sampling_settings import BOUNDS, DEFAULTS, MOST_COUNT, SamplingSettings
 
 if TYPE_CHECKING:
     from urdir.model.commands.parser import Parser
-    from urdir.model.engine.sampling import SamplingSettings
     from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
 
+#: Settings that are numbers, and where the parser leaves what their flags say.
+_SAMPLING = {name: {"temperature": "temp"}.get(name, name) for name in BOUNDS}
 Subparsers = Any  # argparse names this type only privately
 
 
@@ -71,10 +73,10 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     add_llama_flags(parser, "sampling")
     parser.add_argument(
         "--min-tokens",
-        type=values.whole_number(0),
-        default=0,
+        type=values.whole_number(0, MOST_COUNT),
+        default=DEFAULTS.min_tokens,
         metavar="N",
-        help="tokens before the end may come (default: 0)",
+        help=f"tokens before the end may come (default: {DEFAULTS.min_tokens})",
     )
 
 
@@ -155,20 +157,12 @@ def chunk(args: argparse.Namespace) -> int | None:
     return min((n for n in (args.batch_size, args.ubatch_size) if n), default=None)
 
 
-def sampling_settings(args: argparse.Namespace) -> SamplingSettings:
-    """The settings that the sampling flags ask for; a seed is drawn where none is given."""
-    from urdir.model.engine.sampling import SamplingSettings
-
-    return SamplingSettings(
-        temperature=args.temp,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        min_p=args.min_p,
-        repeat_penalty=args.repeat_penalty,
-        repeat_last_n=args.repeat_last_n,
-        presence_penalty=args.presence_penalty,
-        frequency_penalty=args.frequency_penalty,
-        logit_bias=tuple(args.logit_bias),
-        min_tokens=args.min_tokens,
-        seed=int.from_bytes(os.urandom(4)) if args.seed is None else args.seed,
-    )
+def sampling_settings(
+    args: argparse.Namespace, usual: SamplingSettings = DEFAULTS
+) -> SamplingSettings:
+    """The settings that the sampling flags ask for, and those of ``usual`` for flags that are not
+    given."""
+    given = {name: getattr(args, flag, None) for name, flag in _SAMPLING.items()}
+    if args.logit_bias:
+        given["logit_bias"] = tuple(args.logit_bias)
+    return replace(usual, **{name: value for name, value in given.items() if value is not None})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -146,6 +145,7 @@ def _server(args: argparse.Namespace) -> replicas.Server:
 def open_service(args: argparse.Namespace, template: str | None) -> AsyncService:
     """The engine with its scheduler, as the flags say; ``template`` in place of the file's."""
     from urdir.model.engine.requests.async_service import AsyncService as EngineService
+    from urdir.model.engine.requests.limits import Limits
     from urdir.model.serve.served_model import EngineModel
 
     defaults = _defaults(args)
@@ -171,9 +171,11 @@ def open_service(args: argparse.Namespace, template: str | None) -> AsyncService
     if args.verbose:
         print_engine(engine)
     print_room(engine)
+    limits = Limits.for_latency(engine.session.shapes, share_prefixes=args.share_prefixes)
     return EngineService(
         engine,
         lambda service: EngineModel(engine, _names(args, engine), service, defaults),
+        limits=limits,
         warm_up=warm_up,
     )
 
@@ -195,25 +197,8 @@ def _defaults(args: argparse.Namespace) -> Defaults:
     """What the flags say in place of requests."""
     from urdir.model.serve.interface import Defaults
 
-    usual = Defaults()
-    given = {
-        name: getattr(args, flag)
-        for name, flag in {
-            "temperature": "temp",
-            "top_k": "top_k",
-            "top_p": "top_p",
-            "min_p": "min_p",
-            "repeat_penalty": "repeat_penalty",
-            "repeat_last_n": "repeat_last_n",
-            "presence_penalty": "presence_penalty",
-            "frequency_penalty": "frequency_penalty",
-            "seed": "seed",
-        }.items()
-        if getattr(args, flag) is not None
-    }
     return Defaults(
-        settings=replace(usual.settings, **given, logit_bias=tuple(args.logit_bias or ())),
-        has_seed=args.seed is not None,
+        settings=options.sampling_settings(args, Defaults().settings),
         limit=args.n_predict,
         variables=prompts.given_variables(args),
     )

@@ -9,7 +9,7 @@ from enum import Enum
 
 import numpy as np
 
-from urdir.model.engine.sampling import SamplingSettings
+from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.memory.buckets import COARSE_CHUNKS, COARSE_ROWS, row_bucket
 from urdir.model.memory.device_state import StepRows
 from urdir.model.memory.walk import NO_BLOCKS, Blocks, Walk

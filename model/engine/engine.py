@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from urdir.model.engine.requests.continuations import Continuation
     from urdir.model.engine.requests.request import Ending, Piece, Request
     from urdir.model.engine.runner import Observer
-    from urdir.model.engine.sampling import SamplingSettings
+    from urdir.model.engine.sampling_settings import SamplingSettings
     from urdir.model.engine.session import Session
     from urdir.model.families.config import Config
     from urdir.model.families.synthetic import SyntheticModel
@@ -230,14 +230,17 @@ class Engine(Owner):
         variables: Mapping[str, Any] | None = None,
         settings: SamplingSettings | None = None,
         limit: int | None = None,
-        stops: Sequence[str] = (),
+        stops: str | Sequence[str] = (),
     ) -> Reply:
         """The model's answer to a conversation of `Message` objects or dictionaries.
 
         ``tools`` are descriptions in OpenAI's form, ``variables`` what else the template may read
         ("enable_thinking"); ``settings`` say how tokens are chosen (those of `SamplingSettings()`),
-        ``limit`` how many at most, ``stops`` at which texts the answer ends. What the conversation
-        has in common with the one before is in the cache. Raises ModelError.
+        ``limit`` how many at most, ``stops`` at which texts the answer ends. Drawn answers differ
+        from call to call unless the settings have a seed: ``reply.statistics.seed`` repeats the
+        answer. What the conversation has in common with the one before is in the cache.
+        Raises TemplateError for what is no conversation (`conversation`), SettingsError,
+        ModelError.
         """
         from urdir.model.engine.reply import reply_to
 
@@ -252,7 +255,7 @@ class Engine(Owner):
         *,
         settings: SamplingSettings | None = None,
         limit: int | None = None,
-        stops: Sequence[str] = (),
+        stops: str | Sequence[str] = (),
     ) -> str:
         """How the model continues a plain text, without a template; see `chat`."""
         tokens = self.tokenizer.encode(prompt, parse_special=True, add_bos=True)
@@ -272,14 +275,15 @@ class Engine(Owner):
         *,
         settings: SamplingSettings | None = None,
         limit: int | None = None,
-        stops: Sequence[str] = (),
+        stops: str | Sequence[str] = (),
     ) -> Iterator[Continuation]:
         """The same of many prompts, as many at once as there are ``sequences``: their whole
-        answers, in the order of the prompts. Drawn answers differ by their ``nonce``."""
+        answers, in the order of the prompts. Drawn answers share a seed and differ by their
+        ``nonce``; each has the settings that repeat it."""
         from urdir.model.engine.requests.continuations import continuations
-        from urdir.model.engine.sampling import SamplingSettings
+        from urdir.model.engine.sampling_settings import DEFAULTS
 
-        chosen = settings or SamplingSettings()
+        chosen = (settings or DEFAULTS).with_seed()
         encoded = [
             self.tokenizer.encode(prompt, parse_special=True, add_bos=True) for prompt in prompts
         ]
@@ -297,7 +301,7 @@ class Engine(Owner):
         *,
         settings: SamplingSettings | None = None,
         limit: int | None = None,
-        stops: Sequence[str] = (),
+        stops: str | Sequence[str] = (),
     ) -> AsyncGenerator[Piece | Ending, None]:
         """`generate` for asyncio: the text in pieces; see `generation_async`."""
         tokens = self.tokenizer.encode(prompt, parse_special=True, add_bos=True)
@@ -325,17 +329,17 @@ class Engine(Owner):
         tokens: Sequence[int],
         settings: SamplingSettings | None,
         limit: int | None,
-        stops: Sequence[str],
+        stops: str | Sequence[str],
         shown: frozenset[str] = frozenset(),
     ) -> Request:
         from urdir.model.engine.requests.request import Request
-        from urdir.model.engine.sampling import SamplingSettings
+        from urdir.model.engine.sampling_settings import DEFAULTS
 
         return Request(
             prompt=tuple(tokens),
-            settings=settings or SamplingSettings(),
+            settings=settings or DEFAULTS,
             limit=limit,
-            stops=tuple(stops),
+            stops=(stops,) if isinstance(stops, str) else tuple(stops),
             shown=shown,
         )
 

@@ -18,8 +18,10 @@ from urdir.model.text.tokenizer import Tokenizer
 
 @dataclass(slots=True)
 class Statistics:
-    """What a generation did, filled while it runs. Times are seconds of wall clock:
-    ``prompt_seconds`` until the first token is known, ``generate_seconds`` from then on.
+    """What a generation did, filled while it runs; ``seed`` repeats a drawn answer.
+
+    Times are seconds of wall clock: ``prompt_seconds`` until the first token is known,
+    ``generate_seconds`` from then on.
     """
 
     seed: int = 0
@@ -54,6 +56,9 @@ class Generation:
     statistics: Statistics = field(default_factory=Statistics)
     tokens: list[int] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.statistics.seed = self.request.settings.seed or 0
+
     def prepare(self) -> None:
         """Record the graphs of the prompt and of the first token, for a session that has processed
         nothing: its weights need not be there yet (``meanwhile`` of `Engine.open`).
@@ -84,7 +89,6 @@ class Generation:
         open, DriverError.
         """
         statistics = self.statistics
-        statistics.seed = self.request.settings.seed
         statistics.prompt_tokens = len(self.request.prompt)
         start = time.perf_counter()
         with closing(self._turned()) as pieces:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from urdir.model.engine.generate import Generation, Statistics
+from urdir.model.errors import TemplateError
 from urdir.model.text.answers import AnswerParser, find_answer_format
-from urdir.model.text.chat import ChatTemplate, Message
+from urdir.model.text.chat import ChatTemplate, Message, conversation
 from urdir.model.text.deltas import ToolCall
 
 Messages = Sequence[Message | Mapping[str, Any]]
@@ -47,10 +48,11 @@ def reply_to(
 ) -> Reply:
     """Answer a conversation (see `Engine.chat`) with the generation that ``begin`` makes of the
     prompt's tokens and of the control tokens that belong to the text."""
-    prompt = template.render([Message.of(message) for message in messages], tools, variables)
+    schemas = _schemas(tools)
+    prompt = template.render(conversation(messages, template.source), tools, variables)
     form = find_answer_format(template.source)
     generation = begin(template.tokens(prompt), form.shown)
-    parser = AnswerParser(form, prompt=prompt.text, tools=_schemas(tools))
+    parser = AnswerParser(form, prompt=prompt.text, tools=schemas)
     deltas = [delta for piece in generation.text() for delta in parser.push(piece)]
     deltas += parser.finish()
     calls = [delta.tool_call for delta in deltas if delta.tool_call is not None]
@@ -63,6 +65,12 @@ def reply_to(
 
 
 def _schemas(tools: ToolDescriptions | None) -> dict[str, Mapping[str, Any]] | None:
-    """The parameters of each tool, by its name."""
-    functions = [tool["function"] for tool in tools or ()]
-    return {function["name"]: function.get("parameters", {}) for function in functions} or None
+    """The parameters of each tool, by its name. Raises TemplateError."""
+    try:
+        functions = [tool["function"] for tool in tools or ()]
+        return {function["name"]: function.get("parameters", {}) for function in functions} or None
+    except (TypeError, LookupError, AttributeError):
+        raise TemplateError(
+            f"{tools!r:.80} are no tools: give a list of descriptions, such as "
+            "[{'type': 'function', 'function': {'name': 'add', 'parameters': {...}}}]"
+        ) from None

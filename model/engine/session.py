@@ -14,7 +14,7 @@ from urdir.model.engine.batch import ShapeBuckets
 from urdir.model.engine.decode_graphs import DecodeGraphs
 from urdir.model.engine.rank import budget_of, open_ranks
 from urdir.model.engine.runner import Observer
-from urdir.model.engine.sampling import SamplingSettings
+from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.engine.step_queue import StepQueue
 from urdir.model.errors import ContextFullError, ModelError
 from urdir.model.memory.budget import SessionBudget, check_context

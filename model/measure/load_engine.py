@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from urdir.driver.errors import DriverError
 from urdir.model.engine.requests.async_service import AsyncService
 from urdir.model.engine.requests.request import Ending, Request
+from urdir.model.engine.sampling_settings import GREEDY
 from urdir.model.errors import ModelError
 from urdir.model.measure.load import Ask, LoadCase, Reply, run_load
 from urdir.model.text.tokenizer import Tokenizer
@@ -59,7 +60,7 @@ async def load_engine(
 
 
 async def _ask(service: AsyncService[None], ask: Ask) -> Reply:
-    request = Request(prompt=ask.prompt, limit=ask.tokens, ignore_end=True)
+    request = Request(prompt=ask.prompt, settings=GREEDY, limit=ask.tokens, ignore_end=True)
     reply = Reply(time.perf_counter())
     last = reply.start
     try:

@@ -151,9 +151,11 @@ class PagedGroup(Group):
                 self.pool.forget(page, start - first * layout.page_len)
         self._pages[sequence] = pages
 
-    def match(self, sequence: int, tokens: Sequence[int], end: int, spare: int) -> int:
+    def match(
+        self, sequence: int, tokens: Sequence[int], end: int, spare: int, scope: bytes
+    ) -> int:
         """See KvCache."""
-        begun = self.pool.match(tokens, self._blocks(end), self._blocks(spare))
+        begun = self.pool.match(tokens, self._blocks(end), self._blocks(spare), scope)
         self._pages[sequence] = begun.pages  # before what may fail: then they are given back
         self._written[sequence] = end
         if begun.source is not None:
@@ -161,9 +163,9 @@ class PagedGroup(Group):
         self._table.set(sequence, begun.pages)
         return begun.tokens
 
-    def publish(self, sequence: int, tokens: Sequence[int]) -> None:
+    def publish(self, sequence: int, tokens: Sequence[int], scope: bytes) -> None:
         """See KvCache."""
-        self.pool.publish(tokens, self._pages[sequence])
+        self.pool.publish(tokens, self._pages[sequence], scope)
 
     def truncate(self, sequence: int, length: int) -> None:
         """See Group."""

@@ -17,7 +17,8 @@ from urdir.driver.context import close_all
 from urdir.model.memory.queued_writes import QueuedWrites
 from urdir.model.owner import Owner
 from urdir.ptxgen.kernels.advance import IDLE
-from urdir.ptxgen.kernels.sampling import MOST_LIKELY, SETTINGS_WORDS
+from urdir.ptxgen.kernels.sampling import SETTINGS_WORDS
+from urdir.ptxgen.kernels.sampling_limits import MOST_LIKELY
 from urdir.ptxgen.spec import ceil_div
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ take what is valid from positions in device memory.
 Layers whose tokens look back on few keys keep the last of them only, in a ring (`KvLayout`).
 Layers with equal slots share the bookkeeping: they are a *group*.
 
-Sequences can begin with pages that others have computed (`KvCache.publish`, `KvCache.match`), but
-not in caches with rings (`CacheShape.share_len`).
+Sequences can begin with pages that others of their scope have computed (`KvCache.publish`,
+`KvCache.match`), but not in caches with rings (`CacheShape.share_len`).
 """
 
 from __future__ import annotations
@@ -94,12 +94,12 @@ class KvCache(Owner):
         """Tokens of the pages that sequences can share; see `CacheShape.share_len`."""
         return self.shape.share_len
 
-    def known(self, tokens: Sequence[int]) -> int:
-        """Of how many of the first ``tokens`` there are whole pages to share: of all where no layer
-        has any."""
+    def known(self, tokens: Sequence[int], scope: bytes = b"") -> int:
+        """Of how many of the first ``tokens`` there are whole pages to share in ``scope``: of all
+        where no layer has any."""
         if not self._groups:
             return len(tokens)
-        return 0 if self._known is None else self._known.pool.known(tokens)
+        return 0 if self._known is None else self._known.pool.known(tokens, scope)
 
     @property
     def pools(self) -> tuple[PagePool, ...]:
@@ -122,10 +122,12 @@ class KvCache(Owner):
             cache.reserve(sequence, start, end, stored=stored)
         return min([self.shape.max_len, *(group.writable(end) for group in self._groups)])
 
-    def match(self, sequence: int, tokens: Sequence[int], end: int, spare: int = 0) -> int:
-        """Begin an empty sequence with the longest known beginning of ``tokens``, and reserve its
-        positions up to ``end``, which is not before the last of them. Returns how many tokens it
-        has.
+    def match(
+        self, sequence: int, tokens: Sequence[int], end: int, spare: int = 0, scope: bytes = b""
+    ) -> int:
+        """Begin an empty sequence with the longest beginning of ``tokens`` that is known in
+        ``scope``, and reserve its positions up to ``end``, which is not before the last of them.
+        Returns how many tokens it has.
 
         Raises ContextFullError, nothing changed, unless room for ``spare`` tokens is left then;
         ModelError for a sequence that holds something; DriverError, and it is empty.
@@ -136,31 +138,34 @@ class KvCache(Owner):
         if any(group.is_written(sequence) for group in self._groups):
             raise ModelError(f"sequence {sequence} holds tokens: truncate it to 0 first")
         try:
-            found = self._match(sequence, tokens, end, spare)
+            found = self._match(sequence, tokens, end, spare, scope)
             for cache in self._followers:
-                cache.match(sequence, tokens, end, spare)
+                cache.match(sequence, tokens, end, spare, scope)
         except DriverError:  # of a copy
             self.truncate(sequence, 0)
             raise
         return found
 
-    def _match(self, sequence: int, tokens: Sequence[int], end: int, spare: int) -> int:
+    def _match(
+        self, sequence: int, tokens: Sequence[int], end: int, spare: int, scope: bytes
+    ) -> int:
         """`match` of this cache alone."""
         if self._known is not None:
-            return self._known.match(sequence, tokens, end, spare)
+            return self._known.match(sequence, tokens, end, spare, scope)
         for group in self._groups:
             group.check_room(sequence, 0, end, spare)
         for group in self._groups:
             group.reserve(sequence, 0, end, 0)
         return 0
 
-    def publish(self, sequence: int, tokens: Sequence[int]) -> None:
-        """A sequence holds ``tokens`` from its first position on: others may begin with them."""
+    def publish(self, sequence: int, tokens: Sequence[int], scope: bytes = b"") -> None:
+        """A sequence holds ``tokens`` from its first position on: others of ``scope`` may begin
+        with them."""
         self._check_sequence(sequence)
         if self._known is not None:
-            self._known.publish(sequence, tokens)
+            self._known.publish(sequence, tokens, scope)
         for cache in self._followers:
-            cache.publish(sequence, tokens)
+            cache.publish(sequence, tokens, scope)
 
     def kept(self, sequence: int, length: int) -> int:
         """How many of the first ``length`` tokens `truncate` may leave: all, or none where a ring

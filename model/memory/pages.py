@@ -7,6 +7,9 @@ hash stands for them, so no two prefixes can ever be taken for each other. Nodes
 are sorted by their tokens: the neighbours of where a page's tokens belong are those that agree with
 them longest, be they whole pages or partly filled ones.
 
+Each *scope*, a name of some bytes, has a tree of its own: sequences share within one scope alone.
+All scopes share the pages, and the order in which pages are taken.
+
 A page that nobody holds is *unused*, or *kept* for its prefix until it is needed. The least
 recently used is taken first, and a page before the one that it follows.
 """
@@ -18,6 +21,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter, ne
+from weakref import WeakValueDictionary
 
 from urdir.model.errors import ContextFullError
 
@@ -54,7 +58,8 @@ class PagePool:
         self._unused = list(reversed(range(pages)))
         self._kept: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._nodes: list[_Node | None] = [None] * pages
-        self._root = _Node(None, (), -1)
+        # Of each scope; a root lives as long as one of its pages is known, which refers to it.
+        self._roots: WeakValueDictionary[bytes, _Node] = WeakValueDictionary()
 
     @property
     def pages(self) -> int:
@@ -127,17 +132,17 @@ class PagePool:
 
     # ---- what is known ----
 
-    def known(self, tokens: Sequence[int]) -> int:
-        """How many of the first ``tokens`` lie in whole pages that are known."""
-        return len(self._find(tuple(tokens))[0]) * self.page_len
+    def known(self, tokens: Sequence[int], scope: bytes = b"") -> int:
+        """How many of the first ``tokens`` lie in whole pages that are known in ``scope``."""
+        return len(self._find(tuple(tokens), scope)[0]) * self.page_len
 
-    def match(self, tokens: Sequence[int], pages: int, spare: int = 0) -> Match:
-        """``pages`` pages for a sequence that begins with ``tokens``: those of the longest known
-        prefix, shared, and then fresh ones.
+    def match(self, tokens: Sequence[int], pages: int, spare: int = 0, scope: bytes = b"") -> Match:
+        """``pages`` pages for a sequence that begins with ``tokens``: those of the longest prefix
+        known in ``scope``, shared, and then fresh ones.
 
         Raises ContextFullError, nothing changed, unless ``spare`` more could be taken after that.
         """
-        nodes, part, common = self._find(tuple(tokens))
+        nodes, part, common = self._find(tuple(tokens), scope)
         fresh = pages - len(nodes)
         self.check_room(fresh + spare + sum(not self._users[node.page] for node in nodes))
         shared = [node.page for node in nodes]
@@ -152,8 +157,9 @@ class PagePool:
         self.hits += found
         return Match(shared + taken, found, None if taken[:1] == [source] else source)
 
-    def publish(self, tokens: Sequence[int], pages: Sequence[int]) -> None:
-        """``pages``, held by the caller, hold ``tokens`` from the first on: others may share them.
+    def publish(self, tokens: Sequence[int], pages: Sequence[int], scope: bytes = b"") -> None:
+        """``pages``, held by the caller, hold ``tokens`` from the first on: others of ``scope`` may
+        share them. Pages that are known already are so in the same scope.
 
         The last page may be filled in part; more tokens of it may be published later. Pages with
         the same tokens as known ones stay unknown.
@@ -162,7 +168,7 @@ class PagePool:
         at = len(tokens) // length
         while at and not self._is_whole(pages[at - 1]):
             at -= 1
-        node = self._nodes[pages[at - 1]] if at else self._root
+        node = self._nodes[pages[at - 1]] if at else self._root(scope)
         assert node is not None
         for start in range(at * length, len(tokens), length):
             node = self._know(node, tuple(tokens[start : start + length]), pages[start // length])
@@ -174,10 +180,14 @@ class PagePool:
         if node is not None and len(node.tokens) > filled:
             self._forget(node)
 
-    def _find(self, tokens: tuple[int, ...]) -> tuple[list[_Node], _Node | None, int]:
+    def _root(self, scope: bytes) -> _Node:
+        """The root of a scope: what it is found by ends with the last that refers to it."""
+        return self._roots.setdefault(scope, _Node(None, (), -1))
+
+    def _find(self, tokens: tuple[int, ...], scope: bytes) -> tuple[list[_Node], _Node | None, int]:
         """The whole pages that ``tokens`` begin with, the page that agrees longest with those after
         them where that is worth a copy, and for how many tokens."""
-        length, node, found = self.page_len, self._root, list[_Node]()
+        length, node, found = self.page_len, self._root(scope), list[_Node]()
         while True:
             start = len(found) * length
             wanted = tokens[start : start + length]
@@ -227,6 +237,7 @@ class PagePool:
         while lost:
             node = lost.pop()
             lost += node.children
+            node.children.clear()  # or the circle would keep the root
             self._nodes[node.page] = None
             if not self._users[node.page]:
                 del self._kept[node.page]
@@ -235,9 +246,10 @@ class PagePool:
 
 
 class _Node:
-    """A page that is known to hold ``tokens`` after those of its parents."""
+    """A page that is known to hold ``tokens`` after those of its parents; or a root, without one
+    and without a page."""
 
-    __slots__ = ("children", "page", "parent", "tokens")
+    __slots__ = ("__weakref__", "children", "page", "parent", "tokens")
 
     def __init__(self, parent: _Node | None, tokens: tuple[int, ...], page: int) -> None:
         self.parent = parent

@@ -27,9 +27,10 @@ class SharedStates:
         self._given: list[list[tuple[int, int]]] = [[] for _ in range(sequences)]
         self._shared = [0] * sequences
 
-    def begin(self, sequence: int, tokens: Sequence[int], found: int) -> None:
-        """A sequence begins that is to have ``tokens``, of which it has the first ``found``."""
-        self._cuts[sequence] = self.known.cuts(tokens, found)
+    def begin(self, sequence: int, tokens: Sequence[int], found: int, scope: bytes) -> None:
+        """A sequence of ``scope`` begins that is to have ``tokens``, of which it has the first
+        ``found``."""
+        self._cuts[sequence] = self.known.cuts(tokens, found, scope)
         self._shared[sequence] = found
 
     def restore(self, sequence: int, place: int) -> None:
@@ -52,12 +53,13 @@ class SharedStates:
             raise
         self._given[sequence].append((length, place))
 
-    def publish(self, sequence: int, tokens: Sequence[int]) -> int:
-        """A sequence holds ``tokens``, computed; how many of them others may begin with."""
+    def publish(self, sequence: int, tokens: Sequence[int], scope: bytes) -> int:
+        """A sequence holds ``tokens``, computed; how many of them others of ``scope`` may begin
+        with."""
         given = self._given[sequence]
         while given and given[0][0] <= len(tokens):
             length, place = given.pop(0)
-            self.known.know(tokens[:length], place)
+            self.known.know(tokens[:length], place, scope)
             self._shared[sequence] = length
         return min(self._shared[sequence], len(tokens))
 

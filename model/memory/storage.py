@@ -6,6 +6,9 @@ the last one stays where it is when the place is released, so that the next turn
 goes on from there. In pages any sequence finds what any other has left (`KvCache.match`). With
 recurrent layers that is as much as there is a state of, too (`SharedStates`): pages are shared up
 to there.
+
+Every request has a *scope*, b"" unless it is given one. What one leaves is found by those of the
+same scope alone: neither the counts nor the times of others tell what it was.
 """
 
 from __future__ import annotations
@@ -18,6 +21,9 @@ from urdir.model.memory.pages import common_length
 from urdir.model.memory.prefix_states import PrefixStates
 from urdir.model.memory.recurrent_state import RecurrentState
 from urdir.model.memory.shared_states import SharedStates
+
+#: What is left in a place: no tokens, of nobody.
+_NOTHING: tuple[bytes, tuple[int, ...]] = (b"", ())
 
 
 class SequenceStorage:
@@ -36,8 +42,9 @@ class SequenceStorage:
         # Pages alone are no beginning where there are states.
         self._share_len = 0 if states.shape.layers else cache.share_len
         places = cache.shape.sequences
-        # Of released places: the tokens that are there, and of how many the last state may be.
-        self._left: list[tuple[int, ...]] = [()] * places
+        # Of released places: the tokens that are there, by the scope that may find them, and of how
+        # many the last state may be.
+        self._left: list[tuple[bytes, tuple[int, ...]]] = [_NOTHING] * places
         self._reached = [0] * places
 
     @property
@@ -53,23 +60,26 @@ class SequenceStorage:
 
     # ---- requests take turns ----
 
-    def match(self, sequence: int, tokens: Sequence[int], end: int, spare: int = 0) -> int:
-        """Begin a sequence that was released with what is known of ``tokens``, and room for
-        ``end``; how many it has then. Raises ContextFullError unless room for ``spare`` tokens of
-        others is left, and DriverError: nothing is begun then."""
-        left, reached = self._left[sequence], self._reached[sequence]
-        found = self.kept(sequence, common_length(left, tuple(tokens)), reached) if left else 0
-        self._left[sequence] = ()
+    def match(
+        self, sequence: int, tokens: Sequence[int], end: int, spare: int = 0, scope: bytes = b""
+    ) -> int:
+        """Begin a sequence that was released with what is known of ``tokens`` in ``scope``, and
+        room for ``end``; how many it has then. Raises ContextFullError unless room for ``spare``
+        tokens of others is left, and DriverError: nothing is begun then."""
+        (owner, left), reached = self._left[sequence], self._reached[sequence]
+        common = common_length(left, tuple(tokens)) if left and owner == scope else 0
+        found = self.kept(sequence, common, reached) if common else 0
+        self._left[sequence] = _NOTHING
         self.truncate(sequence, found, reached)
         if found:
             self._cache.reserve(sequence, found, end)
         elif self._shared is None:
             known = tokens if self._share_len else ()
-            found = self._cache.match(sequence, known, end, spare)
+            found = self._cache.match(sequence, known, end, spare, scope)
         else:
-            found = self._match_state(self._shared, sequence, tokens, end, spare)
+            found = self._match_state(self._shared, sequence, tokens, end, spare, scope)
         if self._shared is not None:
-            self._shared.begin(sequence, tokens, found)
+            self._shared.begin(sequence, tokens, found, scope)
         return found
 
     def cut(self, sequence: int, start: int, end: int) -> int:
@@ -79,8 +89,8 @@ class SequenceStorage:
         return end if cut is None else min(cut, end)
 
     def next_shared(self, sequence: int, length: int) -> int:
-        """The first length beyond ``length`` of a sequence that others will find, once it is
-        computed and published; 0 where there is none."""
+        """The first length beyond ``length`` of a sequence that others of its scope will find, once
+        it is computed and published; 0 where there is none."""
         if self._shared is None:
             return length + self._share_len if self._share_len else 0
         return self._shared.next_cut(sequence, length) or 0
@@ -93,25 +103,27 @@ class SequenceStorage:
         else:
             self._shared.keep(sequence, length)
 
-    def publish(self, sequence: int, tokens: Sequence[int]) -> None:
-        """A sequence holds ``tokens`` from its first position on, computed: others may begin with
-        them."""
+    def publish(self, sequence: int, tokens: Sequence[int], scope: bytes = b"") -> None:
+        """A sequence holds ``tokens`` from its first position on, computed: others of ``scope``,
+        that of its `match`, may begin with them."""
         if self._shared is not None:
-            tokens = tokens[: self._shared.publish(sequence, tokens)]
+            tokens = tokens[: self._shared.publish(sequence, tokens, scope)]
         elif not self._share_len:
             tokens = ()
-        self._cache.publish(sequence, tokens)
+        self._cache.publish(sequence, tokens, scope)
 
-    def release(self, sequence: int, tokens: Sequence[int], reached: int) -> None:
+    def release(
+        self, sequence: int, tokens: Sequence[int], reached: int, scope: bytes = b""
+    ) -> None:
         """A sequence is not used any more: ``tokens`` are what it holds from its first position on,
-        and steps were queued for up to ``reached`` positions."""
-        self.publish(sequence, tokens)
+        for others of ``scope``, and steps were queued for up to ``reached`` positions."""
+        self.publish(sequence, tokens, scope)
         if self._shared is not None:
             self._shared.end(sequence)
         if self._cache.pools or not tokens:
             self.truncate(sequence, 0, reached)
         else:
-            self._left[sequence], self._reached[sequence] = tuple(tokens), reached
+            self._left[sequence], self._reached[sequence] = (scope, tuple(tokens)), reached
 
     # ---- a sequence that is in use ----
 
@@ -144,10 +156,11 @@ class SequenceStorage:
         tokens: Sequence[int],
         end: int,
         spare: int,
+        scope: bytes,
     ) -> int:
         """`match` for an empty place, of as many tokens as there are both pages and a state of."""
-        found, place = shared.known.find(tokens, self._cache.known(tokens))
-        self._cache.match(sequence, tokens[:found], end, spare)
+        found, place = shared.known.find(tokens, self._cache.known(tokens, scope), scope)
+        self._cache.match(sequence, tokens[:found], end, spare, scope)
         if found:
             try:
                 shared.restore(sequence, place)

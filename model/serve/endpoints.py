@@ -21,6 +21,7 @@ from urdir.model.serve.interface import AsyncService, Json, ServedModel
 from urdir.model.serve.limits import Limits, read_json
 from urdir.model.serve.metrics import ServerMetrics
 from urdir.model.serve.parameters import Parameters
+from urdir.model.serve.prefix_scope import CALLER
 from urdir.model.serve.stream import AnswerResponse, Shape
 from urdir.model.serve.tokens import check_length, encode_text
 from urdir.model.text.constraints import Constraint
@@ -93,7 +94,7 @@ class Endpoints:
             constraint = await asyncio.to_thread(
                 self._model.constraint, form.kind, form.source, None
             )
-        return self._response(prompts, parameters, shape, constraint)
+        return self._response(request, prompts, parameters, shape, constraint)
 
     def _read_prompts(
         self, given: Sequence[str | tuple[int, ...]]
@@ -116,7 +117,7 @@ class Endpoints:
             logprobs=parameters.settings.logprobs is not None,
             parallel=asked.tools.parallel,
         )
-        return self._response([prompt], parameters, shape, constraint, self._model.shown)
+        return self._response(request, [prompt], parameters, shape, constraint, self._model.shown)
 
     def _render(self, asked: ChatRequest) -> tuple[str, tuple[int, ...]]:
         """The conversation as text and as tokens."""
@@ -126,6 +127,7 @@ class Endpoints:
 
     def _response(
         self,
+        request: Request,
         prompts: Sequence[tuple[int, ...]],
         parameters: Parameters,
         shape: Shape,
@@ -135,7 +137,7 @@ class Endpoints:
         requests: list[EngineRequest] = []
         for prompt in prompts:
             self._check_prompt(prompt)
-            requests += parameters.requests(prompt, constraint, shown)
+            requests += parameters.requests(prompt, request.scope[CALLER], constraint, shown)
         return AnswerResponse(
             together(self._service, requests, self._metrics),
             shape,

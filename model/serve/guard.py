@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from urdir.model.serve.errors import ApiError
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.metrics import ServerMetrics
+from urdir.model.serve.prefix_scope import ANYBODY, CALLER, digest
 
 #: Paths that need no key: whether the server lives, and the page, which asks for one.
 OPEN_PATHS = frozenset({"/", "/health"})
@@ -32,7 +33,10 @@ class Access:
 
 
 class Guard:
-    """ASGI middleware: host name, API key, and how many requests are open. Counts responses."""
+    """ASGI middleware: host name, API key, and how many requests are open. Counts responses.
+
+    What it passes on says under `CALLER` whose key it came with.
+    """
 
     def __init__(
         self,
@@ -64,22 +68,23 @@ class Guard:
             await send(message)
 
         try:
-            self._check(scope)
+            caller = self._check(scope)
         except ApiError as error:
             await error_response(error)(scope, receive, counted)
             return
         self._open += 1
         try:
-            await self._app(scope, receive, counted)
+            await self._app({**scope, CALLER: caller}, receive, counted)
         finally:
             self._open -= 1
 
-    def _check(self, scope: Scope) -> None:
+    def _check(self, scope: Scope) -> bytes:
+        """Who asks; ApiError for those who may not."""
         headers = Headers(scope=scope)
         self._check_host(headers.get("host", ""))
         if scope["path"] in OPEN_PATHS:
-            return
-        self._check_key(dict(scope["headers"]).get(b"authorization", b""))
+            return ANYBODY
+        caller = self._check_key(dict(scope["headers"]).get(b"authorization", b""))
         if self._open >= self._limits.open_requests:
             raise ApiError(
                 f"{self._open} requests are open, no more are taken",
@@ -88,6 +93,7 @@ class Guard:
                 code="rate_limit_exceeded",
                 headers={"Retry-After": "1"},
             )
+        return caller
 
     def _check_host(self, host: str) -> None:
         hosts = self._access.hosts
@@ -100,12 +106,14 @@ class Guard:
                 code="unknown_host",
             )
 
-    def _check_key(self, authorization: bytes) -> None:
-        """Compares with every key, in a time that says nothing of how much agrees."""
+    def _check_key(self, authorization: bytes) -> bytes:
+        """The digest of the key. Compares with every key, in a time that says nothing of how much
+        agrees."""
         if not self._keys:
-            return
+            return ANYBODY
         scheme, _, key = authorization.partition(b" ")
-        matches = [hmac.compare_digest(key.strip(), known) for known in self._keys]
+        key = key.strip()
+        matches = [hmac.compare_digest(key, known) for known in self._keys]
         if scheme.lower() != b"bearer" or not any(matches):
             raise ApiError(
                 "the API key is missing or wrong: send 'Authorization: Bearer KEY'",
@@ -114,6 +122,7 @@ class Guard:
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
+        return digest(key)
 
 
 def error_response(error: ApiError) -> JSONResponse:

@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 
 from urdir.model.engine.requests.metrics import Metrics
 from urdir.model.engine.requests.request import Ending, Piece, Request
-from urdir.model.engine.sampling import SamplingSettings
+from urdir.model.engine.sampling_settings import OPENAI, SamplingSettings
 from urdir.model.text.answers import AnswerParser
 from urdir.model.text.chat import ChatTemplate
 from urdir.model.text.constraints import Constraint
@@ -21,19 +21,14 @@ Json = dict[str, Any]
 ConstraintKind = Literal["json_object", "json_schema", "regex", "grammar", "choice"]
 
 
-_OPENAI = SamplingSettings(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
-
-
 @dataclass(frozen=True, slots=True)
 class Defaults:
     """What holds where a request does not say it: of OpenAI's, temperature 1 and nothing filtered.
 
-    ``settings.seed`` counts if ``has_seed``: each answer has a new one otherwise. ``limit`` is the
-    most tokens of an answer, ``variables`` are the chat template's.
+    ``limit`` is the most tokens of an answer, ``variables`` are the chat template's.
     """
 
-    settings: SamplingSettings = _OPENAI
-    has_seed: bool = False
+    settings: SamplingSettings = OPENAI
     limit: int | None = None
     variables: Json = field(default_factory=dict)
 

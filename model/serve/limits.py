@@ -25,6 +25,7 @@ class Limits:
     answers: int = 128  # prompts of a request, times n
     biases: int = 300
     tools: int = 128
+    salt: int = 256  # characters
     schema: int = 64 << 10  # of a JSON schema, pattern or grammar
     open_requests: int = 2048  # of all clients together
     stalled_seconds: float = 30.0  # a client that reads nothing for so long is cut off

@@ -7,9 +7,8 @@ from typing import Any
 
 from urdir.model.serve.fields import Fields
 from urdir.model.serve.interface import Json
-from urdir.model.text.chat import Message
+from urdir.model.text.chat import ROLES, Message, role_in
 
-_ROLES = ("system", "developer", "user", "assistant", "tool")
 _TEXT_PARTS = {"text": "text", "input_text": "text", "refusal": "refusal"}
 
 
@@ -22,15 +21,13 @@ def read_messages(fields: Fields, template: str) -> list[Message]:
     messages = fields.objects("messages")
     if not messages:
         fields.fail("messages", "must be a list with at least one message")
-    return [_read_message(message, "developer" in template) for message in messages]
+    return [_read_message(message, template) for message in messages]
 
 
-def _read_message(message: Fields, knows_developer: bool) -> Message:
-    role = message.choice("role", _ROLES)
+def _read_message(message: Fields, template: str) -> Message:
+    role = message.choice("role", ROLES)
     if role is None:
         message.fail("role", "is missing")
-    if role == "developer" and not knows_developer:
-        role = "system"
     more: Json = {}
     for name in ("name", "tool_call_id", "reasoning_content"):
         text = message.text(name)
@@ -39,7 +36,7 @@ def _read_message(message: Fields, knows_developer: bool) -> Message:
     calls = [_read_call(call) for call in message.objects("tool_calls")]
     if calls:
         more["tool_calls"] = calls
-    return Message(role, _read_content(message, needed=not calls), more)
+    return Message(role_in(template, role), _read_content(message, needed=not calls), more)
 
 
 def _read_content(message: Fields, needed: bool) -> str:

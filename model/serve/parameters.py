@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from typing import Any
 
 from urdir.model.engine.requests.request import Request
-from urdir.model.engine.sampling import SamplingSettings
+from urdir.model.engine.sampling_settings import BOUNDS, MOST_COUNT, MOST_SEED, SamplingSettings
 from urdir.model.serve.errors import unknown_model
 from urdir.model.serve.fields import Fields
 from urdir.model.serve.interface import ServedModel
 from urdir.model.serve.limits import Limits
+from urdir.model.serve.prefix_scope import prefix_scope
 from urdir.model.text.constraints import Constraint
 
 MOST_LOGPROBS = 20
-_SEEDS = 1 << 64
 #: Fields that would change the answer, and why they are refused and not ignored.
 _UNSUPPORTED = {
     "use_beam_search": "answers are sampled",
@@ -36,23 +35,28 @@ class Parameters:
     n: int
     stream: bool
     include_usage: bool
+    salt: str | None
 
     def requests(
         self,
         prompt: tuple[int, ...],
+        caller: bytes,
         constraint: Constraint | None = None,
         shown: frozenset[str] = frozenset(),
     ) -> list[Request]:
-        """One for each of the ``n`` answers."""
+        """One for each of the ``n`` answers, all of one seed; ``caller`` is the digest of a key
+        (`prefix_scope`)."""
+        settings = self.settings.with_seed()
         return [
             Request(
                 prompt=prompt,
-                settings=replace(self.settings, nonce=index),
+                settings=replace(settings, nonce=index),
                 limit=self.limit,
                 stops=self.stops,
                 ignore_end=self.ignore_end,
                 constraint=constraint,
                 shown=shown,
+                scope=prefix_scope(caller, self.salt),
             )
             for index in range(self.n)
         ]
@@ -82,6 +86,7 @@ def read_parameters(
         n=fields.whole("n", 1, limits.answers) or 1,
         stream=stream,
         include_usage=options is not None and options.flag("include_usage"),
+        salt=_read_salt(fields, limits),
     )
 
 
@@ -98,32 +103,43 @@ def _read_settings(
     vLLM's looks back on all tokens.
     """
     defaults = model.defaults.settings
-    repeat, look_back = fields.number("repetition_penalty", 1e-3, 100), -1
+
+    def number(setting: str, name: str | None = None) -> float | None:
+        bounds = BOUNDS[setting]
+        return fields.number(name or setting, bounds.low, bounds.high)
+
+    repeat, look_back = number("repeat_penalty", "repetition_penalty"), -1
     if repeat is None:
-        repeat, look_back = fields.number("repeat_penalty", 1e-3, 100), defaults.repeat_last_n
-    top_k = fields.whole("top_k", -1, 1 << 31)
+        repeat, look_back = number("repeat_penalty"), defaults.repeat_last_n
+    top_k = fields.whole("top_k", -1, MOST_COUNT)
     given: dict[str, Any] = {
-        "temperature": fields.number("temperature", 0, 100),
-        "top_p": fields.number("top_p", 0, 1),
-        "min_p": fields.number("min_p", 0, 1),
+        "temperature": number("temperature"),
+        "top_p": number("top_p"),
+        "min_p": number("min_p"),
         "repeat_penalty": repeat,
-        "presence_penalty": fields.number("presence_penalty", -2, 2),
-        "frequency_penalty": fields.number("frequency_penalty", -2, 2),
+        "presence_penalty": number("presence_penalty"),
+        "frequency_penalty": number("frequency_penalty"),
         "top_k": None if top_k is None else max(top_k, 0),
-        "repeat_last_n": fields.whole("repeat_last_n", -1, 1 << 31),
+        "repeat_last_n": fields.whole("repeat_last_n", -1, MOST_COUNT),
         "logit_bias": _read_bias(fields, model, limits),
-        "seed": _read_seed(fields, model),
+        "seed": _read_seed(fields),
     }
     asked = {name: value for name, value in given.items() if value is not None}
     return replace(defaults, **{"repeat_last_n": look_back} | asked, logprobs=logprobs)
 
 
-def _read_seed(fields: Fields, model: ServedModel) -> int | None:
-    """A new seed where neither the request nor the server has one."""
-    seed = fields.whole("seed", -(1 << 63), _SEEDS - 1)
-    if seed is None:
-        return None if model.defaults.has_seed else int.from_bytes(os.urandom(8))
-    return seed % _SEEDS
+def _read_seed(fields: Fields) -> int | None:
+    """Negative ones count from the end, as others take them."""
+    seed = fields.whole("seed", -(1 << 63), MOST_SEED)
+    return None if seed is None else seed % (MOST_SEED + 1)
+
+
+def _read_salt(fields: Fields, limits: Limits) -> str | None:
+    """vLLM's: requests with other salts find nothing of this one's prompt."""
+    salt = fields.text("cache_salt")
+    if salt is not None and not 0 < len(salt) <= limits.salt:
+        fields.fail("cache_salt", f"must have 1 to {limits.salt} characters", "invalid_value")
+    return salt
 
 
 def _read_bias(

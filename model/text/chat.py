@@ -14,8 +14,8 @@ one that spells half a control token itself and lets a message complete it is no
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from urdir.model.errors import NoTemplateError, TemplateError
@@ -49,20 +49,29 @@ def find_template(gguf: ModelFile, tokenizer: Callable[[], Tokenizer]) -> str:
     return named_template(name)
 
 
+#: Who speaks in a conversation.
+ROLES = ("system", "developer", "user", "assistant", "tool")
+#: What templates see of a message beside its role and content, where it has that.
+MESSAGE_FIELDS = ("name", "tool_call_id", "reasoning_content", "tool_calls")
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """One turn of a conversation."""
 
-    role: str  # "system", "user", "assistant" or "tool"
+    role: str  # one of `ROLES`, unless it is for a template of your own
     content: str
-    more: Mapping[str, Any] = field(default_factory=dict)  # "tool_calls", "tool_call_id", ...: JSON
+    more: Mapping[str, Any] = field(default_factory=dict)  # `MESSAGE_FIELDS`: JSON
 
     @classmethod
     def of(cls, message: Message | Mapping[str, Any]) -> Message:
-        """A message, or a dictionary of its fields as OpenAI has them. Raises TemplateError."""
+        """A message, or a dictionary of its fields as OpenAI has them; other fields, and those that
+        are None, are ignored. Raises TemplateError."""
         if isinstance(message, Message):
             return message
-        more = {key: value for key, value in message.items() if key not in ("role", "content")}
+        if not isinstance(message, Mapping):
+            raise TemplateError(f"{message!r:.80} is no message: {_EXAMPLE}")
+        more = {name: message[name] for name in MESSAGE_FIELDS if message.get(name) is not None}
         role, content = message.get("role"), message.get("content")
         if content is None and "tool_calls" in more:
             content = ""
@@ -71,6 +80,33 @@ class Message:
                 f"a message needs a role and a content, both texts: {message!r:.80}"
             )
         return cls(role, content, more)
+
+
+_EXAMPLE = "give a list of messages, such as [{'role': 'user', 'content': 'Hi'}]"
+
+
+def conversation(messages: Iterable[Message | Mapping[str, Any]], template: str) -> list[Message]:
+    """Messages as objects, with the roles that a template (its source) has for them.
+
+    Raises TemplateError for what is no list of messages, for none, and for a role that is none of
+    `ROLES`.
+    """
+    if isinstance(messages, str | bytes | Mapping | Message) or not isinstance(messages, Iterable):
+        raise TemplateError(f"{messages!r:.80} is no conversation: {_EXAMPLE}")
+    found = [Message.of(message) for message in messages]
+    if not found:
+        raise TemplateError(f"the conversation is empty: {_EXAMPLE}")
+    for number, message in enumerate(found):
+        if message.role not in ROLES:
+            known = ", ".join(ROLES)
+            raise TemplateError(f"message {number} is by {message.role!r:.40}: expected {known}")
+    return [replace(message, role=role_in(template, message.role)) for message in found]
+
+
+def role_in(template: str, role: str) -> str:
+    """The role that a template has for one of `ROLES`: a developer is the system to those that know
+    no developer."""
+    return "system" if role == "developer" and role not in template else role
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,15 +17,16 @@ import numpy as np
 import numpy.typing as npt
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.sampling_limits import (
+    INVALID_TOKEN,
+    MOST_BIASES,
+    MOST_END_IDS,
+    MOST_LIKELY,
+)
 
 Logits = npt.NDArray[np.float32]
 Words = npt.NDArray[np.uint32]
 Ids = npt.NDArray[np.int64]
-
-#: What is chosen where there is no choice: a logit is NaN, or the highest one is infinite.
-INVALID_TOKEN = 2**32 - 1
-#: The most end ids, biases and likely tokens of a sequence.
-MOST_END_IDS, MOST_BIASES, MOST_LIKELY = 16, 300, 20
 
 #: The settings of one sequence in device memory. Kernels read groups of four words at once: each
 #: begins at a multiple of 16 bytes, and so does every record.

@@ -11,13 +11,12 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.logits_rows import LogitsRows
 from urdir.ptxgen.kernels.sampling import (
-    INVALID_TOKEN,
-    MOST_LIKELY,
     log_probabilities,
     most_likely,
     pack_settings,
     unpack_settings,
 )
+from urdir.ptxgen.kernels.sampling_limits import INVALID_TOKEN, MOST_LIKELY
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance
 
 

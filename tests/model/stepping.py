@@ -13,7 +13,7 @@ from urdir.model.engine.generate import Generation
 from urdir.model.engine.realizar import EagerSteps
 from urdir.model.engine.requests.request import Request
 from urdir.model.engine.runner import Observer
-from urdir.model.engine.sampling import GREEDY, SamplingSettings
+from urdir.model.engine.sampling_settings import GREEDY, SamplingSettings
 from urdir.model.engine.session import Session
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights

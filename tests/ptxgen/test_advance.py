@@ -9,7 +9,8 @@ from urdir.driver.harness import run_kernel
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.advance import IDLE, Advance
 from urdir.ptxgen.kernels.argmax import INVALID_RANK, Argmax, ranks
-from urdir.ptxgen.kernels.sampling import INVALID_TOKEN, pack_settings
+from urdir.ptxgen.kernels.sampling import pack_settings
+from urdir.ptxgen.kernels.sampling_limits import INVALID_TOKEN
 
 
 def checked(device, spec, inputs):

@@ -40,7 +40,7 @@ from urdir.ptxgen.kernels.linear.pack import Pack
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.normalise import Normalise
 from urdir.ptxgen.kernels.rescale import Rescale
-from urdir.ptxgen.kernels.sampling import INVALID_TOKEN
+from urdir.ptxgen.kernels.sampling_limits import INVALID_TOKEN
 from urdir.ptxgen.spec import KernelSpec
 from urdir.ptxgen.target import TESTED
 

@@ -9,7 +9,8 @@ import pytest
 
 from urdir.driver.harness import check_kernel, run_kernel
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.sampling import INVALID_TOKEN, pack_settings
+from urdir.ptxgen.kernels.sampling import pack_settings
+from urdir.ptxgen.kernels.sampling_limits import INVALID_TOKEN
 from urdir.ptxgen.kernels.token_logprobs import TokenLogprobs
 
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from urdir.model.commands import values
 from urdir.model.commands.flags import Accepted, Flag, Refused, Served
 from urdir.model.commands.llama_flags.groups import ANSWERS, SERVER, TEXT
+from urdir.model.engine.sampling_settings import BOUNDS, DEFAULTS
 
 
-def _number(
-    names: str, low: float, high: float | None, default: float, text: str, **options: object
-) -> Served:
-    """A sampling flag with a real number."""
-    kind = {"type": values.real_number(low, high), "default": default, "metavar": "N"}
-    return Served(names, ("sampling",), f"{text} (default: {default:g})", {**kind, **options})
+def _setting(names: str, setting: str, text: str, **options: object) -> Served:
+    """A flag of a sampling setting that is a number."""
+    bounds, default = BOUNDS[setting], getattr(DEFAULTS, setting)
+    kind: Callable[[str], float] = values.real_number(bounds.low, bounds.high)
+    if bounds.is_whole:
+        kind = values.whole_number(int(bounds.low), int(bounds.high))
+    arguments = {"type": kind, "default": default, "metavar": "N", **options}
+    return Served(names, ("sampling",), f"{text} (default: {default:g})", arguments)
 
 
 FLAGS: tuple[Flag, ...] = (
@@ -35,34 +40,26 @@ FLAGS: tuple[Flag, ...] = (
         "random seed; -1: a new one (default: -1)",
         {"type": values.seed, "metavar": "N"},
     ),
-    _number("--temp --temperature", 0, None, 0.8, "temperature; 0 is greedy", dest="temp"),
-    Served(
-        "--top-k",
-        ("sampling",),
-        "keep the K likeliest; 0 keeps all (default: 40)",
-        {"type": values.whole_number(0), "default": 40, "metavar": "N"},
-    ),
-    _number("--top-p", 0, 1, 0.95, "share of probability kept; 1 keeps all"),
-    _number("--min-p", 0, 1, 0.05, "drop less than this of the best; 0 drops none"),
-    _number("--repeat-penalty", 1e-3, None, 1.0, "divide logits of repeated tokens; 1 is off"),
-    Served(
+    _setting("--temp --temperature", "temperature", "temperature; 0 is greedy", dest="temp"),
+    _setting("--top-k", "top_k", "keep the K likeliest; 0 keeps all"),
+    _setting("--top-p", "top_p", "share of probability kept; 1 keeps all"),
+    _setting("--min-p", "min_p", "drop less than this of the best; 0 drops none"),
+    _setting("--repeat-penalty", "repeat_penalty", "divide logits of repeated tokens; 1 is off"),
+    _setting(
         "--repeat-last-n",
-        ("sampling",),
-        "tokens that --repeat-penalty looks back on, also the prompt's; -1: all (default: 64)",
-        {"type": values.whole_number(-1), "default": 64, "metavar": "N"},
+        "repeat_last_n",
+        "tokens that --repeat-penalty looks back on, also the prompt's; -1: all",
     ),
-    Served(
+    _setting(
         "--presence-penalty",
-        ("sampling",),
-        "subtract from logits of tokens that the answer has: OpenAI's, the prompt does not count "
-        "(default: 0, off)",
-        {"type": values.real_number(-100, 100), "default": 0.0, "metavar": "N"},
+        "presence_penalty",
+        "subtract from logits of tokens that the answer has: OpenAI's, the prompt does not count; "
+        "0 is off",
     ),
-    Served(
+    _setting(
         "--frequency-penalty",
-        ("sampling",),
-        "the same for each time that the answer has them (default: 0, off)",
-        {"type": values.real_number(-100, 100), "default": 0.0, "metavar": "N"},
+        "frequency_penalty",
+        "the same for each time that the answer has them; 0 is off",
     ),
     Served(
         "-l --logit-bias",

@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from urdir.model.engine.batch import Batch, Output, Segment
-from urdir.model.engine.sampling import GREEDY
+from urdir.model.engine.sampling_settings import GREEDY
 from urdir.model.engine.session import Session
 from urdir.model.engine.step_queue import NO_MASKS
 from urdir.model.errors import ContextFullError, ModelError
 from urdir.model.owner import Owner
-from urdir.ptxgen.kernels.sampling import INVALID_TOKEN
+from urdir.ptxgen.kernels.sampling_limits import INVALID_TOKEN
 from urdir.ptxgen.spec import ceil_div
 
 Words = npt.NDArray[np.uint32]

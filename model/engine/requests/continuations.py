@@ -10,15 +10,18 @@ from urdir.model.engine.requests.answer import Item
 from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.request import Ending, Piece, Request, TokenChoice
 from urdir.model.engine.requests.service import OpenModel, Service
+from urdir.model.engine.sampling_settings import SamplingSettings
 
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """A whole answer: its text, its tokens, and why it ended."""
+    """A whole answer: its text, its tokens, why it ended, and the settings that it was drawn by:
+    with their seed and nonce it can be repeated."""
 
     text: str
     choices: tuple[TokenChoice, ...]
     ending: Ending
+    settings: SamplingSettings
 
     def __str__(self) -> str:
         return self.text
@@ -35,15 +38,15 @@ def continuations(engine: OpenModel, requests: Sequence[Request]) -> Iterator[Co
         inboxes = [SimpleQueue[Item]() for _ in requests]
         for request, inbox in zip(requests, inboxes, strict=True):
             service.submit(request, inbox.put)
-        for inbox in inboxes:
-            yield _whole(inbox)
+        for request, inbox in zip(requests, inboxes, strict=True):
+            yield _whole(inbox, request.settings)
 
 
-def _whole(inbox: SimpleQueue[Item]) -> Continuation:
+def _whole(inbox: SimpleQueue[Item], settings: SamplingSettings) -> Continuation:
     pieces: list[Piece] = []
     while not isinstance(item := inbox.get(), Ending):
         if isinstance(item, Exception):
             raise item
         pieces.append(item)
     choices = tuple(choice for piece in pieces for choice in piece.choices)
-    return Continuation("".join(piece.text for piece in pieces), choices, item)
+    return Continuation("".join(piece.text for piece in pieces), choices, item, settings)

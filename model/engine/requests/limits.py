@@ -49,13 +49,17 @@ class Limits:
         return self.walk is None or self.walk.fits(ends)
 
     @classmethod
-    def for_latency(cls, shapes: ShapeBuckets) -> Self:
+    def for_latency(cls, shapes: ShapeBuckets, *, share_prefixes: bool = True) -> Self:
         """For users who read along: tokens come at an even pace, whoever else arrives, and who
         waits too long is told. Steps are of ``shapes``."""
         whole = _aligned(shapes, shapes.chunks[-1])
         some = min(whole, _aligned(shapes, SOME_ROWS))
         return cls(
-            prompt_rows=whole, mixed_rows=some, alignment=_alignment(shapes), walk=shapes.walk
+            prompt_rows=whole,
+            mixed_rows=some,
+            alignment=_alignment(shapes),
+            walk=shapes.walk,
+            share_prefixes=share_prefixes,
         )
 
     @classmethod

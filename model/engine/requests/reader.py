@@ -11,7 +11,7 @@ from urdir.model.engine.requests.request import Finish, Piece, TokenChoice
 from urdir.model.engine.requests.scheduler import Scheduler
 from urdir.model.engine.requests.step_plan import Outcome, StepPlan
 from urdir.model.errors import ConstraintError
-from urdir.ptxgen.kernels.sampling import INVALID_TOKEN
+from urdir.ptxgen.kernels.sampling_limits import INVALID_TOKEN
 
 if TYPE_CHECKING:
     from urdir.model.engine.session import Session

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from urdir.model.engine.sampling import GREEDY, SamplingSettings
+from urdir.model.engine.sampling_settings import DEFAULTS, Bounds, SamplingSettings
 from urdir.model.errors import ModelError, SettingsError
 from urdir.model.text.constraints import Constraint
+
+_LIMIT = Bounds(1, math.inf, "1 or more", is_whole=True)
 
 
 class Finish(Enum):
@@ -28,26 +31,37 @@ class Request:
     It ends after ``limit`` tokens (None: when the context is full), at an end token of the model
     (never with ``ignore_end``), or where its text has one of ``stops``. The text has those control
     tokens that are ``shown``. A ``constraint`` says which tokens may come next, from those before:
-    each step waits for the token of the last one then. Raises ModelError for an empty prompt,
-    SettingsError.
+    each step waits for the token of the last one then. Settings without a seed get a new one here:
+    ``settings.seed`` repeats the answer. What is known of the prompt's beginning is shared with
+    requests of the same ``scope`` alone, a name of some bytes that is no secret. Raises ModelError
+    for an empty prompt, SettingsError.
     """
 
     prompt: tuple[int, ...]
-    settings: SamplingSettings = GREEDY
+    settings: SamplingSettings = DEFAULTS
     limit: int | None = None
     stops: tuple[str, ...] = ()
     ignore_end: bool = False
     constraint: Constraint | None = None
     shown: frozenset[str] = frozenset()
+    scope: bytes = b""
 
     def __post_init__(self) -> None:
         if not self.prompt:
             raise ModelError("the prompt is empty: the model needs a token to go on from")
-        if self.limit is not None and self.limit < 1:
-            raise SettingsError(f"a limit of {self.limit} tokens: expected 1 or more")
+        if self.limit is not None and not _LIMIT.allow(self.limit):
+            raise SettingsError(f"a limit of {self.limit!r} tokens: expected {_LIMIT.words}")
+        if not isinstance(self.stops, tuple) or not all(map(_is_stop, self.stops)):
+            raise SettingsError(f"stops are {self.stops!r:.80}: expected texts, none empty")
+        if self.settings.seed is None:
+            object.__setattr__(self, "settings", self.settings.with_seed())
         least = self.settings.min_tokens
         if self.limit is not None and least > self.limit:
             raise SettingsError(f"at least {least} tokens of {self.limit} that are wanted")
+
+
+def _is_stop(text: object) -> bool:
+    return isinstance(text, str) and bool(text)
 
 
 class TokenChoice(NamedTuple):

@@ -282,7 +282,7 @@ class Scheduler:
         prefill, slot = len(task.tokens), self._slots[-1]
         spare = self.limits.ahead * len(self._running)  # or the next tokens would set it back
         try:
-            found = self._storage.match(slot, known, prefill, spare)
+            found = self._storage.match(slot, known, prefill, spare, task.request.scope)
         except ContextFullError:
             if not self._running:
                 raise
@@ -300,12 +300,12 @@ class Scheduler:
         return task
 
     def _is_being_computed(self, task: Task) -> bool:
-        """Whether steps under way compute more of a request's beginning than is known: it can share
-        that soon. Answers to one prompt share it so."""
+        """Whether steps under way compute more of a request's beginning than is known in its scope:
+        it can share that soon. Answers to one prompt share it so."""
         if not self.limits.share_prefixes:
             return False
         for leader in self._running.values():
-            if leader.complete >= leader.prefill:
+            if leader.complete >= leader.prefill or leader.request.scope != task.request.scope:
                 continue
             end = self._storage.next_shared(leader.slot, leader.complete)
             if not 0 < end < len(task.tokens) or end > leader.prefill:
@@ -338,7 +338,7 @@ class Scheduler:
 
     def _release(self, task: Task) -> None:
         known = task.tokens[: task.complete] if self.limits.share_prefixes else ()
-        self._storage.release(task.slot, known, task.stored)
+        self._storage.release(task.slot, known, task.stored, task.request.scope)
         self._slots.append(task.slot)
         del self._running[task.number]
         task.slot = -1
@@ -347,4 +347,4 @@ class Scheduler:
     def _publish(self, task: Task) -> None:
         """Others may begin with what complete steps have computed of a request."""
         if task.slot >= 0 and self.limits.share_prefixes:
-            self._storage.publish(task.slot, task.tokens[: task.complete])
+            self._storage.publish(task.slot, task.tokens[: task.complete], task.request.scope)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 
 from urdir.model.cli import COMMANDS
 from urdir.model.commands import options
-from urdir.model.engine.sampling import SamplingSettings
+from urdir.model.engine.sampling_settings import BOUNDS, DEFAULTS, OPENAI, SamplingSettings
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -34,7 +35,7 @@ def test_a_missing_command_is_bad_usage(cli: Cli, words: tuple[str, ...]) -> Non
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ((), SamplingSettings(seed=1)),
+        ((), replace(DEFAULTS, seed=1)),
         (
             ("--presence-penalty", "0.5", "--frequency-penalty", "-1.5", "--min-tokens", "3"),
             SamplingSettings(seed=1, presence_penalty=0.5, frequency_penalty=-1.5, min_tokens=3),
@@ -49,6 +50,41 @@ def test_flags_become_settings(flags: tuple[str, ...], expected: SamplingSetting
     parser = argparse.ArgumentParser()
     options.add_sampling(parser)
     assert options.sampling_settings(parser.parse_args(["-s", "1", *flags])) == expected
+
+
+def test_a_seed_that_is_not_given_is_drawn_by_each_answer() -> None:
+    parser = argparse.ArgumentParser()
+    options.add_sampling(parser)
+    assert options.sampling_settings(parser.parse_args([])) == DEFAULTS
+    assert options.sampling_settings(parser.parse_args(["-s", "-1"])).seed is None
+
+
+def test_flags_that_are_not_given_leave_what_is_usual() -> None:
+    parser = argparse.ArgumentParser()
+    options.add_llama_flags(parser, "sampling", default=None)
+    assert options.sampling_settings(parser.parse_args([]), OPENAI) == OPENAI
+    args = parser.parse_args(["--temp", "0", "--top-k", "0"])
+    assert options.sampling_settings(args, OPENAI) == replace(OPENAI, temperature=0)
+
+
+FLAGGED = ("top_k", "top_p", "min_p", "repeat_penalty", "repeat_last_n", "seed")
+
+
+@pytest.mark.parametrize("name", [*FLAGGED, "presence_penalty", "frequency_penalty", "min_tokens"])
+def test_flags_have_the_bounds_of_their_settings(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = argparse.ArgumentParser()
+    options.add_sampling(parser)
+    flag, bounds = f"--{name.replace('_', '-')}", BOUNDS[name]
+    for value in (bounds.low, bounds.high):
+        args = parser.parse_args([f"{flag}={value}"])
+        assert getattr(options.sampling_settings(args), name) == value
+    beyond = [bounds.high + 1] if name == "seed" else [bounds.low - 1, bounds.high + 1]
+    for value in beyond:  # seed -1 is a new one
+        with pytest.raises(SystemExit):
+            parser.parse_args([f"{flag}={value}"])
+        assert "must be between" in capsys.readouterr().err
 
 
 def test_logits_of_a_file_without_a_vocabulary(cli: Cli, nano: Path, tmp_path: Path) -> None:

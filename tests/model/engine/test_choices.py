@@ -17,7 +17,8 @@ from urdir.model.engine.engine import Engine
 from urdir.model.engine.realizar import EagerSteps
 from urdir.model.engine.requests.request import Piece, Request
 from urdir.model.engine.requests.service import Item, Service
-from urdir.model.engine.sampling import SamplingSettings, sample
+from urdir.model.engine.sampling import sample
+from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.engine.session import Session
 from urdir.model.errors import ModelError
 from urdir.model.families.config import Config

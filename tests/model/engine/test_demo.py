@@ -18,7 +18,7 @@ from urdir.driver import execute
 from urdir.driver.stream import Stream
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.requests.request import Request
-from urdir.model.engine.sampling import SamplingSettings
+from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.text.chat import ChatTemplate, Message
 

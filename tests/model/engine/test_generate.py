@@ -19,7 +19,7 @@ from urdir.model.engine.requests.launcher import Launcher
 from urdir.model.engine.requests.request import Finish, Request
 from urdir.model.engine.requests.scheduler import Scheduler
 from urdir.model.engine.run_ahead import RunAhead
-from urdir.model.engine.sampling import GREEDY
+from urdir.model.engine.sampling_settings import GREEDY
 from urdir.model.engine.session import Session
 from urdir.model.engine.step_queue import StepQueue
 from urdir.model.errors import ContextFullError, ModelError

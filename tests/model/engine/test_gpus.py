@@ -23,7 +23,7 @@ from urdir.model.engine.requests.answer import Item
 from urdir.model.engine.requests.answer_loop import DeviceLostError
 from urdir.model.engine.requests.request import Piece, Request
 from urdir.model.engine.requests.service import Service
-from urdir.model.engine.sampling import SamplingSettings
+from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.engine.session import Session
 from urdir.model.errors import SettingsError
 from urdir.model.families.config import Config

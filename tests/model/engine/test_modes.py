@@ -17,7 +17,7 @@ from urdir.model.commands import opening
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.requests.request import Request
-from urdir.model.engine.sampling import SamplingSettings
+from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.environment import read_environment
 from urdir.model.verify.observers import PhaseTimer, TensorSummaries, phase_of
 

@@ -15,7 +15,8 @@ from urdir.driver.device import Device
 from urdir.driver.stream import Stream
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.realizar import EagerSteps
-from urdir.model.engine.sampling import SamplingSettings, sample
+from urdir.model.engine.sampling import sample
+from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.errors import ModelError
 from urdir.model.families.config import Config
 from urdir.model.files.gguf import Gguf

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,14 +13,15 @@ import pytest
 from urdir.driver.explainer import explain
 from urdir.driver.plan import Plan
 from urdir.model.engine.engine import Engine
-from urdir.model.engine.generate import Statistics
+from urdir.model.engine.generate import Generation, Statistics
 from urdir.model.engine.reply import reply_to
-from urdir.model.engine.sampling import SamplingSettings
-from urdir.model.errors import ModelError, TemplateError
+from urdir.model.engine.requests.request import Request
+from urdir.model.engine.sampling_settings import SamplingSettings
+from urdir.model.errors import ModelError, SettingsError, TemplateError
 from urdir.model.families.config import Config
 from urdir.model.files.demo import demo_model
 from urdir.model.files.gguf import Gguf
-from urdir.model.text.chat import Message
+from urdir.model.text.chat import Message, conversation
 from urdir.ptxgen.kernels.argmax import Argmax
 
 GREEDY = SamplingSettings(temperature=0.0)
@@ -38,9 +41,64 @@ def test_chat_and_generate_in_one_line() -> None:
         assert second.statistics.cached_tokens > 10
         assert engine.generate("Once upon a", settings=GREEDY, limit=1) == " time"
         assert engine.generate("Once upon a", settings=GREEDY, stops=["e"]) == " tim"
+        assert engine.generate("Once upon a", settings=GREEDY, stops="e") == " tim"
         with pytest.raises(ModelError, match="empty"):
             engine.generate("")
         assert repr(engine) == "<Engine 'Urdir Demo 5M' on emulator:sm_90a, context 512>"
+
+
+BAD: list[tuple[Any, dict[str, Any], type[ModelError], str]] = [
+    ("hi", {}, TemplateError, "'hi' is no conversation: give a list of messages, such as"),
+    (QUESTION, {}, TemplateError, "is no conversation"),
+    (Message("user", "x"), {}, TemplateError, "is no conversation"),
+    (None, {}, TemplateError, "None is no conversation"),
+    (["hi"], {}, TemplateError, "'hi' is no message: give a list of messages"),
+    ([], {}, TemplateError, "the conversation is empty"),
+    ([QUESTION | {"role": "usr"}], {}, TemplateError, "message 0 is by 'usr': expected system, "),
+    ([QUESTION, Message("usr", "x")], {}, TemplateError, "message 1 is by 'usr'"),
+    ([QUESTION], {"tools": [{}]}, TemplateError, "are no tools: give a list of descriptions"),
+    ([QUESTION], {"limit": 0}, SettingsError, "a limit of 0 tokens: expected 1 or more"),
+    ([QUESTION], {"limit": -1}, SettingsError, "a limit of -1 tokens"),
+    ([QUESTION], {"stops": ""}, SettingsError, "stops are .*: expected texts, none empty"),
+    ([QUESTION], {"stops": ["a", ""]}, SettingsError, "stops are"),
+]
+
+
+@pytest.mark.slow
+def test_drawn_answers_differ_and_their_seed_repeats_them() -> None:
+    """Of a chat, a text, and many. Prompts are in the cache, and so processed in the same steps."""
+    wild = SamplingSettings(temperature=20.0, top_k=0, top_p=1.0, min_p=0.0)
+    exact: Any = {"exact": True, "kv_dtype": "f32", "sequences": 2, "cache_folder": None}
+    with Engine.open("demo", device="emulator", **exact) as engine:
+        ask = partial(engine.chat, [QUESTION], limit=8)
+        _, *replies = [ask(settings=wild) for _ in range(4)]
+        assert len({reply.content for reply in replies}) == 3
+        again = ask(settings=replace(wild, seed=replies[0].statistics.seed))
+        assert again.content == replies[0].content
+        assert len({engine.generate("Once", settings=wild, limit=8) for _ in range(2)}) == 2
+        many = partial(engine.generate_all, ["Once", "Once"], limit=8)
+        _, drawn = list(many(settings=wild)), list(many(settings=wild))
+        first, second = drawn
+        assert first.text != second.text
+        assert first.settings.seed == second.settings.seed is not None
+        assert [str(each) for each in many(settings=first.settings)] == [*map(str, drawn)]
+
+
+@pytest.mark.slow
+def test_what_a_chat_cannot_answer_is_refused_in_one_line() -> None:
+    with Engine.open("demo", device="emulator", cache_folder=None) as engine:
+        for messages, fields, error, words in BAD:
+            with pytest.raises(error, match=words) as caught:
+                engine.chat(messages, **fields)
+            assert "\n" not in str(caught.value)
+
+
+def test_a_generation_tells_its_seed_before_it_begins() -> None:
+    session: Any = None
+    request = Request(prompt=(1,), settings=SamplingSettings(seed=2**64 - 1))
+    assert Generation(session, None, request).statistics.seed == 2**64 - 1
+    drawn = Request(prompt=(1,))
+    assert Generation(session, None, drawn).statistics.seed == drawn.settings.seed
 
 
 def test_thoughts_and_calls_are_fields(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,9 +142,19 @@ def test_messages_are_objects_or_dictionaries() -> None:
     tool = Message.of({"role": "tool", "content": "5", "tool_call_id": "a"})
     assert tool.more == {"tool_call_id": "a"}
     assert Message.of({"role": "assistant", "content": None, "tool_calls": []}).content == ""
+    others = {"name": "a", "refusal": None, "tool_calls": None, "annotations": [], "x": 5}
+    assert Message.of(QUESTION | others).more == {"name": "a"}  # as the server has it
     for bad in ({}, {"role": "user"}, {"role": "user", "content": None}, {"content": "x"}):
         with pytest.raises(TemplateError, match="a role and a content"):
             Message.of(bad)
+
+
+def test_a_developer_is_the_system_to_templates_that_know_none() -> None:
+    messages = [{"role": "developer", "content": "x"}, {"role": "user", "content": "y"}]
+    roles = [message.role for message in conversation(messages, "{{ messages }}")]
+    assert roles == ["system", "user"]
+    (first, _) = conversation(messages, "{% if role == 'developer' %}")
+    assert first.role == "developer"
 
 
 class Printer:

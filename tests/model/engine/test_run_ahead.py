@@ -25,7 +25,7 @@ from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.request import Piece, Request
 from urdir.model.engine.run_ahead import AT_ONCE
 from urdir.model.engine.runner import Steps
-from urdir.model.engine.sampling import GREEDY, SamplingSettings
+from urdir.model.engine.sampling_settings import GREEDY, SamplingSettings
 from urdir.model.engine.session import Session
 from urdir.model.families.config import Config
 from urdir.model.files.gguf import Gguf

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +15,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from urdir.model.engine.batch import Output
-from urdir.model.engine.sampling import SamplingSettings, distribution, sample, uniform
+from urdir.model.engine.requests.request import Request
+from urdir.model.engine.sampling import distribution, sample, uniform
+from urdir.model.engine.sampling_settings import BOUNDS, DEFAULTS, GREEDY, OPENAI, SamplingSettings
 from urdir.model.errors import ModelError, SettingsError
+from urdir.model.serve.interface import Defaults
 from urdir.ptxgen.kernels.sampling import SETTINGS, SETTINGS_WORDS
 
 OFF = SamplingSettings(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
@@ -138,13 +142,11 @@ def test_a_draw_depends_on_seed_and_position_alone() -> None:
     assert forward != [sample(logits, replace(options, seed=10), p) for p in range(50)]
 
 
-@pytest.mark.parametrize("temperature", [0.0, -1.0])
-def test_greedy_takes_the_lowest_index_of_equals(temperature: float) -> None:
+def test_greedy_takes_the_lowest_index_of_equals() -> None:
     logits = np.array([0.0, 3.0, 3.0, -np.inf, 3.0], np.float32)
-    options = SamplingSettings(temperature=temperature)
-    assert options.is_greedy
-    assert sample(logits, options, 0) == 1
-    ids, probabilities = distribution(logits, options)
+    assert GREEDY.is_greedy
+    assert sample(logits, GREEDY, 0) == 1
+    ids, probabilities = distribution(logits, GREEDY)
     assert (ids.tolist(), probabilities.tolist()) == ([1], [1.0])
 
 
@@ -155,8 +157,9 @@ def test_ties_at_the_edge_of_top_k_go_to_the_lowest_index() -> None:
 
 def test_requests_of_one_seed_draw_apart_by_their_nonce() -> None:
     logits = random_logits(1000)
-    draws = [[sample(logits, replace(OFF, nonce=n), p) for p in range(20)] for n in range(3)]
-    assert draws[0] == [sample(logits, OFF, p) for p in range(20)]
+    seeded = OFF.with_seed()
+    draws = [[sample(logits, replace(seeded, nonce=n), p) for p in range(20)] for n in range(3)]
+    assert draws[0] == [sample(logits, seeded, p) for p in range(20)]
     assert draws[0] != draws[1] != draws[2] != draws[0]
 
 
@@ -177,11 +180,26 @@ def test_settings_as_the_device_reads_them() -> None:
     assert (record["end_count"], record["end_ids"][:2].tolist()) == (2, [3, 5])
     assert (record["bias_count"], record["bias_ids"][0], record["biases"][0]) == (1, 7, 1.5)
     assert record["logprobs"] == 3
-    (extreme,) = SamplingSettings(1e300, 2**40, 1.0, 0.0, 1e300, 2**40).words().view(SETTINGS)
-    assert np.isfinite(extreme["temperature"])
-    assert extreme["top_k"] == extreme["repeat_last_n"] == 2**32 - 1
+    most = SamplingSettings(100, 2**31, 1.0, 0.0, 100, 2**31, 2**64 - 1)
+    (extreme,) = most.words().view(SETTINGS)
+    assert extreme["temperature"] == extreme["repeat_penalty"] == 100
+    assert extreme["top_k"] == extreme["repeat_last_n"] == 2**31
     assert extreme["log_min_p"] == -np.inf
-    assert np.isfinite(extreme["repeat_penalty"])
+    assert extreme["seed"] == 2**64 - 1
+
+
+def test_without_a_seed_every_answer_draws_a_new_one() -> None:
+    settings = SamplingSettings(top_k=7)
+    drawn = [settings.with_seed() for _ in range(3)]
+    assert len({each.seed for each in drawn}) == 3
+    assert all(replace(each, seed=None) == settings for each in drawn)
+    assert all(each.with_seed() is each for each in drawn)
+    seeds = {int(settings.words().view(SETTINGS)["seed"][0]) for _ in range(3)}
+    assert len(seeds) == 3
+    requests = [Request(prompt=(1,), settings=settings) for _ in range(3)]
+    assert len({request.settings.seed for request in requests}) == 3
+    given = replace(settings, seed=0)
+    assert Request(prompt=(1,), settings=given).settings == given
 
 
 def test_a_penalty_makes_greedy_move_on() -> None:
@@ -263,12 +281,21 @@ def test_logits_that_are_no_distribution(value: float) -> None:
     [
         ("temperature", math.nan, "temperature is nan"),
         ("temperature", math.inf, "temperature is inf"),
+        ("temperature", -1.0, "temperature is -1.0"),
+        ("temperature", 100.5, "temperature is 100.5"),
+        ("temperature", "warm", "temperature is 'warm'"),
+        ("temperature", None, "temperature is None"),
+        ("temperature", True, "temperature is True"),
+        ("top_k", 1.5, "top_k is 1.5"),
+        ("top_k", 2**31 + 1, "top_k is 2147483649"),
         ("top_k", -1, "top_k is -1"),
         ("top_p", 1.5, "top_p is 1.5"),
+        ("top_p", 2, "top_p is 2"),
         ("top_p", math.nan, "top_p is nan"),
         ("min_p", -0.1, "min_p is -0.1"),
         ("repeat_penalty", 0.0, "repeat_penalty is 0.0"),
         ("repeat_penalty", 1e-300, "repeat_penalty is 1e-300"),
+        ("repeat_penalty", 101, "repeat_penalty is 101"),
         ("presence_penalty", 101.0, "presence_penalty is 101.0"),
         ("frequency_penalty", math.nan, "frequency_penalty is nan"),
         ("nonce", -1, "nonce is -1"),
@@ -276,14 +303,47 @@ def test_logits_that_are_no_distribution(value: float) -> None:
         ("logit_bias", ((1, math.nan),), r"logit_bias is \(\(1, nan\),\)"),
         ("logit_bias", ((-1, 1.0),), r"logit_bias is \(\(-1, 1.0\),\)"),
         ("logit_bias", ((4, 1.0), (4, 2.0)), r"logit_bias is \(\(4, 1.0\), \(4, 2.0\)\)"),
+        ("logit_bias", {4: 1.0}, r"logit_bias is {4: 1.0}"),
+        ("logit_bias", ((4, 1.0, 2),), r"logit_bias is \(\(4, 1.0, 2\),\)"),
+        ("logit_bias", ((1.5, 1.0),), r"logit_bias is \(\(1.5, 1.0\),\)"),
+        ("logit_bias", (4, 5), r"logit_bias is \(4, 5\)"),
         ("min_tokens", -1, "min_tokens is -1"),
         ("logprobs", 21, "logprobs is 21"),
         ("logprobs", -1, "logprobs is -1"),
         ("repeat_last_n", -2, "repeat_last_n is -2"),
         ("seed", -1, "seed is -1"),
+        ("seed", 1.0, "seed is 1.0"),
+        ("nonce", None, "nonce is None"),
         ("seed", 2**64, f"seed is {2**64}"),
     ],
 )
 def test_settings_out_of_range_name_the_flag(field: str, value: float, flag: str) -> None:
     with pytest.raises(SettingsError, match=f"^{flag}: expected "):
         SamplingSettings(**{field: value})  # type: ignore[arg-type]
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    numbers: Any = {"temperature": np.float32(0.5), "top_k": np.int64(7), "seed": np.uint64(3)}
+    settings = SamplingSettings(**numbers)
+    assert settings == SamplingSettings(temperature=0.5, top_k=7, seed=3)
+    assert settings.words().tolist() == replace(settings, seed=3).words().tolist()
+
+
+def test_the_defaults_are_llama_cpp_s_for_all_and_openai_s_for_the_server() -> None:
+    drawn = Request(prompt=(1,)).settings
+    assert replace(drawn, seed=None) == SamplingSettings() == DEFAULTS
+    assert (DEFAULTS.temperature, DEFAULTS.top_k) == (0.8, 40)
+    assert (DEFAULTS.top_p, DEFAULTS.min_p, DEFAULTS.repeat_last_n) == (0.95, 0.05, 64)
+    assert Defaults().settings == OPENAI
+    assert (OPENAI.temperature, OPENAI.top_k, OPENAI.top_p, OPENAI.min_p) == (1.0, 0, 1.0, 0.0)
+
+
+def test_every_number_has_bounds_that_its_default_keeps() -> None:
+    numbers = {each.name for each in fields(SamplingSettings)} - {"logit_bias"}
+    assert set(BOUNDS) == numbers
+    for name, bounds in BOUNDS.items():
+        for value in (bounds.low, bounds.high):
+            SamplingSettings(**{name: value})  # type: ignore[arg-type]
+        for value in (bounds.low - 1, bounds.high + 1):
+            with pytest.raises(SettingsError, match=f"^{name} is .*: expected "):
+                SamplingSettings(**{name: value})  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from urdir.driver.errors import DriverError
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.requests.request import Ending, Piece, Request
 from urdir.model.engine.requests.service import Service
-from urdir.model.engine.sampling import SamplingSettings
+from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.engine.session import Session
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Split
@@ -65,7 +65,9 @@ def cached(collected: Collected) -> int:
     return ending.cached_tokens
 
 
-def first_logprobs(service: Service, prompt: list[int]) -> tuple[int, dict[int, float]]:
+def first_logprobs(
+    service: Service, prompt: list[int], scope: bytes = b""
+) -> tuple[int, dict[int, float]]:
     """How many tokens of a prompt were found, and the likeliest tokens after it."""
     pieces: list[Any] = []
 
@@ -75,7 +77,8 @@ def first_logprobs(service: Service, prompt: list[int]) -> tuple[int, dict[int, 
             super().deliver(item)
 
     collected = Choices()
-    service.submit(Request(prompt=tuple(prompt), settings=LIKELY, limit=1), collected.deliver)
+    request = Request(prompt=tuple(prompt), settings=LIKELY, limit=1, scope=scope)
+    service.submit(request, collected.deliver)
     found = cached(collected)
     (choice,) = (choice for piece in pieces if isinstance(piece, Piece) for choice in piece.choices)
     return found, dict(choice.top)
@@ -118,6 +121,20 @@ def test_logits_after_a_state_of_another_are_those_of_the_whole(
         metrics = service.metrics()
     kept = len(prompts) // 2
     assert (metrics.prefix_hits, metrics.states_kept, metrics.states_total) == (sum(known), kept, 4)
+
+
+@pytest.mark.slow
+def test_states_of_another_scope_are_not_found(engine: Engine) -> None:
+    """Each scope computes what it has not had, and its logits are the same to the last bit."""
+    prompt, seen = TOKENS[:18], list[tuple[int, dict[int, float]]]()
+    with sharing(engine, 4) as session, Service(Opened(session, None), None) as service:
+        for scope in (b"a", b"b", b"", b"a", b"b", b""):
+            seen.append(first_logprobs(service, prompt, scope))
+        metrics = service.metrics()
+    assert [found for found, _ in seen] == [0, 0, 0, 16, 16, 16]
+    assert seen[0][1] == seen[1][1] == seen[2][1]
+    assert seen[3][1] == seen[4][1] == seen[5][1]
+    assert (metrics.prefix_hits, metrics.states_kept) == (48, 3)
 
 
 @pytest.mark.full

@@ -17,7 +17,7 @@ from urdir.model.engine.generate import Generation
 from urdir.model.engine.realizar import EagerSteps, describe
 from urdir.model.engine.realizar.from_sizes import MadeFile
 from urdir.model.engine.requests.request import Request
-from urdir.model.engine.sampling import GREEDY
+from urdir.model.engine.sampling_settings import GREEDY
 from urdir.model.engine.session import Session
 from urdir.model.errors import ModelError
 from urdir.model.families.attention import Attention

@@ -18,7 +18,7 @@ from urdir.driver.ptx_files import PtxFiles
 from urdir.model.engine.batch import Output, ShapeBuckets, StepShape
 from urdir.model.engine.realizar import EagerSteps, describe
 from urdir.model.engine.runner import Steps
-from urdir.model.engine.sampling import SamplingSettings
+from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.engine.session import Session
 from urdir.model.engine.step import build_plan
 from urdir.model.errors import ModelError

@@ -16,6 +16,8 @@ PAGE = 4
 PAGES = 9
 
 Tokens = tuple[int, ...]
+Key = tuple[bytes, Tokens]  # what a key of the cache depends on, and who may read it
+SCOPES = st.sampled_from([b"", b"", b"other"])
 #: Prompts that often begin alike, by whole pages and by parts of one.
 WHOLE = st.lists(st.sampled_from([(0, 0, 0, 0), (0, 0, 1, 0), (0, 1, 0, 0)]), max_size=3)
 PARTS = st.lists(st.integers(0, 1), min_size=1, max_size=PAGE)
@@ -28,38 +30,39 @@ def blocks(tokens: int) -> int:
 
 
 class Holder:
-    """A sequence: its pages, and its tokens, all of them computed."""
+    """A sequence of a scope: its pages, and its tokens, all of them computed."""
 
-    def __init__(self, tokens: Tokens, pages: list[int]) -> None:
-        self.tokens, self.pages = tokens, pages
+    def __init__(self, tokens: Tokens, pages: list[int], scope: bytes) -> None:
+        self.tokens, self.pages, self.scope = tokens, pages, scope
 
 
 class Pool(RuleBasedStateMachine):
     """Sequences over a small pool. ``content[page][place]`` is what a computed key depends on: all
-    tokens up to its own."""
+    tokens up to its own; and the scope in which it was computed."""
 
     holders = Bundle("holders")
 
     def __init__(self) -> None:
         super().__init__()
         self.pool = PagePool(PAGES, PAGE)
-        self.content: list[list[Tokens]] = [[()] * PAGE for _ in range(PAGES)]
+        self.content: list[list[Key]] = [[(b"", ())] * PAGE for _ in range(PAGES)]
         self.living: list[Holder] = []
         self.queries = self.hits = 0
 
     def write(self, holder: Holder, start: int) -> None:
         """Compute the tokens from ``start`` on."""
         for at in range(start, len(holder.tokens)):
-            self.content[holder.pages[at // PAGE]][at % PAGE] = holder.tokens[: at + 1]
+            key = (holder.scope, holder.tokens[: at + 1])
+            self.content[holder.pages[at // PAGE]][at % PAGE] = key
 
     def copy(self, source: int, target: int) -> None:
         self.content[target] = list(self.content[source])
 
-    @rule(target=holders, prompt=PROMPTS, spare=st.integers(0, 2))
-    def begin(self, prompt: Tokens, spare: int) -> object:
+    @rule(target=holders, prompt=PROMPTS, spare=st.integers(0, 2), scope=SCOPES)
+    def begin(self, prompt: Tokens, spare: int, scope: bytes) -> object:
         before = self.state()
         try:
-            match = self.pool.match(prompt[:-1], blocks(len(prompt)), spare)
+            match = self.pool.match(prompt[:-1], blocks(len(prompt)), spare, scope)
         except ContextFullError:
             assert self.state() == before
             return multiple()
@@ -69,7 +72,7 @@ class Pool(RuleBasedStateMachine):
         self.hits += match.tokens
         if match.source is not None:
             self.copy(match.source, match.pages[match.tokens // PAGE])
-        holder = Holder(prompt, match.pages)
+        holder = Holder(prompt, match.pages, scope)
         self.living.append(holder)
         self.check(holder, match.tokens)
         self.write(holder, match.tokens)
@@ -109,32 +112,32 @@ class Pool(RuleBasedStateMachine):
     @rule(target=holders, holder=holders)
     def fork(self, holder: Holder) -> Holder:
         self.pool.share(holder.pages)
-        self.living.append(Holder(holder.tokens, list(holder.pages)))
+        self.living.append(Holder(holder.tokens, list(holder.pages), holder.scope))
         return self.living[-1]
 
     @rule(holder=holders, length=LENGTHS)
     def publish(self, holder: Holder, length: int) -> None:
-        self.pool.publish(holder.tokens[:length], holder.pages)
+        self.pool.publish(holder.tokens[:length], holder.pages, holder.scope)
 
     @rule(holder=consumes(holders))
     def release(self, holder: Holder) -> None:
         self.living = [other for other in self.living if other is not holder]
         self.pool.release(holder.pages)
 
-    @rule(prompt=PROMPTS)
-    def what_is_published_is_found(self, prompt: Tokens) -> None:
+    @rule(prompt=PROMPTS, scope=SCOPES)
+    def what_is_published_is_found(self, prompt: Tokens, scope: bytes) -> None:
         try:
-            match = self.pool.match(prompt, blocks(len(prompt)))
+            match = self.pool.match(prompt, blocks(len(prompt)), scope=scope)
         except ContextFullError:
             return
         if match.source is not None:
             self.copy(match.source, match.pages[match.tokens // PAGE])
-        self.write(Holder(prompt, match.pages), match.tokens)
-        self.pool.publish(prompt, match.pages)
+        self.write(Holder(prompt, match.pages, scope), match.tokens)
+        self.pool.publish(prompt, match.pages, scope)
         self.pool.release(match.pages)
-        again = self.pool.match(prompt, blocks(len(prompt)))
+        again = self.pool.match(prompt, blocks(len(prompt)), scope=scope)
         assert again.tokens == len(prompt)
-        self.check(Holder(prompt, again.pages), len(prompt) // PAGE * PAGE)
+        self.check(Holder(prompt, again.pages, scope), len(prompt) // PAGE * PAGE)
         self.pool.release(again.pages)
         self.queries += 2 * len(prompt)
         self.hits += match.tokens + len(prompt)
@@ -142,7 +145,8 @@ class Pool(RuleBasedStateMachine):
     def check(self, holder: Holder, length: int) -> None:
         """The first tokens are computed from the right ones."""
         for at in range(length):
-            assert self.content[holder.pages[at // PAGE]][at % PAGE] == holder.tokens[: at + 1]
+            key = (holder.scope, holder.tokens[: at + 1])
+            assert self.content[holder.pages[at // PAGE]][at % PAGE] == key
 
     def state(self) -> tuple[object, ...]:
         pool = self.pool
@@ -171,26 +175,29 @@ class Pool(RuleBasedStateMachine):
 
     @invariant()
     def what_is_known_is_true(self) -> None:
-        """Every path of the tree holds its tokens; a kept page goes before the one it follows."""
+        """Every path of a scope's tree holds its tokens, of that scope; a kept page goes before the
+        one it follows. No tree is empty."""
         pool = self.pool
         order = {page: at for at, page in enumerate(pool._kept)}
         found = set()
-        nodes = [(child, ()) for child in pool._root.children]
+        roots = [*pool._roots.items()]
+        assert all(root.children for _, root in roots)
+        nodes = [(scope, child, ()) for scope, root in roots for child in root.children]
         while nodes:
-            node, before = nodes.pop()
+            scope, node, before = nodes.pop()
             assert pool._nodes[node.page] is node
             assert node.page not in found
             found.add(node.page)
             path: Tokens = before + node.tokens
             for at in range(len(before), len(path)):
-                assert self.content[node.page][at % PAGE] == path[: at + 1]
+                assert self.content[node.page][at % PAGE] == (scope, path[: at + 1])
             assert not node.children or len(node.tokens) == PAGE
             keys = [child.tokens for child in node.children]
             assert keys == sorted(set(keys))
             for child in node.children:
                 if {node.page, child.page} <= order.keys():
                     assert order[child.page] < order[node.page]
-                nodes.append((child, path))
+                nodes.append((scope, child, path))
         assert set(order) <= found
         assert found == {page for page, known in enumerate(pool._nodes) if known is not None}
 
@@ -264,9 +271,9 @@ def test_what_is_written_over_is_forgotten_with_all_that_follows() -> None:
     pool.forget(pages[1], 4)
     assert pool.match(tokens[:8], 2).tokens == 8
     pool.forget(pages[2], 1)
-    assert pool._find(tokens)[1:] == (None, 0)
+    assert pool._find(tokens, b"")[1:] == (None, 0)
     pool.forget(pages[0], 3)
-    assert pool._find(tokens) == ([], None, 0)
+    assert pool._find(tokens, b"") == ([], None, 0)
     assert not any(pool._nodes)
 
 

@@ -12,6 +12,7 @@ from urdir.model.memory.prefix_states import PrefixStates
 
 PAGE = 2
 Tokens = tuple[int, ...]
+SCOPES = st.sampled_from([b"", b"", b"other"])
 #: Beginnings of up to five pages, which often begin alike; and what is asked for, also less.
 PAGES = st.lists(st.sampled_from([(0, 0), (0, 1)]), min_size=1, max_size=5)
 BEGINNINGS = PAGES.map(lambda pages: sum(pages, ()))
@@ -20,29 +21,31 @@ LENGTHS = st.integers(0, 5).map(lambda pages: pages * PAGE) | st.just(99)
 
 
 class Books(RuleBasedStateMachine):
-    """``known`` are beginnings with their places, the least recently used first."""
+    """``known`` are beginnings with their scopes and places, the least recently used first."""
 
     @initialize(places=st.integers(0, 4))
     def start(self, places: int) -> None:
         self.states = PrefixStates(places, PAGE)
-        self.known: list[tuple[Tokens, int]] = []
+        self.known: list[tuple[Tokens, int, bytes]] = []
         self.taken: list[int] = []
 
-    def longest(self, tokens: Tokens, most: int) -> tuple[Tokens, int] | None:
+    def longest(self, tokens: Tokens, most: int, scope: bytes) -> tuple[Tokens, int, bytes] | None:
         fitting = [
-            (known, place)
-            for known, place in self.known
-            if len(known) <= most and tokens[: len(known)] == known
+            (known, place, owner)
+            for known, place, owner in self.known
+            if owner == scope and len(known) <= most and tokens[: len(known)] == known
         ]
         return max(fitting, key=lambda found: len(found[0]), default=None)
 
-    @rule(tokens=PROMPTS, held=LENGTHS)
-    def find(self, tokens: Tokens, held: int) -> None:
-        best = self.longest(tokens, held)
+    @rule(tokens=PROMPTS, held=LENGTHS, scope=SCOPES)
+    def find(self, tokens: Tokens, held: int, scope: bytes) -> None:
+        best = self.longest(tokens, held, scope)
         lost = (held // PAGE + 1) * PAGE
-        assert self.states.find(tokens, held) == ((len(best[0]), best[1]) if best else (0, -1))
+        expected = (len(best[0]), best[1]) if best else (0, -1)
+        assert self.states.find(tokens, held, scope) == expected
         if lost <= len(tokens):
-            self.known = [known for known in self.known if known[0][:lost] != tokens[:lost]]
+            gone = (tokens[:lost], scope)
+            self.known = [known for known in self.known if (known[0][:lost], known[2]) != gone]
         if best:
             self.known.remove(best)
             self.known.append(best)
@@ -50,7 +53,7 @@ class Books(RuleBasedStateMachine):
     @rule()
     def take(self) -> None:
         place = self.states.take()
-        used = self.taken + [place for _, place in self.known]
+        used = self.taken + [place for _, place, _ in self.known]
         if len(used) < self.states.places:
             assert place not in used
         elif self.known:
@@ -60,30 +63,32 @@ class Books(RuleBasedStateMachine):
         if place is not None:
             self.taken.append(place)
 
-    @rule(tokens=BEGINNINGS)
-    def know(self, tokens: Tokens) -> None:
+    @rule(tokens=BEGINNINGS, scope=SCOPES)
+    def know(self, tokens: Tokens, scope: bytes) -> None:
         if not self.taken:
             return
         place = self.taken.pop()
-        self.states.know(tokens, place)
-        mine = [known for known in self.known if known[0] == tokens] or [(tokens, place)]
-        self.known = [known for known in self.known if known[0] != tokens] + mine
+        self.states.know(tokens, place, scope)
+        mine = [known for known in self.known if (known[0], known[2]) == (tokens, scope)]
+        others = [known for known in self.known if known not in mine]
+        self.known = others + (mine or [(tokens, place, scope)])
 
     @rule()
     def give_back(self) -> None:
         if self.taken:
             self.states.give_back(self.taken.pop())
 
-    @rule(tokens=PROMPTS, pages=st.integers(0, 5))
-    def cut(self, tokens: Tokens, pages: int) -> None:
+    @rule(tokens=PROMPTS, pages=st.integers(0, 5), scope=SCOPES)
+    def cut(self, tokens: Tokens, pages: int, scope: bytes) -> None:
         """At the end of what another state is also of, and of the last page, in this order."""
         found = min(pages * PAGE, len(tokens) // PAGE * PAGE)
-        cuts = self.states.cuts(tokens, found)
+        cuts = self.states.cuts(tokens, found, scope)
         if not self.states.places:
             assert cuts == ()
             return
         ends = range(PAGE, len(tokens) + 1, PAGE)
-        alike = [n for n in ends if any(known[:n] == tokens[:n] for known, _ in self.known)]
+        mine = [known for known, _, owner in self.known if owner == scope]
+        alike = [n for n in ends if any(known[:n] == tokens[:n] for known in mine)]
         wanted = [max(alike, default=0), max(ends, default=0)]
         expected, last = [], found
         for length in wanted:
@@ -98,12 +103,13 @@ class Books(RuleBasedStateMachine):
         if not hasattr(self, "states"):
             return
         assert self.states.known == len(self.known)
-        nodes = [self.states._root]
+        nodes = [*self.states._roots.values()]
+        assert all(root.children for root in nodes)
         while nodes:
             node = nodes.pop()
             assert node.children or node.place is not None or node.parent is None
             nodes += node.children.values()
-        assert list(self.states._known) == [place for _, place in self.known]
+        assert list(self.states._known) == [place for _, place, _ in self.known]
 
 
 Books.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)

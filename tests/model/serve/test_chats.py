@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from urdir.driver.errors import DriverError
-from urdir.model.engine.sampling import SamplingSettings
+from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.errors import BusyError, ContextFullError, ModelError
 from urdir.model.serve.interface import Defaults
 from urdir.model.text.answers import find_answer_format
@@ -175,7 +175,7 @@ def test_what_the_server_was_started_with_holds_where_a_request_is_silent(server
     settings = SamplingSettings(
         temperature=0.6, top_k=20, top_p=0.95, min_p=0.0, seed=5, logit_bias=((3, 1.0),)
     )
-    server.model.defaults = Defaults(settings, has_seed=True, limit=3)
+    server.model.defaults = Defaults(settings, limit=3)
     assert ask(server).usage.completion_tokens == 3
     more = {"top_k": -1, "max_tokens": 2}
     ask(server, temperature=1, seed=6, logit_bias={}, extra_body=more)

@@ -32,6 +32,7 @@ ENGINE: Any = SimpleNamespace(
     template=SimpleNamespace(source=""),
     session=SimpleNamespace(
         context=64,
+        shapes=SimpleNamespace(chunks=(64,), alignment=16, walk=None),
         parts=SimpleNamespace(
             cache=SimpleNamespace(pools=[SimpleNamespace(pages=1000, page_len=2)]),
             recurrent=SimpleNamespace(shape=SimpleNamespace(nbytes=52_690_944)),
@@ -222,14 +223,18 @@ def test_flags_of_access_and_of_requests(
     opens = lambda *given, **more: found.append(more) or ENGINE  # noqa: E731
     monkeypatch.setattr(command, "open_engine", opens)
     monkeypatch.setattr(
-        async_service, "AsyncService", lambda engine, make, **more: found.append(make(None))
+        async_service,
+        "AsyncService",
+        lambda engine, make, **more: found.append((make(None), more["limits"])),
     )
     (tmp_path / "keys").write_text("# of the team\none\n\n two \n")
     words = ["--api-key", "a, b", "--api-key-file", tmp_path / "keys", "--cors-origins", "x,y"]
     words += ["--no-webui", "-to", "600", "--temp", "0.6", "-s", "7", "-n", "9", "-rea", "off"]
     words += ["--chat-template", "chatml", "-np", "-1", "-b", "64"]
+    words += ["--no-prefix-sharing"]
     assert cli("serve", *words)[::2] == (0, ROOM)
-    opened, model, (access, limits) = found
+    opened, (model, queue), (access, limits) = found
+    assert not queue.share_prefixes
     assert (access.api_keys, access.origins) == (("a", "b", "one", "two"), ("x", "y"))
     assert not access.page
     assert (limits.stalled_seconds, limits.silent_seconds) == (600, 600)
@@ -238,7 +243,6 @@ def test_flags_of_access_and_of_requests(
     usual = Defaults()
     assert model.defaults == Defaults(
         settings=replace(usual.settings, temperature=0.6, seed=7),
-        has_seed=True,
         limit=9,
         variables={"enable_thinking": False},
     )

@@ -10,7 +10,7 @@ import pytest
 
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.requests.request import Ending, Finish, Piece, Request
-from urdir.model.engine.sampling import SamplingSettings
+from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.errors import ContextFullError, ModelError
 
 PROMPTS = ("By the old mill", "What is", "Red")

@@ -19,10 +19,10 @@ from urdir.model.engine.generate import Generation
 from urdir.model.engine.requests.answer import Answer
 from urdir.model.engine.requests.answer_loop import AnswerLoop
 from urdir.model.engine.requests.limits import Limits
-from urdir.model.engine.requests.request import Ending, Piece, Request
+from urdir.model.engine.requests.request import Ending, Finish, Piece, Request
 from urdir.model.engine.requests.warm_up import likely_shapes
 from urdir.model.engine.run_ahead import AT_ONCE
-from urdir.model.engine.sequence import GREEDY, Finish
+from urdir.model.engine.sampling_settings import GREEDY
 from urdir.model.engine.session import Session
 from urdir.model.families.config import Config
 from urdir.model.files.gguf import Gguf

@@ -22,6 +22,7 @@ from urdir.model.engine.requests.answer import Item
 from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.request import Ending, Piece, Request
 from urdir.model.engine.requests.service import Service
+from urdir.model.engine.sampling_settings import GREEDY
 
 SEQUENCES = 3
 PROMPTS = ["By the old mill", "What is 2 plus 3?", "Red", "Once there was", "The dog"]
@@ -47,7 +48,7 @@ def ask_all(engine: Engine) -> Iterator[Callable[[int], list[Found]]]:
             queues = []
             for prompt in prompts:
                 queues.append(SimpleQueue[Item]())
-                request = Request(prompt=prompt, limit=limit, ignore_end=True)
+                request = Request(prompt=prompt, settings=GREEDY, limit=limit, ignore_end=True)
                 service.submit(request, queues[-1].put)
             found: list[Found] = []
             for queue in queues:

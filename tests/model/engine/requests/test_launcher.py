@@ -17,7 +17,7 @@ from urdir.model.engine.requests.answer import Item
 from urdir.model.engine.requests.request import Ending, Finish, Piece, Request
 from urdir.model.engine.requests.service import Service
 from urdir.model.engine.run_ahead import AT_ONCE
-from urdir.model.engine.sampling import GREEDY, SamplingSettings
+from urdir.model.engine.sampling_settings import GREEDY, SamplingSettings
 from urdir.model.engine.session import Session
 
 DRAWN = SamplingSettings(temperature=1.5, seed=5)

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.model.engine.requests.toy_server import Server, small_limits
 from tests.model.engine.requests.toy_storage import Toy, ToyPlaces, ToyRecurrent, ToyStorage
 from urdir.model.engine.requests.request import Request
-from urdir.model.engine.sampling import GREEDY
+from urdir.model.engine.sampling_settings import GREEDY
 from urdir.model.errors import BusyError, ContextFullError
 from urdir.model.memory.walk import Walk
 
@@ -26,6 +26,7 @@ REQUESTS = st.builds(
     settings=st.integers(0, 4).map(lambda n: replace(GREEDY, min_tokens=n)),
     ignore_end=st.booleans(),
     constraint=st.sampled_from([None, None, object()]),
+    scope=st.sampled_from([b"", b"", b"a", b"b"]),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from tests.model.engine.requests.toy_server import Server, ask, small_limits
 from tests.model.engine.requests.toy_storage import ToyStorage
 from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.request import Ending, Finish, Request
-from urdir.model.engine.sampling import GREEDY
+from urdir.model.engine.sampling_settings import GREEDY
 from urdir.model.errors import BusyError, ContextFullError, ModelError, SettingsError
 
 
@@ -86,6 +87,18 @@ def test_bad_requests_and_limits() -> None:
         Request(prompt=(1,), limit=0)
     with pytest.raises(SettingsError, match="at least 5 tokens of 4 that are wanted"):
         Request(prompt=(1,), limit=4, settings=replace(GREEDY, min_tokens=5))
+
+
+@pytest.mark.parametrize("limit", [0, -1, 1.5, "5", True, float("nan")])
+def test_bad_lengths_are_refused(limit: Any) -> None:
+    with pytest.raises(SettingsError, match=r"a limit of .* tokens: expected 1 or more"):
+        Request(prompt=(1,), limit=limit)
+
+
+@pytest.mark.parametrize("stops", [("",), ("a", ""), (5,), "end", ["end"], None])
+def test_bad_stops_are_refused(stops: Any) -> None:
+    with pytest.raises(SettingsError, match=r"stops are .*: expected texts, none empty"):
+        Request(prompt=(1,), stops=stops)
     with pytest.raises(SettingsError, match="prompt_rows 100: expected a multiple of 16"):
         Limits(prompt_rows=100)
     with pytest.raises(SettingsError, match="ahead 0: expected 1 or more"):

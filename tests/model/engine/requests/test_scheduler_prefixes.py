@@ -7,15 +7,16 @@ from typing import Any
 import pytest
 
 from tests.model.engine.requests.toy_server import Server, ask, serve, small_limits
-from tests.model.engine.requests.toy_storage import ToyRecurrent
+from tests.model.engine.requests.toy_storage import ToyPlaces, ToyRecurrent, ToyStorage
 from urdir.model.engine.requests.request import Request
 
 pytestmark = pytest.mark.usefixtures("short_prompts_are_worth_a_state")
 
+PROMPT = (1, 2, 1, 1, 2, 2, 1, 2, 1, 2, 1)
+
 
 def test_answers_to_one_prompt_share_its_pages_and_the_rest_by_copies() -> None:
-    prompt = (1, 2, 1, 1, 2, 2, 1, 2, 1, 2, 1)
-    server = serve([ask(*prompt, limit=n) for n in (3, 4, 5, 6)])
+    server = serve([ask(*PROMPT, limit=n) for n in (3, 4, 5, 6)])
     cached = [server.endings[n].cached_tokens for n in (1, 2, 3, 4)]
     assert cached == [0, 10, 10, 10]  # a step must process the last token to find the next
     assert server.scheduler.counts.cached_tokens == server.storage.pool.hits == 30
@@ -34,10 +35,67 @@ def test_the_next_question_of_a_conversation_finds_its_beginning() -> None:
 
 
 def test_nothing_is_shared_where_it_is_not_wanted() -> None:
-    prompt = (1, 2, 1, 1, 2, 2, 1, 2, 1, 2, 1)
-    server = serve([ask(*prompt)] * 3, share_prefixes=False)
+    server = serve([ask(*PROMPT)] * 3, share_prefixes=False)
     assert server.scheduler.counts.cached_tokens == 0
     assert server.storage.pool.kept == 0
+
+
+@pytest.mark.parametrize("kind", ["pages", "states", "places"])
+def test_a_scope_finds_nothing_of_another(kind: str) -> None:
+    """Whether one has ended, or both come at once: then neither waits for the other's steps."""
+    storage = {
+        "pages": lambda: ToyStorage(200, 4, 3),
+        "states": lambda: ToyRecurrent(200, 4, 3, 8),
+        "places": lambda: ToyPlaces(1, 60),
+    }[kind]()
+    server = Server(storage, 40, small_limits(prompt_rows=48))
+    for scope in (b"a", b"b", b"", b"a", b"b", b""):
+        server.add(ask(*PROMPT, scope=scope))
+        server.run()
+        server.check()
+    if kind == "places":  # the one place has what the last scope has left there
+        assert cached(server) == [0] * 6
+    else:
+        assert [found > 0 for found in cached(server)] == [False] * 3 + [True] * 3
+
+
+@pytest.mark.parametrize("kind", [ToyStorage, ToyRecurrent])
+def test_nobody_waits_for_what_another_scope_computes(kind: Any) -> None:
+    storage = ToyStorage(200, 4, 4) if kind is ToyStorage else ToyRecurrent(200, 4, 4, 8)
+    server = Server(storage, 40, small_limits(prompt_rows=48))
+    for scope in (b"a", b"b", b"a"):
+        server.add(ask(*PROMPT, scope=scope))
+    plan = server.plan()
+    assert plan is not None
+    assert [number for number, _ in plan.admitted] == [1, 2]  # the third waits for the first
+    server.run()
+    server.check()
+    first, second, third = (server.endings[number].cached_tokens for number in (1, 2, 3))
+    assert (first, second) == (0, 0)
+    assert third > 0
+
+
+def test_scopes_take_each_other_s_pages_the_least_recently_used_first() -> None:
+    """Nobody keeps pages by having asked often, or in many scopes."""
+    server = Server(ToyStorage(6, 4, 1), 24, small_limits())
+    for scope in (b"a", b"b", b"a", b"c", b"a", b"b"):
+        server.add(ask(*PROMPT, scope=scope, limit=2))
+        server.run()
+        server.check()
+    assert [found > 0 for found in cached(server)] == [False, False, True, False, True, False]
+
+
+def test_what_many_scopes_leave_is_bounded_by_the_pages() -> None:
+    server = Server(ToyRecurrent(12, 4, 2, 3), 40, small_limits())
+    for number in range(100):
+        server.add(ask(*PROMPT, scope=b"%d" % number, limit=2))
+        server.run()
+    server.check()
+    storage = server.storage
+    assert isinstance(storage, ToyRecurrent)
+    assert storage.shared_states is not None
+    assert 0 < len(storage.pool._roots) <= 12
+    assert 0 < len(storage.shared_states._roots) <= 3
 
 
 def recurrent(*requests: Request, places: int = 8, pages: int = 200, **limits: Any) -> Server:

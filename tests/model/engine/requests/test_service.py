@@ -23,7 +23,7 @@ from urdir.model.engine.requests.async_service import AsyncService
 from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.request import Ending, Finish, Piece, Request
 from urdir.model.engine.requests.service import Service
-from urdir.model.engine.sampling import SamplingSettings
+from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.errors import BusyError, ConstraintError, ContextFullError, ModelError
 from urdir.model.owner import Owner
 from urdir.model.text.chat import ChatTemplate, Message
@@ -33,7 +33,9 @@ from urdir.model.text.matcher import Matcher
 DEMO = Path(__file__).parents[3] / "data" / "demo" / "eval.jsonl"
 GREEDY = SamplingSettings(temperature=0.0)
 CONSTRAINED = Request(
-    prompt=(5, 6, 7), constraint=Constraint.choice(["yes, of course", "certainly not"])
+    prompt=(5, 6, 7),
+    settings=GREEDY,
+    constraint=Constraint.choice(["yes, of course", "certainly not"]),
 )
 DRAWN = SamplingSettings(temperature=1.3, top_k=0, top_p=1.0, min_p=0.0, seed=11)
 
@@ -271,7 +273,7 @@ def test_a_constraint_that_fails_ends_its_request_alone(
         assert isinstance(expected.ended(), Ending)
         monkeypatch.setattr(Matcher, method, failing)
         failed, beside = ask(service, CONSTRAINED), ask(service, CONSTRAINED)
-        plain = ask(service, Request(prompt=(5, 6, 7), limit=4, ignore_end=True))
+        plain = ask(service, Request(prompt=(5, 6, 7), settings=GREEDY, limit=4, ignore_end=True))
         assert str(failed.ended()) == "no more states"
         for answer in (beside, plain, later := ask(service, CONSTRAINED)):
             assert isinstance(answer.ended(), Ending)

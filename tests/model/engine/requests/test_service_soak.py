@@ -24,7 +24,7 @@ from urdir.model.engine.engine import Engine
 from urdir.model.engine.requests.async_service import AsyncService
 from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.request import Ending, Finish, Request
-from urdir.model.engine.sampling import SamplingSettings
+from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.errors import ContextFullError
 from urdir.model.text.chat import Message
 from urdir.model.text.constraints import Constraint
@@ -93,16 +93,16 @@ class Load:
 
     async def _go_on(self, question: Question) -> None:
         """Beside others of its kind, for more than there are pages for."""
-        request = Request(prompt=question.prompt, limit=90, ignore_end=True)
+        request = Request(prompt=question.prompt, settings=GREEDY, limit=90, ignore_end=True)
         _, ending = await self._answer(request)
         if ending is None or ending.finish is not Finish.LENGTH or ending.generated_tokens != 90:
             self.wrong.append(("90 tokens", ending))
 
     async def _leave(self, question: Question) -> None:
-        await self._answer(Request(prompt=question.prompt), self.rng.randint(1, 6))
+        await self._answer(Request(prompt=question.prompt, settings=GREEDY), self.rng.randint(1, 6))
 
     async def _constrain(self, question: Question) -> None:
-        request = Request(prompt=question.prompt, limit=120, constraint=ONE_OR_TWO)
+        request = Request(prompt=question.prompt, settings=GREEDY, limit=120, constraint=ONE_OR_TWO)
         text, ending = await self._answer(request)
         if ending is None or ending.finish is Finish.LENGTH:
             return  # spaces without end

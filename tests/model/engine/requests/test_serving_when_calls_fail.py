@@ -30,7 +30,7 @@ from urdir.model.engine.requests.answer import Item
 from urdir.model.engine.requests.answer_loop import DeviceLostError
 from urdir.model.engine.requests.request import Ending, Piece, Request
 from urdir.model.engine.requests.service import Service
-from urdir.model.engine.sampling import SamplingSettings
+from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.families import synthetic
 from urdir.model.families.shapes import Shape
 from urdir.model.files.gguf import Gguf

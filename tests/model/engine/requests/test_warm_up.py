@@ -19,7 +19,7 @@ from urdir.model.engine.requests.scheduler import Scheduler
 from urdir.model.engine.requests.service import Service
 from urdir.model.engine.requests.warm_up import WarmUp, likely_shapes
 from urdir.model.engine.run_ahead import AT_ONCE
-from urdir.model.engine.sampling import GREEDY
+from urdir.model.engine.sampling_settings import GREEDY
 from urdir.model.engine.session import Session
 from urdir.model.memory.buckets import chunks_of
 from urdir.model.memory.walk import Walk
@@ -62,15 +62,17 @@ class Room:
     def next_shared(self, sequence: int, length: int) -> int:
         return 0
 
-    def match(self, sequence: int, tokens: Sequence[int], end: int, spare: int) -> int:
+    def match(
+        self, sequence: int, tokens: Sequence[int], end: int, spare: int, scope: bytes
+    ) -> int:
         return 0
 
-    def publish(self, sequence: int, tokens: Sequence[int]) -> None: ...
+    def publish(self, sequence: int, tokens: Sequence[int], scope: bytes) -> None: ...
 
     def reserve(self, sequence: int, start: int, end: int) -> int:
         return end
 
-    def release(self, sequence: int, tokens: Sequence[int], reached: int) -> None: ...
+    def release(self, sequence: int, tokens: Sequence[int], reached: int, scope: bytes) -> None: ...
 
 
 TOGETHER = [(64, 128), (300, 100), (100, 2048), (5, 3000)]

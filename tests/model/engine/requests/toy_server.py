@@ -15,6 +15,7 @@ from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.request import Ending, Finish, Request
 from urdir.model.engine.requests.scheduler import Scheduler
 from urdir.model.engine.requests.step_plan import StepPlan
+from urdir.model.memory.pages import common_length
 
 END = 0
 VOCABULARY = 6
@@ -190,6 +191,19 @@ class Server:
             assert ending.prompt_tokens == len(request.prompt)
             assert ending.generated_tokens == len(answer)
             assert 0 <= ending.cached_tokens < len(request.prompt)
+            assert ending.cached_tokens <= self.most_shared(number)
+
+    def most_shared(self, number: int) -> int:
+        """The longest beginning of a prompt that one before it, of the same scope, has had."""
+        asked = self.requests[number]
+        return max(
+            (
+                common_length(asked.prompt, (*other.prompt, *self.answers[earlier]))
+                for earlier, other in self.requests.items()
+                if earlier < number and other.scope == asked.scope
+            ),
+            default=0,
+        )
 
     def check(self) -> None:
         self.storage.check()

@@ -48,28 +48,30 @@ class ToyStorage:
     def blocks(self, tokens: int) -> int:
         return -(-tokens // self.page_len)
 
-    def match(self, sequence: int, tokens: Sequence[int], end: int, spare: int) -> int:
+    def match(
+        self, sequence: int, tokens: Sequence[int], end: int, spare: int, scope: bytes
+    ) -> int:
         assert not self.table[sequence]
         known = tokens if self.shares else ()
-        match = self.pool.match(known, self.blocks(end), self.blocks(spare))
+        match = self.pool.match(known, self.blocks(end), self.blocks(spare), scope)
         if match.source is not None:
             target = match.pages[match.tokens // self.page_len]
             self.states[target] = list(self.states[match.source])
         self.table[sequence] = match.pages
         return match.tokens
 
-    def publish(self, sequence: int, tokens: Sequence[int]) -> None:
+    def publish(self, sequence: int, tokens: Sequence[int], scope: bytes) -> None:
         if self.shares:
-            self.pool.publish(tokens, self.table[sequence])
+            self.pool.publish(tokens, self.table[sequence], scope)
 
     def reserve(self, sequence: int, start: int, end: int) -> int:
         held = self.table[sequence]
         held += self.pool.take(max(0, self.blocks(end) - len(held)))
         return len(held) * self.page_len
 
-    def release(self, sequence: int, tokens: Sequence[int], reached: int) -> None:
+    def release(self, sequence: int, tokens: Sequence[int], reached: int, scope: bytes) -> None:
         assert len(tokens) <= reached
-        self.publish(sequence, tokens)
+        self.publish(sequence, tokens, scope)
         self.pool.release(self.table[sequence])
         self.table[sequence] = []
 
@@ -115,8 +117,8 @@ class ToyCache(ToyStorage):
     def pools(self) -> tuple[PagePool, ...]:
         return (self.pool,)
 
-    def known(self, tokens: Sequence[int]) -> int:
-        return self.pool.known(tokens)
+    def known(self, tokens: Sequence[int], scope: bytes) -> int:
+        return self.pool.known(tokens, scope)
 
     def kept(self, sequence: int, length: int) -> int:
         return length
@@ -192,13 +194,16 @@ class ToyPlaces:
     def __init__(self, slots: int, most_tokens: int) -> None:
         self.slots, self.most_tokens = slots, most_tokens
         self.states = [[UNWRITTEN] * most_tokens for _ in range(slots)]
-        self.left: list[Sequence[int]] = [()] * slots
+        self.left: list[tuple[bytes, Sequence[int]]] = [(b"", ())] * slots
         self.held = [False] * slots
 
-    def match(self, sequence: int, tokens: Sequence[int], end: int, spare: int) -> int:
+    def match(
+        self, sequence: int, tokens: Sequence[int], end: int, spare: int, scope: bytes
+    ) -> int:
         assert not self.held[sequence]
         self.held[sequence] = True
-        pairs = zip(self.left[sequence], tokens, strict=False)
+        owner, left = self.left[sequence]
+        pairs = zip(left if owner == scope else (), tokens, strict=False)
         return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
     def cut(self, sequence: int, start: int, end: int) -> int:
@@ -209,7 +214,7 @@ class ToyPlaces:
 
     def segment(self, sequence: int, end: int) -> None: ...
 
-    def publish(self, sequence: int, tokens: Sequence[int]) -> None:
+    def publish(self, sequence: int, tokens: Sequence[int], scope: bytes) -> None:
         assert self.held[sequence]
 
     def reserve(self, sequence: int, start: int, end: int) -> int:
@@ -217,11 +222,11 @@ class ToyPlaces:
         assert end <= self.most_tokens
         return end
 
-    def release(self, sequence: int, tokens: Sequence[int], reached: int) -> None:
+    def release(self, sequence: int, tokens: Sequence[int], reached: int, scope: bytes) -> None:
         """What steps under way write from now on lies past ``tokens``."""
         assert self.held[sequence]
         assert len(tokens) <= reached
-        self.held[sequence], self.left[sequence] = False, tokens
+        self.held[sequence], self.left[sequence] = False, (scope, tokens)
         self.states[sequence][reached:] = [UNWRITTEN] * (self.most_tokens - reached)
 
     def read(self, sequence: int, position: int) -> int:
