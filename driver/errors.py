@@ -141,6 +141,11 @@ class CudaError(DriverError):
         super().__init__(message + detail)
 
 
+def loses_device(error: BaseException) -> bool:
+    """Whether nothing runs any more, after ``error``, on the device or group that it is of."""
+    return isinstance(error, GroupError) or (isinstance(error, CudaError) and error.sticky)
+
+
 class OutOfMemoryError(CudaError):
     """Memory ran out: of a buffer that was refused, ``needed``, ``free`` and ``total`` bytes.
 

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -56,10 +57,16 @@ class Progress:
 
     def note(self, line: str) -> None:
         """Print a line on stderr, in place of the bar, which comes again below it."""
+        with self.cleared():
+            print(line, file=sys.stderr, flush=True)
+
+    @contextmanager
+    def cleared(self) -> Iterator[None]:
+        """Take the bar away while something else is printed, below which it comes again."""
         with self._drawing:
             if self._bar is not None:
                 self._bar.clear()
-            print(line, file=sys.stderr, flush=True)
+            yield
 
     def __enter__(self) -> Self:
         if self._is_shown:

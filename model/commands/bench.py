@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from urdir.model.commands import bench_load, options, values
 from urdir.model.commands import bench_report as report
+from urdir.model.commands.bench_printers import Printer, print_report, printer
 from urdir.model.commands.opening import open_device, open_engine
 from urdir.model.commands.report import installed_version
 from urdir.model.progress import Progress
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.model.engine.engine import Engine
     from urdir.model.families.synthetic import SyntheticModel
-    from urdir.model.measure.bench import BenchCase, BenchRow, Rates
+    from urdir.model.measure.bench import BenchCase, BenchRow, FailedRow, Rates
     from urdir.model.measure.profile import ProfileRow
 
 EXAMPLES = """\
@@ -93,8 +95,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_model(args: argparse.Namespace) -> int:
-    from urdir.model.measure.bench import BenchCase, bench, profile_step
-    from urdir.model.measure.profile import plot_roofline
+    from urdir.model.measure.bench import BenchCase, BenchRow, FailedRow
+    from urdir.model.measure.profile import ProfileRow, plot_roofline
 
     case = BenchCase(
         prompts=args.n_prompt,
@@ -104,28 +106,83 @@ def _run_model(args: argparse.Namespace) -> int:
         sequences=args.sequences,
         pairs=tuple(args.pg),
     )
+    width = max((len(test.name) for test in case.tests), default=0)
+    kinds = (BenchRow, FailedRow)
+    rows = report.Section("rows", report.ROW_COLUMNS, kinds, {**report.ROW_ROOM, "test": width})
+    profiled = report.Section("profile", report.PROFILE_COLUMNS, (ProfileRow,))
+    has_profile = bool(args.profile or args.plot)
+    run = _ModelRun(args, printer(args.output, [rows, profiled] if has_profile else [rows]), rows)
+    try:
+        for part in case.parts():
+            run.measure(part, has_profile)
+        if run.conditions is not None and has_profile:
+            run.printing.add(run.conditions, profiled, run.profile)
+    finally:
+        run.printing.end()
+    if run.conditions is not None and args.plot:
+        title = f"decode step of {run.conditions.model} on {run.conditions.device}"
+        plot_roofline(run.profile, run.conditions.read_gb_per_s * 1e9, title, args.plot)
+    return 1 if run.has_failed else 0
+
+
+@dataclass(slots=True)
+class _ModelRun:
+    """What was measured of a model so far, each row of which is printed as it comes."""
+
+    args: argparse.Namespace
+    printing: Printer
+    section: report.Section
     rates: Rates | None = None
-    rows: list[BenchRow] = []
-    profile: list[ProfileRow] = []
-    for part in case.parts():
-        with _open_engine(args, part) as engine:
-            rates = rates or _rates(engine.device)
-            with Progress("measuring", part.rows) as progress:
-                for row in progress.over(bench(engine.session, engine.gguf, rates, part)):
-                    progress.note(f"{row.test}: {row.tokens_per_second:.1f} tokens/s")
-                    rows.append(row)
-            if args.profile or args.plot:
-                for count in part.sequences:
-                    profile += profile_step(engine.session, rates.read, count)
-            conditions = _conditions(engine.device, engine.name, rates, len(engine.group))
-    sections = [report.Section("rows", rows, report.ROW_COLUMNS)]
-    if args.profile or args.plot:
-        sections.append(report.Section("profile", profile, report.PROFILE_COLUMNS))
-    if args.plot:
-        title = f"decode step of {conditions.model} on {conditions.device}"
-        plot_roofline(profile, conditions.read_gb_per_s * 1e9, title, args.plot)
-    report.print_report(conditions, sections, args.output)
-    return 0
+    conditions: report.Conditions | None = None
+    profile: list[ProfileRow] = field(default_factory=list)
+    has_failed: bool = False
+
+    def measure(self, part: BenchCase, has_profile: bool) -> None:
+        """Open the model with room for a part of the tests, and measure them. One that fails is a
+        row, and so are all of a part for which there is no room. Raises ModelError and DriverError
+        where the model cannot be opened at all, DriverError where the device is lost."""
+        from urdir.driver.errors import DriverError
+        from urdir.model.errors import ModelError
+        from urdir.model.measure.bench import FailedRow, bench, profile_step
+
+        try:
+            engine = _open_engine(self.args, part)
+        except (DriverError, ModelError) as error:
+            if self.conditions is None:
+                raise
+            self.has_failed = True
+            failed = [FailedRow.of(test, error) for test in part.tests]
+            self.printing.add(self.conditions, self.section, failed)
+            return
+        with engine, Progress("measuring", len(part.tests)) as progress:
+            rates = self.rates = self.rates or _rates(engine.device)
+            for row in progress.over(bench(engine.session, engine.gguf, rates, part)):
+                self.has_failed |= isinstance(row, FailedRow)
+                self._note_conditions(engine, rates)
+                self._show(row, progress)
+            for count in part.sequences if has_profile else ():
+                self.profile += profile_step(engine.session, rates.read, count)
+            self._note_conditions(engine, rates)
+
+    def _note_conditions(self, engine: Engine, rates: Rates) -> None:
+        self.conditions = _conditions(engine.device, engine.name, rates, len(engine.group))
+
+    def _show(self, row: BenchRow | FailedRow, progress: Progress) -> None:
+        """Print a row, and a line on stderr where stdout shows nothing to a person yet."""
+        assert self.conditions is not None
+        with progress.cleared():
+            self.printing.add(self.conditions, self.section, [row])
+        if self.args.output == "json" or not sys.stdout.isatty():
+            progress.note(_line(row))
+
+
+def _line(row: BenchRow | FailedRow) -> str:
+    """What a row says, in short."""
+    from urdir.model.measure.bench import FailedRow
+
+    if isinstance(row, FailedRow):
+        return f"{row.test}: {row.error}"
+    return f"{row.test}: {row.tokens_per_second:.1f} tokens/s"
 
 
 def _open_engine(args: argparse.Namespace, part: BenchCase) -> Engine:
@@ -140,7 +197,7 @@ def _open_engine(args: argparse.Namespace, part: BenchCase) -> Engine:
 
 
 def _run_kernels(args: argparse.Namespace) -> int:
-    from urdir.model.measure.kernels import bench_gemv
+    from urdir.model.measure.kernels import GemvRow, bench_gemv
 
     with open_device(args) as device:
         rates = _rates(device)
@@ -150,14 +207,14 @@ def _run_kernels(args: argparse.Namespace) -> int:
                 progress.note(f"{row.type} {row.rows} x {row.cols}: {row.share:.1%}")
                 rows.append(row)
         conditions = _conditions(device, "matrix-vector products", rates)
-    section = report.Section("matvecs", rows, report.GEMV_COLUMNS)
-    report.print_report(conditions, [section], args.output)
+    section = report.Section("matvecs", report.GEMV_COLUMNS, (GemvRow,))
+    print_report(conditions, [(section, rows)], args.output)
     return 0
 
 
 def _run_startup(args: argparse.Namespace) -> int:
     from urdir.model.environment import read_environment
-    from urdir.model.measure.startup import bench_startup
+    from urdir.model.measure.startup import StartupRow, bench_startup
 
     environment = read_environment()
     device_name = args.device or environment.device
@@ -166,8 +223,8 @@ def _run_startup(args: argparse.Namespace) -> int:
     with open_device(args) as device:
         model = args.shape or Path(options.one_model(args) or "the demo model").name
         conditions = _conditions(device, model, _rates(device))
-    section = report.Section("startup", rows, report.STARTUP_COLUMNS)
-    report.print_report(conditions, [section], args.output)
+    section = report.Section("startup", report.STARTUP_COLUMNS, (StartupRow,))
+    print_report(conditions, [(section, rows)], args.output)
     return 0
 
 

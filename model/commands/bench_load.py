@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from urdir.model.commands import bench_report as report
 from urdir.model.commands import options, values
+from urdir.model.commands.bench_printers import print_report
 from urdir.model.commands.opening import begin_warm_up, open_engine
 from urdir.model.commands.report import installed_version
 from urdir.model.progress import Progress
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from urdir.model.families.synthetic import SyntheticModel
     from urdir.model.measure.http_events import HttpServer
     from urdir.model.measure.load import LoadCase, Reply
+    from urdir.model.measure.load_engine import DeviceUse
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -103,8 +105,8 @@ def run_here(args: argparse.Namespace, source: str | SyntheticModel | None) -> i
     with Progress("requests", case.requests) as progress:
         measured = load_engine(engine, limits, case, asks, lambda _: progress.advance())
         replies, use = asyncio.run(measured)
-    section = report.Section("device", [use], report.DEVICE_COLUMNS)
-    return _report(args, case, engine.name, device.properties.name, replies, section)
+    section = report.Section("device", report.DEVICE_COLUMNS, (type(use),))
+    return _report(args, case, engine.name, device.properties.name, replies, (section, [use]))
 
 
 def _case(args: argparse.Namespace) -> LoadCase:
@@ -152,10 +154,10 @@ def _report(
     model: str,
     where: str,
     replies: Sequence[Reply],
-    *more: report.Section,
+    *more: tuple[report.Section, list[DeviceUse]],
 ) -> int:
     """Print what came of the requests; 1 if one failed."""
-    from urdir.model.measure.load import plot_load, summarise
+    from urdir.model.measure.load import Latency, Throughput, plot_load, summarise
 
     throughput, latencies = summarise(replies)
     if failed := [reply for reply in replies if reply.error is not None]:
@@ -170,12 +172,9 @@ def _report(
         shared=case.shared,
         version=installed_version("urdir"),
     )
-    sections = [
-        report.Section("load", [throughput], report.LOAD_COLUMNS),
-        report.Section("latency", latencies, report.LATENCY_COLUMNS),
-        *more,
-    ]
-    report.print_report(conditions, sections, args.output)
+    load = report.Section("load", report.LOAD_COLUMNS, (Throughput,))
+    latency = report.Section("latency", report.LATENCY_COLUMNS, (Latency,))
+    print_report(conditions, [(load, [throughput]), (latency, latencies), *more], args.output)
     if args.plot:
         plot_load(replies, f"{model}: {conditions.heading[1]}", args.plot)
     return 1 if failed else 0

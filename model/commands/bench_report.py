@@ -1,19 +1,10 @@
-"""What `urdir bench` found, as Markdown, CSV or JSON.
-
-A section is a list of records of one kind. In csv and jsonl every record is complete by itself: it
-repeats the conditions of the run.
-"""
+"""What `urdir bench` found: the conditions of a run, and its records in sections."""
 
 from __future__ import annotations
 
-import csv
-import json
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
-
-from urdir.model.commands.table import markdown
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -21,13 +12,11 @@ if TYPE_CHECKING:
 Record = Mapping[str, Any]
 Cell = Callable[[Record], str]
 
-FORMATS = ("md", "csv", "json", "jsonl", "sql")
-
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
     """Under which a run was measured: the device's read bandwidth, and the rate of a dense f16
-    product on it; ``vram_bytes`` of its memory were in use, by anyone, when the run ended.
+    product on it; ``vram_bytes`` of its memory were in use, by anyone, when a record was made.
     """
 
     model: str
@@ -74,16 +63,23 @@ class LoadConditions:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Rows (dataclass instances) of one kind under a name; ``columns`` make the Markdown table."""
+    """Records of a name, made of dataclass instances of some ``kinds``: each has the fields of all
+    of them, and None where its own kind has no such field. ``columns`` make the Markdown table;
+    those in ``room`` have as many characters at least, for rows that come later."""
 
     name: str
-    rows: Sequence[DataclassInstance]
     columns: Mapping[str, Cell]
+    kinds: tuple[type[DataclassInstance], ...]
+    room: Mapping[str, int] = field(default_factory=dict)
 
     @property
-    def records(self) -> list[dict[str, Any]]:
-        """The rows as plain values."""
-        return [asdict(row) for row in self.rows]
+    def types(self) -> dict[str, Any]:
+        """The fields of a record, with their types as they are written."""
+        return {each.name: each.type for kind in self.kinds for each in fields(kind)}
+
+    def record(self, row: DataclassInstance) -> dict[str, Any]:
+        """A row as plain values."""
+        return dict.fromkeys(self.types) | asdict(row)
 
 
 def _number(field: str, text: str, unit: float = 1) -> Cell:
@@ -93,7 +89,7 @@ def _number(field: str, text: str, unit: float = 1) -> Cell:
 
 ROW_COLUMNS: Mapping[str, Cell] = {
     "test": lambda r: r["test"],
-    "tokens/s": lambda r: f"{r['tokens_per_second']:,.2f} ± {r['deviation']:.2f}",
+    "tokens/s": lambda r: r["error"] or f"{r['tokens_per_second']:,.2f} ± {r['deviation']:.2f}",
     "ms/token": _number("ms_per_token", ".3f"),
     "ms/step": _number("ms_per_step", ".3f"),
     "MB/token": _number("bytes_per_token", ",.1f", 1e6),
@@ -103,6 +99,14 @@ ROW_COLUMNS: Mapping[str, Cell] = {
     "TFLOP/s": _number("tflop_per_s", ",.1f"),
     "of F": _number("product_share", ".1%"),
     "host us": _number("host_us_per_token", ".1f"),
+}
+ROW_ROOM: Mapping[str, int] = {
+    "tokens/s": 18,
+    "MB/token": 9,
+    "MB moved": 9,
+    "GB/s": 7,
+    "of B": 6,
+    "of F": 6,
 }
 PROFILE_COLUMNS: Mapping[str, Cell] = {
     "launches of a decode step": lambda r: r["role"],
@@ -151,77 +155,3 @@ DEVICE_COLUMNS: Mapping[str, Cell] = {
     "idle": _number("idle_share", ".1%"),
     "set back": _number("preemptions", ",.0f"),
 }
-
-
-def print_report(
-    conditions: Conditions | LoadConditions, sections: Sequence[Section], kind: str
-) -> None:
-    """Print everything to stdout in one of `FORMATS`."""
-    {
-        "md": _print_md,
-        "csv": _print_csv,
-        "json": _print_json,
-        "jsonl": _print_jsonl,
-        "sql": _print_sql,
-    }[kind](conditions, sections)
-
-
-def _complete(
-    conditions: Conditions | LoadConditions, sections: Sequence[Section]
-) -> list[dict[str, Any]]:
-    shared = asdict(conditions)
-    return [
-        {"section": section.name, **record, **shared}
-        for section in sections
-        for record in section.records
-    ]
-
-
-def _print_json(conditions: Conditions | LoadConditions, sections: Sequence[Section]) -> None:
-    found = {section.name: section.records for section in sections}
-    print(json.dumps(asdict(conditions) | found, indent=2))
-
-
-def _print_jsonl(conditions: Conditions | LoadConditions, sections: Sequence[Section]) -> None:
-    for record in _complete(conditions, sections):
-        print(json.dumps(record))
-
-
-def _print_csv(conditions: Conditions | LoadConditions, sections: Sequence[Section]) -> None:
-    """One table: columns that a kind of record lacks are empty."""
-    records = _complete(conditions, sections)
-    names = list(dict.fromkeys(name for record in records for name in record))
-    writer = csv.DictWriter(sys.stdout, names, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(records)
-
-
-def _print_sql(conditions: Conditions | LoadConditions, sections: Sequence[Section]) -> None:
-    """A table a section, for sqlite and others."""
-    for section in sections:
-        records = [record | asdict(conditions) for record in section.records]
-        for number, record in enumerate(records):
-            table = f"urdir_bench_{section.name}"
-            if not number:
-                columns = ", ".join(f"{name} {_sql_type(v)}" for name, v in record.items())
-                print(f"CREATE TABLE IF NOT EXISTS {table} ({columns});")
-            print(f"INSERT INTO {table} VALUES ({', '.join(map(_sql, record.values()))});")
-
-
-def _sql_type(value: Any) -> str:
-    return "TEXT" if isinstance(value, str) else "REAL"
-
-
-def _sql(value: Any) -> str:
-    if isinstance(value, str):
-        return "'" + value.replace("'", "''") + "'"
-    return "NULL" if value is None else str(float(value))
-
-
-def _print_md(conditions: Conditions | LoadConditions, sections: Sequence[Section]) -> None:
-    print("\n".join(conditions.heading))
-    for section in sections:
-        print()
-        rows = [[cell(row) for cell in section.columns.values()] for row in section.records]
-        for line in markdown(list(section.columns), rows):
-            print(line)

@@ -76,11 +76,22 @@ def aligned(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> Iterato
 def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """A table in Markdown whose source is aligned, too: the first column left, others right."""
     widths = [max(3, *map(len, column)) for column in zip(headings, *rows, strict=True)]
+    yield from markdown_head(headings, widths)
+    yield from (markdown_row(row, widths) for row in rows)
+
+
+def markdown_head(headings: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
+    """The first two lines of such a table with columns of three characters or more."""
     marks = [":" + "-" * (w - 1) if not n else "-" * (w - 1) + ":" for n, w in enumerate(widths)]
-    for row in (headings, marks, *rows):
-        first, *others = zip(row, widths, strict=True)
-        cells = (first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others))
-        yield f"| {' | '.join(cells)} |"
+    yield markdown_row(headings, widths)
+    yield markdown_row(marks, widths)
+
+
+def markdown_row(row: Sequence[str], widths: Sequence[int]) -> str:
+    """Another line of it; a cell that is wider stands out."""
+    first, *others = zip(row, widths, strict=True)
+    cells = (first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others))
+    return f"| {' | '.join(cells)} |"
 
 
 def wrapped(text: str, indent: int) -> str:

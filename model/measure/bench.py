@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -11,12 +12,14 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from urdir.driver import execute
+from urdir.driver.errors import DriverError, loses_device
 from urdir.driver.operation import Launch
 from urdir.driver.plan import Plan
 from urdir.model.engine.batch import Output
 from urdir.model.engine.realizar.eager import EagerSteps
 from urdir.model.engine.run_ahead import AT_ONCE, FEW
 from urdir.model.engine.session import Session
+from urdir.model.errors import ModelError
 from urdir.model.families.feed_forward import Mixture
 from urdir.model.families.stored import StoredMatrix, StoredVector, stored_in
 from urdir.model.measure.profile import ProfileRow, summarise
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from urdir.model.families.config import Config
     from urdir.model.files.model_file import ModelFile
 
+log = logging.getLogger("urdir.bench")
 Run = TypeVar("Run")
 _PROFILED = 6  # runs of a step that is profiled
 
@@ -40,6 +44,25 @@ class Rates:
 
     read: float
     product: float
+
+
+@dataclass(frozen=True, slots=True)
+class BenchTest:
+    """After ``depth`` tokens of context, ``prompt`` tokens of one sequence, or ``generate`` steps
+    of some ``sequences``, or both."""
+
+    depth: int
+    prompt: int = 0
+    generate: int = 0
+    sequences: int = 1
+
+    @property
+    def name(self) -> str:
+        """As llama-bench has it, and the number of sequences."""
+        parts = {f"pp{self.prompt}": self.prompt, f"tg{self.generate}": self.generate}
+        test = "+".join(part for part, tokens in parts.items() if tokens)
+        test += f" x {self.sequences}" if self.sequences > 1 else ""
+        return test + (f" @ d{self.depth}" if self.depth else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +104,21 @@ class BenchCase:
             replace(self, sequences=alone),
             replace(self, sequences=several, prompts=(), pairs=()),
         )
-        return [part for part in parts if part.rows or part.sequences]
+        return [part for part in parts if part.tests or part.sequences]
 
     @property
-    def rows(self) -> int:
-        """Rows that come of it."""
-        prompts, decodes = (len([*filter(None, sizes)]) for sizes in (self.prompts, self.generate))
-        return len(self.depths) * (prompts + decodes * len(self.sequences) + len(self.pairs))
+    def tests(self) -> list[BenchTest]:
+        """What is timed, a row each."""
+        tests = []
+        for depth in self.depths:
+            tests += [BenchTest(depth, prompt) for prompt in filter(None, self.prompts)]
+            tests += [
+                BenchTest(depth, generate=generate, sequences=count)
+                for generate in filter(None, self.generate)
+                for count in self.sequences
+            ]
+            tests += [BenchTest(depth, prompt, generate) for prompt, generate in self.pairs]
+        return tests
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +156,24 @@ class BenchRow:
     gb_per_s: float | None = None
     share: float | None = None
     host_us_per_token: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRow:
+    """A case that could not be measured, in place of its `BenchRow`, and why."""
+
+    test: str
+    sequences: int
+    error: str
+
+    @classmethod
+    def of(cls, test: BenchTest, error: Exception) -> FailedRow:
+        """The row of a test that ended with an error; one that is a mistake of ours is logged."""
+        message = " ".join(str(error).split())
+        if not isinstance(error, DriverError | ModelError):
+            message = f"{type(error).__name__}: {message}"
+            log.error("%s failed", test.name, exc_info=error)
+        return cls(test.name, test.sequences, message)
 
 
 def bytes_per_step(
@@ -210,20 +259,25 @@ def moved_per_step(plan: Plan, length: int, sequences: int = 1) -> int:
     return total
 
 
-def bench(session: Session, gguf: ModelFile, rates: Rates, case: BenchCase) -> Iterator[BenchRow]:
-    """Time ``case`` on a session with room for it.
+def bench(
+    session: Session, gguf: ModelFile, rates: Rates, case: BenchCase
+) -> Iterator[BenchRow | FailedRow]:
+    """Time ``case`` on a session with room for it. Raises DriverError, after the row of the test
+    that met it, where the device is lost.
 
     One untimed run of each comes first: modules are loaded and graphs recorded in it.
     """
     bench = _Bench(session, gguf, rates, case.repeats)
-    for depth in case.depths:
-        for prompt in filter(None, case.prompts):
-            yield bench.prompt(depth, prompt)
-        for generate in filter(None, case.generate):
-            for count in case.sequences:
-                yield bench.decode(depth, generate, count)
-        for prompt, generate in case.pairs:
-            yield bench.pair(depth, prompt, generate)
+    for test in case.tests:
+        row: BenchRow | FailedRow
+        failure: Exception | None = None
+        try:
+            row = bench.row(test)
+        except Exception as error:
+            row, failure = FailedRow.of(test, error), error
+        yield row
+        if failure is not None and loses_device(failure):
+            raise failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,18 +293,24 @@ class _Bench:
     def config(self) -> Config:
         return self.session.parts.config
 
-    def prompt(self, depth: int, prompt: int) -> BenchRow:
-        flops = flops_of(self.config, prompt, depth)
-        runs = self._answered(depth, prompt, 1)
-        return self._row(_name(f"pp{prompt}", depth), prompt, 1, flops, runs)
+    def row(self, test: BenchTest) -> BenchRow:
+        """Time one test."""
+        return self._answered(test) if test.prompt else self._decoded(test)
 
-    def pair(self, depth: int, prompt: int, generate: int) -> BenchRow:
-        count = prompt + generate
-        flops = flops_of(self.config, count, depth, generate)
-        runs = self._answered(depth, prompt, generate)
-        return self._row(_name(f"pp{prompt}+tg{generate}", depth), count, 1, flops, runs)
+    def _answered(self, test: BenchTest) -> BenchRow:
+        """A prompt and what follows it, a token at least."""
+        before, tokens = self._tokens(test.depth), self._tokens(test.prompt)
+        chosen, count = max(1, test.generate), test.prompt + test.generate
 
-    def decode(self, depth: int, generate: int, count: int) -> BenchRow:
+        def run() -> float:
+            fill(self.session, before, 1)
+            return time_answer(self.session, [*before, *tokens], chosen).seconds
+
+        flops = flops_of(self.config, count, test.depth, chosen)
+        return self._row(test, count, flops, self._timed(run))
+
+    def _decoded(self, test: BenchTest) -> BenchRow:
+        depth, generate, count = test.depth, test.generate, test.sequences
         before = self._tokens(depth)[:-1]
         prompts = [[*before, token] for token in self._tokens(count)]
         length, spread = len(before) + 1, _spread(count)
@@ -263,22 +323,10 @@ class _Bench:
             return time_decoding(self.session, prompts, generate, spread)
 
         runs = self._timed(run)
-        name = _name(f"tg{generate}" + (f" x {count}" if count > 1 else ""), depth)
         flops = flops_of(self.config, generate, depth, generate) / generate
-        seconds = [timing.seconds / timing.tokens for timing in runs]
-        row = self._row(name, 1, count, flops, seconds)
+        row = self._row(test, 1, flops, [timing.seconds / timing.tokens for timing in runs])
         busy = mean(timing.busy / timing.tokens for timing in runs)
         return self._decode_row(row, depth + generate // 2, busy)
-
-    def _answered(self, depth: int, prompt: int, count: int) -> list[float]:
-        """Seconds from a prompt after ``depth`` tokens to the last of ``count`` tokens."""
-        before, tokens = self._tokens(depth), self._tokens(prompt)
-
-        def run() -> float:
-            fill(self.session, before, 1)
-            return time_answer(self.session, [*before, *tokens], count).seconds
-
-        return self._timed(run)
 
     def _tokens(self, count: int) -> list[int]:
         vocab = self.config.vocab_size
@@ -289,13 +337,13 @@ class _Bench:
         return [run() for _ in range(self.repeats)]
 
     def _row(
-        self, test: str, tokens: int, sequences: int, flops: float, seconds: Sequence[float]
+        self, test: BenchTest, tokens: int, flops: float, seconds: Sequence[float]
     ) -> BenchRow:
         rates = [tokens / s for s in seconds]
         product = flops / tokens * mean(rates)
         return BenchRow(
-            test=test,
-            sequences=sequences,
+            test=test.name,
+            sequences=test.sequences,
             tokens_per_second=mean(rates),
             deviation=stdev(rates) if len(rates) > 1 else 0.0,
             median=median(rates),
@@ -320,10 +368,6 @@ class _Bench:
             share=rate / self.rates.read,
             host_us_per_token=1e6 * busy,
         )
-
-
-def _name(test: str, depth: int) -> str:
-    return test + (f" @ d{depth}" if depth else "")
 
 
 def _spread(sequences: int) -> int:

@@ -7,14 +7,17 @@ Jinja, but neither numpy nor the kernels.
 from __future__ import annotations
 
 import functools
+import itertools
+import re
 import shutil
 import struct
-from collections.abc import Callable, Hashable, Iterable, MutableMapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, MutableMapping
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
 import jinja2
+from jinja2.ext import Extension
 from jinja2.runtime import Context
 
 from urdir.ptxgen.render.compiled import COMPILED, SOURCES, TemplateModules
@@ -37,10 +40,9 @@ def f16x2(value: float) -> str:
     return "0x" + 2 * struct.pack(">e", value).hex().upper()
 
 
-def repeat(numbers: int | Iterable[int], line: str) -> str:
-    """A line of PTX for each number (of a count: from 0 on), which replaces every ``#`` in it."""
-    numbers = range(numbers) if isinstance(numbers, int) else numbers
-    return "\n    ".join(line.replace("#", str(number)) for number in numbers)
+def grid(*extents: int | Iterable[Any]) -> Iterator[tuple[Any, ...]]:
+    """All combinations, the last varying fastest, as nested loops: of a number what is below it."""
+    return itertools.product(*(range(e) if isinstance(e, int) else e for e in extents))
 
 
 @functools.lru_cache(maxsize=1 << 12)
@@ -65,9 +67,9 @@ def environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        extensions=["jinja2.ext.do", "jinja2.ext.loopcontrols"],
+        extensions=["jinja2.ext.do", "jinja2.ext.loopcontrols", _OneLineBlocks],
     )
-    env.globals |= {"f16x2": f16x2, "f32": f32, "once": once, "repeat": repeat}
+    env.globals |= {"f16x2": f16x2, "f32": f32, "grid": grid, "once": once}
     return env
 
 
@@ -130,6 +132,32 @@ class _PackageLoader(jinja2.BaseLoader):
     def _make(self, env: jinja2.Environment, file: str) -> CodeType:
         text = read_template((TEMPLATES, file))
         return self._modules.add(file, text, _python(env, file, text))
+
+
+class _OneLineBlocks(Extension):
+    """A block on one line, ``{% if a %}add.u32 %x, %x, {{ a }};{% endif %}``, means the same as on
+    three: its body ends with a newline, which Jinja would drop with that of the tag. A macro alone,
+    ``{% if a %}{{ load(a) }}{% endif %}``, brings its own. ``{%-`` leaves a block as it is.
+    """
+
+    def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:
+        """See `jinja2.ext.Extension.preprocess`. The template's lines keep their numbers."""
+        return _ONE_LINE_BLOCK.sub(_with_newlines, source)
+
+
+_EXPRESSION = re.compile(r"\{\{((?!\{\{).)*\}\}")
+_ONE_LINE_BLOCK = re.compile(
+    r"^( *)(\{% (?:if|for) [^\n]*?%\})([^\n]*)(\{% end(?:if|for) %\})$", re.MULTILINE
+)
+
+
+def _with_newlines(block: re.Match[str]) -> str:
+    indent, begin, body, end = block.groups()
+    parts = (
+        part if _EXPRESSION.fullmatch(part) else indent + part + '{{ "\\n" }}'
+        for part in body.split("{% else %}")
+    )
+    return begin + "{% else %}".join(parts) + end
 
 
 class _Context(Context):

@@ -1,5 +1,6 @@
 """From spec to PTX text: the frame, constants, macro files, errors."""
 
+import re
 import struct
 import sys
 import textwrap
@@ -10,7 +11,7 @@ import pytest
 from urdir.ptxgen import catalog, ptx
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.render import sources
-from urdir.ptxgen.render.jinja import environment, f32, repeat, template_names
+from urdir.ptxgen.render.jinja import environment, f32, grid, template_names
 from urdir.ptxgen.spec import Access, KernelSpec, LaunchShape, Param
 from urdir.ptxgen.target import since
 
@@ -48,6 +49,18 @@ TEMPLATES = {
     "deep/_near.j2": """
         {% from "urdir_test_templates/_twice.j2" import twice %}
         {% macro four_times(r) %}{{ twice(r) }} {{ twice(r) }}{% endmacro %}
+        """,
+    "lines.ptx.j2": """
+        {% from "urdir_test_templates/_twice.j2" import twice %}
+        {% for i in range(2) %}
+            .reg .f32 %v{{ i }};
+        {% endfor %}
+        {% for i in range(2) %}mov.f32 %v{{ i }}, {{ f32(i) }};{% endfor %}
+            {% if loud %}mov.f32 %v0, %v1;{% else %}mov.f32 %v1, %v0;  // {{ n }}{% endif %}
+            {% if not loud %}bar.sync 0;{% endif %}
+        {% if loud %}{{ twice("%v0") }}{% endif %}
+        {%- if loud %}{{ twice("%v1") }}{% endif %}
+            ret;
         """,
     "undefined.ptx.j2": "{{ nothing }}",
     "broken.ptx.j2": "ret;\n{% if %}",
@@ -193,6 +206,19 @@ def test_an_absent_package_is_named():
         sources.read_template(("no_such_package", "x.j2"))
 
 
+@pytest.mark.parametrize(
+    ("loud", "expected"),
+    [
+        (True, "    mov.f32 %v0, %v1;\nadd.f32 %v0, %v0, %v0;add.f32 %v1, %v1, %v1;    ret;"),
+        (False, "    mov.f32 %v1, %v0;  // 4\n    bar.sync 0;\n    ret;"),
+    ],
+)
+def test_a_block_on_one_line_has_a_line_of_its_own(loud, expected):
+    text = Scale(4, loud=loud, file="lines.ptx.j2").ptx("sm_80")
+    begins = "mov.f32 %v0, 0f00000000;\nmov.f32 %v1, 0f3F800000;\n"
+    assert text.endswith(f"    .reg .f32 %v0;\n    .reg .f32 %v1;\n{begins}{expected}\n}}\n")
+
+
 def test_templates_lie_in_folders_too():
     """Those of another package name their package; bare names are urdir's."""
     text = Scale(4, file="deep/far.ptx.j2").ptx("sm_80")
@@ -247,15 +273,29 @@ def test_f32_constants_are_exact(value, text):
     assert f32(value) == text
 
 
-def test_a_repeated_line_has_each_number():
-    assert repeat(2, "mov.f32 %v#, %w#;") == "mov.f32 %v0, %w0;\n    mov.f32 %v1, %w1;"
-    assert repeat(range(4, 12, 4), "bar.sync #;") == "bar.sync 4;\n    bar.sync 8;"
-    assert repeat(0, "bar.sync #;") == ""
+def test_a_grid_is_nested_loops():
+    assert list(grid(2, (0, 4))) == [(0, 0), (0, 4), (1, 0), (1, 4)]
+    assert list(grid(2, 0)) == []
+    assert len(list(grid(range(1, 3), 2, "kv"))) == 8
 
 
 def test_f32_constants_are_rounded_once():
     bits = int(f32(1e-5)[2:], 16)
     assert struct.unpack(">f", struct.pack(">I", bits))[0] == pytest.approx(1e-5, rel=6e-8)
+
+
+def test_templates_keep_to_110_columns():
+    for name in template_names():
+        for number, line in enumerate(sources.read_template(("urdir.templates", name)).split("\n")):
+            assert len(line) <= 110, f"{name}:{number + 1}"
+
+
+def test_templates_use_what_they_import():
+    for name in template_names():
+        text = sources.read_template(("urdir.templates", name))
+        rest = re.sub(r"\{#.*?#\}|//[^\n]*|\{% import[^\n]*", "", text, flags=re.DOTALL)
+        for module in re.findall(r"\{% import \S+ as (\w+)", text):
+            assert re.search(rf"\b{module}\b", rest), f"{name}: {module}"
 
 
 def test_macros_begin_with_their_contract_and_see_their_arguments_alone():

@@ -19,7 +19,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from urdir.driver.errors import CudaError, DriverError, GroupError
+from urdir.driver.errors import DriverError, loses_device
 from urdir.model.engine.requests.answer import Answer, Item
 from urdir.model.engine.requests.choices import Choose, DeviceChoices, HostChoices
 from urdir.model.engine.requests.launcher import Launcher
@@ -136,7 +136,7 @@ class AnswerLoop(Owner):
         """Queue the next step, or read the oldest ones that are queued. Raises DriverError and
         ModelError: see `fail`."""
         launcher = self._launcher
-        self._answers.fail_overdue()
+        self._answers.fail_dropped()
         is_queued = not launcher.is_full and launcher.launch()
         if launcher and (launcher.is_full or not is_queued):
             for plan in launcher.wait():
@@ -151,10 +151,10 @@ class AnswerLoop(Owner):
         self._launcher.rest()
 
     def fail(self, error: Exception) -> None:
-        """A round failed: the requests that have begun end, or all where the device is lost. What
-        is queued is theirs alone, so that nobody reads it."""
+        """A round failed, not for the sake of one request or step: those that have begun end, or
+        all where the device is lost. What is queued is theirs alone, so that nobody reads it."""
         self._launcher.clear()
-        if isinstance(error, GroupError) or (isinstance(error, CudaError) and error.sticky):
+        if loses_device(error):
             self._lost = DeviceLostError(f"the device is lost, open the model again: {error}")
             self._lost.__cause__ = error
             self._answers.fail_all(self._lost)

@@ -2,32 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from urdir.driver.context import close_all
-from urdir.driver.errors import DriverError
+from urdir.driver.errors import DriverError, loses_device
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.decode_graphs import LOOK_AHEAD
-from urdir.model.engine.requests.answer import Answer
 from urdir.model.engine.requests.open_answers import OpenAnswers
 from urdir.model.engine.requests.scheduler import Scheduler
 from urdir.model.engine.requests.step_plan import StepPlan
 from urdir.model.engine.run_ahead import AT_ONCE, FEW, RunAhead
 from urdir.model.engine.step_clock import Span, StepClock
-from urdir.model.errors import ConstraintError
 from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
     from urdir.model.engine.session import Session
     from urdir.model.text.matcher import Mask
 
+log = logging.getLogger("urdir.engine")
+
 #: What a step may be asked for, each of which serves those after it.
 _OUTPUTS = (Output.LOGITS, Output.LOGPROBS, Output.SAMPLE, Output.GREEDY)
 #: Tokens after which an answer's graphs are looked for anew: fewer than they are prepared before.
 _STRIDE = LOOK_AHEAD // 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What will be launched: the rows of ``plan`` by ``shape``, or by ``several``, several steps
+    after one another, if that is given and the rows can go on so."""
+
+    plan: StepPlan
+    shape: StepShape
+    several: StepShape | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +89,11 @@ class Launcher(Owner):
 
     def launch(self) -> bool:
         """Plan a step and queue it; False where there is none to queue now, or where a first token
-        would wait for its graph to be recorded."""
+        would wait for its graph to be recorded.
+
+        An error while the step is planned ends the requests that it is about, one while it is
+        queued those of the step. Raises an error that none of its requests has by itself.
+        """
         session = self._session
         if self._ahead and self._next and not session.steps.is_recorded(self._next):
             return False  # the first token is read before the host takes its time with a graph
@@ -85,18 +101,29 @@ class Launcher(Owner):
         if plan is None:
             return False
         for number, slot in plan.admitted:
-            self._begin(number, slot)
-        answers = self._answers.named(plan.choosers)
-        wanted = {answer.output for answer in answers}
-        output = next((kind for kind in _OUTPUTS if kind in wanted), Output.NONE)
-        shape = session.shapes.of_batch(plan.batch, plan.longest, output)
-        masks = self._masks(plan, answers)
-        plans, shape = self._several(plan, shape)
-        span = self._launch(plan, shape, masks)
-        for segment in plan.batch.segments:
-            session.storage.keep_prefix(segment.sequence, segment.end)
+            with self._answers.alone(number):
+                self._begin(number, slot)
+        masks = self._masks(plan)
+        step = self._shaped(plan.of(self._answers))
+        if step is None:
+            return False
+        plan = step.plan
+        plans, shape = self._repeated(step)
+        try:
+            span = self._launch(plan, shape, _of_sequences(plan, masks))
+        except Exception as error:
+            if loses_device(error):
+                raise
+            for number in plan.members:
+                self._answers.fail(self._answers[number], error)
+            session.queue.forget_rows()
+            return False
+        for number, segment in zip(plan.prompts, plan.batch.segments, strict=True):
+            with self._answers.alone(number):
+                session.storage.keep_prefix(segment.sequence, segment.end)
         self._ahead.queued(_Launch(plans, span))
-        self._expect(plans[-1], shape)
+        with _in_advance():
+            self._expect(plans[-1], shape)
         return True
 
     def wait(self) -> Sequence[StepPlan]:
@@ -144,15 +171,39 @@ class Launcher(Owner):
         words = request.settings.words(len(request.prompt), answer.end_ids)
         state.write_sampling(slot, words)
 
-    def _several(self, plan: StepPlan, shape: StepShape) -> tuple[list[StepPlan], StepShape]:
+    def _shaped(self, plan: StepPlan) -> _Step | None:
+        """The shape of a step. Requests for which there is none, be they alone, end by that; None
+        where none is left."""
+        try:
+            return self._shape(plan)
+        except Exception:
+            for number in plan.members:
+                with self._answers.alone(number):
+                    self._shape(plan.of({number}))
+            others = plan.of(self._answers)
+            if others is plan:
+                raise
+            return self._shape(others)
+
+    def _shape(self, plan: StepPlan) -> _Step | None:
+        """The shape of a step; None where it has no rows."""
+        if not plan.members:
+            return None
+        wanted = {self._answers[number].output for number in plan.choosers}
+        output = next((kind for kind in _OUTPUTS if kind in wanted), Output.NONE)
+        shape = self._session.shapes.of_batch(plan.batch, plan.longest, output)
+        several = None
+        if shape.rows <= FEW:
+            several = self._session.graphs.several(shape, plan.longest)
+        return _Step(plan, shape, several)
+
+    def _repeated(self, step: _Step) -> tuple[list[StepPlan], StepShape]:
         """A few answers go on by several steps at once, where nothing can change meanwhile: the
         steps of one launch, and its shape."""
-        if shape.rows > FEW:
-            return [plan], shape
-        if (several := self._session.graphs.several(shape, plan.longest)) is None:
-            return [plan], shape
-        more = self._scheduler.repeat(plan, several.steps - 1)
-        return [plan, *more], several if more else shape
+        if step.several is None:
+            return [step.plan], step.shape
+        more = self._scheduler.repeat(step.plan, step.several.steps - 1)
+        return [step.plan, *more], step.several if more else step.shape
 
     def _expect(self, last: StepPlan, shape: StepShape) -> None:
         """Note which steps will follow, if what chooses a token in the last one goes on."""
@@ -172,26 +223,41 @@ class Launcher(Owner):
 
     def _use_wait(self) -> bool:
         """Do a small piece of preparing for what is expected; False where all is done."""
-        try:
+        with _in_advance():
             if self._look_ahead():
                 return True
-        except DriverError:  # the step that needs the graph tries again, and says so
-            pass
         self._look_ahead = _done
         return False
 
-    def _masks(self, plan: StepPlan, answers: Sequence[Answer]) -> dict[int, Mask]:
-        """The tokens that may come, by sequence, of answers with a constraint."""
+    def _masks(self, plan: StepPlan) -> dict[int, Mask]:
+        """The tokens that may come, by request, of answers with a constraint."""
         vocab = self._session.parts.config.vocab_size
         masks: dict[int, Mask] = {}
-        for sequence, answer in zip(plan.batch.choosing, answers, strict=True):
-            try:
-                mask = answer.mask(vocab)
-            except ConstraintError as error:
-                self._answers.fail(answer, error)
-            else:
-                masks |= {} if mask is None else {sequence: mask}
+        for number in plan.choosers:
+            if (answer := self._answers.get(number)) is None:
+                continue
+            with self._answers.alone(number):
+                if (mask := answer.mask(vocab)) is not None:
+                    masks[number] = mask
         return masks
+
+
+def _of_sequences(plan: StepPlan, masks: Mapping[int, Mask]) -> dict[int, Mask]:
+    """The masks of requests by the sequences that a step has for them."""
+    pairs = zip(plan.batch.choosing, plan.choosers, strict=True) if masks else ()
+    return {sequence: masks[number] for sequence, number in pairs if number in masks}
+
+
+@contextmanager
+def _in_advance() -> Iterator[None]:
+    """Do something before it is needed, which may fail: the step that needs it tries again, and its
+    requests end by the error."""
+    try:
+        yield
+    except DriverError:
+        pass
+    except Exception:
+        log.exception("a step could not be prepared in advance")
 
 
 def _done() -> bool:

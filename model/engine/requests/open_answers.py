@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
+from urdir.driver.errors import loses_device
 from urdir.model.engine.requests.answer import Answer, Item
 from urdir.model.engine.requests.request import Piece
 from urdir.model.engine.requests.scheduler import Scheduler
-from urdir.model.errors import BusyError, ModelError
 
 
 class OpenAnswers:
@@ -25,6 +26,9 @@ class OpenAnswers:
         """How many there are."""
         return len(self._answers)
 
+    def __contains__(self, number: object) -> bool:
+        return number in self._answers
+
     def __getitem__(self, number: int) -> Answer:
         return self._answers[number]
 
@@ -40,7 +44,7 @@ class OpenAnswers:
         """Queue its request; where it is not taken, the error is all that is told."""
         try:
             answer.number = self._scheduler.add(answer.request)
-        except (ModelError, BusyError) as error:
+        except Exception as error:
             self.tell(answer, error)
             return
         self._answers[answer.number] = answer
@@ -56,6 +60,17 @@ class OpenAnswers:
     def ended(self, answer: Answer) -> None:
         """The scheduler has forgotten its request."""
         del self._answers[answer.number]
+
+    @contextmanager
+    def alone(self, number: int) -> Iterator[None]:
+        """Do something for one request: an error ends it and no other. Raises what loses the
+        device."""
+        try:
+            yield
+        except Exception as error:
+            if loses_device(error):
+                raise
+            self.fail(self._answers[number], error)
 
     def fail(self, answer: Answer, error: Exception) -> None:
         """A request fails by itself."""
@@ -73,10 +88,13 @@ class OpenAnswers:
         for answer in self.named(self._scheduler.begun):
             self.fail(answer, error)
 
-    def fail_overdue(self) -> None:
-        """Those fail that have waited too long to begin."""
-        for number, error in self._scheduler.overdue().items():
-            self.tell(self._answers.pop(number), error)
+    def fail_dropped(self) -> None:
+        """Those fail that the scheduler has ended by itself. Raises what loses the device."""
+        for number, error in self._scheduler.dropped().items():
+            if loses_device(error):
+                raise error
+            if (answer := self._answers.pop(number, None)) is not None:
+                self.tell(answer, error)
 
     def cancel(self, answer: Answer) -> None:
         """End a request, if it has not ended: nothing more of it is delivered."""

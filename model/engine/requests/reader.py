@@ -10,7 +10,6 @@ from urdir.model.engine.requests.open_answers import OpenAnswers
 from urdir.model.engine.requests.request import Finish, Piece, TokenChoice
 from urdir.model.engine.requests.scheduler import Scheduler
 from urdir.model.engine.requests.step_plan import Outcome, StepPlan
-from urdir.model.errors import ConstraintError
 from urdir.ptxgen.kernels.sampling_limits import INVALID_TOKEN
 
 if TYPE_CHECKING:
@@ -37,11 +36,8 @@ class Reader:
             if token == INVALID_TOKEN and answer is not None:
                 self._answers.fail(answer, self._session.queue.no_choice(sequence))
         for outcome in self._scheduler.chosen(plan, tokens):
-            choice = self._choice(outcome, *places[outcome.row])
-            try:
-                self._tell(outcome, choice)
-            except ConstraintError as error:
-                self._answers.fail(self._answers[outcome.request], error)
+            with self._answers.alone(outcome.request):
+                self._tell(outcome, self._choice(outcome, *places[outcome.row]))
 
     def _choice(self, outcome: Outcome, sequence: int, position: int) -> TokenChoice:
         """What is known of a token that was chosen after the one at ``position``."""

@@ -15,10 +15,12 @@ No device is needed here. `Storage` is what the key/value cache does for it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, takewhile
+from math import ceil
 
 from urdir.model.engine.batch import Batch, Segment
 from urdir.model.engine.requests.limits import Limits
@@ -26,7 +28,6 @@ from urdir.model.engine.requests.request import Ending, Finish, Request
 from urdir.model.engine.requests.step_plan import Outcome, StepPlan
 from urdir.model.engine.requests.storage import Storage
 from urdir.model.engine.requests.task import Task
-from urdir.model.engine.requests.waiting import Waiting
 from urdir.model.errors import BusyError, ContextFullError, ModelError
 
 
@@ -73,11 +74,12 @@ class Scheduler:
         self._tasks: dict[int, Task] = {}
         # Both in the order that requests came. Every running one is older than all that wait.
         self._running: dict[int, Task] = {}
-        self._waiting = Waiting(self.limits, clock)
+        self._waiting: deque[Task] = deque()
         # The last one given back is taken first. Requests are set back the youngest first, and
         # admitted again the oldest first, so that none takes the slot of another whose tokens under
         # way are still to be read.
         self._slots = list(reversed(range(slots)))
+        self._dropped: dict[int, Exception] = {}
         self._is_short = False  # of pages: none is admitted until a request ends
 
     @property
@@ -115,7 +117,8 @@ class Scheduler:
                 f"{len(request.prompt)} tokens exceed the context of {self.context} by {more}: "
                 "open with a larger one and room for it, or shorten the prompt"
             )
-        self._waiting.check_room()
+        if len(self._waiting) >= self.limits.queue:
+            raise self._busy(f"{len(self._waiting)} requests are waiting already")
         self._last += 1
         task = Task(self._last, request, self.context, self._clock())
         task.waits |= self._waits
@@ -131,17 +134,30 @@ class Scheduler:
         task = self._tasks.get(request)
         return None if task is None else replace(self._end(task, finish), stopped_by=stopped_by)
 
-    def overdue(self) -> dict[int, BusyError]:
-        """The requests that have waited too long to begin, which are dropped, and what to say."""
-        late = self._waiting.overdue()
-        for task in late:
-            self._end(task, Finish.INTERRUPTED)
-        return {task.number: error for task, error in late.items()}
+    def dropped(self) -> dict[int, Exception]:
+        """The requests that were ended here since this was last called, and why: they waited too
+        long to begin, or storage failed for them."""
+        latest = self._clock() - self.limits.wait_seconds
+        late = list(takewhile(lambda task: task.arrived < latest, self._waiting))
+        late = [task for task in late if not task.has_begun]
+        waited = f"the request waited {self.limits.wait_seconds:g} s without being begun"
+        errors = [self._busy(waited) for _ in late]
+        for task, error in zip(late, errors, strict=True):
+            self._drop(task, error)
+        dropped, self._dropped = self._dropped, {}
+        return dropped
+
+    def _busy(self, what: str) -> BusyError:
+        """As long as the first in the queue waits, a newcomer will, too."""
+        first = self._waiting[0].arrived if self._waiting else self._clock()
+        seconds = min(max(1, ceil(self._clock() - first)), ceil(self.limits.wait_seconds))
+        return BusyError(f"{what}: try again in {seconds} s", seconds)
 
     # ---- steps ----
 
     def plan(self) -> StepPlan | None:
-        """The next step; None where there is nothing to do, or all waits for tokens.
+        """The next step; None where there is nothing to do, or all waits for tokens. A request for
+        which storage fails is `dropped`.
 
         256 answers take 0.04 ms, some of them reserving room in every step, and `chosen` takes
         0.12 ms (medians on one core of a cloud Xeon, CPython 3.11).
@@ -149,13 +165,15 @@ class Scheduler:
         rows = self._decode_rows()
         budget = self.limits.mixed_rows if rows else self.limits.prompt_rows
         segments: dict[int, Segment] = {}
-        for task in self._running.values():
+        for task in list(self._running.values()):
             if task.stored < task.prefill and budget:
-                budget = self._segment(task, budget, segments)
+                with self._alone(task):
+                    budget = self._segment(task, budget, segments)
         admitted = []
         while budget and (new := self._admit()) is not None:
-            admitted.append((new.number, new.slot))
-            budget = self._segment(new, budget, segments)
+            with self._alone(new):
+                budget = self._segment(new, budget, segments)
+                admitted.append((new.number, new.slot))
         if not rows and not segments:
             return None
         self.counts.steps += 1
@@ -234,29 +252,33 @@ class Scheduler:
         if task.waits or end > task.end:
             return False
         if end > task.room:
-            with suppress(ContextFullError):
+            try:
                 self._storage.reserve(task.slot, task.stored, end)
-                task.room = end
-        return end <= task.room
+            except Exception:  # what is wrong shows again in the step that needs the room
+                return False
+            task.room = end
+        return True
 
     def _has_grown(self, task: Task) -> bool:
         """Reserve room for the next tokens of an answer, taking it from younger requests if need
-        be; False where the answer itself was set back."""
+        be; False where the answer itself was set back, or dropped."""
         ahead = self.limits.ahead
         ahead -= (task.stored + task.slot) % ahead  # equal answers take turns in reserving
         end = min(task.stored + ahead, task.end)
-        while True:
-            with suppress(ContextFullError):
-                self._storage.reserve(task.slot, task.stored, end)
-                task.room = end
-                return True
-            with suppress(ContextFullError):
-                task.room = self._storage.reserve(task.slot, task.stored, task.stored + 1)
-                return True
-            youngest = next(reversed(self._running.values()))
-            self._set_back(youngest)
-            if youngest is task:
-                return False
+        with self._alone(task):
+            while True:
+                with suppress(ContextFullError):
+                    self._storage.reserve(task.slot, task.stored, end)
+                    task.room = end
+                    return True
+                with suppress(ContextFullError):
+                    task.room = self._storage.reserve(task.slot, task.stored, task.stored + 1)
+                    return True
+                youngest = next(reversed(self._running.values()))
+                self._set_back(youngest)
+                if youngest is task:
+                    break
+        return False
 
     def _segment(self, task: Task, budget: int, segments: dict[int, Segment]) -> int:
         """Add the next rows of a prompt, ``budget`` at most, unless others take too much already;
@@ -283,10 +305,11 @@ class Scheduler:
         spare = self.limits.ahead * len(self._running)  # or the next tokens would set it back
         try:
             found = self._storage.match(slot, known, prefill, spare, task.request.scope)
-        except ContextFullError:
-            if not self._running:
-                raise
-            self._is_short = True
+        except Exception as error:
+            if isinstance(error, ContextFullError) and self._running:
+                self._is_short = True
+            else:
+                self._drop(task, error)
             return None
         self._waiting.popleft()
         self._running[task.number] = task
@@ -318,6 +341,19 @@ class Scheduler:
 
     # ---- endings ----
 
+    @contextmanager
+    def _alone(self, task: Task) -> Iterator[None]:
+        """Plan the rows of one request: an error ends it and no other."""
+        try:
+            yield
+        except Exception as error:
+            self._drop(task, error)
+
+    def _drop(self, task: Task, error: Exception) -> None:
+        """End a request whose user hears of it by `dropped`."""
+        self._dropped[task.number] = error
+        self._end(task, Finish.INTERRUPTED)
+
     def _end(self, task: Task, finish: Finish) -> Ending:
         """Forget a request, wherever it is; rows of it that are under way count for nothing."""
         del self._tasks[task.number]
@@ -332,17 +368,18 @@ class Scheduler:
 
     def _set_back(self, task: Task) -> None:
         """Take slot and pages from a request. Its tokens under way are still read."""
-        self._release(task)
         self._waiting.appendleft(task)
+        self._release(task)
         self.counts.set_back += 1
 
     def _release(self, task: Task) -> None:
         known = task.tokens[: task.complete] if self.limits.share_prefixes else ()
-        self._storage.release(task.slot, known, task.stored, task.request.scope)
-        self._slots.append(task.slot)
+        slot, stored = task.slot, task.stored
+        self._slots.append(slot)
         del self._running[task.number]
         task.slot = -1
         task.stored = task.complete = task.room = task.prefill = 0
+        self._storage.release(slot, known, stored, task.request.scope)
 
     def _publish(self, task: Task) -> None:
         """Others may begin with what complete steps have computed of a request."""

@@ -112,9 +112,11 @@ class Service(Owner):
     def _run(self) -> None:
         try:
             with self._loop as loop:
-                while self._take():
+                is_open = True
+                while is_open:
                     try:
-                        loop.turn()
+                        if is_open := self._take():
+                            loop.turn()
                     except Exception as error:  # ends requests, not the thread
                         loop.fail(error)
                     self._hand_over()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -28,6 +29,26 @@ class StepPlan:
         """The step of the same rows, none of them a prompt's, so many steps later."""
         positions = tuple([at + steps for at in self.positions])
         return StepPlan(self.batch, self.requests, positions, self.prompts, self.admitted)
+
+    def of(self, requests: Container[int]) -> StepPlan:
+        """The rows of these requests alone."""
+        if all(number in requests for number in self.members):
+            return self
+        rows = [row for row, number in enumerate(self.requests) if number in requests]
+        parts = [part for part, number in enumerate(self.prompts) if number in requests]
+        decode, segments = self.batch.decode, self.batch.segments
+        return StepPlan(
+            Batch(tuple(decode[row] for row in rows), tuple(segments[part] for part in parts)),
+            tuple(self.requests[row] for row in rows),
+            tuple(self.positions[row] for row in rows),
+            tuple(self.prompts[part] for part in parts),
+            tuple(each for each in self.admitted if each[0] in requests),
+        )
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The requests that have rows."""
+        return self.requests + self.prompts
 
     @property
     def choosers(self) -> tuple[int, ...]:

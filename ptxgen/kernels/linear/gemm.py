@@ -23,6 +23,10 @@ from urdir.ptxgen.weights.layout import Layout
 class Gemm(KernelSpec):
     """Matrix product y[b] = W x[b] (+ bias) on tensor cores, W (rows, cols) of any type, repacked.
 
+    It serves many rows where no product of packed activations does (`packed_choice.packs`): on sm_75,
+    with F32 weights, and with F16 and BF16 where a CTA has 99 KB of shared memory (sm_86, sm_89,
+    sm_120).
+
     Weights (unpacked in f32) and activations are rounded to f16, products and sums are f32. Values
     above 65504 become infinite. Those below 6e-5 become multiples of 6e-8, an error of at most
     3e-8, which is nothing beside weights and activations of usual size. Therefore BF16 weights are

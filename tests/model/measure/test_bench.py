@@ -19,6 +19,9 @@ import pytest
 
 from urdir.driver import execute
 from urdir.driver.device import Device
+from urdir.driver.errors import CudaError, OutOfMemoryError
+from urdir.model.commands.bench_printers import printer
+from urdir.model.commands.bench_report import LoadConditions, Section
 from urdir.model.commands.values import number_list
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.engine import Engine
@@ -31,7 +34,11 @@ from urdir.model.measure import startup
 from urdir.model.measure.bandwidth import doubt, read_bandwidth
 from urdir.model.measure.bench import (
     BenchCase,
+    BenchRow,
+    BenchTest,
+    FailedRow,
     Rates,
+    _Bench,
     bench,
     bytes_per_step,
     flops_of,
@@ -59,7 +66,7 @@ ROW = {
     *("test", "sequences", "tokens_per_second", "deviation", "median"),
     *("ms_per_token", "ms_per_step"),
     *("bytes_per_token", "moved_per_token", "gb_per_s", "share", "host_us_per_token"),
-    *("tflop_per_s", "product_share"),
+    *("tflop_per_s", "product_share", "error"),
 }
 
 
@@ -138,10 +145,10 @@ def test_several_sequences_have_no_room_for_long_prompts() -> None:
     alone, several = case.parts()
     assert (alone.context, alone.most_sequences) == (256 + 8192, 1)
     assert (several.context, several.most_sequences) == (256 + 128 + 31, 256)
-    assert alone.rows + several.rows == case.rows == 10
+    assert len(alone.tests) + len(several.tests) == len(case.tests) == 10
     assert BenchCase().parts() == [BenchCase()]
     prompts, several = BenchCase((64,), (16,), sequences=(4,)).parts()
-    assert (prompts.context, prompts.rows, several.rows) == (64, 1, 1)
+    assert (prompts.context, len(prompts.tests), len(several.tests)) == (64, 1, 1)
     assert several.context == 1 + 16 + 3
     assert [part.sequences for part in BenchCase((0,), (0,), sequences=(2,)).parts()] == [(2,)]
 
@@ -189,7 +196,7 @@ def test_decoding_may_reach_the_end_of_the_context(
     ) as engine:
         assert engine.session.shapes.lengths == (case.context,) == (256,)
         rows = list(bench(engine.session, engine.gguf, Rates(1e9, 1e12), case))
-    assert [row.test for row in rows] == [f"{name} @ d250"]
+    assert [(row.test, type(row)) for row in rows] == [(f"{name} @ d250", BenchRow)]
 
 
 def test_a_profile_accounts_for_every_launch(engine: Engine) -> None:
@@ -365,6 +372,105 @@ def test_markdown_has_a_table_a_section(report: Callable[[str], str]) -> None:
 )
 def test_bad_usage(cli: Cli, words: tuple[str, ...]) -> None:
     assert cli("bench", *words)[0] == 2
+
+
+FAILING = ("-p", "2", "-n", "2", "-r", "1", "-npl", "1,2,3", "--device", "emulator")
+
+
+@pytest.fixture
+def no_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two sequences cannot be decoded together."""
+    decoded = _Bench._decoded
+
+    def failing(bench: _Bench, test: BenchTest) -> BenchRow:
+        if test.sequences == 2:
+            raise IndexError("no such | bucket")
+        return decoded(bench, test)
+
+    monkeypatch.setattr(_Bench, "_decoded", failing)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_pairs")
+def test_what_fails_is_a_row(cli: Cli, nano: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Named with its error, and the others are measured; one that is ours is logged."""
+    code, out, _ = cli("bench", nano, *FAILING)
+    assert code == 1
+    assert "tg2 x 2 failed" in caplog.text
+    rows = [re.split(r"(?<!\\)\|", line) for line in out.splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in row[1:-1]] for row in rows]
+    assert [row[0] for row in cells[2:]] == ["pp2", "tg2", "tg2 x 2", "tg2 x 3"]
+    assert cells[4] == ["tg2 x 2", "IndexError: no such \\| bucket", *"-" * 9]
+    assert all("±" in row[1] for row in (*cells[2:4], cells[5]))
+    assert len({len(row) for row in cells}) == 1
+    code, out, _ = cli("bench", nano, *FAILING, "-o", "jsonl")
+    assert code == 1
+    records = [json.loads(line) for line in out.splitlines()]
+    assert [r["test"] for r in records if r["error"] is None] == ["pp2", "tg2", "tg2 x 3"]
+    (failed,) = (r for r in records if r["error"] is not None)
+    assert set(failed) == ROW | CONDITIONS | {"section"}
+    assert (failed["sequences"], failed["tokens_per_second"]) == (2, None)
+
+
+@pytest.mark.slow
+def test_sequences_without_room_are_rows(
+    cli: Cli, nano: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = Engine.open
+
+    def short(*args: Any, **more: Any) -> Engine:
+        if more["sequences"] > 1:
+            raise OutOfMemoryError("CUDA_ERROR_OUT_OF_MEMORY", 2, "cuMemAlloc of the cache")
+        return opened(*args, **more)
+
+    monkeypatch.setattr(Engine, "open", short)
+    code, out, _ = cli("bench", nano, *FAILING, "-o", "json")
+    assert code == 1
+    rows = json.loads(out)["rows"]
+    assert [row["test"] for row in rows] == ["pp2", "tg2", "tg2 x 2", "tg2 x 3"]
+    assert ["cuMemAlloc of the cache" in (row["error"] or "") for row in rows] == [0, 0, 1, 1]
+    code, out, err = cli("bench", nano, "-p", "0", "-npl", "2", "-o", "json")
+    assert (code, out) == (1, "")
+    assert "cuMemAlloc of the cache" in err
+
+
+@pytest.mark.slow
+def test_a_lost_device_ends_the_run(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the row that met it."""
+    error = CudaError("CUDA_ERROR_ILLEGAL_ADDRESS", 700, "a step")
+
+    def lost(*args: Any, **more: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(_Bench, "_decoded", lost)
+    case = BenchCase((2,), (2,), repeats=1, sequences=(1, 2))
+    rows = bench(engine.session, engine.gguf, Rates(1e9, 1e12), case)
+    assert next(rows).test == "pp2"
+    failed = next(rows)
+    assert isinstance(failed, FailedRow)
+    assert failed == FailedRow("tg2", 1, str(error))
+    with pytest.raises(CudaError):
+        next(rows)
+
+
+@pytest.mark.parametrize("kind", ["md", "csv", "jsonl", "sql", "json"])
+def test_rows_are_printed_as_they_come(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """But of JSON, which is one object."""
+    section = Section("rows", {"test": lambda r: r["test"]}, (BenchRow, FailedRow))
+    under = LoadConditions("m", "s", "8 users", "5", "6", 0, "1")
+    printing, shown = printer(kind, [section]), ""
+    for number in range(3):
+        test = f"pp{number}"
+        row = FailedRow(test, 1, "no") if number == 1 else BenchRow(test, 1, *[1.0] * 6)
+        printing.add(under, section, [row])
+        new = capsys.readouterr().out
+        assert (test in new) == (kind != "json")
+        shown += new
+    printing.end()
+    shown += capsys.readouterr().out
+    assert all(shown.count(f"pp{number}") == 1 for number in range(3))
+    if kind == "csv":
+        assert len({len(row) for row in csv.reader(io.StringIO(shown))}) == 1
 
 
 # ---- the roofline ----

@@ -52,9 +52,12 @@ def ends_of(prompt: int, limit: int | None, context: int) -> tuple[Finish, int]:
 
 
 def run(
-    loop: AnswerLoop, requests: list[tuple[Request, int]]
+    loop: AnswerLoop,
+    requests: list[tuple[Request, int]],
+    expected: tuple[type[Exception], ...] = (),
 ) -> tuple[list[list[int]], list[Ending | Exception]]:
-    """The tokens and the ends of answers, which come in the turns given."""
+    """The tokens and the ends of answers, which come in the turns given; a turn fails by nothing
+    but ``expected`` errors."""
     open_answers = dict[Answer, int]()
     ends: dict[int, Ending | Exception] = {}
     tokens: list[list[int]] = [[] for _ in requests]
@@ -65,7 +68,10 @@ def run(
                 loop.add(answer := loop.answer_to(request))
                 open_answers[answer] = number
         turns += 1
-        loop.turn()
+        try:
+            loop.turn()
+        except expected as error:
+            loop.fail(error)
         for answer, items in loop.take_items().items():
             for item in items:
                 if isinstance(item, Piece):

@@ -91,7 +91,7 @@ class AnyUse(RuleBasedStateMachine):
     def wait(self, seconds: int) -> None:
         self.now += seconds
         waiting = {task.number: task for task in self.server.scheduler._waiting}
-        late = self.server.scheduler.overdue()
+        late = self.server.scheduler.dropped()
         for number, task in waiting.items():
             waited = self.now - task.arrived
             assert (number in late) == (waited > 60 and number not in self.server.begun)

@@ -72,10 +72,10 @@ def test_who_waits_too_long_is_told_but_not_who_has_begun() -> None:
     now = 20.0
     later = server.add(ask(1))
     now = 31.0
-    errors = server.scheduler.overdue()
+    errors = server.scheduler.dropped()
     assert list(errors) == [late]
     assert "waited 30 s without being begun: try again in 30 s" in str(errors[late])
-    assert server.scheduler.overdue() == {}
+    assert server.scheduler.dropped() == {}
     server.run()
     assert list(server.endings) == [begun, later]
 
