@@ -9,6 +9,7 @@ from urdir.model.engine.generate import Generation
 from urdir.model.engine.requests.answer import Answer
 from urdir.model.engine.requests.request import Request
 from urdir.model.engine.sampling import Logits
+from urdir.model.engine.sampling_settings import GREEDY
 from urdir.model.engine.session import Session
 
 
@@ -30,7 +31,7 @@ def logits_after(
         found.append(logits)
         return next(following)
 
-    request = Request(prompt=tuple(prompt), limit=len(given) + 1)
+    request = Request(prompt=tuple(prompt), settings=GREEDY, limit=len(given) + 1)
     with closing(Generation(session, None, request, note).pieces()) as pieces:
         for _ in pieces:
             yield found.pop()

@@ -17,6 +17,7 @@ from urdir.model.engine.defaults import chosen_context
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.generate import Generation
 from urdir.model.engine.requests.request import Request
+from urdir.model.engine.sampling_settings import GREEDY
 from urdir.model.errors import ModelError
 from urdir.model.families.synthetic import SyntheticModel
 from urdir.model.files.demo import DEMO
@@ -129,7 +130,8 @@ def _import_s() -> float:
 
 
 def _record(engine: Engine) -> None:
-    Generation(engine.session, None, Request(prompt=(0,) * _PROMPT_TOKENS)).prepare()
+    request = Request(prompt=(0,) * _PROMPT_TOKENS, settings=GREEDY)
+    Generation(engine.session, None, request).prepare()
 
 
 def _specs(engine: Engine) -> Sequence[KernelSpec]:

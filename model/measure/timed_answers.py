@@ -12,6 +12,7 @@ from urdir.model.engine.requests.answer import Answer
 from urdir.model.engine.requests.answer_loop import AnswerLoop
 from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.request import Ending, Request
+from urdir.model.engine.sampling_settings import GREEDY
 from urdir.model.engine.session import Session
 from urdir.model.errors import ModelError
 
@@ -91,7 +92,8 @@ class _Answers:
     def add(self, prompts: Sequence[Sequence[int]], limit: int) -> None:
         """Request so many tokens after each prompt."""
         for prompt in prompts:
-            self._loop.add(self._loop.answer_to(Request(prompt=tuple(prompt), limit=limit)))
+            request = Request(prompt=tuple(prompt), settings=GREEDY, limit=limit)
+            self._loop.add(self._loop.answer_to(request))
 
     def turn_until(self, is_done: Callable[[], bool]) -> None:
         """Turn the loop. Raises what a request fails by."""

@@ -23,6 +23,7 @@ from urdir.model.engine.logits import logits_after
 from urdir.model.engine.realizar.eager import EagerSteps
 from urdir.model.engine.requests.request import Request
 from urdir.model.engine.runner import Observer
+from urdir.model.engine.sampling_settings import GREEDY
 from urdir.model.engine.session import Session
 from urdir.model.errors import ModelError
 from urdir.model.memory.session_settings import SessionSettings
@@ -260,7 +261,8 @@ def _prompt(engine: Engine) -> list[int]:
 
 def _answer(session: Session, prompt: Sequence[int], count: int) -> list[int]:
     """The tokens of a greedy answer."""
-    generation = Generation(session, None, Request(prompt=tuple(prompt), limit=count))
+    request = Request(prompt=tuple(prompt), settings=GREEDY, limit=count)
+    generation = Generation(session, None, request)
     for _ in generation.pieces():
         pass
     return generation.tokens

@@ -18,6 +18,7 @@ from urdir.model.engine.engine import Engine
 from urdir.model.engine.generate import Generation
 from urdir.model.engine.requests.request import Request
 from urdir.model.engine.runner import Steps
+from urdir.model.engine.sampling_settings import GREEDY
 from urdir.model.errors import GgufError, ModelError
 from urdir.model.memory.weights import Weights
 from urdir.model.text.tokenizer import Tokenizer
@@ -51,7 +52,8 @@ def open_engine(model: Path | None, **more: Any) -> Engine:
 
 def prepare(engine: Engine, tokens: int) -> None:
     """Record the graphs of a prompt of so many tokens."""
-    Generation(engine.session, None, Request(prompt=(1,) * tokens)).prepare()
+    request = Request(prompt=(1,) * tokens, settings=GREEDY)
+    Generation(engine.session, None, request).prepare()
 
 
 # ---- side by side ----

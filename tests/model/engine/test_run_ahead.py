@@ -58,7 +58,8 @@ def single_steps(session: Session, prompt: Sequence[int], count: int) -> list[in
 
 def leave(session: Session, prompt: Sequence[int]) -> None:
     """Begin an answer and leave it after two tokens."""
-    with closing(Generation(session, None, Request(prompt=tuple(prompt))).pieces()) as pieces:
+    request = Request(prompt=tuple(prompt), settings=GREEDY)
+    with closing(Generation(session, None, request).pieces()) as pieces:
         list(islice(pieces, 2))
 
 
@@ -106,7 +107,8 @@ def test_sequences_together_equal_each_alone(device: Device, weights: Weights) -
     with Session(device, weights, SessionSettings(12, sequences=3)) as session:
         alone = [answer(session, prompt) for prompt in prompts]
         assert [len(tokens) for tokens in alone] == [10, 8, 12]  # the last token needs no place
-        assert together(session, [Request(prompt=tuple(of)) for of in prompts]) == alone
+        requests = [Request(prompt=tuple(of), settings=GREEDY) for of in prompts]
+        assert together(session, requests) == alone
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from urdir.model.engine.engine import Engine
 from urdir.model.engine.generate import Generation
 from urdir.model.engine.realizar import EagerSteps
 from urdir.model.engine.requests.request import Request
-from urdir.model.engine.sampling_settings import SamplingSettings
+from urdir.model.engine.sampling_settings import GREEDY, SamplingSettings
 from urdir.model.engine.session import Session
 from urdir.model.errors import SettingsError, UnsupportedError
 from urdir.model.families.config import Config
@@ -171,7 +171,8 @@ def test_answers_are_those_of_one_device(engines: tuple[Engine, Engine]) -> None
     """One that is left early, one that goes on from it, and one that ends on the device."""
 
     def work(session: Session) -> Any:
-        left = Generation(session, None, Request(prompt=(5, 80, 13)))
+        request = Request(prompt=(5, 80, 13), settings=GREEDY)
+        left = Generation(session, None, request)
         with closing(left.pieces()) as pieces:
             begun = [next(pieces).choices[0].token for _ in range(3)]
         more = answer(session, [5, 80, 13, *begun, 1], 6)

@@ -146,7 +146,8 @@ def test_steps_that_nobody_reads_are_undone(made: Made, device: Device) -> None:
             with EagerSteps(session) as eager:
                 eager.feed(tokens(length))
                 expected = [eager.step()[0] for _ in range(6)]
-            left = Generation(session, None, Request(prompt=tuple(tokens(length))))
+            request = Request(prompt=tuple(tokens(length)), settings=GREEDY)
+            left = Generation(session, None, request)
             with closing(left.pieces()) as pieces:
                 list(islice(pieces, 2))
             known = left.tokens[:2]

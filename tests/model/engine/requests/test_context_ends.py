@@ -135,7 +135,7 @@ def test_every_length_has_graphs_that_reach_it(context: int, rows: int) -> None:
         assert several is None or (several.keys, several.steps) == (one.keys, AT_ONCE)
         for end in range(length, context + 1)[:140]:
             assert not graphs.prepare(rows, Output.GREEDY, length, end, AT_ONCE)
-    graphs.prepare_all(rows, Output.GREEDY, 0, context)
+    graphs.prepare_all(rows, Output.GREEDY, 0, context, AT_ONCE)
     assert all(shape.keys in shapes.lengths for shape in likely_shapes(shapes))
 
 
