@@ -5,10 +5,10 @@ from .engine.generate import Generation as Generation
 from .engine.generate import Statistics as Statistics
 from .engine.reply import Reply as Reply
 from .engine.requests.request import Ending as Ending
+from .engine.requests.request import Finish as Finish
 from .engine.requests.request import Piece as Piece
 from .engine.requests.request import Request as Request
 from .engine.sampling_settings import SamplingSettings as SamplingSettings
-from .engine.sequence import Finish as Finish
 from .engine.session import Session as Session
 from .errors import ContextFullError as ContextFullError
 from .errors import ModelError as ModelError

@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.model.stepping import logits_of_each
 from urdir.driver.errors import DriverError
 from urdir.model.engine.engine import Engine
 from urdir.model.errors import ModelError
@@ -72,12 +73,8 @@ def by_engine(device: str) -> Callable[[Path, list[int]], Logits]:
     """The same of the engine in exact mode with an f32 cache, on that device."""
 
     def logits(path: Path, tokens: list[int]) -> Logits:
-        rows = []
         with Engine.open(path, device=device, exact=True, kv_dtype="f32") as engine:
-            for token in tokens:
-                engine.session.feed([token])
-                rows.append(engine.session.logits_step().copy())
-        return np.array(rows)
+            return logits_of_each(engine.session, tokens)
 
     return logits
 

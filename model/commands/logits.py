@@ -39,9 +39,10 @@ def add_parser(commands: options.Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Feed the tokens one by one and save the rows."""
+    """Give the tokens one by one and save the rows."""
     import numpy as np
 
+    from urdir.model.engine.logits import logits_after
     from urdir.model.progress import Progress
 
     tokens = read_tokens(args.tokens)
@@ -62,9 +63,8 @@ def run(args: argparse.Namespace) -> int:
             )
         rows = np.empty((len(tokens), size), np.float32)
         with Progress("logits", len(tokens)) as progress:
-            for i, token in enumerate(tokens):
-                engine.session.feed([token])
-                rows[i] = engine.session.logits_step()
+            for i, logits in enumerate(logits_after(engine.session, tokens[:1], tokens[1:])):
+                rows[i] = logits
                 progress.advance()
     try:
         with output.open("wb") as file:

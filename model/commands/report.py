@@ -121,7 +121,7 @@ def print_room(engine: Engine) -> None:
 
 def end_note(statistics: Statistics, context: int) -> None:
     """Say on stderr when the answer ended because the KV cache was full."""
-    from urdir.model.engine.sequence import Finish
+    from urdir.model.engine.requests.request import Finish
 
     if statistics.finish is Finish.FULL:
         print(

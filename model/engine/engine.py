@@ -120,7 +120,7 @@ class Engine(Owner):
         ``chat`` a chat template as well (None: one that it has must compile); ``chat_template``
         (Jinja, or a name such as "chatml") replaces the file's. ``meanwhile`` is
         called while the weights are loaded, with an engine that must run nothing yet: for
-        `Session.prepare`.
+        `Generation.prepare`.
         ``cache_folder`` keeps compiled kernels: "user" is the user's (`user_cache_folder`), None
         keeps none. ``ptx_files`` are folders of edited PTX to use and of PTX to write. ``observer``
         looks at every step. No variable of the environment is read. The file is checked whole
@@ -264,8 +264,10 @@ class Engine(Owner):
     def generation(self, request: Request) -> Generation:
         """One answer, token by token. One is open at a time."""
         from urdir.model.engine.generate import Generation
+        from urdir.model.engine.requests.choices import draw
 
-        return Generation(self.session, self.tokenizer, request, self.host_sampling)
+        choose = draw if self.host_sampling else None
+        return Generation(self.session, self.tokenizer, request, choose)
 
     def generate_all(
         self,

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 from urdir.model.engine.batch import Output
 from urdir.model.engine.requests.answer_loop import AnswerLoop
+from urdir.model.engine.requests.choices import Choose
 from urdir.model.engine.requests.limits import Limits
-from urdir.model.engine.requests.request import Ending, Piece, Request
-from urdir.model.engine.sequence import Finish
+from urdir.model.engine.requests.request import Ending, Finish, Piece, Request
 from urdir.model.engine.session import Session
 from urdir.model.text.tokenizer import Tokenizer
 
@@ -45,14 +45,14 @@ class Generation:
     ``tokens``.
 
     It goes on from what the session holds of the prompt's beginning. Without a ``tokenizer`` there
-    is no text, and no token ends the answer. ``host_sampling`` downloads logits and chooses in
-    numpy.
+    is no text, and no token ends the answer. The host takes tokens from logits by ``choose``, where
+    that is given.
     """
 
     session: Session
     tokenizer: Tokenizer | None
     request: Request
-    host_sampling: bool = False
+    choose: Choose | None = None
     statistics: Statistics = field(default_factory=Statistics)
     tokens: list[int] = field(default_factory=list)
 
@@ -65,8 +65,13 @@ class Generation:
         """
         masked = self.request.constraint is not None
         output = Output.of(self.request.settings, masked=masked)
-        output = Output.LOGITS if self.host_sampling else output
-        self.session.prepare(len(self.request.prompt), output)
+        output = Output.LOGITS if self.choose else output
+        shapes, length = [], 0
+        end = min(len(self.request.prompt), self.session.context)
+        while length < end:
+            shape, length = self.session.shapes.prompt(length, end, output)
+            shapes.append(shape)
+        self.session.steps.record(shapes)
 
     def text(self) -> Generator[str, None, None]:
         """Pieces of printable text as they become known; together they are the answer. Raises what
@@ -99,9 +104,7 @@ class Generation:
     def _turned(self) -> Generator[Piece, None, None]:
         """The pieces, as rounds bring them."""
         limits = Limits.for_one(self.session.shapes)
-        with AnswerLoop(
-            self.session, self.tokenizer, limits, host_sampling=self.host_sampling
-        ) as loop:
+        with AnswerLoop(self.session, self.tokenizer, limits, choose=self.choose) as loop:
             answer = loop.answer_to(self.request)
             loop.add(answer)
             while True:

@@ -2,14 +2,14 @@
 
 Several steps are launched as one graph where that has been recorded, which spares the host time:
 8 to 12 us a token instead of 27 to 44, measured beside an H200; the device gains 0.2 %. The first
-step of a stream comes alone, so that it comes early.
+step of an answer comes alone, so that it comes early.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sized
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from urdir.driver.context import close_all
@@ -20,33 +20,30 @@ if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.driver.stream import Event, Stream
 
-#: Steps that a stream queues before the host reads the first one's tokens.
-AHEAD = 3
-#: Steps of one launch, at most. One more launch is always queued while one is waited for.
+#: Launches that are queued before the oldest is read: a newcomer waits for these.
+AHEAD = 2
+#: Steps of one launch, at most.
 AT_ONCE = 4
 #: Answers of a service that go on by several steps at once, at most. Steps of few rows take the
 #: least time: a newcomer waits for two launches of these, where the host gains most.
 FEW = 4
-assert max(AHEAD, 2 * AT_ONCE) <= MAILBOX_SLOTS
-Launch = TypeVar("Launch", bound=Sized)
+assert AHEAD * AT_ONCE <= MAILBOX_SLOTS
+Launch = TypeVar("Launch")
 
 
 class RunAhead(Owner, Generic[Launch]):
-    """The launches on ``stream`` that the host has not read, the oldest first: up to ``steps``
-    steps, or two launches if these are more. A launch is whatever says of itself how many steps it
-    has, as its length.
+    """The launches on ``stream`` that the host has not read, the oldest first: up to `AHEAD`.
 
     ``waited_seconds`` is the time, over the object's life, in which the host had nothing to do but
     wait for the device.
     """
 
-    def __init__(self, device: Device, stream: Stream, steps: int = AHEAD) -> None:
+    def __init__(self, device: Device, stream: Stream) -> None:
         self.waited_seconds = 0.0
         self._stream = stream
-        self._steps = steps
         self._launches: deque[tuple[Event, Launch]] = deque()
-        # in turns: more launches than these are never there
-        self._events = deque(device.create_event("step") for _ in range(max(2, steps)))
+        # taken in turns: no more launches than these are queued
+        self._events = deque(device.create_event("step") for _ in range(AHEAD))
 
     def __len__(self) -> int:
         """Launches that are queued and not read."""
@@ -55,8 +52,7 @@ class RunAhead(Owner, Generic[Launch]):
     @property
     def is_full(self) -> bool:
         """Whether enough is queued, so that the oldest launch is to be waited for."""
-        steps = sum(len(launch) for _, launch in self._launches)
-        return len(self) >= 2 and steps >= self._steps
+        return len(self) >= AHEAD
 
     def queued(self, launch: Launch) -> None:
         """A launch has been queued on the stream."""

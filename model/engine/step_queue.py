@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from urdir.model.engine.batch import Batch, ShapeBuckets, StepShape
 from urdir.model.engine.runner import Steps
+from urdir.model.errors import ModelError
 from urdir.model.memory.device_state import DecodeState
 
 if TYPE_CHECKING:
@@ -65,3 +66,13 @@ class StepQueue:
     def forget_rows(self) -> None:
         """The next rows are written: a sequence is no longer where the device has it."""
         self._rows = ()
+
+    def no_choice(self, sequence: int) -> ModelError:
+        """The error that names a sequence for which the device chose INVALID_TOKEN: one of its
+        logits is NaN, or the highest is infinite, also where nothing is allowed. Its row is idle.
+        """
+        self.forget_rows()
+        return ModelError(
+            f"sequence {sequence}: no token can be chosen: its logits hold NaN or infinity (the "
+            "forward pass went wrong), or no token is allowed"
+        )

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from statistics import mean, median, stdev
 from typing import TYPE_CHECKING, TypeVar
@@ -18,11 +16,14 @@ from urdir.driver.errors import DriverError, loses_device
 from urdir.driver.operation import Launch
 from urdir.driver.plan import Plan
 from urdir.model.engine.batch import Output
+from urdir.model.engine.realizar.eager import EagerSteps
+from urdir.model.engine.run_ahead import AT_ONCE, FEW
 from urdir.model.engine.session import Session
 from urdir.model.errors import ModelError
 from urdir.model.families.feed_forward import Mixture
 from urdir.model.families.stored import StoredMatrix, StoredVector, stored_in
 from urdir.model.measure.profile import ProfileRow, summarise
+from urdir.model.measure.timed_answers import Timing, fill, time_answer, time_decoding
 from urdir.model.memory.cache_shape import CacheShape
 from urdir.model.memory.recurrent_state import RecurrentShape
 from urdir.ptxgen.kernels.attention.decode import DecodeAttention
@@ -81,9 +82,13 @@ class BenchCase:
     @property
     def context(self) -> int:
         """Tokens of context that each sequence needs."""
-        decoded = self.generate if self.sequences else ()
-        most = (*self.prompts, *decoded, *(p + n for p, n in self.pairs), 2)
-        return max(self.depths, default=0) + max(most)
+        prompts = (*self.prompts, *(p + n for p, n in self.pairs), 2)
+        depth, most = max(self.depths, default=0), max(prompts)
+        if self.sequences:
+            # a token before the first step, at least
+            spread = _spread(self.most_sequences) + (depth == 0)
+            most = max(most, *(n + spread for n in self.generate if n))
+        return depth + most
 
     @property
     def most_sequences(self) -> int:
@@ -263,16 +268,13 @@ def bench(
     One untimed run of each comes first: modules are loaded and graphs recorded in it.
     """
     bench = _Bench(session, gguf, rates, case.repeats)
-    filled: int | None = None  # tokens of context that all sequences have
     for test in case.tests:
         row: BenchRow | FailedRow
         failure: Exception | None = None
         try:
-            if filled != test.depth:
-                bench.fill(test.depth, case.most_sequences)
-            row, filled = bench.row(test), test.depth
+            row = bench.row(test)
         except Exception as error:
-            row, filled, failure = FailedRow.of(test, error), None, error
+            row, failure = FailedRow.of(test, error), error
         yield row
         if failure is not None and loses_device(failure):
             raise failure
@@ -291,55 +293,44 @@ class _Bench:
     def config(self) -> Config:
         return self.session.parts.config
 
-    def fill(self, depth: int, sequences: int) -> None:
-        """Give each sequence the same ``depth`` tokens."""
-        for sequence in range(sequences):
-            self.session.truncate(0, sequence)
-        if depth:
-            self.session.feed(_tokens(self.session, depth + 1))
-            for other in range(1, sequences):
-                self.session.fork(0, other)
-
     def row(self, test: BenchTest) -> BenchRow:
         """Time one test."""
-        if not test.prompt:
-            return self._decoded(test)
-        return self._pair(test) if test.generate else self._prompt(test)
+        return self._answered(test) if test.prompt else self._decoded(test)
 
-    def _prompt(self, test: BenchTest) -> BenchRow:
-        tokens = _tokens(self.session, test.prompt)
-        seconds = self._timed(lambda: _feed(self.session, tokens, test.depth))
-        flops = flops_of(self.config, test.prompt, test.depth)
-        return self._row(test, test.prompt, flops, seconds)
-
-    def _pair(self, test: BenchTest) -> BenchRow:
-        depth, generate = test.depth, test.generate
-        tokens = _tokens(self.session, test.prompt)
+    def _answered(self, test: BenchTest) -> BenchRow:
+        """A prompt and what follows it, a token at least."""
+        before, tokens = self._tokens(test.depth), self._tokens(test.prompt)
+        chosen, count = max(1, test.generate), test.prompt + test.generate
 
         def run() -> float:
-            seconds = _feed(self.session, tokens, depth)
-            return seconds + _decode(self.session, 1, generate - 1)[0]
+            fill(self.session, before, 1)
+            return time_answer(self.session, [*before, *tokens], chosen).seconds
 
-        count = test.prompt + generate
-        flops = flops_of(self.config, count, depth, generate)
+        flops = flops_of(self.config, count, test.depth, chosen)
         return self._row(test, count, flops, self._timed(run))
 
     def _decoded(self, test: BenchTest) -> BenchRow:
         depth, generate, count = test.depth, test.generate, test.sequences
-        first = _tokens(self.session, count)
+        before = self._tokens(depth)[:-1]
+        prompts = [[*before, token] for token in self._tokens(count)]
+        length, spread = len(before) + 1, _spread(count)
+        end = min(length + generate + spread, self.session.context)
+        steps = AT_ONCE if count <= FEW else 1
+        self.session.graphs.prepare_all(count, Output.GREEDY, length, end, steps)
 
-        def run() -> tuple[float, float]:
-            for sequence, token in enumerate(first):
-                _rewind(self.session, depth, sequence)
-                self.session.feed([token], sequence)
-            return _decode(self.session, count, generate)
+        def run() -> Timing:
+            fill(self.session, before, count)
+            return time_decoding(self.session, prompts, generate, spread)
 
-        self.session.graphs.prepare_all(count, Output.GREEDY, depth, depth + generate)
         runs = self._timed(run)
-        flops = count * flops_of(self.config, generate, depth, generate)
-        row = self._row(test, count * generate, flops, [seconds for seconds, _ in runs])
-        busy = mean(busy for _, busy in runs) / (generate * count)
+        flops = flops_of(self.config, generate, depth, generate) / generate
+        row = self._row(test, 1, flops, [timing.seconds / timing.tokens for timing in runs])
+        busy = mean(timing.busy / timing.tokens for timing in runs)
         return self._decode_row(row, depth + generate // 2, busy)
+
+    def _tokens(self, count: int) -> list[int]:
+        vocab = self.config.vocab_size
+        return [int(t) for t in np.random.default_rng(count).integers(0, vocab, count)]
 
     def _timed(self, run: Callable[[], Run]) -> list[Run]:
         run()
@@ -379,43 +370,10 @@ class _Bench:
         )
 
 
-def _tokens(session: Session, count: int) -> list[int]:
-    vocab = session.parts.config.vocab_size
-    return [int(t) for t in np.random.default_rng(count).integers(0, vocab, count)]
-
-
-def _feed(session: Session, tokens: list[int], depth: int) -> float:
-    """Seconds to process a prompt, until its next token is known."""
-    _rewind(session, depth)
-    start = time.perf_counter()
-    session.feed(tokens)
-    session.greedy_step()
-    return time.perf_counter() - start
-
-
-def _rewind(session: Session, depth: int, sequence: int = 0) -> None:
-    """Cut a sequence to its first ``depth`` tokens; where layers with a window have lost what the
-    next one looks back on, these are processed once more."""
-    tokens = session.sequences[sequence].tokens[:depth]
-    kept = session.kept(depth, sequence)
-    session.truncate(kept, sequence)
-    if kept < depth:
-        session.feed(tokens, sequence)
-        session.forward_gpu_resident((sequence,))
-
-
-def _decode(session: Session, count: int, steps: int) -> tuple[float, float]:
-    """Seconds to decode greedily, each sequence from its pending token on, and how many of them the
-    host was busy.
-    """
-    together = session.stream_together(Output.GREEDY, range(count), most=steps)
-    with closing(together) as stream:
-        waited, start = session.waited_seconds, time.perf_counter()
-        for _ in stream:
-            pass
-        seconds = time.perf_counter() - start
-        waited = session.waited_seconds - waited
-    return seconds, seconds - waited
+def _spread(sequences: int) -> int:
+    """Tokens that the first of several sequences have more than the last: these begin in later
+    steps, which have room for several prompts each."""
+    return min(sequences - 1, 15 + sequences // 16)
 
 
 def profile_step(session: Session, bandwidth: float, sequences: int = 1) -> Sequence[ProfileRow]:
@@ -424,14 +382,10 @@ def profile_step(session: Session, bandwidth: float, sequences: int = 1) -> Sequ
 
     Runs the step eagerly on the session, whose sequences are empty afterwards.
     """
-    for sequence in range(sequences):
-        session.truncate(0, sequence)
-        session.feed([0], sequence)
-    session.parts.state.write_rows([(sequence, 0) for sequence in range(sequences)])
-    device = session.parts.device
-    with device.create_stream() as stream:
+    with EagerSteps(session) as steps, session.parts.device.create_stream() as stream:
+        for sequence in range(sequences):
+            steps.feed([0], sequence)
+        session.parts.state.write_rows([(sequence, 0) for sequence in range(sequences)])
         bound = session.steps.bound(session.shapes.decode(sequences, 1, Output.GREEDY))
-        timings = execute.profile(bound, device, stream, repeats=_PROFILED)
-    for sequence in range(sequences):
-        session.truncate(0, sequence)
+        timings = execute.profile(bound, session.parts.device, stream, repeats=_PROFILED)
     return summarise(bound.plan, timings, bandwidth, sequences)

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 from urdir.driver.device import Device
 from urdir.driver.parallel import in_threads
-from urdir.model.engine.batch import Output
 from urdir.model.engine.defaults import chosen_context
 from urdir.model.engine.engine import Engine
+from urdir.model.engine.generate import Generation
+from urdir.model.engine.requests.request import Request
+from urdir.model.engine.sampling_settings import GREEDY
 from urdir.model.errors import ModelError
 from urdir.model.families.synthetic import SyntheticModel
 from urdir.model.files.demo import DEMO
@@ -128,7 +130,8 @@ def _import_s() -> float:
 
 
 def _record(engine: Engine) -> None:
-    engine.session.prepare(_PROMPT_TOKENS, Output.GREEDY)
+    request = Request(prompt=(0,) * _PROMPT_TOKENS, settings=GREEDY)
+    Generation(engine.session, None, request).prepare()
 
 
 def _specs(engine: Engine) -> Sequence[KernelSpec]:

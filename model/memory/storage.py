@@ -29,8 +29,8 @@ _NOTHING: tuple[bytes, tuple[int, ...]] = (b"", ())
 class SequenceStorage:
     """Room for the tokens of sequences, numbered from 0, in ``cache`` and ``states``.
 
-    A sequence that is in use grows by `reserve` and is cut by `truncate`. Where requests take
-    turns, `match` begins one and `release` ends it.
+    `match` begins a sequence and `release` ends it. Between them it grows by `reserve` and is cut
+    by `truncate`.
     """
 
     def __init__(self, cache: KvCache, states: RecurrentState) -> None:
@@ -129,7 +129,6 @@ class SequenceStorage:
 
     def reserve(self, sequence: int, start: int, end: int) -> int:
         """Make positions ``start`` to ``end`` writable; see `KvCache.reserve`."""
-        self._forget(sequence)
         return self._cache.reserve(sequence, start, end)
 
     def kept(self, sequence: int, length: int, now: int) -> int:
@@ -141,19 +140,12 @@ class SequenceStorage:
     def truncate(self, sequence: int, length: int, now: int) -> None:
         """Forget what a sequence of ``now`` tokens has from ``length`` on. Raises ModelError,
         nothing changed, where the first ``length`` tokens are not `kept`."""
-        self._forget(sequence)
         if self._cache.kept(sequence, length) == length:
             self._states.truncate(sequence, length, now)
         self._cache.truncate(sequence, length)
 
-    def keep_state(self, sequence: int, length: int) -> None:
-        """A prompt ends here, after ``length`` tokens: its state is kept, for the sequence to be
-        cut to."""
-        self._states.keep(sequence, length)
-
     def fork(self, source: int, target: int, length: int) -> None:
         """Make ``target`` hold the first ``length`` tokens of ``source``, all that it has."""
-        self._forget(target)
         self._cache.fork(source, target, length)
         self._states.fork(source, target, length)
 
@@ -176,9 +168,3 @@ class SequenceStorage:
                 self._cache.truncate(sequence, 0)
                 raise
         return found
-
-    def _forget(self, sequence: int) -> None:
-        """A released place is taken without `match`: what is left there counts for nothing."""
-        if self._left[sequence] is not _NOTHING:
-            self._left[sequence] = _NOTHING
-            self.truncate(sequence, 0, self._reached[sequence])

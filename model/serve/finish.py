@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from urdir.model.engine.requests.request import Ending
-from urdir.model.engine.sequence import Finish
+from urdir.model.engine.requests.request import Ending, Finish
 from urdir.model.serve.errors import ApiError
 
 _REASONS = {

@@ -18,7 +18,12 @@ from urdir.driver.diff import Difference, trace
 from urdir.driver.harness import run_kernel, time_kernel
 from urdir.driver.stream import Stream
 from urdir.model.engine.engine import Engine
+from urdir.model.engine.generate import Generation
+from urdir.model.engine.logits import logits_after
+from urdir.model.engine.realizar.eager import EagerSteps
+from urdir.model.engine.requests.request import Request
 from urdir.model.engine.runner import Observer
+from urdir.model.engine.sampling_settings import GREEDY
 from urdir.model.engine.session import Session
 from urdir.model.errors import ModelError
 from urdir.model.memory.session_settings import SessionSettings
@@ -152,8 +157,8 @@ class _Eager:
 def _check_launches(name: str, device_name: str, open_engine: OpenEngine) -> CheckRow:
     """Every launch of a prompt step and of a decode step, checked on the inputs that it found."""
     tracing = _Tracing()
-    with open_engine(device_name) as engine:
-        _decode(engine, tracing, steps=1)
+    with open_engine(device_name) as engine, _opened(engine, tracing) as session:
+        _answer(session, _prompt(engine), 2)
     assert tracing.worst is not None
     deviation = tracing.worst.deviation
     if not deviation.ok:
@@ -217,7 +222,7 @@ def _check_ranks(name: str, open_engine: OpenRanks, kind: str, ordinals: Sequenc
         expected_tokens, expected = _decode_in(engine, engine.session)
     with open_engine(kind, ordinals) as engine:
         tokens, logits = _decode_in(engine, engine.session)
-        engine.session.truncate(0)
+        EagerSteps(engine.session).close()  # nothing is left in the cache
         again, same = _decode_in(engine, engine.session)
     if again != tokens or not np.array_equal(logits, same):
         raise CheckError("the same prompt gives other logits when it runs again")
@@ -231,21 +236,33 @@ def _check_ranks(name: str, open_engine: OpenRanks, kind: str, ordinals: Sequenc
     return CheckRow(name, error=error, tolerance=ROUNDING_TOLERANCE)
 
 
-def _decode(
-    engine: Engine, observer: Observer | None = None, steps: int = STEPS
-) -> tuple[list[int], Logits]:
-    """Feed the prompt and decode greedily: the tokens, and the logits (steps, n_vocab) of each."""
+def _decode(engine: Engine, observer: Observer | None = None) -> tuple[list[int], Logits]:
+    """Answer the prompt greedily: the tokens, and the logits (STEPS, n_vocab) of each."""
+    with _opened(engine, observer) as session:
+        return _decode_in(engine, session)
+
+
+def _decode_in(engine: Engine, session: Session) -> tuple[list[int], Logits]:
+    """The same in a session that nothing else uses: the device chooses the tokens, then these are
+    given, and the logits come back."""
+    prompt = _prompt(engine)
+    tokens = _answer(session, prompt, STEPS)
+    return tokens, np.stack([*logits_after(session, prompt, tokens[:-1])])
+
+
+def _opened(engine: Engine, observer: Observer | None) -> Session:
     settings = SessionSettings(CONTEXT)
-    with Session(engine.device, engine.weights, settings, observer=observer) as session:
-        return _decode_in(engine, session, steps)
+    return Session(engine.device, engine.weights, settings, observer=observer)
 
 
-def _decode_in(engine: Engine, session: Session, steps: int = STEPS) -> tuple[list[int], Logits]:
-    """The same in a session that is empty."""
-    tokens, rows = [], []
-    session.feed(engine.tokenizer.encode(PROMPT, parse_special=True))
-    shape = (1, engine.config.vocab_size)
-    for _ in range(steps):
-        tokens.append(session.greedy_step())
-        rows.append(session.parts.work["logits"].download(np.float32, shape))
-    return tokens, np.concatenate(rows)
+def _prompt(engine: Engine) -> list[int]:
+    return engine.tokenizer.encode(PROMPT, parse_special=True)
+
+
+def _answer(session: Session, prompt: Sequence[int], count: int) -> list[int]:
+    """The tokens of a greedy answer."""
+    request = Request(prompt=tuple(prompt), settings=GREEDY, limit=count)
+    generation = Generation(session, None, request)
+    for _ in generation.pieces():
+        pass
+    return generation.tokens

@@ -15,8 +15,7 @@ import numpy as np
 
 from tests.fuzz import trees
 from urdir.model.engine.requests.answer import Answer
-from urdir.model.engine.requests.request import Ending, Piece, Request, TokenChoice
-from urdir.model.engine.sequence import Finish
+from urdir.model.engine.requests.request import Ending, Finish, Piece, Request, TokenChoice
 from urdir.model.errors import ModelError
 from urdir.model.files.demo import demo_model
 from urdir.model.files.gguf import Gguf

@@ -15,6 +15,7 @@ from urdir.model.engine.realizar.attention import (
     paged_attention_into,
 )
 from urdir.model.engine.realizar.cached import CachedAttention
+from urdir.model.engine.realizar.eager import EagerSteps
 from urdir.model.engine.realizar.forward import (
     forward_gpu_resident,
     forward_gpu_resident_to_token_id,
@@ -30,6 +31,7 @@ from urdir.model.engine.realizar.recording import RecordedStep, record
 
 __all__ = [
     "CachedAttention",
+    "EagerSteps",
     "LayerWeights",
     "Layers",
     "RecordedStep",

@@ -25,7 +25,7 @@ class Answer:
 
     Without a ``tokenizer`` it has no text. A ``matcher``, at its start, says which tokens may come.
     ``number`` is the scheduler's; ``cached`` how much of its prompt was found. ``output`` is what a
-    step needs for it: logits where tokens are chosen ``on_host``.
+    step needs for it: logits where tokens are chosen ``on_host``. ``end_ids`` end it.
     """
 
     def __init__(
@@ -41,6 +41,9 @@ class Answer:
         self.deliver = deliver
         self.number = 0
         self.cached = 0
+        self.end_ids = frozenset[int]()
+        if tokenizer is not None and not request.ignore_end:
+            self.end_ids = frozenset(tokenizer.end_ids)
         self.output = Output.of(request.settings, masked=matcher is not None)
         if on_host:
             self.output = Output.LOGITS

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from urdir.driver.errors import DriverError, loses_device
 from urdir.model.engine.requests.answer import Answer, Item
-from urdir.model.engine.requests.choices import DeviceChoices, HostChoices
+from urdir.model.engine.requests.choices import Choose, DeviceChoices, HostChoices
 from urdir.model.engine.requests.launcher import Launcher
 from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.metrics import Metrics
@@ -46,9 +46,9 @@ class DeviceLostError(DriverError):
 class AnswerLoop(Owner):
     """Answers requests by the sequences of ``session``, which nobody else may use meanwhile.
 
-    Without a ``tokenizer`` there are tokens but no text, and no token ends an answer. With
-    ``host_sampling`` the host chooses tokens from logits. A ``clock``, which is closed in the end,
-    times the steps for `metrics`. Raises ModelError where the sequences are in use.
+    Without a ``tokenizer`` there are tokens but no text, and no token ends an answer. The host
+    takes tokens from logits by ``choose``, where that is given. A ``clock``, which is closed in the
+    end, times the steps for `metrics`. Raises ModelError where the sequences are in use.
     """
 
     def __init__(
@@ -57,35 +57,34 @@ class AnswerLoop(Owner):
         tokenizer: Tokenizer | None,
         limits: Limits,
         *,
-        host_sampling: bool = False,
+        choose: Choose | None = None,
         clock: StepClock | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._session = session
-        self._host_sampling = host_sampling
+        self._on_host = choose is not None
         self._lost: Exception | None = None
         self._compiler: ConstraintCompiler | None = None
         self._compiler_lock = threading.Lock()
         end_ids = frozenset(() if tokenizer is None else tokenizer.end_ids)
         with ExitStack() as owners:
-            session.lend()
-            owners.callback(session.take_back)
+            owners.enter_context(session.in_use())
             owners.callback(self._close_compiler)
             self._scheduler = scheduler = Scheduler(
                 session.storage,
-                slots=len(session.sequences),
+                slots=session.sequences,
                 context=session.context,
                 end_ids=end_ids,
                 limits=limits,
-                waits=host_sampling,
+                waits=choose is not None,
             )
             self._answers = answers = OpenAnswers(scheduler)
-            launcher = Launcher(session, scheduler, answers, end_ids, clock)
+            launcher = Launcher(session, scheduler, answers, clock)
             self._launcher = owners.enter_context(launcher)
             choices = (
-                HostChoices(session, scheduler, answers, end_ids)
-                if host_sampling
-                else DeviceChoices(session)
+                DeviceChoices(session)
+                if choose is None
+                else HostChoices(session, scheduler, answers, choose)
             )
             self._reader = Reader(session, scheduler, answers, choices)
             owners.callback(answers.cancel_all)  # before the steps that are queued are waited for
@@ -106,7 +105,7 @@ class AnswerLoop(Owner):
             matcher = self.compiler.matcher(request.constraint)
             # nothing but an end may come once the text is whole
             request = replace(request, settings=replace(request.settings, min_tokens=0))
-        return Answer(request, self._tokenizer, matcher, deliver, on_host=self._host_sampling)
+        return Answer(request, self._tokenizer, matcher, deliver, on_host=self._on_host)
 
     @property
     def compiler(self) -> ConstraintCompiler:
@@ -170,6 +169,11 @@ class AnswerLoop(Owner):
         self._session.queue.forget_rows()
 
     # ---- how it goes ----
+
+    @property
+    def waited_seconds(self) -> float:
+        """How long turns had nothing to do but wait for the device."""
+        return self._launcher.waited_seconds
 
     @property
     def lost(self) -> Exception | None:

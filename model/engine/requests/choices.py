@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from urdir.model.engine.requests.answer import Answer
 from urdir.model.engine.requests.open_answers import OpenAnswers
 from urdir.model.engine.requests.scheduler import Scheduler
 from urdir.model.engine.requests.step_plan import StepPlan
-from urdir.model.engine.sampling import sample
+from urdir.model.engine.sampling import Logits, sample
 
 if TYPE_CHECKING:
     from urdir.model.engine.session import Session
+
+
+#: The next token of an answer, from all its tokens so far, the prompt's too, and the logits
+#: (n_vocab,) f32 after them.
+Choose = Callable[[Answer, Sequence[int], Logits], int]
 
 
 class Choices(Protocol):
@@ -35,20 +42,16 @@ class DeviceChoices:
 
 
 class HostChoices:
-    """Logits are downloaded and numpy chooses: what the device must match. It is slow, and every
-    step waits for the token of the one before."""
+    """Logits are downloaded and the host takes tokens by ``choose``. It is slow, and every step
+    waits for the token of the one before."""
 
     def __init__(
-        self,
-        session: Session,
-        scheduler: Scheduler,
-        answers: OpenAnswers,
-        end_ids: frozenset[int],
+        self, session: Session, scheduler: Scheduler, answers: OpenAnswers, choose: Choose
     ) -> None:
         self._parts = session.parts
         self._scheduler = scheduler
         self._answers = answers
-        self._end_ids = end_ids
+        self._choose = choose
 
     def tokens(self, plan: StepPlan) -> list[int]:
         """See `Choices`. Answers that have ended meanwhile get any token."""
@@ -61,17 +64,22 @@ class HostChoices:
             if (answer := self._answers.get(number)) is None:
                 tokens.append(0)
                 continue
-            request = answer.request
-            token = sample(
-                row,
-                request.settings,
-                position + 1,
-                self._scheduler.tokens(number),
-                answer_at=len(request.prompt),
-                end_ids=() if request.ignore_end else self._end_ids,
-                mask=answer.mask(parts.config.vocab_size),
-            )
+            token = self._choose(answer, self._scheduler.tokens(number), row)
             if position + 1 < parts.state.max_len:
                 parts.state.write_tokens(sequence, position + 1, [token])
             tokens.append(token)
         return tokens
+
+
+def draw(answer: Answer, tokens: Sequence[int], logits: Logits) -> int:
+    """Choose by the request's settings in numpy: what the device must match."""
+    request = answer.request
+    return sample(
+        logits,
+        request.settings,
+        len(tokens),
+        tokens,
+        answer_at=len(request.prompt),
+        end_ids=answer.end_ids,
+        mask=answer.mask(len(logits)),
+    )

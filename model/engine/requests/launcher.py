@@ -28,8 +28,6 @@ log = logging.getLogger("urdir.engine")
 
 #: What a step may be asked for, each of which serves those after it.
 _OUTPUTS = (Output.LOGITS, Output.LOGPROBS, Output.SAMPLE, Output.GREEDY)
-#: Steps that are queued before the first of them is read: a newcomer waits for these.
-_AHEAD = 2
 #: Tokens after which an answer's graphs are looked for anew: fewer than they are prepared before.
 _STRIDE = LOOK_AHEAD // 4
 
@@ -51,15 +49,12 @@ class _Launch:
     plans: Sequence[StepPlan]
     span: Span | None
 
-    def __len__(self) -> int:
-        return len(self.plans)
-
 
 class Launcher(Owner):
     """Queues the steps that ``scheduler`` plans for ``answers``, on the device of ``session``.
 
-    Answers end at ``end_ids``, on the device as well. A ``clock``, which the launcher closes, times
-    what is read; without one a launch takes the host less time.
+    A ``clock``, which the launcher closes, times what is read; without one a launch takes the host
+    less time.
     """
 
     def __init__(
@@ -67,14 +62,12 @@ class Launcher(Owner):
         session: Session,
         scheduler: Scheduler,
         answers: OpenAnswers,
-        end_ids: frozenset[int],
         clock: StepClock | None = None,
     ) -> None:
         self._session = session
         self._scheduler = scheduler
         self._answers = answers
-        self._end_ids = end_ids
-        self._ahead: RunAhead[_Launch] = session.run_ahead(_AHEAD)
+        self._ahead: RunAhead[_Launch] = RunAhead(session.parts.device, session.stream)
         self.clock = clock
         self._look_ahead: Callable[[], bool] = _done
         self._expected: tuple[int, Output, int, int] | None = None
@@ -88,6 +81,11 @@ class Launcher(Owner):
     def is_full(self) -> bool:
         """Whether enough is queued."""
         return self._ahead.is_full
+
+    @property
+    def waited_seconds(self) -> float:
+        """How long the host had nothing to do but wait for the device."""
+        return self._ahead.waited_seconds
 
     def launch(self) -> bool:
         """Plan a step and queue it; False where there is none to queue now, or where a first token
@@ -169,9 +167,9 @@ class Launcher(Owner):
         """Write what is known of a request that has been given a sequence."""
         answer, state = self._answers[number], self._session.parts.state
         request, answer.cached = answer.request, self._scheduler.cached(number)
-        ends = () if request.ignore_end else self._end_ids
         state.write_tokens(slot, 0, self._scheduler.tokens(number))
-        state.write_sampling(slot, request.settings.words(len(request.prompt), ends))
+        words = request.settings.words(len(request.prompt), answer.end_ids)
+        state.write_sampling(slot, words)
 
     def _shaped(self, plan: StepPlan) -> _Step | None:
         """The shape of a step. Requests for which there is none, be they alone, end by that; None

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 from urdir.model.engine.requests.choices import Choices
 from urdir.model.engine.requests.open_answers import OpenAnswers
-from urdir.model.engine.requests.request import Piece, TokenChoice
+from urdir.model.engine.requests.request import Finish, Piece, TokenChoice
 from urdir.model.engine.requests.scheduler import Scheduler
 from urdir.model.engine.requests.step_plan import Outcome, StepPlan
-from urdir.model.engine.sequence import Finish
 from urdir.ptxgen.kernels.sampling_limits import INVALID_TOKEN
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ class Reader:
         for number, (sequence, _), token in zip(plan.choosers, places, tokens, strict=True):
             answer = self._answers.get(number)
             if token == INVALID_TOKEN and answer is not None:
-                self._answers.fail(answer, self._session.no_choice(sequence))
+                self._answers.fail(answer, self._session.queue.no_choice(sequence))
         for outcome in self._scheduler.chosen(plan, tokens):
             with self._answers.alone(outcome.request):
                 self._tell(outcome, self._choice(outcome, *places[outcome.row]))

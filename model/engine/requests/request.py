@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from enum import Enum
 from typing import NamedTuple
 
 from urdir.model.engine.sampling_settings import DEFAULTS, Bounds, SamplingSettings
-from urdir.model.engine.sequence import Finish
 from urdir.model.errors import ModelError, SettingsError
 from urdir.model.text.constraints import Constraint
 
 _LIMIT = Bounds(1, math.inf, "1 or more", is_whole=True)
+
+
+class Finish(Enum):
+    """Why a generation ended."""
+
+    END = "end"  # the model said so
+    STOP = "stop"  # a stop string was found
+    LENGTH = "length"  # as many tokens as were asked for
+    FULL = "full"  # no room left in the KV cache
+    INTERRUPTED = "interrupted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

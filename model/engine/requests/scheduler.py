@@ -24,11 +24,10 @@ from math import ceil
 
 from urdir.model.engine.batch import Batch, Segment
 from urdir.model.engine.requests.limits import Limits
-from urdir.model.engine.requests.request import Ending, Request
+from urdir.model.engine.requests.request import Ending, Finish, Request
 from urdir.model.engine.requests.step_plan import Outcome, StepPlan
 from urdir.model.engine.requests.storage import Storage
 from urdir.model.engine.requests.task import Task
-from urdir.model.engine.sequence import Finish
 from urdir.model.errors import BusyError, ContextFullError, ModelError
 
 

@@ -19,6 +19,7 @@ from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.metrics import Metrics
 from urdir.model.engine.requests.request import Request
 from urdir.model.engine.requests.warm_up import WarmUp
+from urdir.model.engine.step_clock import StepClock
 from urdir.model.owner import Owner
 from urdir.model.progress import Progress
 
@@ -67,7 +68,8 @@ class Service(Owner):
     ) -> None:
         session = engine.session
         limits = limits or Limits.for_latency(session.shapes)
-        self._loop = AnswerLoop(session, tokenizer, limits, clock=session.step_clock())
+        clock = StepClock(session.parts.device, session.stream)
+        self._loop = AnswerLoop(session, tokenizer, limits, clock=clock)
         self._post = post
         self._warm_up = warm_up or WarmUp(session.steps, ())
         self._failure: DriverError | None = None  # of the end

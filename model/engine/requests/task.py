@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from urdir.model.engine.requests.request import Request
-from urdir.model.engine.sequence import Finish
+from urdir.model.engine.requests.request import Finish, Request
 
 
 class Task:

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.model.stepping import stepping
 from urdir.driver.device import Device
 from urdir.model.engine.realizar import describe
 from urdir.model.engine.realizar.from_sizes import MadeFile
-from urdir.model.engine.session import Session
 from urdir.model.families.config import Config
 from urdir.model.families.description import LayerEmbeddings
 from urdir.model.families.layers import Block, Branch, LayerConfig, LayerEmbedding
@@ -181,18 +181,18 @@ def test_logits_are_the_references(
 
     with (
         Weights.load(file, config, device) as weights,
-        Session(device, weights, SessionSettings(256, "f32", exact=True, sequences=2)) as session,
+        stepping(device, weights, SessionSettings(256, "f32", exact=True, sequences=2)) as eager,
     ):
-        session.feed(tokens[:11])
-        check(session.logits_step(), wanted[10])
-        session.feed(tokens[11:12])
-        check(session.logits_step(), wanted[11])
-        session.feed([7], 1)
-        session.feed(tokens[12:13], 0)
-        rows = session.forward_gpu_resident((1, 0))
+        eager.feed(tokens[:11])
+        check(eager.logits()[0], wanted[10])
+        eager.feed(tokens[11:12])
+        check(eager.logits()[0], wanted[11])
+        eager.feed([7], 1)
+        eager.feed(tokens[12:13], 0)
+        rows = eager.logits((1, 0))
         check(rows[0], other[0])
         check(rows[1], wanted[12])
-        session.feed([3], 1)
-        check(session.forward_gpu_resident((1,))[0], other[1])
+        eager.feed([3], 1)
+        check(eager.logits((1,))[0], other[1])
     if case is not lone_networks:  # it has no weights of layer 0's kind
         assert np.abs(plain.logits(tokens) - wanted).max() > 0.01 * np.abs(wanted).max()

@@ -17,6 +17,7 @@ from urdir.model.blocks.linear import LinearLayers
 from urdir.model.blocks.linear_requests import device_limits
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.engine import Engine
+from urdir.model.engine.realizar import EagerSteps
 from urdir.model.engine.session import Session
 from urdir.model.engine.step import build_plan
 from urdir.model.families.stored import StoredVector
@@ -246,15 +247,17 @@ def test_a_decode_step_of_many_rows_takes_packed_activations() -> None:
 @pytest.mark.slow
 def test_many_sequences_get_what_each_gets_alone() -> None:
     """Which rounds activations to integers, not to f16."""
-    with Engine.open(str(PATH), device="emulator", context=16, sequences=10) as engine:
-        session = engine.session
+    with (
+        Engine.open(str(PATH), device="emulator", context=16, sequences=10) as engine,
+        EagerSteps(engine.session) as eager,
+    ):
         for first, sequences in ((3, range(9)), (7, [9])):
             for sequence in sequences:
-                session.feed([first + sequence % 9, 141], sequence)
-            session.forward_gpu_resident(sequences)
+                eager.feed([first + sequence % 9, 141], sequence)
+            eager.logits(sequences)
         for sequence in range(10):
-            session.feed([min(7 * sequence, 28)], sequence)
-        together, alone = (session.forward_gpu_resident(of) for of in (range(9), [9]))
+            eager.feed([min(7 * sequence, 28)], sequence)
+        together, alone = (eager.logits(of) for of in (range(9), [9]))
     assert relative_rms(together[4], alone[0]) < 2e-3
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from urdir.model.engine.session import Session
+from urdir.model.memory.device_state import DecodeState
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -30,11 +30,11 @@ def test_chat_chooses_on_the_host_in_correctness_mode(
 ) -> None:
     """Every token from logits that were downloaded: the device is not asked for one."""
 
-    def stream(*_: object, **__: object) -> None:
+    def chosen(*_: object, **__: object) -> None:
         raise AssertionError("tokens are chosen on the device")
 
     monkeypatch.setenv("CORRECTNESS_MODE", "1")
-    monkeypatch.setattr(Session, "stream", stream)
+    monkeypatch.setattr(DecodeState, "chosen", chosen)
     monkeypatch.setattr(sys, "stdin", io.StringIO("What is 2 plus 3?\n"))
     code, out, _ = cli("chat", "--temp", "0")
     assert (code, out) == (0, "2 plus 3 is 5.\n")

@@ -47,7 +47,7 @@ def environment(**more: str) -> dict[str, str]:
         "urdir.model.commands.opening",
         "urdir.model.memory.weights",  # a model is opened, in three threads
         pytest.param("urdir.model.text.text_stream", marks=pytest.mark.slow),
-        pytest.param("urdir.model.engine.stream", marks=pytest.mark.slow),  # its weights are there
+        pytest.param("urdir.model.engine.generate", marks=pytest.mark.slow),  # weights go up
     ],
 )
 def test_ctrl_c_at_any_time_is_one_line(module: str) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from urdir.model.engine.engine import Engine
-from urdir.model.engine.session import Session
+from urdir.model.engine.realizar import EagerSteps
 from urdir.model.errors import SettingsError, UnsupportedError
 from urdir.model.families.reader import Reader
 from urdir.model.families.registry import describe
@@ -152,13 +152,13 @@ def golden(
     return read
 
 
-def _logits_of_parts(session: Session, tokens: list[int], counts: list[int]) -> Any:
+def _logits_of_parts(eager: EagerSteps, tokens: list[int], counts: list[int]) -> Any:
     """Logits after each part of a prompt that is processed in parts of so many tokens."""
-    session.truncate(0)
+    eager.truncate(0)
     found = []
     for count in counts:
-        session.feed(tokens[session.length : session.length + count])
-        found.append(session.logits_step())
+        eager.feed(tokens[eager.lengths[0] : eager.lengths[0] + count])
+        found.append(eager.logits()[0])
     return np.stack(found)
 
 
@@ -173,10 +173,13 @@ def check_divided_prompts(
         with np.load(DATA / "families" / f"{name}.npz") as golden:
             tokens, logits = golden["tokens"].tolist(), golden["logits"]
             allowed = max(2e-3, 1.1 * float(golden["native"]))
-        with Engine.open(reference_file(name), device=device_name, context=64) as engine:
+        with (
+            Engine.open(reference_file(name), device=device_name, context=64) as engine,
+            EagerSteps(engine.session) as eager,
+        ):
             look(engine)
             for counts in ways:
-                found = _logits_of_parts(engine.session, tokens, counts)
+                found = _logits_of_parts(eager, tokens, counts)
                 assert relative_rms(found, logits[np.cumsum(counts) - 1]) <= allowed
 
     return check

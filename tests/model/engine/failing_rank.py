@@ -20,8 +20,8 @@ from urdir.driver.device import Device
 from urdir.driver.errors import DriverError
 from urdir.driver.launch import launch, pack
 from urdir.driver.stream import Stream
-from urdir.model.engine.batch import Output
 from urdir.model.engine.engine import Engine
+from urdir.model.engine.realizar import EagerSteps
 from urdir.model.memory import exchange
 from urdir.model.memory.weights import Weights
 
@@ -36,27 +36,29 @@ def main(name: str, model: str, phase: str, fault: str) -> None:
     with telling("opened"):
         if phase == "loading":
             fail_while_loading(fault)
-        with Engine.open(model, device=name, gpus=2, context=64, chunk=16) as engine:
-            work_until(phase, engine)
+        with (
+            Engine.open(model, device=name, gpus=2, context=64, chunk=16) as engine,
+            EagerSteps(engine.session) as eager,
+        ):
+            work_until(phase, engine, eager)
             with telling("worked"):
                 fail(engine, fault, phase == "idle")
-                engine.session.feed([*range(2, 42)] if "prompt" in phase else [])
-                [*engine.session.stream(Output.GREEDY, most=5)]
+                eager.feed([*range(2, 42)] if "prompt" in phase else [])
+                [eager.step() for _ in range(5)]
             for device in engine.group:
                 with telling("used"):
                     device.synchronize()
     print("closed")
 
 
-def work_until(phase: str, engine: Engine) -> None:
+def work_until(phase: str, engine: Engine, eager: EagerSteps) -> None:
     """What comes before the phase; all of it runs once, so that graphs are there."""
-    session = engine.session
-    session.feed([*range(2, 42)])
-    [*session.stream(Output.GREEDY, most=5)]
-    session.truncate(0)
+    eager.feed([*range(2, 42)])
+    [eager.step() for _ in range(5)]
+    eager.truncate(0)
     if "prompt" not in phase:
-        session.feed([5, 80, 13])
-        session.greedy_step()
+        eager.feed([5, 80, 13])
+        eager.step()
     engine.group.synchronize()
 
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.model.stepping import answer, set_sampling
 from urdir.driver.device import Device
 from urdir.model.engine.batch import Batch, Output, Segment
 from urdir.model.engine.engine import Engine
+from urdir.model.engine.realizar import EagerSteps
 from urdir.model.engine.requests.request import Piece, Request
 from urdir.model.engine.requests.service import Item, Service
 from urdir.model.engine.sampling import sample
@@ -43,26 +44,26 @@ def weights(device: Device) -> Iterator[Weights]:
 
 
 @pytest.fixture(scope="module")
-def opened(device: Device, weights: Weights) -> Iterator[Session]:
-    with Session(device, weights, SessionSettings(context=40, sequences=3)) as session:
-        yield session
+def session(device: Device, weights: Weights) -> Iterator[Session]:
+    with Session(device, weights, SessionSettings(context=40, sequences=3)) as opened:
+        yield opened
 
 
 @pytest.fixture
-def session(opened: Session) -> Session:
-    """The same one for all tests, emptied."""
-    for slot in range(3):
-        opened.truncate(0, slot)
-        opened.set_sampling(PLAIN, slot)
-    return opened
+def eager(session: Session) -> Iterator[EagerSteps]:
+    """Its sequences, emptied, which draw."""
+    with EagerSteps(session) as opened:
+        for slot in range(3):
+            set_sampling(opened, PLAIN, slot)
+        yield opened
 
 
-def answer(session: Session, settings: SamplingSettings, count: int, slot: int = 0) -> list[int]:
+def chosen(eager: EagerSteps, settings: SamplingSettings, count: int, slot: int = 0) -> list[int]:
     """So many tokens after the prompt, by the device."""
-    session.truncate(0, slot)
-    session.feed(PROMPT, slot)
-    session.set_sampling(settings, slot)
-    return list(session.stream(Output.of(settings), slot, most=count))
+    eager.truncate(0, slot)
+    eager.feed(PROMPT, slot)
+    set_sampling(eager, settings, slot)
+    return [eager.step((slot,), Output.of(settings))[0] for _ in range(count)]
 
 
 ASKED = {
@@ -76,23 +77,23 @@ ASKED = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", ASKED.values(), ids=list(ASKED))
-def test_the_device_chooses_as_numpy_does(session: Session, settings: SamplingSettings) -> None:
-    found = answer(session, settings, 10)
-    session.truncate(0)
-    session.feed(PROMPT)
+def test_the_device_chooses_as_numpy_does(eager: EagerSteps, settings: SamplingSettings) -> None:
+    found = chosen(eager, settings, 10)
+    eager.truncate(0)
+    eager.feed(PROMPT)
     known = list(PROMPT)
     for _ in found:
-        token = sample(session.logits_step(), settings, len(known), known, answer_at=len(PROMPT))
+        token = sample(eager.logits()[0], settings, len(known), known, answer_at=len(PROMPT))
         known.append(token)
-        session.feed([token])
+        eager.feed([token])
     assert found == known[len(PROMPT) :]
 
 
 @pytest.mark.slow
-def test_a_seeded_answer_is_the_same_in_every_place(session: Session) -> None:
-    found = [answer(session, PLAIN, 8, slot) for slot in range(3)]
+def test_a_seeded_answer_is_the_same_in_every_place(eager: EagerSteps) -> None:
+    found = [chosen(eager, PLAIN, 8, slot) for slot in range(3)]
     assert found[0] == found[1] == found[2]
-    assert answer(session, replace(PLAIN, nonce=1), 8) != found[0]
+    assert chosen(eager, replace(PLAIN, nonce=1), 8) != found[0]
 
 
 @pytest.mark.parametrize(
@@ -100,56 +101,47 @@ def test_a_seeded_answer_is_the_same_in_every_place(session: Session) -> None:
 )
 def test_the_device_stops_at_an_end_id(session: Session, settings: SamplingSettings) -> None:
     """The row is idle after it, though steps were queued; the next answer goes on from there."""
-    free = answer(session, settings, 20)
+    free = answer(session, PROMPT, 20, settings)
     end = free[6]
     first = free.index(end)
-    session.truncate(0)
-    session.feed(PROMPT)
-    session.set_sampling(settings, end_ids=frozenset({end, 1}))
-    stream = session.stream(Output.of(settings))
-    assert [next(stream) for _ in range(first + 1)] == free[: first + 1]
-    assert session.sequences[0].has_ended
-    assert 0 not in session.device_positions()
-    assert next(stream, None) is None
-    assert session.length == len(PROMPT) + first
-    session.set_sampling(settings)
-    assert list(islice(session.stream(Output.of(settings)), 3)) == free[first + 1 : first + 4]
+    assert answer(session, PROMPT, None, settings, (end, 1)) == free[:first]
+    assert session.parts.state.positions() == {}
+    known = [*PROMPT, *free[: first + 1]]
+    assert answer(session, known, 3, settings) == free[first + 1 : first + 4]
 
 
-def test_a_step_after_the_end_goes_on(session: Session) -> None:
-    """Tokens read one by one: the row is written again although the host moved it on itself."""
-    free = answer(session, PLAIN, 4)
-    session.truncate(0)
-    session.feed(PROMPT)
-    session.set_sampling(PLAIN, end_ids=frozenset(free[:2]))
-    found = [session.forward_gpu_resident_to_token_id(output=Output.SAMPLE)[0] for _ in range(4)]
-    assert found == free
+def test_steps_one_at_a_time_have_no_end_ids(session: Session) -> None:
+    """Whatever the last answer in their place had."""
+    greedy = SamplingSettings(temperature=0.0)
+    free = answer(session, PROMPT, 4, greedy)
+    assert answer(session, PROMPT, None, greedy, free[1:2]) == free[: free.index(free[1])]
+    with EagerSteps(session) as eager:
+        eager.feed(PROMPT)
+        assert [eager.step()[0] for _ in range(4)] == free
 
 
 def test_end_ids_wait_for_min_tokens(session: Session) -> None:
     """End ids that are all but certain come as the sixth token, after five others."""
-    ends = frozenset(range(20, 36))
+    ends = range(20, 36)
     settings = replace(PLAIN, min_tokens=5, logit_bias=tuple((token, 50.0) for token in ends))
-    session.feed(PROMPT)
-    session.set_sampling(settings, end_ids=ends)
-    found = list(session.stream(Output.of(settings)))
-    assert [token in ends for token in found] == [False] * 5 + [True]
+    found = answer(session, PROMPT, None, settings, ends)
+    assert [token in ends for token in found] == [False] * 5
 
 
-def test_log_probabilities_are_of_the_models_own_distribution(session: Session) -> None:
+def test_log_probabilities_are_of_the_models_own_distribution(eager: EagerSteps) -> None:
     settings = replace(PLAIN, logprobs=4, logit_bias=((9, 40.0),), temperature=0.3)
-    session.feed(PROMPT)
-    session.logits_step()
+    eager.feed(PROMPT)
+    eager.logits()[0]
     # the last token alone, both times: a step of several rows rounds otherwise
-    session.truncate(len(PROMPT) - 1)
-    session.feed(PROMPT[-1:])
-    logits = session.logits_step().astype(np.float64)
-    session.truncate(len(PROMPT) - 1)
-    session.feed(PROMPT[-1:])
-    session.set_sampling(settings)
-    (token,) = session.forward_gpu_resident_to_token_id(output=Output.LOGPROBS)
+    eager.truncate(len(PROMPT) - 1)
+    eager.feed(PROMPT[-1:])
+    logits = eager.logits()[0].astype(np.float64)
+    eager.truncate(len(PROMPT) - 1)
+    eager.feed(PROMPT[-1:])
+    set_sampling(eager, settings)
+    (token,) = eager.step(output=Output.LOGPROBS)
     assert token == 9
-    state, at = session.parts.state, len(PROMPT) - 1
+    state, at = eager.session.parts.state, len(PROMPT) - 1
     logprob, likely = state.log_probabilities(0, at, 4)
     exact = logits - np.logaddexp.reduce(logits)
     assert logprob == pytest.approx(exact[9], abs=1e-4)
@@ -159,61 +151,61 @@ def test_log_probabilities_are_of_the_models_own_distribution(session: Session) 
 
 
 @pytest.mark.slow
-def test_masks_are_of_the_rows_of_one_step(session: Session) -> None:
+def test_masks_are_of_the_rows_of_one_step(eager: EagerSteps) -> None:
     """One of two sequences may take three tokens alone; in the next step both may take all."""
     greedy = SamplingSettings(temperature=0.0)
-    free = {s: answer(session, greedy, 2, s) for s in (0, 1)}
-    mask = np.zeros((session.parts.config.vocab_size + 31) // 32, np.uint32)
+    free = {s: chosen(eager, greedy, 2, s) for s in (0, 1)}
+    mask = np.zeros((eager.session.parts.config.vocab_size + 31) // 32, np.uint32)
     allowed = [token for token in (5, 100, 250) if token not in free[1]]
     for token in allowed:
         mask[token // 32] |= np.uint32(1 << token % 32)
     for slot in (0, 1):
-        session.truncate(0, slot)
-        session.append(PROMPT[:-1], slot)
-        session.stepper.launch_batch(Batch((), (Segment(slot, 0, len(PROMPT) - 1),)), Output.NONE)
-        session.append(PROMPT[-1:], slot)
-    session.stepper.launch_batch(Batch((0, 1)), Output.of(greedy, masked=True), {1: mask})
-    chosen = session.parts.state["sampled"].download(np.uint32, 2).tolist()
-    assert chosen[0] == free[0][0]
-    assert chosen[1] in allowed
-    for slot, token in enumerate(chosen):
-        session.read(slot, token)
-    session.stepper.launch_batch(Batch((0, 1)), Output.SAMPLE)
-    later = session.parts.state["sampled"].download(np.uint32, 2).tolist()
+        eager.truncate(0, slot)
+        eager.feed(PROMPT[:-1], slot)
+        eager.launch(Batch((), (Segment(slot, 0, len(PROMPT) - 1),)), Output.NONE)
+        eager.feed(PROMPT[-1:], slot)
+    eager.launch(Batch((0, 1)), Output.of(greedy, masked=True), {1: mask})
+    drawn = eager.session.parts.state["sampled"].download(np.uint32, 2).tolist()
+    assert drawn[0] == free[0][0]
+    assert drawn[1] in allowed
+    for slot, token in enumerate(drawn):
+        eager.tokens[slot].append(token)
+    eager.launch(Batch((0, 1)), Output.SAMPLE)
+    later = eager.session.parts.state["sampled"].download(np.uint32, 2).tolist()
     assert later[0] == free[0][1]
     for slot, token in enumerate(later):
-        session.read(slot, token)
+        eager.tokens[slot].append(token)
 
 
 @pytest.mark.parametrize("output", [Output.GREEDY, Output.SAMPLE])
-def test_no_choice_is_an_error_that_names_the_sequence(session: Session, output: Output) -> None:
+def test_no_choice_is_an_error_that_names_the_sequence(eager: EagerSteps, output: Output) -> None:
     """A mask that allows nothing, or logits that are NaN; the sequence is as before the token."""
     settings = PLAIN if output is Output.SAMPLE else SamplingSettings(temperature=0.0)
-    free = answer(session, settings, 3)
+    free = chosen(eager, settings, 3)
     for slot in (0, 2):
-        session.truncate(0, slot)
-        session.feed(PROMPT, slot)
-        session.set_sampling(settings, slot)
-    config = session.parts.config
+        eager.truncate(0, slot)
+        eager.feed(PROMPT, slot)
+        set_sampling(eager, settings, slot)
+    config = eager.session.parts.config
     assert config.output_norm is not None
-    norm = session.parts.weights.norm(config.output_norm).weight
+    norm = eager.session.parts.weights.norm(config.output_norm).weight
     kept = norm.download(np.float32)
     norm.upload(np.full_like(kept, np.nan))
     try:
         with pytest.raises(ModelError, match=r"^sequence 2: no token can be chosen: its logits"):
-            session.forward_gpu_resident_to_token_id((2,), output)
+            eager.step((2,), output)
         with pytest.raises(ModelError, match=r"^sequence 0: no token can be chosen: its logits"):
-            next(session.stream(output))
+            eager.step(output=output)
     finally:
         norm.upload(kept)
-    assert session.sequences[0].tokens == session.sequences[2].tokens == PROMPT
-    assert list(session.stream(output, 2, most=3)) == free
+    assert eager.tokens[0] == eager.tokens[2] == PROMPT
+    assert [eager.step((2,), output)[0] for _ in range(3)] == free
 
 
 def test_a_bias_outside_the_vocabulary_is_refused(session: Session) -> None:
     size = session.parts.config.vocab_size
     with pytest.raises(ModelError, match=rf"^logit_bias of token {size}: the vocabulary"):
-        session.set_sampling(replace(PLAIN, logit_bias=((size, 1.0),)))
+        answer(session, PROMPT, 1, replace(PLAIN, logit_bias=((size, 1.0),)))
 
 
 @pytest.mark.slow

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.model.stepping import stepping
 from urdir.driver import execute
 from urdir.driver.stream import Stream
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.requests.request import Request
 from urdir.model.engine.sampling_settings import SamplingSettings
-from urdir.model.engine.session import Session
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.text.chat import ChatTemplate, Message
 
@@ -91,11 +91,11 @@ def test_200_greedy_tokens_are_the_same_replayed_and_eager(device_name: str) -> 
     with Engine.open(device=device_name) as engine:
         prompt = engine.tokenizer.encode("Once upon a time, in a tiny house,", parse_special=True)
         for observer in (None, Eager()):
-            with Session(
+            with stepping(
                 engine.device, engine.weights, SessionSettings(256), observer=observer
-            ) as session:
-                session.feed(prompt)
-                tokens = [session.greedy_step() for _ in range(count)]
-                results.append((tokens, session.parts.work["logits"].download(np.float32)))
+            ) as eager:
+                eager.feed(prompt)
+                tokens = [eager.step()[0] for _ in range(count)]
+                results.append((tokens, eager.session.parts.work["logits"].download(np.float32)))
     assert results[0][0] == results[1][0]
     np.testing.assert_array_equal(results[0][1], results[1][1])

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
+from tests.model.stepping import stepping
 from urdir.driver import bindings
 from urdir.driver.cache import CacheWarning
 from urdir.driver.device import Device
 from urdir.driver.errors import DriverError
-from urdir.model.engine.session import Session
 from urdir.model.families.config import Config
 from urdir.model.files.gguf import Gguf
 from urdir.model.memory.session_settings import SessionSettings
@@ -50,11 +50,11 @@ def use(api: Any, data: Path, cache: Path) -> list[int]:
         Gguf(data / "golden" / "nano-llama-q8_0.gguf") as gguf,
         Device.open("emulator", api=api, cache_folder=cache) as device,
         Weights.load(gguf, Config.from_gguf(gguf), device) as weights,
-        Session(device, weights, SessionSettings(context=32)) as session,
+        stepping(device, weights, SessionSettings(context=32)) as eager,
     ):
-        session.feed([1, 5, 6, 7])
-        tokens = [session.greedy_step() for _ in range(3)]
-        session.truncate(2)
+        eager.feed([1, 5, 6, 7])
+        tokens = [eager.step()[0] for _ in range(3)]
+        eager.truncate(2)
         return tokens
 
 

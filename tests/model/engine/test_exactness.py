@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from urdir.model.engine.engine import Engine
+from urdir.model.engine.realizar import EagerSteps
 from urdir.model.families.config import Config
 from urdir.model.families.synthetic import SyntheticModel
 from urdir.model.measure.model_kernels import model_kernels
@@ -56,16 +57,19 @@ def test_each_setting_has_its_own_error(data: Path, device_name: str) -> None:
     found: dict[tuple[KvDtype, bool], Logits] = {}
     for kv_dtype in ("f32", "q8_0"):
         for exact in (True, False):
-            with Engine.open(
-                str(data / "golden" / "nano-llama-q8_0.gguf"),
-                device=device_name,
-                context=16,
-                kv_dtype=kv_dtype,
-                exact=exact,
-            ) as engine:
-                engine.session.feed(TOKENS)
+            with (
+                Engine.open(
+                    str(data / "golden" / "nano-llama-q8_0.gguf"),
+                    device=device_name,
+                    context=16,
+                    kv_dtype=kv_dtype,
+                    exact=exact,
+                ) as engine,
+                EagerSteps(engine.session) as eager,
+            ):
+                eager.feed(TOKENS)
                 assert engine.session.parts.cache.layout(0).dtype == kv_dtype
-                found[kv_dtype, exact] = engine.session.logits_step()
+                found[kv_dtype, exact] = eager.logits()[0]
     neither = found.pop(("f32", True))
     errors = {key: relative_rms(logits, neither) for key, logits in found.items()}
     assert all(0 < error < 2e-2 for error in errors.values())

@@ -6,6 +6,7 @@ A GPU takes all of them. The emulator takes a sample and few positions, or all w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.model.stepping import stepping
 from urdir.driver import execute
 from urdir.driver.stream import Stream
 from urdir.model.engine.engine import Engine
+from urdir.model.engine.realizar import EagerSteps
 from urdir.model.engine.runner import Observer
-from urdir.model.engine.session import Session
 from urdir.model.families.config import Config
 from urdir.model.files.gguf import Gguf
 from urdir.model.memory.session_settings import SessionSettings
@@ -72,35 +74,35 @@ class Family:
         """Whether all positions are taken; prompts are then whole, and go on, in both modes."""
         return self.positions == len(self.tokens)
 
-    def default_session(self, observer: Observer | None = None) -> Session:
+    def by_default(self, observer: Observer | None = None) -> AbstractContextManager[EagerSteps]:
         """Not exact, with an f16 cache."""
-        return Session(
+        return stepping(
             self.engine.device,
             self.engine.weights,
             SessionSettings(len(self.tokens)),
             observer=observer,
         )
 
-    def token_by_token(self, session: Session, positions: int) -> float:
+    def token_by_token(self, eager: EagerSteps, positions: int) -> float:
         """The error of the logits after each of the first tokens."""
-        session.truncate(0)
+        eager.truncate(0)
         rows = []
         for token in self.tokens[:positions]:
-            session.feed([token])
-            rows.append(session.logits_step())
+            eager.feed([token])
+            rows.append(eager.logits()[0])
         return relative_rms(np.stack(rows), self.logits[:positions])
 
-    def prompts(self, session: Session, at_once: bool, positions: int) -> float:
+    def prompts(self, eager: EagerSteps, at_once: bool, positions: int) -> float:
         """The error of the logits after prompts in the first ``positions``: each a whole one, or
         what goes on with the one before."""
-        session.truncate(0)
+        eager.truncate(0)
         counts = [min(count, positions) for count in PROMPTS]
         rows = []
         for count in counts:
             if at_once:
-                session.truncate(0)
-            session.feed(self.tokens[session.length : count])
-            rows.append(session.logits_step())
+                eager.truncate(0)
+            eager.feed(self.tokens[eager.lengths[0] : count])
+            rows.append(eager.logits()[0])
         return relative_rms(np.stack(rows), self.logits[[count - 1 for count in counts]])
 
 
@@ -138,11 +140,11 @@ of_each = pytest.mark.references("families", NAMES, argument="family")
 
 @of_each
 def test_exact_logits_are_llama_cpp_s(family: Family) -> None:
-    session = family.engine.session
     whole = len(family.tokens)
-    assert family.token_by_token(session, family.positions) <= EXACT_RELATIVE_RMS
-    for at_once in {False, family.is_whole}:
-        assert family.prompts(session, at_once, whole) <= EXACT_RELATIVE_RMS
+    with EagerSteps(family.engine.session) as eager:
+        assert family.token_by_token(eager, family.positions) <= EXACT_RELATIVE_RMS
+        for at_once in {False, family.is_whole}:
+            assert family.prompts(eager, at_once, whole) <= EXACT_RELATIVE_RMS
 
 
 @of_each
@@ -151,10 +153,10 @@ def test_exact_logits_are_llama_cpp_s(family: Family) -> None:
 def test_default_logits_are_at_least_as_near_as_llama_cpp_s(family: Family) -> None:
     """Prompts are multiplied by tensor cores, on activations rounded to f16."""
     allowed = max(2e-3, 1.1 * family.native)
-    with family.default_session() as session:
-        assert family.token_by_token(session, min(family.positions, family.tie)) <= allowed
+    with family.by_default() as eager:
+        assert family.token_by_token(eager, min(family.positions, family.tie)) <= allowed
         for at_once in {True, not family.is_whole}:
-            assert family.prompts(session, at_once, family.tie) <= allowed
+            assert family.prompts(eager, at_once, family.tie) <= allowed
 
 
 @of_each
@@ -167,12 +169,12 @@ def test_a_replayed_graph_gives_the_bits_of_its_launches(family: Family) -> None
 
     results = []
     for observer in (None, Eager()):
-        with family.default_session(observer) as session:
-            session.feed(family.tokens[:25])
-            rows = [session.logits_step()]
+        with family.by_default(observer) as eager:
+            eager.feed(family.tokens[:25])
+            rows = [eager.logits()[0]]
             for token in family.tokens[25:27]:
-                session.feed([token])
-                rows.append(session.logits_step())
+                eager.feed([token])
+                rows.append(eager.logits()[0])
             results.append(np.stack(rows))
     np.testing.assert_array_equal(results[0], results[1])
 
@@ -203,7 +205,10 @@ def test_a_few_tokens_by_recorded_graphs(
 ) -> None:
     with np.load(DATA / f"{name}.npz") as golden:
         tokens, logits = [int(token) for token in golden["tokens"]], golden["logits"]
-    with Engine.open(reference_file(name), device=device_name, context=32) as engine:
-        engine.session.feed(tokens[:21])
-        assert engine.session.greedy_step() == int(np.argmax(logits[20]))
-        assert engine.session.greedy_step() < engine.config.vocab_size
+    with (
+        Engine.open(reference_file(name), device=device_name, context=32) as engine,
+        EagerSteps(engine.session) as eager,
+    ):
+        eager.feed(tokens[:21])
+        assert eager.step()[0] == int(np.argmax(logits[20]))
+        assert eager.step()[0] < engine.config.vocab_size

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.model.stepping import stepping
 from urdir.driver import bindings
 from urdir.driver.device import Device
 from urdir.driver.errors import CudaError, OutOfMemoryError
@@ -68,15 +69,15 @@ def test_a_module_that_does_not_load_leaves_the_sequence_as_it_was(
 ) -> None:
     with (
         Weights.load(gguf, Config.from_gguf(gguf), faulty) as weights,
-        Session(faulty, weights, SessionSettings(context=32)) as session,
+        stepping(faulty, weights, SessionSettings(context=32)) as eager,
     ):
-        session.feed([1])
+        eager.feed([1])
         api.inject("module_load")
         with pytest.raises(CudaError):
-            session.greedy_step()
-        assert session.length == 0
-        assert session.greedy_step() >= 0
-        assert session.length == 1
+            eager.step()
+        assert eager.lengths[0] == 0
+        assert eager.step()[0] >= 0
+        assert eager.lengths[0] == 1
 
 
 def test_a_poisoned_context_is_named_and_everything_can_be_closed(
@@ -84,14 +85,14 @@ def test_a_poisoned_context_is_named_and_everything_can_be_closed(
 ) -> None:
     with (
         Weights.load(gguf, Config.from_gguf(gguf), faulty) as weights,
-        Session(faulty, weights, SessionSettings(context=32)) as session,
+        stepping(faulty, weights, SessionSettings(context=32)) as eager,
     ):
-        session.feed([1])
+        eager.feed([1])
         api.inject("launch", nth=3, code="CUDA_ERROR_ILLEGAL_ADDRESS")
         with pytest.raises(CudaError, match="poisoned"):
-            session.greedy_step()
+            eager.step()
         with pytest.raises(CudaError, match="CUDA_ERROR_ILLEGAL_ADDRESS"):
-            session.truncate(0)
+            eager.truncate(0)
 
 
 def test_a_context_larger_than_memory_tells_needed_and_available_bytes(

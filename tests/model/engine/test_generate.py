@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 
+from tests.model.stepping import Numbers
 from urdir.driver.device import Device
 from urdir.model.engine.generate import Generation
+from urdir.model.engine.realizar import EagerSteps
 from urdir.model.engine.requests.launcher import Launcher
-from urdir.model.engine.requests.request import Request
+from urdir.model.engine.requests.request import Finish, Request
 from urdir.model.engine.requests.scheduler import Scheduler
 from urdir.model.engine.run_ahead import RunAhead
 from urdir.model.engine.sampling_settings import GREEDY
-from urdir.model.engine.sequence import Finish
 from urdir.model.engine.session import Session
 from urdir.model.engine.step_queue import StepQueue
 from urdir.model.errors import ContextFullError, ModelError
@@ -31,19 +32,6 @@ from urdir.model.memory.weights import Weights
 DATA = Path(__file__).parents[2] / "data"
 CONTEXT = 24
 PROMPT = (3, 1, 4, 1, 5, 9, 2, 6)
-
-
-class Numbers:
-    """A vocabulary whose tokens are numbers and a space."""
-
-    def __init__(self, *end_ids: int) -> None:
-        self.end_ids = end_ids
-
-    def is_control(self, token: int) -> bool:
-        return False
-
-    def token_bytes(self, token: int) -> bytes:
-        return b"%d " % token
 
 
 @pytest.fixture(scope="module")
@@ -60,10 +48,14 @@ def session(device_name: str) -> Iterator[Session]:
 @pytest.fixture(scope="module")
 def singly(session: Session) -> list[int]:
     """The answer by single steps, as long as the context lets it be."""
-    session.feed(PROMPT)
-    tokens = [session.greedy_step() for _ in range(CONTEXT - len(PROMPT) + 1)]
-    session.truncate(0)
-    return tokens
+    with EagerSteps(session) as eager:
+        eager.feed(PROMPT)
+        return [eager.step()[0] for _ in range(CONTEXT - len(PROMPT) + 1)]
+
+
+def forget(session: Session) -> None:
+    """Leave nothing of the last answer in the cache."""
+    EagerSteps(session).close()
 
 
 def generation(session: Session, *end_ids: int, **fields: Any) -> Generation:
@@ -103,8 +95,8 @@ def test_each_token_has_its_text(session: Session, singly: list[int]) -> None:
 
 @pytest.mark.slow
 def test_the_next_turn_goes_on_from_the_last(session: Session, singly: list[int]) -> None:
-    """Also from one that was left in the midst, and from steps of the session itself."""
-    session.truncate(0)
+    """Also from one that was left in the midst, and from steps one at a time."""
+    forget(session)
     first = generation(session, limit=6)
     "".join(first.text())
     assert first.statistics.cached_tokens == 0
@@ -118,13 +110,13 @@ def test_the_next_turn_goes_on_from_the_last(session: Session, singly: list[int]
     "".join(again.text())
     assert again.statistics.cached_tokens == len(PROMPT) - 1
     assert again.tokens == singly
-    session.feed(PROMPT)  # over what the place was left with
-    assert [session.greedy_step() for _ in range(3)] == singly[:3]
+    with EagerSteps(session) as eager:
+        eager.feed(PROMPT)  # over what the place was left with
+        assert [eager.step()[0] for _ in range(3)] == singly[:3]
     last = generation(session, prompt=(*PROMPT, *singly[:2]), limit=5)
     "".join(last.text())
     assert last.statistics.cached_tokens == len(PROMPT) + 1
     assert last.tokens == singly[2:7]
-    assert session.lengths == [0]
 
 
 def test_one_answer_is_open_at_a_time(session: Session, singly: list[int]) -> None:
@@ -132,6 +124,8 @@ def test_one_answer_is_open_at_a_time(session: Session, singly: list[int]) -> No
         next(text)
         with pytest.raises(ModelError, match="in use: close the answer"):
             next(generation(session).text())
+        with pytest.raises(ModelError, match="in use: close the answer"):
+            EagerSteps(session)
     assert len("".join(generation(session, limit=2).text()).split()) == 2
 
 
@@ -179,7 +173,7 @@ def test_whatever_ends_an_answer_the_next_is_right(
     prompt = (*PROMPT, 7)  # two steps
     expected = "".join(generation(session, prompt=prompt, limit=3).text())
     for nth, is_after in ((1, False), (1, True), (4, False)):
-        session.truncate(0)
+        forget(session)
         calls = iter(range(1, 1000))
         with monkeypatch.context() as patches:
             real = getattr(kind, name)

@@ -13,13 +13,14 @@ import gguf as gguf_package
 import numpy as np
 import pytest
 
+from tests.model.stepping import logits_of, logits_of_each, stepping
 from urdir.driver import execute
 from urdir.driver.operation import Launch
 from urdir.driver.stream import Stream
 from urdir.model.blocks import experts_together
 from urdir.model.engine.batch import Output
 from urdir.model.engine.engine import Engine
-from urdir.model.engine.session import Session
+from urdir.model.engine.realizar import EagerSteps
 from urdir.model.files.gguf import Gguf
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.verify.conformance import kl_divergence, relative_rms
@@ -65,11 +66,7 @@ def _logits(path: Path, device: str, kv_dtype: str, tokens: list[int], exact: bo
     with Engine.open(
         path, device=device, context=len(tokens), kv_dtype=kv_dtype, exact=exact
     ) as engine:
-        rows = []
-        for token in tokens:
-            engine.session.feed([token])
-            rows.append(engine.session.logits_step())
-        return np.stack(rows)
+        return logits_of_each(engine.session, tokens)
 
 
 def _positions(device: str, total: int, full: bool) -> int:
@@ -128,14 +125,14 @@ def test_replay_equals_eager_bit_for_bit(
     results = []
     with supported(name), Engine.open(path, device=device_name, context=len(tokens)) as engine:
         for observer in (None, Eager()):
-            with Session(
+            with stepping(
                 engine.device, engine.weights, SessionSettings(len(tokens)), observer=observer
-            ) as session:
-                session.feed(tokens[: n - 2])
-                rows = [session.logits_step()]
+            ) as eager:
+                eager.feed(tokens[: n - 2])
+                rows = [eager.logits()[0]]
                 for token in tokens[n - 2 : n]:
-                    session.feed([token])
-                    rows.append(session.logits_step())
+                    eager.feed([token])
+                    rows.append(eager.logits()[0])
                 results.append(np.stack(rows))
     np.testing.assert_array_equal(results[0], results[1])
 
@@ -153,16 +150,18 @@ def test_batched_steps_stay_within_the_allowance(
     path, tokens, wanted = golden(name)
     steps, context = (20, 32) if device_name == "cuda" else (2, 8)
     rows, expected = [], []
-    with Engine.open(path, device=device_name, context=context, sequences=3) as engine:
-        session = engine.session
+    with (
+        Engine.open(path, device=device_name, context=context, sequences=3) as engine,
+        EagerSteps(engine.session) as eager,
+    ):
         for sequence in range(3):
             for token in tokens[:sequence]:
-                session.feed([token], sequence)
-                session.forward_gpu_resident((sequence,))
+                eager.feed([token], sequence)
+                eager.logits((sequence,))
         for step in range(steps):
             for sequence in range(3):
-                session.feed([tokens[step + sequence]], sequence)
-            rows.append(session.forward_gpu_resident((0, 1, 2)))
+                eager.feed([tokens[step + sequence]], sequence)
+            rows.append(eager.logits((0, 1, 2)))
             expected.append(wanted[step : step + 3])
     logits, wanted = np.concatenate(rows), np.concatenate(expected)
     error, kl = relative_rms(logits, wanted), kl_divergence(logits, wanted)
@@ -187,22 +186,21 @@ def test_rows_that_read_experts_together(
     results, alone = [], []
     with Engine.open(path, device=device_name, context=16) as engine:
         for observer in (None, Eager()):
-            with Session(
+            with stepping(
                 engine.device,
                 engine.weights,
                 SessionSettings(16, sequences=count),
                 observer=observer,
-            ) as session:
+            ) as eager:
                 for sequence in range(count):
-                    session.feed(tokens[: sequence + 1], sequence)
-                results.append(session.forward_gpu_resident(range(count)))
-                bound = session.steps.bound(session.shapes.decode(count, count, Output.LOGITS))
+                    eager.feed(tokens[: sequence + 1], sequence)
+                results.append(eager.logits(range(count)))
+                shape = eager.session.shapes.decode(count, count, Output.LOGITS)
+                bound = eager.session.steps.bound(shape)
                 kernels = [op.kernel.name for op in bound.plan if isinstance(op, Launch)]
                 assert "experts_gemm_small" in kernels
         for sequence in range(count):
-            engine.session.truncate(0)
-            engine.session.feed(tokens[: sequence + 1])
-            alone.append(engine.session.logits_step())
+            alone.append(logits_of(engine.session, tokens[: sequence + 1]))
     np.testing.assert_array_equal(results[0], results[1])
     error, difference = (
         relative_rms(results[0], wanted[:count]),
@@ -230,11 +228,7 @@ def test_prompt_steps_stay_within_the_allowance(
     """Logits after a whole prompt at once, whose products round activations to f16."""
     path, tokens, wanted = golden(name)
     with Engine.open(path, device=device_name, context=len(tokens)) as engine:
-        rows = []
-        for n in (17, 40):
-            engine.session.truncate(0)
-            engine.session.feed(tokens[:n])
-            rows.append(engine.session.logits_step())
+        rows = [logits_of(engine.session, tokens[:n]) for n in (17, 40)]
     error = relative_rms(np.stack(rows), wanted[[16, 39]])
     print(f"{name} on {device_name}, prompts of 17 and 40: relative RMS {error:.2e}")
     assert error <= max(2e-3, 1.1 * LLAMA_CPP_ERROR[name][0])
@@ -263,12 +257,15 @@ def test_the_bias_of_the_output_is_added_once(
     biased = tmp_path / "biased.gguf"
     bias = np.random.default_rng(5).standard_normal(wanted.shape[1]).astype(np.float32)
     _copy_with_tensor(path, biased, "output.bias", bias)
-    with Engine.open(biased, device=device_name, context=8, kv_dtype="f32", exact=True) as engine:
-        engine.session.feed(tokens[:3])
-        logits = engine.session.logits_step()
-        engine.session.truncate(0)
-        engine.session.feed(tokens[:3])
-        assert engine.session.greedy_step() == int(np.argmax(wanted[2] + bias))
+    with (
+        Engine.open(biased, device=device_name, context=8, kv_dtype="f32", exact=True) as engine,
+        EagerSteps(engine.session) as eager,
+    ):
+        eager.feed(tokens[:3])
+        logits = eager.logits()[0]
+        eager.truncate(0)
+        eager.feed(tokens[:3])
+        assert eager.step()[0] == int(np.argmax(wanted[2] + bias))
     assert relative_rms(logits, wanted[2] + bias) <= EXACT_RELATIVE_RMS
 
 

@@ -11,12 +11,14 @@ import gguf as reference
 import numpy as np
 import pytest
 
+from tests.model.stepping import logits_of_each, set_sampling
 from urdir.driver import bindings
 from urdir.driver.errors import DriverError, GroupError
 from urdir.driver.group import Group
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.generate import Generation
+from urdir.model.engine.realizar import EagerSteps
 from urdir.model.engine.requests.answer import Item
 from urdir.model.engine.requests.answer_loop import DeviceLostError
 from urdir.model.engine.requests.request import Piece, Request
@@ -46,11 +48,7 @@ def logits(path: Path, tokens: Sequence[int], device: str, gpus: int) -> Any:
     with Engine.open(
         path, device=device, gpus=gpus, context=64, kv_dtype="f32", exact=True
     ) as engine:
-        rows = []
-        for token in tokens:
-            engine.session.feed([token])
-            rows.append(engine.session.logits_step())
-        return np.stack(rows)
+        return logits_of_each(engine.session, tokens)
 
 
 @pytest.mark.parametrize(
@@ -94,13 +92,16 @@ def test_a_prompt_and_tokens_after_it(
     needs_gpus(2)
     path, tokens, expected = golden("nano-llama-q8_0")
     settings: dict[str, Any] = {"context": 32, "kv_dtype": "f32", "exact": True}
-    with Engine.open(path, device=device_name, gpus=2, split=split, **settings) as engine:
-        engine.session.feed(tokens[:10])
-        rows = [engine.session.logits_step()]
-        engine.session.feed([tokens[10]])
-        rows.append(engine.session.logits_step())
-        engine.session.feed([tokens[11]])
-        greedy = [*engine.session.stream(Output.GREEDY, most=2)]
+    with (
+        Engine.open(path, device=device_name, gpus=2, split=split, **settings) as engine,
+        EagerSteps(engine.session) as eager,
+    ):
+        eager.feed(tokens[:10])
+        rows = [eager.logits()[0]]
+        eager.feed([tokens[10]])
+        rows.append(eager.logits()[0])
+        eager.feed([tokens[11]])
+        greedy = eager.step() + eager.step()
     assert relative_rms(np.stack(rows), expected[9:11]) <= EXACT_RELATIVE_RMS
     assert greedy[0] == int(expected[11].argmax())
 
@@ -129,22 +130,22 @@ def engines() -> Iterator[tuple[Engine, Engine]]:
 
 
 def on_both(engines: tuple[Engine, Engine], work: Any) -> list[Any]:
+    """What comes of the same work on each, by empty sequences."""
     found = []
     for engine in engines:
-        for sequence in range(2):
-            engine.session.truncate(0, sequence)
-        found.append(work(engine.session))
+        with EagerSteps(engine.session) as eager:
+            found.append(work(eager))
     return found
 
 
 def test_prompts_and_tokens_after_them_have_the_logits_of_one_device(
     engines: tuple[Engine, Engine],
 ) -> None:
-    def work(session: Session) -> Any:
-        session.feed([*range(2, 42)])
-        first = session.logits_step()
-        session.feed([7, 9])
-        return np.stack([first, session.logits_step()])
+    def work(eager: EagerSteps) -> Any:
+        eager.feed([*range(2, 42)])
+        first = eager.logits()[0]
+        eager.feed([7, 9])
+        return np.stack([first, eager.logits()[0]])
 
     one, two = on_both(engines, work)
     assert relative_rms(two, one) < 2e-3
@@ -159,23 +160,23 @@ def test_sums_in_two_shots_leave_the_bits_of_those_in_one(
     for least, part in ((1 << 20, 1 << 20), (512, 512)):
         monkeypatch.setattr(exchange, "TWO_SHOTS_FROM", {16: least})
         monkeypatch.setattr(exchange, "MOST_PART", part)
-        with open_nano(gpus) as engine:
+        with open_nano(gpus) as engine, EagerSteps(engine.session) as eager:
             shape = engine.session.exchange.shape
             assert (shape.takes_two_shots(512), shape.part) == (least == 512, 512 * (least == 512))
-            engine.session.feed([*range(2, 23)])
-            rows = [engine.session.logits_step()]
-            engine.session.feed([7])
-            found.append([*rows, engine.session.logits_step()])
+            eager.feed([*range(2, 23)])
+            rows = [eager.logits()[0]]
+            eager.feed([7])
+            found.append([*rows, eager.logits()[0]])
     assert np.array_equal(*found)
 
 
 def test_greedy_tokens_are_those_of_one_device(engines: tuple[Engine, Engine]) -> None:
-    def work(session: Session) -> Any:
-        session.feed([5, 80, 13])
-        session.feed([6], 1)
-        alone = [*session.stream(Output.GREEDY, most=6)]
-        session.feed([1])
-        both = [*session.stream_together(Output.GREEDY, (0, 1), most=3)]
+    def work(eager: EagerSteps) -> Any:
+        eager.feed([5, 80, 13])
+        eager.feed([6], 1)
+        alone = [eager.step() for _ in range(6)]
+        eager.feed([1])
+        both = [eager.step((0, 1)) for _ in range(3)]
         return alone, both
 
     one, two = on_both(engines, work)
@@ -198,7 +199,7 @@ def test_requests_are_answered_by_all_ranks(engines: tuple[Engine, Engine]) -> N
         assert found == [0, len(prompt)]
         return answers
 
-    one, two = on_both(engines, work)
+    one, two = (work(engine.session) for engine in engines)
     assert one == two
 
 
@@ -216,16 +217,16 @@ def test_products_of_one_row_are_given_to_the_other_rank(
 
 
 def test_sums_of_several_rows_begin_the_norm_that_follows(engines: tuple[Engine, Engine]) -> None:
-    def work(session: Session) -> Any:
-        session.feed([5, 80, 13])
-        session.feed([6], 1)
-        session.forward_gpu_resident((0, 1))
-        session.feed([9])
-        session.feed([11], 1)
-        shape = session.stepper.shape_after(Output.LOGITS, (0, 1))
-        launches = {of.label: of.kernel for of in session.steps.bound(shape).plan}
+    def work(eager: EagerSteps) -> Any:
+        eager.feed([5, 80, 13])
+        eager.feed([6], 1)
+        eager.logits((0, 1))
+        eager.feed([9])
+        eager.feed([11], 1)
+        shape = eager.session.shapes.decode(2, 5, Output.LOGITS)
+        launches = {of.label: of.kernel for of in eager.session.steps.bound(shape).plan}
         assert launches["blk.1.attn_qkv"].summarised
-        return session.forward_gpu_resident((0, 1))
+        return eager.logits((0, 1))
 
     one, two = on_both(engines, work)
     assert relative_rms(two, one) < 2e-3
@@ -234,23 +235,23 @@ def test_sums_of_several_rows_begin_the_norm_that_follows(engines: tuple[Engine,
 def test_ranks_choose_the_same_tokens_and_remember_them(engines: tuple[Engine, Engine]) -> None:
     """Drawn ones, after a fork that shares pages and a cut: each rank has its own state."""
     session = engines[1].session
-    for sequence in range(2):
-        session.truncate(0, sequence)
-    session.feed([9, 8, 7, 6])
-    session.fork(0, 1)
-    for sequence in range(2):
-        session.set_sampling(SamplingSettings(temperature=1.5, seed=3, nonce=sequence), sequence)
-    drawn = [session.forward_gpu_resident_to_token_id((0, 1), Output.SAMPLE) for _ in range(3)]
-    assert len({tuple(tokens) for tokens in drawn}) > 1
+    with EagerSteps(session) as eager:
+        eager.feed([9, 8, 7, 6])
+        eager.fork(0, 1)
+        for sequence in range(2):
+            settings = SamplingSettings(temperature=1.5, seed=3, nonce=sequence)
+            set_sampling(eager, settings, sequence)
+        drawn = [eager.step((0, 1), Output.SAMPLE) for _ in range(3)]
+        eager.truncate(2, 1)
     states = [session.parts.state, *session.parts.state.followers]
+    assert states[1]["known"].download(np.uint32).tolist() == [7, 2]
+    assert len({tuple(tokens) for tokens in drawn}) > 1
     tokens, positions = (
         [state[name].download(np.uint32) for state in states] for name in ("tokens", "position")
     )
     assert (tokens[0] == tokens[1]).all()
     assert (positions[0] == positions[1]).all()
     assert tokens[0].reshape(2, -1)[:, 4:7].T.tolist() == drawn
-    session.truncate(2, 1)
-    assert states[1]["known"].download(np.uint32).tolist() == [7, 2]
 
 
 def test_columns_that_are_cut_are_those_of_the_file() -> None:
@@ -288,13 +289,13 @@ def test_a_fault_while_loading_leaves_nothing_open(api: Any, nth: int) -> None:
 
 @pytest.mark.parametrize("in_prompt", [True, False])
 def test_a_fault_on_a_rank_ends_the_engine(api: Any, in_prompt: bool) -> None:
-    with open_nano(2) as engine:
-        engine.session.feed([1, 2, 3])
+    with open_nano(2) as engine, EagerSteps(engine.session) as eager:
+        eager.feed([1, 2, 3])
         if not in_prompt:
-            engine.session.greedy_step()
+            eager.step()[0]
         api.inject("launch", 5)  # of rank 0: what ends first is told
         with pytest.raises(DriverError, match=r"injected fault.*\nrank 0, .*\nrank 1, "):
-            [*engine.session.stream(Output.GREEDY, most=3)]
+            [eager.step() for _ in range(3)]
         with pytest.raises(GroupError, match="close the group"):
             engine.group.synchronize()
     assert api.live() == {}

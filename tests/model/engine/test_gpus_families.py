@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from urdir.model.engine.engine import Engine
+from urdir.model.engine.realizar import EagerSteps
 from urdir.model.families.share import cut_networks
 from urdir.model.verify.conformance import relative_rms
 
@@ -25,15 +26,14 @@ QUICK = {("falcon-h1-dense", 2), ("mamba-dense", 4), ("minicpm3-dense", 2)}
 WHOLE = {("refact-moe", 2), ("refact-moe", 4), ("mamba2-dense", 4)}
 
 
-def logits(engine: Engine, tokens: Sequence[int]) -> Any:
+def logits(eager: EagerSteps, tokens: Sequence[int]) -> Any:
     """After a prompt, and after each token of more."""
-    session = engine.session
-    session.truncate(0)
-    session.feed(tokens[:PROMPT])
-    rows = [session.logits_step()]
+    eager.truncate(0)
+    eager.feed(tokens[:PROMPT])
+    rows = [eager.logits()[0]]
     for token in tokens[PROMPT:]:
-        session.feed([token])
-        rows.append(session.logits_step())
+        eager.feed([token])
+        rows.append(eager.logits()[0])
     return np.stack(rows)
 
 
@@ -56,9 +56,12 @@ def test_exact_mode_matches_golden(
     with np.load(FAMILIES / f"{name}.npz") as file:
         tokens, expected = file["tokens"][: PROMPT + MORE].tolist(), file["logits"]
     settings: Any = {"context": 48, "kv_dtype": "f32", "exact": True}
-    with Engine.open(reference_file(name), device=device_name, gpus=gpus, **settings) as engine:
-        found = logits(engine, tokens)
+    with (
+        Engine.open(reference_file(name), device=device_name, gpus=gpus, **settings) as engine,
+        EagerSteps(engine.session) as eager,
+    ):
+        found = logits(eager, tokens)
         assert relative_rms(found, expected[PROMPT - 1 : PROMPT + MORE]) <= EXACT_RELATIVE_RMS
-        assert (found == logits(engine, tokens)).all()
+        assert (found == logits(eager, tokens)).all()
         cut, _ = cut_networks(engine.session.parts.config)
         assert (cut == 0) == ((name, gpus) in WHOLE)

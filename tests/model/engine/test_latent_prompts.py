@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.model.stepping import stepping
 from urdir.driver.device import Device
 from urdir.driver.group import Group
 from urdir.driver.operation import Launch
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.engine import Engine
+from urdir.model.engine.realizar import EagerSteps
 from urdir.model.engine.session import Session
 from urdir.model.families.config import Config
 from urdir.model.families.shapes import Shape
@@ -37,14 +39,14 @@ def random_tokens() -> list[int]:
     return [int(t) for t in np.random.default_rng(3).integers(0, SHAPE.vocab, sum(PARTS))]
 
 
-def logits_of_parts(session: Session) -> Any:
+def logits_of_parts(eager: EagerSteps) -> Any:
     """Logits after each of the `PARTS` of the prompt."""
     found, tokens = [], random_tokens()
     for start, count in zip(np.cumsum((0, *PARTS)).tolist(), PARTS, strict=False):
-        session.feed(tokens[start : start + count])
-        shape = session.stepper.shape_after(Output.LOGITS, (0,))
-        assert blocks(session, shape) == -(-(start + count) // 224)
-        found.append(session.logits_step())
+        eager.feed(tokens[start : start + count])
+        shape, _ = eager.session.shapes.prompt(start, start + count, Output.LOGITS)
+        assert blocks(eager.session, shape) == -(-(start + count) // 224)
+        found.append(eager.logits()[0])
     return np.stack(found)
 
 
@@ -117,9 +119,9 @@ def test_prompts_walk_over_cached_tokens_in_blocks(
     settings = SessionSettings(512, kv_dtype, chunk=128, page_len=page_len)
     with (
         Weights.load(model, config, device) as weights,
-        Session(device, weights, settings) as session,
+        stepping(device, weights, settings) as eager,
     ):
-        found = logits_of_parts(session)
+        found = logits_of_parts(eager)
     golden = reference_model(model, config).logits(random_tokens())[np.cumsum(PARTS) - 1]
     assert relative_rms(found, golden) <= TOLERANCES[kv_dtype]
 
@@ -150,7 +152,10 @@ def test_ranks_walk_with_their_own_heads_or_layers(
             for share, device in zip(shares_of(config, model, ranks, split), group, strict=True)
         ]
         settings = SessionSettings(512, chunk=128)
-        with Session(group[0], weights[0], settings, peers=weights[1:]) as session:
-            found = logits_of_parts(session)
+        with (
+            Session(group[0], weights[0], settings, peers=weights[1:]) as session,
+            EagerSteps(session) as eager,
+        ):
+            found = logits_of_parts(eager)
     golden = reference_model(model, config).logits(random_tokens())[np.cumsum(PARTS) - 1]
     assert relative_rms(found, golden) <= TOLERANCES["f16"]

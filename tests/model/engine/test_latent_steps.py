@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.model.stepping import stepping
 from urdir.driver.device import Device
 from urdir.driver.operation import Launch
 from urdir.model.engine.batch import Output
-from urdir.model.engine.session import Session
 from urdir.model.families.config import Config
 from urdir.model.families.shapes import Shape
 from urdir.model.memory.session_settings import SessionSettings
@@ -57,18 +57,20 @@ def test_steps_of_rows_beside_each_other(
     found = []
     with (
         Weights.load(model, config, device) as weights,
-        Session(device, weights, settings) as session,
+        stepping(device, weights, settings) as eager,
     ):
         for sequence, count in enumerate(PROMPTS):
-            session.feed(tokens[sequence][:count], sequence)
+            eager.feed(tokens[sequence][:count], sequence)
         for step in range(STEPS):
-            found.append(session.forward_gpu_resident((0, 1)))
+            found.append(eager.logits((0, 1)))
             for sequence, count in enumerate(PROMPTS):
-                session.feed([tokens[sequence][count + step]], sequence)
-        session.truncate(PROMPTS[0] + 2)
-        session.feed([tokens[0][PROMPTS[0] + 2]])
-        plan = session.steps.bound(session.stepper.shape_after(Output.LOGITS, (0,))).plan
-        alone = session.logits_step()
+                eager.feed([tokens[sequence][count + step]], sequence)
+        eager.truncate(PROMPTS[0] + 2)
+        eager.feed([tokens[0][PROMPTS[0] + 2]])
+        plan = eager.session.steps.bound(
+            eager.session.shapes.decode(1, PROMPTS[0] + 3, Output.LOGITS)
+        ).plan
+        alone = eager.logits()[0]
     for sequence, count in enumerate(PROMPTS):
         golden = reference_model(model, config).logits(tokens[sequence][:-1])[count - 1 :]
         made = np.stack([logits[sequence] for logits in found])

@@ -10,9 +10,10 @@ import pytest
 
 from tests.model.engine.test_golden import Eager
 from tests.model.engine.test_latent_prompts import SHAPE, TOLERANCES, blocks
+from tests.model.stepping import stepping
 from urdir.driver.device import Device
 from urdir.model.engine.batch import Batch, Output, Segment
-from urdir.model.engine.session import Session
+from urdir.model.engine.realizar import EagerSteps
 from urdir.model.families.config import Config
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
@@ -30,26 +31,26 @@ def texts() -> list[list[int]]:
     return [[int(t) for t in rng.integers(0, SHAPE.vocab, count)] for count in TEXTS]
 
 
-def ragged(session: Session, seed: int) -> tuple[Found, set[tuple[int, int]]]:
+def ragged(eager: EagerSteps, seed: int) -> tuple[Found, set[tuple[int, int]]]:
     """Logits after tokens of `texts` in steps of random segments and decoded tokens, by text and
     length, and how many decoded tokens and segments steps had. A sequence may be cancelled
     anywhere, and another begins in its place."""
     rng, waiting = np.random.default_rng(seed), list(range(len(TEXTS)))
+    session = eager.session
     held: dict[int, int] = {}
     found, mixes, tokens = Found(), set(), texts()
     while waiting or held:
         room, decode, segments = session.shapes.chunks[-1], list[int](), list[Segment]()
-        for slot in rng.permutation(len(session.sequences)).tolist():
-            sequence = session.sequences[slot]
+        for slot in rng.permutation(len(eager.lengths)).tolist():
             if slot in held and rng.random() < 0.03:
                 waiting.append(held.pop(slot))
-                session.truncate(0, slot)
+                eager.truncate(0, slot)
             if slot not in held and waiting:
                 held[slot] = waiting.pop(0)
-                session.append(tokens[held[slot]][: PROMPTS[held[slot]]], slot)
+                eager.feed(tokens[held[slot]][: PROMPTS[held[slot]]], slot)
             if slot not in held or rng.random() < 0.1:
                 continue
-            start, end = sequence.length, sequence.known
+            start, end = eager.lengths[slot], len(eager.tokens[slot])
             if end - start == 1 and start:
                 decode.append(slot)
             elif (count := min(int(rng.integers(1, 180)), end - start, room)) > 0:
@@ -59,16 +60,16 @@ def ragged(session: Session, seed: int) -> tuple[Found, set[tuple[int, int]]]:
         if not decode and not segments:
             continue
         mixes.add((len(decode), len(segments)))
-        session.stepper.launch_batch(batch, Output.LOGITS)
+        eager.launch(batch, Output.LOGITS)
         logits = session.parts.work["logits"].download(np.float32).reshape(-1, SHAPE.vocab)
         for slot, row in zip(batch.choosing, logits, strict=False):
-            length, text = session.sequences[slot].length, held[slot]
+            length, text = eager.lengths[slot], held[slot]
             found.append((text, length, row))
             if length == TEXTS[text]:
                 del held[slot]
-                session.truncate(0, slot)
+                eager.truncate(0, slot)
             else:
-                session.append(tokens[text][length : length + 1], slot)
+                eager.feed(tokens[text][length : length + 1], slot)
     return found, mixes
 
 
@@ -93,9 +94,9 @@ def test_a_row_is_what_it_is_alone(
     runs = []
     with Weights.load(model, config, device) as weights:
         for observer in (None, Eager()):
-            with Session(device, weights, settings, observer=observer) as session:
-                assert session.shapes.alignment == 128
-                found, mixes = ragged(session, sequences)
+            with stepping(device, weights, settings, observer=observer) as eager:
+                assert eager.session.shapes.alignment == 128
+                found, mixes = ragged(eager, sequences)
                 runs.append(found)
     for (*one, row), (*other, same) in zip(*runs, strict=True):
         assert one == other
@@ -122,14 +123,15 @@ def test_a_prompt_has_the_same_bits_beside_others(
     with Weights.load(model, config, device) as weights:
         for beside in (33, 330):
             settings = SessionSettings(512, chunk=384, sequences=3)
-            with Session(device, weights, settings) as session:
-                session.append(other[:beside], 1)
-                session.append(one[:200], 0)
-                session.stepper.process(session.sequences[0], 120)
-                session.stepper.process(session.sequences[1], beside - 9)
+            with stepping(device, weights, settings) as eager:
+                session = eager.session
+                eager.feed(other[:beside], 1)
+                eager.feed(one[:200], 0)
+                eager.process(120, 0)
+                eager.process(beside - 9, 1)
                 segments = Segment(1, beside - 9, beside), Segment(0, 120, 200, chooses=True)
                 shape = session.shapes.of_batch(Batch((), segments), 512, Output.LOGITS)
                 assert blocks(session, shape) == 1 + (beside > 100)
-                session.stepper.launch_batch(Batch((), segments), Output.LOGITS)
+                eager.launch(Batch((), segments), Output.LOGITS)
                 found.append(session.parts.work["logits"].download(np.float32, (SHAPE.vocab,)))
     np.testing.assert_array_equal(*found)

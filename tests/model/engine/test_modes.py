@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.model.stepping import answer
 from urdir.model.commands import opening
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.engine import Engine
@@ -80,8 +81,7 @@ def test_an_engine_reads_no_variable(
         monkeypatch.setenv(name, value)
     with Engine.open(device="emulator", cache_folder=None, context=16) as engine:
         assert not engine.host_sampling
-        engine.session.feed([1])
-        engine.session.greedy_step()
+        assert answer(engine.session, [1], 1)
     assert list(tmp_path.iterdir()) == []
     assert capsys.readouterr().err == ""
 
@@ -99,8 +99,7 @@ def test_commands_read_what_they_pass_on(monkeypatch: pytest.MonkeyPatch, tmp_pa
     with opening.open_engine(args, None, 16) as engine:
         assert engine.host_sampling
         assert engine.device.target == "sm_80"
-        engine.session.feed([1])
-        engine.session.greedy_step()
+        assert answer(engine.session, [1], 1)
     assert {path.name for path in tmp_path.iterdir()} == {"cache", "dump"}
     assert any(path.suffix == ".ptx" for path in (tmp_path / "dump").iterdir())
 

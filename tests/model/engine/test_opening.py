@@ -11,11 +11,14 @@ from typing import Any
 
 import pytest
 
+from tests.model.stepping import answer
 from urdir.driver import bindings
 from urdir.driver.errors import DriverError
-from urdir.model.engine.batch import Output
 from urdir.model.engine.engine import Engine
+from urdir.model.engine.generate import Generation
+from urdir.model.engine.requests.request import Request
 from urdir.model.engine.runner import Steps
+from urdir.model.engine.sampling_settings import GREEDY
 from urdir.model.errors import GgufError, ModelError
 from urdir.model.memory.weights import Weights
 from urdir.model.text.tokenizer import Tokenizer
@@ -47,6 +50,12 @@ def open_engine(model: Path | None, **more: Any) -> Engine:
     return Engine.open(model, device="emulator", context=32, cache_folder=None, **more)
 
 
+def prepare(engine: Engine, tokens: int) -> None:
+    """Record the graphs of a prompt of so many tokens."""
+    request = Request(prompt=(1,) * tokens, settings=GREEDY)
+    Generation(engine.session, None, request).prepare()
+
+
 # ---- side by side ----
 
 
@@ -65,7 +74,7 @@ def test_the_caller_prepares_while_device_tokeniser_and_weights_are_not_ready(
         return run
 
     def meanwhile(engine: Engine) -> None:
-        engine.session.prepare(5, Output.GREEDY)
+        prepare(engine, 5)
         assert not gc.isenabled()
         prepared.set()
 
@@ -83,27 +92,22 @@ def test_what_was_prepared_is_what_runs(
 ) -> None:
     prompt = [1, 2, 3, 4, 5]
 
-    def first_token(engine: Engine) -> int:
-        engine.session.feed(prompt)
-        return next(engine.session.stream(Output.GREEDY, most=1))
+    def first_token(engine: Engine) -> list[int]:
+        return answer(engine.session, prompt, 1)
 
     with open_engine(model) as engine:
         expected = first_token(engine)
-    with open_engine(
-        model, meanwhile=lambda engine: engine.session.prepare(len(prompt), Output.GREEDY)
-    ) as engine:
+    with open_engine(model, meanwhile=lambda engine: prepare(engine, len(prompt))) as engine:
         recorded: list[Any] = []
         monkeypatch.setattr(Steps, "_recording", lambda self, shape: recorded.append(shape))
         assert first_token(engine) == expected
         assert recorded == []
 
 
-@pytest.mark.parametrize("tokens", [0, 1, 32, 1000])
+@pytest.mark.parametrize("tokens", [1, 32, 1000])
 def test_prompts_of_any_length_can_be_prepared_for(api: Any, model: Path, tokens: int) -> None:
-    with open_engine(
-        model, meanwhile=lambda engine: engine.session.prepare(tokens, Output.LOGITS)
-    ) as engine:
-        assert engine.session.length == 0
+    with open_engine(model, meanwhile=lambda engine: prepare(engine, tokens)) as engine:
+        assert engine.session.steps.graph_bytes
 
 
 # ---- what fails ----
@@ -128,7 +132,7 @@ def test_prompts_of_any_length_can_be_prepared_for(api: Any, model: Path, tokens
 def test_a_fault_in_any_thread_ends_the_opening(api: Any, model: Path, kind: str, nth: int) -> None:
     api.inject(kind, nth=nth)
     with pytest.raises(DriverError):
-        open_engine(model, meanwhile=lambda engine: engine.session.prepare(3, Output.GREEDY))
+        open_engine(model, meanwhile=lambda engine: prepare(engine, 3))
     assert not api.pending_faults()
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from urdir.model.engine.engine import Engine
+from urdir.model.engine.realizar import EagerSteps
 from urdir.model.files.pretrained.model import SafetensorsModel
 from urdir.model.text.chat import ChatTemplate, Message
 from urdir.model.verify.conformance import relative_rms
@@ -19,13 +20,16 @@ FOLDERS = ("llama-bf16", "qwen2-f16-sharded", "qwen3moe-bf16")
 
 
 def _logits(path: Path, device: str, tokens: Any, **options: Any) -> Any:
-    with Engine.open(
-        path, device=device, context=64, cache_folder=None, kv_dtype="f32", **options
-    ) as engine:
+    with (
+        Engine.open(
+            path, device=device, context=64, cache_folder=None, kv_dtype="f32", **options
+        ) as engine,
+        EagerSteps(engine.session) as eager,
+    ):
         rows = []
         for token in tokens:
-            engine.session.feed([int(token)])
-            rows.append(engine.session.logits_step())
+            eager.feed([int(token)])
+            rows.append(eager.logits()[0])
         return np.array(rows)
 
 

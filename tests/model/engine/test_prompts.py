@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,12 +10,13 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from tests.model.stepping import set_sampling, stepping
 from urdir.driver.device import Device
 from urdir.driver.stream import Stream
 from urdir.model.engine.batch import Output, StepShape
+from urdir.model.engine.realizar import EagerSteps
 from urdir.model.engine.sampling import sample
 from urdir.model.engine.sampling_settings import SamplingSettings
-from urdir.model.engine.session import Session
 from urdir.model.errors import ModelError
 from urdir.model.families.config import Config
 from urdir.model.files.gguf import Gguf
@@ -50,26 +50,26 @@ def weights(gguf: Gguf, device: Device) -> Iterator[Weights]:
         yield loaded
 
 
-def watch(session: Session) -> list[StepShape]:
+def watch(eager: EagerSteps) -> list[StepShape]:
     """The shapes that are launched from now on."""
     shapes: list[StepShape] = []
-    launch = session.steps.launch
+    launch = eager.session.steps.launch
 
     def watched(shape: StepShape, stream: Stream) -> None:
         shapes.append(shape)
         launch(shape, stream)
 
-    session.steps.launch = watched  # type: ignore[method-assign]
+    eager.session.steps.launch = watched  # type: ignore[method-assign]
     return shapes
 
 
 def singly(device: Device, weights: Weights, exact: bool) -> Any:
     """The logits after the last token, a step each."""
     kv_dtype = "f32" if exact else "f16"
-    with Session(device, weights, SessionSettings(48, kv_dtype, exact=exact)) as session:
+    with stepping(device, weights, SessionSettings(48, kv_dtype, exact=exact)) as eager:
         for token in TOKENS:
-            session.feed([token])
-            logits = session.logits_step()
+            eager.feed([token])
+            logits = eager.logits()[0]
     return logits
 
 
@@ -81,17 +81,17 @@ def test_any_division_into_steps_gives_the_same_logits(
     wanted, kv_dtype = singly(device, weights, exact), "f32" if exact else "f16"
     odd, nearly = (5, 9, 1, 20, 2), (36, 1)
     for chunk, pieces in ((64, (37,)), (16, (37,)), (8, (37,)), (64, odd), (16, nearly)):
-        with Session(
+        with stepping(
             device, weights, SessionSettings(48, cast("Any", kv_dtype), exact=exact, chunk=chunk)
-        ) as session:
-            shapes = watch(session)
+        ) as eager:
+            shapes = watch(eager)
             at = 0
             for count in pieces:
-                session.feed(TOKENS[at : at + count])
+                eager.feed(TOKENS[at : at + count])
                 at += count
-            logits = session.logits_step()
-            assert session.lengths == [len(TOKENS)]
-            assert session.device_positions() == {0: len(TOKENS)}
+            logits = eager.logits()[0]
+            assert eager.lengths == [len(TOKENS)]
+            assert eager.session.parts.state.positions() == {0: len(TOKENS)}
         assert relative_rms(logits, wanted) < (EXACT if exact else ROUNDED)
         assert [shape.output for shape in shapes[:-1]] == [Output.NONE] * (len(shapes) - 1)
         assert shapes[-1].output is Output.LOGITS
@@ -101,48 +101,48 @@ def test_any_division_into_steps_gives_the_same_logits(
 def test_a_short_prompt_is_one_step(device: Device, weights: Weights) -> None:
     """Sampling included; its token is what numpy takes from the logits, and steps go on from it."""
     settings = SamplingSettings(temperature=1.2, seed=3)
-    with Session(device, weights, SessionSettings(48)) as session:
-        session.set_sampling(settings)
-        shapes = watch(session)
-        session.feed(TOKENS[:11])
-        assert (session.sequences[0].pending, shapes) == (11, [])
-        found = list(islice(session.stream(Output.SAMPLE), 3))
+    with stepping(device, weights, SessionSettings(48)) as eager:
+        set_sampling(eager, settings)
+        shapes = watch(eager)
+        eager.feed(TOKENS[:11])
+        assert (eager.lengths, shapes) == ([0], [])
+        found = [eager.step(output=Output.SAMPLE)[0] for _ in range(3)]
         assert shapes[0] == StepShape(16, 256, Output.SAMPLE, prompt=16)
         assert {bool(shape.prompt) for shape in shapes[1:]} == {False}
-        session.truncate(0)
+        eager.truncate(0)
         known = list(TOKENS[:11])
-        session.feed(known)
+        eager.feed(known)
         for _ in range(3):
-            known.append(sample(session.logits_step(), settings, len(known), known))
-            session.feed(known[-1:])
+            known.append(sample(eager.logits()[0], settings, len(known), known))
+            eager.feed(known[-1:])
     assert found == known[11:]
 
 
 def test_what_is_pending_is_forked_cut_and_stepped_together(
     device: Device, weights: Weights
 ) -> None:
-    with Session(device, weights, SessionSettings(48, sequences=2)) as session:
-        session.feed(TOKENS[:11])
-        session.fork(0, 1)
-        assert session.lengths == [10, 10]
-        session.feed(TOKENS[11:14])
-        shapes = watch(session)
-        one, other = session.forward_gpu_resident_to_token_id((0, 1))
+    with stepping(device, weights, SessionSettings(48, sequences=2)) as eager:
+        eager.feed(TOKENS[:11])
+        eager.fork(0, 1)
+        assert eager.lengths == [10, 10]
+        eager.feed(TOKENS[11:14])
+        shapes = watch(eager)
+        one, other = eager.step((0, 1))
         assert [(bool(shape.prompt), shape.output) for shape in shapes] == [
             (True, Output.NONE),
             (False, Output.GREEDY),
         ]
-        assert session.lengths == [14, 11]
-        session.truncate(0, 0)
-        session.feed(TOKENS[:14])
-        assert session.greedy_step() == one
-        session.truncate(0, 1)
-        session.feed(TOKENS[:12], 1)
-        session.truncate(11, 1)
-        assert (session.lengths[1], session.sequences[1].pending) == (11, 0)
-        session.truncate(10, 1)
-        session.feed(TOKENS[10:11], 1)
-        assert session.forward_gpu_resident_to_token_id((1,)) == [other]
+        assert eager.lengths == [14, 11]
+        eager.truncate(0, 0)
+        eager.feed(TOKENS[:14])
+        assert eager.step()[0] == one
+        eager.truncate(0, 1)
+        eager.feed(TOKENS[:12], 1)
+        eager.truncate(11, 1)
+        assert (eager.lengths[1], len(eager.tokens[1])) == (0, 11)
+        eager.truncate(10, 1)
+        eager.feed(TOKENS[10:11], 1)
+        assert eager.step((1,)) == [other]
 
 
 def test_a_small_device_gets_smaller_steps(gguf: Gguf) -> None:

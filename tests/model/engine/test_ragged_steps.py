@@ -11,9 +11,10 @@ import numpy.typing as npt
 import pytest
 
 from tests.model.engine.test_prompts import EXACT, ROUNDED
+from tests.model.stepping import stepping
 from urdir.driver import Device
 from urdir.model.engine.batch import Batch, Output, Segment
-from urdir.model.engine.session import Session
+from urdir.model.engine.realizar import EagerSteps
 from urdir.model.families.config import Config
 from urdir.model.files.gguf import Gguf
 from urdir.model.memory.session_settings import SessionSettings
@@ -42,31 +43,31 @@ def weights(device: Device) -> Iterator[Weights]:
 
 def alone(device: Device, weights: Weights, tokens: list[int], exact: bool, kind: Any) -> Any:
     """The logits after the last token of a sequence that has the device for itself."""
-    with Session(device, weights, SessionSettings(CONTEXT, kind, exact=exact)) as session:
-        session.feed(tokens)
-        return session.logits_step()
+    with stepping(device, weights, SessionSettings(CONTEXT, kind, exact=exact)) as eager:
+        eager.feed(tokens)
+        return eager.logits()[0]
 
 
-def mixed(session: Session) -> Logits:
+def mixed(eager: EagerSteps) -> Logits:
     """Feed `PROMPTS` in steps of several segments and decoded tokens, then a token more each."""
     found: Logits = {s: [] for s in range(len(PROMPTS))}
 
     def step(batch: Batch) -> None:
-        session.stepper.launch_batch(batch, Output.LOGITS)
-        rows, vocab = len(batch.choosing), session.parts.config.vocab_size
+        eager.launch(batch, Output.LOGITS)
+        rows, vocab = len(batch.choosing), eager.session.parts.config.vocab_size
         if rows:
-            logits = session.parts.work["logits"].download(np.float32, (rows, vocab))
+            logits = eager.session.parts.work["logits"].download(np.float32, (rows, vocab))
             for sequence, row in zip(batch.choosing, logits, strict=True):
                 found[sequence].append(row)
-                session.append([int(np.argmax(row))], sequence)
+                eager.feed([int(np.argmax(row))], sequence)
 
     for sequence, prompt in enumerate(PROMPTS):
-        session.append(prompt, sequence)
-    chunk = min(32, session.shapes.chunks[-1])
+        eager.feed(prompt, sequence)
+    chunk = min(32, eager.session.shapes.chunks[-1])
     whole = [Segment(s, 0, len(PROMPTS[s]), chooses=True) for s in (0, 1, 2)]
     if chunk == 8:  # exact
         step(Batch((), (whole[0],)))
-        session.stepper.process(session.sequences[1], 36)
+        eager.process(36, 1)
         step(Batch((0,), (Segment(1, 36, 37, chooses=True),)))
         step(Batch((0, 1), (whole[2],)))
     else:
@@ -79,7 +80,7 @@ def mixed(session: Session) -> Logits:
         step(Batch((1,), (Segment(3, start, end, chooses=end == LONG),)))
         start = end
     step(Batch((), (Segment(4, 0, min(17, chunk)),)))
-    session.stepper.process(session.sequences[4], 17)
+    eager.process(17, 4)
     step(Batch((3, 0, 1, 2), (Segment(4, 17, 18, chooses=True),)))
     step(Batch((4, 3)))
     return found
@@ -98,11 +99,11 @@ def test_a_row_is_what_it_is_alone(
     device: Device, weights: Weights, exact: bool, kind: Any, page_len: int
 ) -> None:
     pages = cast("dict[str, Any]", {"page_len": page_len} if page_len else {})
-    with Session(
+    with stepping(
         device, weights, SessionSettings(CONTEXT, kind, exact=exact, sequences=6, **pages)
-    ) as session:
-        found = mixed(session)
-        tokens = [list(session.sequences[s].tokens) for s in range(len(PROMPTS))]
+    ) as eager:
+        found = mixed(eager)
+        tokens = [list(eager.tokens[s]) for s in range(len(PROMPTS))]
     for s, prompt in enumerate(PROMPTS):
         assert len(found[s]) == len(tokens[s]) - len(prompt) > 1
         for at, logits in ((0, found[s][0]), (-1, found[s][-1])):
@@ -116,16 +117,16 @@ def test_steps_are_the_same_again(device: Device, weights: Weights) -> None:
     """Bit for bit, and a device that chooses greedily chooses what the host would."""
     runs = []
     for _ in range(2):
-        with Session(device, weights, SessionSettings(CONTEXT, sequences=6)) as session:
-            runs.append(mixed(session))
+        with stepping(device, weights, SessionSettings(CONTEXT, sequences=6)) as eager:
+            runs.append(mixed(eager))
     for s, logits in runs[0].items():
         for one, other in zip(logits, runs[1][s], strict=True):
             np.testing.assert_array_equal(one, other)
 
 
 def test_shapes_are_few(device: Device, weights: Weights) -> None:
-    with Session(device, weights, SessionSettings(CONTEXT, sequences=40, chunk=CONTEXT)) as session:
-        shapes = session.shapes
+    with stepping(device, weights, SessionSettings(CONTEXT, sequences=40, chunk=CONTEXT)) as eager:
+        shapes = eager.session.shapes
         assert shapes.rows == 48
         made = {
             shapes.of_batch(
@@ -151,12 +152,12 @@ def test_rows_of_packed_norms_are_what_they_are_alone(device: Device) -> None:
     """Five sequences of Q4_K and Q6_K: norms that products begin are packed."""
     path = Path(__file__).parents[2] / "data" / "golden" / "nano-llama-q4_k_m.gguf"
     with Gguf(path) as gguf, Weights.load(gguf, Config.from_gguf(gguf), device) as weights:
-        with Session(device, weights, SessionSettings(CONTEXT, sequences=5)) as session:
+        with stepping(device, weights, SessionSettings(CONTEXT, sequences=5)) as eager:
             for sequence in range(5):
-                session.append([sequence + 5], sequence)
-            session.stepper.launch_batch(Batch(tuple(range(5))), Output.LOGITS)
-            vocab = session.parts.config.vocab_size
-            logits = session.parts.work["logits"].download(np.float32, (5, vocab))
+                eager.feed([sequence + 5], sequence)
+            eager.launch(Batch(tuple(range(5))), Output.LOGITS)
+            vocab = eager.session.parts.config.vocab_size
+            logits = eager.session.parts.work["logits"].download(np.float32, (5, vocab))
         for sequence in range(5):
             wanted = alone(device, weights, [sequence + 5], False, "f16")
             assert relative_rms(logits[sequence][None], wanted[None]) < ROUNDED

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.model.stepping import logits_of, stepping
 from urdir.driver.device import Device
 from urdir.driver.group import Group
+from urdir.model.engine.realizar import EagerSteps
 from urdir.model.engine.session import Session
 from urdir.model.families.config import Config
 from urdir.model.families.recurrent import KimiDelta, Lightning, Recurrence
@@ -318,13 +320,13 @@ RANKS = {
 COUNTS = (1, 2, 19, 20, 21)
 
 
-def logits(session: Session, tokens: list[int]) -> np.ndarray:
+def logits(eager: EagerSteps, tokens: list[int]) -> np.ndarray:
     """After some of the tokens."""
     rows = []
-    session.truncate(0)
+    eager.truncate(0)
     for count in COUNTS:
-        session.feed(tokens[session.length : count])
-        rows.append(session.logits_step())
+        eager.feed(tokens[eager.lengths[0] : count])
+        rows.append(eager.logits()[0])
     return np.stack(rows)
 
 
@@ -353,12 +355,11 @@ def test_logits_are_the_reference_s(
     tokens = random_tokens(shape.vocab)
     with (
         Weights.load(model, config, device) as weights,
-        Session(device, weights, SessionSettings(32, "f32", exact=True)) as session,
+        stepping(device, weights, SessionSettings(32, "f32", exact=True)) as eager,
     ):
-        found = logits(session, tokens)
+        found = logits(eager, tokens)
         with Session(device, weights, SessionSettings(32)) as rounded:
-            rounded.feed(tokens)
-            after_prompt = rounded.logits_step()
+            after_prompt = logits_of(rounded, tokens)
     golden = reference_model(model, config).logits(tokens)
     assert relative_rms(found, golden[[count - 1 for count in COUNTS]]) <= TOLERANCE
     print(f"default, after a prompt: {relative_rms(after_prompt, golden[20]):.1e}")
@@ -396,13 +397,15 @@ def test_logits_on_several_devices_are_the_reference_s(
         ]
         peers = weights[1:]
         settings = SessionSettings(32, "f32", exact=True, sequences=2)
-        with Session(group[0], weights[0], settings, peers=peers) as session:
-            found = logits(session, tokens)
-            session.fork(0, 1)  # states are copied on every rank
-            again = logits(session, tokens)
+        with (
+            Session(group[0], weights[0], settings, peers=peers) as session,
+            EagerSteps(session) as eager,
+        ):
+            found = logits(eager, tokens)
+            eager.fork(0, 1)  # states are copied on every rank
+            again = logits(eager, tokens)
             with Session(group[0], weights[0], SessionSettings(32), peers=peers) as rounded:
-                rounded.feed(tokens)
-                after_prompt = rounded.logits_step()
+                after_prompt = logits_of(rounded, tokens)
     golden = reference_model(model, config).logits(tokens)
     assert relative_rms(found, golden[[count - 1 for count in COUNTS]]) <= TOLERANCE
     assert (again == found).all()

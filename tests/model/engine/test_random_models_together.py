@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.model.stepping import stepping
 from urdir.driver.device import Device
-from urdir.model.engine.session import Session
 from urdir.model.families.config import Config
 from urdir.model.families.shapes import Shape
 from urdir.model.memory.session_settings import SessionSettings
@@ -69,17 +69,17 @@ def test_sequences_together_are_as_each_alone(
         [int(t) for t in rng.integers(0, weights.config.vocab_size, n + 2)] for n in (3, 36, 12)
     ]
     together, alone = [], []
-    with Session(device, weights, SessionSettings(40, "f32", exact=True, sequences=3)) as session:
+    with stepping(device, weights, SessionSettings(40, "f32", exact=True, sequences=3)) as eager:
         for step in (-1, 0):
             for sequence, text in enumerate(texts):
-                session.feed(text[session.lengths[sequence] : len(text) + step], sequence)
-            together.append(session.forward_gpu_resident((0, 1, 2)))
+                eager.feed(text[eager.lengths[sequence] : len(text) + step], sequence)
+            together.append(eager.logits((0, 1, 2)))
             rows = []
             for sequence, text in enumerate(texts):
-                length = session.lengths[sequence]
-                session.truncate(length - 1, sequence)
-                session.feed(text[length - 1 : length], sequence)
-                rows.append(session.forward_gpu_resident((sequence,))[0])
+                length = eager.lengths[sequence]
+                eager.truncate(length - 1, sequence)
+                eager.feed(text[length - 1 : length], sequence)
+                rows.append(eager.logits((sequence,))[0])
             alone.append(np.stack(rows))
     assert relative_rms(np.stack(together), np.stack(alone)) <= TOLERANCE
     reference = reference_model(model, weights.config)
@@ -94,13 +94,13 @@ def test_pages_hold_what_a_contiguous_cache_does(device: Device, weights: Weight
     tokens = [int(t) for t in np.random.default_rng(3).integers(0, weights.config.vocab_size, 50)]
     results = []
     for page_len in (0, 16):
-        with Session(
+        with stepping(
             device, weights, SessionSettings(64, exact=True, sequences=2, page_len=page_len)
-        ) as session:
-            session.feed(tokens[40:], 1)  # so that the pages of the other are not the first
-            session.feed(tokens[:39])
-            rows = [*session.forward_gpu_resident((0, 1))]
-            session.feed(tokens[39:40])
-            rows.append(session.logits_step())
+        ) as eager:
+            eager.feed(tokens[40:], 1)  # so that the pages of the other are not the first
+            eager.feed(tokens[:39])
+            rows = [*eager.logits((0, 1))]
+            eager.feed(tokens[39:40])
+            rows.append(eager.logits()[0])
             results.append(np.stack(rows))
     np.testing.assert_array_equal(results[0], results[1])

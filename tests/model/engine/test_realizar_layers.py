@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ import pytest
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
+from tests.model.stepping import stepping
 from urdir.driver import execute
 from urdir.driver.device import Device
 from urdir.driver.errors import LaunchError
@@ -22,6 +24,7 @@ from urdir.driver.memory import Slice
 from urdir.driver.stream import Stream
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.realizar import (
+    EagerSteps,
     Layers,
     LayerWeights,
     describe,
@@ -34,7 +37,6 @@ from urdir.model.engine.realizar import (
     transformer_layer_workspace,
 )
 from urdir.model.engine.runner import Observer
-from urdir.model.engine.session import Session
 from urdir.model.errors import ConfigError, ContextFullError, ModelError, UnsupportedError
 from urdir.model.families.attention import Attention
 from urdir.model.families.config import Config
@@ -346,38 +348,42 @@ class Eager:
         execute.run(bound, self.device, stream)
 
 
-def open_session(made: Made, sequences: int = 1, observer: Observer | None = None) -> Session:
+@contextmanager
+def open_steps(
+    made: Made, sequences: int = 1, observer: Observer | None = None
+) -> Iterator[EagerSteps]:
     kv_dtype = "f32" if made.exact else "f16"
     settings = SessionSettings(16, kv_dtype, exact=made.exact, sequences=sequences)
-    return Session(made.device, made.weights, settings, observer=observer)
+    with stepping(made.device, made.weights, settings, observer) as eager:
+        yield eager
 
 
 def test_forward_gpu_resident(made: Made) -> None:
     """Logits of every token; recorded and eager are equal bit for bit."""
     reference, found = made.reference(), []
-    with open_session(made) as session:
+    with open_steps(made) as eager:
         for position, token in enumerate(TOKENS):
-            found.append(forward_gpu_resident(session, token, position=position))
+            found.append(forward_gpu_resident(eager, token, position=position))
             check(found[-1], reference.logits(token), 3 * made.tolerance)
-        assert session.lengths == [4]
+        assert eager.lengths == [4]
         shape = StepShape(1, 256, Output.LOGITS)
-        launches = len(session.steps.bound(shape))
-        assert session.steps.graph(shape).node_count == launches
-    eager = Eager(made.device)
-    with open_session(made, observer=eager) as session:
+        launches = len(eager.session.steps.bound(shape))
+        assert eager.session.steps.graph(shape).node_count == launches
+    observer = Eager(made.device)
+    with open_steps(made, observer=observer) as eager:
         for token, logits in zip(TOKENS, found, strict=True):
-            np.testing.assert_array_equal(forward_gpu_resident(session, token), logits)
-    assert eager.launches == [launches] * 4
+            np.testing.assert_array_equal(forward_gpu_resident(eager, token), logits)
+    assert observer.launches == [launches] * 4
 
 
 def test_forward_gpu_resident_to_token_id(made: Made) -> None:
     """On the device and on the host, in two sequences, the caller free to go on otherwise."""
     references = [made.reference(), made.reference()]
-    with open_session(made, sequences=2) as session:
+    with open_steps(made, sequences=2) as eager:
         for position, token in enumerate(TOKENS):
             for sequence, correctness in ((0, False), (1, True)):
                 found = forward_gpu_resident_to_token_id(
-                    session,
+                    eager,
                     token + sequence * (token < 99),
                     position=position,
                     sequence=sequence,
@@ -385,8 +391,8 @@ def test_forward_gpu_resident_to_token_id(made: Made) -> None:
                 )
                 logits = references[sequence].logits(token + sequence * (token < 99))
                 assert logits[found] >= logits.max() - 3 * made.tolerance * np.abs(logits).max()
-        assert session.lengths == [4, 4]
-        logits = forward_gpu_resident(session, 7)
+        assert eager.lengths == [4, 4]
+        logits = forward_gpu_resident(eager, 7)
         check(logits, references[0].logits(7), 3 * made.tolerance)
 
 
@@ -401,33 +407,33 @@ def test_ties_go_to_the_lowest_id(device: Device) -> None:
     assert Reference(config, arrays).logits(3).argmax() == 17
     with (
         make_weights(device, config, "F32", arrays) as weights,
-        Session(device, weights, SessionSettings(8)) as session,
+        stepping(device, weights, SessionSettings(8)) as eager,
     ):
-        logits = forward_gpu_resident(session, 3)
+        logits = forward_gpu_resident(eager, 3)
         assert logits[17] == logits[60] == logits[89] == logits.max()
         for correctness in (False, True):
-            session.truncate(0)
-            assert forward_gpu_resident_to_token_id(session, 3, correctness=correctness) == 17
+            eager.truncate(0)
+            assert forward_gpu_resident_to_token_id(eager, 3, correctness=correctness) == 17
 
 
 def test_a_forward_pass_refuses(qwen2: Made) -> None:
-    with Session(qwen2.device, qwen2.weights, SessionSettings(2)) as session:
+    with stepping(qwen2.device, qwen2.weights, SessionSettings(2)) as eager:
         for run in (forward_gpu_resident, forward_gpu_resident_to_token_id):
             with pytest.raises(ModelError, match="position 3: sequence 0 has 0 tokens"):
-                run(session, 1, position=3)
+                run(eager, 1, position=3)
             with pytest.raises(ModelError, match="100 is outside"):
-                run(session, 100)
+                run(eager, 100)
             with pytest.raises(ModelError, match="sequence 1: the session has 1"):
-                run(session, 1, sequence=1)
-            assert session.lengths == [0]
+                run(eager, 1, sequence=1)
+            assert eager.lengths == [0]
         for token in (1, 2):
-            forward_gpu_resident_to_token_id(session, token)
-        cache = session.parts.cache.arguments(0)["k_cache"]
+            forward_gpu_resident_to_token_id(eager, token)
+        cache = eager.session.parts.cache.arguments(0)["k_cache"]
         keys = cache.download(np.uint8)
         for run in (forward_gpu_resident, forward_gpu_resident_to_token_id):
             with pytest.raises(ContextFullError):
-                run(session, 1)
-        assert session.lengths == [2]
+                run(eager, 1)
+        assert eager.lengths == [2]
         np.testing.assert_array_equal(cache.download(np.uint8), keys)
 
 

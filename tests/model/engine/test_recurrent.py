@@ -6,14 +6,17 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.model.engine.requests.test_service import GREEDY, ask
+from tests.model.stepping import logits_of
 from urdir.model.engine.batch import Batch, Output, Segment
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.generate import Generation
+from urdir.model.engine.realizar import EagerSteps
 from urdir.model.engine.requests.request import Ending, Request
 from urdir.model.engine.requests.service import Service
 from urdir.model.engine.session import Session
@@ -49,99 +52,81 @@ def engine(
 @pytest.fixture
 def session(engine: Engine) -> Iterator[Session]:
     """Three sequences, exact."""
-    with Session(
-        engine.device, engine.weights, SessionSettings(64, "f32", exact=True, sequences=3, chunk=8)
-    ) as session:
-        yield session
+    settings = SessionSettings(64, "f32", exact=True, sequences=3, chunk=8)
+    with Session(engine.device, engine.weights, settings) as opened:
+        yield opened
 
 
-def logits_of(engine: Engine, tokens: list[int]) -> np.ndarray:
-    """After a prompt that nothing has happened to."""
-    engine.session.truncate(0)
-    engine.session.feed(tokens)
-    return engine.session.logits_step()
+@pytest.fixture
+def eager(session: Session) -> Iterator[EagerSteps]:
+    """Its sequences."""
+    with EagerSteps(session) as opened:
+        yield opened
 
 
-def test_steps_that_ran_ahead_are_undone(engine: Engine, session: Session) -> None:
-    """The state after the prompt is kept; what was answered is processed again."""
-    session.feed(TOKENS[:9])
-    answer = list(islice(session.stream(Output.GREEDY), 2))
-    assert session.sequences[0].length == 8  # the ninth shared a step with the first answered
-    session.feed(TOKENS[20:23])
-    known = TOKENS[:9] + answer + TOKENS[20:23]
-    assert session.sequences[0].tokens == known
-    assert relative_rms(session.logits_step(), logits_of(engine, known)) < CLOSE
-    session.feed([7])
-    again = list(islice(session.stream(Output.GREEDY), 2))
-    assert relative_rms(session.logits_step(), logits_of(engine, [*known, 7, *again])) < CLOSE
+def answer(session: Session, prompt: list[int], limit: int, pieces: int) -> Generation:
+    """An answer that is left after so many pieces."""
+    request = Request(prompt=tuple(prompt), settings=GREEDY, limit=limit)
+    generation = Generation(session, None, request)
+    with closing(generation.pieces()) as made:
+        list(islice(made, pieces))
+    return generation
 
 
-def test_a_long_answer_is_processed_again_as_far_as_it_exceeds_a_step(session: Session) -> None:
-    session.feed(TOKENS[:3])
-    answer = list(islice(session.stream(Output.GREEDY), 10))
-    sequence = session.sequences[0]
-    assert 1 <= sequence.pending <= 8
-    assert sequence.tokens == TOKENS[:3] + answer
-    assert list(islice(session.stream(Output.GREEDY), 2))
+def whole(engine: Engine, tokens: list[int]) -> Any:
+    """The logits after a prompt that nothing has happened to."""
+    return logits_of(engine.session, tokens)
+
+
+def test_a_step_that_chose_nothing_is_done_again(engine: Engine, eager: EagerSteps) -> None:
+    """From the state after the prompt: that of the step is wrong."""
+    eager.feed(TOKENS[:7])
+    chosen = [eager.step()[0] for _ in range(2)]
+    assert engine.config.output_norm is not None
+    norm = engine.weights.norm(engine.config.output_norm).weight
+    kept = norm.download(np.float32)
+    norm.upload(np.full_like(kept, np.nan))
+    try:
+        with pytest.raises(ModelError, match="no token can be chosen"):
+            eager.step()
+    finally:
+        norm.upload(kept)
+    assert (eager.lengths[0], eager.tokens[0]) == (7, TOKENS[:7] + chosen)
+    assert relative_rms(eager.logits()[0], whole(engine, TOKENS[:7] + chosen)) < CLOSE
 
 
 @pytest.mark.parametrize(
     ("prompt", "kept"),
     [
-        (1, {2: 2}),
-        pytest.param(1, {0: 0, 1: 1, 3: 3, 4: 3}, marks=pytest.mark.full),
-        pytest.param(3, {0: 0, 1: 0, 2: 0, 3: 3, 4: 4, 5: 5, 6: 5}, marks=pytest.mark.full),
+        (1, {2: 0}),
+        pytest.param(1, {0: 0, 1: 0, 3: 3, 4: 4, 5: 4}, marks=pytest.mark.full),
+        pytest.param(3, {0: 0, 1: 0, 2: 0, 3: 3, 4: 3, 5: 5, 6: 6, 7: 6}, marks=pytest.mark.full),
     ],
 )
-def test_a_closed_stream_is_cut_to_what_is_kept(
-    engine: Engine, session: Session, prompt: int, kept: dict[int, int]
+def test_a_sequence_is_cut_to_what_is_kept(
+    engine: Engine, eager: EagerSteps, prompt: int, kept: dict[int, int]
 ) -> None:
-    """Wherever `kept` says, and nowhere else: steps are undone up to the state of the prompt, which
-    a prompt of one token has none of."""
+    """Wherever `kept` says, and nowhere else: to the state of the prompt, which a prompt of one
+    token has none of, to that after the last step, and to tokens that are pending."""
     for length, found in kept.items():
-        session.truncate(0)
-        session.feed(TOKENS[:prompt])
-        answer = list(islice(session.stream(Output.GREEDY), 3))
-        assert session.kept(length) == found
+        eager.truncate(0)
+        eager.feed(TOKENS[:prompt])
+        chosen = [eager.step()[0] for _ in range(3)]
+        assert eager.kept(length) == found
         if found != length:
-            before = session.sequences[0].length
             with pytest.raises(ModelError, match=f"cannot .* to {length}"):
-                session.truncate(length)
-            assert session.sequences[0].length == before
-        session.truncate(found)
-        assert (session.length, session.sequences[0].pending) == (found, 0)
-        session.feed([7])
-        known = [*TOKENS[:prompt], *answer][:found]
-        assert relative_rms(session.logits_step(), logits_of(engine, [*known, 7])) < CLOSE
-
-
-@pytest.mark.full
-def test_undone_steps_have_room_in_pages(engine: Engine) -> None:
-    """What is processed again lies in pages of its own: those given back are another's now."""
-    settings = SessionSettings(64, "f32", exact=True, sequences=2, page_len=16, chunk=8)
-    with Session(engine.device, engine.weights, settings) as session:
-        session.feed(TOKENS[:3])
-        steps = session.stream(Output.GREEDY)
-        answer = [next(steps) for _ in range(20)]
-        steps.close()
-        session.feed(TOKENS[20:40], 1)
-        other = session.forward_gpu_resident((1,))[0]
-        assert relative_rms(other, logits_of(engine, TOKENS[20:40])) < CLOSE
-        known = [*TOKENS[:3], *answer]
-        assert relative_rms(session.logits_step(), logits_of(engine, known)) < CLOSE
+                eager.truncate(length)
+            assert (eager.lengths[0], len(eager.tokens[0])) == (prompt + 2, prompt + 3)
+        eager.truncate(found)
+        known = [*TOKENS[:prompt], *chosen][:found]
+        assert eager.tokens[0] == known
+        eager.feed([7])
+        assert relative_rms(eager.logits()[0], whole(engine, [*known, 7])) < CLOSE
 
 
 @pytest.mark.slow
 def test_an_answer_goes_on_from_a_state_of_the_last(engine: Engine, session: Session) -> None:
     """From its end where no step ran beyond it, and else from the end of its prompt."""
-
-    def answer(session: Session, prompt: list[int], limit: int, pieces: int) -> Generation:
-        request = Request(prompt=tuple(prompt), settings=GREEDY, limit=limit)
-        generation = Generation(session, None, request)
-        with closing(generation.pieces()) as made:
-            list(islice(made, pieces))
-        return generation
-
     first = answer(session, TOKENS[:9], 5, 9)
     for tokens, limit, pieces, cached in (
         ([*TOKENS[:9], *first.tokens, *TOKENS[20:23]], 9, 1, 13),
@@ -150,74 +135,77 @@ def test_an_answer_goes_on_from_a_state_of_the_last(engine: Engine, session: Ses
     ):
         found = answer(session, tokens, limit, pieces)
         assert found.statistics.cached_tokens == cached
-        engine.session.truncate(0)
+        EagerSteps(engine.session).close()  # nothing is left there
         alone = answer(engine.session, tokens, limit, 9)
         assert alone.statistics.cached_tokens == 0
         assert found.tokens == alone.tokens[: len(found.tokens)]
 
 
-def test_forks_go_on_by_themselves(engine: Engine, session: Session) -> None:
-    session.feed(TOKENS[:5])
-    session.fork(0, 2)
-    session.feed(TOKENS[5:7])
-    session.feed(TOKENS[20:23], sequence=2)
-    together = session.forward_gpu_resident((0, 2))
-    assert relative_rms(together[0], logits_of(engine, TOKENS[:7])) < CLOSE
-    assert relative_rms(together[1], logits_of(engine, TOKENS[:5] + TOKENS[20:23])) < CLOSE
+def test_forks_go_on_by_themselves(engine: Engine, eager: EagerSteps) -> None:
+    eager.feed(TOKENS[:5])
+    eager.fork(0, 2)
+    eager.feed(TOKENS[5:7])
+    eager.feed(TOKENS[20:23], sequence=2)
+    together = eager.logits((0, 2))
+    assert relative_rms(together[0], whole(engine, TOKENS[:7])) < CLOSE
+    assert relative_rms(together[1], whole(engine, TOKENS[:5] + TOKENS[20:23])) < CLOSE
 
 
-def test_sequences_in_one_step_are_each_as_if_alone(engine: Engine, session: Session) -> None:
+def test_sequences_in_one_step_are_each_as_if_alone(engine: Engine, eager: EagerSteps) -> None:
     parts = TOKENS[:7], TOKENS[9:11], TOKENS[12:22]
     for sequence, tokens in enumerate(parts):
-        session.feed(tokens, sequence=sequence)
+        eager.feed(tokens, sequence=sequence)
     order = (2, 0, 1)
-    for row, logits in enumerate(session.forward_gpu_resident(order)):
-        assert relative_rms(logits, logits_of(engine, parts[order[row]])) < CLOSE
+    for row, logits in enumerate(eager.logits(order)):
+        assert relative_rms(logits, whole(engine, parts[order[row]])) < CLOSE
 
 
-def test_a_sequence_is_cut_to_where_a_state_was_kept(engine: Engine, session: Session) -> None:
-    session.feed(TOKENS[:6])
-    session.logits_step()
+def test_a_sequence_is_cut_to_where_a_state_was_kept(engine: Engine, eager: EagerSteps) -> None:
+    eager.feed(TOKENS[:6])
+    eager.logits()
     for token in TOKENS[6:9]:
-        session.feed([token])
-        session.logits_step()
-    assert [session.kept(length) for length in (9, 8, 6, 5)] == [9, 6, 6, 0]
+        eager.feed([token])
+        eager.logits()
+    assert [eager.kept(length) for length in (9, 8, 6, 5)] == [9, 6, 6, 0]
     with pytest.raises(ModelError, match="cannot be cut to 8 tokens"):
-        session.truncate(8)
-    assert session.length == 9
-    session.truncate(6)
-    session.feed(TOKENS[30:32])
-    expected = logits_of(engine, TOKENS[:6] + TOKENS[30:32])
-    assert relative_rms(session.logits_step(), expected) < CLOSE
+        eager.truncate(8)
+    assert eager.lengths[0] == 9
+    eager.truncate(6)
+    eager.feed(TOKENS[30:32])
+    expected = whole(engine, TOKENS[:6] + TOKENS[30:32])
+    assert relative_rms(eager.logits()[0], expected) < CLOSE
 
 
-def test_an_emptied_sequence_begins_anew(engine: Engine, session: Session) -> None:
-    session.feed(TOKENS[:7])
-    session.logits_step()
-    session.truncate(0)
-    session.feed(TOKENS[5:9])
-    assert relative_rms(session.logits_step(), logits_of(engine, TOKENS[5:9])) < CLOSE
+def test_an_emptied_sequence_begins_anew(engine: Engine, eager: EagerSteps) -> None:
+    eager.feed(TOKENS[:7])
+    eager.logits()
+    eager.truncate(0)
+    eager.feed(TOKENS[5:9])
+    assert relative_rms(eager.logits()[0], whole(engine, TOKENS[5:9])) < CLOSE
 
 
-def test_forks_and_cuts_between_steps_of_any_mix(engine: Engine, session: Session) -> None:
-    session.feed(TOKENS[:6])
-    session.fork(0, 2)
+def test_forks_and_cuts_between_steps_of_any_mix(engine: Engine, eager: EagerSteps) -> None:
+    eager.feed(TOKENS[:6])
     for own, next_token in ((TOKENS[6:10], 7), (TOKENS[20:22], 9)):
-        session.append(own, 2)
-        known = session.sequences[2].tokens
-        segment = Segment(2, 5, len(known), chooses=True)
-        session.stepper.launch_batch(Batch((0,), (segment,)), Output.LOGITS)
-        logits = session.parts.work["logits"].download(np.float32, (2, 128))
-        expected = logits_of(engine, list(session.sequences[0].tokens))
-        assert relative_rms(logits[0], expected) < CLOSE
-        assert relative_rms(logits[1], logits_of(engine, list(known))) < CLOSE
-        session.append([next_token])
-        session.truncate(5, 2)  # what the fork has kept
+        eager.fork(0, 2)
+        eager.feed(own, 2)
+        known = [*eager.tokens[2]]
+        segment = Segment(2, eager.lengths[2], len(known), chooses=True)
+        eager.launch(Batch((0,), (segment,)), Output.LOGITS)
+        logits = eager.session.parts.work["logits"].download(np.float32, (2, 128))
+        assert relative_rms(logits[0], whole(engine, eager.tokens[0])) < CLOSE
+        assert relative_rms(logits[1], whole(engine, known)) < CLOSE
+        eager.feed([3], 2)
+        eager.logits((2,))
+        eager.truncate(len(known), 2)  # the state after the segment was kept
+        eager.feed([next_token])
+        eager.feed([next_token], 2)
+        assert relative_rms(eager.logits((2,))[0], whole(engine, [*known, next_token])) < CLOSE
 
 
-def test_idle_rows_and_other_sequences_change_no_state(engine: Engine, session: Session) -> None:
+def test_idle_rows_and_other_sequences_change_no_state(engine: Engine, eager: EagerSteps) -> None:
     """Of three sequences' four rows one is idle; then one sequence has no row."""
-    recurrent, texts = session.parts.recurrent, [TOKENS[:3], TOKENS[4:9], TOKENS[9:10]]
+    recurrent, texts = eager.session.parts.recurrent, [TOKENS[:3], TOKENS[4:9], TOKENS[9:10]]
     assert recurrent is not None
 
     def states() -> list[np.ndarray]:
@@ -227,19 +215,19 @@ def test_idle_rows_and_other_sequences_change_no_state(engine: Engine, session: 
         return [part.download(np.float32).reshape(3, -1)[1] for part in parts]
 
     for sequence, text in enumerate(texts):
-        session.feed(text, sequence)
-    session.forward_gpu_resident((1, 2, 0))
+        eager.feed(text, sequence)
+    eager.logits((1, 2, 0))
     before = states()
     for sequence in (0, 2):
-        session.feed([7], sequence)
-    session.forward_gpu_resident((0, 2))
+        eager.feed([7], sequence)
+    eager.logits((0, 2))
     for state, kept in zip(states(), before, strict=True):
         np.testing.assert_array_equal(state, kept)
     for sequence in range(3):
-        session.feed([11], sequence)
-    for row, logits in enumerate(session.forward_gpu_resident((0, 1, 2))):
+        eager.feed([11], sequence)
+    for row, logits in enumerate(eager.logits((0, 1, 2))):
         between = [7] if row != 1 else []
-        assert relative_rms(logits, logits_of(engine, [*texts[row], *between, 11])) < CLOSE
+        assert relative_rms(logits, whole(engine, [*texts[row], *between, 11])) < CLOSE
 
 
 @pytest.mark.slow
@@ -277,11 +265,12 @@ def test_many_users_of_a_model_without_attention(
     ) as engine:
         session, recurrent = engine.session, engine.session.parts.recurrent
         assert recurrent is not None
-        assert (len(session.sequences) > 1, recurrent.shape.shared) == (True, 256)
+        assert (session.sequences > 1, recurrent.shape.shared) == (True, 256)
         with Service(engine, None) as service:
             asked = [ask(service, request), ask(service, request)]
             assert [isinstance(collected.ended(), Ending) for collected in asked] == [True] * 2
             assert service.metrics().pages_total == 0
-        session.feed(TOKENS[:5])
-        alone = [session.greedy_step() for _ in range(3)]
+        with EagerSteps(session) as eager:
+            eager.feed(TOKENS[:5])
+            alone = [eager.step()[0] for _ in range(3)]
     assert [collected.tokens for collected in asked] == [alone, alone]

@@ -16,12 +16,13 @@ import numpy as np
 import pytest
 
 from tests.model.engine.requests.test_service import GREEDY, Collected, ask
+from tests.model.stepping import stepping
 from urdir.model.engine.batch import Batch, Output, Segment
 from urdir.model.engine.engine import Engine
+from urdir.model.engine.realizar import EagerSteps
 from urdir.model.engine.requests.limits import Limits
-from urdir.model.engine.requests.request import Ending, Request
+from urdir.model.engine.requests.request import Ending, Finish, Request
 from urdir.model.engine.requests.service import Service
-from urdir.model.engine.sequence import Finish
 from urdir.model.engine.session import Session
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.verify.conformance import relative_rms
@@ -66,48 +67,48 @@ def family(
         yield Family(engine, tokens, logits, native)
 
 
-def ragged(session: Session, family: Family, seed: int) -> float:
+def ragged(eager: EagerSteps, family: Family, seed: int) -> float:
     """The error of the logits of `TEXTS` in steps of random segments and decoded tokens; a sequence
     begins anew where another ended. Some steps have two segments, where these fit."""
-    rng, tokens = np.random.default_rng(seed), family.tokens
-    slots, waiting = [session.sequences[s] for s in (2, 0, 3)], list(range(len(TEXTS)))
+    rng, tokens, session = np.random.default_rng(seed), family.tokens, eager.session
+    waiting = list(range(len(TEXTS)))
     texts: dict[int, int] = {}
     found, golden, most = [], [], 0
     while waiting or texts:
         room, decode, segments = session.shapes.chunks[-1], [], []
-        for sequence in rng.permutation(slots):
-            if sequence.slot not in texts and waiting:
-                texts[sequence.slot] = waiting.pop(0)
-                session.truncate(0, sequence.slot)
-                session.append(tokens[: PROMPTS[texts[sequence.slot]]], sequence.slot)
-            if sequence.slot not in texts or rng.random() < 0.2:
+        for slot in rng.permutation([2, 0, 3]).tolist():
+            if slot not in texts and waiting:
+                texts[slot] = waiting.pop(0)
+                eager.truncate(0, slot)
+                eager.feed(tokens[: PROMPTS[texts[slot]]], slot)
+            if slot not in texts or rng.random() < 0.2:
                 continue
-            start, end = sequence.length, sequence.known
+            start, end = eager.lengths[slot], len(eager.tokens[slot])
             if end - start == 1 and start:
-                decode.append(sequence.slot)
+                decode.append(slot)
                 continue
             count = min(int(rng.integers(1, 20)), end - start, room)
             if count > 0:
                 stop = start + count
-                segments.append(Segment(sequence.slot, start, stop, chooses=stop == end))
+                segments.append(Segment(slot, start, stop, chooses=stop == end))
                 room -= session.shapes.alignment * -(-count // session.shapes.alignment)
         batch = Batch(tuple(decode), tuple(segments))
         if not decode and not segments:
             continue
         most = max(most, len(segments))
-        session.stepper.launch_batch(batch, Output.LOGITS)
+        eager.launch(batch, Output.LOGITS)
         if not batch.choosing:
             continue
         shape = (len(batch.choosing), session.parts.config.vocab_size)
         logits = session.parts.work["logits"].download(np.float32, shape)
         for slot, row in zip(batch.choosing, logits, strict=True):
-            length = session.sequences[slot].length
+            length = eager.lengths[slot]
             found.append(row)
             golden.append(family.logits[length - 1])
             if length == TEXTS[texts[slot]]:
                 del texts[slot]
             else:
-                session.append(tokens[length : length + 1], slot)
+                eager.feed(tokens[length : length + 1], slot)
     assert most >= min(2, session.shapes.chunks[-1] // session.shapes.alignment)
     assert len(found) == sum(TEXTS) - sum(PROMPTS) + len(TEXTS)
     return relative_rms(np.stack(found), np.stack(golden))
@@ -118,10 +119,10 @@ def ragged(session: Session, family: Family, seed: int) -> float:
 def test_exact_logits_are_llama_cpp_s(family: Family) -> None:
     """A segment beside decoded tokens: exact steps have no room for two."""
     engine = family.engine
-    with Session(
+    with stepping(
         engine.device, engine.weights, SessionSettings(48, "f32", exact=True, sequences=4)
-    ) as session:
-        assert ragged(session, family, 1) <= EXACT_RELATIVE_RMS
+    ) as eager:
+        assert ragged(eager, family, 1) <= EXACT_RELATIVE_RMS
 
 
 @pytest.mark.full
@@ -129,10 +130,10 @@ def test_exact_logits_are_llama_cpp_s(family: Family) -> None:
 @of_all
 def test_default_logits_are_at_least_as_near_as_llama_cpp_s(family: Family) -> None:
     engine, allowed = family.engine, max(2e-3, 1.1 * family.native)
-    with Session(
+    with stepping(
         engine.device, engine.weights, SessionSettings(256, sequences=4, page_len=16)
-    ) as session:
-        assert ragged(session, family, 2) <= allowed
+    ) as eager:
+        assert ragged(eager, family, 2) <= allowed
 
 
 class Letters:
@@ -169,13 +170,13 @@ def check_greedy(exact: Session, request: Request, collected: Collected, ends: l
     """Each token of an answer, and its end, is the likeliest of the sequence alone."""
     ending = collected.ended()
     assert isinstance(ending, Ending), ending
-    exact.truncate(0)
-    exact.feed(list(request.prompt))
     chosen: list[list[int]] = [[token] for token in collected.tokens]
-    for allowed in [*chosen, ends] if ending.finish is Finish.END else chosen:
-        logits = exact.logits_step()
-        assert logits[allowed].max() >= logits.max() - TIE * logits.std()
-        exact.feed(allowed[:1])
+    with EagerSteps(exact) as eager:
+        eager.feed(request.prompt)
+        for allowed in [*chosen, ends] if ending.finish is Finish.END else chosen:
+            logits = eager.logits()[0]
+            assert logits[allowed].max() >= logits.max() - TIE * logits.std()
+            eager.feed(allowed[:1])
     if ending.finish is not Finish.END:
         assert ending.finish is Finish.LENGTH
         assert len(chosen) == request.limit

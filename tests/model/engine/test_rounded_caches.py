@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from urdir.model.engine.engine import Engine
+from urdir.model.engine.realizar import EagerSteps
 from urdir.model.engine.session import Session
 from urdir.model.verify.conformance import relative_rms
 
@@ -54,17 +55,20 @@ def test_logits_are_those_of_float64_on_the_same_cache(
     ends = np.cumsum(PARTS)
     with np.load(DATA / f"{name}.npz") as golden:
         tokens = golden["tokens"][: ends[-1]].tolist()
-    with Engine.open(
-        reference_file(name), device=device_name, context=48, kv_dtype=kv_dtype
-    ) as engine:
-        session, found, margins = engine.session, [], [np.full(len(tokens), np.inf)]
+    with (
+        Engine.open(
+            reference_file(name), device=device_name, context=48, kv_dtype=kv_dtype
+        ) as engine,
+        EagerSteps(engine.session) as eager,
+    ):
+        found, margins = [], [np.full(len(tokens), np.inf)]
         for start, end in zip([0, *ends], ends, strict=False):
-            session.feed(tokens[start:end])
-            found.append(session.logits_step())
+            eager.feed(tokens[start:end])
+            found.append(eager.logits()[0])
 
         class OnCache(reference_model):  # type: ignore[misc]
             def stored(self, layer: int, keys: Any, values: Any) -> Any:
-                rows = stored_rows(session, layer, len(keys))
+                rows = stored_rows(engine.session, layer, len(keys))
                 both = np.concatenate([rows["k"], *([rows["v"]] if "v" in rows else [])], axis=2)
                 return np.split(both, [keys.shape[2]], axis=2)
 

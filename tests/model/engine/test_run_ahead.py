@@ -11,20 +11,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.model.stepping import answer, set_sampling
 from urdir.driver.device import Device
 from urdir.driver.errors import CudaError
 from urdir.driver.stream import Stream
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.decode_graphs import LOOK_AHEAD
-from urdir.model.engine.run_ahead import AHEAD, AT_ONCE
+from urdir.model.engine.generate import Generation
+from urdir.model.engine.realizar import EagerSteps
+from urdir.model.engine.requests.answer import Answer
+from urdir.model.engine.requests.answer_loop import AnswerLoop
+from urdir.model.engine.requests.limits import Limits
+from urdir.model.engine.requests.request import Piece, Request
+from urdir.model.engine.run_ahead import AT_ONCE
 from urdir.model.engine.runner import Steps
-from urdir.model.engine.sampling_settings import SamplingSettings
+from urdir.model.engine.sampling_settings import GREEDY, SamplingSettings
 from urdir.model.engine.session import Session
-from urdir.model.errors import ContextFullError
 from urdir.model.families.config import Config
 from urdir.model.files.gguf import Gguf
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
+
+DRAWN = SamplingSettings(temperature=1.5, seed=5)
 
 
 @pytest.fixture
@@ -41,6 +49,20 @@ def weights(data: Path, device: Device) -> Iterator[Weights]:
             yield loaded
 
 
+def single_steps(session: Session, prompt: Sequence[int], count: int) -> list[int]:
+    """So many tokens after a prompt, by single steps."""
+    with EagerSteps(session) as eager:
+        eager.feed(prompt)
+        return [eager.step()[0] for _ in range(count)]
+
+
+def leave(session: Session, prompt: Sequence[int]) -> None:
+    """Begin an answer and leave it after two tokens."""
+    request = Request(prompt=tuple(prompt), settings=GREEDY)
+    with closing(Generation(session, None, request).pieces()) as pieces:
+        list(islice(pieces, 2))
+
+
 def prepare_all(session: Session, shape: StepShape) -> int:
     """Prepare a graph to its end; the number of pieces."""
     pieces = 0
@@ -49,95 +71,87 @@ def prepare_all(session: Session, shape: StepShape) -> int:
     return pieces
 
 
+def watch(session: Session) -> list[int]:
+    """Steps of each launch from now on that chooses tokens."""
+    steps: list[int] = []
+    launch = session.steps.launch
+
+    def counting(shape: StepShape, stream: Stream) -> None:
+        if shape.output is not Output.NONE:
+            steps.append(shape.steps)
+        launch(shape, stream)
+
+    session.steps.launch = counting  # type: ignore[method-assign]
+    return steps
+
+
+def together(session: Session, requests: Sequence[Request]) -> list[list[int]]:
+    """The tokens of several answers, begun in the same step."""
+    with AnswerLoop(session, None, Limits.for_throughput(session.shapes, len(requests))) as loop:
+        answers = [loop.answer_to(request) for request in requests]
+        for each in answers:
+            loop.add(each)
+        tokens: dict[Answer, list[int]] = {each: [] for each in answers}
+        while not loop.is_idle:
+            loop.turn()
+            for each, items in loop.take_items().items():
+                pieces = (item for item in items if isinstance(item, Piece))
+                tokens[each] += [choice.token for piece in pieces for choice in piece.choices]
+    return [tokens[each] for each in answers]
+
+
 @pytest.mark.slow
 def test_sequences_together_equal_each_alone(device: Device, weights: Weights) -> None:
-    """Three of different lengths, until the longest is full; the others may go on."""
+    """Three of different lengths, each until it is full."""
     prompts = ([3, 1, 4], [1, 5, 9, 2, 6], [5])
     with Session(device, weights, SessionSettings(12, sequences=3)) as session:
-        alone = []
-        for sequence, prompt in enumerate(prompts):
-            session.feed(prompt, sequence)
-            alone.append(list(session.stream(Output.GREEDY, sequence)))
-            session.truncate(0, sequence)
-        for sequence, prompt in enumerate(prompts):
-            session.feed(prompt, sequence)
-        together = list(session.stream_together(Output.GREEDY, (0, 1, 2)))
-        assert len(together) == 12 - 5 + 1  # the last token needs no place
-        assert session.lengths == [2 + 8, 12, 8]
-        for sequence, expected in enumerate(alone):
-            assert [step[sequence] for step in together] == expected[:8]
-        rest = list(session.stream(Output.GREEDY, 2))
-        assert rest == alone[2][8:]
-
-
-@pytest.mark.slow
-def test_only_what_was_read_counts(device: Device, weights: Weights) -> None:
-    with Session(device, weights, SessionSettings(24, sequences=2)) as session:
-        session.feed([3, 1, 4], 0)
-        session.feed([1, 5], 1)
-        steps = session.stream_together(Output.GREEDY, (0, 1))
-        first = list(islice(steps, 2))
-        assert session.lengths[0] > 2 + 2
-        steps.close()
-        assert session.lengths == [2 + 2, 1 + 2]
-        second = session.forward_gpu_resident_to_token_id((0, 1))
-        session.truncate(2, 0)
-        session.truncate(1, 1)
-        session.feed([4], 0)
-        session.feed([5], 1)
-        again = list(islice(session.stream_together(Output.GREEDY, (0, 1)), 3))
-        assert again == [*first, second]
+        alone = [answer(session, prompt) for prompt in prompts]
+        assert [len(tokens) for tokens in alone] == [10, 8, 12]  # the last token needs no place
+        requests = [Request(prompt=tuple(of), settings=GREEDY) for of in prompts]
+        assert together(session, requests) == alone
 
 
 @pytest.mark.slow
 @pytest.mark.sanitizer
 @pytest.mark.parametrize(
-    "output", [Output.GREEDY, pytest.param(Output.SAMPLE, marks=pytest.mark.full)]
+    "settings", [GREEDY, pytest.param(DRAWN, marks=pytest.mark.full)], ids=["greedy", "drawn"]
 )
 def test_several_steps_at_once_equal_single_ones(
-    device: Device, weights: Weights, output: Output
+    device: Device, weights: Weights, settings: SamplingSettings
 ) -> None:
-    """In every order of launches that a stream has: one first, several, and one by one again at
-    the end of the context; undone in the midst of a launch; of two sequences together."""
-    shapes = [StepShape(rows, 256, output, AT_ONCE) for rows in (1, 2)]
-    launched: list[int] = []
+    """In every order of launches that an answer has: one first, several, and one by one again at
+    the end; no step beyond what is asked for; left in the midst of a launch; of two sequences."""
+    output, prompt = Output.of(settings), (3, 1, 4)
     with Session(device, weights, SessionSettings(24, sequences=2)) as session:
-        launch = session.steps.launch
-
-        def counting(shape: StepShape, stream: Stream) -> None:
-            if shape.output is not Output.NONE:
-                launched.append(shape.steps)
-            launch(shape, stream)
-
-        session.steps.launch = counting  # type: ignore[method-assign]
-        for sequence in (0, 1):
-            session.set_sampling(SamplingSettings(temperature=1.5, seed=5), sequence)
-        session.feed([3, 1, 4])
-        singly = [session.forward_gpu_resident_to_token_id((0,), output)[0] for _ in range(22)]
+        launched = watch(session)
+        with EagerSteps(session) as eager:
+            eager.feed(prompt)
+            set_sampling(eager, settings)
+            singly = [eager.step((0,), output)[0] for _ in range(22)]
         assert set(launched) == {1}
-        for shape in shapes:
+        for rows in (1, 2):
+            shape = StepShape(rows, 256, output, AT_ONCE)
             assert prepare_all(session, shape) > AT_ONCE
             assert len(session.steps.bound(shape)) % AT_ONCE == 0
-        for read in (22, 1, 4, 7):
-            session.truncate(0)
-            session.feed([3, 1, 4])
+        for limit in (1, 2, AT_ONCE + 1, AT_ONCE + 3, 22):
             del launched[:]
-            with closing(session.stream(output)) as tokens:
-                assert list(islice(tokens, read)) == singly[:read]
-            assert session.length == 2 + read
-            assert launched[:3] == [1, AT_ONCE, AT_ONCE] if read > 1 else launched[0] == 1
-            if read < 22:
-                after = session.forward_gpu_resident_to_token_id((0,), output)
-                assert after == [singly[read]]
-        assert session.lengths == [2 + 7 + 1, 0]
-        session.truncate(0)
-        session.feed([3, 1, 4])
-        session.feed([5, 9], 1)
+            assert answer(session, prompt, limit, settings) == singly[:limit]
+            assert sum(launched) == limit
+            assert launched[:2] == ([1, AT_ONCE] if limit > AT_ONCE else [1] * min(limit, 2))
+        for read in (1, 4, 7):
+            request = Request(prompt=prompt, settings=settings)
+            generation = Generation(session, None, request)
+            with closing(generation.pieces()) as pieces:
+                while len(generation.tokens) < read:
+                    next(pieces)
+            assert generation.tokens == singly[: len(generation.tokens)]
+            known = (*prompt, *generation.tokens)
+            assert answer(session, known, 3, settings) == singly[len(generation.tokens) :][:3]
         del launched[:]
-        together = list(session.stream_together(output, (0, 1)))
-        assert [step[0] for step in together] == singly
+        other = Request(prompt=(5, 9), settings=settings, limit=20)
+        both = together(session, [Request(prompt=prompt, settings=settings), other])
+        assert both[0] == singly
         assert AT_ONCE in launched
-        assert sum(launched) == len(together)
 
 
 def test_a_step_of_several_begins_when_the_one_before_is_complete(
@@ -159,39 +173,12 @@ def test_nothing_is_recorded_on_the_way_once_all_is_prepared(
     device: Device, weights: Weights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Session(device, weights, SessionSettings(24)) as session:
-        session.feed([7])
-        session.graphs.prepare_all(1, Output.GREEDY, 1, 15)
+        answer(session, [7], 1)  # the prompt's
+        session.graphs.prepare_all(1, Output.GREEDY, 1, 15, AT_ONCE)
         monkeypatch.setattr(session.steps, "_recording", None)
-        launched: list[int] = []
-        launch = session.stepper.launch
-
-        def counting(shape: StepShape, slots: Sequence[int]) -> None:
-            launched.append(shape.steps)
-            launch(shape, slots)
-
-        monkeypatch.setattr(session.stepper, "launch", counting)
-        assert len(list(session.stream(Output.GREEDY, most=14))) == 14
+        launched = watch(session)
+        assert len(answer(session, [7], 15)) == 15
     assert launched[:3] == [1, AT_ONCE, AT_ONCE]
-
-
-@pytest.mark.slow
-def test_no_step_runs_beyond_what_is_asked_for(device: Device, weights: Weights) -> None:
-    with Session(device, weights, SessionSettings(24)) as session:
-        prepare_all(session, StepShape(1, 256, Output.GREEDY, AT_ONCE))
-        session.feed([3, 1, 4])
-        expected = list(session.stream(Output.GREEDY))
-        for most in (0, 1, 2, AT_ONCE + 1, AT_ONCE + 3, 22, 30):
-            session.truncate(0)
-            session.feed([3, 1, 4])
-            stream = session.stream(Output.GREEDY, most=most)
-            tokens = []
-            for token in stream:
-                tokens.append(token)
-                assert session.length <= 2 + most
-            assert tokens == expected[:most]
-            assert session.length == (2 + len(tokens) if most else 0)
-            if session.length < 24:
-                assert session.greedy_step() == expected[len(tokens)]
 
 
 @pytest.mark.slow
@@ -199,32 +186,23 @@ def test_several_steps_stay_in_a_length_bucket(device: Device, weights: Weights)
     """As single ones do: around 256 tokens attention changes its way to work."""
     tokens = [int(t) for t in np.random.default_rng(4).integers(0, 320, 249)]
     with Session(device, weights, SessionSettings(300)) as session:
-        session.feed(tokens)
-        singly = [session.greedy_step() for _ in range(20)]
+        singly = single_steps(session, tokens, 20)
         for keys in (256, 512):
             prepare_all(session, StepShape(1, keys, Output.GREEDY, AT_ONCE))
-        session.truncate(0)
-        session.feed(tokens)
-        assert list(session.stream(Output.GREEDY, most=20)) == singly
+        launched = watch(session)
+        assert answer(session, tokens, 20) == singly
+        assert launched[:4] == [1, AT_ONCE, 1, 1]
 
 
 @pytest.mark.slow
 def test_several_steps_take_what_room_there_is_in_pages(device: Device, weights: Weights) -> None:
-    """Where there is none for all of them, they come one by one, to the last page's end."""
-    with Session(
-        device, weights, SessionSettings(64, sequences=2, page_len=16, pages=3)
-    ) as session:
-        session.feed([1] * 14)
-        expected = [session.greedy_step() for _ in range(19)]
-        session.truncate(0)
-        session.feed([2] * 15, 1)  # takes a page, leaves two
+    """To the last page's end."""
+    settings = SessionSettings(64, sequences=2, page_len=16, pages=3)
+    with Session(device, weights, settings) as session:
         prepare_all(session, StepShape(1, 256, Output.GREEDY, AT_ONCE))
-        session.feed([1] * 14)
-        found: list[int] = []
-        with pytest.raises(ContextFullError):
-            found.extend(session.stream(Output.GREEDY))
-        assert found == expected[: len(found)]
-        assert len(found) > 19 - 2 * AT_ONCE
+        found = answer(session, [1] * 14)
+        assert len(found) == 3 * 16 - 14 + 1
+        assert found == single_steps(session, [1] * 14, len(found))
 
 
 @pytest.mark.slow
@@ -242,14 +220,10 @@ def test_the_next_bucket_is_ready_before_it_is_needed(
 
     tokens = [int(t) for t in np.random.default_rng(4).integers(0, 320, 480)]
     with Session(device, weights, SessionSettings(1000)) as session:
-        session.feed(tokens)
-        expected = [session.greedy_step() for _ in range(40)]
-        assert session.length > 512
+        expected = single_steps(session, tokens, 40)
     monkeypatch.setattr(Steps, "make_ready", watched)
     with Session(device, weights, SessionSettings(1000)) as session:
-        session.feed(tokens)
-        del at_once[:]
-        assert list(islice(session.stream(Output.GREEDY), 40)) == expected
+        assert answer(session, tokens, 40) == expected
         prompt = StepShape(512, 512, Output.GREEDY, prompt=512)
         assert at_once in ([prompt], [prompt, StepShape(1, 512, Output.GREEDY)])
 
@@ -257,14 +231,11 @@ def test_the_next_bucket_is_ready_before_it_is_needed(
 @pytest.mark.slow
 def test_nothing_is_prepared_far_from_the_end_of_a_bucket(device: Device, weights: Weights) -> None:
     with Session(device, weights, SessionSettings(1000)) as session:
-        session.feed([1] * 100)
-        list(islice(session.stream(Output.GREEDY), 2))
+        leave(session, [1] * 100)
         assert set(session.steps._graphs) & {StepShape(1, 512, Output.GREEDY)} == set()
         several = StepShape(1, 256, Output.GREEDY, AT_ONCE)  # in the bucket that there is
         assert set(session.steps._begun) <= {several}
-        session.truncate(0)
-        session.feed([1] * (257 - LOOK_AHEAD))
-        list(islice(session.stream(Output.GREEDY), 2))
+        leave(session, [1] * (257 - LOOK_AHEAD))
         assert StepShape(1, 512, Output.GREEDY) in {*session.steps._begun, *session.steps._graphs}
 
 
@@ -300,17 +271,20 @@ def test_a_failed_preparation_may_be_tried_again(
             with pytest.raises(CudaError):
                 prepare_all(session, shape)
         prepare_all(session, shape)
-        session.feed([1, 2])
-        assert len(list(islice(session.stream(Output.GREEDY), 2 * AHEAD))) == 2 * AHEAD
+        assert len(answer(session, [1, 2], 6)) == 6
 
 
 @pytest.mark.slow
 def test_waiting_is_counted(device: Device, weights: Weights) -> None:
-    with Session(device, weights, SessionSettings(20)) as session:
-        session.feed([1, 2])
-        before = session.waited_seconds
-        assert len(list(session.stream(Output.GREEDY))) == 19
-        assert session.waited_seconds > before
+    with (
+        Session(device, weights, SessionSettings(20)) as session,
+        AnswerLoop(session, None, Limits.for_one(session.shapes)) as loop,
+    ):
+        loop.add(loop.answer_to(Request(prompt=(1, 2))))
+        assert loop.waited_seconds == 0
+        while not loop.is_idle:
+            loop.turn()
+        assert loop.waited_seconds > 0
 
 
 def test_the_oldest_graphs_are_forgotten(
@@ -333,7 +307,5 @@ def session_token(session: Session) -> list[int]:
     """Tokens after prompts of several lengths: a shape each."""
     tokens = []
     for count in (3, 12, 20, 40):
-        session.truncate(0)
-        session.feed(list(range(5, 5 + count)))
-        tokens.append(session.greedy_step())
+        tokens += single_steps(session, range(5, 5 + count), 1)
     return tokens

@@ -11,17 +11,21 @@ import pytest
 
 from urdir.driver import bindings
 from urdir.model.engine.engine import Engine
+from urdir.model.engine.realizar import EagerSteps
 from urdir.model.memory import exchange
 from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
 
 
 def answer(path: Path, kv_dtype: KvDtype, gpus: int | None = None) -> tuple[list[int], np.ndarray]:
     """Tokens after a prompt, and logits."""
-    with Engine.open(path, device="emulator", gpus=gpus, context=32, kv_dtype=kv_dtype) as engine:
-        engine.session.feed([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8])
-        tokens = [engine.session.greedy_step() for _ in range(3)]
-        engine.session.feed([7])
-        return tokens, engine.session.logits_step()
+    with (
+        Engine.open(path, device="emulator", gpus=gpus, context=32, kv_dtype=kv_dtype) as engine,
+        EagerSteps(engine.session) as eager,
+    ):
+        eager.feed([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8])
+        tokens = [eager.step()[0] for _ in range(3)]
+        eager.feed([7])
+        return tokens, eager.logits()[0]
 
 
 @pytest.fixture(params=["nano-llama-q8_0", "nano-qwen2-q4_k_m", "gemma2-dense"])

@@ -13,6 +13,7 @@ import pytest
 
 from tests.model.engine.requests.test_service import GREEDY, Collected, ask
 from tests.model.engine.test_recurrent_together import Letters, Opened, check_greedy, patient
+from tests.model.stepping import logits_of
 from urdir.driver.errors import DriverError
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.requests.request import Ending, Piece, Request
@@ -85,9 +86,7 @@ def first_logprobs(
 
 def logprobs_of(engine: Engine, prompt: list[int]) -> np.ndarray[Any, Any]:
     """After a prompt that was processed whole."""
-    engine.session.truncate(0)
-    engine.session.feed(prompt)
-    logits = engine.session.logits_step().astype(np.float64)
+    logits = logits_of(engine.session, prompt).astype(np.float64)
     result: np.ndarray[Any, Any] = logits - np.log(np.exp(logits - logits.max()).sum())
     return result - logits.max()
 

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.model.stepping import answer, logits_of, logits_of_each, set_sampling
 from urdir.driver import bindings
 from urdir.driver.device import Probe
 from urdir.driver.errors import DriverError, GroupError
 from urdir.model.engine import defaults
 from urdir.model.engine.batch import Batch, Output, Segment
 from urdir.model.engine.engine import Engine
-from urdir.model.engine.sampling_settings import SamplingSettings
+from urdir.model.engine.generate import Generation
+from urdir.model.engine.realizar import EagerSteps
+from urdir.model.engine.requests.request import Request
+from urdir.model.engine.sampling_settings import GREEDY, SamplingSettings
 from urdir.model.engine.session import Session
 from urdir.model.errors import SettingsError, UnsupportedError
 from urdir.model.families.config import Config
@@ -39,12 +44,8 @@ def open_exact(path: Path, device: str, gpus: int | None) -> Engine:
 
 def logits(path: Path, tokens: Sequence[int], device: str, gpus: int | None) -> Any:
     """After each token, exact."""
-    rows = []
     with open_exact(path, device, gpus) as engine:
-        for token in tokens:
-            engine.session.feed([token])
-            rows.append(engine.session.logits_step())
-    return np.stack(rows)
+        return logits_of_each(engine.session, tokens)
 
 
 @pytest.mark.parametrize(
@@ -82,8 +83,8 @@ def test_prompts_match_golden(
     needs_gpus(2)
     path, tokens, expected = golden("nano-llama-f32")
     with open_exact(path, device_name, 2) as engine:
-        engine.session.feed(tokens[:20])
-        assert relative_rms(engine.session.logits_step(), expected[19]) <= EXACT_RELATIVE_RMS
+        found = logits_of(engine.session, tokens[:20])
+    assert relative_rms(found, expected[19]) <= EXACT_RELATIVE_RMS
 
 
 @pytest.mark.parametrize(
@@ -121,21 +122,21 @@ def engines(device_name: str, urdir_probe: Probe) -> Iterator[tuple[Engine, Engi
         yield one, two
 
 
-def on_both(engines: tuple[Engine, Engine], work: Callable[[Session], Any]) -> tuple[Any, Any]:
-    """What comes of the same work on each."""
+def on_both(engines: tuple[Engine, Engine], work: Callable[[EagerSteps], Any]) -> list[Any]:
+    """What comes of the same work on each, by empty sequences."""
+    found = []
     for engine in engines:
-        for sequence in range(3):
-            engine.session.truncate(0, sequence)
-    one, two = (work(engine.session) for engine in engines)
-    return one, two
+        with EagerSteps(engine.session) as eager:
+            found.append(work(eager))
+    return found
 
 
 def test_the_chunks_of_a_prompt_follow_each_other(engines: tuple[Engine, Engine]) -> None:
-    def work(session: Session) -> Any:
-        session.feed([*range(2, 102)])
-        first = session.logits_step()
-        session.feed([7, 9])
-        return np.stack([first, session.logits_step()])
+    def work(eager: EagerSteps) -> Any:
+        eager.feed([*range(2, 102)])
+        first = eager.logits()[0]
+        eager.feed([7, 9])
+        return np.stack([first, eager.logits()[0]])
 
     one, two = on_both(engines, work)
     assert (one == two).all()
@@ -152,38 +153,48 @@ def test_prompts_are_cut_so_that_every_rank_has_work(
 
 
 def test_greedy_tokens_are_those_of_one_device(engines: tuple[Engine, Engine]) -> None:
-    """Of one sequence and of two, after a stream that was closed early and a cut."""
+    """Of one sequence and of two, after a cut."""
 
-    def work(session: Session) -> Any:
-        session.feed([5, 80, 13])
-        session.feed([6], 1)
-        alone = [*session.stream(Output.GREEDY, most=9)]
-        stream = session.stream(Output.GREEDY)
-        begun = [next(stream) for _ in range(3)]
-        stream.close()
-        session.truncate(6)
-        session.feed([1])
-        both = [*session.stream_together(Output.GREEDY, (0, 1), most=6)]
-        return alone, begun, both
+    def work(eager: EagerSteps) -> Any:
+        eager.feed([5, 80, 13])
+        eager.feed([6], 1)
+        alone = [eager.step() for _ in range(9)]
+        eager.truncate(6)
+        eager.feed([1])
+        return alone, [eager.step((0, 1)) for _ in range(6)]
 
     one, two = on_both(engines, work)
     assert one == two
 
 
-def test_drawn_tokens_are_those_of_one_device(engines: tuple[Engine, Engine]) -> None:
-    """After a fork that shares pages; one sequence ends on the device, the other goes on."""
+def test_answers_are_those_of_one_device(engines: tuple[Engine, Engine]) -> None:
+    """One that is left early, one that goes on from it, and one that ends on the device."""
 
     def work(session: Session) -> Any:
-        session.feed([9, 8, 7, 6])
-        session.fork(0, 1)
-        drawn: list[Any] = []
+        request = Request(prompt=(5, 80, 13), settings=GREEDY)
+        left = Generation(session, None, request)
+        with closing(left.pieces()) as pieces:
+            begun = [next(pieces).choices[0].token for _ in range(3)]
+        more = answer(session, [5, 80, 13, *begun, 1], 6)
+        ends = range(0, 400, 2)
+        drawn = SamplingSettings(temperature=1.5, seed=3)
+        return begun, more, answer(session, [9, 8, 7, 6], 20, drawn, ends)
+
+    one, two = (work(engine.session) for engine in engines)
+    assert one == two
+
+
+def test_drawn_tokens_are_those_of_one_device(engines: tuple[Engine, Engine]) -> None:
+    """After a fork that shares pages."""
+
+    def work(eager: EagerSteps) -> Any:
+        eager.feed([9, 8, 7, 6])
+        eager.fork(0, 1)
         for sequence in range(2):
             settings = SamplingSettings(temperature=1.5, seed=3, nonce=sequence)
-            session.set_sampling(settings, sequence)
-        drawn += [session.forward_gpu_resident_to_token_id((0, 1), Output.SAMPLE) for _ in range(3)]
-        session.set_sampling(settings, 1, frozenset(range(0, 400, 2)))
-        drawn += [*session.stream(Output.SAMPLE, 1, most=20)]
-        return [*drawn, *session.stream(Output.SAMPLE, 0, most=4)]
+            set_sampling(eager, settings, sequence)
+        drawn = [eager.step((0, 1), Output.SAMPLE) for _ in range(3)]
+        return [*drawn, *(eager.step((0,), Output.SAMPLE) for _ in range(4))]
 
     one, two = on_both(engines, work)
     assert one == two
@@ -192,17 +203,17 @@ def test_drawn_tokens_are_those_of_one_device(engines: tuple[Engine, Engine]) ->
 def test_steps_of_tokens_and_prompts_are_those_of_one_device(
     engines: tuple[Engine, Engine],
 ) -> None:
-    def work(session: Session) -> Any:
-        session.feed([5, 80, 13])
-        session.greedy_step()
-        session.append([*range(40, 50)], 1)
-        session.append([*range(60, 80)], 2)
-        session.stepper.launch_batch(Batch((), (Segment(2, 0, 12),)), Output.NONE)
-        session.stepper.launch_batch(Batch((0,), (Segment(1, 0, 10, chooses=True),)), Output.GREEDY)
-        chosen = session.parts.state["sampled"].download(np.uint32, 2).tolist()
+    def work(eager: EagerSteps) -> Any:
+        eager.feed([5, 80, 13])
+        eager.step()
+        eager.feed([*range(40, 50)], 1)
+        eager.feed([*range(60, 80)], 2)
+        eager.launch(Batch((), (Segment(2, 0, 12),)), Output.NONE)
+        eager.launch(Batch((0,), (Segment(1, 0, 10, chooses=True),)), Output.GREEDY)
+        chosen = eager.session.parts.state["sampled"].download(np.uint32, 2).tolist()
         for sequence, token in zip((0, 1), chosen, strict=True):
-            session.read(sequence, token)
-        return chosen, session.forward_gpu_resident_to_token_id((0, 1, 2))
+            eager.tokens[sequence].append(token)
+        return chosen, eager.step((0, 1, 2))
 
     one, two = on_both(engines, work)
     assert one == two
@@ -240,28 +251,28 @@ def open_two(**settings: Any) -> Engine:
 
 @pytest.mark.parametrize("function", ["cuMemcpyPeerAsync", "cuEventRecord", "cuGraphLaunch"])
 def test_a_step_that_was_queued_in_part_is_done_again(api: Any, function: str) -> None:
-    with open_two() as engine:
-        session, tokens = engine.session, []
+    with open_two() as engine, EagerSteps(engine.session) as eager:
+        tokens = []
         for is_failing in (False, True):
-            session.truncate(0)
-            session.feed([1, 2, 3])
-            first = session.greedy_step()
+            eager.truncate(0)
+            eager.feed([1, 2, 3])
+            first = eager.step()[0]
             if is_failing:
                 api.inject(function, nth=2)
                 with pytest.raises(DriverError, match=function.removesuffix("Async")):
-                    session.greedy_step()
-            tokens.append([first, session.greedy_step(), session.greedy_step()])
+                    eager.step()
+            tokens.append([first, eager.step()[0], eager.step()[0]])
         assert tokens[0] == tokens[1]
     assert api.live() == {}
 
 
 def test_a_fault_on_a_rank_ends_the_engine(api: Any) -> None:
-    with open_two() as engine:
-        engine.session.feed([1, 2, 3])
-        engine.session.greedy_step()
+    with open_two() as engine, EagerSteps(engine.session) as eager:
+        eager.feed([1, 2, 3])
+        eager.step()
         api.inject("launch", 20)
         with pytest.raises(DriverError, match=r"injected fault.*\nrank 0, .*\nrank 1, "):
-            [*engine.session.stream(Output.GREEDY, most=3)]
+            [eager.step() for _ in range(3)]
         with pytest.raises(GroupError, match="close the group"):
             engine.group.synchronize()
     assert api.live() == {}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -10,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.model.stepping import Numbers, answer
 from urdir.driver.device import Device
-from urdir.model.engine.batch import Output
 from urdir.model.engine.generate import Generation
-from urdir.model.engine.realizar import describe
+from urdir.model.engine.realizar import EagerSteps, describe
 from urdir.model.engine.realizar.from_sizes import MadeFile
 from urdir.model.engine.requests.request import Request
 from urdir.model.engine.sampling_settings import GREEDY
@@ -38,10 +39,14 @@ class Made:
     weights: Weights
     wanted: Any  # logits (tokens, vocab) of a token sequence
 
-    def open(self, device: Device, **settings: Any) -> Session:
-        return Session(
-            device, self.weights, SessionSettings(CONTEXT, "f32", exact=True, **settings)
-        )
+    def session(self, device: Device, **settings: Any) -> Session:
+        wanted = SessionSettings(CONTEXT, "f32", exact=True, **settings)
+        return Session(device, self.weights, wanted)
+
+    @contextmanager
+    def open(self, device: Device, **settings: Any) -> Iterator[EagerSteps]:
+        with self.session(device, **settings) as session, EagerSteps(session) as eager:
+            yield eager
 
 
 def windowed(config: Config, **fields: Any) -> Config:
@@ -88,56 +93,47 @@ def test_a_ring_wraps(made: Made, device: Device, page_len: int) -> None:
     """Prompts and single tokens, over more than twice the ring."""
     sequence = tokens(2 * RING + 9)
     wanted = made.wanted(sequence)
-    with made.open(device, page_len=page_len) as session:
-        cache = session.parts.cache
+    with made.open(device, page_len=page_len) as eager:
+        cache = eager.session.parts.cache
         assert (cache.layout(0).places, cache.layout(1).places) == (RING, CONTEXT)
         for begin, end in ((0, 7), (7, RING + 5), (RING + 5, RING + 8)):
-            session.feed(sequence[begin:end])
-            check(session.logits_step(), wanted[end - 1])
+            eager.feed(sequence[begin:end])
+            check(eager.logits()[0], wanted[end - 1])
         for at in range(RING + 8, len(sequence)):
-            session.feed(sequence[at : at + 1])
-            check(session.logits_step(), wanted[at])
+            eager.feed(sequence[at : at + 1])
+            check(eager.logits()[0], wanted[at])
 
 
 def test_what_a_ring_has_lost_is_not_kept(made: Made, device: Device) -> None:
     sequence = tokens(2 * RING)
     wanted = made.wanted(sequence)
-    with made.open(device) as session:
-        session.feed(sequence)
-        session.logits_step()
+    with made.open(device) as eager:
+        eager.feed(sequence)
+        eager.logits()[0]
         oldest = len(sequence) - RING + WINDOW - 1
-        assert (session.kept(oldest), session.kept(oldest - 1), session.kept(0)) == (oldest, 0, 0)
+        assert (eager.kept(oldest), eager.kept(oldest - 1), eager.kept(0)) == (oldest, 0, 0)
         with pytest.raises(ModelError, match="layers with a window hold later ones only"):
-            session.truncate(oldest - 1)
-        assert session.length == len(sequence)
-        session.truncate(oldest)
-        session.feed(sequence[oldest:])
-        check(session.logits_step(), wanted[-1])
+            eager.truncate(oldest - 1)
+        assert eager.lengths[0] == len(sequence)
+        eager.truncate(oldest)
+        eager.feed(sequence[oldest:])
+        check(eager.logits()[0], wanted[-1])
 
 
 def test_a_shared_prefix_that_is_lost_is_processed_again(made: Made, device: Device) -> None:
     """A conversation that goes on from far back begins anew; one from its end does not."""
 
-    class Words:
-        end_ids = ()
-
-        def is_control(self, token: int) -> bool:
-            return False
-
-        def token_bytes(self, token: int) -> bytes:
-            return b"%d " % token
-
     def found(prompt: list[int]) -> int:
         """Tokens of the prompt that were there; the answer is as if there were none."""
         request = Request(prompt=tuple(prompt), settings=GREEDY, limit=3)
-        generation = Generation(session, Words(), request)  # type: ignore[arg-type]
+        generation = Generation(session, Numbers(), request)  # type: ignore[arg-type]
         assert "".join(generation.text()).split() == [str(t) for t in generation.tokens]
         wanted = made.wanted([*prompt, *generation.tokens])[len(prompt) - 1 : -1]
         assert generation.tokens == [int(logits.argmax()) for logits in wanted]
         return generation.statistics.cached_tokens
 
     first = tokens(2 * RING)
-    with made.open(device) as session:
+    with made.session(device) as session:
         assert found(first) == 0
         assert found([*first[: 2 * RING - 3], 1, 2]) == 2 * RING - 3
         assert found([*first[:RING], 3, 4, 5]) == 0
@@ -146,42 +142,50 @@ def test_a_shared_prefix_that_is_lost_is_processed_again(made: Made, device: Dev
 def test_steps_that_nobody_reads_are_undone(made: Made, device: Device) -> None:
     """Across the border of the ring; the tokens that follow are those of single steps."""
     for length in (RING - 3, 2 * RING - 2):
-        with made.open(device) as session:
-            session.feed(tokens(length))
-            expected = [session.greedy_step() for _ in range(6)]
-            session.truncate(0)
-            session.feed(tokens(length))
-            stream = session.stream(Output.GREEDY)
-            assert list(islice(stream, 2)) == expected[:2]
-            stream.close()
-            assert session.length == length + 1
-            assert [session.greedy_step() for _ in range(4)] == expected[2:]
+        with made.session(device) as session:
+            with EagerSteps(session) as eager:
+                eager.feed(tokens(length))
+                expected = [eager.step()[0] for _ in range(6)]
+            request = Request(prompt=tuple(tokens(length)), settings=GREEDY)
+            left = Generation(session, None, request)
+            with closing(left.pieces()) as pieces:
+                list(islice(pieces, 2))
+            known = left.tokens[:2]
+            assert known == expected[:2]
+            assert answer(session, [*tokens(length), *known], 4) == expected[2:]
 
 
 @pytest.mark.parametrize("page_len", [0, 16])
 def test_a_fork_has_the_ring_too(made: Made, device: Device, page_len: int) -> None:
     """Both go on, and write where the other's tokens were."""
     sequence = tokens(RING + 9)
-    with made.open(device, sequences=2, page_len=page_len) as session:
-        session.feed(sequence)
-        session.fork(0, 1)
+    with made.open(device, sequences=2, page_len=page_len) as eager:
+        eager.feed(sequence)
+        eager.fork(0, 1)
         ends = tokens(2 * RING, seed=1), tokens(2 * RING, seed=2)
         wanted = [made.wanted(sequence + end) for end in ends]
         for at in range(4):
-            rows = session.forward_gpu_resident((0, 1))
+            rows = eager.logits((0, 1))
             for slot in (0, 1):
                 check(rows[slot], wanted[slot][len(sequence) - 1 + at])
-                session.feed(ends[slot][at : at + 1], slot)
+                eager.feed(ends[slot][at : at + 1], slot)
 
 
-def test_a_bench_rewinds_what_a_ring_has_lost(made: Made, device: Device) -> None:
+def test_a_bench_begins_after_what_a_ring_has_lost(
+    made: Made, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is timed is as many tokens as the row's name has, in each run."""
     case = BenchCase((RING + 3,), (3,), (RING + 2,), repeats=1)
-    with made.open(device) as session:
+    with made.session(device) as session:
+        match, found = session.storage.match, []
+
+        def watched(sequence: int, known: Sequence[int], *rest: Any) -> int:
+            length = match(sequence, known, *rest)
+            if known:
+                found.append(length)
+            return length
+
+        monkeypatch.setattr(session.storage, "match", watched)
         rows = list(bench(session, made.file, Rates(1e9, 1e12), case))
         assert [row.test for row in rows] == ["pp19 @ d18", "tg3 @ d18"]
-        assert session.lengths == [RING + 2 + 3]
-        known = list(session.sequences[0].tokens)
-        session.truncate(0)
-        session.feed(known)
-        again = session.logits_step()
-        check(again, made.wanted(known)[-1])
+        assert found == [RING + 2] * 2 + [RING + 1] * 2

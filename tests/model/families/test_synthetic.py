@@ -8,9 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from tests.model.stepping import stepping
 from urdir.driver.device import Device
-from urdir.model.engine.batch import Output
-from urdir.model.engine.session import Session
 from urdir.model.errors import SettingsError
 from urdir.model.families import synthetic as shapes
 from urdir.model.families.config import Config
@@ -275,12 +274,12 @@ def test_a_small_one_decodes(kind: str, device_name: str, tiny: Tiny) -> None:
     with (
         Device.open(device_name) as device,
         Weights.load(model, Config.from_gguf(model), device) as weights,
-        Session(device, weights, SessionSettings(16)) as session,
+        stepping(device, weights, SessionSettings(16)) as eager,
     ):
-        session.feed([1, 2, 3])
-        assert np.isfinite(session.logits_step()).all()
-        session.feed([4])
-        assert 0 <= session.forward_gpu_resident_to_token_id((0,), Output.GREEDY)[0] < 77
+        eager.feed([1, 2, 3])
+        assert np.isfinite(eager.logits()).all()
+        eager.feed([4])
+        assert 0 <= eager.step()[0] < 77
 
 
 @pytest.mark.slow
@@ -302,12 +301,12 @@ def test_a_small_mixture_decodes(
     with (
         Device.open(device_name) as device,
         Weights.load(model, Config.from_gguf(model), device) as weights,
-        Session(device, weights, SessionSettings(16)) as session,
+        stepping(device, weights, SessionSettings(16)) as eager,
     ):
-        session.feed([1, 2, 3])
-        assert np.isfinite(session.logits_step()).all()
-        session.feed([4])
-        assert 0 <= session.forward_gpu_resident_to_token_id((0,), Output.GREEDY)[0] < 77
+        eager.feed([1, 2, 3])
+        assert np.isfinite(eager.logits()).all()
+        eager.feed([4])
+        assert 0 <= eager.step()[0] < 77
 
 
 def test_unknown_shapes_and_types_are_refused() -> None:

@@ -144,11 +144,12 @@ def test_several_sequences_have_no_room_for_long_prompts() -> None:
     case = BenchCase((8192,), (128,), (0, 256), sequences=(1, 8, 256), pairs=((512, 64),))
     alone, several = case.parts()
     assert (alone.context, alone.most_sequences) == (256 + 8192, 1)
-    assert (several.context, several.most_sequences) == (256 + 128, 256)
+    assert (several.context, several.most_sequences) == (256 + 128 + 31, 256)
     assert len(alone.tests) + len(several.tests) == len(case.tests) == 10
     assert BenchCase().parts() == [BenchCase()]
     prompts, several = BenchCase((64,), (16,), sequences=(4,)).parts()
     assert (prompts.context, len(prompts.tests), len(several.tests)) == (64, 1, 1)
+    assert several.context == 1 + 16 + 3
     assert [part.sequences for part in BenchCase((0,), (0,), sequences=(2,)).parts()] == [(2,)]
 
 
@@ -181,18 +182,21 @@ def test_rows_agree_with_themselves(engine: Engine) -> None:
     cache = engine.session.parts.cache.shape
     needed = bytes_per_step(engine.gguf, engine.config, cache, 4, 3)
     assert three.bytes_per_token == round(needed / 3)
-    assert engine.session.lengths == [2 + 4] * 3  # steps beyond the last one are undone
 
 
 @pytest.mark.slow
-def test_decoding_may_reach_the_end_of_the_context(nano: Path, device_name: str) -> None:
+@pytest.mark.parametrize(("steps", "count", "name"), [(6, 1, "tg6"), (5, 2, "tg5 x 2")])
+def test_decoding_may_reach_the_end_of_the_context(
+    nano: Path, device_name: str, steps: int, count: int, name: str
+) -> None:
     """Which is that of the caches: no step lies beyond it."""
-    case = BenchCase((0,), (6,), (250,), repeats=1, sequences=(1, 2))
-    with Engine.open(str(nano), device=device_name, context=case.context, sequences=2) as engine:
+    case = BenchCase((0,), (steps,), (250,), repeats=1, sequences=(count,))
+    with Engine.open(
+        str(nano), device=device_name, context=case.context, sequences=count
+    ) as engine:
         assert engine.session.shapes.lengths == (case.context,) == (256,)
         rows = list(bench(engine.session, engine.gguf, Rates(1e9, 1e12), case))
-        assert engine.session.lengths == [256] * 2
-    assert [row.test for row in rows] == ["tg6 @ d250", "tg6 x 2 @ d250"]
+    assert [(row.test, type(row)) for row in rows] == [(f"{name} @ d250", BenchRow)]
 
 
 def test_a_profile_accounts_for_every_launch(engine: Engine) -> None:
@@ -217,7 +221,7 @@ def test_a_profile_is_of_as_many_sequences_as_are_asked_for(
     really = execute.profile
 
     def profile(*args: Any, **more: Any) -> Any:
-        places.append(engine.session.device_positions())
+        places.append(engine.session.parts.state.positions())
         return really(*args, **more)
 
     monkeypatch.setattr("urdir.driver.execute.profile", profile)
@@ -227,7 +231,6 @@ def test_a_profile_is_of_as_many_sequences_as_are_asked_for(
     assert {row.sequences for row in rows} == {3}
     assert any("gemm_small" in row.role for row in rows)
     assert places == [{0: 0, 1: 0, 2: 0}]
-    assert engine.session.lengths == [0, 0, 0]
     profile_step(engine.session, 1e9)
     assert places[1] == {0: 0}
 

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from tests.model.stepping import set_sampling
 from urdir.driver.device import Device
 from urdir.driver.operation import Launch
 from urdir.driver.ptx_files import PtxFiles
 from urdir.model.engine.batch import Output, ShapeBuckets, StepShape
-from urdir.model.engine.realizar import describe
+from urdir.model.engine.realizar import EagerSteps, describe
 from urdir.model.engine.runner import Steps
 from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.engine.session import Session
@@ -83,19 +84,19 @@ def test_it_finds_what_a_session_loads(
         with (
             Weights.load(gguf, config, device) as weights,
             Session(device, weights, SessionSettings(CONTEXT, kv_dtype, exact=exact)) as session,
+            EagerSteps(session) as eager,
         ):
             for end in (6, 13, 20, 49):  # each size of prompt step
-                session.truncate(0)
-                session.feed([1] * end)
-                session.greedy_step()
-            session.truncate(0)
-            session.feed([1] * 49)
-            session.truncate(48)  # a prompt step without an output
-            session.feed([1])
-            session.greedy_step()
-            session.set_sampling(SamplingSettings(seed=1))
-            session.forward_gpu_resident_to_token_id(output=Output.LOGPROBS)
-            session.logits_step()
+                eager.truncate(0)
+                eager.feed([1] * end)
+                eager.step()
+            eager.truncate(0)
+            eager.feed([1] * 49)
+            eager.process(48)  # a prompt step without an output
+            eager.step()
+            set_sampling(eager, SamplingSettings(seed=1))
+            eager.step(output=Output.LOGPROBS)
+            eager.logits()
     loaded = {path.stem for path in tmp_path.iterdir()}
     listed = {kernel.spec.key("sm_90a") for kernel in found}
     assert {key for key in loaded if not key.startswith(("repack-", "row_powers-"))} <= listed

@@ -77,20 +77,6 @@ def test_a_place_goes_on_from_what_it_was_left_with(stream: Stream, owners: Exit
     assert storage.match(0, range(25), 26) == 0
 
 
-def test_who_does_not_ask_begins_anew(stream: Stream, owners: ExitStack) -> None:
-    storage = Opened(owners, stream, wide_config()).storage
-    storage.match(0, (), 20)
-    storage.release(0, range(20), 20)
-    storage.reserve(0, 0, 3)  # over what was there
-    storage.release(0, range(90, 93), 3)
-    assert storage.match(0, range(20), 20) == 0
-    storage.release(0, range(20), 20)
-    storage.match(1, (), 20)
-    storage.fork(1, 0, 20)
-    storage.release(0, range(60, 80), 20)
-    assert storage.match(0, range(20), 20) == 0
-
-
 def test_a_ring_that_has_lost_the_beginning_is_begun_anew(
     stream: Stream, owners: ExitStack
 ) -> None:
@@ -126,7 +112,7 @@ def test_states_go_back_to_the_end_of_a_prompt(stream: Stream, owners: ExitStack
     ):
         storage.match(0, (), 8)
         opened.write_state(5.0)
-        storage.keep_state(0, 8)
+        storage.keep_prefix(0, 8)
         storage.reserve(0, 8, reached)
         opened.write_state(6.0)
         storage.release(0, range(12), reached)
@@ -139,9 +125,9 @@ def test_a_state_that_was_left_is_not_one_of_the_next(stream: Stream, owners: Ex
     opened = Opened(owners, stream, wide_config(), ONE)
     storage = opened.storage
     storage.match(0, (), 8)
-    storage.keep_state(0, 8)
+    storage.keep_prefix(0, 8)
     storage.release(0, range(12), 12)
-    storage.reserve(0, 0, 20)
+    assert storage.match(0, (), 20) == 0
     assert storage.kept(0, 10, 20) == 0
     with pytest.raises(ModelError, match="cannot be cut to 8 tokens"):
         storage.truncate(0, 8, 20)

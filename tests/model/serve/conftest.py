@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from urdir.model.engine.requests.request import Ending, Piece, Request, TokenChoice
-from urdir.model.engine.sequence import Finish
+from urdir.model.engine.requests.request import Ending, Finish, Piece, Request, TokenChoice
 from urdir.model.errors import ConstraintError
 from urdir.model.files.gguf import Gguf
 from urdir.model.serve.guard import Access

@@ -6,6 +6,7 @@ Each step must lie in its shape, and in the room that was reserved for its seque
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,6 @@ from urdir.model.engine.batch import Batch, ShapeBuckets, StepShape
 from urdir.model.engine.decode_graphs import DecodeGraphs
 from urdir.model.engine.requests.answer_loop import AnswerLoop
 from urdir.model.engine.requests.limits import Limits
-from urdir.model.engine.run_ahead import RunAhead
 
 TOKEN = 7
 VOCABULARY = 16
@@ -82,13 +82,16 @@ class PaperSession:
         is_recorded: Callable[[StepShape], bool] = lambda shape: True,
     ) -> None:
         self.context, self.shapes = context, shapes
-        self.sequences = range(sequences)
+        self.sequences = sequences
         self.storage = PaperStorage(context)
         self.steps: Any = PaperSteps(shapes, is_recorded)
         self.graphs = DecodeGraphs(self.steps, shapes)
         self.queue = SimpleNamespace(launch=self.launch, forget_rows=lambda: None)
         self.launched: list[StepShape] = []
+        event = SimpleNamespace(is_done=True, synchronize=lambda: None, close=lambda: None)
+        self.stream = SimpleNamespace(record=lambda event: None)
         self.parts = SimpleNamespace(
+            device=SimpleNamespace(create_event=lambda name: event),
             config=SimpleNamespace(vocab_size=VOCABULARY),
             cache=SimpleNamespace(pools=()),
             state=SimpleNamespace(
@@ -112,19 +115,12 @@ class PaperSession:
         assert all(sequence in batch.choosing for sequence in masks)
         self.launched.append(shape)
 
-    def lend(self) -> None: ...
-
-    def take_back(self) -> None: ...
+    def in_use(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def check_tokens(self, tokens: Sequence[int]) -> None: ...
 
     def check_settings(self, settings: Any) -> None: ...
-
-    def run_ahead(self, steps: int) -> RunAhead[Any]:
-        event = SimpleNamespace(is_done=True, synchronize=lambda: None, close=lambda: None)
-        device: Any = SimpleNamespace(create_event=lambda name: event)
-        stream: Any = SimpleNamespace(record=lambda event: None)
-        return RunAhead(device, stream, steps)
 
     def answers(self, limits: Limits | None = None) -> AnswerLoop:
         """The loop over these sequences, without text."""

@@ -9,9 +9,8 @@ from contextlib import aclosing
 import pytest
 
 from urdir.model.engine.engine import Engine
-from urdir.model.engine.requests.request import Ending, Piece, Request
+from urdir.model.engine.requests.request import Ending, Finish, Piece, Request
 from urdir.model.engine.sampling_settings import SamplingSettings
-from urdir.model.engine.sequence import Finish
 from urdir.model.errors import ContextFullError, ModelError
 
 PROMPTS = ("By the old mill", "What is", "Red")

@@ -19,10 +19,10 @@ from urdir.model.engine.generate import Generation
 from urdir.model.engine.requests.answer import Answer
 from urdir.model.engine.requests.answer_loop import AnswerLoop
 from urdir.model.engine.requests.limits import Limits
-from urdir.model.engine.requests.request import Ending, Piece, Request
+from urdir.model.engine.requests.request import Ending, Finish, Piece, Request
 from urdir.model.engine.requests.warm_up import likely_shapes
 from urdir.model.engine.run_ahead import AT_ONCE
-from urdir.model.engine.sequence import GREEDY, Finish
+from urdir.model.engine.sampling_settings import GREEDY
 from urdir.model.engine.session import Session
 from urdir.model.families.config import Config
 from urdir.model.files.gguf import Gguf
@@ -135,7 +135,7 @@ def test_every_length_has_graphs_that_reach_it(context: int, rows: int) -> None:
         assert several is None or (several.keys, several.steps) == (one.keys, AT_ONCE)
         for end in range(length, context + 1)[:140]:
             assert not graphs.prepare(rows, Output.GREEDY, length, end, AT_ONCE)
-    graphs.prepare_all(rows, Output.GREEDY, 0, context)
+    graphs.prepare_all(rows, Output.GREEDY, 0, context, AT_ONCE)
     assert all(shape.keys in shapes.lengths for shape in likely_shapes(shapes))
 
 

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from tests.model.engine.test_generate import Numbers
+from tests.model.stepping import Numbers, set_sampling
 from urdir.driver.errors import DriverError
 from urdir.driver.stream import Stream
 from urdir.model.engine.batch import Output, StepShape
+from urdir.model.engine.realizar import EagerSteps
 from urdir.model.engine.requests.answer import Item
-from urdir.model.engine.requests.request import Ending, Piece, Request
+from urdir.model.engine.requests.request import Ending, Finish, Piece, Request
 from urdir.model.engine.requests.service import Service
 from urdir.model.engine.run_ahead import AT_ONCE
 from urdir.model.engine.sampling_settings import GREEDY, SamplingSettings
-from urdir.model.engine.sequence import Finish
 from urdir.model.engine.session import Session
 
 DRAWN = SamplingSettings(temperature=1.5, seed=5)
@@ -80,11 +80,10 @@ def test_a_user_alone_gets_several_steps_at_once(session: Session, launched: lis
         assert several[:4] == tokens
         assert (pieces, ending.finish, ending.generated_tokens) == (6, Finish.LENGTH, 12)
         assert service.metrics().steps == 4 + 12
-    singly = []
-    session.feed(PROMPT)
-    session.set_sampling(DRAWN)
-    for _ in range(12):
-        singly += session.forward_gpu_resident_to_token_id((0,), output)
+    with EagerSteps(session) as eager:
+        eager.feed(PROMPT)
+        set_sampling(eager, DRAWN)
+        singly = [eager.step((0,), output)[0] for _ in range(12)]
     assert several == singly
     at = next(n for n in range(5, 12) if singly[n] not in singly[:n])
     with Service(Opened(session, None), Numbers(singly[at])) as service:  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from urdir.model.engine.requests.answer_loop import DeviceLostError
 from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.request import Ending, Request
 from urdir.model.engine.requests.scheduler import Scheduler
-from urdir.model.engine.sequence import GREEDY
+from urdir.model.engine.sampling_settings import GREEDY
 from urdir.model.memory.buckets import chunks_of
 
 CONTEXT, MARK = 300, 9

@@ -8,10 +8,9 @@ from collections import Counter
 from tests.model.engine.requests.toy_server import Server, answer_to, ask, serve, small_limits
 from tests.model.engine.requests.toy_storage import ToyStorage
 from urdir.model.engine.batch import Batch, Segment
-from urdir.model.engine.requests.request import Request
+from urdir.model.engine.requests.request import Finish, Request
 from urdir.model.engine.requests.scheduler import Scheduler
 from urdir.model.engine.requests.step_plan import StepPlan
-from urdir.model.engine.sequence import Finish
 from urdir.model.memory.walk import Walk
 
 

@@ -10,9 +10,8 @@ import pytest
 from tests.model.engine.requests.toy_server import Server, ask, small_limits
 from tests.model.engine.requests.toy_storage import ToyStorage
 from urdir.model.engine.requests.limits import Limits
-from urdir.model.engine.requests.request import Ending, Request
+from urdir.model.engine.requests.request import Ending, Finish, Request
 from urdir.model.engine.sampling_settings import GREEDY
-from urdir.model.engine.sequence import Finish
 from urdir.model.errors import BusyError, ContextFullError, ModelError, SettingsError
 
 

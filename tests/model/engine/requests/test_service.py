@@ -21,10 +21,9 @@ from urdir.model.engine.engine import Engine
 from urdir.model.engine.requests.answer import Item
 from urdir.model.engine.requests.async_service import AsyncAnswers, AsyncService
 from urdir.model.engine.requests.limits import Limits
-from urdir.model.engine.requests.request import Ending, Piece, Request
+from urdir.model.engine.requests.request import Ending, Finish, Piece, Request
 from urdir.model.engine.requests.service import Service
 from urdir.model.engine.sampling_settings import SamplingSettings
-from urdir.model.engine.sequence import Finish
 from urdir.model.errors import BusyError, ConstraintError, ContextFullError, ModelError
 from urdir.model.owner import Owner
 from urdir.model.text.chat import ChatTemplate, Message
@@ -325,7 +324,7 @@ def test_constrained_answers_after_a_step_that_fails(
         expected = ask(service, CONSTRAINED)
         assert isinstance(expected.ended(), Ending)
         monkeypatch.setattr(engine.session.queue, "launch", failing)
-        asked = [ask(service, CONSTRAINED) for _ in range(len(engine.session.sequences) + 2)]
+        asked = [ask(service, CONSTRAINED) for _ in range(engine.session.sequences + 2)]
         ends = [answer.ended() for answer in asked]
         for answer, end in zip(asked, ends, strict=True):
             if isinstance(end, Ending):

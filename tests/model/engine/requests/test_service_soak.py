@@ -23,9 +23,8 @@ import pytest
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.requests.async_service import AsyncService
 from urdir.model.engine.requests.limits import Limits
-from urdir.model.engine.requests.request import Ending, Request
+from urdir.model.engine.requests.request import Ending, Finish, Request
 from urdir.model.engine.sampling_settings import SamplingSettings
-from urdir.model.engine.sequence import Finish
 from urdir.model.errors import ContextFullError
 from urdir.model.text.chat import Message
 from urdir.model.text.constraints import Constraint
@@ -162,7 +161,7 @@ def test_nothing_grows_and_nothing_is_wrong(
         service = AsyncService(engine, lambda _: None, limits)
         try:
             load = Load(service, questions, time.monotonic() + seconds)
-            await load.run(len(engine.session.sequences) * 3 // 2, note)
+            await load.run(engine.session.sequences * 3 // 2, note)
             await service.drain()
             await until_idle(service)
             return load, service.metrics()

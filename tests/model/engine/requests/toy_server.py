@@ -12,10 +12,9 @@ from typing import Any
 
 from tests.model.engine.requests.toy_storage import UNWRITTEN, Toy, ToyStorage
 from urdir.model.engine.requests.limits import Limits
-from urdir.model.engine.requests.request import Ending, Request
+from urdir.model.engine.requests.request import Ending, Finish, Request
 from urdir.model.engine.requests.scheduler import Scheduler
 from urdir.model.engine.requests.step_plan import StepPlan
-from urdir.model.engine.sequence import Finish
 from urdir.model.memory.pages import common_length
 
 END = 0

@@ -1,0 +1,118 @@
+"""Requests whose tokens are timed: `urdir bench` measures what a user of the engine gets."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from urdir.model.engine.realizar.eager import EagerSteps
+from urdir.model.engine.requests.answer import Answer
+from urdir.model.engine.requests.answer_loop import AnswerLoop
+from urdir.model.engine.requests.limits import Limits
+from urdir.model.engine.requests.request import Ending, Request
+from urdir.model.engine.sampling_settings import GREEDY
+from urdir.model.engine.session import Session
+from urdir.model.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds in which ``tokens`` became known, ``busy`` of which the host did not wait."""
+
+    tokens: int
+    seconds: float
+    busy: float
+
+
+def fill(session: Session, tokens: Sequence[int], sequences: int) -> None:
+    """Leave ``tokens`` in the cache for each of so many sequences, and nothing in others: requests
+    that begin with these tokens resume from there. They are computed once, then copied."""
+    with EagerSteps(session) as steps:
+        steps.feed(tokens)
+        steps.process(len(tokens))
+        for other in range(1, sequences):
+            steps.fork(0, other)
+
+
+def time_answer(session: Session, prompt: Sequence[int], count: int) -> Timing:
+    """The time from a request to the last of its ``count`` tokens."""
+    with _Answers(session) as answers:
+        return answers.timed(lambda: answers.add([prompt], count), lambda: answers.ended == 1)
+
+
+def time_decoding(
+    session: Session, prompts: Sequence[Sequence[int]], steps: int, spread: int
+) -> Timing:
+    """The time of ``steps`` steps that choose a token for each of several ``prompts``: from when
+    all have their first one. The first ones to begin have up to ``spread`` tokens more; where that
+    is not enough, the steps until one of them ends."""
+    with _Answers(session) as answers:
+        answers.add(prompts, steps + 1 + spread)
+        answers.turn_until(lambda: answers.begun == len(prompts))
+        wanted = answers.known + steps * len(prompts)
+        timing = answers.timed(lambda: None, lambda: answers.known >= wanted or answers.ended > 0)
+    if not timing.tokens:
+        raise ModelError(
+            f"{len(prompts)} sequences are not decoded together in {steps} steps: the first have "
+            "ended when the last begin; take more steps"
+        )
+    return timing
+
+
+class _Answers:
+    """Requests to a loop of their own."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._counts: Counter[Answer] = Counter()
+        self.ended = 0
+
+    def __enter__(self) -> _Answers:
+        shapes, sequences = self._session.shapes, self._session.sequences
+        one = sequences == 1
+        limits = Limits.for_one(shapes) if one else Limits.for_throughput(shapes, sequences)
+        self._loop = AnswerLoop(self._session, None, limits)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.close()
+
+    @property
+    def known(self) -> int:
+        """Tokens of all answers."""
+        return self._counts.total()
+
+    @property
+    def begun(self) -> int:
+        """Answers that have a token."""
+        return len(self._counts)
+
+    def add(self, prompts: Sequence[Sequence[int]], limit: int) -> None:
+        """Request so many tokens after each prompt."""
+        for prompt in prompts:
+            request = Request(prompt=tuple(prompt), settings=GREEDY, limit=limit)
+            self._loop.add(self._loop.answer_to(request))
+
+    def turn_until(self, is_done: Callable[[], bool]) -> None:
+        """Turn the loop. Raises what a request fails by."""
+        while not is_done():
+            self._loop.turn()
+            for answer, items in self._loop.take_items().items():
+                for item in items:
+                    if isinstance(item, Exception):
+                        raise item
+                    if isinstance(item, Ending):
+                        self.ended += 1
+                    else:
+                        self._counts[answer] += len(item.choices)
+
+    def timed(self, begin: Callable[[], None], is_done: Callable[[], bool]) -> Timing:
+        """Do ``begin`` and turn the loop, timed."""
+        known, waited = self.known, self._loop.waited_seconds
+        start = time.perf_counter()
+        begin()
+        self.turn_until(is_done)
+        seconds = time.perf_counter() - start
+        return Timing(self.known - known, seconds, seconds - self._loop.waited_seconds + waited)

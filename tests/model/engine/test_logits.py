@@ -1,0 +1,44 @@
+"""The logits of every position of a text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from urdir.model.engine.engine import Engine
+from urdir.model.engine.logits import logits_after
+from urdir.model.engine.realizar import EagerSteps
+from urdir.model.errors import ContextFullError, ModelError
+
+TOKENS = [3, 141, 59, 26, 5, 9, 2, 6, 77, 13]
+
+
+@pytest.fixture(scope="module")
+def engine(device_name: str) -> Iterator[Engine]:
+    path = Path(__file__).parents[2] / "data" / "golden" / "nano-llama-q8_0.gguf"
+    with Engine.open(path, device=device_name, context=len(TOKENS)) as opened:
+        yield opened
+
+
+def test_they_are_those_of_single_steps(engine: Engine) -> None:
+    """Bit for bit, up to the end of the context."""
+    rows = [*logits_after(engine.session, TOKENS[:6], TOKENS[6:])]
+    with EagerSteps(engine.session) as eager:
+        eager.feed(TOKENS[:6])
+        expected = [eager.logits()[0]]
+        for token in TOKENS[6:]:
+            eager.feed([token])
+            expected.append(eager.logits()[0])
+    np.testing.assert_array_equal(np.stack(rows), np.stack(expected))
+
+
+def test_what_does_not_fit_or_is_no_token_is_refused(engine: Engine) -> None:
+    size = engine.config.vocab_size
+    with pytest.raises(ContextFullError, match="11 tokens exceed the context of 10 by 1"):
+        next(logits_after(engine.session, TOKENS, [1]))
+    for prompt, given in (([size], []), ([1], [size])):
+        with pytest.raises(ModelError, match=f"token id {size} is outside the vocabulary"):
+            next(logits_after(engine.session, prompt, given))
