@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from urdir.model.engine.requests.answer import Answer
-from urdir.model.engine.requests.request import Ending, Piece, Request, TokenChoice
-from urdir.model.engine.sequence import Finish
+from urdir.model.engine.requests.request import Ending, Finish, Piece, Request, TokenChoice
 from urdir.model.errors import ModelError
 from urdir.model.serve.interface import Defaults
 from urdir.model.serve.served_model import EngineModel

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,9 +39,10 @@ ws ::= | " " | "\n" [ \t]{0,20}
 
 
 @pytest.fixture(scope="module")
-def compiler(demo_file: Path) -> tuple[ConstraintCompiler, Tokenizer]:
+def compiler(demo_file: Path) -> Iterator[tuple[ConstraintCompiler, Tokenizer]]:
     tokenizer = Tokenizer.from_gguf(Gguf(demo_file))
-    return ConstraintCompiler(tokenizer), tokenizer
+    with ConstraintCompiler(tokenizer) as compiler:
+        yield compiler, tokenizer
 
 
 def accepts(compiler: tuple[ConstraintCompiler, Tokenizer], grammar: str, text: str) -> bool:

@@ -18,7 +18,7 @@ from urdir.model.engine.requests.request import Ending, Piece, Request
 from urdir.model.engine.requests.service import Service
 from urdir.model.engine.requests.warm_up import WarmUp
 from urdir.model.engine.runner import Steps
-from urdir.model.engine.sequence import GREEDY
+from urdir.model.engine.sampling_settings import GREEDY
 from urdir.model.engine.session import Session
 
 SHAPES = [StepShape(rows, 256, Output.GREEDY) for rows in (1, 2, 4)]
