@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from urdir.model.blocks.arguments import given
+from urdir.model.lower.arguments import given
 from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.linear.gate import Gate
 

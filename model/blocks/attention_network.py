@@ -6,14 +6,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from urdir.model.blocks.activations import Activations, DueGate
-from urdir.model.blocks.attention import (
+from urdir.model.blocks.parts import Destination, LayerStep
+from urdir.model.families.attention import Attention, Latent, OutputGate, QkNorm
+from urdir.model.lower.attend import (
     LayerAttention,
     append_keys_alone,
     append_tokens,
     incremental_attention_into,
 )
-from urdir.model.blocks.parts import Destination, LayerStep
-from urdir.model.families.attention import Attention, Latent, OutputGate, QkNorm
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
 from urdir.model.memory.workspace import WRITTEN_KEYS, WRITTEN_SEQUENCE, WRITTEN_VALUES

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from urdir.model.blocks.activations import Activations
-from urdir.model.blocks.parts import StepParts
+from urdir.model.blocks.parts import linear_layers
 from urdir.model.families.description import LayerEmbeddings
+from urdir.model.lower.parts import StepParts
 from urdir.model.memory.weights import Matrix
 from urdir.model.memory.workspace import saved
 from urdir.ptxgen.kernels.add import Add
@@ -17,7 +18,7 @@ from urdir.ptxgen.kernels.rescale import Rescale
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
     from urdir.driver.plan import Plan
-    from urdir.model.blocks.rows import Rows
+    from urdir.model.lower.rows import Rows
 
 
 def append_embedding(plan: Plan, parts: StepParts, rows: Rows) -> Activations:
@@ -27,7 +28,7 @@ def append_embedding(plan: Plan, parts: StepParts, rows: Rows) -> Activations:
     _append_rows_of(plan, parts, rows, "token_embd", table, x, config.embedding_scale)
     if config.embedding_norm is not None:
         norm = weights.norm(config.embedding_norm)
-        made = parts.linear(plan, rows).append_norm(
+        made = linear_layers(parts, plan, rows).append_norm(
             "token_embd_norm", config.hidden, Activations(x), norm, work["residual"]
         )
         assert made.normed is not None
@@ -75,7 +76,7 @@ def _append_layer_embeddings(
     own, projected = work["layer embeddings"], work["layer projections"]
     table, scale = weights.matrix(of.table), of.scale * of.input_scale
     _append_rows_of(plan, parts, rows, "per_layer_token_embd", table, own, scale)
-    linear = parts.linear(plan, rows)
+    linear = linear_layers(parts, plan, rows)
     proj = weights.matrix(of.proj)
     linear.append("per_layer_model_proj", [(proj, projected)], Activations(x), scale=of.proj_scale)
     norm = weights.norm(of.norm)

@@ -9,10 +9,10 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from urdir.model.blocks.activations import Activations
-from urdir.model.blocks.arguments import given
 from urdir.model.blocks.linear import LinearLayers
 from urdir.model.blocks.linear_requests import alike
 from urdir.model.blocks.mixtures import MixtureLayer
+from urdir.model.lower.arguments import given
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.activate import Activate

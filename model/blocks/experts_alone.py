@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from urdir.model.blocks.arguments import given
 from urdir.model.blocks.expert_products import ExpertProducts, MixtureCall, Product
+from urdir.model.lower.arguments import given
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.experts.down import ExpertsDown

@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from urdir.model.blocks.arguments import given
 from urdir.model.blocks.expert_products import ExpertProducts, MixtureCall, Product
 from urdir.model.blocks.linear_requests import alike
 from urdir.model.blocks.mixtures import MixtureLayer
 from urdir.model.blocks.packed_experts import PackedExperts
+from urdir.model.lower.arguments import given
 from urdir.ptxgen.kernels.experts.gemm import ExpertsGemm, tile_height
 from urdir.ptxgen.kernels.experts.group import GroupExperts
 from urdir.ptxgen.kernels.linear.packed_choice import packs_mixtures

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from urdir.model.blocks.arguments import given
 from urdir.model.blocks.expert_products import (
     ExpertProducts,
     MixtureCall,
@@ -13,6 +12,7 @@ from urdir.model.blocks.expert_products import (
     first_products,
 )
 from urdir.model.blocks.mixtures import MixtureLayer
+from urdir.model.lower.arguments import given
 from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.experts.choice import most_warps, pays_together

@@ -12,12 +12,12 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from urdir.model.blocks.activations import Activations
-from urdir.model.blocks.attention import LayerAttention, append_keys_alone, append_tokens
 from urdir.model.blocks.latent_heads import append_whole_queries
 from urdir.model.blocks.linear_vectors import rows_of
 from urdir.model.blocks.parts import LayerStep
-from urdir.model.blocks.rows import RowsWalk
 from urdir.model.families.attention import Attention, Latent
+from urdir.model.lower.attend import LayerAttention, append_keys_alone, append_tokens
+from urdir.model.lower.rows import RowsWalk
 from urdir.model.memory.workspace import (
     WRITTEN_KEYS,
     WRITTEN_PARTIAL,

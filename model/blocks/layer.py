@@ -16,7 +16,7 @@ from urdir.model.blocks.attention_network import (
 )
 from urdir.model.blocks.feed_forward import append_activation, append_dense, append_linear
 from urdir.model.blocks.layer_end import append_end, has_end
-from urdir.model.blocks.parts import Destination, LayerParts, LayerStep
+from urdir.model.blocks.parts import Destination, LayerStep
 from urdir.model.blocks.recall import append_bank, append_recall
 from urdir.model.families.attention import Attention
 from urdir.model.families.feed_forward import Dense, Mixture
@@ -29,13 +29,14 @@ from urdir.model.families.recurrent import (
     ShortConv,
 )
 from urdir.model.families.stored import Linear, Normalization
+from urdir.model.lower.parts import LayerParts
 from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.activation import Activation
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
     from urdir.driver.plan import Plan
-    from urdir.model.blocks.rows import OutputRows, Rows
+    from urdir.model.lower.rows import OutputRows, Rows
 
 
 def append_layer(

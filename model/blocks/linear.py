@@ -12,7 +12,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from urdir.model.blocks.activations import Activations
-from urdir.model.blocks.arguments import given
 from urdir.model.blocks.linear_requests import LinearRequests, alike
 from urdir.model.blocks.linear_vectors import (
     Continuation,
@@ -24,6 +23,7 @@ from urdir.model.blocks.linear_vectors import (
     vectors,
 )
 from urdir.model.blocks.packed_linear import PackedLinear
+from urdir.model.lower.arguments import given
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.activate import Activate

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from urdir.model.blocks.activations import Activations
-from urdir.model.blocks.arguments import given
+from urdir.model.lower.arguments import given
 from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.linear.choice import LinearRequest

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from urdir.model.blocks.arguments import given
 from urdir.model.blocks.mixtures import MixtureLayer
+from urdir.model.lower.arguments import given
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.experts.gemm import tile_height

@@ -13,56 +13,27 @@ from urdir.model.blocks.exchange import (
     begins_norms,
 )
 from urdir.model.blocks.linear import LinearLayers
-from urdir.model.blocks.linear_requests import device_limits
 from urdir.model.blocks.linear_vectors import Continuation
-from urdir.model.blocks.rows import OutputRows, Rows
-from urdir.model.families.config import Config
 from urdir.model.families.stored import Linear, Normalization, StoredVector
-from urdir.model.memory.device_state import DecodeState
+from urdir.model.lower.parts import LayerParts, device_limits
+from urdir.model.lower.rows import OutputRows, Rows
 from urdir.model.memory.exchange import RankExchange
-from urdir.model.memory.kv_cache import KvCache
 from urdir.model.memory.norms import NormLayer
-from urdir.model.memory.recurrent_state import RecurrentState
-from urdir.model.memory.weights import Matrix, Weights
+from urdir.model.memory.weights import Matrix
 from urdir.model.memory.workspace import STREAMS
 from urdir.ptxgen.kernels.gather import Gather
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 from urdir.ptxgen.kernels.rescale import Rescale
 
 if TYPE_CHECKING:
-    from urdir.driver.device import Device
     from urdir.driver.memory import Arena, Slice
     from urdir.driver.plan import Plan
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerParts:
-    """The device, and the owners of everything on it that layers read and write.
-
-    ``exact`` keeps activations f32. ``recurrent`` is there where a layer needs it, ``exchange``
-    where the device is one of several ranks.
-    """
-
-    device: Device
-    config: Config
-    weights: Weights
-    cache: KvCache
-    work: Arena
-    exact: bool
-    recurrent: RecurrentState | None = None
-    exchange: RankExchange | None = None
-
-    def linear(self, plan: Plan, rows: Rows) -> LinearLayers:
-        """What appends this step's linear layers to ``plan``."""
-        limits = device_limits(self.device)
-        return LinearLayers(plan, self.work, rows.count, exact=self.exact, limits=limits)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepParts(LayerParts):
-    """What a step reads and writes: that of its layers, and the rows' tokens and positions."""
-
-    state: DecodeState
+def linear_layers(parts: LayerParts, plan: Plan, rows: Rows) -> LinearLayers:
+    """What appends this step's linear layers to ``plan``."""
+    limits = device_limits(parts.device)
+    return LinearLayers(plan, parts.work, rows.count, exact=parts.exact, limits=limits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +69,7 @@ class LayerStep:
     @property
     def linear(self) -> LinearLayers:
         """What appends linear layers."""
-        return self.parts.linear(self.plan, self.rows)
+        return linear_layers(self.parts, self.plan, self.rows)
 
     @property
     def work(self) -> Arena:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from urdir.model.blocks.activations import Activations
-from urdir.model.blocks.parts import LayerParts, LayerStep
+from urdir.model.blocks.parts import LayerStep
 from urdir.model.families.stored import Normalization
+from urdir.model.lower.parts import LayerParts
 from urdir.ptxgen.kernels.recall import Recall
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
     from urdir.driver.plan import Plan
-    from urdir.model.blocks.rows import Rows
+    from urdir.model.lower.rows import Rows
 
 
 def append_bank(at: LayerStep, banked: int, x: Slice) -> None:

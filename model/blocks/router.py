@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import lru_cache
 
 from urdir.model.blocks.activations import Activations
-from urdir.model.blocks.arguments import given
 from urdir.model.blocks.expert_products import completed
 from urdir.model.blocks.linear import LinearLayers
 from urdir.model.blocks.mixtures import RouterLayer
+from urdir.model.lower.arguments import given
 from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.experts.logits import RouterLogits
 from urdir.ptxgen.kernels.experts.route import RouteExperts

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from urdir.model.blocks.arguments import given
 from urdir.model.blocks.linear_vectors import Continuation
 from urdir.model.blocks.parts import LayerStep
-from urdir.model.blocks.rows import Rows
 from urdir.model.families.recurrent import Convolution, Recurrent
 from urdir.model.families.rules import rule_of
+from urdir.model.lower.arguments import given
+from urdir.model.lower.rows import Rows
 from urdir.model.memory.chunk_workspace import chunk_buffer
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.recurrent.choice import causal_conv, recurrences

@@ -7,8 +7,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from urdir.model.blocks.activations import Activations, DueGate, NormedSum, RanksSum
-from urdir.model.blocks.arguments import given
 from urdir.model.blocks.exchange import append_sum_of_ranks
+from urdir.model.lower.arguments import given
 from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.activate import Activate
 from urdir.ptxgen.kernels.add import Add

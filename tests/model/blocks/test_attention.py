@@ -15,10 +15,10 @@ from urdir.driver.device import Device
 from urdir.driver.memory import Slice
 from urdir.driver.operation import Launch
 from urdir.driver.plan import Plan
-from urdir.model.blocks.attention import LayerAttention, incremental_attention_into
+from urdir.model.lower.attend import LayerAttention, incremental_attention_into
 from urdir.model.blocks.attention_network import layer_attention, own_token
 from urdir.model.blocks.parts import LayerStep
-from urdir.model.blocks.rows import Rows
+from urdir.model.lower.rows import Rows
 from urdir.model.engine.session import Session
 from urdir.model.families.config import Config
 from urdir.model.files.gguf import Gguf

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from urdir.model.blocks.rows import Rows
+from urdir.model.lower.rows import Rows
 from urdir.model.memory.buckets import COARSE_CHUNKS
 from urdir.ptxgen.kernels.attention.choice import (
     decode_attention,
