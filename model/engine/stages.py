@@ -24,7 +24,6 @@ from urdir.model.engine.step import append_output, rows_of
 from urdir.model.layers.builder import StepOps
 from urdir.model.layers.ends import embedding, head
 from urdir.model.layers.model import layers
-from urdir.model.layers.support import has_operations
 from urdir.model.lower.parts import StepParts
 from urdir.model.lower.rows import Rows
 from urdir.model.lower.step import lower, lowering
@@ -45,12 +44,6 @@ def building_layers(parts: StepParts, shape: StepShape) -> Generator[None, None,
     plan = Plan(f"layers from {config.stage.first} on, {shape.rows} rows, {shape.keys} keys")
     rows, outputs = rows_of(parts, shape)
     outputs, wanted = outputs if last else None, shape.output is not Output.NONE
-    if not has_operations(config):
-        from urdir.model.blocks.steps import appending_layers
-
-        received = None if first else work["hidden"]
-        yield from appending_layers(plan, parts, rows, outputs, wanted, received, work[PASSED])
-        return plan
     step = StepOps(parts.config, rows.count)
     x = embedding(step) if first else step.graph.input(step.stream())
     fixed = {} if first else {x: work["hidden"]}

@@ -10,7 +10,6 @@ from urdir.model.engine.batch import Output, StepShape
 from urdir.model.layers.builder import StepOps
 from urdir.model.layers.ends import embedding, head
 from urdir.model.layers.model import layers
-from urdir.model.layers.support import has_operations
 from urdir.model.lower.parts import StepParts
 from urdir.model.lower.rows import OutputRows, Rows
 from urdir.model.lower.step import lowering
@@ -33,20 +32,12 @@ def building(parts: StepParts, shape: StepShape) -> Generator[None, None, Plan]:
     plan = Plan(f"{shape.kind} {steps}, {shape.rows} rows, {shape.keys} keys")
     rows, outputs = rows_of(parts, shape)
     wanted = shape.output is not Output.NONE
-    if has_operations(parts.config):
-        step = StepOps(parts.config, rows.count)
-        count = None if outputs is None else outputs.rows.count
-        x = layers(step, embedding(step), count, wanted=wanted)
-        if wanted and x is not None:
-            head(step, x)
-        yield from lowering(plan, parts, rows, step.graph, outputs)
-    else:
-        from urdir.model.blocks.steps import append_head, appending_layers
-
-        made = yield from appending_layers(plan, parts, rows, outputs, wanted)
-        yield
-        if wanted and made is not None:
-            append_head(plan, parts, outputs.rows if outputs else rows, made)
+    step = StepOps(parts.config, rows.count)
+    count = None if outputs is None else outputs.rows.count
+    x = layers(step, embedding(step), count, wanted=wanted)
+    if x is not None and wanted:
+        head(step, x)
+    yield from lowering(plan, parts, rows, step.graph, outputs)
     if wanted:
         append_output(plan, parts, outputs.rows if outputs else rows, shape.output)
     # What differs from step to step is in device memory, moved on by "advance".

@@ -84,19 +84,22 @@ class LayerOps:
         y = Tensor(STREAM, a.rows, a.width)
         return self.graph.add(Add(self.name(label), y, a, b))
 
-    def only_outputs(self, label: str, x: Tensor) -> Tensor:
+    def only_outputs(self, label: str, x: Tensor, name: str = "") -> Tensor:
         """The rows of x that go on after attention."""
         if self.outputs is None:
             return x
-        y = Tensor(f"output {x.name}" if not x.is_stream else x.name, self.outputs, x.width)
+        name = name or (x.name if x.is_stream else f"output {x.name}")
+        y = Tensor(name, self.outputs, x.width)
         return self.graph.add(Gather(self.name(label), y, x))
 
-    def finish(self, label: str, x: Tensor, of: Linear, scale: float = 1.0) -> Tensor:
-        """The last product of a network, of all ranks' parts of it."""
+    def finish(
+        self, label: str, x: Tensor, of: Linear, scale: float = 1.0, name: str = BRANCH
+    ) -> Tensor:
+        """The last product of a network, of all ranks' parts of it, called ``name``."""
         partial = of.matrix.columns is not None
-        product = self.product(label, x, of, PART if partial else BRANCH)
+        product = self.product(label, x, of, PART if partial else name)
         made = self.scale(label, product, scale)
-        return self.add_ranks(label, made) if partial else made
+        return self.add_ranks(label, made, name) if partial else made
 
     def add_ranks(self, label: str, x: Tensor, name: str = BRANCH) -> Tensor:
         """The sum of all ranks' x."""

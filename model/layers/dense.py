@@ -10,8 +10,11 @@ from urdir.model.layers.builder import LayerOps
 from urdir.ptxgen.kernels.activation import Activation
 
 
-def dense(at: LayerOps, network: Dense, x: Tensor, scale: float, suffix: str = "") -> Tensor:
-    """scale * down(f(gate x) * up x); ``suffix`` ends the labels."""
+def dense(
+    at: LayerOps, network: Dense, x: Tensor, scale: float, suffix: str = "", name: str = BRANCH
+) -> Tensor:
+    """scale * down(f(gate x) * up x); ``suffix`` ends the labels. The result is
+    called ``name``."""
     label = f"ffn_{'up' if network.gate is None else 'gate_up'}{suffix}"
     inner = Tensor("activated", x.rows, network.width)
     activation = at.name(f"{label}.activation")
@@ -22,7 +25,7 @@ def dense(at: LayerOps, network: Dense, x: Tensor, scale: float, suffix: str = "
     else:
         up = at.product(label, x, network.up, "activated")
         at.graph.add(Activate(activation, inner, up, network.activation, network.divisors))
-    return at.finish(f"ffn_down{suffix}", inner, network.down, scale)
+    return at.finish(f"ffn_down{suffix}", inner, network.down, scale, name)
 
 
 def linear(at: LayerOps, network: Linear, x: Tensor, scale: float) -> Tensor:

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from urdir.model.families.attention import Attention
+from urdir.model.families.attention import Attention, Latent
 from urdir.model.families.feed_forward import Dense, Mixture
 from urdir.model.families.layers import Block, Branch, LayerConfig, LayerEmbedding
+from urdir.model.families.recurrent import (
+    KimiDelta,
+    Lightning,
+    Recurrence,
+    Selective,
+    ShortConv,
+)
 from urdir.model.families.stored import Linear
 from urdir.model.graph.ops import Add, Columns, Copy, Gate, Recall, ScaleBy
 from urdir.model.graph.tensor import BRANCH, STREAM, Tensor
 from urdir.model.layers.attention import attention, cached_keys
 from urdir.model.layers.builder import LayerOps, StepOps
 from urdir.model.layers.dense import activation, dense, linear
+from urdir.model.layers.mla import cached_latents, latent_attention
+from urdir.model.layers.moe import mixture
+from urdir.model.layers.recurrent import kimi_delta, lightning, recurrence, short_conv
+from urdir.model.layers.scan import selective
 from urdir.ptxgen.kernels.activation import Activation
 
 
@@ -42,7 +53,8 @@ def layer_keys(step: StepOps, index: int, x: Tensor) -> None:
     branch = block.branches[0]
     assert isinstance(branch.network, Attention)
     x = at.norm("stream_norm", x, block.stream_norm, STREAM)
-    cached_keys(at, branch.network, at.norm("attn_norm", x, branch.norm))
+    keys = cached_keys if branch.network.latent is None else cached_latents
+    keys(at, branch.network, at.norm("attn_norm", x, branch.norm))
 
 
 def begins_with_attention(layer: LayerConfig) -> bool:
@@ -132,6 +144,9 @@ def _network(at: LayerOps, branch: Branch, x: Tensor, start: Tensor, scale: floa
     """scale * the network of the norm of x."""
     network = branch.network
     match network:
+        case Attention(latent=Latent()):
+            x = at.norm("attn_norm", x, branch.norm)
+            return latent_attention(at, network, x, scale)
         case Attention():
             return attention(at, network, at.norm("attn_norm", x, branch.norm), scale)
         case Dense():
@@ -140,7 +155,20 @@ def _network(at: LayerOps, branch: Branch, x: Tensor, start: Tensor, scale: floa
             return linear(at, network, at.norm("ffn_norm", x, branch.norm), scale)
         case Activation():
             return activation(at, network, at.norm("ffn_norm", x, branch.norm), scale)
-    raise NotImplementedError(type(network).__name__)
+        case Mixture():
+            return mixture(at, network, x, branch.norm, start, scale)
+        case Lightning():
+            return lightning(at, network, x, branch.norm, scale)
+    x = at.norm("attn_norm", x, branch.norm)
+    match network:
+        case ShortConv():
+            return short_conv(at, network, x, scale)
+        case Recurrence():
+            return recurrence(at, network, x, scale)
+        case KimiDelta():
+            return kimi_delta(at, network, x, scale)
+        case Selective():
+            return selective(at, network, x, scale)
 
 
 def _end(at: LayerOps, config: LayerConfig, x: Tensor) -> Tensor:

@@ -127,7 +127,7 @@ def lower_attention(at: Lowering, ops: Sequence[Op]) -> bool:
         attention = replace(attention, order=Halves(matrix.format).order)
         packed = _packed_heads(at, matrix, heads) if attention.can_pack else None
     if packed is not None:
-        at.packed.add(y)
+        at.packed[y] = packed
         at.move(y, packed)
     incremental_attention_into(
         at.plan, attention, heads if packed is None else packed, packs=packed is not None

@@ -18,6 +18,7 @@ from urdir.model.graph.ops import (
     Scale,
     ScaleBy,
 )
+from urdir.model.graph.recurrent import Convolve, GatedNorm, Scan
 from urdir.model.graph.tensor import Tensor
 from urdir.ptxgen.kernels.activation import Activation
 
@@ -54,24 +55,27 @@ class Sum:
 
 @dataclass(slots=True)
 class Chain:
-    """[sum | gate] [norm] products [ends] [pair | gain] [residual].
+    """[sum | gate] [norm] products [ends] [pair | gain | then] [residual].
 
-    ``x`` is what the products read before the norm. ``pair``: f(first) * second is the one result;
-    ``gain``: it is multiplied with sigmoid of a number a row; ``residual`` adds it to the stream.
-    ``next_norm`` is the norm of the sum. ``results`` are what is left of each product.
+    ``x`` is what the products read before the norm. ``pair``: f(first) * second is the one result.
+    ``gain``: it is multiplied with sigmoid of a number a row. ``then`` goes on with the first one.
+    ``residual`` adds it to the stream, and ``next_norm`` is the norm of the sum. ``results`` are
+    what is left of each product; ``suffix`` ends the label.
     """
 
     x: Tensor
     sum: Sum | None = None
-    gate: Op | None = None
+    gate: Gate | GatedNorm | None = None
     norm: Norm | None = None
     products: list[Product] = field(default_factory=list)
     ends: Ends = NO_ENDS
     pair: Gate | None = None
+    then: Convolve | Scan | None = None
     gain: Gate | None = None
     residual: Add | None = None
     next_norm: Norm | None = None
     results: list[Tensor] = field(default_factory=list)
+    suffix: str = ""
 
     @property
     def rows(self) -> int:
@@ -81,7 +85,7 @@ class Chain:
     @property
     def label(self) -> str:
         """That of the launch."""
-        return self.products[0].label
+        return self.products[0].label + self.suffix
 
     @property
     def y(self) -> Tensor:
@@ -140,7 +144,8 @@ def _prologue(at: _Reader) -> Chain | None:
         case Product(), _:
             at.give_back(first)
             return Chain(first.x)
-    return Chain(first.y, gate=first)  # a gate, or the gated norm of heads
+    assert isinstance(first, Gate | GatedNorm)
+    return Chain(first.y, gate=first)
 
 
 def _products(at: _Reader, chain: Chain) -> bool:
@@ -175,6 +180,11 @@ def _with(ends: Ends, end: Activate | Scale | Bound) -> Ends:
 
 
 def _epilogue(at: _Reader, chain: Chain) -> bool:
+    if isinstance(then := at.next(), Convolve | Scan):
+        at.take()
+        first = chain.products[0].y
+        chain.then, chain.results = then, [then.y, *chain.results[1:]]
+        return (then.x if isinstance(then, Convolve) else then.step) is first
     if isinstance(gate := at.next(), Gate):
         at.take()
         if len(chain.products) == 2 and [gate.gate, gate.x] == chain.results:

@@ -7,11 +7,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from urdir.model.graph.ops import AllReduce, Gate, Norm, Op, Product
+from urdir.model.graph.recurrent import Convolve, GatedNorm
 from urdir.model.graph.tensor import Tensor
 from urdir.model.lower.arguments import given
 from urdir.model.lower.chain import Chain
 from urdir.model.lower.lowering import Begun, Lowering
 from urdir.model.lower.requests import request_of, takes_few_normed
+from urdir.model.lower.states import StateStep, convolution, scan
 from urdir.model.memory.exchange import RankExchange
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
@@ -52,13 +54,31 @@ def limits_allow(
         ends = replace(request_of(at, chain.rows, matrices), ends_block=True)
         whole = matrices[0].bias is None and not matrices[0].is_partial
         return whole and chain.rows == 1 and ends.fits_gemv
-    return True
+    return chain.then is None or goes_on(at, chain, request)
 
 
-def gate_of(op: Op) -> gates.Gate | None:
+def goes_on(at: Lowering, chain: Chain, request: LinearRequest) -> bool:
+    """Whether the launch goes on with the first product: a kernel of one token."""
+    if isinstance(chain.then, Convolve) and chain.then.input_gate is not None:
+        return False  # which takes more than a product
+    then = _step(at, chain).following(at)
+    return (
+        then is not None and _Vectors(at, chain, None).asked(replace(request, then=then)).continues
+    )
+
+
+def _step(at: Lowering, chain: Chain) -> StateStep:
+    """What goes on with the first product."""
+    assert chain.then is not None
+    return convolution(at, chain.then) if isinstance(chain.then, Convolve) else scan(at, chain.then)
+
+
+def gate_of(op: Gate | GatedNorm) -> gates.Gate | None:
     """The gate that a product takes its vectors through; None for one that it does not take."""
-    if isinstance(op, Gate) and op.group == 1 and op.f in _GATES:
-        return gates.Gate(op.f)
+    if isinstance(op, Gate):
+        return gates.Gate(op.f) if op.group == 1 and op.f in _GATES else None
+    if op.sets == 1 and not op.gates_first and gates.Gate.serves(op.cols):
+        return gates.Gate(op.f, op.cols, op.eps)
     return None
 
 
@@ -79,6 +99,9 @@ def append_few(
         request = replace(request, summarises=True)
         if request.can_pack and _takes_packed(at, chain.rows):
             request = replace(request, packs="units")
+    step = None if chain.then is None else _step(at, chain)
+    if step is not None:
+        request = replace(request, then=step.following(at))
     source = _Vectors(at, chain, normed)
     firsts = range(0, chain.rows, MAX_BATCH)
     for first in firsts:
@@ -97,6 +120,8 @@ def append_few(
             launch["residual"] = rows_of(residual, first, count, matrices[0].rows)
         if chain.gain is not None:
             launch["gain"] = at.place(chain.gain.gate)
+        if step is not None:
+            launch |= step.launch(at)
         if exchange is not None:
             launch |= exchange.arguments_of(kernel)
         if begins is not None and kernel.summarises:
@@ -104,7 +129,7 @@ def append_few(
             at.begun = {chain.y: begun}  # the buffers are those of one norm
             launch |= given(next_norm=begins.weight, scaled=begun.scaled, y_summary=begun.summary)
         elif kernel.packs:
-            at.packed.add(chain.y)
+            at.packed[chain.y] = at.place(chain.y)
         launch |= source.arguments(kernel, first)
         suffix = f" rows {first}" if len(firsts) > 1 else ""
         at.launch(kernel, chain.label + suffix, **launch)
@@ -201,8 +226,6 @@ def _ends_with(at: Lowering, chain: Chain) -> bool:
     own: set[Op] = {*chain.products}
     if chain.norm is not None:
         own.add(chain.norm)
-        if not own.issuperset(at.readers(chain.norm.y)):
-            return False
     return all(op in own or op.word == "add" for op in at.readers(chain.x))
 
 
@@ -210,14 +233,16 @@ def _gated(chain: Chain) -> Tensor:
     """What the products read, before the gate."""
     if chain.gate is None:
         return chain.x
-    return chain.gate.x  # type: ignore[attr-defined,no-any-return]
+    return chain.gate.x
 
 
 def _gate_arguments(at: Lowering, chain: Chain) -> Arguments:
     if chain.gate is None:
         return {}
-    assert isinstance(chain.gate, Gate)
-    return {"x_gate": at.place(chain.gate.gate)}
+    arguments: Arguments = {"x_gate": at.place(chain.gate.gate)}
+    if isinstance(chain.gate, GatedNorm):
+        arguments["head_norm"] = at.vector(chain.gate.weight)
+    return arguments
 
 
 def _sends(
@@ -227,6 +252,8 @@ def _sends(
     (`Gives`)."""
     following, exchange = at.following(), at.parts.exchange
     if not isinstance(following, AllReduce) or following.x is not chain.y or exchange is None:
+        return None
+    if not chain.y.is_stream:
         return None
     ends = replace(request_of(at, chain.rows, matrices), ends_block=True)
     fits = chain.rows == 1 and ends.fits_gemv
@@ -239,7 +266,7 @@ def _begun_norm(at: Lowering, chain: Chain) -> NormLayer | None:
     if chain.residual is None or not isinstance(following, Norm) or following.x is not chain.y:
         return None
     norm = at.norm(following.of)
-    return norm if norm.is_scaled_rms else None
+    return norm if norm.is_scaled_rms and at.begins_block(following) else None
 
 
 def _takes_packed(at: Lowering, rows: int) -> bool:
@@ -251,6 +278,9 @@ def _takes_packed(at: Lowering, rows: int) -> bool:
         products.append(op)
     if not products or products[0].y.name not in _TAKE_PACKED:
         return False
+    others = [op for op in at.readers(norm.x) if op is not norm and op.word != "add"]
+    if others or len(at.readers(norm.y)) > len(products):
+        return False  # which would not take them so
     pair = isinstance(op, Gate) and len(products) == 2 and op.gate is products[0].y
     matrices = [at.matrix(product.of) for product in products]
     return takes_few_normed(at, rows, matrices, at.norm(norm.of), pair)

@@ -13,10 +13,11 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from urdir.model.graph.attention import Attend
+from urdir.model.graph.latent import AttendLatent, HeadProduct
 from urdir.model.graph.ops import Gate, Gather, Op, Product
 from urdir.model.graph.tensor import Tensor
 from urdir.model.lower.chain import NO_ENDS, Chain, Ends, read_chain
-from urdir.model.lower.few import append_few, limits_allow
+from urdir.model.lower.few import append_few, goes_on, limits_allow
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.packed import append_packed
 from urdir.model.lower.requests import alike, packs, packs_few, request_of
@@ -33,11 +34,27 @@ _gemm = lru_cache(maxsize=256)(Gemm)
 
 
 def lower_products(at: Lowering, ops: Sequence[Op]) -> bool:
-    """A chain of operations around products as one launch, or one for each group of types."""
+    """A chain of operations around products as one launch."""
     chain = read_chain(ops)
     if chain is None:
         return False
+    if chain.norm is not None and set(chain.products) != set(at.readers(chain.norm.y)):
+        return False  # others would read what no launch makes
+    return lower_chain(at, chain)
+
+
+def lower_chain(at: Lowering, chain: Chain) -> bool:
+    """The launches of a chain; False where limits refuse it."""
+    if chain.norm is None and (norm := at.unmade.get(chain.x)) is not None:
+        chain.norm, chain.x = norm, norm.x
     matrices = [at.matrix(product.of) for product in chain.products]
+    if len({matrix.format.is_float for matrix in matrices}) > 1:
+        return _lower_apart(at, chain, matrices)
+    return lower_together(at, chain, matrices)
+
+
+def lower_together(at: Lowering, chain: Chain, matrices: list[Matrix]) -> bool:
+    """The launches of a chain, all products in one where a launch takes several."""
     if packs(at, chain.rows, matrices):
         return _lower_packed(at, chain, matrices)
     if at.takes_gemm(chain.rows):
@@ -45,9 +62,37 @@ def lower_products(at: Lowering, ops: Sequence[Op]) -> bool:
     return _lower_few(at, chain, matrices)
 
 
+def _lower_apart(at: Lowering, chain: Chain, matrices: list[Matrix]) -> bool:
+    """Floats apart from quantised weights, beside which they would keep the activations of all in
+    f32."""
+    if chain.sum or chain.gate or chain.pair or chain.residual:
+        return False  # of two launches neither can make x on its way
+    groups = [
+        (suffix, [i for i, matrix in enumerate(matrices) if matrix.format.is_float == is_float])
+        for suffix, is_float in (("", False), (".floats", True))
+    ]
+    if chain.then is not None:
+        first = [matrices[i] for i in next(own for _, own in groups if 0 in own)]
+        if at.takes_gemm(chain.rows) or not goes_on(at, chain, request_of(at, chain.rows, first)):
+            return False
+    norm = chain.norm if at.takes_gemm(chain.rows) else None
+    if norm is not None and at.completed != (chain.x, norm.of):
+        append_norm(at, norm.label, norm, at.work["normed"])
+    for suffix, own in groups:
+        part = replace(
+            chain,
+            products=[chain.products[i] for i in own],
+            results=[chain.results[i] for i in own],
+            then=chain.then if 0 in own else None,
+            suffix=suffix,
+        )
+        assert lower_together(at, part, [matrices[i] for i in own])
+    return True
+
+
 def _lower_packed(at: Lowering, chain: Chain, matrices: list[Matrix]) -> bool:
     """For tensor cores: packed activations (rows, cols) f16."""
-    apart = chain.sum or chain.gate or chain.gain or chain.next_norm
+    apart = chain.sum or chain.gate or chain.gain or chain.then or chain.next_norm
     if apart is not None or (chain.pair is not None and not alike(*matrices)):
         return False
     following = None
@@ -60,7 +105,9 @@ def _lower_packed(at: Lowering, chain: Chain, matrices: list[Matrix]) -> bool:
 
 def _lower_gemm(at: Lowering, chain: Chain, matrices: list[Matrix]) -> bool:
     """For many rows without packed activations: a launch for each matrix, and for the norm."""
-    if chain.sum or chain.gate or chain.pair or chain.gain:
+    if chain.sum or chain.gate or chain.pair or chain.gain or chain.then:
+        return False
+    if chain.next_norm is not None and not at.begins_block(chain.next_norm):
         return False
     x = _normed(at, chain)
     if chain.residual is None:
@@ -127,9 +174,9 @@ def _next_matrix(at: Lowering, y: Tensor) -> Matrix | None:
 def _follows_attention(at: Lowering, chain: Chain) -> bool:
     """Whether a product is the one after attention, whose launch leaves SMs idle."""
     maker = at.maker(chain.x if chain.norm is None else chain.norm.y)
-    while isinstance(maker, Gather | Gate):
+    while isinstance(maker, Gather | Gate | HeadProduct):
         maker = at.maker(maker.x)
-    return isinstance(maker, Attend)
+    return isinstance(maker, Attend | AttendLatent)
 
 
 def _append_gemm(
@@ -160,9 +207,14 @@ _ENDS = (
 
 def _rules() -> list[Rule]:
     found: list[Rule] = []
-    for before in (*_SUMS, "gate", "norm?"):
+    for before in (*_SUMS, "gate", "gated_norm", "norm?"):
         for ends in _ENDS:
             found += variants(f"{before} {ends}", lower_products)
+        found += [
+            Rule(f"{rule.takes} ( beside )* {then}", lower_products)
+            for then in ("convolve", "scan")
+            for rule in variants(f"{before} product", lower_products)
+        ]
         for run in variants(_RUN, lower_products):
             beside = run.takes.replace("product", "beside")
             rules = variants(f"{before} {run.takes} REST", lower_products)

@@ -40,8 +40,9 @@ class Lowering:
     ``end`` are being lowered.
 
     What rules leave for those after them is kept here: tensors whose values lie ``packed`` for the
-    product that reads them, norms that are ``begun``, parts of sums that are ``sent`` to the other
-    ranks, and the last norm that is ``completed``, in ``work["normed"]``.
+    product that reads them; norms that are ``begun``, or that each reader computes (``unmade``);
+    parts of sums that are ``sent`` to the other ranks; and the last norm that is ``completed``, in
+    ``work["normed"]``.
     """
 
     def __init__(
@@ -61,24 +62,25 @@ class Lowering:
         self._places = Places(graph, parts.work, fixed or {})
         #: The number of the operation that makes a tensor.
         self.numbers = {op.y: number for number, op in enumerate(self.ops)}
-        self.packed: set[Tensor] = set()
+        self.packed: dict[Tensor, Slice] = {}
         self.begun: dict[Tensor, Begun] = {}
         self.sent: set[Tensor] = set()
+        self.unmade: dict[Tensor, Norm] = {}
         self.completed: tuple[Tensor, Normalization] | None = None
 
     def restore(
         self,
         maker: int,
         place: Slice,
-        packed: bool,
+        packed: Slice | None,
         sent: bool,
         begun: tuple[Slice, Slice, bool] | None,
     ) -> None:
         """The result of an operation is made, as it was in a layer that is like this one."""
         y = self.ops[maker].y
         self._places.alias(y, place)
-        if packed:
-            self.packed.add(y)
+        if packed is not None:
+            self.packed[y] = packed
         if sent:
             self.sent.add(y)
         norm = self.ops[self.position]
@@ -105,6 +107,10 @@ class Lowering:
     def readers(self, tensor: Tensor) -> list[Op]:
         """The operations that read it."""
         return [self.ops[index] for index in self._places.readers.get(tensor, ())]
+
+    def begins_block(self, norm: Norm) -> bool:
+        """Whether products read a norm: not one after a network, which is added to the stream."""
+        return not any(op.word in ("add", "scale") for op in self.readers(norm.y))
 
     def takes_gemm(self, rows: int) -> bool:
         """Whether these are many rows: see ``choice.takes_gemm``."""

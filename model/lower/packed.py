@@ -12,6 +12,7 @@ from urdir.model.lower.stream import append_norm
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.linear.pack import Pack
 from urdir.ptxgen.kernels.linear.packed_choice import choose_packed
+from urdir.ptxgen.kernels.linear.packed_parts import HeadPlaces
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
@@ -50,14 +51,48 @@ def append_packed(at: Lowering, chain: Chain, matrices: Sequence[Matrix], packs:
     if residual is not None:
         launch["residual"] = at.place(residual.a)
     if packs:
-        at.packed.add(chain.y)
+        at.packed[chain.y] = at.place(chain.y)
     at.launch(kernel, chain.label, **launch)
+
+
+def append_packed_heads(
+    at: Lowering,
+    label: str,
+    matrices: Sequence[tuple[Matrix, Slice]],
+    x: Slice,
+    rows: int,
+    places: tuple[HeadPlaces, ...],
+) -> None:
+    """x (rows, cols) times each matrix, as heads in a cache (`HeadPlaces`)."""
+    (first, _), *others = matrices
+    kernel = _choose_packed(
+        at.limits,
+        first.format,
+        first.rows,
+        first.cols,
+        rows,
+        bias=tuple(matrix.bias is not None for matrix, _ in matrices),
+        residual=False,
+        gated=False,
+        others=tuple((matrix.format, matrix.rows) for matrix, _ in others),
+        packs=False,
+        heads=places,
+    )
+    packed = at.work["packed"]
+    pack = pack_kernel(rows, first.cols, None, room=places[0].room)
+    at.launch(pack, f"{label}.pack", x=x, y=packed)
+    launch: dict[str, Slice | None] = {"x": packed}
+    for number, (matrix, y) in enumerate(matrices):
+        n = str(number or "")
+        launch |= {f"weights{n}": matrix.data, f"bias{n}": matrix.bias}
+        launch[f"y{n}"] = y.slice(0, kernel.nbytes(kernel.param(f"y{n}")))
+    at.launch(kernel, label, length=rows, **launch)
 
 
 def packed_vectors(at: Lowering, chain: Chain, cols: int) -> Slice:
     """The vectors of a product, packed: by a launch, unless they are."""
     if chain.norm is None and chain.x in at.packed:
-        return at.place(chain.x)
+        return at.packed[chain.x]
     packed, norm, label = at.work["packed"], chain.norm, f"{chain.label}.pack"
     if norm is None:
         source = at.place(chain.x)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from urdir.model.errors import ModelError
 from urdir.model.graph.graph import Graph
 from urdir.model.graph.tensor import STREAM, Tensor
 from urdir.model.memory.workspace import STREAMS
@@ -22,14 +23,16 @@ class Places:
     """
 
     def __init__(self, graph: Graph, work: Arena, fixed: Mapping[Tensor, Slice]) -> None:
-        self._work, self._fixed = work, fixed
+        self._work = work
+        # what is made outside is free once it is read; what is read outside never is
+        self._kept = [place for of, place in fixed.items() if of not in graph.inputs]
         self._places: dict[Tensor, Slice] = dict(fixed)
         self.starts = graph.starts
         self.readers: dict[Tensor, list[int]] = {}
         for index, op in enumerate(graph.ops):
             for tensor in op.reads:
                 self.readers.setdefault(tensor, []).append(index)
-        self._streams: list[Tensor] = []
+        self._streams = [of for of in fixed if of in graph.inputs]
         self._inputs = self._layer_inputs(graph)
 
     def of(self, tensor: Tensor, position: int) -> Slice:
@@ -59,9 +62,12 @@ class Places:
         self._streams = live
         start = self._input_at(position)
         taken = {self._key(self._places[of]) for of in (*live, *start)}
-        taken |= {self._key(place) for place in self._fixed.values()}
+        taken |= {self._key(place) for place in self._kept}
         slots = (self._work[name] for name in STREAMS)
-        return next(slot for slot in slots if self._key(slot) not in taken)
+        free = next((slot for slot in slots if self._key(slot) not in taken), None)
+        if free is None:
+            raise ModelError(f"{len(live)} tensors of the stream at once: no slot is free")
+        return free
 
     def _last(self, tensor: Tensor) -> int:
         return max(self.readers.get(tensor, ()), default=-1)

@@ -87,7 +87,7 @@ class _Held:
 
     made_by: int
     place: Slice
-    packed: bool
+    packed: Slice | None
     sent: bool
     begun: tuple[Slice, Slice, bool] | None
 
@@ -95,7 +95,8 @@ class _Held:
     def key(self) -> Any:
         """What launches of its readers depend on."""
         begun = self.begun and (_key(self.begun[0]), _key(self.begun[1]), self.begun[2])
-        return self.made_by, _key(self.place), self.packed, self.sent, begun
+        packed = self.packed and _key(self.packed)
+        return self.made_by, _key(self.place), packed, self.sent, begun
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +173,7 @@ class Repeats:
                 begun = at.begun.get(of)
                 left = None if begun is None else (begun.scaled, begun.summary, begun.packed)
                 place = at.place(of)
-                found[of] = _Held(made_by - start, place, of in at.packed, of in at.sent, left)
+                found[of] = _Held(made_by - start, place, at.packed.get(of), of in at.sent, left)
         return list(found.values())
 
     def _completed(self, start: int) -> tuple[int, int] | None:

@@ -120,7 +120,7 @@ def lower_norm_after(at: Lowering, ops: Sequence[Op]) -> bool:
         at.share(scale_by.y, add.y)
     if next_norm is not None:
         assert isinstance(next_norm, Norm)
-        if next_norm.x is not add.y:
+        if next_norm.x is not add.y or not at.begins_block(next_norm):
             return False
     append_norm_after(at, norm.label, norm, at.place(norm.x), add, next_norm, factor)
     if scale_by is not None:
@@ -223,11 +223,21 @@ def lower_activate(at: Lowering, ops: Sequence[Op]) -> bool:
 
 
 def lower_gate(at: Lowering, ops: Sequence[Op]) -> bool:
-    """f(gate) * x, in a launch of its own."""
-    (of,) = ops
+    """gate [add]: f(gate) * x, added to what was before, in a launch of its own."""
+    of, *adds = ops
     assert isinstance(of, Gate)
-    kernel = _activate(of.y.rows * of.y.width, of.f, gated=True, group=of.group)
-    at.launch(kernel, of.label, gate=at.place(of.gate), up=at.place(of.x), y=at.place(of.y))
+    y, added = of.y, None
+    if adds:
+        (add,) = adds
+        assert isinstance(add, Add)
+        if add.b is not of.y:
+            return False
+        y, added = add.y, at.place(add.a)
+    kernel = _activate(
+        of.y.rows * of.y.width, of.f, gated=True, group=of.group, added=added is not None
+    )
+    gate, up = at.place(of.gate), at.place(of.x)
+    at.launch(kernel, of.label, gate=gate, up=up, added=added, y=at.place(y))
     return True
 
 
@@ -301,7 +311,7 @@ RULES: Sequence[Rule] = (
     Rule("copy", lower_copy),
     Rule("recall", lower_recall),
     Rule("activate", lower_activate),
-    Rule("gate", lower_gate),
+    *variants("gate add?", lower_gate),
     Rule("gather", lower_gather),
     Rule("embed", lower_embed),
 )
