@@ -66,7 +66,11 @@ def _begun_norm(at: Lowering, exchange: RankExchange, y: Tensor) -> NormLayer | 
     if not 1 < rows <= MAX_BATCH or at.exact:
         return None
     norm = at.norm(following.of)
-    begins = at.begins_block(following) and cols % 32 == 0 and exchange.shape.takes_one_launch(rows * cols)
+    begins = (
+        at.begins_block(following)
+        and cols % 32 == 0
+        and exchange.shape.takes_one_launch(rows * cols)
+    )
     return norm if norm.is_scaled_rms and begins else None
 
 
