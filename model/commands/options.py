@@ -14,7 +14,7 @@ from urdir.model.engine.sampling_settings import BOUNDS, DEFAULTS, MOST_COUNT, S
 
 if TYPE_CHECKING:
     from urdir.model.commands.parser import Parser
-    from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
+    from urdir.ptxgen.kernels.attention.kv_types import KvDtype
 
 #: Settings that are numbers, and where the parser leaves what their flags say.
 _SAMPLING = {name: {"temperature": "temp"}.get(name, name) for name in BOUNDS}

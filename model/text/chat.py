@@ -140,9 +140,7 @@ class ChatTemplate(Owner):
         self._system = SystemText(self._render_turns)
 
     @classmethod
-    def from_gguf(
-        cls, gguf: ModelFile, tokenizer: Tokenizer, given: str | None = None
-    ) -> ChatTemplate:
+    def of(cls, gguf: ModelFile, tokenizer: Tokenizer, given: str | None = None) -> ChatTemplate:
         """The template that is ``given`` (Jinja, or a name of `template_names`), or the file's.
 
         For a file without one the format that its vocabulary is made for, with a warning;

@@ -28,7 +28,7 @@ Span = tuple[int, int]
 
 
 class Tokenizer:
-    """Encodes and decodes; immutable once built (`Tokenizer.from_gguf`)."""
+    """Encodes and decodes; immutable once built (`Tokenizer.of`)."""
 
     def __init__(self, model: TokenModel, name: str = "") -> None:
         """`name` is general.name, by which Phi-3 is known: its markup takes the spaces after it."""
@@ -53,7 +53,7 @@ class Tokenizer:
         self._strips = re.search("phi-?3", name.lower()) is not None
 
     @classmethod
-    def from_gguf(cls, gguf: ModelFile) -> Tokenizer:
+    def of(cls, gguf: ModelFile) -> Tokenizer:
         """Build the tokeniser that `gguf` describes.
 
         Raises TokenizerError (no vocabulary, or a malformed one), ConfigError (a missing or
@@ -64,7 +64,7 @@ class Tokenizer:
     @classmethod
     def checked(cls, gguf: ModelFile) -> Callable[[], Tokenizer]:
         """What builds the tokeniser of a file, whose vocabulary is checked at once; raises what
-        `from_gguf` does."""
+        `of` does."""
         check = _checked_kind(gguf)
         name = gguf.metadata.optional("general.name", str, "")
         with _about(gguf), foreign(_UNUSABLE, TokenizerError):

@@ -120,7 +120,7 @@ class HttpTarget:
 
     def __init__(self, folder: Path) -> None:
         with Gguf(demo_model()) as gguf:
-            tokenizer = Tokenizer.from_gguf(gguf)
+            tokenizer = Tokenizer.of(gguf)
         self._service = _MadeUp(tokenizer)
         self._app = make_app(self._service, Access(), Limits(), ServerMetrics(self._service))
         self._loop = asyncio.new_event_loop()
