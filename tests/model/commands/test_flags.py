@@ -91,7 +91,7 @@ def test_flags_that_matter_are_refused_with_what_is_nearest(
             parsers[command].parse([command, *words])
         assert end.value.code == 2
         (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith(f"urdir {command}: {name}: there is no {flag.what}: {flag.nearest}")
+        assert line.startswith(f"urdir {command}: {name}: there is no {flag.why}")
         if flag.off is not None:
             parsers[command].parse([command, name, str(flag.off)])
             assert capsys.readouterr().err == ""
