@@ -192,10 +192,12 @@ class ChatTemplate(Owner):
         syntax, sandbox, an error raised by the template, or a template that drops this field.
         """
         turns: list[Turn] = [{"role": m.role, "content": m.content, **m.more} for m in messages]
-        if find_answer_format(self.source).is_generic:
-            turns, tools = _as_text(turns, tools), None
         written: list[Any] = [turns, tools or None, dict(variables or {})]
-        if (length := sum(map(len, set(texts_of(written))))) > OUTPUT_LIMIT:
+        texts = set(texts_of(written))  # refuses values nested too deeply for the steps below
+        if find_answer_format(self.source).is_generic:
+            written[:2] = _as_text(turns, tools), None
+            texts = set(texts_of(written))
+        if (length := sum(map(len, texts))) > OUTPUT_LIMIT:
             raise TemplateError(
                 f"the conversation has {length:,} characters: at most {OUTPUT_LIMIT:,} go through "
                 "a chat template"

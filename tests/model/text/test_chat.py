@@ -297,7 +297,7 @@ def test_conversations_that_nest(tokenizer: Tokenizer, depth: int) -> None:
                 {"messages": turns("Hi"), "variables": {"x": nested}},
             ):
                 if depth < 100:
-                    assert chat.render(**more).text == "Hi"
+                    assert chat.render(**more).text.endswith("Hi")  # after what tools there are
                 else:
                     with pytest.raises(TemplateError, match="nests deeper than 100 levels"):
                         chat.render(**more)
