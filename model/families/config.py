@@ -23,7 +23,7 @@ OTHER_KINDS = {
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Config(Description):
-    """The `Description` of a model whose tensors were checked against it; see `from_gguf`. Its text
+    """The `Description` of a model whose tensors were checked against it; see `of`. Its text
     lists the layers and their parts."""
 
     def __str__(self) -> str:
@@ -34,7 +34,7 @@ class Config(Description):
         printer.text(str(self))
 
     @classmethod
-    def from_gguf(cls, gguf: ModelFile) -> Self:
+    def of(cls, gguf: ModelFile) -> Self:
         """Read the metadata and check all tensors; needs no tokeniser.
 
         Raises UnsupportedError (architecture, tensor types, tensors that would have to be ignored)
