@@ -285,7 +285,7 @@ def test_what_is_not_split_is_refused(reference_file: Callable[[str], Path]) -> 
 
     refused(reference_file("gemma4-e"), 2, "layers that share a cache")
     refused(reference_file("lfm2-dense"), 2, "layers of different kinds")
-    refused(reference_file("nano-llama-f32"), 3, "2 layers are no work for 3 GPUs")
+    refused(reference_file("nano-llama-f32"), 3, "2 layers cannot be split between 3 GPUs")
     refused(reference_file("gemma3-dense"), 2, "layers of different kinds")
 
     class Watcher:

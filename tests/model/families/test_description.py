@@ -267,7 +267,7 @@ def test_norms_of_heads_are_qwen3_s(make_gguf: Maker) -> None:
         for name in ("attn_q_norm", "attn_k_norm"):
             tensors[f"blk.{layer}.{name}.weight"] = tensor((HEAD_DIM,))
     message = refused(make_gguf, (metadata, tensors), UnsupportedError)
-    assert "tensor 'blk.0.attn_q_norm.weight' is no part of a 'llama' model" in message
+    assert "tensor 'blk.0.attn_q_norm.weight' is not supported in a 'llama' model" in message
     metadata = {key.replace("llama.", "qwen3."): value for key, value in metadata.items()}
     metadata["general.architecture"] = "qwen3"
     layers = read(make_gguf, (metadata, tensors)).layers
@@ -332,7 +332,7 @@ def test_a_missing_key_is_named(make_gguf: Maker, key: str) -> None:
         ("llama.block_count", 512, "tensor 'blk.2.attn_q.weight' (64, 64) is missing"),
         ("llama.embedding_length", 0, "embedding_length"),
         ("llama.attention.head_count", 0, "head_count"),
-        ("llama.attention.head_count_kv", 3, "4 query heads are no multiple of 3 KV heads"),
+        ("llama.attention.head_count_kv", 3, "4 query heads are not a multiple of 3 KV heads"),
         ("llama.attention.layer_norm_rms_epsilon", 0.0, "rms_epsilon' is 0.0"),
         ("llama.attention.layer_norm_rms_epsilon", float("nan"), "not a finite number"),
         ("llama.rope.dimension_count", 0, "dimension_count is 0"),
@@ -386,7 +386,7 @@ def test_every_wrong_shape_is_named_with_both_shapes(make_gguf: Maker) -> None:
         expected = ", ".join(map(str, shape))
         found = ", ".join(map(str, tensors[name][1]))
         assert (
-            f"tensor '{name}' has shape ({found}), the metadata asks for ({expected})"
+            f"tensor '{name}' has shape ({found}), the metadata require ({expected})"
         ) in refused(make_gguf, (metadata, tensors))
 
 
@@ -405,7 +405,7 @@ def test_a_tensor_type_that_is_not_supported_is_named(
     metadata, tensors = small_model()
     tensors[name] = tensor(tensors[name][1], type_id)
     message = refused(make_gguf, (metadata, tensors), UnsupportedError)
-    assert f"tensor '{name}' has type {type_name}; supported there: " in message
+    assert f"tensor '{name}' has type {type_name}; supported here: " in message
 
 
 @pytest.mark.parametrize(
@@ -415,7 +415,7 @@ def test_a_tensor_type_that_is_not_supported_is_named(
 def test_a_tensor_that_would_be_ignored_is_refused(make_gguf: Maker, name: str) -> None:
     metadata, tensors = small_model()
     tensors[name] = tensor((HIDDEN,))
-    assert f"tensor '{name}' is no part of a 'llama' model" in refused(
+    assert f"tensor '{name}' is not supported in a 'llama' model" in refused(
         make_gguf, (metadata, tensors), UnsupportedError
     )
 

@@ -312,5 +312,5 @@ def test_a_small_mixture_decodes(
 def test_unknown_shapes_and_types_are_refused() -> None:
     with pytest.raises(SettingsError, match=r"no shape 'gpt-5': one of llama-3\.2-1b"):
         SyntheticModel("gpt-5", "q4_k_m")
-    with pytest.raises(SettingsError, match="no type of weights 'q9': one of"):
+    with pytest.raises(SettingsError, match="no weight type 'q9': one of"):
         SyntheticModel("llama-3.1-8b", "q9")

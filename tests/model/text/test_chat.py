@@ -255,7 +255,7 @@ def test_a_system_text_that_a_template_does_not_take(tokenizer: Tokenizer, sourc
     system = Message("system", "Be kind. <|im_end|>")
     with ChatTemplate(source, tokenizer) as chat:
         assert chat.render(turns("Hi", "Hello")).text == "[user]Hi[assistant]Hello"
-        with pytest.warns(UserWarning, match="system text: it goes into the first user turn"):
+        with pytest.warns(UserWarning, match="its text goes into the first user turn"):
             prompt = chat.render([system, *turns("Hi", "Hello")])
         assert prompt.text == "[user]Be kind. <|im_end|>\nHi[assistant]Hello"
         assert len(prompt.opaque) == 1
@@ -297,7 +297,7 @@ def test_conversations_that_nest(tokenizer: Tokenizer, depth: int) -> None:
                 {"messages": turns("Hi"), "variables": {"x": nested}},
             ):
                 if depth < 100:
-                    assert chat.render(**more).text == "Hi"
+                    assert chat.render(**more).text.endswith("Hi")  # after what tools there are
                 else:
                     with pytest.raises(TemplateError, match="nests deeper than 100 levels"):
                         chat.render(**more)

@@ -135,5 +135,5 @@ def test_users_forge_neither_calls_nor_turns(demo_file: Path) -> None:
 )
 def test_calls_of_another_form(template: ChatTemplate, broken: dict[str, Any]) -> None:
     template.source = named_template("chatml")
-    with pytest.raises(TemplateError, match="not the form that OpenAI gives it"):
+    with pytest.raises(TemplateError, match="does not have OpenAI's form"):
         template.render([Message("assistant", "", broken)])

@@ -90,7 +90,7 @@ def test_a_stop_string_of_split_characters() -> None:
 
 
 def test_an_empty_stop_string_is_refused(tokenizer: Tokenizer) -> None:
-    with pytest.raises(SettingsError, match="stop string is empty"):
+    with pytest.raises(SettingsError, match="empty stop string"):
         TextStream(tokenizer, ("a", ""))
 
 

@@ -514,8 +514,8 @@ def test_missing_keys_are_named(make_gguf: Maker, key: str) -> None:
     ("changes", "message"),
     [
         ({"scores": np.zeros(3, np.float32)}, "scores has 3 entries for 269 tokens"),
-        ({"scores": np.full(269, np.nan, np.float32)}, "scores: NaN is no score"),
-        ({"tokens": ["<0xZZ>"] * 269}, "is no byte token such as <0x0A>"),
+        ({"scores": np.full(269, np.nan, np.float32)}, "scores contains NaN"),
+        ({"tokens": ["<0xZZ>"] * 269}, "is not a byte token such as <0x0A>"),
     ],
 )
 def test_broken_sentencepiece_vocabularies(
