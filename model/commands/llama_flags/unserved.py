@@ -8,14 +8,15 @@ from pathlib import Path
 
 from urdir.model.commands.flags import NOTHING, PERHAPS, VALUE, Accepted, Refused
 
+UNSERVED = Path(__file__).with_name("unserved.toml")
 #: Sections that are for several groups of flags.
 _GROUPS = {"answers": ("text", "server"), "all": ("text", "server", "bench")}
 _Rows = Mapping[str, str | list[str]]
 
 
-def read_unserved() -> Iterator[Accepted | Refused]:
+def read_unserved(file: Path = UNSERVED) -> Iterator[Accepted | Refused]:
     """A flag for each row of the file."""
-    table = tomllib.loads(Path(__file__).with_name("unserved.toml").read_text(encoding="utf-8"))
+    table = tomllib.loads(file.read_text(encoding="utf-8"))
     for section, rows in table["accepted"].items():
         for why, names, takes in _flags(rows):
             kind, _, values = _kind_of(takes)
