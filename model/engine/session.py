@@ -13,10 +13,12 @@ from urdir.model.blocks.rows import state_alignment
 from urdir.model.engine.batch import ShapeBuckets
 from urdir.model.engine.decode_graphs import DecodeGraphs
 from urdir.model.engine.rank import budget_of, open_ranks
+from urdir.model.engine.requests.drafting import Drafting
 from urdir.model.engine.runner import Observer
 from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.engine.step_queue import StepQueue
-from urdir.model.errors import ContextFullError, ModelError
+from urdir.model.errors import ContextFullError, ModelError, UnsupportedError
+from urdir.model.memory.buckets import choosing_rows
 from urdir.model.memory.budget import SessionBudget, check_context
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.walk import Walk
@@ -48,6 +50,9 @@ class Session(Owner):
         peers: Sequence[Weights] = (),
     ) -> None:
         check_context(weights.config, settings.context)
+        if settings.drafts is not None:
+            _check_drafts(weights)
+        self._drafts = settings.drafts
         self.context = settings.context
         self.sequences = settings.sequences
         self.weights = weights
@@ -94,9 +99,30 @@ class Session(Owner):
             if token >= size:
                 raise ModelError(f"logit_bias of token {token}: the vocabulary has {size} tokens")
 
+    def drafting(self) -> Drafting | None:
+        """How many drafts steps have, for answers that begin; None where there are none."""
+        if self._drafts is None:
+            return None
+        return Drafting(self._drafts, self.parts.state.rows)
+
     def close(self) -> None:
         """Free graphs, cache, state and workspace; closing twice does nothing."""
         self._owners.close()
+
+
+def _check_drafts(weights: Weights) -> None:
+    """Raise UnsupportedError for a model whose steps do not verify drafts."""
+    config = weights.config
+    reasons = {
+        "has recurrent layers": bool(config.recurrents),
+        "is split by layers": config.stage is not None,
+    }
+    for reason, is_so in reasons.items():
+        if is_so:
+            raise UnsupportedError(
+                f"drafts of the next tokens: the model {reason}, which is not supported: open it "
+                "without drafts"
+            )
 
 
 def _shapes(
@@ -114,8 +140,9 @@ def _shapes(
     return ShapeBuckets.of(
         budget.chunks,
         budget.cache.max_len,
-        budget.state.rows,
+        choosing_rows(settings.sequences),
         alignment,
         begin_apart=apart,
         walk=walk,
+        drafts=0 if settings.drafts is None else settings.drafts.most,
     )

@@ -77,12 +77,13 @@ class AnswerLoop(Owner):
                 end_ids=end_ids,
                 limits=limits,
                 waits=choose is not None,
+                drafting=session.drafting(),
             )
             self._answers = answers = OpenAnswers(scheduler)
             launcher = Launcher(session, scheduler, answers, clock)
             self._launcher = owners.enter_context(launcher)
             choices = (
-                DeviceChoices(session)
+                DeviceChoices(session, scheduler)
                 if choose is None
                 else HostChoices(session, scheduler, answers, choose)
             )

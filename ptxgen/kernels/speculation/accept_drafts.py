@@ -30,9 +30,9 @@ class AcceptDrafts(DraftedRows):
     goes on: rows r ... r + found[s] chose tokens ``sampled``. Those up to the first one whose draft
     is another one, or that ends the sequence, count: at least one and at most ``drafts`` + 1. They
     are the tokens after p, the last of which becomes the pending one: ``known[s]`` and
-    ``position[r]`` move on by their number. At ``max_len`` nothing is appended. A sequence ends, and
-    its row becomes idle, by one of the end ids in ``settings[s]``, with ``min_tokens`` before it,
-    and by INVALID_TOKEN.
+    ``position[r]`` move on by their number. At ``max_len`` nothing is appended. A sequence ends,
+    and its row becomes idle, by one of the end ids in ``settings[s]``, with ``min_tokens`` before
+    it, and by INVALID_TOKEN.
 
     The token that was chosen after position q is also written to ``mailbox[s, q % slots]``, and the
     number of tokens that count to ``counts[s, p % slots]``, with that of the drafts in the upper
@@ -199,12 +199,12 @@ class AcceptDrafts(DraftedRows):
             logits = rng.integers(-3, 3, (self.rows, self.slices)).astype(np.float32)
             of = np.tile(np.arange(1000, 1000 + self.slices), (self.rows, 1))
             inputs["ranks"] = ranks(logits, of)
-            for row in np.flatnonzero(rng.random(self.rows) < 0.9):
-                if chosen[row] == INVALID_TOKEN:
-                    inputs["ranks"][row, rng.integers(self.slices)] = INVALID_RANK
+            for at in range(self.rows):
+                if chosen[at] == INVALID_TOKEN:
+                    inputs["ranks"][at, rng.integers(self.slices)] = INVALID_RANK
                 else:
-                    best = ranks(np.float32([9.0]), np.array([chosen[row]]))
-                    inputs["ranks"][row, chosen[row] - 1000] = best[0]
+                    best = ranks(np.full(1, 9, np.float32), chosen[at : at + 1])
+                    inputs["ranks"][at, chosen[at] - 1000] = best[0]
         return {p.name: inputs[p.name] for p in self.params if p.access is not Access.OUT}
 
 

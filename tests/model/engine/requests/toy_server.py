@@ -14,7 +14,7 @@ from tests.model.engine.requests.toy_storage import UNWRITTEN, Toy, ToyStorage
 from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.request import Ending, Finish, Request
 from urdir.model.engine.requests.scheduler import Scheduler
-from urdir.model.engine.requests.step_plan import StepPlan
+from urdir.model.engine.requests.step_plan import Chosen, StepPlan
 from urdir.model.memory.pages import common_length
 
 END = 0
@@ -147,10 +147,11 @@ class Server:
         """The oldest step is complete."""
         plan = self.queued.popleft()
         tokens = [self.device.chosen(*place) for place in plan.places]
-        outcomes = self.scheduler.chosen(plan, tokens)
+        outcomes = list(self.scheduler.chosen(plan, [Chosen((token,)) for token in tokens]))
         self.wasted += len(tokens) - len(outcomes)
         for outcome in outcomes:
             assert plan.choosers[outcome.row] == outcome.request
+            assert plan.places[outcome.row][1] == outcome.position
             assert tokens[outcome.row] == outcome.token
             if outcome.ending is None or outcome.ending.finish is not Finish.END:
                 self.answers[outcome.request].append(outcome.token)
