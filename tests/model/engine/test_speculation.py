@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,13 +21,14 @@ from urdir.model.engine.sampling_settings import GREEDY, SamplingSettings
 from urdir.model.engine.session import Session
 from urdir.model.errors import SettingsError, UnsupportedError
 from urdir.model.families.config import Config
+from urdir.model.families.shapes import Shape
 from urdir.model.files.gguf import Gguf
 from urdir.model.memory.draft_settings import DraftSettings
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
 from urdir.ptxgen.kernels.speculation.ngram_drafts import NgramDrafts
 
-CONTEXT = 96
+CONTEXT, VOCABULARY = 96, 37
 PLAIN = SessionSettings(CONTEXT, exact=True, sequences=4)
 #: Always as many drafts as there may be, and as many as pay.
 FIXED, CHOSEN = DraftSettings(most=3, least=3), DraftSettings(most=7)
@@ -41,9 +41,11 @@ def device(device_name: str) -> Iterator[Device]:
 
 
 @pytest.fixture(scope="module")
-def weights(device: Device) -> Iterator[Weights]:
-    path = Path(__file__).parents[2] / "data" / "golden" / "nano-llama-q8_0.gguf"
-    with Gguf(path) as gguf, Weights.load(gguf, Config.from_gguf(gguf), device) as loaded:
+def weights(device: Device, random_model: Callable[..., Any]) -> Iterator[Weights]:
+    """Of a layer: a token depends most on the one before, so text repeats itself now and then."""
+    model = random_model(Shape("llama", 1, 64, 4, 2, 32, 64, VOCABULARY, False), seed=1)
+    model.tensors["blk.0.attn_output.weight"].data.view(np.float32)[:] *= np.float32(0.3)
+    with Weights.load(model, Config.from_gguf(model), device) as loaded:
         yield loaded
 
 
@@ -82,8 +84,10 @@ class Given:
                 assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-4)
                 assert [token for token, _ in mine.top] == [token for token, _ in theirs.top]
         assert self.ending is not None
-        plain = replace(self.ending, drafted_tokens=0, accepted_tokens=0)
-        assert plain == other.ending
+        assert other.ending is not None
+        # what is found of a prompt depends on which answers have ended before
+        plain = replace(self.ending, drafted_tokens=0, accepted_tokens=0, cached_tokens=0)
+        assert plain == replace(other.ending, cached_tokens=0)
 
 
 def given(
@@ -121,14 +125,16 @@ def prompts(rng: np.random.Generator, count: int) -> list[tuple[int, ...]]:
     """Prompts that repeat themselves, so that there are drafts, of any length."""
     found = []
     for _ in range(count):
-        part = rng.integers(3, 300, rng.integers(2, 7))
+        part = rng.integers(3, VOCABULARY, rng.integers(2, 7))
         found.append(tuple(int(t) for t in np.tile(part, 4)[: rng.integers(3, 24)]))
     return found
 
 
 def random_settings(rng: np.random.Generator, drawn: bool) -> SamplingSettings:
     """Settings of every kind."""
-    bias = tuple((int(t), float(rng.normal(0, 3))) for t in rng.choice(300, 5, replace=False))
+    bias = tuple(
+        (int(t), float(rng.normal(0, 3))) for t in rng.choice(VOCABULARY, 5, replace=False)
+    )
     return SamplingSettings(
         temperature=0.7 if drawn else 0.0,
         top_k=int(rng.choice([0, 5])),
@@ -191,7 +197,7 @@ def test_answers_beside_each_other_are_the_same(
         )
         for at, prompt in enumerate(prompts(rng, 8))
     ]
-    tokenizer = Numbers(int(rng.integers(300)), 307, 161)
+    tokenizer = Numbers(0, 1)
     left = (2,)
     expected = given(without, requests, tokenizer, left=left)
     found = given(fixed, requests, tokenizer, left=left)
@@ -246,7 +252,7 @@ def test_as_many_drafts_as_pay(device: Device, weights: Weights, without: Sessio
     first, second = (each.ending for each in found)
     assert first is not None
     assert second is not None
-    assert first.accepted_tokens > 10
+    assert first.accepted_tokens > 5
     assert second.drafted_tokens < 30
 
 
@@ -260,8 +266,8 @@ def test_replayed_steps_equal_launches_one_by_one(device: Device, weights: Weigh
     requests = [Request(prompt=(3, 1, 4, 3, 1, 4), settings=GREEDY, limit=30)]
     settings = replace(PLAIN, exact=False, drafts=FIXED)
     with Session(device, weights, settings) as session:
-        steps = session.steps
-        steps.record([StepShape(4, CONTEXT, Output.GREEDY, count, drafts=3) for count in (1, 4)])
+        steps, decode = session.steps, session.shapes.decode
+        steps.record([decode(4, 1, Output.GREEDY, count, drafted=True) for count in (1, 4)])
         launched: list[int] = []
         launch = steps.launch
 
@@ -276,7 +282,7 @@ def test_replayed_steps_equal_launches_one_by_one(device: Device, weights: Weigh
         eager = given(session, requests)[0]
     assert replayed.tokens == eager.tokens
     assert replayed.ending is not None
-    assert replayed.ending.accepted_tokens > 10
+    assert replayed.ending.accepted_tokens > 5
 
 
 def test_drafts_by_chance_move_on_as_often(device: Device, weights: Weights) -> None:
