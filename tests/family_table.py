@@ -78,7 +78,7 @@ def _goldens() -> dict[str, dict[str, Config]]:
         for packed in sorted(FOLDER.glob("*.gguf.xz")):
             path.write_bytes(lzma.decompress(packed.read_bytes()))
             with Gguf(path) as file:
-                config = Config.from_gguf(file)
+                config = Config.of(file)
             name = packed.name.removesuffix(".gguf.xz")
             found.setdefault(config.architecture, {})[name] = config
     return found
@@ -194,7 +194,7 @@ def _mixture(network: Mixture) -> Features:
     yield route.reads != "input", f"router reads {route.reads}"
     yield route.expert_scale is not None, "expert scales"
     yield network.weigh_input, "weighed input"
-    yield network.latent is not None, "of a latent vector"
+    yield network.latent is not None, "latent experts"
     yield network.up.bias is not None, "expert biases"
     yield network.shared is not None, "shared expert"
     yield network.shared_gate is not None, "with a gate"

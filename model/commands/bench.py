@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from urdir.model.commands import bench_load, options, values
 from urdir.model.commands import bench_report as report
 from urdir.model.commands.bench_printers import Printer, print_report, printer
-from urdir.model.commands.opening import open_device, open_engine
+from urdir.model.commands.opening import engine_options, open_device, open_engine
 from urdir.model.commands.report import installed_version
 from urdir.model.progress import Progress
 
@@ -156,7 +156,7 @@ class _ModelRun:
             return
         with engine, Progress("measuring", len(part.tests)) as progress:
             rates = self.rates = self.rates or _rates(engine.device)
-            for row in progress.over(bench(engine.session, engine.gguf, rates, part)):
+            for row in progress.over(bench(engine.session, engine.file, rates, part)):
                 self.has_failed |= isinstance(row, FailedRow)
                 self._note_conditions(engine, rates)
                 self._show(row, progress)
@@ -186,14 +186,13 @@ def _line(row: BenchRow | FailedRow) -> str:
 
 
 def _open_engine(args: argparse.Namespace, part: BenchCase) -> Engine:
-    return open_engine(
-        args,
-        _source(args),
-        part.context,
+    wanted = replace(
+        engine_options(args, _source(args), part.context),
         kv_dtype=options.kv_dtype(args),
         sequences=part.most_sequences,
         chunk=options.chunk(args),
     )
+    return open_engine(args, wanted)
 
 
 def _run_kernels(args: argparse.Namespace) -> int:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from urdir.model.commands import options, values
-from urdir.model.commands.opening import open_engine
+from urdir.model.commands.opening import engine_options, open_engine
 from urdir.model.errors import ModelError
 
 EXAMPLES = """\
@@ -49,13 +50,12 @@ def run(args: argparse.Namespace) -> int:
     output = Path(args.output)
     if not output.parent.is_dir():
         raise ModelError(f"--output {output}: no such folder {output.parent}")
-    with open_engine(
-        args,
-        options.one_model(args),
-        len(tokens),
+    wanted = replace(
+        engine_options(args, options.one_model(args), len(tokens)),
         kv_dtype="f32" if args.exact else "f16",
         exact=args.exact,
-    ) as engine:
+    )
+    with open_engine(args, wanted) as engine:
         size = engine.config.vocab_size
         if (highest := max(tokens)) >= size:
             raise options.UsageError(

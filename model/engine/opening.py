@@ -94,7 +94,7 @@ class Opening(Owner):
         from urdir.model.text.tokenizer import Tokenizer
 
         if not needed and not Tokenizer.is_there(gguf):
-            return lambda: Tokenizer.from_gguf(gguf)
+            return lambda: Tokenizer.of(gguf)
         build = Tokenizer.checked(gguf)
         if not needed:
             return build

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
-
 #: Rows of a decode step, smallest first; a step of fewer sequences leaves idle rows.
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 #: Rows of a prompt step, smallest first; what does not fill one leaves idle rows.
@@ -14,8 +12,6 @@ CHUNKS = (8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 COARSE_ROWS, COARSE_CHUNKS = (0, 16, 64, 128, 256), (128, 512, 1024, 2048)
 #: Rows of a step with drafts: beyond them one more costs as much as a token gains.
 MOST_DRAFTED = 64
-#: With exact arithmetic, products take f32 activations, few rows at a time.
-EXACT_CHUNKS = (MAX_BATCH,)
 #: The most rows of a prompt step, where memory allows them.
 MOST_CHUNK = CHUNKS[-1]
 #: The same where ranks have whole layers: each works on a chunk of its own. 70B Q4_K_M on two H200,
@@ -49,5 +45,8 @@ def row_buckets(rows: int) -> tuple[int, ...]:
 
 def chunks_of(exact: bool, most: int = MOST_CHUNK) -> tuple[int, ...]:
     """Rows of the prompt steps, smallest first, up to the first with room for ``most`` tokens."""
-    chunks = EXACT_CHUNKS if exact else CHUNKS
-    return chunks[: bisect_left(chunks, most) + 1]
+    if exact:  # products take f32 activations, few rows at a time
+        from urdir.ptxgen.kernels.linear.spec import MAX_BATCH  # numpy is not imported before
+
+        return (MAX_BATCH,)
+    return CHUNKS[: bisect_left(CHUNKS, most) + 1]

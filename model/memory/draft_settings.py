@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from urdir.model.errors import SettingsError
-from urdir.ptxgen.kernels.speculation.ngram_drafts import MOST_NGRAM
-from urdir.ptxgen.kernels.speculation.spec import MOST_DRAFTS
+from urdir.ptxgen.kernels.speculation.limits import MOST_DRAFTS, MOST_NGRAM
 
 #: Where drafts come from: "ngram", what followed the last tokens where they were before.
 DRAFT_KINDS = ("ngram",)

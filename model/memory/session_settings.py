@@ -1,13 +1,17 @@
-"""What a session is asked for, on whatever devices it runs."""
+"""The settings of a session, on whatever devices it runs; numpy is not imported."""
 
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
+from typing import Literal
 
 from urdir.model.errors import SettingsError
 from urdir.model.memory.buckets import MOST_CHUNK
 from urdir.model.memory.draft_settings import DraftSettings
-from urdir.ptxgen.kernels.attention.kv_layout import KV_DTYPES, MIN_PAGE_LEN, KvDtype
+from urdir.ptxgen.kernels.attention.kv_types import KV_DTYPES, MIN_PAGE_LEN, KvDtype
+
+#: What each of several ranks has of a model: a share of every layer, or a run of layers.
+Split = Literal["tensors", "layers"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Self, get_args
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from urdir.model.errors import SettingsError
 from urdir.model.families.config import Config
 from urdir.model.families.rope import RopeConfig
 from urdir.model.families.stored import (
@@ -39,12 +38,10 @@ if TYPE_CHECKING:
     from urdir.driver.memory import Arena, Slice
     from urdir.model.files.gguf import Tensor
     from urdir.model.files.model_file import ModelFile
+    from urdir.model.memory.session_settings import Split
 
-__all__ = ["STAGING_BYTES", "Matrix", "Split", "Weights", "shares_of", "weight_sizes"]
+__all__ = ["STAGING_BYTES", "Matrix", "Weights", "shares_of", "weight_sizes"]
 
-
-#: What each of several ranks has of a model: a share of every layer, or a run of layers.
-Split = Literal["tensors", "layers"]
 
 _POSITIONS = "learned positions"
 
@@ -188,9 +185,7 @@ def shares_of(
 ) -> list[Config]:
     """The description for each rank: of a whole model, or of the shares of it (`share.shared`), or
     of the runs of its layers (`stages.staged`). Raises UnsupportedError for a model that cannot be
-    ``split`` so, SettingsError."""
-    if split not in get_args(Split):
-        raise SettingsError(f"split is {split!r}: expected {' or '.join(get_args(Split))}")
+    ``split`` so."""
     if ranks == 1:
         return [config]
     from urdir.model.families.share import shared

@@ -1,4 +1,4 @@
-"""HTTP on one connection: uvicorn's, for clients that go away, stay away, or only listen."""
+"""HTTP protocol of a connection: uvicorn's, with handling of stalled and half-closed clients."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from urdir.model.serve.connections import Connections
 from urdir.model.serve.limits import Limits
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_FIRST_PROBE_SECONDS = 0.5  # after a client has said that it sends no more
-_REFUSAL_SECONDS = 0.1  # after a probe, when a refusal has come
+_FIRST_PROBE_SECONDS = 0.5  # after a client has shut down its sending half
+_REFUSAL_SECONDS = 0.1  # after a probe, for a reset to arrive
 
 
 def http_protocol(limits: Limits, connections: Connections) -> type[asyncio.Protocol]:
-    """uvicorn's protocol, but clients that read nothing or send nothing are cut off in time.
+    """uvicorn's protocol class, extended to disconnect clients that stop reading or sending.
 
-    Their requests are cancelled then, and what was written for them is dropped. Until then no more
-    is taken from the engine for a client that does not read than the write buffer holds.
+    Their requests are cancelled and unsent data is dropped. Before that, a client that does not
+    read gets no more data from the engine than the write buffer holds.
 
-    A client that sends no more may still read (it shut down one half of the connection), or be
-    gone: both look the same until something is sent. It gets its answer. Until that begins it is
-    sent "100 Continue" now and then, which means nothing after a whole request (RFC 9110, 15.2.1),
-    and which the system of a client that is gone refuses.
+    A client that shuts down its sending half may still read, or be gone: both look the same until
+    something is sent. It gets its answer. Until the answer begins, "100 Continue" is sent now and
+    then: it has no meaning after a complete request (RFC 9110, 15.2.1), and the system of a client
+    that is gone resets the connection.
     """
 
     class Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         _stalled: asyncio.TimerHandle | None = None
         _silent: asyncio.TimerHandle | None = None
-        _probe: asyncio.TimerHandle | None = None  # from when the client sends no more
+        _probe: asyncio.TimerHandle | None = None  # set once the client's sending half is closed
 
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             super().connection_made(transport)
@@ -43,7 +43,7 @@ def http_protocol(limits: Limits, connections: Connections) -> type[asyncio.Prot
                 connections.works(self)
 
         def on_response_complete(self) -> None:
-            super().on_response_complete()  # which begins the next request, where it has come
+            super().on_response_complete()  # may begin a pipelined request
             if not self._is_waiting() or self.transport.is_closing():
                 return
             if self._probe is not None:
@@ -52,7 +52,7 @@ def http_protocol(limits: Limits, connections: Connections) -> type[asyncio.Prot
                 connections.waits(self)
 
         def eof_received(self) -> bool:
-            """Whether the connection stays open."""
+            """Keep the connection open while an answer is pending."""
             if self._is_waiting() or self.cycle.more_body:
                 return False
             if self._probe is None:
@@ -77,7 +77,7 @@ def http_protocol(limits: Limits, connections: Connections) -> type[asyncio.Prot
             self._probe = loop.call_later(seconds, probe)
 
         def _can_be_probed(self) -> bool:
-            """Whether an answer is yet to begin, to a client that knows the other kind."""
+            """Whether an answer has not begun, for a client with HTTP/1.1."""
             if self._is_waiting() or self.cycle.response_started:
                 return False
             return bool(self.cycle.scope["http_version"] != "1.0")
@@ -87,7 +87,7 @@ def http_protocol(limits: Limits, connections: Connections) -> type[asyncio.Prot
             return self.cycle is None or self.cycle.response_complete
 
         def _watch(self, was_waiting: bool) -> None:
-            """Look after a time whether a request has come since."""
+            """Schedule a check for a new request."""
             self._silent = asyncio.get_running_loop().call_later(
                 limits.silent_seconds, self._check, self.cycle, was_waiting
             )

@@ -126,7 +126,7 @@ def token_by_token(engine: Engine) -> Statistics:
     session = Session(engine.device, engine.weights, wanted)
     tokenizer: Tokenizer = engine.tokenizer
     config: Config = engine.config
-    with ChatTemplate.from_gguf(engine.gguf, tokenizer) as template:
+    with ChatTemplate.of(engine.file, tokenizer) as template:
         prompt = template.encode([Message("user", "What is 2 plus 3?")])
     try:
         request = Request(prompt=tuple(prompt), settings=SamplingSettings(), limit=50)
@@ -136,6 +136,14 @@ def token_by_token(engine: Engine) -> Statistics:
         raise ModelError("too long") from exc
     assert generation.statistics.finish is Finish.END
     return generation.statistics
+
+
+def sooner() -> Engine:
+    """The first graphs are recorded while weights are loaded."""
+    with Engine.opening("model.gguf", device="cuda:1", text=True, kv_dtype="q8_0") as loading:
+        prompt = loading.tokenizer.encode("Once")
+        loading.prepare(Request(prompt=tuple(prompt), settings=SamplingSettings()))
+        return Engine(loading)
 
 
 def service(engine: Engine) -> Service:
@@ -225,6 +233,7 @@ def main() -> None:
             together(Plan("nothing"))
         with Engine.open(demo_model()) as engine:
             print(answers(engine), token_by_token(engine), service(engine), weights(Path("x")))
+            print(engine.file.path, sooner())
     except (NoDeviceError, NoDriverError, OutOfMemoryError) as exc:
         print(exc)
     except (CudaError, LaunchError, LifetimeError, MismatchError) as exc:

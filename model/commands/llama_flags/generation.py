@@ -7,18 +7,42 @@ from collections.abc import Callable
 from urdir.model.commands import values
 from urdir.model.commands.flags import Accepted, Flag, Refused, Served
 from urdir.model.commands.llama_flags.groups import ANSWERS, SERVER, TEXT
-from urdir.model.engine.sampling_settings import BOUNDS, DEFAULTS
+from urdir.model.engine.sampling_settings import DEFAULTS, SETTINGS
 
 
-def _setting(names: str, setting: str, text: str, **options: object) -> Served:
-    """A flag of a sampling setting that is a number."""
-    bounds, default = BOUNDS[setting], getattr(DEFAULTS, setting)
+def setting_flag(name: str, names: str = "") -> Served:
+    """The flag of a sampling setting that is a number."""
+    setting, default = SETTINGS[name], getattr(DEFAULTS, name)
+    bounds = setting.bounds
+    assert bounds is not None
     kind: Callable[[str], float] = values.real_number(bounds.low, bounds.high)
     if bounds.is_whole:
         kind = values.whole_number(int(bounds.low), int(bounds.high))
-    arguments = {"type": kind, "default": default, "metavar": "N", **options}
-    return Served(names, ("sampling",), f"{text} (default: {default:g})", arguments)
+    arguments = {"type": kind, "default": default, "metavar": "N", "dest": name}
+    text = f"{setting.does} (default: {default:g})"
+    return Served(names or setting.flags, ("sampling",), text, arguments)
 
+
+#: Settings whose flags are more than a number within bounds.
+_OTHER_SETTINGS: tuple[Served, ...] = (
+    Served(
+        SETTINGS["seed"].flags,
+        ("sampling",),
+        "random seed; -1: a new one (default: -1)",
+        {"type": values.seed, "metavar": "N"},
+    ),
+    Served(
+        SETTINGS["logit_bias"].flags,
+        ("sampling",),
+        "add to a token's logit, as 15043+1 or 15043-1; repeatable",
+        {"type": values.bias, "action": "append", "default": [], "metavar": "ID(+/-)BIAS"},
+    ),
+)
+_NUMBERS = tuple(
+    setting_flag(name)
+    for name, setting in SETTINGS.items()
+    if setting.flags and setting.flags not in {other.names for other in _OTHER_SETTINGS}
+)
 
 FLAGS: tuple[Flag, ...] = (
     Served(
@@ -34,39 +58,9 @@ FLAGS: tuple[Flag, ...] = (
         {"action": "append", "default": [], "dest": "stop", "metavar": "TEXT"},
     ),
     Served("--ignore-eos", ("generation",), "go on past the model's end", {"action": "store_true"}),
-    Served(
-        "-s --seed",
-        ("sampling",),
-        "random seed; -1: a new one (default: -1)",
-        {"type": values.seed, "metavar": "N"},
-    ),
-    _setting("--temp --temperature", "temperature", "temperature; 0 is greedy", dest="temp"),
-    _setting("--top-k", "top_k", "keep the K likeliest; 0 keeps all"),
-    _setting("--top-p", "top_p", "share of probability kept; 1 keeps all"),
-    _setting("--min-p", "min_p", "drop less than this of the best; 0 drops none"),
-    _setting("--repeat-penalty", "repeat_penalty", "divide logits of repeated tokens; 1 is off"),
-    _setting(
-        "--repeat-last-n",
-        "repeat_last_n",
-        "tokens that --repeat-penalty looks back on, also the prompt's; -1: all",
-    ),
-    _setting(
-        "--presence-penalty",
-        "presence_penalty",
-        "subtract from logits of tokens that the answer has: OpenAI's, the prompt does not count; "
-        "0 is off",
-    ),
-    _setting(
-        "--frequency-penalty",
-        "frequency_penalty",
-        "the same for each time that the answer has them; 0 is off",
-    ),
-    Served(
-        "-l --logit-bias",
-        ("sampling",),
-        "add to a token's logit, as 15043+1 or 15043-1; repeatable",
-        {"type": values.bias, "action": "append", "default": [], "metavar": "ID(+/-)BIAS"},
-    ),
+    _OTHER_SETTINGS[0],
+    *_NUMBERS,
+    *_OTHER_SETTINGS[1:],
     Refused(
         "--mirostat --mirostat-lr --mirostat-ent",
         ANSWERS,

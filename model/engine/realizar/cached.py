@@ -24,7 +24,8 @@ from urdir.ptxgen.kernels.advance import Advance
 from urdir.ptxgen.kernels.attention.choice import decode_attention, split_attention
 from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
-from urdir.ptxgen.kernels.attention.kv_layout import KvDtype, KvLayout
+from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
+from urdir.ptxgen.kernels.attention.kv_types import KvDtype
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
 from urdir.ptxgen.kernels.rotation import turns_table
 

@@ -18,7 +18,8 @@ from urdir.ptxgen.kernels.sampling import (
     unpack_settings,
 )
 from urdir.ptxgen.kernels.sampling_limits import INVALID_TOKEN, MOST_END_IDS
-from urdir.ptxgen.kernels.speculation.spec import MOST_DRAFTS, DraftedRows
+from urdir.ptxgen.kernels.speculation.limits import MOST_DRAFTS
+from urdir.ptxgen.kernels.speculation.spec import DraftedRows
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, ceil_div
 
 

@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.speculation.spec import MOST_DRAFTS, DraftedRows
+from urdir.ptxgen.kernels.speculation.limits import MOST_DRAFTS, MOST_NGRAM
+from urdir.ptxgen.kernels.speculation.spec import DraftedRows
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param
-
-#: The most tokens that are looked for.
-MOST_NGRAM = 8
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.advance import IDLE
-from urdir.ptxgen.kernels.speculation.spec import MOST_DRAFTS, DraftedRows
+from urdir.ptxgen.kernels.speculation.limits import MOST_DRAFTS
+from urdir.ptxgen.kernels.speculation.spec import DraftedRows
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, ceil_div
 
 

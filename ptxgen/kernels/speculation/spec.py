@@ -10,9 +10,6 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.advance import IDLE
 from urdir.ptxgen.spec import Array, KernelSpec
 
-#: The most drafts of a sequence in one step: a warp each, and one for the pending token.
-MOST_DRAFTS = 31
-
 
 @dataclass(frozen=True)
 class DraftedRows(KernelSpec):

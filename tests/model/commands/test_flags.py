@@ -144,7 +144,7 @@ def test_what_a_server_does_not_do_is_refused(
         (["--prompt=--x=y"], "prompt", "--x=y"),
         (["-r", "a", "--stop", "b"], "stop", ["a", "b"]),
         (["-ngl", "all"], "gpu_layers", None),
-        (["--temperature", "0"], "temp", 0.0),
+        (["--temperature", "0"], "temperature", 0.0),
         (["model.gguf", "-n", "5", "-", "a prompt"], "words", ["model.gguf", "-", "a prompt"]),
         (["-n", "5", "--", "-x", "y"], "words", ["-x", "y"]),
         (["-dev", "CUDA1"], "device", "cuda:1"),

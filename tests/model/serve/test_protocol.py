@@ -112,16 +112,16 @@ def test_metrics(start: Any) -> None:
         ("POST", "/v1/embeddings", 404, "no embeddings"),
         ("POST", "/v1/responses", 404, "use /v1/chat/completions"),
         ("POST", "/v1/audio/speech", 404, "no audio"),
-        ("POST", "/v1/images/generations", 404, "no images"),
+        ("POST", "/v1/images/generations", 404, "no image generation"),
         ("POST", "/v1/moderations", 404, "no moderation"),
         ("GET", "/v1/files", 404, "no files"),
         ("POST", "/embeddings", 404, "no embeddings"),
-        ("POST", "/completion", 404, "at /v1/completions"),
-        ("GET", "/slots", 404, "/metrics says"),
+        ("POST", "/completion", 404, "use /v1/completions"),
+        ("GET", "/slots", 404, "/metrics counts"),
         ("POST", "/api/chat", 404, "use /v1/chat/completions"),
-        ("POST", "/v1/messages", 404, "OpenAI's protocol"),
-        ("GET", "/elsewhere", 404, "there is no GET /elsewhere"),
-        ("GET", CHAT, 405, f"there is no GET {CHAT}"),
+        ("POST", "/v1/messages", 404, "OpenAI's API"),
+        ("GET", "/elsewhere", 404, "no such endpoint: GET /elsewhere"),
+        ("GET", CHAT, 405, f"no such endpoint: GET {CHAT}"),
     ],
 )
 def test_what_there_is_not(server: Any, method: str, path: str, status: int, words: str) -> None:
@@ -155,7 +155,7 @@ def test_api_keys(start: Any) -> None:
 
 def test_a_server_without_the_page(start: Any) -> None:
     http = start(Access(page=False)).http()
-    assert http.get("/").json()["error"]["message"] == "there is no GET /"
+    assert http.get("/").json()["error"]["message"] == "no such endpoint: GET /"
     assert http.get("/health").status_code == 200
 
 
