@@ -13,7 +13,6 @@ from urdir.model.blocks.rows import state_alignment
 from urdir.model.engine.batch import ShapeBuckets
 from urdir.model.engine.decode_graphs import DecodeGraphs
 from urdir.model.engine.rank import budget_of, open_ranks
-from urdir.model.engine.requests.drafting import Drafting
 from urdir.model.engine.runner import Observer
 from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.engine.step_queue import StepQueue
@@ -52,7 +51,6 @@ class Session(Owner):
         check_context(weights.config, settings.context)
         if settings.drafts is not None:
             _check_drafts(weights)
-        self._drafts = settings.drafts
         self.context = settings.context
         self.sequences = settings.sequences
         self.weights = weights
@@ -98,12 +96,6 @@ class Session(Owner):
         for token, _ in settings.logit_bias:
             if token >= size:
                 raise ModelError(f"logit_bias of token {token}: the vocabulary has {size} tokens")
-
-    def drafting(self) -> Drafting | None:
-        """How many drafts steps have, for answers that begin; None where there are none."""
-        if self._drafts is None:
-            return None
-        return Drafting(self._drafts, self.parts.state.rows)
 
     def close(self) -> None:
         """Free graphs, cache, state and workspace; closing twice does nothing."""

@@ -10,9 +10,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self
 
 from urdir.model.memory.buckets import ROWS, row_bucket
 from urdir.model.memory.draft_settings import DraftSettings
+
+if TYPE_CHECKING:
+    from urdir.model.memory.device_state import DecodeState
 
 #: Weight of the latest step in a mean, and what an answer begins with.
 _WEIGHT, _BEGINNING = 0.15, 0.6
@@ -77,6 +81,11 @@ class Drafting:
         self.settings = settings
         self._most_rows = most_rows
         self._costs = costs or StepCosts()
+
+    @classmethod
+    def of(cls, state: DecodeState) -> Self | None:
+        """That of the steps that ``state`` is for; None where these have no drafts."""
+        return None if state.drafts is None else cls(state.drafts, state.rows)
 
     def choose(self, answers: Sequence[Acceptance | None]) -> list[int]:
         """Drafts for the sequences of a step, by what became of their earlier ones; None where a

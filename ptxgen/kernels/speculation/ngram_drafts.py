@@ -89,7 +89,7 @@ class NgramDrafts(DraftedRows):
             "one token": cls(max_len=1),
             "rows of some sequences": cls(max_len=50, rows=23, sequences=7),
             "long": cls(max_len=9000, rows=12, sequences=3),
-            "of any length": cls(max_len=2500, rows=9, sequences=4, longest=8, shortest=1),
+            "of any length": cls(max_len=2500, rows=9, sequences=4, longest=12, shortest=1),
             "always": cls(max_len=300, rows=20, sequences=4, always=True),
         }
 

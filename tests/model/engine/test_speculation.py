@@ -307,7 +307,7 @@ def test_drafts_by_chance_move_on_as_often(device: Device, weights: Weights) -> 
         ({"kind": "oracle"}, "drafts of 'oracle': expected ngram"),
         ({"most": 0}, "at most 0 drafts: expected 1 to 31"),
         ({"least": 9}, "at least 9 drafts: expected 0 to 7"),
-        ({"shortest": 5}, "n-grams of 5 to 4 tokens: expected 1 to 8"),
+        ({"shortest": 5}, "n-grams of 5 to 4 tokens: expected 1 to 32"),
         ({"chance": 1.5}, "with probability 1.5: expected 0 to 1"),
     ],
 )
