@@ -54,9 +54,17 @@ class DecodeGraphs:
             return False  # not worth the while
         return missing(several, steps) or missing(later, steps)
 
-    def prepare_all(self, rows: int, output: Output, length: int, end: int, steps: int) -> None:
+    def prepare_all(
+        self,
+        rows: int,
+        output: Output,
+        length: int,
+        end: int,
+        steps: int,
+        drafted: bool = False,
+    ) -> None:
         """Record all graphs that ``rows`` sequences use from ``length`` tokens to ``end``, so that
         none is recorded on the way; see `prepare`."""
         for reached in range(length, end):
-            while self.prepare(rows, output, reached, end, steps):
+            while self.prepare(rows, output, reached, end, steps, drafted):
                 self._steps.wait_for_helper()
