@@ -28,6 +28,7 @@ from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
 from urdir.ptxgen.kernels.speculation.ngram_drafts import NgramDrafts
 
+RNG = np.random.default_rng(32)
 CONTEXT, VOCABULARY = 96, 37
 PLAIN = SessionSettings(CONTEXT, exact=True, sequences=4)
 #: Always as many drafts as there may be, and as many as pay.
@@ -324,3 +325,32 @@ def test_a_recurrent_model_takes_no_drafts(device: Device, reference_file: Any) 
             pytest.raises(UnsupportedError, match="the model has recurrent layers"),
         ):
             Session(device, loaded, replace(PLAIN, context=32, drafts=FIXED))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gemma3-dense",  # rings
+        pytest.param("deepseek2-moe", marks=pytest.mark.full),  # latent vectors
+        pytest.param("gpt-oss-moe", marks=pytest.mark.full),  # rings and sinks
+        pytest.param("gemma4-e", marks=pytest.mark.full),  # layers that share caches
+        pytest.param("llama4-moe", marks=pytest.mark.full),
+        pytest.param("qwen3moe-moe", marks=pytest.mark.full),
+    ],
+)
+def test_families_answer_the_same(device: Device, reference_file: Any, name: str) -> None:
+    """Beyond the end of a window, where rings have one."""
+    path = reference_file(name)
+    settings = SessionSettings(64, exact=True, sequences=1)
+    with Gguf(path) as gguf:
+        config = Config.of(gguf)
+        prompt = tuple(int(t) for t in np.tile(RNG.integers(3, 40, 5), 5))
+        request = Request(prompt=prompt, settings=GREEDY, limit=10)
+        with Weights.load(gguf, config, device) as loaded:
+            found = []
+            for drafts in (None, replace(FIXED, shortest=1)):
+                with Session(device, loaded, replace(settings, drafts=drafts)) as session:
+                    found.append(given(session, [request])[0])
+    found[1].check_equal(found[0])
+    assert found[1].ending is not None
+    assert found[1].ending.drafted_tokens > 0
