@@ -5,15 +5,28 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from urdir.model.commands import options, values
-from urdir.model.commands.opening import open_engine
+from urdir.model.commands.opening import open_device, open_engine
 from urdir.model.errors import ModelError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
+
+    Rows = npt.NDArray[np.float32]
 
 EXAMPLES = """\
   urdir logits model.gguf --tokens 1,150,298 --output logits.npy
   urdir logits model.gguf --tokens @tokens.txt --output logits.npy --exact
+  urdir logits model.gguf --draft mtp --tokens 1,150,298 --output logits.npz
 """
+
+#: The value of --draft that means the layers of the model's own file.
+MTP = "mtp"
 
 
 def add_parser(commands: options.Subparsers) -> None:
@@ -28,7 +41,17 @@ def add_parser(commands: options.Subparsers) -> None:
         "--tokens", required=True, metavar="1,2,3|@FILE", help="token ids, or a file of them"
     )
     parser.add_argument(
-        "-o", "--output", required=True, metavar="OUT.npy", help="(n_tokens, n_vocab) float32"
+        "-o",
+        "--output",
+        required=True,
+        metavar="OUT.npy",
+        help="(n_tokens, n_vocab) float32; with --draft OUT.npz, with logits and draft_logits",
+    )
+    parser.add_argument(
+        "--draft",
+        metavar="mtp",
+        help="the logits of a draft as well, given the model's hidden states: mtp is the layers "
+        "for predicting several tokens in the model's own file",
     )
     parser.add_argument(
         "--exact", action="store_true", help="keep activations, keys and values in f32 throughout"
@@ -40,15 +63,40 @@ def add_parser(commands: options.Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Give the tokens one by one and save the rows."""
+    tokens = read_tokens(args.tokens)
+    output = Path(args.output)
+    if not output.parent.is_dir():
+        raise ModelError(f"--output {output}: no such folder {output.parent}")
+    found = _with_draft(args, tokens) if args.draft is not None else _logits(args, tokens)
+    _save(output, found)
+    if args.json:
+        shapes = {name: rows.shape for name, rows in found.items()}
+        shown = {"shape": shapes["logits"]} if len(shapes) == 1 else {"shapes": shapes}
+        print(json.dumps({"output": str(output), **shown}))
+    return 0
+
+
+def _save(output: Path, found: dict[str, Rows]) -> None:
+    """Write the logits alone, or all arrays by name."""
+    import numpy as np
+
+    try:
+        with output.open("wb") as file:
+            if len(found) == 1:
+                np.save(file, found["logits"])
+            else:
+                np.savez(file, logits=found["logits"], draft_logits=found["draft_logits"])
+    except OSError as exc:
+        raise ModelError(f"--output {output}: {exc.strerror}") from exc
+
+
+def _logits(args: argparse.Namespace, tokens: list[int]) -> dict[str, Rows]:
+    """The logits of the model."""
     import numpy as np
 
     from urdir.model.engine.logits import logits_after
     from urdir.model.progress import Progress
 
-    tokens = read_tokens(args.tokens)
-    output = Path(args.output)
-    if not output.parent.is_dir():
-        raise ModelError(f"--output {output}: no such folder {output.parent}")
     with open_engine(
         args,
         options.one_model(args),
@@ -57,23 +105,46 @@ def run(args: argparse.Namespace) -> int:
         exact=args.exact,
     ) as engine:
         size = engine.config.vocab_size
-        if (highest := max(tokens)) >= size:
-            raise options.UsageError(
-                f"--tokens: {highest} is outside the vocabulary of {size} tokens"
-            )
+        _check_tokens(tokens, size)
         rows = np.empty((len(tokens), size), np.float32)
         with Progress("logits", len(tokens)) as progress:
             for i, logits in enumerate(logits_after(engine.session, tokens[:1], tokens[1:])):
                 rows[i] = logits
                 progress.advance()
-    try:
-        with output.open("wb") as file:
-            np.save(file, rows)
-    except OSError as exc:
-        raise ModelError(f"--output {output}: {exc.strerror}") from exc
-    if args.json:
-        print(json.dumps({"output": str(output), "shape": rows.shape}))
-    return 0
+    return {"logits": rows}
+
+
+def _with_draft(args: argparse.Namespace, tokens: list[int]) -> dict[str, Rows]:
+    """The logits of the model and of its draft. What does not fit is refused before a device is
+    opened."""
+    from urdir.model.engine.draft_logits import logits_with_draft
+    from urdir.model.engine.draft_pair import nextn_pair, open_pair
+    from urdir.model.files.demo import DEMO
+    from urdir.model.files.source import open_model
+    from urdir.model.memory.session_settings import SessionSettings
+    from urdir.model.progress import Progress
+
+    if args.gpus is not None:
+        raise options.UsageError("--draft runs on one GPU: leave --gpus out")
+    if args.draft != MTP:
+        raise options.UsageError(f"--draft {args.draft}: expected {MTP}")
+    kv_dtype: KvDtype = "f32" if args.exact else "f16"
+    settings = SessionSettings(len(tokens), kv_dtype, exact=args.exact)
+    with open_model(options.one_model(args) or DEMO, quantize=args.quantize) as gguf:
+        pair = nextn_pair(gguf)
+        _check_tokens(tokens, pair.config.vocab_size)
+        with (
+            open_device(args) as device,
+            open_pair(pair, device, settings, most=1) as draft,
+            Progress("logits", len(tokens)) as progress,
+        ):
+            logits, drafted = logits_with_draft(draft, tokens, progress.advance)
+    return {"logits": logits, "draft_logits": drafted}
+
+
+def _check_tokens(tokens: list[int], size: int) -> None:
+    if (highest := max(tokens)) >= size:
+        raise options.UsageError(f"--tokens: {highest} is outside the vocabulary of {size} tokens")
 
 
 def read_tokens(text: str) -> list[int]:

@@ -12,6 +12,7 @@ from typing import Self
 
 from urdir.model.families.attention import Attention
 from urdir.model.families.layers import LayerConfig
+from urdir.model.families.nextn import NextnHead
 from urdir.model.families.recurrent import Lightning, Recurrent
 from urdir.model.families.rope import RopeConfig
 from urdir.model.families.stored import Linear, Normalization, Slopes, StoredMatrix, StoredVector
@@ -90,6 +91,7 @@ class Description:
     unused_tensors: tuple[str, ...] = ()  # of the file, for other uses than plain decoding
     share: Share | None = None
     stage: Stage | None = None
+    nextn: tuple[NextnHead, ...] = ()  # where they are read
 
     def __repr__(self) -> str:
         size = f"hidden {self.hidden}, vocabulary {self.vocab_size}, context {self.context_length}"
@@ -118,7 +120,9 @@ class Description:
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:
         """The different ways in which layers rotate, in order of first use."""
-        return tuple(dict.fromkeys(a.rope for a in self.attentions if a.rope is not None))
+        heads = (head.layer.attention for head in self.nextn)
+        mixers = (*self.attentions, *(mixer for mixer in heads if mixer is not None))
+        return tuple(dict.fromkeys(a.rope for a in mixers if a.rope is not None))
 
     @property
     def slopes(self) -> tuple[Slopes, ...]:
@@ -141,4 +145,6 @@ class Description:
         short and for long ones."""
         if not any(rope.long_factors for rope in self.ropes):
             return self
-        return replace(self, layers=tuple(layer.at_context(context) for layer in self.layers))
+        heads = (replace(head, layer=head.layer.at_context(context)) for head in self.nextn)
+        layers = tuple(layer.at_context(context) for layer in self.layers)
+        return replace(self, layers=layers, nextn=tuple(heads))

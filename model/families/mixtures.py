@@ -254,9 +254,10 @@ def without(
 ) -> Description:
     """The same where layers with a network of that ``kind`` store tensors of these names for
     nothing: llama.cpp loads and ignores them."""
+    layers = (*description.layers, *(head.layer for head in description.nextn))
     unused = [
         f"blk.{index}.{name}"
-        for index, layer in enumerate(description.layers)
+        for index, layer in enumerate(layers)
         if any(isinstance(network, kind) for network in layer.networks)
         for name in names
     ]

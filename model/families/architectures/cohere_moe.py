@@ -3,7 +3,8 @@ layer's input; three of four layers have a window.
 
     x += O attention(Q x', K x', V x') + (experts(x') + shared(x')) / 2      x' = norm(x)
 
-Only layers with a window and the leading dense ones rotate. The norm is RMSNorm if its epsilon is
+Only layers with a window, the leading dense ones and heads for predicting several tokens, which
+have no window, rotate. The norm is RMSNorm if its epsilon is
 stored and not 0, else LayerNorm without biases. Keys: those of `parts`, `rope`, `windows` and
 `mixtures`: leading_dense_block_count, expert_feed_forward_length (default: feed_forward_length),
 expert_shared_count, expert_shared_feed_forward_length, expert_gating_func (by default 2),
@@ -32,6 +33,7 @@ from urdir.model.families.mixtures import (
     weights_norm,
     weights_scale,
 )
+from urdir.model.families.nextn import NextnKind
 from urdir.model.families.parts import attention, layer_norm, model, rms_norm
 from urdir.model.families.reader import Reader
 from urdir.model.families.windows import windowed_layers
@@ -50,12 +52,13 @@ def cohere2moe(file: Reader) -> Description:
     count = file.count("expert_shared_count")
 
     def attends(index: int) -> Attention:
-        rotates = windowed[index] or index < leading
+        is_head = index in file.nextn_layers
+        rotates = windowed[index] or index < leading or is_head
         return attention(
             file,
             index,
             rope if rotates else None,
-            window=window if windowed[index] else 0,
+            window=window if windowed[index] and not is_head else 0,
             output_bias="absent",
         )
 
@@ -82,7 +85,13 @@ def cohere2moe(file: Reader) -> Description:
         )
 
     logit_scale = file.required("logit_scale", float) or 1.0
-    return model(file, layer, file.norm("output_norm", None, norm), logit_scale=logit_scale)
+    return model(
+        file,
+        layer,
+        file.norm("output_norm", None, norm),
+        logit_scale=logit_scale,
+        nextn=NextnKind(norm, passes_normed=True),
+    )
 
 
 ARCHITECTURES = {"cohere2moe": cohere2moe}

@@ -18,6 +18,7 @@ from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Dense, Mixture
 from urdir.model.families.mixtures import (
     DENSE,
+    EXPERTS,
     expert_width,
     limited,
     mixture,
@@ -26,6 +27,7 @@ from urdir.model.families.mixtures import (
     scoring,
     without,
 )
+from urdir.model.families.nextn import NextnKind
 from urdir.model.families.parts import (
     head_dims,
     head_norms,
@@ -43,7 +45,8 @@ from urdir.model.families.windows import (
 
 def mimo2(file: Reader) -> Description:
     """MiMo-V2 (arXiv 2601.02780): values of another width than keys, sinks in some layers; layers
-    without a router are dense."""
+    without a router are dense, and so are heads for predicting several tokens, whatever they
+    store."""
     windowed, window = flagged_layers(file), file.size("attention.sliding_window")
     full, value_scale = turning(file, "half"), file.optional("attention.value_scale", float, 0.0)
     local = windowed_rope(file, full, head_dims(file)[0], scaled=False, base=1e4)
@@ -65,13 +68,24 @@ def mimo2(file: Reader) -> Description:
     )
 
     def network(index: int) -> Dense | Mixture:
-        if not file.has("ffn_gate_inp.weight", index):
+        if index in file.nextn_layers or not file.has("ffn_gate_inp.weight", index):
             return plain_dense(file, index)
         route = router(file, index, "sigmoid", normalize=True, choice_bias="optional")
         return mixture(file, index, route, expert_width(file, index))
 
-    biases = [f"attn_{name}.bias" for name in ("q", "k", "v", "qkv")]
-    description = rms_decoder(file, attends, network, output="required", unused=biases)
+    unused = [f"attn_{name}.bias" for name in ("q", "k", "v", "qkv")]
+    nextn = NextnKind(rms_norm(file), passes_normed=False)
+    description = rms_decoder(
+        file,
+        attends,
+        network,
+        output="required",
+        unused=(*unused, "layer_output_norm.weight"),
+        nextn=nextn,
+    )
+    experts = (f"blk.{index}.{name}" for index in file.nextn_layers for name in EXPERTS)
+    loaded = tuple(name for name in experts if name in file.stored)
+    description = replace(description, unused_tensors=description.unused_tensors + loaded)
     return without(description, file, Mixture, DENSE)
 
 
@@ -111,7 +125,8 @@ def step35(file: Reader) -> Description:
             file, index, width, inside, beside, scores=scores, choice_bias="optional"
         )
 
-    description = rms_decoder(file, attends, network, output="required")
+    nextn = NextnKind(norm, passes_normed=False)
+    description = rms_decoder(file, attends, network, output="required", nextn=nextn)
     return without(description, file, Mixture, DENSE)
 
 
