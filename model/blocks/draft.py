@@ -34,10 +34,12 @@ EMBEDDED, JOINED, GIVEN, PASSED_ON = "embedded", "joined", "given hidden", "pass
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftParts:
     """What a draft's launches read and write: ``target``, whose streams are kept
-    (`families.tapped`), and the draft's ``own`` description, weights, cache and workspace."""
+    (`families.tapped`), and the draft's ``own`` description, weights, cache and workspace. A draft
+    with a vocabulary of its own has a ``token_map`` (n,) u32: the model's token of each."""
 
     target: StepParts
     own: LayerParts
+    token_map: Slice | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +67,6 @@ class DraftLaunches(Protocol):
     @property
     def lag(self) -> int:
         """How far a row lies before the position of its token."""
-
-    @property
-    def token_map(self) -> Slice | None:
-        """The model's token (n,) u32 of each of the draft's; None where they are the same."""
 
     def append_given(self, plan: Plan, rows: Rows) -> None:
         """The hidden states that the streams of the target's last step give its rows, in `GIVEN`
@@ -132,7 +130,7 @@ def append_logits(
     norm: NormLayer | None,
 ) -> None:
     """The logits of the (norm of the) vectors x, in the draft's workspace."""
-    config = parts.target.config
+    config = parts.own.config
     parts.own.linear(plan, rows).append(
         "draft.output",
         [(output, parts.own.work["logits"])],
@@ -178,7 +176,7 @@ def append_draft(
         draft.append_keys(plan, rows, later, tokens, hidden)
     draft.append_head(plan, rows, head, tokens, hidden)
     vocab = parts.own.config.vocab_size
-    argmax, own = Argmax(n=vocab, rows=rows.count), draft.token_map
+    argmax, own = Argmax(n=vocab, rows=rows.count), parts.token_map
     plan.launch(argmax, "draft.argmax", logits=work["logits"], ranks=work["ranks"])
     kernel = DraftToken(
         argmax.slices,

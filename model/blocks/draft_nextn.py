@@ -36,7 +36,6 @@ class NextnDraft:
 
     parts: DraftParts
     lag: int = 0
-    token_map: Slice | None = None
 
     @property
     def heads(self) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +17,9 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from urdir.model.engine.draft_pair import Pair
+    from urdir.model.files.model_file import ModelFile
+    from urdir.model.memory.session_settings import SessionSettings
     from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
 
     Rows = npt.NDArray[np.float32]
@@ -49,9 +54,9 @@ def add_parser(commands: options.Subparsers) -> None:
     )
     parser.add_argument(
         "--draft",
-        metavar="mtp",
-        help="the logits of a draft as well, given the model's hidden states: mtp is the layers "
-        "for predicting several tokens in the model's own file",
+        metavar="FILE|mtp",
+        help="the logits of a draft as well, which is given the model's hidden states: EAGLE-3, or "
+        "mtp for the model's own heads; or a model with the same vocabulary",
     )
     parser.add_argument(
         "--exact", action="store_true", help="keep activations, keys and values in f32 throughout"
@@ -117,29 +122,81 @@ def _logits(args: argparse.Namespace, tokens: list[int]) -> dict[str, Rows]:
 def _with_draft(args: argparse.Namespace, tokens: list[int]) -> dict[str, Rows]:
     """The logits of the model and of its draft. What does not fit is refused before a device is
     opened."""
-    from urdir.model.engine.draft_logits import logits_with_draft
-    from urdir.model.engine.draft_pair import nextn_pair, open_pair
+    from urdir.model.engine.draft_pair import is_plain, pair_of
     from urdir.model.files.demo import DEMO
     from urdir.model.files.source import open_model
     from urdir.model.memory.session_settings import SessionSettings
-    from urdir.model.progress import Progress
 
     if args.gpus is not None:
         raise options.UsageError("--draft runs on one GPU: leave --gpus out")
-    if args.draft != MTP:
-        raise options.UsageError(f"--draft {args.draft}: expected {MTP}")
     kv_dtype: KvDtype = "f32" if args.exact else "f16"
     settings = SessionSettings(len(tokens), kv_dtype, exact=args.exact)
-    with open_model(options.one_model(args) or DEMO, quantize=args.quantize) as gguf:
-        pair = nextn_pair(gguf)
-        _check_tokens(tokens, pair.config.vocab_size)
-        with (
-            open_device(args) as device,
-            open_pair(pair, device, settings, most=1) as draft,
-            Progress("logits", len(tokens)) as progress,
-        ):
-            logits, drafted = logits_with_draft(draft, tokens, progress.advance)
-    return {"logits": logits, "draft_logits": drafted}
+    with ExitStack() as files:
+        opened = open_model(options.one_model(args) or DEMO, quantize=args.quantize)
+        files.callback(opened.close)
+        gguf: ModelFile = opened
+        file: ModelFile | None = None
+        if args.draft != MTP:
+            file = draft = open_model(args.draft)
+            files.callback(draft.close)
+        if file is not None and is_plain(file):
+            return _of_two(args, (gguf, file), tokens, settings)
+        return _of_pair(args, pair_of(gguf, file), tokens, settings)
+
+
+def _of_pair(
+    args: argparse.Namespace, pair: Pair, tokens: list[int], settings: SessionSettings
+) -> dict[str, Rows]:
+    """The logits of a model and of a draft that is given its hidden states; by head first, where
+    the draft are heads of the model."""
+    from urdir.model.engine.draft_logits import logits_with_draft, scattered
+    from urdir.model.engine.draft_pair import open_pair
+    from urdir.model.progress import Progress
+
+    size = pair.config.vocab_size
+    _check_tokens(tokens, size)
+    # a draft that knows the token after the last one has it in a place of its own
+    settings = replace(settings, context=min(settings.context + 1, pair.config.context_length))
+    with (
+        open_device(args) as device,
+        open_pair(pair, device, settings, most=1) as draft,
+        Progress("logits", len(tokens)) as progress,
+    ):
+        logits, drafted = logits_with_draft(draft, tokens, progress.advance)
+    if pair.file is None:
+        return {"logits": logits, "draft_logits": drafted}
+    return {"logits": logits, "draft_logits": scattered(drafted[0], pair.token_map, size)}
+
+
+def _of_two(
+    args: argparse.Namespace,
+    files: tuple[ModelFile, ModelFile],
+    tokens: list[int],
+    settings: SessionSettings,
+) -> dict[str, Rows]:
+    """The logits of a model and of another one with the same vocabulary."""
+    import numpy as np
+
+    from urdir.model.engine.logits import logits_after
+    from urdir.model.engine.plain_draft import open_alone
+    from urdir.model.families.config import Config
+    from urdir.model.progress import Progress
+    from urdir.model.text.same_vocabulary import check_same_vocabulary
+
+    configs = [Config.from_gguf(file) for file in files]
+    check_same_vocabulary(*files)
+    for config in configs:
+        _check_tokens(tokens, config.vocab_size)
+    found = []
+    with open_device(args) as device, Progress("logits", 2 * len(tokens)) as progress:
+        for file, config in zip(files, configs, strict=True):
+            rows = []
+            with open_alone(file, config, device, settings) as session:
+                for logits in logits_after(session, tokens[:1], tokens[1:]):
+                    rows.append(logits)
+                    progress.advance()
+            found.append(np.stack(rows))
+    return dict(zip(("logits", "draft_logits"), found, strict=True))
 
 
 def _check_tokens(tokens: list[int], size: int) -> None:

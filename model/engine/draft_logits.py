@@ -39,3 +39,13 @@ def logits_with_draft(
                 draft.take()
                 advance()
     return np.stack(rows), np.stack(drafted, axis=1)
+
+
+def scattered(drafted: Values, token_map: npt.NDArray[np.uint32] | None, size: int) -> Values:
+    """Logits (rows, n) f32 of a draft by the model's tokens, (rows, size) f32: -inf for those that
+    the draft does not have. Of several that are the same token the last one counts."""
+    if token_map is None:
+        return drafted
+    rows = np.full((len(drafted), size), -np.inf, np.float32)
+    rows[:, token_map] = drafted
+    return rows

@@ -44,8 +44,8 @@ Values = npt.NDArray[np.float32]
 @dataclass(frozen=True, slots=True)
 class DraftShape:
     """What a draft with layers as ``config`` describes takes on a device beside its weights, for
-    sessions of ``settings``; ``widths`` as `draft_workspace_sizes` has them. ``most`` tokens at
-    most are drafted at once."""
+    sessions of ``settings``; ``widths`` as `draft_workspace_sizes` has them, zeros at first.
+    ``most`` tokens at most are drafted at once."""
 
     config: Config
     settings: SessionSettings
@@ -102,8 +102,9 @@ class DraftStep:
 class Draft(Owner):
     """A draft of ``session``'s model, with a cache of its own; all is queued on its stream.
 
-    ``weights`` are the draft's. ``launches`` are what it is made of, for what it reads and writes.
-    A row is (sequence, its token's position); tokens are those of the session's state.
+    ``weights`` are the draft's. ``launches`` are what it is made of, for what it reads and writes;
+    ``token_map`` (n,) u32 the model's token of each of the draft's, where it has its own. A row is
+    (sequence, its token's position); tokens are those of the session's state.
     """
 
     launches: DraftLaunches
@@ -114,6 +115,7 @@ class Draft(Owner):
         shape: DraftShape,
         weights: Weights,
         launches: Callable[[DraftParts], DraftLaunches],
+        token_map: npt.NDArray[np.uint32] | None = None,
     ) -> None:
         target = session.parts
         device, stream = target.device, session.stream
@@ -123,6 +125,8 @@ class Draft(Owner):
             cache = owners.enter_context(KvCache(device, shape.cache, stream))
             sizes = shape.workspace(device.properties.sm_count)
             work = owners.enter_context(open_workspace(device, sizes, "draft workspace"))
+            for name in shape.widths:
+                work[name].fill(0)
             self.rows = owners.enter_context(DraftRows(device, shape.rows, stream))
             own = LayerParts(
                 device=device,
@@ -132,7 +136,13 @@ class Draft(Owner):
                 work=work,
                 exact=target.exact,
             )
-            self.parts = DraftParts(target=target, own=own)
+            places = None
+            if token_map is not None:
+                nbytes = token_map.nbytes
+                held = owners.enter_context(device.allocate(nbytes, "draft tokens"))
+                held.upload(token_map)
+                places = held.slice(0, nbytes)
+            self.parts = DraftParts(target=target, own=own, token_map=places)
             self.launches = launches(self.parts)
             self._owners = owners.pop_all()
 

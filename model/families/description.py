@@ -15,7 +15,14 @@ from urdir.model.families.layers import LayerConfig
 from urdir.model.families.nextn import NextnHead
 from urdir.model.families.recurrent import Lightning, Recurrent
 from urdir.model.families.rope import RopeConfig
-from urdir.model.families.stored import Linear, Normalization, Slopes, StoredMatrix, StoredVector
+from urdir.model.families.stored import (
+    Linear,
+    Normalization,
+    Slopes,
+    Stored,
+    StoredMatrix,
+    StoredVector,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +103,11 @@ class Description:
     def __repr__(self) -> str:
         size = f"hidden {self.hidden}, vocabulary {self.vocab_size}, context {self.context_length}"
         return f"<{type(self).__name__} {self.architecture}, {self.n_layers} layers, {size}>"
+
+    @property
+    def lent(self) -> frozenset[Stored]:
+        """References to weights of another model, which its file does not have."""
+        return frozenset()
 
     @property
     def n_layers(self) -> int:

@@ -229,9 +229,10 @@ def vector_values(of: StoredVector, tensor: Tensor) -> npt.NDArray[np.float32]:
 
 
 def _kept(config: Config) -> Iterator[Stored]:
-    """What is kept as it is: not the factors that go into RoPE tables, nor learned positions. Later
-    stages have their layers alone."""
+    """What is kept as it is: not the factors that go into RoPE tables, nor learned positions, nor
+    what another model has. Later stages have their layers alone."""
     others = {stored for rope in config.ropes for stored in stored_in(rope)} | {config.positions}
+    others |= config.lent
     has_ends = config.stage is None or config.stage.rank == 0
     return (of for of in stored_in(config if has_ends else config.layers) if of not in others)
 

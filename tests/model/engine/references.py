@@ -22,6 +22,8 @@ import pytest
 #: Endings of names: what another file needs, and the logits of which are in the other's npz.
 _PARTS = {".draft": "drafts have tests of their own", ".adapter": "adapters are not implemented"}
 _TARGET = ".target"
+#: Drafts that are models by themselves.
+_PLAIN = "simple-"
 
 
 def golden_of(folder: Path, name: str) -> Path:
@@ -32,7 +34,7 @@ def golden_of(folder: Path, name: str) -> Path:
 def found_in(folder: Path, kind: str) -> list[Any]:
     """The names of the references of a kind, as `pytest.param`; those that cannot be run are
     skipped with the reason."""
-    found = {"folders": _folders, "drafts": _drafts}.get(kind)
+    found = {"folders": _folders, "drafts": _drafts, "plain drafts": _plain_drafts}.get(kind)
     pairs = _files(folder, kind) if found is None else found(folder)
     return [
         pytest.param(
@@ -51,17 +53,28 @@ def target_of(folder: Path, name: str) -> str:
         return f"{name}{_TARGET}"
     if not name.endswith("-high"):
         return "target-any"
-    return "target-close" if name.startswith("simple-") else "target-high"
+    return "target-close" if name.startswith(_PLAIN) else "target-high"
+
+
+def parts_of(folder: Path, name: str) -> tuple[str, str | None]:
+    """The names of the model of a draft and of its own file, if it has one."""
+    return target_of(folder, name), None if name.startswith("mtp-") else f"{name}.draft"
 
 
 def _drafts(folder: Path) -> Iterator[tuple[str, str]]:
-    kinds = ("mtp-",)
+    kinds = ("mtp-", "eagle3-")
     for path in sorted(folder.glob("*.npz")):
         name = path.stem
-        if not (name.startswith("mtp-") or any(folder.glob(f"{name}.draft.gguf*"))):
+        is_draft = name.startswith("mtp-") or any(folder.glob(f"{name}.draft.gguf*"))
+        if not is_draft or name.startswith(_PLAIN):
             continue
         why = "" if name.startswith(kinds) else "drafts of this kind are not implemented"
         yield name, why
+
+
+def _plain_drafts(folder: Path) -> Iterator[tuple[str, str]]:
+    for path in sorted(folder.glob(f"{_PLAIN}*.npz")):
+        yield path.stem, ""
 
 
 def _files(folder: Path, kind: str) -> Iterator[tuple[str, str]]:

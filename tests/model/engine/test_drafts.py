@@ -17,8 +17,9 @@ import pytest
 
 from urdir.driver import execute
 from urdir.driver.device import Device
-from urdir.model.engine.draft_logits import logits_with_draft
-from urdir.model.engine.draft_pair import nextn_pair, open_pair
+from urdir.model.blocks.draft_eagle3 import NO_STREAM
+from urdir.model.engine.draft_logits import logits_with_draft, scattered
+from urdir.model.engine.draft_pair import nextn_pair, open_pair, pair_of
 from urdir.model.engine.drafts import Draft
 from urdir.model.engine.realizar import EagerSteps
 from urdir.model.errors import UnsupportedError
@@ -26,7 +27,14 @@ from urdir.model.files.gguf import Gguf
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.verify.conformance import relative_rms
 
-NAMES = ["mtp-qwen35-own", "mtp-deepseek2-bigram", "mtp-mimo2"]
+NAMES = [
+    "mtp-qwen35-own",
+    "mtp-deepseek2-bigram",
+    "mtp-mimo2",
+    "eagle3-own",
+    "eagle3-d2t",
+    "eagle3-shared",
+]
 EXACT_RELATIVE_RMS = 1e-4
 #: Tokens of the emulator's default run; a window of 20 tokens takes all.
 FEW = 5
@@ -71,14 +79,20 @@ OpenPair = Callable[..., Draft]
 
 @pytest.fixture(scope="module")
 def open_draft(
-    device_name: str, reference_file: Callable[[str], Path]
+    device_name: str,
+    reference_file: Callable[[str], Path],
+    parts_of: Callable[[str], tuple[str, str | None]],
 ) -> Iterator[Callable[..., Draft]]:
     """Opens the pair of a name, until the tests of this file are through."""
     with ExitStack() as owners:
 
         def open_one(name: str, **settings: Any) -> Draft:
-            gguf = owners.enter_context(closing(Gguf(reference_file(name))))
-            pair = nextn_pair(gguf)
+            model, own = parts_of(name)
+            gguf = owners.enter_context(closing(Gguf(reference_file(model))))
+            file = None
+            if own is not None:
+                file = owners.enter_context(closing(Gguf(reference_file(own))))
+            pair = pair_of(gguf, file)
             device = owners.enter_context(Device.open(device_name, cache_folder=None))
             wanted = {"context": 64, "kv_dtype": "f32", "exact": True, **settings}
             return owners.enter_context(
@@ -126,9 +140,19 @@ def test_exact_logits_are_llama_cpp_s(pair: Opened) -> None:
     wanted = golden.of_heads("draft_logits")
     compared = count if pair.is_whole else count - lag
     assert relative_rms(logits, golden.arrays["logits"][:count]) <= EXACT_RELATIVE_RMS
+    drafted = by_token(pair.draft, drafted)
     error = finite_relative_rms(drafted[:, :compared], wanted[:, :compared])
     print(f"{golden.name}: {error:.1e}")
     assert error <= EXACT_RELATIVE_RMS
+
+
+def by_token(draft: Draft, rows: Any) -> Any:
+    """Logits (..., n) of a draft as those of the model's tokens."""
+    places = draft.parts.token_map
+    vocab = draft.parts.target.config.vocab_size
+    own = None if places is None else places.download(np.uint32, rows.shape[-1])
+    flat = scattered(rows.reshape(-1, rows.shape[-1]), own, vocab)
+    return flat.reshape(*rows.shape[:-1], vocab)
 
 
 def finite_relative_rms(found: Any, wanted: Any) -> float:
@@ -170,7 +194,8 @@ def test_a_chain_is_llama_cpp_s(pair: Opened) -> None:
             assert draft.propose([(0, len(golden.tokens), first)], count) == [wanted[:count]]
             rows.append(draft.last_logits)
             hidden.append(draft.passed)
-    assert finite_relative_rms(np.stack(rows), golden.arrays["chain_logits"]) <= EXACT_RELATIVE_RMS
+    error = finite_relative_rms(by_token(draft, np.stack(rows)), golden.arrays["chain_logits"])
+    assert error <= EXACT_RELATIVE_RMS
     assert relative_rms(np.stack(hidden), golden.arrays["chain_h"]) <= EXACT_RELATIVE_RMS
 
 
@@ -181,6 +206,9 @@ def test_rounds_of_speculation_are_llama_cpp_s(pair: Opened) -> None:
     draft, traces = pair.draft, pair.golden.traces
     *prompt, last = traces["prompt"]
     rounds = [each for each in traces["rounds"] if "redo" not in each]
+    if NO_STREAM in draft.parts.own.work:
+        # llama.cpp reads memory there that nothing has written: zeros until batches get smaller
+        rounds = [each for each in rounds if len(each["draft"]) == traces["n_max"]]
     if not pair.is_whole:
         rounds = rounds[:MOST]
     with EagerSteps(draft.session) as eager:
