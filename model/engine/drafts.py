@@ -24,6 +24,7 @@ from urdir.model.blocks.draft import (
 from urdir.model.blocks.parts import LayerParts
 from urdir.model.blocks.rows import Rows
 from urdir.model.engine.session import Session
+from urdir.model.errors import ModelError
 from urdir.model.memory.buckets import chunks_of, row_bucket
 from urdir.model.memory.cache_shape import CacheShape
 from urdir.model.memory.draft_memory import DraftRows, DraftRowsShape, draft_workspace_sizes
@@ -170,6 +171,10 @@ class Draft(Owner):
         """Process the tokens from ``start`` to ``end`` with as many hidden states that are given,
         for keys and values alone, in all heads."""
         count = next(c for c in (1, *chunks_of(self.parts.own.exact)) if c >= end - start)
+        if count > max(1, self.shape.chunk):
+            raise ModelError(
+                f"{end - start} tokens at once, a step has room for {self.shape.chunk}"
+            )
         rows = [(sequence, position) for position in range(start, end)]
         at = self._write(rows, count, prompt=count > 1)
         for head in range(self.launches.heads):

@@ -88,12 +88,40 @@ def eagle3(gguf: ModelFile, target: Config) -> Eagle3:
     try:
         found = _described(Reader.of(gguf), target)
         check_tensors(found, gguf)
+        if found.token_map and (of := gguf.tensors[_MAP].type_name) != "I64":
+            raise UnsupportedError(f"tensor '{_MAP}' has type {of}; supported there: I64")
         _check_fit(found, target)
     except (ConfigError, UnsupportedError) as error:
         prefix = f"{gguf.path}: "
         text = str(error)
         raise type(error)(text if text.startswith(prefix) else prefix + text) from None
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """What a draft reads of a model: the streams before ``layers``, of ``hidden`` values. It has
+    ``own_hidden`` values and ``tokens`` of its own (0: those of the model), and takes the
+    ``shared`` tensors of the model."""
+
+    layers: tuple[int, ...]
+    hidden: int
+    own_hidden: int
+    tokens: int
+    shared: tuple[str, ...]
+
+
+def reads_of(gguf: ModelFile) -> Reads:
+    """What the draft in a file reads, of whatever model. Raises ConfigError."""
+    file = Reader.of(gguf)
+    shared = (name for name in ("token_embd", "output") if not file.has(f"{name}.weight"))
+    return Reads(
+        _target_layers(file),
+        file.size("target_hidden_size", file.hidden),
+        file.hidden,
+        _mapped(file) if file.has(_MAP) else 0,
+        tuple(shared),
+    )
 
 
 def read_token_map(gguf: ModelFile, target: Config) -> npt.NDArray[np.uint32]:
@@ -114,8 +142,7 @@ def _described(file: Reader, target: Config) -> Eagle3:
     if file.layer_count() != 1:
         raise UnsupportedError(f"a draft of {file.layer_count()} layers: one is supported")
     norm, hidden = rms_norm(file), file.hidden
-    layers = _target_layers(file)
-    streams = file.size("target_hidden_size", hidden)
+    layers, streams = _target_layers(file), file.size("target_hidden_size", hidden)
     wide = len(layers) * streams
     before_fc = file.optional("norm_before_fc", bool, False)
     description = _layer(file, norm, target)
