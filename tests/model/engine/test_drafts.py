@@ -164,21 +164,28 @@ def finite_relative_rms(found: Any, wanted: Any) -> float:
 
 def process(draft: Draft, eager: EagerSteps, tokens: list[int], rows: int = 7) -> Any:
     """Tokens through both, some rows a step, the last one alone: the model's logits after it."""
-    start, last = 0, len(tokens) - 1
     eager.truncate(0)
-    eager.feed(tokens)
-    draft.begin()
-    if not draft.launches.lag:
-        draft.keep(0, 0, 1)
-    while start < last:
-        end = min(start + rows, last)
-        eager.process(end)
-        draft.take(end - start)
-        draft.keep(0, start + 1, end + 1)
-        start = end
+    process_known(draft, eager, tokens, rows=rows)
     logits = eager.logits()[0]
     draft.take()
     return logits
+
+
+def process_known(
+    draft: Draft, eager: EagerSteps, tokens: list[int], sequence: int = 0, rows: int = 7
+) -> None:
+    """All but the last one of a sequence's tokens, that of the draft included."""
+    start, last = 0, len(tokens) - 1
+    eager.feed(tokens, sequence)
+    draft.begin(sequence)
+    if not draft.launches.lag:
+        draft.keep(sequence, 0, 1)
+    while start < last:
+        end = min(start + rows, last)
+        eager.process(end, sequence)
+        draft.take(end - start)
+        draft.keep(sequence, start + 1, end + 1)
+        start = end
 
 
 @of_each
@@ -259,6 +266,32 @@ def test_a_replayed_graph_drafts_the_same_tokens(pair: Opened) -> None:
             assert draft.read_drafts(1, len(wanted)) == eager_drafts
     np.testing.assert_array_equal(draft.passed, hidden)
     np.testing.assert_array_equal(draft.last_logits, logits)
+
+
+@of_each
+@pytest.mark.turns(2, which=1)
+@pytest.mark.slow
+def test_sequences_draft_together_as_each_alone(
+    pair: Opened, open_draft: Callable[..., Draft]
+) -> None:
+    """Texts of different lengths, in pages, and a place that is idle."""
+    tokens, count = pair.golden.tokens, min(3, pair.draft.shape.most)
+    texts = [tokens[:9], tokens[4:11], tokens[2:6]]
+    alone, firsts = [], []
+    with EagerSteps(pair.draft.session) as eager:
+        for text in texts:
+            firsts.append(int(np.argmax(process(pair.draft, eager, text))))
+            alone += pair.draft.propose([(0, len(text), firsts[-1])], count)
+    draft = open_draft(pair.golden.name, sequences=3, page_len=16)
+    with EagerSteps(draft.session) as eager:
+        for sequence, text in enumerate(texts):
+            process_known(draft, eager, text, sequence)
+        logits = eager.logits(range(3))
+        draft.take(3)
+        assert [int(token) for token in np.argmax(logits, axis=1)] == firsts
+        places = [(s, len(text), firsts[s]) for s, text in enumerate(texts)]
+        assert draft.propose(places, count) == alone
+        assert draft.propose(places[:2], count) == alone[:2]
 
 
 @of_each
