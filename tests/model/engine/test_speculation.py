@@ -46,7 +46,7 @@ def weights(device: Device, random_model: Callable[..., Any]) -> Iterator[Weight
     """Of a layer: a token depends most on the one before, so text repeats itself now and then."""
     model = random_model(Shape("llama", 1, 64, 4, 2, 32, 64, VOCABULARY, False), seed=1)
     model.tensors["blk.0.attn_output.weight"].data.view(np.float32)[:] *= np.float32(0.3)
-    with Weights.load(model, Config.from_gguf(model), device) as loaded:
+    with Weights.load(model, Config.of(model), device) as loaded:
         yield loaded
 
 
@@ -319,7 +319,7 @@ def test_bad_settings_are_refused(fields: dict[str, Any], message: str) -> None:
 
 def test_a_recurrent_model_takes_no_drafts(device: Device, reference_file: Any) -> None:
     with Gguf(reference_file("mamba-dense")) as gguf:
-        config = Config.from_gguf(gguf)
+        config = Config.of(gguf)
         with (
             Weights.load(gguf, config, device) as loaded,
             pytest.raises(UnsupportedError, match="the model has recurrent layers"),
