@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from urdir.model.engine.draft_pair import Pair
     from urdir.model.files.model_file import ModelFile
-    from urdir.ptxgen.kernels.attention.kv_types import KvDtype, SessionSettings
+    from urdir.model.memory.session_settings import SessionSettings
+    from urdir.ptxgen.kernels.attention.kv_types import KvDtype
 
     Rows = npt.NDArray[np.float32]
 
