@@ -7,13 +7,13 @@ from collections.abc import Generator
 from urdir.driver.parallel import completed
 from urdir.driver.plan import Plan
 from urdir.model.engine.batch import Output, StepShape
+from urdir.model.engine.speculation.launches import append_acceptance, append_placed_rows
 from urdir.model.layers.builder import StepOps
 from urdir.model.layers.ends import embedding, head
 from urdir.model.layers.model import layers
 from urdir.model.lower.parts import StepParts
 from urdir.model.lower.rows import OutputRows, Rows
 from urdir.model.lower.step import lowering
-from urdir.model.memory.device_state import MAILBOX_SLOTS
 from urdir.ptxgen.kernels.adjust_logits import AdjustLogits
 from urdir.ptxgen.kernels.advance import Advance
 from urdir.ptxgen.kernels.argmax import Argmax
@@ -30,6 +30,7 @@ def building(parts: StepParts, shape: StepShape) -> Generator[None, None, Plan]:
     """`build_plan` in small pieces, one a layer: the plan is what the generator returns."""
     steps = "step" if shape.steps == 1 else f"steps x {shape.steps}"
     plan = Plan(f"{shape.kind} {steps}, {shape.rows} rows, {shape.keys} keys")
+    append_placed_rows(plan, parts, shape)
     rows, outputs = rows_of(parts, shape)
     wanted = shape.output is not Output.NONE
     step = StepOps(parts.config, rows.count)
@@ -48,7 +49,7 @@ def building(parts: StepParts, shape: StepShape) -> Generator[None, None, Plan]:
 def rows_of(parts: StepParts, shape: StepShape) -> tuple[Rows, OutputRows | None]:
     """The rows of a step; and those whose results are wanted, where it has prompts."""
     prompts = (shape.prompt, shape.segments, shape.begins, shape.walk)
-    rows = Rows.of(parts.state, shape.rows, shape.keys, *prompts)
+    rows = Rows.of(parts.state, shape.rows, shape.keys, *prompts, drafts=shape.drafts > 0)
     if not shape.prompt:
         return rows, None
     return rows, OutputRows.of(parts.state, shape.outputs, rows.keys)
@@ -82,7 +83,7 @@ def _append_choice(plan: Plan, parts: StepParts, rows: Rows, output: Output) -> 
         plan.launch(Sample(*shape), "sample", logits=work["logits"], **chosen)
         if output is Output.LOGPROBS:
             plan.launch(
-                TokenLogprobs(*shape, slots=MAILBOX_SLOTS),
+                TokenLogprobs(*shape, slots=state.slots),
                 "logprobs",
                 logits=work["raw logits"],
                 logprobs=state.logprobs,
@@ -93,6 +94,9 @@ def _append_choice(plan: Plan, parts: StepParts, rows: Rows, output: Output) -> 
 
 def _append_advance(plan: Plan, parts: StepParts, rows: Rows, output: Output) -> None:
     state = parts.state
+    if rows.drafts:
+        append_acceptance(plan, parts, rows.count, output)
+        return
     if output is Output.LOGITS:
         kernel = Advance(state.max_len, rows.count, state.sequences, sampling=False)
         plan.launch(kernel, "advance", position=rows.position)
@@ -100,7 +104,7 @@ def _append_advance(plan: Plan, parts: StepParts, rows: Rows, output: Output) ->
     slices = Argmax(n=parts.config.vocab_size).slices if output is Output.GREEDY else 0
     ranks = {"ranks": parts.work["ranks"]} if slices else {}
     plan.launch(
-        Advance(state.max_len, rows.count, state.sequences, slots=MAILBOX_SLOTS, slices=slices),
+        Advance(state.max_len, rows.count, state.sequences, slots=state.slots, slices=slices),
         "advance",
         tokens=state["tokens"],
         known=state["known"],

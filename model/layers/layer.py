@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from urdir.model.families.attention import Attention, Latent
+from urdir.model.families.attention import Attention
 from urdir.model.families.feed_forward import Dense, Mixture
 from urdir.model.families.layers import Block, Branch, LayerConfig, LayerEmbedding
 from urdir.model.families.recurrent import (
@@ -143,23 +143,39 @@ def _add_branch(at: LayerOps, branch: Branch, x: Tensor, start: Tensor, scale: f
 def _network(at: LayerOps, branch: Branch, x: Tensor, start: Tensor, scale: float) -> Tensor:
     """scale * the network of the norm of x."""
     network = branch.network
-    match network:
-        case Attention(latent=Latent()):
-            x = at.norm("attn_norm", x, branch.norm)
-            return latent_attention(at, network, x, scale)
-        case Attention():
-            return attention(at, network, at.norm("attn_norm", x, branch.norm), scale)
-        case Dense():
-            return dense(at, network, at.norm("ffn_norm", x, branch.norm), scale)
-        case Linear():
-            return linear(at, network, at.norm("ffn_norm", x, branch.norm), scale)
-        case Activation():
-            return activation(at, network, at.norm("ffn_norm", x, branch.norm), scale)
-        case Mixture():
-            return mixture(at, network, x, branch.norm, start, scale)
-        case Lightning():
-            return lightning(at, network, x, branch.norm, scale)
+    if isinstance(network, Mixture):
+        return mixture(at, network, x, branch.norm, start, scale)
+    if isinstance(network, Lightning):
+        return lightning(at, network, x, branch.norm, scale)
+    if isinstance(network, Dense | Linear | Activation):
+        return _feed_forward(at, network, at.norm("ffn_norm", x, branch.norm), scale)
     x = at.norm("attn_norm", x, branch.norm)
+    if not isinstance(network, Attention):
+        return _state_mixer(at, network, x, scale)
+    made = attention if network.latent is None else latent_attention
+    return made(at, network, x, scale)
+
+
+def _feed_forward(
+    at: LayerOps, network: Dense | Linear | Activation, x: Tensor, scale: float
+) -> Tensor:
+    """scale * a network of each row by itself."""
+    match network:
+        case Dense():
+            return dense(at, network, x, scale)
+        case Linear():
+            return linear(at, network, x, scale)
+        case Activation():
+            return activation(at, network, x, scale)
+
+
+def _state_mixer(
+    at: LayerOps,
+    network: ShortConv | Recurrence | KimiDelta | Selective,
+    x: Tensor,
+    scale: float,
+) -> Tensor:
+    """scale * a mixer that keeps a state, of x."""
     match network:
         case ShortConv():
             return short_conv(at, network, x, scale)

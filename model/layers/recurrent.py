@@ -12,7 +12,7 @@ from urdir.model.families.recurrent import (
     Recurrent,
     ShortConv,
 )
-from urdir.model.families.stored import Linear, Normalization, StoredVector
+from urdir.model.families.stored import Linear, Normalization
 from urdir.model.graph.ops import Activate, Gate
 from urdir.model.graph.recurrent import Convolve, GatedNorm, Recur
 from urdir.model.graph.tensor import Tensor
@@ -80,9 +80,7 @@ def kimi_delta(at: LayerOps, mixer: KimiDelta, x: Tensor, scale: float) -> Tenso
     inputs |= {name: made[name] for name in ("alpha", "beta")}
     width = mixer.heads * mixer.dim
     y = recur(at, "ssm_scan", mixer, inputs, Tensor("heads", x.rows, width))
-    weight, eps = mixer.norm.weight, mixer.norm.norm.eps
-    assert weight is not None
-    y = gated_norm(at, "ssm_norm", y, made[GATE], weight, weight.size, eps, SIGMOID)
+    y = gated_norm(at, "ssm_norm", y, made[GATE], mixer.norm, SIGMOID)
     return at.finish("ssm_out", y, mixer.o, scale)
 
 
@@ -99,9 +97,7 @@ def lightning(
     inputs = {f"{name}_heads": y for name, y in made.items()}
     width = mixer.heads * mixer.dim
     y = recur(at, "attention", mixer, inputs, Tensor("heads", x.rows, width))
-    weight, eps = mixer.norm.weight, mixer.norm.norm.eps
-    assert weight is not None
-    y = gated_norm(at, "attn_norm_2", y, gate, weight, width, eps, SIGMOID)
+    y = gated_norm(at, "attn_norm_2", y, gate, mixer.norm, SIGMOID)
     return at.finish("attn_output", y, mixer.o, scale)
 
 
@@ -137,15 +133,16 @@ def gated_norm(
     label: str,
     x: Tensor,
     gate: Tensor,
-    weight: StoredVector,
-    cols: int,
-    eps: float,
+    of: Normalization,
     f: Activation,
+    *,
     gates_first: bool = False,
 ) -> Tensor:
-    """norm(x) * f(gate)."""
-    y = Tensor(x.name, x.rows, x.width)
-    return at.graph.add(GatedNorm(at.name(label), y, x, gate, weight, cols, eps, f, gates_first))
+    """norm(x) * f(gate), of every so many values as a vector of the norm's weights has."""
+    assert of.weight is not None
+    y, cols = Tensor(x.name, x.rows, x.width), of.weight.shape[-1]
+    given = x, gate, of.weight, cols, of.norm.eps, f, gates_first
+    return at.graph.add(GatedNorm(at.name(label), y, *given))
 
 
 def gated_by_silu(at: LayerOps, x: Tensor, gate: Tensor) -> Tensor:
@@ -158,7 +155,4 @@ def _gated(at: LayerOps, mixer: Recurrence, y: Tensor, gate: Tensor) -> Tensor:
     """norm(y) * silu(gate), or norm(y * silu(gate))."""
     if mixer.norm is None:
         return gated_by_silu(at, y, gate)
-    weight, eps = mixer.norm.weight, mixer.norm.norm.eps
-    assert weight is not None
-    cols = weight.shape[-1]
-    return gated_norm(at, "ssm_norm", y, gate, weight, cols, eps, SILU, mixer.gates_first)
+    return gated_norm(at, "ssm_norm", y, gate, mixer.norm, SILU, gates_first=mixer.gates_first)

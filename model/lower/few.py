@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from urdir.model.graph.ops import AllReduce, Gate, Norm, Op, Product
-from urdir.model.graph.recurrent import Convolve, GatedNorm
+from urdir.model.graph.recurrent import Convolve
 from urdir.model.graph.tensor import Tensor
 from urdir.model.lower.arguments import given
 from urdir.model.lower.chain import Chain
 from urdir.model.lower.lowering import Begun, Lowering
 from urdir.model.lower.requests import request_of, takes_few_normed
 from urdir.model.lower.states import StateStep, convolution, scan
+from urdir.model.lower.vectors import Vectors, after, gate_of, rows_of, with_norm
 from urdir.model.memory.exchange import RankExchange
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
-from urdir.ptxgen.kernels.activation import Activation
-from urdir.ptxgen.kernels.linear import gate as gates
 from urdir.ptxgen.kernels.linear.choice import LinearRequest, choose_linear
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH, LinearSpec
 
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
 #: Products of the norm of the stream that take few rows packed: tensors of attention's queries and
 #: of feed-forward networks, for which that was measured (`choice.PACKED_NORMS_FROM`).
 _TAKE_PACKED = ("q", "gate", "activated")
-#: What a product takes its vectors through: f(gate) * x, without limits.
-_GATES = frozenset(Activation(kind) for kind in ("sigmoid", "softplus", "silu"))
 
 
 def limits_allow(
@@ -40,7 +37,7 @@ def limits_allow(
     """Whether a launch takes what comes before and after the products."""
     if chain.sum is not None:
         alone = chain.rows == 1 and _ends_with(at, chain)
-        if not alone or not _with_norm(at, chain, _after(at, chain, request)).fits_gemv:
+        if not alone or not with_norm(chain, after(at, chain, request)).fits_gemv:
             return False
         if isinstance(chain.sum.addend, AllReduce) and chain.sum.addend.x not in at.sent:
             return False
@@ -63,7 +60,7 @@ def goes_on(at: Lowering, chain: Chain, request: LinearRequest) -> bool:
         return False  # which takes more than a product
     then = _step(at, chain).following(at)
     return (
-        then is not None and _Vectors(at, chain, None).asked(replace(request, then=then)).continues
+        then is not None and Vectors(at, chain, None).asked(replace(request, then=then)).continues
     )
 
 
@@ -71,15 +68,6 @@ def _step(at: Lowering, chain: Chain) -> StateStep:
     """What goes on with the first product."""
     assert chain.then is not None
     return convolution(at, chain.then) if isinstance(chain.then, Convolve) else scan(at, chain.then)
-
-
-def gate_of(op: Gate | GatedNorm) -> gates.Gate | None:
-    """The gate that a product takes its vectors through; None for one that it does not take."""
-    if isinstance(op, Gate):
-        return gates.Gate(op.f) if op.group == 1 and op.f in _GATES else None
-    if op.sets == 1 and not op.gates_first and gates.Gate.serves(op.cols):
-        return gates.Gate(op.f, op.cols, op.eps)
-    return None
 
 
 def append_few(
@@ -102,121 +90,60 @@ def append_few(
     step = None if chain.then is None else _step(at, chain)
     if step is not None:
         request = replace(request, then=step.following(at))
-    source = _Vectors(at, chain, normed)
+    source, results = Vectors(at, chain, normed), _Results(at, chain, matrices)
     firsts = range(0, chain.rows, MAX_BATCH)
     for first in firsts:
         count = min(MAX_BATCH, chain.rows - first)
         kernel = choose_linear(source.asked(replace(request, batch=count)))
-        launch: Arguments = {}
-        for number, matrix in enumerate(matrices):
+        launch = results.products(kernel, first) | results.epilogue(kernel, first)
+        launch |= {} if step is None else step.launch(at)
+        launch |= {} if exchange is None else exchange.arguments_of(kernel)
+        launch |= {} if begins is None else results.begun(kernel, begins)
+        if kernel.packs and not kernel.summarises:
+            at.packed[chain.y] = at.place(chain.y)
+        suffix = f" rows {first}" if len(firsts) > 1 else ""
+        at.launch(kernel, chain.label + suffix, **launch, **source.arguments(kernel, first))
+
+
+@dataclass(frozen=True, slots=True)
+class _Results:
+    """The arguments of a launch but for the vectors: matrices, products, and what follows."""
+
+    at: Lowering
+    chain: Chain
+    matrices: Sequence[Matrix]
+
+    def products(self, kernel: LinearSpec, first: int) -> Arguments:
+        """Matrices with their biases, and where the products of the vectors from ``first`` on
+        go."""
+        chain, launch = self.chain, dict[str, "Slice | PinnedBuffer"]()
+        for number, matrix in enumerate(self.matrices):
             tag = str(number or "")
             if chain.pair is not None and number:
                 launch |= given(up=matrix.data, up_bias=matrix.bias)
                 continue
             launch |= given(**{f"weights{tag}": matrix.data, f"bias{tag}": matrix.bias})
-            launch[f"y{tag}"] = _result(at, kernel, chain.results[number], first, number)
+            launch[f"y{tag}"] = _result(self.at, kernel, chain.results[number], first, number)
+        return launch
+
+    def epilogue(self, kernel: LinearSpec, first: int) -> Arguments:
+        """The residual, and the number that is multiplied with."""
+        at, chain, launch = self.at, self.chain, dict[str, "Slice | PinnedBuffer"]()
         if chain.residual is not None:
             residual = at.place(chain.residual.a)
-            launch["residual"] = rows_of(residual, first, count, matrices[0].rows)
+            launch["residual"] = rows_of(residual, first, kernel.batch, self.matrices[0].rows)
         if chain.gain is not None:
             launch["gain"] = at.place(chain.gain.gate)
-        if step is not None:
-            launch |= step.launch(at)
-        if exchange is not None:
-            launch |= exchange.arguments_of(kernel)
-        if begins is not None and kernel.summarises:
-            begun = Begun(begins, at.work["scaled"], at.work["summary"], bool(kernel.packs))
-            at.begun = {chain.y: begun}  # the buffers are those of one norm
-            launch |= given(next_norm=begins.weight, scaled=begun.scaled, y_summary=begun.summary)
-        elif kernel.packs:
-            at.packed[chain.y] = at.place(chain.y)
-        launch |= source.arguments(kernel, first)
-        suffix = f" rows {first}" if len(firsts) > 1 else ""
-        at.launch(kernel, chain.label + suffix, **launch)
+        return launch
 
-
-class _Vectors:
-    """What the launches of a chain multiply: fields of the request, and arguments."""
-
-    def __init__(self, at: Lowering, chain: Chain, normed: Slice | None) -> None:
-        self._at, self._chain, self._normed = at, chain, normed
-        self._norm: NormLayer | None = None
-        self._begun: Begun | None = None
-        if chain.norm is not None and normed is None:
-            if at.completed == (chain.x, chain.norm.of):
-                self._normed = at.work["normed"]
-            else:
-                self._norm = at.norm(chain.norm.of)
-                begun = at.begun.get(chain.x)
-                self._begun = begun if begun is not None and begun.norm == self._norm else None
-
-    def asked(self, request: LinearRequest) -> LinearRequest:
-        """The request, with the vectors as they are."""
-        chain = self._chain
-        if chain.gate is not None:
-            request = replace(request, gate=gate_of(chain.gate))
-        if chain.sum is not None:
-            request = _after(self._at, chain, request)
-        if self._norm is None:
-            packed = chain.norm is None and chain.x in self._at.packed
-            return replace(request, packed=packed)
-        if self._begun is not None:
-            packed = self._begun.packed
-            begun = replace(request, norm=self._norm.norm, summarised=True, packed=packed)
-            if begun.takes_packed or not packed:
-                return begun
-        return replace(request, norm=self._norm.norm)
-
-    def arguments(self, kernel: LinearSpec, first: int) -> Arguments:
-        """The arguments of a launch for the vectors from ``first`` on."""
-        at, chain = self._at, self._chain
-        if kernel.summarised and self._begun is not None:
-            return {"x": self._begun.scaled, "x_summary": self._begun.summary}
-        norm = self._norm
-        weights = {} if norm is None else given(norm=norm.weight, norm_bias=norm.bias)
-        if chain.sum is not None:
-            return {**_sum_arguments(at, chain), **weights}
-        x = at.place(_gated(chain)) if self._normed is None else self._normed
-        if kernel.packed:
-            return {"x": x.slice(0, kernel.nbytes(kernel.param("x")))}
-        return {
-            "x": rows_of(x, first, kernel.batch, kernel.cols),
-            **_gate_arguments(at, chain),
-            **weights,
-        }
-
-
-def _with_norm(at: Lowering, chain: Chain, request: LinearRequest) -> LinearRequest:
-    return request if chain.norm is None else replace(request, norm=chain.norm.of.norm)
-
-
-def _after(at: Lowering, chain: Chain, request: LinearRequest) -> LinearRequest:
-    """The request of a launch that makes the sum before its products."""
-    assert chain.sum is not None
-    addend, exchange = chain.sum.addend, at.parts.exchange
-    if isinstance(addend, Norm):
-        after = addend.of.norm
-        return replace(request, after=after, stream_scaled=chain.sum.factor is not None)
-    assert exchange is not None
-    return replace(request, after=exchange.takes, stream_scaled=chain.sum.factor is not None)
-
-
-def _sum_arguments(at: Lowering, chain: Chain) -> Arguments:
-    of, exchange = chain.sum, at.parts.exchange
-    assert of is not None
-    scale = None if of.factor is None else at.vector(of.factor.factor)
-    vectors = {
-        "x": at.place(of.addend.x),
-        "before": at.place(of.add.a),
-        "stream": at.place(of.y),
-    }
-    if isinstance(of.addend, Norm):
-        norm = at.norm(of.addend.of)
-        more = given(post_norm=norm.weight, post_norm_bias=norm.bias)
-        return {**vectors, **more, **given(stream_scale=scale)}
-    assert exchange is not None
-    words = {param.name: exchange.arguments[param.name] for param in exchange.takes.params}
-    return {**vectors, **words, **given(stream_scale=scale)}
+    def begun(self, kernel: LinearSpec, norm: NormLayer) -> Arguments:
+        """The norm that follows, where the launch begins it."""
+        if not kernel.summarises:
+            return {}
+        at = self.at
+        begun = Begun(norm, at.work["scaled"], at.work["summary"], bool(kernel.packs))
+        at.begun = {self.chain.y: begun}  # the buffers are those of one norm
+        return {**given(next_norm=norm.weight, scaled=begun.scaled, y_summary=begun.summary)}
 
 
 def _ends_with(at: Lowering, chain: Chain) -> bool:
@@ -227,22 +154,6 @@ def _ends_with(at: Lowering, chain: Chain) -> bool:
     if chain.norm is not None:
         own.add(chain.norm)
     return all(op in own or op.word == "add" for op in at.readers(chain.x))
-
-
-def _gated(chain: Chain) -> Tensor:
-    """What the products read, before the gate."""
-    if chain.gate is None:
-        return chain.x
-    return chain.gate.x
-
-
-def _gate_arguments(at: Lowering, chain: Chain) -> Arguments:
-    if chain.gate is None:
-        return {}
-    arguments: Arguments = {"x_gate": at.place(chain.gate.gate)}
-    if isinstance(chain.gate, GatedNorm):
-        arguments["head_norm"] = at.vector(chain.gate.weight)
-    return arguments
 
 
 def _sends(
@@ -292,8 +203,3 @@ def _result(at: Lowering, kernel: LinearSpec, y: Tensor, first: int, number: int
     if kernel.packs and not kernel.summarises:
         return place.slice(0, kernel.nbytes(kernel.param("y")))
     return rows_of(place, first, kernel.batch, kernel.parts[number].rows)
-
-
-def rows_of(matrix: Slice, first: int, count: int, width: int) -> Slice:
-    """Some rows of a (rows, width) f32 buffer."""
-    return matrix.slice(4 * first * width, 4 * count * width)

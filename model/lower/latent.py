@@ -168,7 +168,8 @@ def _absorbed(at: Lowering, of: AttendLatent, rows: Rows, in_parts: bool) -> Lay
 
 def _in_parts(at: Lowering, of: AttendLatent, rows: Rows | None = None) -> bool:
     """Whether attention itself puts the heads of a latent vector together."""
-    return not (rows or at.rows).prompt and at.parts.cache.layout(of.layer).values_in_keys
+    layout = at.parts.cache.layout(of.layer)
+    return not (rows or at.rows).attend_to_each_other and layout.values_in_keys
 
 
 def _token(mixer: Attention) -> OwnToken:

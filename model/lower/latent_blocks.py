@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 from urdir.model.families.attention import Attention
 from urdir.model.graph.latent import AttendLatent
 from urdir.model.lower.attend import LayerAttention, append_keys_alone, append_tokens
-from urdir.model.lower.few import rows_of
 from urdir.model.lower.latent_heads import append_whole_queries
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.packed import append_packed_heads
 from urdir.model.lower.requests import packs
 from urdir.model.lower.rows import RowsWalk
+from urdir.model.lower.vectors import rows_of
 from urdir.model.memory.workspace import (
     WRITTEN_KEYS,
     WRITTEN_PARTIAL,

@@ -9,10 +9,10 @@ from urdir.model.graph.ops import Norm, Product
 from urdir.model.graph.tensor import Tensor
 from urdir.model.lower.chain import Chain
 from urdir.model.lower.experts.per_row import PerRow
-from urdir.model.lower.few import rows_of
 from urdir.model.lower.linear import lower_together
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.stream import append_norm
+from urdir.model.lower.vectors import rows_of
 from urdir.ptxgen.kernels.join import Join
 
 if TYPE_CHECKING:

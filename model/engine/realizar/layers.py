@@ -26,7 +26,7 @@ from urdir.model.lower.parts import LayerParts
 from urdir.model.lower.step import lower
 from urdir.model.memory.weights import Weights
 from urdir.model.memory.workspace import open_workspace, workspace_sizes
-from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
+from urdir.ptxgen.kernels.attention.kv_types import KvDtype
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device

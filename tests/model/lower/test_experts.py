@@ -75,14 +75,13 @@ class ExpertsBench(Workbench):
         y: Tensor,
         *,
         activation: Activation,
-        norm: Any = None,
-        adds: bool = True,
-        weigh_input: bool = False,
+        **more: Any,
     ) -> None:
         """Append a router, and the experts (gate, up, down) that it chooses; y is x plus their sum
         where it ``adds`` that."""
         gate, up, down = matrices
-        read = x
+        read, norm, adds = x, more.get("norm"), more.get("adds", True)
+        weigh_input = more.get("weigh_input", False)
         if norm is not None:
             read = self.add(Normed, "norm", Tensor("normed", self.rows, HIDDEN), x, norm)
         routing = Tensor("routing", self.rows, router.experts)
