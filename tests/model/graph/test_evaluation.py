@@ -28,7 +28,7 @@ def test_logits_of_the_graph_are_those_of_the_description(
     path = tmp_path / "model.gguf"
     path.write_bytes(lzma.decompress((FAMILIES / f"{name}.gguf.xz").read_bytes()))
     with Gguf(path) as file:
-        config = Config.from_gguf(file).at_context(64)
+        config = Config.of(file).at_context(64)
         reference = reference_model(file, config, 64)
         for outputs in (None, 1):
             step = StepOps(config, len(TOKENS))
