@@ -39,15 +39,15 @@ class Attend(Op):
     shares_cache_of: int | None = None
 
     def __post_init__(self) -> None:
-        self._check(self.q.width % self.heads == 0, f"not {self.heads} heads of queries")
+        self._check(self.q.width % self.heads == 0, f"not {self.heads} query heads")
         self._check((self.k is None) == (self.v is None), "keys go with values")
         if self.k is not None:
             same = self.k.width // self.kv_heads == self.key_dim
-            self._check(same, "heads of queries and keys differ")
+            self._check(same, "query heads and key heads differ")
 
     @property
     def key_dim(self) -> int:
-        """Values of a head of queries."""
+        """Values of a query head."""
         return self.q.width // self.heads
 
     def evaluate(self, at: Evaluation, *x: Floats) -> Floats:

@@ -15,11 +15,13 @@ from urdir.model.graph.tensor import Tensor
 class Graph:
     """Operations, each of which reads ``inputs`` or results of operations before it.
 
-    ``starts`` are the numbers of the first operations of layers.
+    ``reads`` are the tensors that each reads; ``starts`` are the numbers of the first operations of
+    layers.
     """
 
     inputs: list[Tensor] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
+    reads: list[tuple[Tensor, ...]] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     _made: set[Tensor] = field(default_factory=set)
 
@@ -32,7 +34,8 @@ class Graph:
     def add(self, op: Op) -> Tensor:
         """Append an operation; returns its result. Raises ModelError for an input that no operation
         has made, and for a result that exists."""
-        for tensor in op.reads:
+        reads = op.reads
+        for tensor in reads:
             if tensor not in self._made:
                 raise ModelError(f"{op.label}: {tensor} is read before it is made")
         for tensor in op.makes:
@@ -40,6 +43,7 @@ class Graph:
                 raise ModelError(f"{op.label}: {tensor} is made twice")
             self._made.add(tensor)
         self.ops.append(op)
+        self.reads.append(reads)
         return op.y
 
     def begin_layer(self) -> None:

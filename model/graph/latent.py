@@ -33,7 +33,7 @@ class AttendLatent(Op):
 
     def __post_init__(self) -> None:
         heads = self.mixer.heads
-        self._check(self.q.width % heads == 0, f"not {heads} heads of queries")
+        self._check(self.q.width % heads == 0, f"not {heads} query heads")
         self._check(self.latent.width == self.mixer.value_dim, "the latent vector differs")
 
     @property

@@ -23,7 +23,7 @@ from urdir.ptxgen.kernels.activation import Activation
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Op:
-    """Base: an operation with one result ``y``. Its other fields of type `Tensor` are read."""
+    """Base: an operation with one result ``y``. Its other fields with tensors are what it reads."""
 
     #: The word by which rules name the kind.
     word: ClassVar[str] = ""
@@ -34,7 +34,7 @@ class Op:
     @property
     def reads(self) -> tuple[Tensor, ...]:
         """The tensors that it is computed from."""
-        return tuple(t for t in self._tensors() if t is not self.y)
+        return tuple(self._tensors())
 
     @property
     def makes(self) -> tuple[Tensor, ...]:
@@ -56,7 +56,7 @@ class Op:
     @classmethod
     @cache
     def _names(cls) -> tuple[str, ...]:
-        return tuple(field.name for field in fields(cls) if field.name != "label")
+        return tuple(of.name for of in fields(cls) if "Tensor" in str(of.type) and of.name != "y")
 
     def _check(self, holds: bool, what: str) -> None:
         if not holds:
@@ -147,7 +147,7 @@ class Product(Op):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Activate(Op):
-    """y = f(x), divided by ``divisors`` (width,) where there are any (MPT)."""
+    """y = f(x), divided by ``divisors`` (width,) if these are given (MPT)."""
 
     word = "activate"
     x: Tensor

@@ -61,7 +61,7 @@ class LayerOps:
         return f"blk.{self.index + (stage.first if stage else 0)}.{of}"
 
     def norm(self, label: str, x: Tensor, of: Normalization | None, name: str = "normed") -> Tensor:
-        """The norm of x; x itself where there is no norm."""
+        """The norm of x; x itself without a norm."""
         if of is None:
             return x
         y = Tensor(name, x.rows, x.width)

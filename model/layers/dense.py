@@ -1,4 +1,4 @@
-"""Feed-forward networks of a layer as operations, but for mixtures."""
+"""Feed-forward networks of a layer as operations; mixtures are in `moe`."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def dense(
 
 
 def linear(at: LayerOps, network: Linear, x: Tensor, scale: float) -> Tensor:
-    """A matrix in the place of a network (Deci)."""
+    """A matrix as a network (Deci)."""
     return at.finish("linear", x, network, scale)
 
 
 def activation(at: LayerOps, f: Activation, x: Tensor, scale: float) -> Tensor:
-    """An activation in the place of a network (Refact and ERNIE, as llama.cpp runs them)."""
+    """An activation as a network (Refact and ERNIE, as llama.cpp runs them)."""
     y = Tensor(BRANCH, x.rows, x.width)
     made = at.graph.add(Activate(at.name("ffn_activation"), y, x, f))
     return at.scale("sum", made, scale)

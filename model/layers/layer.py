@@ -81,7 +81,7 @@ def has_end(layer: LayerConfig) -> bool:
 
 
 def recalled(at: LayerOps, label: str, block_norm: object, x: Tensor) -> Tensor:
-    """The sum of the stream x and of the banked ones; x itself where there are none."""
+    """The sum of the stream x and of the banked ones; x itself if none are banked."""
     from urdir.model.families.stored import Normalization
 
     if not isinstance(block_norm, Normalization) or not at.step.banked:

@@ -26,7 +26,7 @@ def mixture(
     which some routers read.
     """
     route, latent = network.router, network.latent
-    # a weight within the network is no factor of its result
+    # a weight inside the network does not multiply its result
     assert not (network.weigh_input and scale != 1.0)
     weighted = 1.0 if network.weigh_input or latent else scale
 

@@ -9,5 +9,5 @@ if TYPE_CHECKING:
 
 
 def given(**arguments: Slice | None) -> dict[str, Slice]:
-    """Those that are there."""
+    """The arguments that are not None."""
     return {name: value for name, value in arguments.items() if value is not None}

@@ -3,7 +3,7 @@ sequence.
 
 A layer calls ``incremental_attention_into``. When the plan is built, the kernel is chosen from the
 shape, the length bucket and the device (``ptxgen.kernels.attention.choice``). In a decode step that
-kernel prepares and appends the rows' own tokens itself; the rows of a prompt, which attend to each
+kernel prepares and appends the rows' new tokens itself; the rows of a prompt, which attend to each
 other, are appended before.
 """
 

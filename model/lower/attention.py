@@ -1,4 +1,4 @@
-"""Rules for attention: what is done to the heads of queries, keys and values, and the softmax."""
+"""Rules for attention: norms and rotation of query and key heads, and the attention after them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Prepared:
 
     @property
     def token(self) -> OwnToken | None:
-        """What attention itself does to the heads of a row's own token; None where it cannot:
+        """What attention itself does to the heads of a row's new token; None if it cannot:
         LayerNorms, norms whose heads have weights of their own, and norms after a rotation that
         changes lengths are launches of their own. A norm without weights commutes with others."""
         attend = self.attend

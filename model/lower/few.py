@@ -107,7 +107,7 @@ def append_few(
 
 @dataclass(frozen=True, slots=True)
 class _Results:
-    """The arguments of a launch but for the vectors: matrices, products, and what follows."""
+    """The arguments of a launch beside the vectors: matrices, products, and what follows."""
 
     at: Lowering
     chain: Chain

@@ -173,7 +173,7 @@ def _in_parts(at: Lowering, of: AttendLatent, rows: Rows | None = None) -> bool:
 
 
 def _token(mixer: Attention) -> OwnToken:
-    """What attention does to the heads of a row's own token."""
+    """What attention does to the heads of a row's new token."""
     assert mixer.qk_norm is None
     rope = None if mixer.rope is None else mixer.rope.rotation
     return OwnToken(rope=rope, v_norm=mixer.v_norm, temperature=mixer.temperature)

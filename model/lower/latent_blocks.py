@@ -1,7 +1,7 @@
-"""Prompts by a latent vector: the cached vectors are written out as keys and values of heads, a
+"""Prompts by a latent vector, chunked: cached latents are expanded to keys and values of heads, a
 block of tokens after another (`memory.walk`), and the rows attend to each block.
 
-That takes (`Attention.written_out`) a quarter of the work of attention to the vectors themselves,
+That takes (`Attention.written_out`) a quarter of the work of attention to the latents themselves,
 and memory for one block, whatever the sequences' lengths.
 """
 

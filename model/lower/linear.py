@@ -66,7 +66,7 @@ def _lower_apart(at: Lowering, chain: Chain, matrices: list[Matrix]) -> bool:
     """Floats apart from quantised weights, beside which they would keep the activations of all in
     f32."""
     if chain.sum or chain.gate or chain.pair or chain.residual:
-        return False  # of two launches neither can make x on its way
+        return False  # the sum, gate or result would belong to both launches
     groups = [
         (suffix, [i for i, matrix in enumerate(matrices) if matrix.format.is_float == is_float])
         for suffix, is_float in (("", False), (".floats", True))

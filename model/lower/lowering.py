@@ -56,7 +56,7 @@ class Lowering:
     ) -> None:
         self.plan, self.parts, self.rows, self.outputs = plan, parts, rows, outputs
         self.limits, self.exact = device_limits(parts.device), parts.exact
-        self.ops = graph.ops
+        self.ops, self.reads = graph.ops, graph.reads
         self.position = self.end = 0
         self.starts = graph.starts
         self._places = Places(graph, parts.work, fixed or {})

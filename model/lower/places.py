@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from urdir.model.errors import ModelError
 from urdir.model.graph.graph import Graph
+from urdir.model.graph.ops import Norm
 from urdir.model.graph.tensor import STREAM, Tensor
 from urdir.model.memory.workspace import STREAMS
 
@@ -29,9 +30,14 @@ class Places:
         self._places: dict[Tensor, Slice] = dict(fixed)
         self.starts = graph.starts
         self.readers: dict[Tensor, list[int]] = {}
-        for index, op in enumerate(graph.ops):
-            for tensor in op.reads:
+        for index, reads in enumerate(graph.reads):
+            for tensor in reads:
                 self.readers.setdefault(tensor, []).append(index)
+        # a launch that reads a norm may compute it, of what it is the norm of
+        self._norms: dict[Tensor, list[Tensor]] = {}
+        for op in graph.ops:
+            if isinstance(op, Norm):
+                self._norms.setdefault(op.x, []).append(op.y)
         self._streams = [of for of in fixed if of in graph.inputs]
         self._inputs = self._layer_inputs(graph)
 
@@ -70,7 +76,8 @@ class Places:
         return free
 
     def _last(self, tensor: Tensor) -> int:
-        return max(self.readers.get(tensor, ()), default=-1)
+        read = (tensor, *self._norms.get(tensor, ()))
+        return max((index for of in read for index in self.readers.get(of, ())), default=-1)
 
     def _input_at(self, position: int) -> tuple[Tensor, ...]:
         """The input of the layer of an operation."""
@@ -81,7 +88,7 @@ class Places:
         """The first operation of each layer, and the stream that it reads."""
         found = []
         for start in graph.starts:
-            streams = [of for of in graph.ops[start].reads if of.name == STREAM]
+            streams = [of for of in graph.reads[start] if of.name == STREAM]
             found += [(start, of) for of in streams[:1]]
         return found
 

@@ -42,6 +42,7 @@ class Kinds:
     def __init__(self, parts: LayerParts) -> None:
         self._cache = parts.cache
         self._numbers: dict[Any, int] = {}
+        self._tables = set(stored_in(parts.config.ropes))  # kept in another form
         self.layers = [self._kind(parts, i, of) for i, of in enumerate(parts.config.layers)]
 
     @classmethod
@@ -57,8 +58,7 @@ class Kinds:
         apart = layer.embedding or layer.saves or layer.adds
         if apart or any(block.banks or block.recalls for block in blocks):
             return Kind(None, ())
-        tables = set(stored_in(parts.config.ropes))
-        stored = [of for of in stored_in(layer) if of not in tables]
+        stored = [of for of in stored_in(layer) if of not in self._tables]
         weights = parts.weights
         arguments, formats = [], []
         for of in stored:
@@ -165,8 +165,8 @@ class Repeats:
     def _held(self, start: int, end: int) -> list[_Held]:
         """The tensors that the operations up to ``end`` read and others have made."""
         at, found = self._at, dict[Tensor, _Held]()
-        for op in at.ops[at.position : end]:
-            for of in op.reads:
+        for reads in at.reads[at.position : end]:
+            for of in reads:
                 made_by = at.numbers.get(of, -1)
                 if made_by >= at.position or of in found:
                     continue

@@ -98,7 +98,7 @@ class Rows:
 
     @property
     def parts(self) -> tuple[tuple[int, Rows], ...]:
-        """The same, each with the number of its first row; of the two what there is."""
+        """The two kinds of rows, without an empty one, each with the number of its first row."""
         if not self.decode or not self.prompt:
             return ((0, self),)
         first, rest = self.split()

@@ -34,7 +34,7 @@ class StateStep:
     y: Slice
 
     def following(self, at: Lowering) -> Then | None:
-        """The kernel as the end of the product's launch, where there is one row, of no prompt."""
+        """The kernel as the end of the product's launch, for a step of one decoded row."""
         if at.rows.count > 1 or at.rows.prompt:
             return None
         spec: Then = self.kernel(**_shape(at, at.rows) | {"segments": 0})

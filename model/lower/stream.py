@@ -58,7 +58,7 @@ def append_norm_after(
     scale: float = 1.0,
 ) -> None:
     """The sum of what was before and scale * norm(delta), or delta itself; with the ``next_norm``
-    completed, where there is one."""
+    completed if it is given."""
     of = None if norm is None else at.norm(norm.of)
     then = None if next_norm is None else at.norm(next_norm.of)
     cols = add.y.width if norm is None else norm.cols

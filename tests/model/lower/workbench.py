@@ -136,6 +136,7 @@ class Workbench:
         rows = Rows(self.rows, 64, 0, *self._at)
         lower(self.plan, self.parts, rows, self.graph, fixed=self.fixed)
         self.graph.ops.clear()
+        self.graph.reads.clear()
         return self.kernels()
 
     @property
