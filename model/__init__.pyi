@@ -18,6 +18,7 @@ from .families.config import Config as Config
 from .files.demo import demo_model as demo_model
 from .files.gguf import Gguf as Gguf
 from .files.gguf import Tensor as Tensor
+from .memory.draft_settings import DraftSettings as DraftSettings
 from .memory.session_settings import SessionSettings as SessionSettings
 from .text.chat import ChatTemplate as ChatTemplate
 from .text.chat import Message as Message

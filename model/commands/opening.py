@@ -55,6 +55,7 @@ def answer_options(
         engine_options(args, args.model, args.ctx_size),
         kv_dtype=options.kv_dtype(args),
         chunk=options.chunk(args),
+        drafts=options.drafts(args),
         text=True,
         chat=chat,
         chat_template=chat_template,

@@ -15,6 +15,7 @@ from urdir.model.engine.sampling_settings import DEFAULTS, SETTINGS, SamplingSet
 
 if TYPE_CHECKING:
     from urdir.model.commands.parser import Parser
+    from urdir.model.memory.draft_settings import DraftSettings
     from urdir.ptxgen.kernels.attention.kv_types import KvDtype
 
 Subparsers = Any  # argparse names this type only privately
@@ -131,6 +132,24 @@ def one_model(args: argparse.Namespace) -> str | None:
         raise UsageError(f"two models: {args.file} and {args.model}")
     named: str | None = args.file if args.model is None else args.model
     return named
+
+
+def drafts(args: argparse.Namespace) -> DraftSettings | None:
+    """The drafts that --spec-type, --draft-max, --draft-min and --spec-ngram-size-n ask for; None
+    for none."""
+    if args.spec_type == "none":
+        return None
+    from urdir.model.memory.draft_settings import DraftSettings
+
+    if args.draft_min > args.draft_max:
+        raise UsageError(f"--draft-min {args.draft_min} of --draft-max {args.draft_max}")
+    longest: int = args.spec_ngram
+    return DraftSettings(
+        most=args.draft_max,
+        least=args.draft_min,
+        longest=longest,
+        shortest=min(DraftSettings().shortest, longest),
+    )
 
 
 def kv_dtype(args: argparse.Namespace) -> KvDtype:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from urdir.model.engine.runner import Observer
     from urdir.model.families.config import Config
     from urdir.model.families.synthetic import SyntheticModel
+    from urdir.model.memory.draft_settings import DraftSettings
     from urdir.ptxgen.kernels.attention.kv_types import KvDtype
 
 #: Tokens of context.
@@ -59,6 +60,10 @@ class EngineOptions:
     have large states, some of which are kept for requests that begin alike; the context is up to
     32768.
 
+    ``drafts``: steps verify drafts of the next tokens, so that one may take several: the answers
+    are the same (`DraftSettings`). Models with recurrent layers, and those split by layers, take
+    none.
+
     ``text``: the file must have a vocabulary, which is read in a thread of its own. ``chat``: it
     must have a chat template as well (None: one that it has must compile). ``chat_template``, Jinja
     or a name such as "chatml", replaces the file's.
@@ -82,6 +87,7 @@ class EngineOptions:
     page_len: int = 0
     pages: int | None = None
     chunk: int | None = None
+    drafts: DraftSettings | None = None
     text: bool = False
     chat: bool | None = False
     chat_template: str | None = None
@@ -120,6 +126,7 @@ class EngineOptions:
             page_len=self.page_len or (PAGE_LEN if self.memory_share else 0),
             pages=self.pages,
             chunk=self.chunk or chunk,
+            drafts=self.drafts,
         )
 
 

@@ -34,6 +34,7 @@ class Parameters:
     stream: bool
     include_usage: bool
     salt: str | None
+    drafts: bool
 
     def requests(
         self,
@@ -55,6 +56,7 @@ class Parameters:
                 constraint=constraint,
                 shown=shown,
                 scope=prefix_scope(caller, self.salt),
+                drafts=self.drafts,
             )
             for index in range(self.n)
         ]
@@ -84,6 +86,7 @@ def read_parameters(
         stream=stream,
         include_usage=options is not None and options.flag("include_usage"),
         salt=_read_salt(fields, limits),
+        drafts=fields.whole("speculative.n_max", 0) != 0,
     )
 
 

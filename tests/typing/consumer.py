@@ -55,6 +55,7 @@ from urdir.model import (
     ChatTemplate,
     Config,
     ContextFullError,
+    DraftSettings,
     Ending,
     Engine,
     EngineOptions,
@@ -125,7 +126,8 @@ async def streamed(engine: Engine) -> Ending | None:
 
 def token_by_token(engine: Engine) -> Statistics:
     """The same with a template and a generation of one's own."""
-    wanted = SessionSettings(4096, "f16", sequences=2, page_len=16)
+    drafts = DraftSettings(most=3, longest=4, shortest=2)
+    wanted = SessionSettings(4096, "f16", sequences=2, page_len=16, drafts=drafts)
     session = Session(engine.device, engine.weights, wanted)
     tokenizer: Tokenizer = engine.tokenizer
     config: Config = engine.config
