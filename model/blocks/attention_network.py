@@ -23,7 +23,7 @@ from urdir.ptxgen.kernels.attention.choice import fills_sms
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
 from urdir.ptxgen.kernels.attention.prepare_tokens import PrepareTokens
-from urdir.ptxgen.kernels.linear.gate import Gate
+from urdir.ptxgen.kernels.linear.prologue.gate import Gate
 from urdir.ptxgen.kernels.normalise import Normalise
 from urdir.ptxgen.weights.halves import Halves
 

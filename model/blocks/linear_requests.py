@@ -11,8 +11,8 @@ from urdir.model.blocks.stream_norms import StreamNorms
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.linear.choice import Limits, LinearRequest, takes_gemm
-from urdir.ptxgen.kernels.linear.gate import Gate
 from urdir.ptxgen.kernels.linear.packed_choice import packs
+from urdir.ptxgen.kernels.linear.prologue.gate import Gate
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 from urdir.ptxgen.weights.halves import Halves
 from urdir.ptxgen.weights.packed_few import Order

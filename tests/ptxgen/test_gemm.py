@@ -12,7 +12,7 @@ from urdir.driver.harness import check_kernel, run_kernel
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.gemm import Gemm
 from urdir.ptxgen.kernels.linear.gemm_tile import FULL, TILES, CtaTile, choose_tile
-from urdir.ptxgen.kernels.linear.gemv_f32 import GemvF32
+from urdir.ptxgen.kernels.linear.products.gemv_f32 import GemvF32
 from urdir.ptxgen.tools.assemble import assemble, is_available
 from urdir.ptxgen.weights.formats import FORMATS, Format
 

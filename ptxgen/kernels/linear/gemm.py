@@ -11,16 +11,17 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
-from urdir.ptxgen.kernels.linear.ends import check_ends, end_text
 from urdir.ptxgen.kernels.linear.gemm_tile import TILES, CtaTile, choose_tile
-from urdir.ptxgen.kernels.rescale import bounded
-from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
+from urdir.ptxgen.kernels.linear.plain import plain_epilogue
+from urdir.ptxgen.kernels.linear.spec import Part
+from urdir.ptxgen.kernels.linear.steps import Epilogue, Product
+from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.formats import FORMATS, UNIT, Format, random_blocks
 from urdir.ptxgen.weights.layout import Layout
 
 
 @dataclass(frozen=True)
-class Gemm(KernelSpec):
+class Gemm(Product):
     """Matrix product y[b] = W x[b] (+ bias) on tensor cores, W (rows, cols) of any type, repacked.
 
     It serves many rows where no product of packed activations does (`packed_choice.packs`): on
@@ -33,7 +34,7 @@ class Gemm(KernelSpec):
     rounded to f16, too: bf16 products would round the activations to 8 bits.
     y[b] has the same bits whatever the rest of the batch is. ``tile`` None: chosen by shape.
 
-    ``activation``, ``scale``, ``softcap`` and ``clamp`` as in `LinearSpec`.
+    ``activation``, ``scale``, ``softcap`` and ``clamp``: its epilogue (`plain_epilogue`).
     """
 
     format: Format
@@ -55,19 +56,20 @@ class Gemm(KernelSpec):
             raise PtxgenError(f"gemm: batch is {self.batch}, it must be at least 1")
         if ceil_div(self.layout.rows, self.cut.rows) > 65535:
             raise PtxgenError(f"gemm: {self.rows} rows are more than 65535 tiles")
-        check_ends(self)
+        for step in self.epilogue:
+            step.check(self)
         if 4 * self.batch * self.cols >= 2**32:
             raise PtxgenError(f"gemm: {self.batch} x {self.cols} activations exceed 4 GiB")
 
-    @property
-    def f(self) -> Activation | None:
-        """What the product goes through."""
-        return self.activation
-
-    @property
-    def end_text(self) -> str:
-        """What ``end`` is, for the template's contract."""
-        return end_text(self)
+    @cached_property
+    def epilogue(self) -> tuple[Epilogue, ...]:
+        return plain_epilogue(
+            self.bias,
+            activation=self.activation,
+            scale=self.scale,
+            softcap=self.softcap,
+            clamp=self.clamp,
+        )
 
     @cached_property
     def layout(self) -> Layout:
@@ -120,11 +122,9 @@ class Gemm(KernelSpec):
     def reference(self, **inputs: Any) -> dict[str, Array]:
         weights = self.layout.unpack(inputs["weights"]).astype(np.float64)
         y = inputs["x"].astype(np.float64) @ weights.T
-        if self.bias:
-            y += inputs["bias"]
-        if self.activation is not None:
-            y = self.activation(y)
-        y = bounded(self.scale * y, self.softcap, self.clamp)
+        part = Part(0, self.layout, 0, 1)
+        for step in self.epilogue:
+            y = step.apply(y, part, self, inputs, {})
         return {"y": y.astype(np.float32)}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
