@@ -101,10 +101,8 @@ class GemmSmall(TiledSpec):
         )
         # No sharers where x is normalised: each would count the squares of the block.
         sharers = 1 if self.normed else _sharers(cut)
-        # Of weights as halves packed activations are loaded a block ahead. On an H200 a step of 8
-        # sequences of an 8B Q4_K_M model takes 2.54 ms without late tiles of packed gate and up,
-        # 2.56 with them; 2.59 and 2.54 of the down matrices.
-        ahead = self.packed and (self.gated or all(p.tile.as_halves for p in cut.rows.parts))
+        # Of weights as halves packed activations are loaded a block ahead: no tile delays them.
+        ahead = self.packed and all(p.tile.as_halves for p in cut.rows.parts)
         late = 0 if ahead else self.pair * _late_rounds(cut, self.pair, sharers)
         # One tile at a time is in flight: with more, the activations of several vectors would wait.
         # On an H200 a step of 4 sequences of an 8B Q4_K_M model takes 1.68 ms with one tile, 1.74
