@@ -195,8 +195,8 @@ class SharedMemory:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How a launch is cut. ``sharers`` warps share a block, each with a part of its tiles: every
-    other of them its first block, the others their last."""
+    """How a launch is cut. ``sharers`` warps share their last block, each with a part of its
+    tiles."""
 
     columns: ColumnCut
     rows: RowCut
