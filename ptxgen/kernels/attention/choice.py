@@ -33,7 +33,7 @@ FEW_KEYS = 8192
 #: ms with it at 4,096 keys, 1.512 with 80 KB, 1.531 with 48, without clusters 1.549; with clusters
 #: of four at 256 keys 1.329, of eight 1.336, without 1.391.
 RING_NBYTES, LARGE_SHARED = 112 << 10, (90, 100)
-#: The same of several rows, of the only CTA of an SM. A step of 8 rows takes 2.728 ms so in place of
+#: The same of several rows, of the only CTA of an SM. A step of 8 rows takes 2.728 ms so, without
 #: 2.807 at 4,096 keys, 1.931 of 2.002 at 700, of q8_0 2.303 of 2.354 and 1.883 of 1.971; with a row
 #: of 32,600 keys among seven of 128 2.922 of 2.990; but 5.823 of 5.565 at 16,000, as rows are cut
 #: from 8,192 on, not 16,384. Of 2 rows 1.682 of 1.729 at 4,096. Of 4 clusters of four take 2.101,
