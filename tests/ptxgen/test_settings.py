@@ -16,8 +16,8 @@ from urdir.ptxgen.kernels.advance import Advance
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
 from urdir.ptxgen.kernels.attention.prepare_tokens import PrepareTokens
+from urdir.ptxgen.kernels.experts.gemm import ExpertsGemm
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
-from urdir.ptxgen.kernels.linear.gemm import Gemm
 from urdir.ptxgen.kernels.linear.products.gemv_f32 import GemvF32
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.normalise import Normalise
@@ -53,14 +53,15 @@ def test_records_are_set_part_by_part_and_all_at_once() -> None:
     ).layout  # no order works
     assert (paged.max_len, paged.page_len, paged.pages) == (64, 16, 7)
     tiled = specialise(
-        Gemm, ["tile.batch=16", "tile.rows=32", "tile.units=4", "tile.warps_batch=1"]
+        ExpertsGemm,
+        ["height=16", "tile.batch=16", "tile.rows=32", "tile.units=4", "tile.warps_batch=1"],
     )
     assert tiled.tile is not None
     assert tiled.tile.units == 4
-    assert specialise(Gemm, ["tile=none"]).tile is None
+    assert specialise(ExpertsGemm, ["tile=none"]).tile is None
     with pytest.raises(SettingError, match="batch, units"):
-        respecialise(Gemm.smallest_example(), ["tile.rows=32"])
-    of_another = specialise(Gemm, ["tile.rows=32"]).tile  # of an example that has one
+        respecialise(ExpertsGemm.smallest_example(), ["tile.rows=32"])
+    of_another = specialise(ExpertsGemm, ["tile.rows=32"]).tile  # of an example that has one
     assert of_another is not None
     assert of_another.rows == 32
     assert specialise(IncrementalAttention, ["scores.scale=none"]).scores.scale is None

@@ -11,7 +11,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
-from urdir.ptxgen.kernels.linear.gemm_tile import TILES, CtaTile, choose_tile
+from urdir.ptxgen.kernels.linear.gemm_tile import TILE, CtaTile
 from urdir.ptxgen.kernels.linear.plain import plain_epilogue
 from urdir.ptxgen.kernels.linear.spec import Part
 from urdir.ptxgen.kernels.linear.steps import Epilogue, Product
@@ -32,7 +32,7 @@ class Gemm(Product):
     above 65504 become infinite. Those below 6e-5 become multiples of 6e-8, an error of at most
     3e-8, which is nothing beside weights and activations of usual size. Therefore BF16 weights are
     rounded to f16, too: bf16 products would round the activations to 8 bits.
-    y[b] has the same bits whatever the rest of the batch is. ``tile`` None: chosen by shape.
+    y[b] has the same bits whatever the rest of the batch is.
 
     ``activation``, ``scale``, ``softcap`` and ``clamp``: its epilogue (`plain_epilogue`).
     """
@@ -42,7 +42,6 @@ class Gemm(Product):
     cols: int
     batch: int
     bias: bool = False
-    tile: CtaTile | None = None
     activation: Activation | None = None
     scale: float = 1.0
     softcap: float = 0.0
@@ -91,10 +90,10 @@ class Gemm(Product):
         """Bytes of the repacked matrix."""
         return self.layout.nbytes
 
-    @cached_property
+    @property
     def cut(self) -> CtaTile:
         """What a CTA computes."""
-        return self.tile or choose_tile(self.format, self.rows, self.batch)
+        return TILE
 
     @property
     def steps(self) -> int:
@@ -145,21 +144,15 @@ class Gemm(Product):
             for i, (f, cols) in enumerate(odd.items())
         }
         q8, q4_k, f16 = FORMATS["Q8_0"], FORMATS["Q4_K"], FORMATS["F16"]
-        tiled = {
-            f"tile of {t.rows}x{t.batch}": cls(
-                q4_k if i % 2 else q8, t.rows + 2, 256 + 32 * (1 - i % 2), t.batch + 1, tile=t
-            )
-            for i, t in enumerate(TILES)
-        }
         return {
             "few rows": cls(q8, 8, UNIT, 9),
             **each,
-            **tiled,
+            "tiles": cls(q4_k, 130, 256, 129),
             "F16 odd": cls(f16, 31, 70, 20, bias=True),
             "gelu": cls(q8, 34, 96, 17, bias=True, activation=Activation("gelu")),
             "silu": cls(f16, 33, 64, 9, activation=Activation("silu"), scale=0.5),
             "capped": cls(q8, 40, 64, 10, scale=0.25, softcap=20.0, clamp=16.0),
-            "F32 aligned": cls(FORMATS["F32"], 130, 132, 64, tile=TILES[1]),
+            "F32 aligned": cls(FORMATS["F32"], 130, 132, 64),
         }
 
     def bytes_moved(self) -> int:
