@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.cut import MIN_SLOTS, Cut, CutOptions, TilePart
@@ -13,8 +13,10 @@ from urdir.ptxgen.target import since
 
 
 @dataclass(frozen=True)
-class TiledSpec(CutOptions, LinearSpec):
-    """A linear kernel with the options of its cut. Raises PtxgenError for an impossible cut."""
+class TiledSpec(LinearSpec):
+    """A linear kernel with the ``options`` of its cut. Raises PtxgenError for an impossible cut."""
+
+    options: CutOptions = field(default_factory=CutOptions)
 
     #: Tiles that a warp has yet to load when it lets the next launch start. CTAs take a while to
     #: start; if they started earlier, their loads would delay those of this launch. Measured on an
@@ -22,6 +24,9 @@ class TiledSpec(CutOptions, LinearSpec):
     tiles_left = 1
 
     def __post_init__(self) -> None:
+        for name, value in vars(self.options).items():
+            if value < 0:
+                raise PtxgenError(f"{self.name}: {name} is {value}: 0 chooses by shape")
         super().__post_init__()
         if self.cluster not in (1, 2, 4, 8):
             raise PtxgenError(f"{self.name}: cluster is {self.cluster}: 1, 2, 4 or 8")
@@ -34,8 +39,19 @@ class TiledSpec(CutOptions, LinearSpec):
         if cut.ring.slots < MIN_SLOTS:
             raise PtxgenError(
                 f"{self.name}: two tiles ({cut.ring.tile_nbytes} bytes) of {cut.warps} warps and "
-                f"{self.cols} activations are more than the {self.shared} bytes of shared memory"
+                f"{self.cols} activations are more than the {self.options.shared} bytes of shared "
+                "memory"
             )
+
+    @property
+    def cluster(self) -> int:
+        """CTAs of a cluster."""
+        return self.options.cluster
+
+    @property
+    def passes(self) -> int:
+        """Passes over a CTA's rows."""
+        return self.cut.rows.passes
 
     @property
     def cut(self) -> Cut:
@@ -56,7 +72,7 @@ class TiledSpec(CutOptions, LinearSpec):
             grid=(self.cluster * self.cut.rows.clusters, 1, 1),
             block=(32 * self.cut.warps, 1, 1),
             cluster=(self.cluster, 1, 1),
-            shared_bytes=max(self.cut.memory.nbytes, self.least_shared),
-            resident=self.resident,
+            shared_bytes=max(self.cut.memory.nbytes, self.options.least_shared),
+            resident=self.options.resident,
             prefers_shared=True,
         )

@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
-
-import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.balance import balanced
-from urdir.ptxgen.kernels.linear.cut import Cut, Footprint, cut_launch, even_tiles
-from urdir.ptxgen.kernels.linear.gemm_small_examples import gemm_small_examples
+from urdir.ptxgen.kernels.linear.cut import (
+    Cut,
+    CutOptions,
+    Footprint,
+    cut_launch,
+    even_tiles,
+    one_resident,
+)
+from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Bounded, Gated, Scaled
+from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
+from urdir.ptxgen.kernels.linear.epilogue.norm import BeginNorm
+from urdir.ptxgen.kernels.linear.epilogue.pack import PackedOutput
+from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
+from urdir.ptxgen.kernels.linear.products.gemm_small_examples import gemm_small_examples
+from urdir.ptxgen.kernels.linear.products.tiled import TiledSpec
+from urdir.ptxgen.kernels.linear.prologue.norm import BegunNorm, Normed
+from urdir.ptxgen.kernels.linear.prologue.packed import PackedInput
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
-from urdir.ptxgen.kernels.linear.tiled import TiledSpec
-from urdir.ptxgen.kernels.summary import SUMMARY, summary
-from urdir.ptxgen.spec import Access, Array, Param, Tolerance, ceil_div
+from urdir.ptxgen.spec import Tolerance, ceil_div
 from urdir.ptxgen.target import since
 from urdir.ptxgen.weights.halves import Halves
 from urdir.ptxgen.weights.layout import TILE_COLS, TILE_UNITS, Layout
-from urdir.ptxgen.weights.packed import GROUP
-from urdir.ptxgen.weights.packed_few import Order, few_shape, pack_few, unpack_few, with_few
+from urdir.ptxgen.weights.packed_few import Order
 from urdir.ptxgen.weights.tiles import Tile
 
 #: How many of a block's last tiles a warp loads only after its next block's activations, which
@@ -39,53 +48,28 @@ class GemmSmall(TiledSpec):
     type's group scales are integers; other sums are f32. y[b] has the same bits in every batch,
     whatever the other vectors are.
 
-    ``packed``: x is packed f16 (`weights.packed_few`), sums are f32. Weights are rounded to f16 as
-    in `PackedProduct`, unless their quants `stay_whole`. ``packs``: y is packed for such a product,
-    in that order; vectors beyond the batch stay as they were.
+    With a `PackedInput` sums are f32, and weights are rounded to f16 as in `PackedProduct`, unless
+    their quants `stay_whole`.
 
-    ``summarises``, with a residual: the launch begins the norm that follows. It leaves ``scaled``,
-    y times the weights ``next_norm``, and a summary: of every 16 values the largest of these, and
-    the sum of the squares of y (`linear/_summary.j2`). ``summarised``, with a norm: x is such a
-    ``scaled``, with its summary. Every CTA rounds all of x: with a summary that is half the work.
-    With ``packs`` it is ``scaled`` that is packed, and the summary has the squares alone; such an x
-    is ``packed``, too.
-
-    Raises PtxgenError for other batches, for unquantised types, for ``summarises`` without a
-    residual or with rows that are no multiple of 16, and for ``summarised`` without
-    an RMSNorm with weights. Norms that subtract the mean or add a bias are refused, too; so are
-    ``packed`` x of a norm that is not ``summarised``, or of a gated product whose quants do not
-    `stay_whole`, and ``packs`` with several matrices, with a residual unless it ``summarises``, or
-    with rows that are no multiple of 256.
+    Raises PtxgenError for other batches, for unquantised types, and for norms that subtract the
+    mean or add a bias; of packed vectors, for a norm that has not begun.
     """
 
-    resident: int = 1  # before sm_90 no launch starts early, and the registers are needed
+    options: CutOptions = field(default_factory=one_resident)
     batch: int = MAX_BATCH
-    summarised: bool = False
-    summarises: bool = False
-    packed: bool = False
-    packs: Order | None = None
 
+    prologues = (PackedInput, BegunNorm, Normed)
+    epilogues = (*(Bias, Gated, Activated, Scaled, Residual, Bounded, BeginNorm, PackedOutput),)
     name = "gemm_small"
-    template = ("urdir.templates", "linear/gemm_small.ptx.j2")
+    template = ("urdir.templates", "linear/products/gemm_small.ptx.j2")
 
     def __post_init__(self) -> None:
         if any(fmt.is_float for fmt in self.formats):
             raise PtxgenError("gemm_small: the weights must be quantised")
-        if self.summarised and not self.normed:
-            raise PtxgenError("gemm_small: summarised activations are for a norm: it is None")
-        if self.norm_first or (self.summarised and not super().scales_x):
+        if self.norm_first:
             raise PtxgenError(f"gemm_small: {self.norm} must be a launch of its own")
-        if self.summarises and not self.residual:
-            raise PtxgenError("gemm_small: it summarises what has a residual")
-        if self.summarises and self.rows % SUMMARY:
-            raise PtxgenError(f"gemm_small: a summary of {self.rows} rows: multiples of {SUMMARY}")
-        if self.packed and self.normed and not self.summarised:
-            raise PtxgenError("gemm_small: packed activations have a norm only if it has begun")
-        if self.packed and self.gated and not Halves(self.format).stay_whole:
-            raise PtxgenError(f"gemm_small: no gated {self.format.name} of packed activations")
-        adds = self.residual and not self.summarises
-        if self.packs and (adds or self.others or self.rows % TILE_COLS):
-            raise PtxgenError(f"gemm_small: it packs multiples of {TILE_COLS} rows of one product")
+        if self.norm is not None and (self.packed or self.summarised):
+            raise PtxgenError("gemm_small: packed_input and begun_norm go without a norm")
         super().__post_init__()
 
     @property
@@ -93,77 +77,9 @@ class GemmSmall(TiledSpec):
         return since(80) if self.packed and self.cluster == 1 else super().targets
 
     @property
-    def params(self) -> tuple[Param, ...]:
-        params = list(super().params)
-        if self.summarised:
-            x = next(i for i, p in enumerate(params) if p.name == "x")
-            shape = (1 if self.packed else 2, "batch", self.cols // SUMMARY)
-            params.insert(x + 1, Param("x_summary", "f32", shape, Access.IN))
-        if self.summarises:
-            shape = (1 if self.packs else 2, "batch", self.rows // SUMMARY)
-            params.append(Param("next_norm", "f32", ("rows",), Access.IN))
-            params.append(Param("scaled", "f32", ("batch", "rows"), Access.OUT))
-            params.append(Param("y_summary", "f32", shape, Access.OUT))
-        if self.packed:
-            of_x = Param("x", "f16", few_shape(self.cols), Access.IN)
-            params = [of_x if p.name == "x" else p for p in params]
-        if self.packs:
-            of_y = Param(self._left_packed, "f16", few_shape(self.rows), Access.INOUT)
-            params = [of_y if p.name == of_y.name else p for p in params]
-        return tuple(params)
-
-    @property
     def order(self) -> Order:
         """That of packed x: the first matrix decides."""
         return Halves(self.format).order
-
-    @property
-    def _left_packed(self) -> str:
-        """What is packed, if the launch ``packs``."""
-        return "scaled" if self.summarises else "y"
-
-    @property
-    def scales_x(self) -> bool:
-        """Whether x is to be multiplied with the norm's weights."""
-        return super().scales_x and not self.summarised
-
-    def multiplied(self, **inputs: Any) -> Array:
-        if not self.packed and not self.summarised:
-            return super().multiplied(**inputs)
-        x: Array = inputs["x"]
-        if self.packed:
-            x = unpack_few(x, self.batch, self.cols, self.order)
-        if self.norm is None:
-            return x
-        squares = inputs["x_summary"][-1].astype(np.float64).sum(axis=1, keepdims=True)
-        normed: Array = x / np.sqrt(squares / self.cols + self.norm.eps)
-        return normed
-
-    def reference(self, **inputs: Any) -> dict[str, Array]:
-        outputs = super().reference(**inputs)
-        if self.summarises:
-            outputs["scaled"] = outputs["y"] * inputs["next_norm"]
-            planes = summary(outputs["scaled"], outputs["y"])
-            outputs["y_summary"] = planes[1:] if self.packs else planes
-        if self.packs:
-            name = self._left_packed
-            outputs[name] = with_few(inputs[name], outputs[name], self.packs)
-        return outputs
-
-    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        inputs = super().make_inputs(rng)
-        if self.summarised:
-            norm = rng.standard_normal(self.cols).astype(np.float32)
-            vectors = rng.standard_normal((self.batch, self.cols)).astype(np.float32)
-            planes = summary(vectors * norm, vectors)
-            x = pack_few(vectors * norm, self.order) if self.packed else vectors * norm
-            inputs |= {"x": x, "x_summary": planes[1:] if self.packed else planes}
-        elif self.packed:
-            inputs["x"] = pack_few(rng.standard_normal((self.batch, self.cols)), self.order)
-        if self.packs:
-            before = rng.standard_normal((GROUP, self.rows))
-            inputs[self._left_packed] = pack_few(before, self.packs)
-        return inputs
 
     @cached_property
     def cut(self) -> Cut:
@@ -179,16 +95,14 @@ class GemmSmall(TiledSpec):
             partials=None,
         )
         cut = cut_launch(
-            *(self, self.layouts, footprint, self._tiles, self.pair),
+            *(self.options, self.layouts, footprint, self._tiles, self.pair),
             even=False,
             tile_of=self._tile_of,
         )
         # No sharers where x is normalised: each would count the squares of the block.
         sharers = 1 if self.normed else _sharers(cut)
-        # Of weights as halves packed activations are loaded a block ahead. On an H200 a step of 8
-        # sequences of an 8B Q4_K_M model takes 2.54 ms without late tiles of packed gate and up,
-        # 2.56 with them; 2.59 and 2.54 of the down matrices.
-        ahead = self.packed and (self.gated or all(p.tile.as_halves for p in cut.rows.parts))
+        # Of weights as halves packed activations are loaded a block ahead: no tile delays them.
+        ahead = self.packed and all(p.tile.as_halves for p in cut.rows.parts)
         late = 0 if ahead else self.pair * _late_rounds(cut, self.pair, sharers)
         # One tile at a time is in flight: with more, the activations of several vectors would wait.
         # On an H200 a step of 4 sequences of an 8B Q4_K_M model takes 1.68 ms with one tile, 1.74
@@ -199,10 +113,10 @@ class GemmSmall(TiledSpec):
     @property
     def _tiles(self) -> tuple[int, ...]:
         """Tiles that a CTA should take: fewer of a matrix of a larger type, which take longer."""
-        if self.tiles_each or not self.others:
-            return even_tiles(self, self.layouts)
+        if self.options.tiles_each or not self.others:
+            return even_tiles(self.options, self.layouts)
         costs = [layout.tile_nbytes for layout in self.layouts]
-        return balanced([layout.bands for layout in self.layouts], costs, self.clusters)
+        return balanced([layout.bands for layout in self.layouts], costs, self.options.clusters)
 
     def _tile_of(self, layout: Layout) -> Tile:
         return Tile(layout, as_halves=self.packed and not Halves(layout.format).stay_whole)
@@ -283,9 +197,7 @@ def _sharers(cut: Cut) -> int:
     """How many warps share a block; 1 unless there is one pass and the blocks fit.
 
     In an 8B model's longest rows 8 warps have 28 blocks. On an H200 (Q4_K_M) a step of 4 sequences
-    takes 1.44 ms with sharers and 1.48 without. Every other sharer takes the shared block first:
-    warps that load activations at different times wait less. A step of 8 takes 1.671 ms so, 1.687
-    if it is the last block of all.
+    takes 1.44 ms with sharers and 1.48 without.
     """
     columns, rows = cut.columns, cut.rows
     over = columns.cta_blocks % columns.warps
