@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from urdir.model.engine.block_drafts import BlockDraft
 from urdir.model.engine.drafts import Draft
 from urdir.model.engine.realizar.eager import EagerSteps
 
@@ -39,6 +40,27 @@ def logits_with_draft(
                 draft.take()
                 advance()
     return np.stack(rows), np.stack(drafted, axis=1)
+
+
+def logits_with_block(
+    draft: BlockDraft, tokens: Sequence[int], advance: Callable[[], None] = lambda: None
+) -> tuple[Values, Values]:
+    """The logits (tokens, n_vocab) f32 after each token, and those of the rows of the block that is
+    drafted after the last one, (slots, n_vocab) f32: of the token that the model chooses, and of
+    masks. Raises as `logits_with_draft`."""
+    rows: list[Values] = []
+    most = draft.shape.most
+    with EagerSteps(draft.session) as eager:
+        draft.begin()
+        for position, token in enumerate(tokens):
+            eager.feed([token])
+            if position:
+                draft.keep(0, position, position + 1)
+            rows.append(eager.logits()[0])
+            draft.take()
+            advance()
+    draft.propose([(0, len(tokens), int(np.argmax(rows[-1])))], most)
+    return np.stack(rows), draft.block_logits(most + 1)
 
 
 def scattered(drafted: Values, token_map: npt.NDArray[np.uint32] | None, size: int) -> Values:

@@ -15,13 +15,20 @@ from urdir.model.blocks.draft import (
     DraftLaunches,
     DraftParts,
 )
-from urdir.model.blocks.draft_eagle3 import NO_STREAM, STREAMS_READ, Eagle3Draft
+from urdir.model.blocks.draft_dflash import DFlashDraft
+from urdir.model.blocks.draft_eagle3 import Eagle3Draft
 from urdir.model.blocks.draft_nextn import NextnDraft
+from urdir.model.blocks.draft_streams import NO_STREAM, STREAMS_READ
+from urdir.model.engine.block_drafts import BlockDraft
 from urdir.model.engine.drafts import Draft, DraftShape
 from urdir.model.engine.session import Session
 from urdir.model.errors import UnsupportedError
 from urdir.model.families.config import Config
-from urdir.model.families.eagle3 import ARCHITECTURE, eagle3, read_token_map
+from urdir.model.families.dflash import ARCHITECTURE as DFLASH
+from urdir.model.families.dflash import dflash
+from urdir.model.families.draft_file import DraftConfig, read_token_map
+from urdir.model.families.eagle3 import ARCHITECTURE as EAGLE3
+from urdir.model.families.eagle3 import eagle3
 from urdir.model.families.tapped import nextn_heads, tapped
 from urdir.model.memory.budget import MemoryPlan, SessionBudget, check_context
 from urdir.model.memory.weights import Weights, weight_sizes
@@ -37,7 +44,7 @@ if TYPE_CHECKING:
 
 
 #: Drafts that are no models by themselves, by general.architecture, and not supported.
-OTHER_DRAFTS = ("dflash", "dspark", "dflash2", "gemma4-assistant")
+OTHER_DRAFTS = ("dspark", "dflash2", "gemma4-assistant")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +52,8 @@ class Pair:
     """A model and a draft that fits it. ``config`` describes the model, which keeps the streams
     that the draft reads, ``own`` the draft's layers, whose weights are in ``file``; None: they are
     the model's. ``widths`` are those of its further intermediates, ``most`` the tokens that it can
-    draft at once, 0: any number. ``token_map`` (n,) u32 are the model's tokens of the draft's,
-    where it has its own."""
+    draft at once, 0: any number; more than one of ``slots``: in a pass of as many rows.
+    ``token_map`` (n,) u32 are the model's tokens of the draft's, where it has its own."""
 
     gguf: ModelFile
     config: Config
@@ -55,6 +62,7 @@ class Pair:
     launches: Callable[[DraftParts], DraftLaunches]
     most: int = 0
     file: ModelFile | None = None
+    slots: int = 1
     token_map: npt.NDArray[np.uint32] | None = None
 
     def at_context(self, context: int) -> Pair:
@@ -93,15 +101,25 @@ def pair_of(gguf: ModelFile, file: ModelFile | None) -> Pair:
         return nextn_pair(gguf)
     if file.architecture in OTHER_DRAFTS:
         raise UnsupportedError(
-            f"{file.path}: drafts of the kind {file.architecture!r} are not supported; eagle3, and "
-            "models with the same vocabulary, are"
+            f"{file.path}: drafts of the kind {file.architecture!r} are not supported; eagle3, "
+            "dflash, and models with the same vocabulary, are"
         )
-    return eagle3_pair(gguf, file)
+    return dflash_pair(gguf, file) if file.architecture == DFLASH else eagle3_pair(gguf, file)
+
+
+def dflash_pair(gguf: ModelFile, file: ModelFile) -> Pair:
+    """The same of a DFlash draft."""
+    config = Config.from_gguf(gguf)
+    own = dflash(file, config)
+    check_same_vocabulary(gguf, file)
+    return replace(
+        _file_pair(gguf, config, file, own, DFlashDraft), most=own.block - 1, slots=own.block
+    )
 
 
 def is_plain(file: ModelFile) -> bool:
     """Whether a draft is a model by itself."""
-    return file.architecture not in (ARCHITECTURE, *OTHER_DRAFTS)
+    return file.architecture not in (EAGLE3, DFLASH, *OTHER_DRAFTS)
 
 
 def eagle3_pair(gguf: ModelFile, file: ModelFile) -> Pair:
@@ -110,6 +128,16 @@ def eagle3_pair(gguf: ModelFile, file: ModelFile) -> Pair:
     config = Config.from_gguf(gguf)
     own = eagle3(file, config)
     check_same_vocabulary(gguf, file)
+    return _file_pair(gguf, config, file, own, Eagle3Draft)
+
+
+def _file_pair(
+    gguf: ModelFile,
+    config: Config,
+    file: ModelFile,
+    own: DraftConfig,
+    launches: Callable[[DraftParts], DraftLaunches],
+) -> Pair:
     hidden, given = own.hidden, [of for of in own.target_layers if of < config.n_layers]
     widths = {EMBEDDED: hidden, JOINED: 2 * hidden, GIVEN: hidden, PASSED_ON: hidden}
     widths[STREAMS_READ] = own.fc.cols
@@ -120,7 +148,7 @@ def eagle3_pair(gguf: ModelFile, file: ModelFile) -> Pair:
         tapped(config, given),
         own,
         widths,
-        Eagle3Draft,
+        launches,
         file=file,
         token_map=read_token_map(file, config) if own.token_map else None,
     )
@@ -131,7 +159,8 @@ def open_pair(pair: Pair, device: Device, settings: SessionSettings, most: int) 
     """A session of the model, and the draft of up to ``most`` tokens beside it. Raises ModelError
     where there is too little memory."""
     pair = pair.at_context(settings.context)
-    shape = DraftShape(pair.own, settings, pair.widths, min(most, pair.most or most))
+    most = min(most, pair.most or most)
+    shape = DraftShape(pair.own, settings, pair.widths, most, most + 1 if pair.slots > 1 else 1)
     budget = SessionBudget.of(pair.config, device.properties.sm_count, settings)
     plan = MemoryPlan.of(pair.gguf, pair.config, budget)
     more = sum(weight_sizes(pair.file, pair.own).values()) if pair.file else 0
@@ -143,5 +172,6 @@ def open_pair(pair: Pair, device: Device, settings: SessionSettings, most: int) 
         if pair.file is not None:
             own = owners.enter_context(Weights.load(pair.file, pair.own, device))
         session = owners.enter_context(Session(device, weights, settings))
-        draft = Draft(session, shape, own, pair.launches, pair.token_map)
+        kind = Draft if pair.slots == 1 else BlockDraft
+        draft = kind(session, shape, own, pair.launches, pair.token_map)
         yield owners.enter_context(draft)

@@ -46,12 +46,14 @@ Values = npt.NDArray[np.float32]
 class DraftShape:
     """What a draft with layers as ``config`` describes takes on a device beside its weights, for
     sessions of ``settings``; ``widths`` as `draft_workspace_sizes` has them, zeros at first.
-    ``most`` tokens at most are drafted at once."""
+    ``most`` tokens at most are drafted at once, of a block by as many ``slots``, else one after the
+    other."""
 
     config: Config
     settings: SessionSettings
     widths: Mapping[str, int]
     most: int
+    slots: int = 1
 
     @property
     def chunk(self) -> int:
@@ -66,16 +68,21 @@ class DraftShape:
         return DraftRowsShape(rows, rows + self.chunk, self.most + 1)
 
     @property
+    def block_rows(self) -> int:
+        """The rows of a step that drafts."""
+        return row_bucket(self.rows.rows * self.slots)
+
+    @property
     def cache(self) -> CacheShape:
         """The cache of keys and values."""
-        return CacheShape.of(self.config, self.settings, max(self.chunk, self.most + 1))
+        return CacheShape.of(self.config, self.settings, max(self.chunk, 2 * (self.most + 1)))
 
     def workspace(self, sm_count: int) -> dict[str, int]:
         """Bytes of intermediates by name."""
         return draft_workspace_sizes(
             self.config,
             self.cache,
-            self.rows.rows,
+            self.block_rows,
             self.chunk,
             sm_count,
             exact=self.settings.exact,

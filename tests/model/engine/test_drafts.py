@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 
 from urdir.driver import execute
 from urdir.driver.device import Device
-from urdir.model.blocks.draft_eagle3 import NO_STREAM
+from urdir.model.blocks.draft_streams import NO_STREAM
 from urdir.model.engine.draft_logits import logits_with_draft, scattered
 from urdir.model.engine.draft_pair import nextn_pair, open_pair, pair_of
 from urdir.model.engine.drafts import Draft
@@ -216,7 +217,7 @@ def test_rounds_of_speculation_are_llama_cpp_s(pair: Opened) -> None:
     rounds = [each for each in traces["rounds"] if "redo" not in each]
     if NO_STREAM in draft.parts.own.work:
         # llama.cpp reads memory there that nothing has written: zeros until batches get smaller
-        rounds = [each for each in rounds if len(each["draft"]) == traces["n_max"]]
+        rounds = [*takewhile(lambda each: len(each["draft"]) == traces["n_max"], rounds)]
     if not pair.is_whole:
         rounds = rounds[:MOST]
     is_restored = False
