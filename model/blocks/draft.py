@@ -77,6 +77,10 @@ class DraftLaunches(Protocol):
     ) -> None:
         """Keys and values of a head alone."""
 
+
+class HeadLaunches(DraftLaunches, Protocol):
+    """A draft whose heads predict the next token of each row."""
+
     def append_head(
         self, plan: Plan, rows: Rows, head: int, tokens: TokenRows, hidden: Slice
     ) -> None:
@@ -160,7 +164,7 @@ class Chain:
 
 
 def append_draft(
-    plan: Plan, draft: DraftLaunches, parts: DraftParts, rows: Rows, chain: Chain, step: int
+    plan: Plan, draft: HeadLaunches, parts: DraftParts, rows: Rows, chain: Chain, step: int
 ) -> None:
     """Append draft number ``step`` of rows: the token after column ``step`` of ``chain``, into the
     next column.
@@ -193,7 +197,7 @@ def append_tokens_of(
 
 
 def append_drafts(
-    plan: Plan, draft: DraftLaunches, parts: DraftParts, rows: Rows, chain: Chain, count: int
+    plan: Plan, draft: HeadLaunches, parts: DraftParts, rows: Rows, chain: Chain, count: int
 ) -> None:
     """Append ``count`` drafts, one after the other: see `append_draft`."""
     for step in range(count):

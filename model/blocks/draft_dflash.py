@@ -76,12 +76,6 @@ class DFlashDraft:
             at = LayerStep(plan, self.parts.own, rows, index)
             append_keys(at, self.draft.mixer(index)[0], Activations(hidden), None)
 
-    def append_head(
-        self, plan: Plan, rows: Rows, head: int, tokens: TokenRows, hidden: Slice
-    ) -> None:
-        """A block drafts by `append_block`, no row by itself."""
-        raise NotImplementedError
-
     def append_block(self, plan: Plan, rows: Rows, tokens: TokenRows, block: Block) -> None:
         """The logits of the rows of blocks, in the draft's workspace."""
         own, draft = self.parts.own, self.draft

@@ -122,7 +122,7 @@ def _logits(args: argparse.Namespace, tokens: list[int]) -> dict[str, Rows]:
 def _with_draft(args: argparse.Namespace, tokens: list[int]) -> dict[str, Rows]:
     """The logits of the model and of its draft. What does not fit is refused before a device is
     opened."""
-    from urdir.model.engine.draft_pair import is_plain, pair_of
+    from urdir.model.engine.draft_pair import file_pair, is_plain, nextn_pair
     from urdir.model.files.demo import DEMO
     from urdir.model.files.source import open_model
     from urdir.model.memory.session_settings import SessionSettings
@@ -141,7 +141,8 @@ def _with_draft(args: argparse.Namespace, tokens: list[int]) -> dict[str, Rows]:
             files.callback(draft.close)
         if file is not None and is_plain(file):
             return _of_two(args, (gguf, file), tokens, settings)
-        return _of_pair(args, pair_of(gguf, file), tokens, settings)
+        pair = nextn_pair(gguf) if file is None else file_pair(gguf, file)
+        return _of_pair(args, pair, tokens, settings)
 
 
 def _of_pair(
@@ -150,6 +151,7 @@ def _of_pair(
     """The logits of a model and of a draft that is given its hidden states; by head first, where
     the draft are heads of the model."""
     from urdir.model.engine.block_drafts import BlockDraft
+    from urdir.model.engine.chain_drafts import ChainDraft
     from urdir.model.engine.draft_logits import logits_with_block, logits_with_draft, scattered
     from urdir.model.engine.draft_pair import open_pair
     from urdir.model.progress import Progress
@@ -166,6 +168,7 @@ def _of_pair(
         if isinstance(draft, BlockDraft):
             logits, drafted = logits_with_block(draft, tokens, progress.advance)
         else:
+            assert isinstance(draft, ChainDraft)
             logits, drafted = logits_with_draft(draft, tokens, progress.advance)
     if pair.file is None:
         return {"logits": logits, "draft_logits": drafted}

@@ -11,7 +11,8 @@ from urdir.driver.plan import Plan
 from urdir.model.blocks.draft import TokenRows, append_tokens_of
 from urdir.model.blocks.draft_dflash import Block, DFlashDraft
 from urdir.model.blocks.rows import Rows
-from urdir.model.engine.drafts import Draft, DraftStep, Values
+from urdir.model.engine.chain_drafts import Values
+from urdir.model.engine.drafts import Draft, DraftStep
 from urdir.model.memory.buckets import row_bucket
 from urdir.model.memory.draft_memory import BlockRows
 

@@ -8,14 +8,14 @@ import numpy as np
 import numpy.typing as npt
 
 from urdir.model.engine.block_drafts import BlockDraft
-from urdir.model.engine.drafts import Draft
+from urdir.model.engine.chain_drafts import ChainDraft
 from urdir.model.engine.realizar.eager import EagerSteps
 
 Values = npt.NDArray[np.float32]
 
 
 def logits_with_draft(
-    draft: Draft, tokens: Sequence[int], advance: Callable[[], None] = lambda: None
+    draft: ChainDraft, tokens: Sequence[int], advance: Callable[[], None] = lambda: None
 ) -> tuple[Values, Values]:
     """The logits (tokens, n_vocab) f32 after each token, and those of each head of the draft,
     (heads, tokens, n_vocab) f32, which is given the model's hidden states.

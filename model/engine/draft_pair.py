@@ -20,14 +20,13 @@ from urdir.model.blocks.draft_eagle3 import Eagle3Draft
 from urdir.model.blocks.draft_nextn import NextnDraft
 from urdir.model.blocks.draft_streams import NO_STREAM, STREAMS_READ
 from urdir.model.engine.block_drafts import BlockDraft
+from urdir.model.engine.chain_drafts import ChainDraft
 from urdir.model.engine.drafts import Draft, DraftShape
 from urdir.model.engine.session import Session
 from urdir.model.errors import UnsupportedError
 from urdir.model.families.config import Config
-from urdir.model.families.dflash import ARCHITECTURE as DFLASH
-from urdir.model.families.dflash import dflash
+from urdir.model.families.dflash import DFlash, dflash
 from urdir.model.families.draft_file import DraftConfig, read_token_map
-from urdir.model.families.eagle3 import ARCHITECTURE as EAGLE3
 from urdir.model.families.eagle3 import eagle3
 from urdir.model.families.tapped import nextn_heads, tapped
 from urdir.model.memory.budget import MemoryPlan, SessionBudget, check_context
@@ -43,7 +42,13 @@ if TYPE_CHECKING:
     from urdir.model.memory.session_settings import SessionSettings
 
 
-#: Drafts that are no models by themselves, by general.architecture, and not supported.
+#: Drafts in files of their own that read the model's streams, by general.architecture: how they are
+#: described, and what they launch.
+FILE_DRAFTS: Mapping[
+    str,
+    tuple[Callable[[ModelFile, Config], DraftConfig], Callable[[DraftParts], DraftLaunches]],
+] = {"eagle3": (eagle3, Eagle3Draft), "dflash": (dflash, DFlashDraft)}
+#: Further drafts that are no models by themselves, which are not supported.
 OTHER_DRAFTS = ("dspark", "dflash2", "gemma4-assistant")
 
 
@@ -94,64 +99,39 @@ def nextn_pair(gguf: ModelFile) -> Pair:
     )
 
 
-def pair_of(gguf: ModelFile, file: ModelFile | None) -> Pair:
-    """A model and the draft that a ``file`` has; None: its own heads. Raises UnsupportedError for
-    what is no draft that reads the model's hidden states, or does not fit it."""
-    if file is None:
-        return nextn_pair(gguf)
+def file_pair(gguf: ModelFile, file: ModelFile) -> Pair:
+    """A model and a draft in a ``file`` of its own that reads the model's streams. Raises
+    UnsupportedError for another kind and for one that does not fit the model, ConfigError."""
     if file.architecture in OTHER_DRAFTS:
         raise UnsupportedError(
-            f"{file.path}: drafts of the kind {file.architecture!r} are not supported; eagle3, "
-            "dflash, and models with the same vocabulary, are"
+            f"{file.path}: drafts of the kind {file.architecture!r} are not supported; "
+            f"{', '.join(FILE_DRAFTS)}, and models with the same vocabulary, are"
         )
-    return dflash_pair(gguf, file) if file.architecture == DFLASH else eagle3_pair(gguf, file)
-
-
-def dflash_pair(gguf: ModelFile, file: ModelFile) -> Pair:
-    """The same of a DFlash draft."""
-    config = Config.from_gguf(gguf)
-    own = dflash(file, config)
+    config, (describe, launches) = Config.from_gguf(gguf), FILE_DRAFTS[file.architecture]
+    own = describe(file, config)
     check_same_vocabulary(gguf, file)
-    return replace(
-        _file_pair(gguf, config, file, own, DFlashDraft), most=own.block - 1, slots=own.block
-    )
-
-
-def is_plain(file: ModelFile) -> bool:
-    """Whether a draft is a model by itself."""
-    return file.architecture not in (EAGLE3, DFLASH, *OTHER_DRAFTS)
-
-
-def eagle3_pair(gguf: ModelFile, file: ModelFile) -> Pair:
-    """A model and an EAGLE-3 draft in a ``file`` of its own. Raises UnsupportedError for one that
-    does not fit the model, ConfigError."""
-    config = Config.from_gguf(gguf)
-    own = eagle3(file, config)
-    check_same_vocabulary(gguf, file)
-    return _file_pair(gguf, config, file, own, Eagle3Draft)
-
-
-def _file_pair(
-    gguf: ModelFile,
-    config: Config,
-    file: ModelFile,
-    own: DraftConfig,
-    launches: Callable[[DraftParts], DraftLaunches],
-) -> Pair:
     hidden, given = own.hidden, [of for of in own.target_layers if of < config.n_layers]
     widths = {EMBEDDED: hidden, JOINED: 2 * hidden, GIVEN: hidden, PASSED_ON: hidden}
     widths[STREAMS_READ] = own.fc.cols
     if len(given) < len(own.target_layers):
         widths[NO_STREAM] = own.target_hidden
+    block = own.block if isinstance(own, DFlash) else 1
     return Pair(
         gguf,
         tapped(config, given),
         own,
         widths,
         launches,
+        most=block - 1,
         file=file,
+        slots=block,
         token_map=read_token_map(file, config) if own.token_map else None,
     )
+
+
+def is_plain(file: ModelFile) -> bool:
+    """Whether a draft is a model by itself."""
+    return file.architecture not in (*FILE_DRAFTS, *OTHER_DRAFTS)
 
 
 @contextmanager
@@ -172,6 +152,6 @@ def open_pair(pair: Pair, device: Device, settings: SessionSettings, most: int) 
         if pair.file is not None:
             own = owners.enter_context(Weights.load(pair.file, pair.own, device))
         session = owners.enter_context(Session(device, weights, settings))
-        kind = Draft if pair.slots == 1 else BlockDraft
+        kind = ChainDraft if pair.slots == 1 else BlockDraft
         draft = kind(session, shape, own, pair.launches, pair.token_map)
         yield owners.enter_context(draft)

@@ -45,7 +45,6 @@ from urdir.model.families.windows import optional_window, optional_windows
 from urdir.model.files.limits import Limit
 from urdir.model.files.model_file import ModelFile
 
-ARCHITECTURE = "dflash"
 MASK = "tokenizer.ggml.mask_token_id"
 BLOCK = Limit("rows of a block of drafts", 64, "16")
 
@@ -87,6 +86,8 @@ def _described(file: Reader, target: Config, mask: int) -> DFlash:
     norm, hidden, layers = rms_norm(file), file.hidden, read_target_layers(file)
     streams, block = file.size("target_hidden_size", hidden), file.size("block_size")
     causal = file.optional("attention.causal", bool, False)
+    if block < 2:
+        raise ConfigError(f"metadata key '{file.key('block_size')}' is {block}, expected 2 or more")
     BLOCK.check(block, f"metadata key '{file.key('block_size')}'", ConfigError)
     if not 0 <= mask < target.vocab_size:
         raise UnsupportedError(f"'{MASK}' is {mask}, the model has {target.vocab_size} tokens")

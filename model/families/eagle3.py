@@ -37,8 +37,6 @@ from urdir.model.families.stored import Linear, Normalization
 from urdir.model.files.model_file import ModelFile
 from urdir.ptxgen.kernels.norm import Norm
 
-ARCHITECTURE = "eagle3"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Eagle3(DraftConfig):

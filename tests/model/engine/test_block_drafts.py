@@ -25,7 +25,7 @@ from urdir.driver import execute
 from urdir.driver.device import Device
 from urdir.model.engine.block_drafts import BlockDraft
 from urdir.model.engine.draft_logits import logits_with_block
-from urdir.model.engine.draft_pair import open_pair, pair_of
+from urdir.model.engine.draft_pair import file_pair, open_pair
 from urdir.model.engine.realizar import EagerSteps
 from urdir.model.files.gguf import Gguf
 from urdir.model.memory.session_settings import SessionSettings
@@ -70,7 +70,7 @@ def block(
             files = [owners.enter_context(closing(Gguf(reference_file(p)))) for p in parts_of(name)]
             device = owners.enter_context(Device.open(device_name, cache_folder=None))
             wanted = {"context": 64, "kv_dtype": "f32", "exact": True, **settings}
-            opened = open_pair(pair_of(*files), device, SessionSettings(**wanted), most=MOST)
+            opened = open_pair(file_pair(*files), device, SessionSettings(**wanted), most=MOST)
             draft = owners.enter_context(opened)
             assert isinstance(draft, BlockDraft)
             return draft
