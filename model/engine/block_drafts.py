@@ -13,7 +13,6 @@ from urdir.model.blocks.draft_dflash import Block, DFlashDraft
 from urdir.model.blocks.rows import Rows
 from urdir.model.engine.chain_drafts import Values
 from urdir.model.engine.drafts import Draft, DraftStep
-from urdir.model.memory.buckets import row_bucket
 from urdir.model.memory.draft_memory import BlockRows
 
 if TYPE_CHECKING:
@@ -34,37 +33,37 @@ class BlockDraft(Draft):
         self._owners.push(self.block)
 
     def propose(self, lasts: Sequence[tuple[int, int, int]], count: int) -> list[list[int]]:
-        """See `Draft.propose`; what is given is kept first."""
-        self._run(self.write_given(lasts, count + 1))
-        self._run(self.write_block(lasts, count + 1))
+        """See `Draft.propose`; what is given is kept first. A block always has all of its slots:
+        its rows see each other, so that fewer ones would propose others."""
+        self._run(self.write_given(lasts))
+        self._run(self.write_block(lasts))
         return self.read_block(len(lasts), count)
 
     def read_block(self, rows: int, count: int) -> list[list[int]]:
         """The ``count`` tokens that are drafted after each of the first ``rows``."""
-        shape = (count + 1, self.shape.rows.rows)
+        shape = (self.shape.slots, self.shape.rows.rows)
         chosen = self.block["chosen"].download(np.uint32, shape)
-        return [chosen[1:, row].tolist() for row in range(rows)]
+        return [chosen[1 : 1 + count, row].tolist() for row in range(rows)]
 
-    def block_logits(self, slots: int) -> Values:
+    @property
+    def block_logits(self) -> Values:
         """The logits (slots, vocab) f32 of the first block of the last step."""
-        shape = (slots, self.shape.rows.rows, self.parts.own.config.vocab_size)
+        shape = (self.shape.slots, self.shape.rows.rows, self.parts.own.config.vocab_size)
         return self.parts.own.work["logits"].download(np.float32, shape)[:, 0]
 
-    def write_given(self, lasts: Sequence[tuple[int, int, int]], slots: int) -> DraftStep:
+    def write_given(self, lasts: Sequence[tuple[int, int, int]]) -> DraftStep:
         """Write the rows of hidden states that are given; returns the step that keeps them, with
-        room for blocks of ``slots`` rows after them."""
-        rows = self.shape.rows.rows
+        room for blocks after them."""
+        rows, slots = self.shape.rows.rows, self.shape.slots
         at = self._write([(s, p) for s, p, _ in lasts], rows, prompt=False, more=slots)
         return DraftStep("keys", rows, self.session.shapes.keys(at, 2))
 
-    def write_block(self, lasts: Sequence[tuple[int, int, int]], slots: int) -> DraftStep:
-        """Write the rows of blocks of ``slots`` rows; returns the step that drafts."""
-        rows = row_bucket(self.shape.rows.rows * slots)
-        draft = self.launches.draft
-        self.block.write(lasts, draft.mask, slots, rows, causal=draft.causal)
+    def write_block(self, lasts: Sequence[tuple[int, int, int]]) -> DraftStep:
+        """Write the rows of blocks; returns the step that drafts."""
+        rows, slots, draft = self.shape.block_rows, self.shape.slots, self.launches.draft
+        self.block.write(lasts, draft.mask, rows, causal=draft.causal)
         longest = max(position for _, position, _ in lasts) + slots
-        keys = self.session.shapes.keys(longest, 2)
-        return DraftStep("block", rows, keys, drafts=slots)
+        return DraftStep("block", rows, self.session.shapes.keys(longest, 2), drafts=slots)
 
     def plan(self, step: DraftStep) -> Plan:
         """The launches of a step."""

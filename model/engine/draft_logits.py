@@ -49,7 +49,6 @@ def logits_with_block(
     drafted after the last one, (slots, n_vocab) f32: of the token that the model chooses, and of
     masks. Raises as `logits_with_draft`."""
     rows: list[Values] = []
-    most = draft.shape.most
     with EagerSteps(draft.session) as eager:
         draft.begin()
         for position, token in enumerate(tokens):
@@ -59,8 +58,8 @@ def logits_with_block(
             rows.append(eager.logits()[0])
             draft.take()
             advance()
-    draft.propose([(0, len(tokens), int(np.argmax(rows[-1])))], most)
-    return np.stack(rows), draft.block_logits(most + 1)
+    draft.propose([(0, len(tokens), int(np.argmax(rows[-1])))], 1)
+    return np.stack(rows), draft.block_logits
 
 
 def scattered(drafted: Values, token_map: npt.NDArray[np.uint32] | None, size: int) -> Values:

@@ -142,10 +142,11 @@ class BlockRows(Owner):
         return self._arena[name]
 
     def write(
-        self, lasts: Sequence[tuple[int, int, int]], mask: int, slots: int, count: int, causal: bool
+        self, lasts: Sequence[tuple[int, int, int]], mask: int, count: int, *, causal: bool
     ) -> None:
-        """Make blocks of ``slots`` rows after each of the ``lasts`` (sequence, position, token) the
-        rows of the next step of ``count``: those of a slot side by side, the others idle."""
+        """Make the blocks after each of the ``lasts`` (sequence, position, token) the rows of the
+        next step of ``count``: those of a slot side by side, the others idle."""
+        slots = self.slots
         each = np.array(lasts, np.uint32)
         rows = np.arange(count, dtype=np.uint32)
         of, slot = rows % self.rows, rows // self.rows

@@ -99,7 +99,7 @@ def test_a_block_after_a_text_is_llama_cpp_s(block: Opened) -> None:
     with EagerSteps(draft.session) as eager:
         assert int(np.argmax(process(draft, eager, block.tokens))) == first
         assert draft.propose([(0, len(block.tokens), first)], MOST) == [slots[1:]]
-        rows = by_token(draft, draft.block_logits(MOST + 1))
+        rows = by_token(draft, draft.block_logits)
     error = finite_relative_rms(rows, block.arrays["draft_logits"])
     assert error <= EXACT_RELATIVE_RMS
 
@@ -126,10 +126,10 @@ def test_a_replayed_graph_drafts_the_same_block(block: Opened) -> None:
     with EagerSteps(draft.session) as eager:
         process(draft, eager, block.tokens[:9])
         drafts = draft.propose([place], MOST)
-        logits = draft.block_logits(MOST + 1)
-        with execute.record(draft.plan(draft.write_block([place], MOST + 1)), device) as graph:
+        logits = draft.block_logits
+        with execute.record(draft.plan(draft.write_block([place])), device) as graph:
             graph.launch(stream)
-            np.testing.assert_array_equal(draft.block_logits(MOST + 1), logits)
+            np.testing.assert_array_equal(draft.block_logits, logits)
             assert draft.read_block(1, MOST) == drafts
 
 
@@ -145,7 +145,7 @@ def test_sequences_draft_together_as_each_alone(block: Opened, exact: bool) -> N
         for text in texts:
             firsts.append(int(np.argmax(process(block.draft, eager, text))))
             alone += block.draft.propose([(0, len(text), firsts[-1])], MOST)
-            rows.append(block.draft.block_logits(MOST + 1))
+            rows.append(block.draft.block_logits)
     draft = block.open_more(sequences=3, page_len=16, exact=exact)
     with EagerSteps(draft.session) as eager:
         for sequence, text in enumerate(texts):
@@ -154,4 +154,4 @@ def test_sequences_draft_together_as_each_alone(block: Opened, exact: bool) -> N
         draft.take(3)
         found = draft.propose([(s, len(t), firsts[s]) for s, t in enumerate(texts)], MOST)
         assert not exact or found == alone
-        assert relative_rms(draft.block_logits(MOST + 1), rows[0]) <= (1e-5 if exact else 2e-3)
+        assert relative_rms(draft.block_logits, rows[0]) <= (1e-5 if exact else 2e-3)
