@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from urdir.model.commands import options, values
-from urdir.model.commands.opening import open_device, open_engine
+from urdir.model.commands.opening import engine_options, open_device, open_engine
 from urdir.model.errors import ModelError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from urdir.model.engine.draft_pair import Pair
     from urdir.model.files.model_file import ModelFile
     from urdir.model.memory.session_settings import SessionSettings
-    from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
+    from urdir.ptxgen.kernels.attention.kv_types import KvDtype
 
     Rows = npt.NDArray[np.float32]
 
@@ -102,13 +102,12 @@ def _logits(args: argparse.Namespace, tokens: list[int]) -> dict[str, Rows]:
     from urdir.model.engine.logits import logits_after
     from urdir.model.progress import Progress
 
-    with open_engine(
-        args,
-        options.one_model(args),
-        len(tokens),
+    wanted = replace(
+        engine_options(args, options.one_model(args), len(tokens)),
         kv_dtype="f32" if args.exact else "f16",
         exact=args.exact,
-    ) as engine:
+    )
+    with open_engine(args, wanted) as engine:
         size = engine.config.vocab_size
         _check_tokens(tokens, size)
         rows = np.empty((len(tokens), size), np.float32)
@@ -191,7 +190,7 @@ def _of_two(
     from urdir.model.progress import Progress
     from urdir.model.text.same_vocabulary import check_same_vocabulary
 
-    configs = [Config.from_gguf(file) for file in files]
+    configs = [Config.of(file) for file in files]
     check_same_vocabulary(*files)
     for config in configs:
         _check_tokens(tokens, config.vocab_size)

@@ -59,8 +59,8 @@ def _nextn_facts(gguf: ModelFile) -> dict[str, Any]:
         return {}
     facts: dict[str, Any] = {"kind": "mtp", "heads": heads}
     try:
-        config = Config.from_gguf(gguf, nextn=True)
-        without = Config.from_gguf(gguf)
+        config = Config.of(gguf, nextn=True)
+        without = Config.of(gguf)
     except (ConfigError, UnsupportedError) as exc:
         return {**facts, "refused": str(exc).removeprefix(f"{gguf.path}: ")}
     more = sum(weight_sizes(gguf, config).values()) - sum(weight_sizes(gguf, without).values())

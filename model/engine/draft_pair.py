@@ -81,7 +81,7 @@ class Pair:
 def nextn_pair(gguf: ModelFile) -> Pair:
     """A model whose draft are its own heads for predicting several tokens. Raises UnsupportedError
     for a file without any."""
-    config = Config.from_gguf(gguf, nextn=True)
+    config = Config.of(gguf, nextn=True)
     if not config.nextn:
         key = f"{gguf.architecture}.nextn_predict_layers"
         raise UnsupportedError(
@@ -107,7 +107,7 @@ def file_pair(gguf: ModelFile, file: ModelFile) -> Pair:
             f"{file.path}: drafts of the kind {file.architecture!r} are not supported; "
             f"{', '.join(FILE_DRAFTS)}, and models with the same vocabulary, are"
         )
-    config, (describe, launches) = Config.from_gguf(gguf), FILE_DRAFTS[file.architecture]
+    config, (describe, launches) = Config.of(gguf), FILE_DRAFTS[file.architecture]
     own = describe(file, config)
     check_same_vocabulary(gguf, file)
     hidden, given = own.hidden, [of for of in own.target_layers if of < config.n_layers]

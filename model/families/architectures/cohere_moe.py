@@ -1,22 +1,20 @@
-"""Cohere's mixture of experts (Command A+): attention beside a network, both of one norm of the
-layer's input; three of four layers have a window.
+"""Cohere's mixture of experts (Command A+): parallel attention and FFN on one norm.
 
     x += O attention(Q x', K x', V x') + (experts(x') + shared(x')) / 2      x' = norm(x)
 
-Only layers with a window, the leading dense ones and heads for predicting several tokens, which
-have no window, rotate. The norm is RMSNorm if its epsilon is
-stored and not 0, else LayerNorm without biases. Keys: those of `parts`, `rope`, `windows` and
-`mixtures`: leading_dense_block_count, expert_feed_forward_length (default: feed_forward_length),
-expert_shared_count, expert_shared_feed_forward_length, expert_gating_func (by default 2),
-expert_weights_norm, expert_weights_scale; attention.layer_norm_epsilon or
-attention.layer_norm_rms_epsilon; logit_scale, 0 being as good as 1. llama.cpp:
-`src/models/cohere2moe.cpp`.
+Three of four layers use a sliding window. Only these and the leading dense layers use RoPE, and MTP
+heads, which have no window. The norm is RMSNorm if its epsilon is stored and not 0, else LayerNorm
+without biases. Keys: those of `parts`, `rope`, `windows` and `mixtures`: leading_dense_block_count,
+expert_feed_forward_length (default: feed_forward_length), expert_shared_count,
+expert_shared_feed_forward_length, expert_gating_func (default 2), expert_weights_norm,
+expert_weights_scale; attention.layer_norm_epsilon or attention.layer_norm_rms_epsilon; logit_scale
+(0 means 1). llama.cpp: `src/models/cohere2moe.cpp`.
 """
 
 from __future__ import annotations
 
 from urdir.model.families.attention import Attention
-from urdir.model.families.dense import turning
+from urdir.model.families.dense import shared_rope
 from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Dense, Mixture
 from urdir.model.families.layers import Block, Branch, LayerConfig
@@ -47,7 +45,7 @@ def cohere2moe(file: Reader) -> Description:
         file.size("attention.sliding_window"),
         windowed_layers(file, 4, full_first=True),
     )
-    rope, leading = turning(file, "interleaved"), leading_dense(file)
+    rope, leading = shared_rope(file, "interleaved"), leading_dense(file)
     scores, normalize, scale = scoring(file, "sigmoid"), weights_norm(file), weights_scale(file)
     count = file.count("expert_shared_count")
 

@@ -1,13 +1,14 @@
-"""Mamba-2 (Dao & Gu 2024, arXiv 2405.21060) and decoders that mix its layers with attention:
-Granite 4, Falcon-H1, Nemotron-H. llama.cpp: `src/models/` mamba-base.cpp, mamba2.cpp,
-granite-hybrid.cpp, falcon-h1.cpp, nemotron-h.cpp.
+"""Mamba-2 (Dao & Gu 2024, arXiv 2405.21060) and hybrids: Granite 4, Falcon-H1, Nemotron-H.
+
+llama.cpp: `src/models/` mamba-base.cpp, mamba2.cpp, granite-hybrid.cpp, falcon-h1.cpp,
+nemotron-h.cpp.
 
     x += o RMSNorm(ssd(silu(conv(xBC)), dt) * silu(z))        z, xBC, dt = ssm_in x'
                                                               x' = RMSNorm(x)
 
 Keys: those of `parts`, `rope` and `mixtures`, attention.layer_norm_rms_epsilon; ssm.conv_kernel,
 ssm.inner_size (values of all heads), ssm.time_step_rank (heads), ssm.group_count (heads of B and
-C), ssm.state_size (values of such a head); what a function below names.
+C), ssm.state_size (values of such a head); each family lists its own.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from urdir.ptxgen.kernels.norm import Norm
 
 
 def mamba2(file: Reader) -> Description:
-    """Mamba-2: nothing but its layers."""
+    """Mamba-2: every layer is one Mamba-2 mixer, without an FFN."""
     norm = rms_norm(file)
     return model(
         file,
@@ -53,10 +54,10 @@ def mamba2(file: Reader) -> Description:
 
 
 def granitehybrid(file: Reader) -> Description:
-    """Granite 4 (IBM): attention where attention.head_count_kv is not 0, a network in every layer.
+    """Granite 4 (IBM): attention where attention.head_count_kv is not 0, an FFN in every layer.
 
-    Keys: logit_scale (divides), residual_scale, embedding_scale, attention.scale (0 is none of
-    them), rope.scaling.finetuned (false: no RoPE), expert_shared_feed_forward_length.
+    Keys: logit_scale (divides), residual_scale, embedding_scale, attention.scale (0 counts as
+    absent), rope.scaling.finetuned (false: no RoPE), expert_shared_feed_forward_length.
     """
     norm, shared = rms_norm(file), shared_width(file, 0)
     scale = file.amount("attention.scale") or None
@@ -84,8 +85,8 @@ def granitehybrid(file: Reader) -> Description:
 
 
 def falcon_h1(file: Reader) -> Description:
-    """Falcon-H1 (arXiv 2507.22448): attention and Mamba-2 side by side in every layer. llama.cpp
-    loads the bias of attention's output and RoPE factors for nothing."""
+    """Falcon-H1 (arXiv 2507.22448): attention and Mamba-2 in parallel in every layer. llama.cpp
+    loads the bias of attention's output and RoPE factors without using them."""
     norm, normed = rms_norm(file), file.anywhere("ssm_norm.weight")
     rope = read_rope(file, "half", head_dims(file)[0], factors=False)
 
@@ -108,13 +109,14 @@ def falcon_h1(file: Reader) -> Description:
 
 
 def nemotron_h(file: Reader) -> Description:
-    """Nemotron-H (arXiv 2504.03624), and Nemotron 3 with experts: a layer is attention without
-    RoPE, Mamba-2 or a network, by feed_forward_length and attention.head_count_kv, 0 where there is
-    none.
+    """Nemotron-H (arXiv 2504.03624), and Nemotron 3 with experts.
 
-    Keys: attention.layer_norm_epsilon where there is none of RMS; expert_feed_forward_length,
+    Each layer is one of Mamba-2, attention without RoPE, or an FFN: feed_forward_length is 0 in
+    layers without an FFN, attention.head_count_kv in those without attention. An MTP head has
+    attention and experts.
+    Keys: attention.layer_norm_epsilon if the RMS epsilon is absent; expert_feed_forward_length,
     expert_shared_feed_forward_length, expert_weights_norm, expert_weights_scale; moe_latent_size:
-    experts read a narrower vector. A head for predicting several tokens has attention and experts.
+    experts read a narrower vector.
     """
     eps = file.amount("attention.layer_norm_rms_epsilon")
     norm = Norm("rms", eps or file.number("attention.layer_norm_epsilon"))
@@ -141,7 +143,7 @@ def nemotron_h(file: Reader) -> Description:
 
 
 def _network(file: Reader, layer: int) -> Network:
-    """Nemotron's networks have no gates."""
+    """Nemotron's FFN, which has no gate."""
     if not has_experts(file):
         return dense(file, layer, RELU2, gated=False)
     route = router(

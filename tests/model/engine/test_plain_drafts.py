@@ -57,7 +57,7 @@ def two(
             assert part is not None
             gguf = owners.enter_context(closing(Gguf(reference_file(part))))
             device = owners.enter_context(Device.open(device_name, cache_folder=None))
-            opened = open_alone(gguf, Config.from_gguf(gguf), device, settings)
+            opened = open_alone(gguf, Config.of(gguf), device, settings)
             sessions.append(owners.enter_context(opened))
         yield Two(name, sessions[0], sessions[1], reference_golden("plain drafts", name), whole)
 

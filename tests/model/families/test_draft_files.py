@@ -30,7 +30,7 @@ REFUSALS = (ConfigError, UnsupportedError)
 @pytest.fixture
 def target(golden: Golden) -> Config:
     """The model of the drafts: four layers of 128 values, 128 tokens."""
-    return Config.from_gguf(golden("target-any"))
+    return Config.of(golden("target-any"))
 
 
 def without(file: Any, *names: str) -> Any:
@@ -54,7 +54,7 @@ def check_described(read: Callable[[], Any]) -> None:
 @pytest.mark.parametrize("name", HEADS)
 def test_heads_are_described_where_they_are_wanted(name: str, golden: Golden) -> None:
     file = golden(name)
-    config, whole = Config.from_gguf(file), Config.from_gguf(file, nextn=True)
+    config, whole = Config.of(file), Config.of(file, nextn=True)
     count = file.metadata[f"{file.architecture}.nextn_predict_layers"]
     assert (len(config.nextn), len(whole.nextn)) == (0, count)
     assert whole.layers == config.layers
@@ -74,28 +74,28 @@ def test_a_head_takes_the_model_s_norm_where_it_has_none(golden: Golden) -> None
     file = golden("mtp-mimo2")
     blocks = [f"blk.{layer}." for layer in (2, 3)]
     file = without(file, *(f"{at}nextn.shared_head_norm.weight" for at in blocks))
-    second = Config.from_gguf(file, nextn=True)
+    second = Config.of(file, nextn=True)
     assert [h.norm.weight.name for h in second.nextn if h.norm.weight] == [
         f"{at}layer_output_norm.weight" for at in blocks
     ]
     file = without(file, *(f"{at}layer_output_norm.weight" for at in blocks))
-    third = Config.from_gguf(file, nextn=True)
+    third = Config.of(file, nextn=True)
     assert [head.norm for head in third.nextn] == [third.output_norm] * 2
 
 
 @pytest.mark.parametrize("name", HEADS)
 def test_a_tensor_of_a_head_is_missing_or_has_another_shape(name: str, golden: Golden) -> None:
     file = golden(name)
-    layer = Config.from_gguf(file).n_layers
-    unused = set(Config.from_gguf(file, nextn=True).unused_tensors)
+    layer = Config.of(file).n_layers
+    unused = set(Config.of(file, nextn=True).unused_tensors)
     may_lack = ("embed_tokens", "shared_head", "layer_output_norm", "attn_sinks", "exp_probs_b")
     for tensor in (n for n in file.tensors if n.startswith(f"blk.{layer}.") and n not in unused):
         if not any(part in tensor for part in may_lack):
             with pytest.raises(REFUSALS, match="tensor '"):
-                Config.from_gguf(without(file, tensor), nextn=True)
+                Config.of(without(file, tensor), nextn=True)
         shape = (*file.tensors[tensor].shape[:-1], file.tensors[tensor].shape[-1] + 1)
         with pytest.raises(REFUSALS, match="tensor '"):
-            Config.from_gguf(with_tensor(file, tensor, shape=shape), nextn=True)
+            Config.of(with_tensor(file, tensor, shape=shape), nextn=True)
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -105,21 +105,21 @@ def test_heads_have_values_that_cannot_be(name: str, golden: Golden) -> None:
     describe(reader)
     for key in sorted(reader.asked_keys):
         for value in VALUES.values():
-            check_described(partial(Config.from_gguf, with_key(file, key, value), nextn=True))
+            check_described(partial(Config.of, with_key(file, key, value), nextn=True))
 
 
 @pytest.mark.parametrize("count", [-1, 3, 4, 2**31 - 1, 2**40])
 def test_more_heads_than_layers(count: int, golden: Golden) -> None:
     file = with_key(golden("mtp-qwen35-own"), "qwen35.nextn_predict_layers", count)
     with pytest.raises(REFUSALS, match=r"nextn_predict_layers|32 bits"):
-        Config.from_gguf(file, nextn=True)
+        Config.of(file, nextn=True)
 
 
 def test_a_family_without_heads_refuses_them(golden: Golden) -> None:
     file = with_key(golden("target-any"), "llama.nextn_predict_layers", 1)
-    Config.from_gguf(file)
+    Config.of(file)
     with pytest.raises(UnsupportedError, match=r"of llama \(llama.nextn_predict_layers\)"):
-        Config.from_gguf(file, nextn=True)
+        Config.of(file, nextn=True)
 
 
 # ---- streams that are kept ----
