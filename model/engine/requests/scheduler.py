@@ -86,7 +86,7 @@ class Scheduler:
         self._storage = storage
         self._end_ids = end_ids
         self._waits = waits
-        self._drafting = drafting
+        self.drafting = drafting
         self._clock = clock
         self._last = 0
         self._tasks: dict[int, Task] = {}
@@ -145,7 +145,7 @@ class Scheduler:
         self._last += 1
         task = Task(self._last, request, self.context, self._clock())
         task.waits |= self._waits
-        if self._drafting is not None and request.drafts and not task.waits:
+        if self.drafting is not None and request.drafts and not task.waits:
             task.acceptance = Acceptance()
         self._tasks[task.number] = task
         self._waiting.append(task)
@@ -280,9 +280,9 @@ class Scheduler:
     def _drafts(self, rows: Sequence[Task]) -> tuple[int, ...]:
         """Drafts for the rows of a step, as far as there is room without taking any from others;
         nothing where none has any."""
-        if self._drafting is None:
+        if self.drafting is None:
             return ()
-        counts = self._drafting.choose([task.acceptance for task in rows])
+        counts = self.drafting.choose([task.acceptance for task in rows])
         for number, task in enumerate(rows):
             end = min(task.stored + counts[number], task.end)
             if end > task.room:

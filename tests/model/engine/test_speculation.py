@@ -17,6 +17,7 @@ from urdir.model.engine.requests.answer import Answer
 from urdir.model.engine.requests.answer_loop import AnswerLoop
 from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.request import Ending, Piece, Request, TokenChoice
+from urdir.model.engine.requests.step_costs import StepCosts
 from urdir.model.engine.sampling_settings import GREEDY, SamplingSettings
 from urdir.model.engine.session import Session
 from urdir.model.errors import SettingsError, UnsupportedError
@@ -46,7 +47,7 @@ def weights(device: Device, random_model: Callable[..., Any]) -> Iterator[Weight
     """Of a layer: a token depends most on the one before, so text repeats itself now and then."""
     model = random_model(Shape("llama", 1, 64, 4, 2, 32, 64, VOCABULARY, False), seed=1)
     model.tensors["blk.0.attn_output.weight"].data.view(np.float32)[:] *= np.float32(0.3)
-    with Weights.load(model, Config.from_gguf(model), device) as loaded:
+    with Weights.load(model, Config.of(model), device) as loaded:
         yield loaded
 
 
@@ -240,13 +241,19 @@ def test_answers_that_are_preempted_go_on_the_same(device: Device, weights: Weig
         assert mine.tokens == theirs.tokens
 
 
-def test_as_many_drafts_as_pay(device: Device, weights: Weights, without: Session) -> None:
-    """Of sequences whose drafts fail, and of those whose drafts stand."""
+def test_as_many_drafts_as_pay(
+    device: Device, weights: Weights, without: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of sequences whose drafts fail, and of those whose drafts stand, where all is recorded and
+    steps take as long as on a GPU."""
+    monkeypatch.setattr(StepCosts, "learn", lambda self, rows, seconds: None)
     repeats = Request(prompt=(3, 1, 4, 1, 5, 3, 1, 4), settings=GREEDY, limit=40)
     drawn = SamplingSettings(temperature=30.0, top_k=0, top_p=1.0, min_p=0.0, seed=3)
     fails = Request(prompt=(3, 1, 3, 1), settings=drawn, limit=40)
     expected = given(without, [repeats, fails])
     with Session(device, weights, replace(PLAIN, drafts=CHOSEN)) as session:
+        decode = session.shapes.decode
+        session.steps.record([decode(n, 1, Output.SAMPLE, drafted=True) for n in (2, 4, 8, 16)])
         found = given(session, [repeats, fails])
     for mine, theirs in zip(found, expected, strict=True):
         mine.check_equal(theirs)
@@ -319,7 +326,7 @@ def test_bad_settings_are_refused(fields: dict[str, Any], message: str) -> None:
 
 def test_a_recurrent_model_takes_no_drafts(device: Device, reference_file: Any) -> None:
     with Gguf(reference_file("mamba-dense")) as gguf:
-        config = Config.from_gguf(gguf)
+        config = Config.of(gguf)
         with (
             Weights.load(gguf, config, device) as loaded,
             pytest.raises(UnsupportedError, match="the model has recurrent layers"),

@@ -17,6 +17,7 @@ from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.request import Ending, Finish, Request
 from urdir.model.engine.requests.scheduler import Scheduler
 from urdir.model.engine.requests.step_plan import Chosen, StepPlan
+from urdir.model.memory.draft_settings import DraftSettings
 from urdir.model.memory.pages import common_length
 
 END = 0
@@ -56,6 +57,7 @@ class AnyDrafts(Drafting):
     """Any number of drafts for each answer that takes some."""
 
     def __init__(self, random: Random) -> None:
+        super().__init__(DraftSettings(most=MOST_DRAFTS), 1000)
         self._random = random
 
     def choose(self, answers: Sequence[Acceptance | None]) -> list[int]:
