@@ -12,7 +12,7 @@ logits, all tokens of the golden taken one by one. The file says by what the err
 and ``others`` which of them were found by something else, and by what.
 
 A golden whose model cannot be run is left out, and named on stderr. Then the table of families in
-model/README.md has to be written anew: python tests/family_table.py.
+model/MODELS.md must be rewritten: python tests/family_table.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The table of sampling settings in the README of urdir.model, from `sampling_settings.SETTINGS`.
+"""The table of sampling settings in the guide `model/LIBRARY.md`, from `sampling_settings.SETTINGS`.
 
     .venv/bin/python tests/sampling_table.py
 
@@ -12,13 +12,13 @@ from pathlib import Path
 
 from urdir.model.engine.sampling_settings import DEFAULTS, SETTINGS, Setting
 
-README = Path(__file__).parents[1] / "model" / "README.md"
+GUIDE = Path(__file__).parents[1] / "model" / "LIBRARY.md"
 _BEGIN, _END = "<!-- sampling -->\n", "<!-- end -->"
 _HEAD = ("setting", "default", "values", "what it does", "flags", "field of")
 
 
-def readme_with_table(text: str) -> str:
-    """The README with the table as it must be."""
+def guide_with_table(text: str) -> str:
+    """The guide with the table as it must be."""
     found = re.search(re.escape(_BEGIN) + ".*?(?=" + re.escape(_END) + ")", text, re.DOTALL)
     assert found is not None
     rows = [_HEAD, ("---",) * len(_HEAD), *(_row(name, of) for name, of in SETTINGS.items())]
@@ -34,4 +34,4 @@ def _row(name: str, setting: Setting) -> tuple[str, ...]:
 
 
 if __name__ == "__main__":
-    README.write_text(readme_with_table(README.read_text(encoding="utf-8")), encoding="utf-8")
+    GUIDE.write_text(guide_with_table(GUIDE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -50,7 +50,7 @@ class Engine(Owner):
     @classmethod
     @from_keywords(EngineOptions)
     def open(cls, options: EngineOptions) -> Engine:
-        """Open a model; `EngineOptions` says what each argument means.
+        """Open a model; `urdir.model.EngineOptions` says what each argument means.
 
         No variable of the environment is read. Raises SettingsError for an argument that is out of
         range, and what `Loading` does.

@@ -85,7 +85,7 @@ class SamplingSettings:
     whatever place in the cache a sequence has: answers that share a seed and are to differ take
     different nonces. Without a seed every answer draws a new one.
 
-    A new setting is a row here, and a part of the device's record with its reference
+    A new setting is a row here, the last, and a part of the device's record with its reference
     (`urdir.ptxgen.kernels.sampling`) and its template: flags, fields of requests, bounds and the
     tables of documents follow.
     """

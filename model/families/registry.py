@@ -67,7 +67,7 @@ def _hint(architecture: str) -> str:
     near = get_close_matches(architecture, families(), 3)
     if near:
         return f"; {' and '.join(near)} {'is' if len(near) == 1 else 'are'}"
-    return f" (the {len(families())} supported ones: table Architectures in model/README.md)"
+    return f" (the {len(families())} supported ones: table Architectures in model/MODELS.md)"
 
 
 def describe(file: Reader) -> Description:

@@ -16,7 +16,7 @@ from urdir.model.errors import ModelError
 class Limit:
     """The maximum of a quantity."""
 
-    what: str  # name in messages and in the README's table
+    what: str  # name in messages and in the table of MODELS.md
     most: int
     known: str  # maximum among published models
 

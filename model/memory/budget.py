@@ -104,10 +104,10 @@ class MemoryPlan:
     staging: int
 
     @classmethod
-    def of(cls, gguf: ModelFile, config: Config, session: SessionBudget) -> Self:
+    def of(cls, file: ModelFile, config: Config, session: SessionBudget) -> Self:
         """The plan for a model with one session."""
         return cls(
-            weights=sum(weight_sizes(gguf, config).values()),
+            weights=sum(weight_sizes(file, config).values()),
             kv_cache=sum(session.cache.sizes().values()),
             recurrent=sum(session.recurrent.sizes().values()),
             workspace=sum(session.workspace.values()),

@@ -1,7 +1,7 @@
-"""The state that changes with every token, in device memory that kernels read and advance.
+"""Decode state: values that change with every token, in device memory advanced by kernels.
 
-A step processes *rows*, each the token at ``position[r]`` of sequence ``sequence[r]``; a position
-of ``IDLE`` marks a row without work.
+A step processes *rows*, each the token at ``position[r]`` of sequence ``sequence[r]``; the position
+``IDLE`` marks a padding row.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 
 Words = npt.NDArray[np.uint32]
 
-#: How many steps of a sequence the host may be late in reading: a power of two.
+#: Maximum number of steps of a row that the host may lag behind in reading: a power of two.
 MAILBOX_SLOTS = 8
 
 
 def mailbox_slots(drafts: DraftSettings | None) -> int:
-    """How many tokens of a sequence the host may be late in reading: a power of two."""
+    """Maximum number of tokens of a sequence that the host may lag behind in reading: a power of
+    two."""
     return MAILBOX_SLOTS << (0 if drafts is None else drafts.most.bit_length())
 
 
 @dataclass(frozen=True, slots=True)
 class StateShape:
-    """What a state is made for: ``sequences`` of up to ``max_len`` tokens, steps of ``rows`` rows
-    of as many sequences and ``chunk`` rows of prompts, tokens of a vocabulary of ``vocab``. Prompts
-    may walk over up to ``units`` units of what is cached (`memory.walk`). With ``drafts`` there are
-    rows of these beside those of the sequences' last tokens.
+    """Shape of a state: ``sequences`` of up to ``max_len`` tokens, steps of ``rows`` rows of as
+    many sequences and ``chunk`` prompt rows, a vocabulary of ``vocab`` tokens. Chunked-context
+    prefill may use up to ``units`` units (`memory.walk`). With ``drafts`` some rows verify drafts.
     """
 
     sequences: int
@@ -82,10 +82,10 @@ class StateShape:
 
 @dataclass(frozen=True, slots=True)
 class StepRows:
-    """The rows of a step: ``sequence`` and ``position`` (rows,) u32, `IDLE` where there is none;
-    ``segment`` (segments, 2) u32, the bounds of its segments among the rows of prompts. Where these
-    walk, ``begin`` (prompt,) and ``units`` (n, 4) u32 are as `PrefillBlock` and `CachedTokens` have
-    them."""
+    """The rows of a step: ``sequence`` and ``position`` (rows,) u32, `IDLE` for padding rows;
+    ``segment`` (segments, 2) u32, the bounds of its segments among the prompt rows. In
+    chunked-context prefill, ``begin`` (prompt,) and ``units`` (n, 4) u32 are those of
+    `PrefillBlock` and `CachedTokens`."""
 
     sequence: Words
     position: Words
@@ -97,29 +97,27 @@ class StepRows:
 class DecodeState(Owner):
     """The sequences' tokens, and the rows of the next step.
 
-    ``tokens`` (sequences, max_len) u32: prompts and answers. ``known`` (sequences,) u32: how many
-    of them are valid. ``sequence``, ``position``, ``sampled`` (rows,) u32: the rows that choose a
-    token, and what they chose. They are the rows of a step without prompts. All rows of a step with
+    ``tokens`` (sequences, max_len) u32: prompts and answers. ``known`` (sequences,) u32: number of
+    valid tokens. ``sequence``, ``position``, ``sampled`` (rows,) u32: the rows that choose a token,
+    and the chosen tokens. These are all rows of a step without prompts. All rows of a step with
     prompts are ``step_sequence``, ``step_position`` (rows + chunk,) u32; ``segment`` (rows, 2) u32
-    bounds the segments of its prompts, which walk as ``begin`` (chunk,) and ``units`` (units, 4)
-    u32 say; those that choose are its rows ``output_row`` (rows,) u32.
-    ``settings`` (sequences, SETTINGS_WORDS) u32: how each sequence's tokens are chosen. Of the rows
-    that choose, those that ``masked`` (rows,) u32 marks may take the tokens whose bits are set in
-    ``masks`` (rows, ceil(vocab / 32)) u32. What is written is queued on ``stream``, behind the
-    steps that are there.
+    bounds the segments of its prompts, ``begin`` (chunk,) and ``units`` (units, 4) u32 describe its
+    chunked-context prefill, and ``output_row`` (rows,) u32 are the rows that choose.
+    ``settings`` (sequences, SETTINGS_WORDS) u32: sampling settings. Among the choosing rows, those
+    marked in ``masked`` (rows,) u32 may take only the tokens whose bits are set in ``masks`` (rows,
+    ceil(vocab / 32)) u32. Writes are queued on ``stream``, after the queued steps.
 
-    Page-locked memory of the host has what a step chose after position p, in place p % ``slots``:
-    ``mailbox`` (sequences, slots) u32 the token, ``logprobs`` (sequences, slots, 1 + MOST_LIKELY)
-    f32 its log-probability and those of the likeliest tokens, which ``likely`` (sequences, slots,
-    MOST_LIKELY) u32 names.
+    Page-locked host memory has the result of a step after position p at index p % ``slots``:
+    ``mailbox`` (sequences, slots) u32 is the token, ``logprobs`` (sequences, slots,
+    1 + MOST_LIKELY) f32 its log-probability and those of the likeliest tokens, ``likely``
+    (sequences, slots, MOST_LIKELY) u32 these tokens.
 
-    With ``drafts`` there is more (`DraftedRows`): of the rows that choose, ``place`` and ``wanted``
-    (rows,) u32, ``found`` (sequences,) u32, and page-locked ``counts`` (sequences, slots) u32.
-    Positions of these rows are the device's own then, from ``known``; the host says which have work
-    and which are idle.
+    With ``drafts`` there is more (`DraftedRows`): for the choosing rows ``place`` and ``wanted``
+    (rows,) u32, ``found`` (sequences,) u32, and page-locked ``counts`` (sequences, slots) u32. The
+    device then computes the positions of rows from ``known``; the host says which rows have work.
 
-    What is written here is written to the ``followers`` too: the states of other ranks, which then
-    choose the same tokens.
+    Writes also go to the ``followers``: the states of other ranks, which then choose the same
+    tokens.
     """
 
     def __init__(
@@ -159,7 +157,7 @@ class DecodeState(Owner):
         return self._arena[name]
 
     def write_tokens(self, sequence: int, start: int, tokens: Sequence[int]) -> None:
-        """Put ``tokens`` at ``start`` of a sequence and make them the end of what is known."""
+        """Write ``tokens`` from ``start`` of a sequence, as its last valid ones."""
         values = np.asarray(tokens, np.uint32)
         offset = 4 * (sequence * self.max_len + start)
         self._put("tokens", values, offset)
@@ -170,7 +168,7 @@ class DecodeState(Owner):
         self._put("known", np.array([known], np.uint32), 4 * sequence)
 
     def copy_tokens(self, source: int, target: int, known: int) -> None:
-        """Make a sequence's tokens a copy of another's, the first ``known`` of which are valid."""
+        """Copy a sequence's tokens to another, of which the first ``known`` become valid."""
         nbytes = 4 * self.max_len
         if source != target:
             for state in (self, *self.followers):
@@ -179,15 +177,15 @@ class DecodeState(Owner):
         self.write_known(target, known)
 
     def write_sampling(self, sequence: int, words: Words) -> None:
-        """Set how a sequence's tokens are chosen: settings (SETTINGS_WORDS,) u32."""
+        """Set the sampling settings of a sequence: (SETTINGS_WORDS,) u32."""
         self._put("settings", words, sequence * words.nbytes)
 
     def write_masks(self, masks: Mapping[int, Words]) -> None:
-        """Allow the rows of ``masks``, by number, no tokens but those whose bits are set; words
-        (ceil(vocab / 32),) u32. The others may take all."""
+        """Restrict the rows of ``masks``, by number, to the tokens whose bits are set; words
+        (ceil(vocab / 32),) u32. Other rows are unrestricted."""
         if not masks and not self._has_masks:
             return
-        self._has_masks = True  # also where one of these writes fails
+        self._has_masks = True  # even if one of these writes fails
         masked = np.zeros(self.rows, np.uint32)
         masked[list(masks)] = 1
         self._put("masked", masked)
@@ -205,13 +203,13 @@ class DecodeState(Owner):
         return {int(s): int(p) for s, p in pairs if p != IDLE}
 
     def chosen(self, sequence: int, position: int) -> int:
-        """The token that a step, now complete, chose after the one at ``position``."""
+        """The token that a completed step chose after ``position``."""
         token: int = self._letters[sequence * self.slots + position % self.slots]
         return token
 
     def accepted(self, sequence: int, position: int) -> tuple[int, int]:
-        """How many tokens a step with drafts, now complete, chose after ``position``, that of the
-        sequence's last token, and of how many drafts."""
+        """Number of tokens that a completed step with drafts chose from ``position`` on, that of
+        the pending token, and number of drafts that it verified."""
         assert self._counts is not None
         word = self._counts[sequence * self.slots + position % self.slots]
         return word & 0xFFFF, word >> 16
@@ -219,9 +217,9 @@ class DecodeState(Owner):
     def log_probabilities(
         self, sequence: int, position: int, likely: int
     ) -> tuple[float, tuple[tuple[int, float], ...]]:
-        """Of the token that a step, now complete, chose after the one at ``position``, and of the
-        ``likely`` likeliest ones with their ids, highest first: at most as many as the sequence's
-        settings ask for. They are of the model's own distribution (`TokenLogprobs`)."""
+        """Log-probabilities of the token that a completed step chose after ``position`` and of the
+        ``likely`` likeliest ones with their ids, highest first, at most as many as the sequence's
+        settings request. They are those of the model's own distribution (`TokenLogprobs`)."""
         at = sequence * self.slots + position % self.slots
         entries = 1 + MOST_LIKELY
         values = self.logprobs.view(np.float32, entries, 4 * entries * at)
@@ -230,13 +228,13 @@ class DecodeState(Owner):
         return float(values[0]), tuple(pairs)
 
     def write_rows(self, rows: Sequence[tuple[int, int]], drafts: Sequence[int] = ()) -> None:
-        """Make (sequence, position) pairs the rows that choose a token, the rest idle. After each
-        come rows of as many ``drafts`` as are wanted of its sequence."""
+        """Make (sequence, position) pairs the rows that choose a token; the rest become padding
+        rows. After each come rows of as many ``drafts`` as are wanted of its sequence."""
         self._write(**self._choosing(rows, drafts))
 
     def write_step(self, rows: StepRows, chosen: Sequence[int]) -> None:
-        """Make ``rows`` those of the next step, which has prompts; the rows with the numbers
-        ``chosen`` choose a token."""
+        """Make ``rows`` those of the next step, which has prompts; the rows numbered ``chosen``
+        choose a token."""
         pairs = [(int(rows.sequence[row]), int(rows.position[row])) for row in chosen]
         count = self.rows + self.chunk
         walk: dict[str, Words] = {}
@@ -271,8 +269,8 @@ class DecodeState(Owner):
         }
 
     def _write(self, **parts: Words) -> None:
-        """Write parts that are neighbours, from their beginning, in one copy: each takes the host
-        some 10 us."""
+        """Write adjacent parts, from their beginnings, in one copy: each copy costs the host some
+        10 us."""
         places = {name: self[name].offset for name in parts}
         start, stop = min(places.values()), max(places[n] + 4 * len(parts[n]) for n in parts)
         words = np.zeros((stop - start) // 4, np.uint32)
@@ -288,13 +286,13 @@ class DecodeState(Owner):
             state._writes.write(state[name], words, offset)
 
     def close(self) -> None:
-        """Free the state; closing twice does nothing."""
+        """Free the state. Idempotent."""
         counts = [] if self.counts is None else [self.counts]
         close_all([self._writes, self._arena, self.mailbox, *counts, self.logprobs, self.likely])
 
 
 def _padded(values: Words, count: int, rest: int) -> Words:
-    """``values`` and then ``rest``, together ``count``; an idle row's sequence must exist, too."""
+    """``values`` padded with ``rest`` to ``count``; a padding row's sequence must exist too."""
     padded = np.full(count, rest, np.uint32)
     padded[: len(values)] = values
     return padded

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +58,11 @@ from urdir.model import (
     DraftSettings,
     Ending,
     Engine,
+    EngineOptions,
     Finish,
     Generation,
     Gguf,
+    Loading,
     Message,
     ModelError,
     Piece,
@@ -143,8 +146,19 @@ def token_by_token(engine: Engine) -> Statistics:
 def sooner() -> Engine:
     """The first graphs are recorded while weights are loaded."""
     with Engine.opening("model.gguf", device="cuda:1", text=True, kv_dtype="q8_0") as loading:
-        prompt = loading.tokenizer.encode("Once")
-        loading.prepare(Request(prompt=tuple(prompt), settings=SamplingSettings()))
+        prepare(loading)
+        return Engine(loading)
+
+
+def prepare(loading: Loading) -> None:
+    """What needs no weights."""
+    prompt = loading.tokenizer.encode("Once")
+    loading.prepare(Request(prompt=tuple(prompt), settings=SamplingSettings()))
+
+
+def by_options(options: EngineOptions) -> Engine:
+    """The arguments as one value."""
+    with Loading(replace(options, text=True)) as loading:
         return Engine(loading)
 
 
@@ -235,7 +249,7 @@ def main() -> None:
             together(Plan("nothing"))
         with Engine.open(demo_model()) as engine:
             print(answers(engine), token_by_token(engine), service(engine), weights(Path("x")))
-            print(engine.file.path, sooner())
+            print(engine.file.path, sooner(), by_options(EngineOptions(context=0)))
     except (NoDeviceError, NoDriverError, OutOfMemoryError) as exc:
         print(exc)
     except (CudaError, LaunchError, LifetimeError, MismatchError) as exc:

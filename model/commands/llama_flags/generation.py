@@ -1,12 +1,11 @@
-"""Flags of lengths, stops and sampling."""
+"""Served flags of llama.cpp: lengths, stops and sampling."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from urdir.model.commands import values
-from urdir.model.commands.flags import Accepted, Flag, Refused, Served
-from urdir.model.commands.llama_flags.groups import ANSWERS, SERVER, TEXT
+from urdir.model.commands.flags import Served
 from urdir.model.engine.sampling_settings import DEFAULTS, SETTINGS
 
 
@@ -23,28 +22,23 @@ def setting_flag(name: str, names: str = "") -> Served:
     return Served(names or setting.flags, ("sampling",), text, arguments)
 
 
-#: Settings whose flags are more than a number within bounds.
-_OTHER_SETTINGS: tuple[Served, ...] = (
-    Served(
-        SETTINGS["seed"].flags,
-        ("sampling",),
-        "random seed; -1: a new one (default: -1)",
-        {"type": values.seed, "metavar": "N"},
-    ),
-    Served(
-        SETTINGS["logit_bias"].flags,
-        ("sampling",),
-        "add to a token's logit, as 15043+1 or 15043-1; repeatable",
-        {"type": values.bias, "action": "append", "default": [], "metavar": "ID(+/-)BIAS"},
-    ),
+_SEED = Served(
+    SETTINGS["seed"].flags,
+    ("sampling",),
+    "random seed; -1: a new one (default: -1)",
+    {"type": values.seed, "metavar": "N"},
 )
-_NUMBERS = tuple(
-    setting_flag(name)
-    for name, setting in SETTINGS.items()
-    if setting.flags and setting.flags not in {other.names for other in _OTHER_SETTINGS}
+_BIAS = Served(
+    SETTINGS["logit_bias"].flags,
+    ("sampling",),
+    "add to a token's logit, as 15043+1 or 15043-1; repeatable",
+    {"type": values.bias, "action": "append", "default": [], "metavar": "ID(+/-)BIAS"},
 )
+_NUMBERS = [
+    name for name, of in SETTINGS.items() if of.flags and of.flags not in (_SEED.names, _BIAS.names)
+]
 
-FLAGS: tuple[Flag, ...] = (
+SERVED: tuple[Served, ...] = (
     Served(
         "-n --predict --n-predict",
         ("generation",),
@@ -58,44 +52,7 @@ FLAGS: tuple[Flag, ...] = (
         {"action": "append", "default": [], "dest": "stop", "metavar": "TEXT"},
     ),
     Served("--ignore-eos", ("generation",), "go on past the model's end", {"action": "store_true"}),
-    _OTHER_SETTINGS[0],
-    *_NUMBERS,
-    *_OTHER_SETTINGS[1:],
-    Refused(
-        "--mirostat --mirostat-lr --mirostat-ent",
-        ANSWERS,
-        "Mirostat",
-        "use --top-p and --min-p",
-        off=0,
-    ),
-    Refused("--typical --typical-p", ANSWERS, "typical sampling", "use --top-p and --min-p", off=1),
-    Refused("--top-nsigma --top-n-sigma", ANSWERS, "top-n-sigma sampling", "use --min-p", off=-1),
-    Refused("--xtc-probability", ANSWERS, "XTC sampling", "use --temp", off=0),
-    Refused("--xtc-threshold", ANSWERS, "XTC sampling", "use --temp", off=1),
-    Refused("--dry-multiplier", ANSWERS, "DRY sampling", "use --repeat-penalty", off=0),
-    Refused(
-        "--dry-base --dry-allowed-length --dry-penalty-last-n --dry-sequence-breaker",
-        ANSWERS,
-        "DRY sampling",
-        "use --repeat-penalty",
-    ),
-    Refused("--dynatemp-range", ANSWERS, "dynamic temperature", "use --temp", off=0),
-    Refused("--dynatemp-exp", ANSWERS, "dynamic temperature", "use --temp", off=1),
-    Refused("--adaptive-target --adaptive-decay", ANSWERS, "adaptive-p sampling", "use --top-p"),
-    Refused(
-        "--samplers --sampler-seq --sampling-seq", ANSWERS, "order of samplers", "it is llama.cpp's"
-    ),
-    Accepted("-bs --backend-sampling", ANSWERS, "tokens are always chosen on the GPU"),
-    *(
-        Refused(
-            "--grammar --grammar-file -j --json-schema -jf --json-schema-file",
-            group,
-            "grammar",
-            nearest,
-        )
-        for group, nearest in (
-            (TEXT, "urdir serve has it, by request ('response_format')"),
-            (SERVER, "clients send 'response_format' or 'structured_outputs'"),
-        )
-    ),
+    _SEED,
+    *map(setting_flag, _NUMBERS),
+    _BIAS,
 )

@@ -194,6 +194,23 @@ def test_the_caller_fails(api: Any, model: Path) -> None:
         open_engine(model, work)
 
 
+def test_a_model_becomes_an_engine_once(api: Any, model: Path) -> None:
+    with Engine.opening(model, device="emulator", context=32, cache_folder=None) as loading:
+        assert loading.config.n_layers == 2
+        assert loading.device.is_emulated
+        with Engine(loading) as engine:
+            assert answer(engine.session, [1, 2], 1)
+            with pytest.raises(ModelError, match="an engine already"):
+                Engine(loading)
+
+
+def test_a_model_that_is_closed_becomes_no_engine(api: Any, model: Path) -> None:
+    with Engine.opening(model, device="emulator", context=32, cache_folder=None) as loading:
+        pass
+    with pytest.raises(ModelError, match="is closed"):
+        Engine(loading)
+
+
 def test_a_file_without_a_vocabulary_opens(api: Any, model: Path) -> None:
     with open_engine(model) as engine, pytest.raises(ModelError, match="no vocabulary"):
         _ = engine.tokenizer

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from tests.sampling_table import README, readme_with_table
+from tests.sampling_table import GUIDE, guide_with_table
 from urdir.model.engine.batch import Output
 from urdir.model.engine.requests.request import Request
 from urdir.model.engine.sampling import distribution, sample, uniform
@@ -354,8 +354,8 @@ def test_the_device_has_every_setting() -> None:
 
 
 def test_the_readme_has_the_table() -> None:
-    text = README.read_text(encoding="utf-8")
-    assert readme_with_table(text) == text, "run tests/sampling_table.py"
+    text = GUIDE.read_text(encoding="utf-8")
+    assert guide_with_table(text) == text, "run tests/sampling_table.py"
 
 
 def test_every_number_has_bounds_that_its_default_keeps() -> None:

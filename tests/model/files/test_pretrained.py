@@ -519,7 +519,7 @@ def test_folders_that_are_none(tmp_path: Path, data: Path) -> None:
     with pytest.raises(UnsupportedError, match=r"model_type 't5' is not supported"):
         open_model(tmp_path)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(SafetensorsError, match=r"config\.json: the file is no JSON"):
+    with pytest.raises(SafetensorsError, match=r"config\.json: the file is not JSON"):
         open_model(tmp_path)
     with pytest.raises(SettingsError, match=r"quantize applies to safetensors"):
         open_model(data / "golden" / "nano-llama-q8_0.gguf", quantize="q8_0")

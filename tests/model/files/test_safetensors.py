@@ -205,7 +205,7 @@ def test_a_tensor_in_two_files(tmp_path: Path) -> None:
     index = {"weight_map": {"a": "x.safetensors", "b": "y.safetensors"}}
     both = {"a": entry(0, 2, [2]), "b": entry(2, 4, [2])}
     folder = _folder(tmp_path, index, x={"a": entry(0, 2, [2])}, y=both)
-    with pytest.raises(SafetensorsError, match=r"'a' is in x\.safetensors as well"):
+    with pytest.raises(SafetensorsError, match=r"'a' also occurs in x\.safetensors"):
         read_folder(folder)
 
 

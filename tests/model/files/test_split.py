@@ -124,7 +124,7 @@ def test_parts_that_do_not_fit(
 
 def test_a_tensor_in_two_parts(make_parts: Parts) -> None:
     parts = make_parts(_keys(0), _keys(1), tensors="aa")
-    with pytest.raises(GgufError, match=r"tensor 'a' is in x-00001-of-00002.gguf as well"):
+    with pytest.raises(GgufError, match=r"tensor 'a' also occurs in x-00001-of-00002.gguf"):
         Gguf(parts[0])
 
 

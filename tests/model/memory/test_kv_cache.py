@@ -384,7 +384,7 @@ def test_a_beginning_is_refused_whole(device: Device, stream: Stream) -> None:
         with pytest.raises(ContextFullError, match="3 pages of 16 tokens are needed, 2 of 5"):
             cache.match(1, range(32), 33, spare=17)
         assert (cache.pages(1), cache.free_tokens) == ((), 2 * PAGE)
-        with pytest.raises(ModelError, match="5 tokens to look for, and room for 4"):
+        with pytest.raises(ModelError, match="5 tokens to look up, but 4"):
             cache.match(1, range(5), 4)
         assert cache.match(1, range(32), 33, spare=PAGE) == 32
         assert cache.free_tokens == PAGE

@@ -173,7 +173,7 @@ def test_a_line_for_each_second_without_files(
     with caplog.at_level(logging.ERROR):
         assert asyncio.run(run()) == [b"hello"] * 20
     lines = [record.getMessage() for record in caplog.records]
-    assert lines == ["no connection is accepted for 0.2 s: Too many open files"] * 2
+    assert lines == ["accepting no connections for 0.2 s: Too many open files"] * 2
     assert tried[2] - tried[0] > 0.35
 
 

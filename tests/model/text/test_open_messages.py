@@ -99,7 +99,7 @@ def test_a_field_that_the_template_drops(render: Render) -> None:
     with pytest.raises(TemplateError, match="drops the last message's reasoning_content"):
         render(named_template("chatml"), USER, thought, continues="reasoning_content")
     source = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
-    with pytest.raises(TemplateError, match="leaves out the last message's content"):
+    with pytest.raises(TemplateError, match="drops the last message's content"):
         render(source, USER, Message("assistant", "One"), continues="content")
 
 
