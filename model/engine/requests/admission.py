@@ -80,7 +80,7 @@ class Admission:
         return tasks.admit(found)
 
     def _busy(self, what: str) -> BusyError:
-        """As long as the first in the queue waits, a newcomer will, too."""
+        """As long as the first in the queue waits, a new one will, too."""
         waiting, now = self._tasks.waiting, self._clock()
         first = waiting[0].arrived if waiting else now
         seconds = min(max(1, ceil(now - first)), ceil(self._limits.wait_seconds))

@@ -298,7 +298,7 @@ def _in_advance() -> Iterator[None]:
 
 
 def _first(pieces: Sequence[Callable[[], bool]]) -> bool:
-    """Do the first piece of work that there is; False where there is none."""
+    """Do the first piece of work that is left; False when all is done."""
     return any(piece() for piece in pieces)
 
 

@@ -11,7 +11,7 @@ complete. Until then ``stored`` of its `Task` counts all drafts as accepted: roo
 them, and no step goes past the answer's end.
 
 Steps are planned one ahead: a plan assumes that no answer ends by the tokens of steps in flight,
-which are still unknown. If one does, its next row was computed for nothing.
+which are still unknown. If one does, its next row is not used.
 
 No device is needed here. `Storage` is the interface of the KV cache.
 """
@@ -165,7 +165,7 @@ class Scheduler:
     def repeat(self, plan: StepPlan, steps: int) -> list[StepPlan]:
         """``steps`` more steps after ``plan``, the last one, each of the same rows and as many
         drafts: for a launch of all of them at once. None of them where another request would wait
-        for that, where an answer ends meanwhile by its length, or where there is no room."""
+        for that, where an answer ends meanwhile by its length, or without room."""
         tasks = self.tasks
         if plan.prompts or tasks.waiting or list(tasks.running) != list(plan.requests):
             return []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from tests.model.stepping import Numbers
 from urdir.driver import execute
 from urdir.driver.device import Device
 from urdir.model.engine.batch import Output, StepShape
+from urdir.model.engine.engine import Engine
 from urdir.model.engine.requests.answer import Answer
 from urdir.model.engine.requests.answer_loop import AnswerLoop
 from urdir.model.engine.requests.limits import Limits
@@ -124,7 +126,7 @@ def given(
 
 
 def prompts(rng: np.random.Generator, count: int) -> list[tuple[int, ...]]:
-    """Prompts that repeat themselves, so that there are drafts, of any length."""
+    """Prompts of any length that repeat themselves, so that drafts are found."""
     found = []
     for _ in range(count):
         part = rng.integers(3, VOCABULARY, rng.integers(2, 7))
@@ -361,3 +363,25 @@ def test_families_answer_the_same(device: Device, reference_file: Any, name: str
     found[1].check_equal(found[0])
     assert found[1].ending is not None
     assert found[1].ending.drafted_tokens > 0
+
+
+@pytest.mark.full
+def test_two_devices_answer_the_same(device_name: str, data: Path) -> None:
+    """Each rank accepts the same drafts."""
+    if device_name != "emulator":
+        pytest.skip("two devices of one kind")
+    request = Request(prompt=(3, 1, 4, 1, 5, 3, 1, 4), settings=GREEDY, limit=24)
+    found = []
+    for drafts in (None, FIXED):
+        with Engine.open(
+            data / "golden" / "nano-llama-q8_0.gguf",
+            device=device_name,
+            gpus=2,
+            context=64,
+            exact=True,
+            drafts=drafts,
+        ) as engine:
+            found.append(given(engine.session, [request])[0])
+    found[1].check_equal(found[0])
+    assert found[1].ending is not None
+    assert found[1].ending.accepted_tokens > 0

@@ -23,7 +23,7 @@ from urdir.model.memory.pages import common_length
 END = 0
 VOCABULARY = 6
 MOST_DRAFTS = 3
-LETTERS = 8 * (1 + MOST_DRAFTS)  # of each sequence: as many tokens may be under way
+LETTERS = 8 * (1 + MOST_DRAFTS)  # of each sequence: as many tokens may be in flight
 
 
 def advance(state: int, token: int) -> int:
