@@ -1,4 +1,4 @@
-"""The table of sampling settings in the guide `model/LIBRARY.md`, from `sampling_settings.SETTINGS`.
+"""The table of sampling settings in `model/LIBRARY.md`, from `sampling_settings.SETTINGS`.
 
     .venv/bin/python tests/sampling_table.py
 

@@ -10,7 +10,7 @@ ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 CHUNKS = (8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 #: The same for steps with several prompt segments: rows that choose a token, rows of prompts.
 COARSE_ROWS, COARSE_CHUNKS = (0, 16, 64, 128, 256), (128, 512, 1024, 2048)
-#: Maximum rows of a step with drafts: beyond them a row costs more than its token gains.
+#: Maximum rows of a step with drafts: beyond them one more costs as much as a token gains.
 MOST_DRAFTED = 64
 #: Maximum rows of a prompt step, if memory allows.
 MOST_CHUNK = CHUNKS[-1]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Words = npt.NDArray[np.uint32]
 
-#: Maximum number of steps of a row that the host may lag behind in reading: a power of two.
+#: Maximum number of steps of a sequence that the host may lag behind in reading: a power of two.
 MAILBOX_SLOTS = 8
 
 
@@ -43,7 +43,8 @@ def mailbox_slots(drafts: DraftSettings | None) -> int:
 class StateShape:
     """Shape of a state: ``sequences`` of up to ``max_len`` tokens, steps of ``rows`` rows of as
     many sequences and ``chunk`` prompt rows, a vocabulary of ``vocab`` tokens. Chunked-context
-    prefill may use up to ``units`` units (`memory.walk`). With ``drafts`` some rows verify drafts.
+    prefill may use up to ``units`` units (`memory.walk`). With ``drafts`` there are rows of these
+    beside those of the sequences' last tokens.
     """
 
     sequences: int
@@ -108,13 +109,14 @@ class DecodeState(Owner):
     ceil(vocab / 32)) u32. Writes are queued on ``stream``, after the queued steps.
 
     Page-locked host memory has the result of a step after position p at index p % ``slots``:
-    ``mailbox`` (sequences, slots) u32 is the token, ``logprobs`` (sequences, slots,
-    1 + MOST_LIKELY) f32 its log-probability and those of the likeliest tokens, ``likely``
-    (sequences, slots, MOST_LIKELY) u32 these tokens.
+    ``mailbox`` (sequences, slots) u32 is the token, ``logprobs`` (sequences, slots, 1 +
+    MOST_LIKELY) f32 its log-probability and those of the likeliest tokens, ``likely`` (sequences,
+    slots, MOST_LIKELY) u32 these tokens.
 
-    With ``drafts`` there is more (`DraftedRows`): for the choosing rows ``place`` and ``wanted``
+    With ``drafts`` there is more (`DraftedRows`): of the rows that choose, ``place`` and ``wanted``
     (rows,) u32, ``found`` (sequences,) u32, and page-locked ``counts`` (sequences, slots) u32. The
-    device then computes the positions of rows from ``known``; the host says which rows have work.
+    device then computes the positions of these rows from ``known``; the host says which rows have
+    work and which are padding.
 
     Writes also go to the ``followers``: the states of other ranks, which then choose the same
     tokens.
@@ -229,7 +231,7 @@ class DecodeState(Owner):
 
     def write_rows(self, rows: Sequence[tuple[int, int]], drafts: Sequence[int] = ()) -> None:
         """Make (sequence, position) pairs the rows that choose a token; the rest become padding
-        rows. After each come rows of as many ``drafts`` as are wanted of its sequence."""
+        rows. After each pair come as many rows as its sequence has ``drafts``."""
         self._write(**self._choosing(rows, drafts))
 
     def write_step(self, rows: StepRows, chosen: Sequence[int]) -> None:

@@ -224,9 +224,10 @@ def vector_values(of: StoredVector, tensor: Tensor) -> npt.NDArray[np.float32]:
 
 
 def _kept(config: Config) -> Iterator[Stored]:
-    """Tensors stored on the device: without factors that go into RoPE tables and learned positions.
-    Later stages have only their layers."""
+    """Tensors stored on the device: without factors that go into RoPE tables, learned positions and
+    tensors of another model. Later stages have only their layers."""
     others = {stored for rope in config.ropes for stored in stored_in(rope)} | {config.positions}
+    others |= config.lent
     has_ends = config.stage is None or config.stage.rank == 0
     return (of for of in stored_in(config if has_ends else config.layers) if of not in others)
 

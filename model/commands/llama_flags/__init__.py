@@ -10,7 +10,7 @@ added by the commands that have them; "text" is what run and chat accept or refu
 from __future__ import annotations
 
 from urdir.model.commands.flags import Flag
-from urdir.model.commands.llama_flags import generation, measure, served, server, speculation
+from urdir.model.commands.llama_flags import draft, generation, measure, served, server
 from urdir.model.commands.llama_flags.served import MODEL_HELP
 from urdir.model.commands.llama_flags.unserved import read_unserved
 
@@ -21,7 +21,7 @@ FLAGS: tuple[Flag, ...] = (
     *served.SERVED,
     *generation.SERVED,
     *server.SERVED,
+    *draft.SERVED,
     *measure.SERVED,
-    *speculation.SERVED,
     *read_unserved(),
 )
