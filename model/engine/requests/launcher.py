@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from urdir.model.engine.requests.scheduler import Scheduler
 from urdir.model.engine.requests.step_plan import StepPlan
 from urdir.model.engine.run_ahead import AT_ONCE, FEW, RunAhead
 from urdir.model.engine.step_clock import Span, StepClock
+from urdir.model.memory.buckets import ROWS
 from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
@@ -200,6 +201,8 @@ class Launcher(Owner):
         wanted = {self._answers[number].output for number in plan.choosers}
         output = next((kind for kind in _OUTPUTS if kind in wanted), Output.NONE)
         shape = self._session.shapes.of_batch(plan.batch, plan.longest, output)
+        if shape.drafts:
+            shape = self._recorded(shape)
         several = None
         if len(plan.choosers) <= FEW:
             several = self._session.graphs.several(shape, plan.longest)
@@ -236,6 +239,16 @@ class Launcher(Owner):
             if drafted:
                 pieces.append(partial(prepare, choosers, output, longest, end, steps))
             self._look_ahead = partial(_first, pieces)
+
+    def _recorded(self, shape: StepShape) -> StepShape:
+        """The smallest shape with room for the rows of ``shape``, with drafts, that is recorded:
+        near their ends answers have fewer drafts. ``shape`` itself if none is."""
+        steps, most = self._session.steps, self._session.parts.state.rows
+        if steps.observer is None:
+            rows = (rows for rows in ROWS if shape.rows <= rows <= most)
+            shapes = (replace(shape, rows=count) for count in rows)
+            return next((each for each in shapes if steps.is_recorded(each)), shape)
+        return shape
 
     def _is_drafted_ready(self, rows: int) -> bool:
         """Whether a step of so many rows, with drafts, takes no preparation now."""
