@@ -129,7 +129,8 @@ def test_such_expressions_are_found(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["there is no GPU", "it is no longer", "but forget it", "is not a part", "a renewed key"]
+    "text",
+    ["there is no GPU", "it is no longer", "but forget it", "is not a part", "a renewed key"],
 )
 def test_others_pass(text: str) -> None:
     assert not PATTERN.search(text.lower())

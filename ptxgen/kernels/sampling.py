@@ -1,10 +1,10 @@
-"""Choosing the next token from logits: the settings as the device reads them, and the reference.
+"""Sampling: the settings record on the device, and the numpy reference.
 
-The order is llama.cpp's: logit bias, repetition penalty, presence and frequency penalty, what is
-not allowed, top-k, top-p, min-p, temperature, draw. Each filter works on the distribution that the
-one before left, and the temperature does not affect what top-p and min-p keep. Logits
-are adjusted in f32 here as on the device, and thresholds are rounded to it, so that both keep the
-same tokens; probabilities are f64 here.
+The order is llama.cpp's: logit bias, repetition penalty, presence and frequency penalty, masks,
+top-k, top-p, min-p, temperature, draw. Each filter works on the distribution left by the previous
+one, and the temperature does not affect what top-p and min-p keep. Logits are adjusted in f32 here
+as on the device, and thresholds are rounded to it, so that both keep the same tokens; probabilities
+are f64 here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Words = npt.NDArray[np.uint32]
 Ids = npt.NDArray[np.int64]
 
 #: The settings of one sequence in device memory. Kernels read groups of four words at once: each
-#: begins at a multiple of 16 bytes, and so does every record.
+#: starts at a multiple of 16 bytes, and so does every record.
 SETTINGS = np.dtype(
     [
         ("temperature", np.float32),  # 0 or less: greedy
@@ -41,15 +41,15 @@ SETTINGS = np.dtype(
         ("presence_penalty", np.float32),  # 0: off
         ("frequency_penalty", np.float32),  # 0: off
         ("seed", np.uint64),
-        ("nonce", np.uint64),  # sets requests with one seed apart
-        ("answer_at", np.uint32),  # where the generated tokens begin
-        ("min_tokens", np.uint32),  # so many of them before an end id
+        ("nonce", np.uint64),  # distinguishes requests with the same seed
+        ("answer_at", np.uint32),  # index of the first generated token
+        ("min_tokens", np.uint32),  # minimum number of them before an end id
         ("end_count", np.uint32),
         ("bias_count", np.uint32),
-        ("logprobs", np.uint32),  # 0: not wanted; 1 + the number of likely tokens
+        ("logprobs", np.uint32),  # 0: none; else 1 + the number of likely tokens
         ("reserved", np.uint32, 3),
         ("end_ids", np.uint32, MOST_END_IDS),
-        ("bias_ids", np.uint32, MOST_BIASES),  # no two alike
+        ("bias_ids", np.uint32, MOST_BIASES),  # distinct
         ("biases", np.float32, MOST_BIASES),
     ]
 )
@@ -81,10 +81,10 @@ def pack_settings(
 ) -> Words:
     """One sequence's row of the kernels' ``settings``, (SETTINGS_WORDS,) u32.
 
-    ``top_k`` 0, ``top_p`` 1, ``min_p`` 0, ``repeat_penalty`` 1 and the other penalties 0 turn a
-    filter off; ``repeat_last_n`` -1 looks back over the whole history. ``logprobs`` is how many
-    likely tokens are wanted beside the chosen one, None: nothing. Raises PtxgenError for more than
-    MOST_END_IDS end ids, MOST_BIASES biases or MOST_LIKELY likely tokens.
+    ``top_k`` 0, ``top_p`` 1, ``min_p`` 0, ``repeat_penalty`` 1 and the other penalties 0 disable a
+    filter; ``repeat_last_n`` -1 uses the whole history. ``logprobs`` is the number of likely tokens
+    to report beside the chosen one, None: no report. Raises PtxgenError for more than MOST_END_IDS
+    end ids, MOST_BIASES biases or MOST_LIKELY likely tokens.
     """
     bias = dict(logit_bias or {})
     for count, most, what in (
@@ -119,7 +119,7 @@ def unpack_settings(settings: Words) -> Any:
 
 
 def random_bits(seed: int, nonce: int, position: int) -> int:
-    """64 random bits, a function of (seed, nonce, position) alone.
+    """64 random bits, a function of (seed, nonce, position) only.
 
     Philox4x64-10, a counter-based generator (Salmon et al. 2011), keyed by the seed; position and
     nonce are the low words of its counter.
@@ -136,12 +136,12 @@ def uniform(seed: int, nonce: int, position: int) -> float:
 def adjust(
     logits: Logits, settings: Words, history: npt.ArrayLike, mask: Words | None = None
 ) -> Logits:
-    """Logits after bias, penalties and what is not allowed, (n_vocab,) f32.
+    """Logits after bias, penalties and masks, (n_vocab,) f32.
 
     ``history`` are the tokens before the one to choose; those from ``answer_at`` on were generated.
-    ``mask`` (ceil(n_vocab / 32),) u32 has a bit for each token, the lowest first: 1 for those that
-    are allowed. Without one, end ids are not allowed before ``min_tokens``; a mask decides alone.
-    Tokens that are not in the vocabulary are passed over.
+    ``mask`` (ceil(n_vocab / 32),) u32 has a bit per token, the lowest first: 1 if allowed. Without
+    a mask, end ids are forbidden before ``min_tokens``; a mask decides alone. Tokens outside the
+    vocabulary are ignored.
     """
     choice, n_vocab = unpack_settings(settings), len(logits)
     tokens = np.asarray(history, np.int64)
@@ -163,7 +163,7 @@ def adjust(
 
 
 def _penalise_repeated(logits: Logits, choice: Any, tokens: Ids) -> None:
-    """Make tokens seen lately less likely (Keskar et al. 2019; negative logits as llama.cpp)."""
+    """Penalise recent tokens (Keskar et al. 2019; negative logits as llama.cpp)."""
     seen = np.unique(tokens[max(0, len(tokens) - int(choice["repeat_last_n"])) :])
     seen = seen[seen < len(logits)]
     values, factor = logits[seen], choice["repeat_penalty"]
@@ -189,14 +189,14 @@ def sample(logits: Logits, settings: Words, position: int) -> int:
     ids, probabilities = distribution(logits, settings)
     cumulative = np.cumsum(probabilities)
     drawn = uniform(int(choice["seed"]), int(choice["nonce"]), position) * cumulative[-1]
-    drawn = min(drawn, np.nextafter(cumulative[-1], 0.0))  # rounding must not lead past the end
+    drawn = min(drawn, np.nextafter(cumulative[-1], 0.0))  # rounding must not exceed the end
     return int(ids[np.searchsorted(cumulative, drawn, side="right")])
 
 
 def distribution(logits: Logits, settings: Words) -> tuple[Ids, npt.NDArray[np.float64]]:
-    """What `sample` draws from: ids (n,), most likely first, and their probabilities (n,) f64.
+    """The distribution of `sample`: ids (n,), most likely first, and their probabilities (n,) f64.
 
-    ``logits`` without NaN, the highest one finite. One id where the temperature is 0 or less.
+    ``logits`` without NaN, the highest one finite. One id if the temperature is 0 or less.
     """
     choice = unpack_settings(settings)
     if choice["temperature"] <= 0.0:
@@ -210,7 +210,7 @@ def distribution(logits: Logits, settings: Words) -> tuple[Ids, npt.NDArray[np.f
 
 def log_probabilities(logits: Logits) -> npt.NDArray[np.float64]:
     """ln softmax(logits), (n_vocab,) f64: OpenAI's logprobs, of the model's own logits, before
-    anything adjusts them, and at temperature 1."""
+    adjustments and at temperature 1."""
     values = logits.astype(np.float64)
     values -= values.max()
     return np.asarray(values - np.log(np.exp(values).sum()))
@@ -233,8 +233,7 @@ def _top_k(logits: Logits, k: int) -> Ids:
 
 
 def _top_p_count(logits: Logits, top_p: float) -> int:
-    """How many of the sorted candidates it takes to reach the probability ``top_p``; at least
-    one."""
+    """Number of sorted candidates needed to reach the probability ``top_p``; at least one."""
     if top_p >= 1.0:
         return len(logits)
     return min(int(np.searchsorted(np.cumsum(_softmax(logits)), top_p)) + 1, len(logits))
