@@ -65,7 +65,7 @@ def by_reference(path: Path, tokens: list[int]) -> Logits:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     with Gguf(path) as file:
-        logits: Logits = module.Reference(file, Config.from_gguf(file), CONTEXT).logits(tokens)
+        logits: Logits = module.Reference(file, Config.of(file), CONTEXT).logits(tokens)
     return logits
 
 

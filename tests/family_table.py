@@ -78,7 +78,7 @@ def _goldens() -> dict[str, dict[str, Config]]:
         for packed in sorted(FOLDER.glob("*.gguf.xz")):
             path.write_bytes(lzma.decompress(packed.read_bytes()))
             with Gguf(path) as file:
-                config = Config.from_gguf(file)
+                config = Config.of(file)
             name = packed.name.removesuffix(".gguf.xz")
             found.setdefault(config.architecture, {})[name] = config
     return found

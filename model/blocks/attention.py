@@ -28,7 +28,6 @@ from urdir.ptxgen.kernels.attention.prepare_tokens import PrepareTokens
 from urdir.ptxgen.kernels.attention.scores import PLAIN, Scores
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.normalise import Normalise
-from urdir.ptxgen.weights.packed_few import Order
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Region
@@ -57,7 +56,7 @@ class LayerAttention:
 
     ``sm_count`` and the native ``target`` are the device's, by which kernels are chosen.
 
-    ``exact`` keeps activations f32. Packed heads of few rows are left in that ``order``.
+    ``exact`` keeps activations f32.
     """
 
     label: str
@@ -72,14 +71,13 @@ class LayerAttention:
     token: OwnToken = PLAIN_TOKEN
     constants: Mapping[str, Region] = field(default_factory=dict)
     exact: bool = False
-    order: Order = "units"
 
     def decode_kernel(
         self, token: OwnToken | None, packs: bool = False
     ) -> IncrementalAttention | FlashDecode:
         """The kernel of decoding, which prepares and appends where a token is given; it leaves
         packed heads where it can and ``packs`` asks for it."""
-        kernel = decode_attention(
+        return decode_attention(
             self.heads,
             self.layout,
             self.rows.keys,
@@ -90,7 +88,6 @@ class LayerAttention:
             target=self.target,
             packs=packs,
         )
-        return replace(kernel, order=self.order) if kernel.packs_few else kernel
 
     def prompt_kernel(self, packs: bool) -> PromptAttention:
         """The kernel of prompts; it leaves packed heads where it can and ``packs`` asks for it."""
@@ -115,12 +112,18 @@ class LayerAttention:
         return replace(self, rows=rows, work={**self.work, **parts})
 
     @property
+    def fused_token(self) -> OwnToken | None:
+        """What the kernel of decoding does with the rows' new tokens; None where they are appended
+        before it."""
+        return None if self.rows.attend_to_each_other else self.token
+
+    @property
     def can_pack(self) -> bool:
         """Whether heads can be left as the packed activations of the next product."""
         if self.exact or (self.rows.decode and self.rows.prompt):
             return False
         if self.rows.decode:
-            return self.decode_kernel(self.token, packs=True).packs
+            return self.decode_kernel(self.fused_token, packs=True).packs
         kernel = self.prompt_kernel(packs=True)
         return isinstance(kernel, PrefillWgmma) and kernel.packs
 
@@ -150,12 +153,12 @@ def incremental_attention_into(
         prompts = replace(at.of_rows(first.count, rest), label=f"{at.label}.prompts")
         incremental_attention_into(plan, prompts, out.slice(start, rest.count * width))
         return
-    if at.rows.prompt:
+    if at.rows.attend_to_each_other:
         append_tokens(plan, at)
-        if not at.exact:
-            flash_attention_multi_head(plan, at, out, packs=packs)
-            return
-    kernel = at.decode_kernel(None if at.rows.prompt else at.token, packs)
+    if at.rows.prompt and not at.exact:
+        flash_attention_multi_head(plan, at, out, packs=packs)
+        return
+    kernel = at.decode_kernel(at.fused_token, packs)
     region = out.slice(0, kernel.nbytes(kernel.out_param)) if packs else out
     at.launch(plan, kernel, at.label, out=region)
 

@@ -7,7 +7,6 @@ from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass, field
 
-from urdir.model.engine.batch import Output
 from urdir.model.engine.requests.answer_loop import AnswerLoop
 from urdir.model.engine.requests.choices import Choose
 from urdir.model.engine.requests.limits import Limits
@@ -58,20 +57,6 @@ class Generation:
 
     def __post_init__(self) -> None:
         self.statistics.seed = self.request.settings.seed or 0
-
-    def prepare(self) -> None:
-        """Record the graphs of the prompt and of the first token, for a session that has processed
-        nothing: its weights need not be there yet (``meanwhile`` of `Engine.open`).
-        """
-        masked = self.request.constraint is not None
-        output = Output.of(self.request.settings, masked=masked)
-        output = Output.LOGITS if self.choose else output
-        shapes, length = [], 0
-        end = min(len(self.request.prompt), self.session.context)
-        while length < end:
-            shape, length = self.session.shapes.prompt(length, end, output)
-            shapes.append(shape)
-        self.session.steps.record(shapes)
 
     def text(self) -> Generator[str, None, None]:
         """Pieces of printable text as they become known; together they are the answer. Raises what

@@ -23,7 +23,7 @@ OTHER_KINDS = {
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Config(Description):
-    """The `Description` of a model whose tensors were checked against it; see `from_gguf`. Its text
+    """The `Description` of a model whose tensors were checked against it; see `of`. Its text
     lists the layers and their parts."""
 
     def __str__(self) -> str:
@@ -34,8 +34,9 @@ class Config(Description):
         printer.text(str(self))
 
     @classmethod
-    def from_gguf(cls, gguf: ModelFile) -> Self:
-        """Read the metadata and check all tensors; needs no tokeniser.
+    def of(cls, gguf: ModelFile, *, nextn: bool = False) -> Self:
+        """Read the metadata and check all tensors; needs no tokeniser. With ``nextn`` the
+        description has the MTP heads of the file.
 
         Raises UnsupportedError (architecture, tensor types, tensors that would have to be ignored)
         or ConfigError (a key or tensor missing or inconsistent), naming the key or tensor.
@@ -43,7 +44,7 @@ class Config(Description):
         if (kind := str(gguf.metadata.get("general.type"))) in OTHER_KINDS:
             raise UnsupportedError(f"{gguf.path}: {OTHER_KINDS[kind]}")
         try:
-            found = describe(Reader.of(gguf))
+            found = describe(Reader.of(gguf, nextn=nextn))
             check_tensors(found, gguf)
         except (ConfigError, UnsupportedError) as error:
             prefix = f"{gguf.path}: "

@@ -12,9 +12,17 @@ from typing import Self
 
 from urdir.model.families.attention import Attention
 from urdir.model.families.layers import LayerConfig
+from urdir.model.families.nextn import NextnHead
 from urdir.model.families.recurrent import Lightning, Recurrent
 from urdir.model.families.rope import RopeConfig
-from urdir.model.families.stored import Linear, Normalization, Slopes, StoredMatrix, StoredVector
+from urdir.model.families.stored import (
+    Linear,
+    Normalization,
+    Slopes,
+    Stored,
+    StoredMatrix,
+    StoredVector,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +100,16 @@ class Description:
     unused_tensors: tuple[str, ...] = ()  # of the file, not used for plain decoding
     share: Share | None = None
     stage: Stage | None = None
+    nextn: tuple[NextnHead, ...] = ()  # where they are read
 
     def __repr__(self) -> str:
         size = f"hidden {self.hidden}, vocabulary {self.vocab_size}, context {self.context_length}"
         return f"<{type(self).__name__} {self.architecture}, {self.n_layers} layers, {size}>"
+
+    @property
+    def lent(self) -> frozenset[Stored]:
+        """References to weights of another model, which its file does not have."""
+        return frozenset()
 
     @property
     def n_layers(self) -> int:
@@ -120,7 +134,9 @@ class Description:
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:
         """The distinct rotations, in order of first use."""
-        return tuple(dict.fromkeys(a.rope for a in self.attentions if a.rope is not None))
+        heads = (head.layer.attention for head in self.nextn)
+        mixers = (*self.attentions, *(mixer for mixer in heads if mixer is not None))
+        return tuple(dict.fromkeys(a.rope for a in mixers if a.rope is not None))
 
     @property
     def slopes(self) -> tuple[Slopes, ...]:
@@ -143,4 +159,6 @@ class Description:
         short and long ones."""
         if not any(rope.long_factors for rope in self.ropes):
             return self
-        return replace(self, layers=tuple(layer.at_context(context) for layer in self.layers))
+        heads = (replace(head, layer=head.layer.at_context(context)) for head in self.nextn)
+        layers = tuple(layer.at_context(context) for layer in self.layers)
+        return replace(self, layers=layers, nextn=tuple(heads))

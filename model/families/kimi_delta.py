@@ -14,6 +14,7 @@ from urdir.model.families.attention import Attention
 from urdir.model.families.description import Description
 from urdir.model.families.layers import Network
 from urdir.model.families.mixtures import without
+from urdir.model.families.nextn import NextnKind
 from urdir.model.families.parts import model, qkv, rms_norm, sequential
 from urdir.model.families.reader import Reader
 from urdir.model.families.recurrent import Convolved, KimiDelta, convolution
@@ -28,6 +29,7 @@ def kimi_decoder(
     attends: Callable[[int], Attention],
     delta: Callable[[int], KimiDelta],
     network: Callable[[int], Network],
+    nextn: NextnKind | None = None,
 ) -> Description:
     """Describe a model by its mixers and FFNs of each layer. llama.cpp loads biases of Q, K and V
     of delta rules without using them."""
@@ -40,6 +42,7 @@ def kimi_decoder(
             (file.norm("attn_norm", index, norm), file.norm("ffn_norm", index, norm)),
         ),
         file.norm("output_norm", None, norm),
+        nextn=nextn,
     )
     return without(description, file, KimiDelta, [f"attn_{name}.bias" for name in ("q", "k", "v")])
 

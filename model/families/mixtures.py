@@ -254,9 +254,10 @@ def without(
 ) -> Description:
     """The description with tensors of these names unused in layers with an FFN of that ``kind``:
     llama.cpp loads and ignores them."""
+    layers = (*description.layers, *(head.layer for head in description.nextn))
     unused = [
         f"blk.{index}.{name}"
-        for index, layer in enumerate(description.layers)
+        for index, layer in enumerate(layers)
         if any(isinstance(network, kind) for network in layer.networks)
         for name in names
     ]

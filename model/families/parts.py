@@ -6,7 +6,8 @@ Keys of all of them, under the architecture's name:
     attention.head_count, head_count_kv (for all layers or each; default: head_count)
     attention.key_length, value_length                          default: hidden / heads
         attention.causal                                            false is refused
-        nextn_predict_layers            number of trailing layers for multi-token prediction; unused
+        nextn_predict_layers            number of trailing layers for multi-token prediction (MTP):
+                                        see `nextn`; unused unless they are read
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from urdir.model.families.attention import Attention, OutputGate, QkNorm
 from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Dense
 from urdir.model.families.layers import Block, Branch, LayerConfig, Network
+from urdir.model.families.nextn import NextnHead, NextnKind, nextn_head
 from urdir.model.families.reader import Presence, Reader
 from urdir.model.families.rope import RopeConfig
 from urdir.model.families.stored import Linear, Normalization
@@ -219,13 +221,15 @@ def model(
     output_bias: Presence = "optional",
     embedding: str = "token_embd",
     unused: Collection[str] = (),
+    nextn: NextnKind | None = None,
     **options: Any,
 ) -> Description:
     """The model of these layers, with the matrices ``embedding`` and output. The embedding doubles
     as output if that is "absent", or "optional" and not stored.
 
-    ``unused`` are tensor names, without layer number, that llama.cpp loads without using them;
-    ``options`` are fields of `Description`.
+    ``unused`` are tensor names, without layer number, that llama.cpp loads without using them.
+    ``nextn`` describes the family's MTP heads; None: they are not supported. ``options`` are fields
+    of `Description`.
     """
     if not file.optional("attention.causal", bool, True):
         raise UnsupportedError(
@@ -236,6 +240,19 @@ def model(
     is_own = output == "required" or (output == "optional" and file.has("output.weight"))
     has_bias = output_bias == "required" or (output_bias == "optional" and file.has("output.bias"))
     layers = map(layer, range(file.layer_count())) if callable(layer) else layer
+    logits = Linear(
+        file.matrix("output", None, vocab, hidden) if is_own else table,
+        file.vector("output.bias", None, vocab) if has_bias else None,
+    )
+    heads: tuple[NextnHead, ...] = ()
+    if file.nextn_layers:
+        if nextn is None or not callable(layer):
+            raise UnsupportedError(
+                f"the layers for predicting several tokens of {file.architecture} "
+                f"({file.key('nextn_predict_layers')}) are not supported"
+            )
+        ends = (table, logits, output_norm)
+        heads = tuple(nextn_head(file, i, layer(i), nextn, *ends) for i in file.nextn_layers)
     fields = {
         "architecture": file.architecture,
         "layers": tuple(layers),
@@ -243,11 +260,9 @@ def model(
         "vocab_size": vocab,
         "context_length": file.size("context_length"),
         "embedding": table,
-        "output": Linear(
-            file.matrix("output", None, vocab, hidden) if is_own else table,
-            file.vector("output.bias", None, vocab) if has_bias else None,
-        ),
+        "output": logits,
         "output_norm": output_norm,
+        "nextn": heads,
         "unused_tensors": (*_of_further_layers(file), *file.of_kinds(unused)),
     }
     # ignored keys are known only after everything was read
@@ -265,8 +280,8 @@ def _vocab_size(file: Reader, name: str) -> int:
 
 
 def _of_further_layers(file: Reader) -> Iterable[str]:
-    """Tensors of the layers for multi-token prediction."""
-    if not file.count("nextn_predict_layers"):
+    """Tensors of the MTP layers, unless these are described."""
+    if file.nextn_layers or not file.count("nextn_predict_layers"):
         return
     layers = range(file.layer_count(), file.size("block_count"))
     for name in file.stored:

@@ -36,7 +36,8 @@ class Reader:
     """Metadata of ``architecture`` by key without its prefix; references to stored tensors by name.
 
     At most ``max_layers`` layers are described, whatever the metadata claims. Every error names
-    the whole key. The reader records every key that is read: ``ignored_keys`` are the rest.
+    the whole key. The reader records every key that is read: ``ignored_keys`` are the rest. With
+    ``nextn`` the MTP layers are described, too.
     """
 
     def __init__(
@@ -45,23 +46,26 @@ class Reader:
         architecture: str,
         stored: Mapping[str, Shape],
         max_layers: int,
+        *,
+        nextn: bool = False,
     ) -> None:
         self.architecture = architecture
         self.stored = stored
+        self.reads_nextn = nextn
         self._metadata = metadata
         self._max_layers = max_layers
         self._asked: set[str] = set()
         self._kinds = {_LAYER.sub("", name) for name in stored}
 
     @classmethod
-    def of(cls, file: ModelFile) -> Self:
+    def of(cls, file: ModelFile, *, nextn: bool = False) -> Self:
         """The reader of a file. Raises ConfigError if the file names no architecture.
 
         Every layer has tensors, so a file with more claimed layers than tensors is read with one
         layer more than tensors, and then refused. A claim of billions of layers costs nothing.
         """
         stored = {name: tensor.shape for name, tensor in file.tensors.items()}
-        return cls(file.metadata, file.architecture, stored, len(stored) + 1)
+        return cls(file.metadata, file.architecture, stored, len(stored) + 1, nextn=nextn)
 
     # ---- metadata ----
 
@@ -124,7 +128,7 @@ class Reader:
         return self._by_layer(key, kind, None)
 
     def _by_layer(self, key: str, kind: type[_T], default: _T | None) -> list[_T]:
-        layers = self.layer_count()
+        layers = len(self.described_layers)
         self._asked.add(key)
         value = self._metadata.get(key, default)
         if not isinstance(value, np.ndarray):
@@ -176,6 +180,19 @@ class Reader:
                 f"metadata key '{self.key('nextn_predict_layers')}' is {extra} of {blocks} layers"
             )
         return min(blocks - extra, self._max_layers)
+
+    @property
+    def nextn_layers(self) -> range:
+        """The layers for predicting several tokens, which follow the others; none unless they are
+        read."""
+        first = self.layer_count()
+        extra = self.count("nextn_predict_layers") if self.reads_nextn else 0
+        return range(first, first + min(extra, self._max_layers))
+
+    @property
+    def described_layers(self) -> range:
+        """All layers that are described."""
+        return range(self.nextn_layers.stop)
 
     @property
     def hidden(self) -> int:

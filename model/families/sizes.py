@@ -25,6 +25,7 @@ _BY_LIMIT: Mapping[Limit, tuple[str, ...]] = {
         *("embedding_length", "embedding_length_per_layer_input", "feed_forward_length"),
         *("expert_feed_forward_length", "expert_shared_feed_forward_length"),
         *("expert_latent_length", "moe_latent_size", "ssm.inner_size", "ssm.time_step_rank"),
+        "target_hidden_size",
         *("attention.q_lora_rank", "attention.kv_lora_rank"),
     ),
     limits.EXPERTS: (

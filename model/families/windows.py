@@ -21,7 +21,7 @@ def windowed_layers(file: Reader, period: int, *, full_first: bool = False) -> l
         return flagged_layers(file)
     period = file.count(PATTERN, period)
     full = 0 if full_first else period - 1
-    return [not period or layer % period != full for layer in range(file.layer_count())]
+    return [not period or layer % period != full for layer in file.described_layers]
 
 
 def flagged_layers(file: Reader) -> list[bool]:
@@ -41,5 +41,5 @@ def optional_windows(
 ) -> list[bool]:
     """`windowed_layers`, or False for all layers if ``window`` is 0."""
     if not window:
-        return [False] * file.layer_count()
+        return [False] * len(file.described_layers)
     return windowed_layers(file, period, full_first=full_first)

@@ -14,7 +14,8 @@ from typing import Self
 from urdir.model.families.attention import Attention
 from urdir.model.families.config import Config
 from urdir.model.memory.session_settings import SessionSettings
-from urdir.ptxgen.kernels.attention.kv_layout import KvDtype, KvLayout
+from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
+from urdir.ptxgen.kernels.attention.kv_types import KvDtype
 
 
 def rounded_capacity(context: int) -> int:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from urdir.driver.context import close_all
+from urdir.model.memory.draft_settings import DraftSettings
 from urdir.model.memory.queued_writes import QueuedWrites
 from urdir.model.owner import Owner
 from urdir.ptxgen.kernels.advance import IDLE
@@ -28,15 +29,21 @@ if TYPE_CHECKING:
 
 Words = npt.NDArray[np.uint32]
 
-#: Maximum number of tokens per row that the host may lag behind in reading: a power of two.
+#: Maximum number of steps of a sequence that the host may lag behind in reading: a power of two.
 MAILBOX_SLOTS = 8
+
+
+def mailbox_slots(drafts: DraftSettings | None) -> int:
+    """How many tokens of a sequence the host may be late in reading: a power of two."""
+    return MAILBOX_SLOTS << (0 if drafts is None else drafts.most.bit_length())
 
 
 @dataclass(frozen=True, slots=True)
 class StateShape:
     """Shape of a state: ``sequences`` of up to ``max_len`` tokens, steps of ``rows`` rows of as
     many sequences and ``chunk`` prompt rows, a vocabulary of ``vocab`` tokens. Chunked-context
-    prefill may use up to ``units`` units (`memory.walk`).
+    prefill may use up to ``units`` units (`memory.walk`). With ``drafts`` there are rows of these
+    beside those of the sequences' last tokens.
     """
 
     sequences: int
@@ -45,6 +52,12 @@ class StateShape:
     chunk: int
     vocab: int
     units: int = 0
+    drafts: DraftSettings | None = None
+
+    @property
+    def slots(self) -> int:
+        """How many tokens of a sequence the host may be late in reading: a power of two."""
+        return mailbox_slots(self.drafts)
 
     def sizes(self) -> dict[str, int]:
         """Bytes of every part of the state, by name."""
@@ -54,6 +67,7 @@ class StateShape:
             "settings": 4 * SETTINGS_WORDS * self.sequences,
             "sequence": 4 * self.rows,
             "position": 4 * self.rows,
+            **({"place": 4 * self.rows, "wanted": 4 * self.rows} if self.drafts else {}),
             "output_row": 4 * self.rows,
             "segment": 8 * self.rows,
             "step_sequence": 4 * (self.rows + self.chunk),
@@ -62,6 +76,7 @@ class StateShape:
             "sampled": 4 * self.rows,
             "masked": 4 * self.rows,
             "masks": 4 * self.rows * ceil_div(self.vocab, 32),
+            **({"found": 4 * self.sequences} if self.drafts else {}),
         }
 
 
@@ -92,10 +107,15 @@ class DecodeState(Owner):
     marked in ``masked`` (rows,) u32 may take only the tokens whose bits are set in ``masks`` (rows,
     ceil(vocab / 32)) u32. Writes are queued on ``stream``, after the queued steps.
 
-    Page-locked host memory has the result of a step after position p at index p % MAILBOX_SLOTS:
-    ``mailbox`` (sequences, MAILBOX_SLOTS) u32 is the token, ``logprobs`` (sequences, MAILBOX_SLOTS,
-    1 + MOST_LIKELY) f32 its log-probability and those of the likeliest tokens, ``likely``
-    (sequences, MAILBOX_SLOTS, MOST_LIKELY) u32 these tokens.
+    Page-locked host memory has the result of a step after position p at index p % ``slots``:
+    ``mailbox`` (sequences, slots) u32 is the token, ``logprobs`` (sequences, slots, 1 +
+    MOST_LIKELY) f32 its log-probability and those of the likeliest tokens, ``likely`` (sequences,
+    slots, MOST_LIKELY) u32 these tokens.
+
+    With ``drafts`` there is more (`DraftedRows`): of the rows that choose, ``place`` and ``wanted``
+    (rows,) u32, ``found`` (sequences,) u32, and page-locked ``counts`` (sequences, slots) u32. The
+    device then computes the positions of these rows from ``known``; the host says which rows have
+    work and which are padding.
 
     Writes also go to the ``followers``: the states of other ranks, which then choose the same
     tokens.
@@ -112,6 +132,8 @@ class DecodeState(Owner):
         self.max_len = shape.max_len
         self.rows = shape.rows
         self.chunk = shape.chunk
+        self.slots = shape.slots
+        self.drafts = shape.drafts
         self._arena = device.arena(shape.sizes(), "decode state")
         for name, part in self._arena.items():
             if name in ("position", "step_position"):
@@ -121,9 +143,13 @@ class DecodeState(Owner):
         self._writes = QueuedWrites(device, stream)
         self.followers = tuple(followers)
         self._has_masks = False
-        letters = shape.sequences * MAILBOX_SLOTS
+        letters = shape.sequences * self.slots
         self.mailbox = device.pinned(4 * letters, "mailbox")
         self._letters = self.mailbox.view(np.uint32, letters).data
+        self.counts = None if shape.drafts is None else device.pinned(4 * letters, "counts")
+        self._counts = None
+        if self.counts is not None:
+            self._counts = self.counts.view(np.uint32, letters).data
         self.logprobs = device.pinned(4 * letters * (1 + MOST_LIKELY), "log-probabilities")
         self.likely = device.pinned(4 * letters * MOST_LIKELY, "likely tokens")
 
@@ -179,8 +205,15 @@ class DecodeState(Owner):
 
     def chosen(self, sequence: int, position: int) -> int:
         """The token that a completed step chose after ``position``."""
-        token: int = self._letters[sequence * MAILBOX_SLOTS + position % MAILBOX_SLOTS]
+        token: int = self._letters[sequence * self.slots + position % self.slots]
         return token
+
+    def accepted(self, sequence: int, position: int) -> tuple[int, int]:
+        """How many tokens a step with drafts, now complete, chose after ``position``, that of the
+        sequence's last token, and of how many drafts."""
+        assert self._counts is not None
+        word = self._counts[sequence * self.slots + position % self.slots]
+        return word & 0xFFFF, word >> 16
 
     def log_probabilities(
         self, sequence: int, position: int, likely: int
@@ -188,17 +221,17 @@ class DecodeState(Owner):
         """Log-probabilities of the token that a completed step chose after ``position`` and of the
         ``likely`` likeliest ones with their ids, highest first, at most as many as the sequence's
         settings request. They are those of the model's own distribution (`TokenLogprobs`)."""
-        at = sequence * MAILBOX_SLOTS + position % MAILBOX_SLOTS
+        at = sequence * self.slots + position % self.slots
         entries = 1 + MOST_LIKELY
         values = self.logprobs.view(np.float32, entries, 4 * entries * at)
         tokens = self.likely.view(np.uint32, MOST_LIKELY, 4 * MOST_LIKELY * at)
         pairs = zip(tokens[:likely].tolist(), values[1 : 1 + likely].tolist(), strict=True)
         return float(values[0]), tuple(pairs)
 
-    def write_rows(self, rows: Sequence[tuple[int, int]]) -> None:
+    def write_rows(self, rows: Sequence[tuple[int, int]], drafts: Sequence[int] = ()) -> None:
         """Make (sequence, position) pairs the rows that choose a token; the rest become padding
-        rows."""
-        self._write(**self._choosing(rows))
+        rows. After each pair come as many rows as its sequence has ``drafts``."""
+        self._write(**self._choosing(rows, drafts))
 
     def write_step(self, rows: StepRows, chosen: Sequence[int]) -> None:
         """Make ``rows`` those of the next step, which has prompts; the rows numbered ``chosen``
@@ -217,11 +250,23 @@ class DecodeState(Owner):
             **walk,
         )
 
-    def _choosing(self, rows: Sequence[tuple[int, int]]) -> dict[str, Words]:
+    def _choosing(
+        self, rows: Sequence[tuple[int, int]], drafts: Sequence[int] = ()
+    ) -> dict[str, Words]:
         pairs = np.asarray(rows, np.uint32).reshape(-1, 2)
+        more: dict[str, Words] = {}
+        if self.drafts is not None:
+            counts = np.asarray(drafts or [0] * len(pairs), np.uint32)
+            pairs = np.repeat(pairs, 1 + counts, axis=0)
+            places = [np.arange(1 + count, dtype=np.uint32) for count in counts]
+            place = np.concatenate(places) if places else np.zeros(0, np.uint32)
+            wanted = np.repeat(counts, 1 + counts)
+            more["place"] = _padded(place, self.rows, IDLE)
+            more["wanted"] = _padded(wanted, self.rows, 0)
         return {
             "sequence": _padded(pairs[:, 0], self.rows, pairs[0, 0] if rows else 0),
             "position": _padded(pairs[:, 1], self.rows, IDLE),
+            **more,
         }
 
     def _write(self, **parts: Words) -> None:
@@ -243,7 +288,8 @@ class DecodeState(Owner):
 
     def close(self) -> None:
         """Free the state. Idempotent."""
-        close_all([self._writes, self._arena, self.mailbox, self.logprobs, self.likely])
+        counts = [] if self.counts is None else [self.counts]
+        close_all([self._writes, self._arena, self.mailbox, *counts, self.logprobs, self.likely])
 
 
 def _padded(values: Words, count: int, rest: int) -> Words:

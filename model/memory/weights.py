@@ -5,11 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Self, get_args
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from urdir.model.errors import SettingsError
 from urdir.model.families.config import Config
 from urdir.model.families.rope import RopeConfig
 from urdir.model.families.stored import (
@@ -39,12 +38,10 @@ if TYPE_CHECKING:
     from urdir.driver.memory import Arena, Slice
     from urdir.model.files.gguf import Tensor
     from urdir.model.files.model_file import ModelFile
+    from urdir.model.memory.session_settings import Split
 
-__all__ = ["STAGING_BYTES", "Matrix", "Split", "Weights", "shares_of", "weight_sizes"]
+__all__ = ["STAGING_BYTES", "Matrix", "Weights", "shares_of", "weight_sizes"]
 
-
-#: How a model is split between ranks: by a share of every layer, or by a run of layers.
-Split = Literal["tensors", "layers"]
 
 _POSITIONS = "learned positions"
 
@@ -188,9 +185,7 @@ def shares_of(
 ) -> list[Config]:
     """The description for each rank: the whole model, its shares (`share.shared`), or its runs of
     layers (`stages.staged`). Raises UnsupportedError for a model that cannot be ``split`` in this
-    way, SettingsError."""
-    if split not in get_args(Split):
-        raise SettingsError(f"split is {split!r}: expected {' or '.join(get_args(Split))}")
+    way."""
     if ranks == 1:
         return [config]
     from urdir.model.families.share import shared
@@ -229,9 +224,10 @@ def vector_values(of: StoredVector, tensor: Tensor) -> npt.NDArray[np.float32]:
 
 
 def _kept(config: Config) -> Iterator[Stored]:
-    """Tensors stored on the device: without factors that go into RoPE tables and learned positions.
-    Later stages have only their layers."""
+    """Tensors stored on the device: without factors that go into RoPE tables, learned positions and
+    tensors of another model. Later stages have only their layers."""
     others = {stored for rope in config.ropes for stored in stored_in(rope)} | {config.positions}
+    others |= config.lent
     has_ends = config.stage is None or config.stage.rank == 0
     return (of for of in stored_in(config if has_ends else config.layers) if of not in others)
 

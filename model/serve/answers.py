@@ -70,7 +70,7 @@ class Usage:
     def __init__(self, answers_per_prompt: int) -> None:
         self._per_prompt = answers_per_prompt
         self._prompts: dict[int, tuple[int, int]] = {}
-        self._generated = 0
+        self._generated = self._drafted = self._accepted = 0
 
     def add(self, index: int, ending: Ending) -> None:
         """Count an answer that has ended."""
@@ -78,11 +78,13 @@ class Usage:
             index // self._per_prompt, (ending.prompt_tokens, ending.cached_tokens)
         )
         self._generated += ending.generated_tokens
+        self._drafted += ending.drafted_tokens
+        self._accepted += ending.accepted_tokens
 
     def json(self) -> Json:
-        """The object "usage"."""
+        """The object "usage", with drafts and what became of them where there were any."""
         prompt = sum(tokens for tokens, _ in self._prompts.values())
-        return {
+        usage: Json = {
             "prompt_tokens": prompt,
             "completion_tokens": self._generated,
             "total_tokens": prompt + self._generated,
@@ -90,3 +92,9 @@ class Usage:
                 "cached_tokens": sum(cached for _, cached in self._prompts.values())
             },
         }
+        if self._drafted:
+            usage["completion_tokens_details"] = {
+                "accepted_prediction_tokens": self._accepted,
+                "rejected_prediction_tokens": self._drafted - self._accepted,
+            }
+        return usage

@@ -39,6 +39,11 @@ _COUNTERS = {
     "busy_seconds": "Seconds in which the device ran steps.",
     "idle_seconds": "Seconds between steps while requests were open.",
 }
+#: Of drafts, by their place in a step, from 1.
+_BY_PLACE = {
+    "drafted_tokens": "Draft tokens verified.",
+    "accepted_tokens": "Draft tokens accepted.",
+}
 
 
 class ServerMetrics:
@@ -119,3 +124,8 @@ class _ServiceCollector(Collector):
             yield GaugeMetricFamily(f"urdir_{name}", help_text, getattr(now, name))
         for name, help_text in _COUNTERS.items():
             yield CounterMetricFamily(f"urdir_{name}", help_text, getattr(now, name))
+        for name, help_text in _BY_PLACE.items():
+            counter = CounterMetricFamily(f"urdir_{name}", help_text, labels=["place"])
+            for place, count in enumerate(getattr(now, name), 1):
+                counter.add_metric([str(place)], count)
+            yield counter

@@ -87,7 +87,7 @@ class Replica:
 
         Also exports the replica's metrics.
         """
-        self._figures.hand_on()
+        self._figures.export()
         if (lost := self._service.lost) is not None:
             raise lost
 

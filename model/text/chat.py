@@ -146,9 +146,7 @@ class ChatTemplate(Owner):
         self._system = SystemText(self._render_turns)
 
     @classmethod
-    def from_gguf(
-        cls, gguf: ModelFile, tokenizer: Tokenizer, given: str | None = None
-    ) -> ChatTemplate:
+    def of(cls, gguf: ModelFile, tokenizer: Tokenizer, given: str | None = None) -> ChatTemplate:
         """The ``given`` template (Jinja, or a name of `template_names`), or the file's.
 
         Without either, the format that the vocabulary is made for, with a warning;

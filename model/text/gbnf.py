@@ -114,16 +114,22 @@ def _rules(grammar: str) -> Iterator[tuple[str, _Rule]]:
             seen.add(name)
         elif rule is None:
             _fail(grammar, found.start(), "a rule begins with its name and '::='")
-        elif kind == "name":
-            rule.add(found[kind], is_name=True)
-        elif kind in _PARTS:
-            rule.add(_PARTS[kind](found[kind], grammar, found.start()))
-        elif kind != "times":
-            rule.divide(found[kind])
-        elif not rule.repeat(re.sub(r"\s", "", found[kind])):
-            _fail(grammar, found.start(), f"nothing precedes {found[kind]!r}")
+        else:
+            _add_to(rule, kind, found[kind], grammar, found.start())
     if rule is not None:
         yield name, rule
+
+
+def _add_to(rule: _Rule, kind: str, text: str, grammar: str, at: int) -> None:
+    """Add a token at position ``at`` of the grammar to a rule."""
+    if kind == "name":
+        rule.add(text, is_name=True)
+    elif kind in _PARTS:
+        rule.add(_PARTS[kind](text, grammar, at))
+    elif kind != "times":
+        rule.divide(text)
+    elif not rule.repeat(re.sub(r"\s", "", text)):
+        _fail(grammar, at, f"nothing precedes {text!r}")
 
 
 def _regular(rules: dict[str, _Rule]) -> set[str]:

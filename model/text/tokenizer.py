@@ -28,7 +28,7 @@ Span = tuple[int, int]
 
 
 class Tokenizer:
-    """Encodes and decodes; immutable once built (`Tokenizer.from_gguf`)."""
+    """Encodes and decodes; immutable once built (`Tokenizer.of`)."""
 
     def __init__(self, model: TokenModel, name: str = "") -> None:
         """`name` is general.name, which identifies Phi-3: its markup absorbs following spaces."""
@@ -53,7 +53,7 @@ class Tokenizer:
         self._strips = re.search("phi-?3", name.lower()) is not None
 
     @classmethod
-    def from_gguf(cls, gguf: ModelFile) -> Tokenizer:
+    def of(cls, gguf: ModelFile) -> Tokenizer:
         """Build the tokeniser that `gguf` describes.
 
         Raises TokenizerError (no vocabulary, or a malformed one), ConfigError (a missing or
@@ -64,7 +64,7 @@ class Tokenizer:
     @classmethod
     def checked(cls, gguf: ModelFile) -> Callable[[], Tokenizer]:
         """Check the vocabulary of a file at once; returns a function that builds the tokeniser.
-        Raises as `from_gguf`."""
+        Raises as `of`."""
         check = _checked_kind(gguf)
         name = gguf.metadata.optional("general.name", str, "")
         with _about(gguf), foreign(_UNUSABLE, TokenizerError):

@@ -70,7 +70,7 @@ class Launcher(Owner):
         self._ahead: RunAhead[_Launch] = RunAhead(session.parts.device, session.stream)
         self.clock = clock
         self._look_ahead: Callable[[], bool] = _done
-        self._expected: tuple[int, Output, int, int] | None = None
+        self._expected: tuple[int, Output, int, int, bool] | None = None
         self._next: StepShape | None = None  # the step after the first token of an answer alone
 
     def __len__(self) -> int:
@@ -193,7 +193,7 @@ class Launcher(Owner):
         output = next((kind for kind in _OUTPUTS if kind in wanted), Output.NONE)
         shape = self._session.shapes.of_batch(plan.batch, plan.longest, output)
         several = None
-        if shape.rows <= FEW:
+        if len(plan.choosers) <= FEW:
             several = self._session.graphs.several(shape, plan.longest)
         return _Step(plan, shape, several)
 
@@ -207,19 +207,20 @@ class Launcher(Owner):
 
     def _expect(self, last: StepPlan, shape: StepShape) -> None:
         """Note which steps will follow, if what chooses a token in the last one goes on."""
-        rows, output = len(last.choosers), shape.output
+        choosers, output = len(last.choosers), shape.output
         self._next = None
-        if not rows:
+        if not choosers:
             return
+        rows, drafted = choosers + sum(last.batch.drafts), shape.drafts > 0
         end, longest = self._scheduler.end(last), last.longest
         if longest < end and not last.requests and not self._scheduler.queued:
             self._next = self._session.shapes.decode(rows, longest + 1, output)
-        expected = (rows, output, longest // _STRIDE, end)
+        expected = (rows, output, longest // _STRIDE, end, drafted)
         if expected != self._expected:
             self._expected = expected
-            steps = AT_ONCE if rows <= FEW and output.is_token else 1
+            steps = AT_ONCE if choosers <= FEW and output.is_token else 1
             prepare = self._session.graphs.prepare
-            self._look_ahead = partial(prepare, rows, output, longest, end, steps)
+            self._look_ahead = partial(prepare, rows, output, longest, end, steps, drafted)
 
     def _use_wait(self) -> bool:
         """Do a small piece of preparing for what is expected; False where all is done, or where

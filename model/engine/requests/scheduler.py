@@ -6,6 +6,10 @@ prompts, the oldest first. When pages run out, the youngest request is *set back
 pages and waits, before all younger ones, to be computed again from its prompt and the answer so
 far. So the oldest request always goes on, and everything ends.
 
+Where drafts are verified, a step may take several tokens of an answer. How many is known when it is
+complete. Until then ``stored`` of its `Task` counts all drafts as accepted: room is reserved for
+them, and no step goes past the answer's end.
+
 Steps are planned one ahead: a plan takes it that no answer ends by the tokens that steps before it
 choose, which are still unknown. If one does, its next row was computed for nothing.
 
@@ -18,14 +22,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile
 from math import ceil
 
 from urdir.model.engine.batch import Batch, Segment
+from urdir.model.engine.requests.drafting import Acceptance, Drafting
 from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.request import Ending, Finish, Request
-from urdir.model.engine.requests.step_plan import Outcome, StepPlan
+from urdir.model.engine.requests.step_plan import Chosen, Outcome, StepPlan
 from urdir.model.engine.requests.storage import Storage
 from urdir.model.engine.requests.task import Task
 from urdir.model.errors import BusyError, ContextFullError, ModelError
@@ -34,19 +39,30 @@ from urdir.model.errors import BusyError, ContextFullError, ModelError
 @dataclass(slots=True)
 class Counts:
     """What a scheduler did: tokens of prompts that requests brought and of those found in storage,
-    tokens chosen, steps planned, requests set back."""
+    tokens chosen, steps planned, requests set back; by place in a step, drafts and those accepted.
+    """
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0
     steps: int = 0
     set_back: int = 0
+    drafted: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+
+    def count_drafts(self, drafts: int, accepted: int) -> None:
+        """Of so many drafts of a step the first ones were accepted."""
+        for counts, number in ((self.drafted, drafts), (self.accepted, accepted)):
+            counts += [0] * (number - len(counts))
+            for place in range(number):
+                counts[place] += 1
 
 
 class Scheduler:
     """Serves requests of up to ``context`` tokens by ``slots`` sequences of ``storage``, which no
     one else uses. A step has a row for each slot at most. ``end_ids`` end answers. An answer that
-    ``waits`` goes on once its last token is known. ``clock`` is in seconds.
+    ``waits`` goes on once its last token is known. ``drafting`` says how many drafts steps verify.
+    ``clock`` is in seconds.
 
     `plan` makes a step, and `chosen` takes its tokens; the next step is planned in between. Steps
     complete in the order of their plans.
@@ -61,6 +77,7 @@ class Scheduler:
         end_ids: frozenset[int] = frozenset(),
         limits: Limits | None = None,
         waits: bool = False,
+        drafting: Drafting | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limits = limits or Limits()
@@ -69,6 +86,7 @@ class Scheduler:
         self._storage = storage
         self._end_ids = end_ids
         self._waits = waits
+        self._drafting = drafting
         self._clock = clock
         self._last = 0
         self._tasks: dict[int, Task] = {}
@@ -103,6 +121,11 @@ class Scheduler:
         """Prompt and answer of a request so far."""
         return self._tasks[request].tokens
 
+    def last(self, request: int) -> int | None:
+        """The position of the last token of a request that is known; None where it has ended."""
+        task = self._tasks.get(request)
+        return None if task is None else len(task.tokens) - 1
+
     def cached(self, request: int) -> int:
         """How many tokens of a request's prompt were found when it began."""
         return self._tasks[request].cached
@@ -122,6 +145,8 @@ class Scheduler:
         self._last += 1
         task = Task(self._last, request, self.context, self._clock())
         task.waits |= self._waits
+        if self._drafting is not None and request.drafts and not task.waits:
+            task.acceptance = Acceptance()
         self._tasks[task.number] = task
         self._waiting.append(task)
         return task.number
@@ -177,10 +202,12 @@ class Scheduler:
         if not rows and not segments:
             return None
         self.counts.steps += 1
+        positions = tuple([task.stored - 1 for task in rows])
+        drafts = () if segments else self._drafts(rows)
         return StepPlan(
-            Batch(tuple([task.slot for task in rows]), tuple(segments.values())),
+            Batch(tuple([task.slot for task in rows]), tuple(segments.values()), drafts),
             tuple([task.number for task in rows]),
-            tuple([task.stored - 1 for task in rows]),
+            positions,
             tuple(segments),
             tuple(admitted),
         )
@@ -191,11 +218,12 @@ class Scheduler:
         that, where an answer ends meanwhile by its length, or where there is no room."""
         if plan.prompts or self._waiting or list(self._running) != list(plan.requests):
             return []
-        tasks = self._running.values()
-        if not all(self._has_room(task, task.stored + steps) for task in tasks):
+        drafts = plan.batch.drafts or (0,) * len(plan.requests)
+        tasks = [*zip(self._running.values(), drafts, strict=True)]
+        if not all(self._has_room(t, t.stored + steps * (1 + count)) for t, count in tasks):
             return []
-        for task in tasks:
-            task.stored += steps
+        for task, count in tasks:
+            task.stored += steps * (1 + count)
             task.in_flight += steps
         self.counts.steps += steps
         return [plan.after(step) for step in range(1, steps + 1)]
@@ -205,31 +233,64 @@ class Scheduler:
         tasks = [self._tasks.get(number) for number in plan.choosers]
         return max([task.end for task in tasks if task is not None], default=0)
 
-    def chosen(self, plan: StepPlan, tokens: Sequence[int]) -> list[Outcome]:
-        """A step is complete and chose ``tokens``, one for each of its choosers.
+    def chosen(self, plan: StepPlan, chosen: Sequence[Chosen]) -> Iterator[Outcome]:
+        """A step is complete and has ``chosen`` something for each of its choosers.
 
-        What it means for the requests that have not ended meanwhile.
+        What it means for the requests that have not ended meanwhile, token by token: one that is
+        ended by its first tokens has no more.
         """
         choosers = plan.choosers
-        if len(tokens) != len(choosers):
-            raise ModelError(f"{len(tokens)} tokens of a step that chooses {len(choosers)}")
+        if len(chosen) != len(choosers):
+            raise ModelError(f"{len(chosen)} choices of a step that chooses {len(choosers)}")
         for number, segment in zip(plan.prompts, plan.batch.segments, strict=True):
             if (task := self._tasks.get(number)) is not None:
                 task.in_flight -= 1
                 task.complete = segment.end
                 self._publish(task)
-        for number in plan.requests:
+        wanted = plan.batch.drafts or (0,) * len(plan.requests)
+        for number, count, of in zip(plan.requests, wanted, chosen, strict=False):
             if (task := self._tasks.get(number)) is not None:
                 task.in_flight -= 1
-                task.complete += 1
-        outcomes = []
-        for row, (number, token) in enumerate(zip(choosers, tokens, strict=True)):
-            if (task := self._tasks.get(number)) is not None:
+                task.complete += len(of.tokens)
+                task.reached = max(task.reached, task.stored)
+                task.stored -= 1 + count - len(of.tokens)
+                if count:
+                    self._learn(task, count, of)
+        return self._outcomes(choosers, chosen)
+
+    def _outcomes(self, choosers: Sequence[int], chosen: Sequence[Chosen]) -> Iterator[Outcome]:
+        for row, (number, of) in enumerate(zip(choosers, chosen, strict=True)):
+            for token in of.tokens:
+                if (task := self._tasks.get(number)) is None:
+                    break
                 task.tokens.append(token)
                 finish = task.finish(self._end_ids, self.context)
                 ending = None if finish is None else self._end(task, finish)
-                outcomes.append(Outcome(number, row, token, ending))
-        return outcomes
+                yield Outcome(number, row, len(task.tokens) - 2, token, ending)
+
+    def _learn(self, task: Task, wanted: int, chosen: Chosen) -> None:
+        """Note what became of the drafts of a step, so many of which were wanted."""
+        accepted = len(chosen.tokens) - 1
+        task.drafted += chosen.drafts
+        task.accepted += accepted
+        self.counts.count_drafts(chosen.drafts, accepted)
+        if task.acceptance is not None:
+            task.acceptance.learn(wanted, accepted)
+
+    def _drafts(self, rows: Sequence[Task]) -> tuple[int, ...]:
+        """Drafts for the rows of a step, as far as there is room without taking any from others;
+        nothing where none has any."""
+        if self._drafting is None:
+            return ()
+        counts = self._drafting.choose([task.acceptance for task in rows])
+        for number, task in enumerate(rows):
+            end = min(task.stored + counts[number], task.end)
+            if end > task.room:
+                with suppress(ContextFullError):
+                    task.room = self._storage.reserve(task.slot, task.stored, end)
+            counts[number] = min(end, task.room) - task.stored
+            task.stored += counts[number]
+        return tuple(counts) if any(counts) else ()
 
     def _decode_rows(self) -> list[Task]:
         """The answers that go on, each with room for its next token."""
@@ -364,7 +425,11 @@ class Scheduler:
         self._is_short = False
         generated = task.answered - (finish is Finish.END)
         self.counts.generated_tokens += generated
-        return Ending(finish, len(task.request.prompt), task.cached, generated)
+        return Ending(
+            *(finish, len(task.request.prompt), task.cached, generated),
+            drafted_tokens=task.drafted,
+            accepted_tokens=task.accepted,
+        )
 
     def _set_back(self, task: Task) -> None:
         """Take slot and pages from a request. Its tokens under way are still read."""
@@ -374,12 +439,12 @@ class Scheduler:
 
     def _release(self, task: Task) -> None:
         known = task.tokens[: task.complete] if self.limits.share_prefixes else ()
-        slot, stored = task.slot, task.stored
+        slot, reached = task.slot, max(task.reached, task.stored)
         self._slots.append(slot)
         del self._running[task.number]
         task.slot = -1
-        task.stored = task.complete = task.room = task.prefill = 0
-        self._storage.release(slot, known, stored, task.request.scope)
+        task.stored = task.complete = task.reached = task.room = task.prefill = 0
+        self._storage.release(slot, known, reached, task.request.scope)
 
     def _publish(self, task: Task) -> None:
         """Others may begin with what complete steps have computed of a request."""

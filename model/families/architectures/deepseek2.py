@@ -21,6 +21,8 @@ from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Mixture
 from urdir.model.families.latent import latent_attention, latent_head_dims
 from urdir.model.families.mixtures import expert_width, scoring, shared_count, unless_dense
+from urdir.model.families.nextn import NextnKind
+from urdir.model.families.parts import rms_norm
 from urdir.model.families.reader import Reader
 from urdir.model.families.rope import RopeConfig, read_rope
 from urdir.model.families.scored_experts import scored_experts
@@ -45,7 +47,10 @@ def deepseek2(file: Reader) -> Description:
         return scored_experts(file, index, beside, scores=scores, choice_bias="optional")
 
     return rms_decoder(
-        file, lambda index: _attention(file, index, rank), unless_dense(file, network)
+        file,
+        lambda index: _attention(file, index, rank),
+        unless_dense(file, network),
+        nextn=NextnKind(rms_norm(file), passes_normed=True),
     )
 
 

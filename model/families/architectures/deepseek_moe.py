@@ -42,7 +42,8 @@ from urdir.model.families.mixtures import (
     weights_scale,
     without,
 )
-from urdir.model.families.parts import SILU
+from urdir.model.families.nextn import NextnKind
+from urdir.model.families.parts import SILU, rms_norm
 from urdir.model.families.reader import Reader
 from urdir.model.families.rope import with_sections
 from urdir.ptxgen.kernels.activation import Activation
@@ -91,7 +92,13 @@ def glm4moe(file: Reader) -> Description:
     )
     attends = mixer(file, rope, head_norm=file.anywhere("attn_q_norm.weight"))
     second = "post_attention_norm"
-    return rms_decoder(file, attends, unless_dense(file, network), norms=("attn_norm", second))
+    return rms_decoder(
+        file,
+        attends,
+        unless_dense(file, network),
+        norms=("attn_norm", second),
+        nextn=NextnKind(rms_norm(file), passes_normed=True),
+    )
 
 
 def hy_v3(file: Reader) -> Description:
@@ -114,7 +121,9 @@ def hy_v3(file: Reader) -> Description:
         shared = shared_expert(file, index, shared_width(file, width))
         return mixture(file, index, route, width, shared=shared)
 
-    description = rms_decoder(file, mixer(file, shared_rope(file, "half"), head_norm=True), network)
+    attends = mixer(file, shared_rope(file, "half"), head_norm=True)
+    nextn = NextnKind(rms_norm(file), passes_normed=True)
+    description = rms_decoder(file, attends, network, nextn=nextn)
     return without(description, file, Mixture, DENSE)
 
 

@@ -34,6 +34,7 @@ from urdir.model.families.mixtures import (
     shared_expert,
     shared_width,
 )
+from urdir.model.families.nextn import NextnKind
 from urdir.model.families.parts import (
     head_dims,
     heads,
@@ -78,15 +79,18 @@ def _decoder(file: Reader, rope: RopeConfig, network: Callable[[int], Network]) 
         ),
         file.norm("output_norm", None, norm),
         unused=("ssm_in.weight",),
+        nextn=NextnKind(norm, passes_normed=True),
     )
 
 
 def _recurrent_layers(file: Reader) -> list[bool]:
     name = "attention.recurrent_layers"
     if file.has_key(name):
-        return file.by_layer(name, bool)
-    interval = file.size("full_attention_interval", 4)
-    return [(layer + 1) % interval != 0 for layer in range(file.layer_count())]
+        flags = file.by_layer(name, bool)
+    else:
+        interval = file.size("full_attention_interval", 4)
+        flags = [(layer + 1) % interval != 0 for layer in file.described_layers]
+    return [flag and layer not in file.nextn_layers for layer, flag in enumerate(flags)]
 
 
 def _experts(file: Reader) -> Callable[[int], Mixture]:

@@ -29,7 +29,8 @@ from urdir.model.families.mixtures import (
     shared_width,
     unless_dense,
 )
-from urdir.model.families.parts import output_gate
+from urdir.model.families.nextn import NextnKind
+from urdir.model.families.parts import output_gate, rms_norm
 from urdir.model.families.reader import Reader
 from urdir.model.families.recurrent import KimiDelta
 from urdir.model.families.rope import read_rope_by_axes
@@ -100,7 +101,8 @@ def bailingmoe3(file: Reader) -> Description:
         width = shared_width(file, expert_width(file, index) * max(1, shared_count(file)))
         return scored_experts(file, index, width, inside, beside)
 
-    return kimi_decoder(file, attends, delta, network)
+    nextn = NextnKind(rms_norm(file), passes_normed=True)
+    return kimi_decoder(file, attends, delta, network, nextn)
 
 
 ARCHITECTURES = {"kimi-linear": kimi_linear, "bailingmoe3": bailingmoe3}

@@ -19,6 +19,7 @@ from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Dense, Mixture
 from urdir.model.families.mixtures import (
     DENSE,
+    EXPERTS,
     expert_width,
     limited,
     mixture,
@@ -27,6 +28,7 @@ from urdir.model.families.mixtures import (
     scoring,
     without,
 )
+from urdir.model.families.nextn import NextnKind
 from urdir.model.families.parts import (
     head_dims,
     head_norms,
@@ -44,7 +46,7 @@ from urdir.model.families.windows import (
 
 def mimo2(file: Reader) -> Description:
     """MiMo-V2 (arXiv 2601.02780): value heads are narrower or wider than key heads; attention sinks
-    in some layers."""
+    in some layers. Layers without a router are dense, and so are MTP heads, whatever they store."""
     windowed, window = flagged_layers(file), file.size("attention.sliding_window")
     full, value_scale = (
         shared_rope(file, "half"),
@@ -69,13 +71,24 @@ def mimo2(file: Reader) -> Description:
     )
 
     def network(index: int) -> Dense | Mixture:
-        if not file.has("ffn_gate_inp.weight", index):
+        if index in file.nextn_layers or not file.has("ffn_gate_inp.weight", index):
             return plain_dense(file, index)
         route = router(file, index, "sigmoid", normalize=True, choice_bias="optional")
         return mixture(file, index, route, expert_width(file, index))
 
-    biases = [f"attn_{name}.bias" for name in ("q", "k", "v", "qkv")]
-    description = rms_decoder(file, attends, network, output="required", unused=biases)
+    unused = [f"attn_{name}.bias" for name in ("q", "k", "v", "qkv")]
+    nextn = NextnKind(rms_norm(file), passes_normed=False)
+    description = rms_decoder(
+        file,
+        attends,
+        network,
+        output="required",
+        unused=(*unused, "layer_output_norm.weight"),
+        nextn=nextn,
+    )
+    experts = (f"blk.{index}.{name}" for index in file.nextn_layers for name in EXPERTS)
+    loaded = tuple(name for name in experts if name in file.stored)
+    description = replace(description, unused_tensors=description.unused_tensors + loaded)
     return without(description, file, Mixture, DENSE)
 
 
@@ -115,7 +128,8 @@ def step35(file: Reader) -> Description:
             file, index, width, inside, beside, scores=scores, choice_bias="optional"
         )
 
-    description = rms_decoder(file, attends, network, output="required")
+    nextn = NextnKind(norm, passes_normed=False)
+    description = rms_decoder(file, attends, network, output="required", nextn=nextn)
     return without(description, file, Mixture, DENSE)
 
 

@@ -13,9 +13,9 @@ C), ssm.state_size (values of such a head); each family lists its own.
 
 from __future__ import annotations
 
-from urdir.model.errors import ConfigError, UnsupportedError
+from urdir.model.errors import ConfigError
 from urdir.model.families.description import Description
-from urdir.model.families.feed_forward import Mixture
+from urdir.model.families.feed_forward import LatentExperts, Mixture
 from urdir.model.families.layers import Block, Branch, LayerConfig, Network
 from urdir.model.families.mixtures import (
     divided_width,
@@ -27,6 +27,7 @@ from urdir.model.families.mixtures import (
     weights_norm,
     weights_scale,
 )
+from urdir.model.families.nextn import NextnKind
 from urdir.model.families.parts import (
     RELU2,
     attention,
@@ -111,28 +112,34 @@ def nemotron_h(file: Reader) -> Description:
     """Nemotron-H (arXiv 2504.03624), and Nemotron 3 with experts.
 
     Each layer is one of Mamba-2, attention without RoPE, or an FFN: feed_forward_length is 0 in
-    layers without an FFN, attention.head_count_kv in those without attention.
-
+    layers without an FFN, attention.head_count_kv in those without attention. An MTP head has
+    attention and experts.
     Keys: attention.layer_norm_epsilon if the RMS epsilon is absent; expert_feed_forward_length,
-    expert_shared_feed_forward_length, expert_weights_norm, expert_weights_scale.
+    expert_shared_feed_forward_length, expert_weights_norm, expert_weights_scale; moe_latent_size:
+    experts read a narrower vector.
     """
     eps = file.amount("attention.layer_norm_rms_epsilon")
     norm = Norm("rms", eps or file.number("attention.layer_norm_epsilon"))
     kv_heads = file.by_layer("attention.head_count_kv", int)
     widths = file.by_layer("feed_forward_length", int)
-    if file.count("moe_latent_size"):
-        raise UnsupportedError(f"latent experts are not supported ({file.key('moe_latent_size')})")
 
     def network(index: int) -> Network:
         if widths[index]:
             return _network(file, index)
         return attention(file, index, None) if kv_heads[index] else _mixer(file, index, norm)
 
-    return model(
-        file,
-        lambda index: _alone(file, index, network(index), norm),
-        file.norm("output_norm", None, norm),
-    )
+    def layer(index: int) -> LayerConfig:
+        if index not in file.nextn_layers:
+            return _alone(file, index, network(index), norm)
+        norms = (file.norm(f"{name}_norm", index, norm) for name in ("attn", "post_attention"))
+        first, second = norms
+        return sequential(attention(file, index, None), _network(file, index), (first, second))
+
+    nextn = None
+    if file.nextn_layers:
+        centred = Norm("layer", file.number("attention.layer_norm_epsilon"))
+        nextn = NextnKind(norm, passes_normed=True, head_norm=centred)
+    return model(file, layer, file.norm("output_norm", None, norm), nextn=nextn)
 
 
 def _network(file: Reader, layer: int) -> Network:
@@ -149,8 +156,15 @@ def _network(file: Reader, layer: int) -> Network:
     )
     width = file.size("expert_shared_feed_forward_length")
     shared = dense(file, layer, RELU2, gated=False, width=width, suffix="_shexp", bias="absent")
+    width, latent = divided_width(file, layer), None
+    if file.count("moe_latent_size") or file.has("ffn_latent_down.weight", layer):
+        narrow = file.count("moe_latent_size") or file.hidden
+        latent = LatentExperts(
+            file.linear("ffn_latent_down", layer, narrow, file.hidden, bias="absent"),
+            file.linear("ffn_latent_up", layer, file.hidden, narrow, bias="absent"),
+        )
     experts: Mixture = mixture(
-        file, layer, route, divided_width(file, layer), RELU2, shared=shared, gate="absent"
+        file, layer, route, width, RELU2, shared=shared, gate="absent", latent=latent
     )
     return experts
 

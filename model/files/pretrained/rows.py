@@ -120,7 +120,6 @@ def row_bytes(rows: Rows, type_id: int) -> Any:
     kind = GGMLQuantizationType(type_id)
 
     def make(first: int, last: int) -> Bytes:
-        # type: ignore[no-any-return]
-        return quantize(rows.floats(first, last), kind).view(np.uint8)
+        return quantize(rows.floats(first, last), kind).view(np.uint8)  # type: ignore[no-any-return]
 
     return RowBytes(make, rows.count, row_nbytes, at_once)

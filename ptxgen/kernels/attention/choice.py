@@ -33,14 +33,12 @@ FEW_KEYS = 8192
 #: takes 1.484 ms with it, 1.512 with 80 KB, 1.531 with 48, 1.549 without clusters; at 256 keys with
 #: clusters of four 1.329, of eight 1.336, without 1.391.
 RING_NBYTES, LARGE_SHARED = 112 << 10, (90, 100)
-#: The same for several rows: of the only CTA of an SM, and of one of two with quants. 8 rows take
-#: 2.728 ms instead of 2.807 at 4,096 keys, 1.931 instead of 2.002 at 700, with q8_0 2.303 instead
-#: of 2.354 and 1.883 instead of 1.971; with a row of 32,600 keys among seven of 128 2.922 instead
-#: of 2.990; but 5.823 instead of 5.565 at 16,000, as rows are cut from 8,192 on, not 16,384. 2
-#: rows: 1.682 instead of 1.729 at 4,096. 4 rows take 2.101 with clusters of four, 2.024 without; 32
-#: rows of q8_0 at 4,096 4.534 and 4.568. The limit on head width keeps a CTA beside one of the
-#: products.
-ONE_RING_NBYTES, QUANTS_RING_NBYTES, NARROW = 85 << 10, 68 << 10, 128
+#: The same for several rows, of the only CTA of an SM. A step of 8 rows takes 2.728 ms with it,
+#: 2.807 without at 4,096 keys, 1.931 and 2.002 at 700, with q8_0 2.303 and 2.354, 1.883 and 1.971;
+#: with a row of 32,600 keys among seven of 128 2.922 and 2.990; but 5.823 and 5.565 at 16,000, as
+#: rows are cut from 8,192 on, not 16,384. 2 rows: 1.682 and 1.729 at 4,096. 4 rows take 2.101 with
+#: clusters of four, 2.024 without. The limit on head width keeps a CTA beside one of the products.
+ONE_RING_NBYTES, NARROW = 85 << 10, 128
 #: Minimum keys of a chunk, and for several rows the approximate number (see `FlashDecode`). 32 rows
 #: of 4,128 keys take 123 us in a chunk each, 134 in three, 136 in five; with q8_0 74 and 86.
 LEAST_KEYS, MOST_KEYS = 64, 2048
@@ -188,7 +186,7 @@ def _one_near(split: FlashDecode, max_keys: int, sm_count: int, target: str) -> 
 
 def _near(split: FlashDecode, sm_count: int, target: str) -> FlashDecode:
     """The kernel for several rows with one CTA per SM, a cluster for each row's KV head (tile of
-    query heads), if that fills most SMs; else with more quants in flight."""
+    query heads), if that fills most SMs."""
     fits = max(split.head_dim, split.value_dim) <= NARROW and _has_much_memory(target)
     if not (split.suits_tensor_cores and fits):
         return split
@@ -196,7 +194,7 @@ def _near(split: FlashDecode, sm_count: int, target: str) -> FlashDecode:
     for cluster in (2, 8):
         if 7 * ctas <= 8 * cluster * split.rows <= 8 * ctas:
             return replace(split, ctas=ctas // cluster, cluster=cluster, ring=ONE_RING_NBYTES)
-    return replace(split, ring=QUANTS_RING_NBYTES) if split.layout.dtype == "q8_0" else split
+    return split
 
 
 def _wide(

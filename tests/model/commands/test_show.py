@@ -154,3 +154,23 @@ def test_show_prints_short_arrays_whole(cli: Cli, make_gguf: Callable[..., Path]
     assert "cannot run: " in text.splitlines()[0]
     assert "[16, 24, 24, 0]" in text
     assert "[9 values]" in text
+
+
+def test_show_says_what_a_draft_is_and_what_heads_cost(
+    cli: Cli, reference_file: Callable[[str], Path]
+) -> None:
+    heads = reference_file("mtp-mimo2")
+    code, out, _ = cli("show", heads)
+    assert code == 0
+    assert "2 heads for predicting several tokens (--draft mtp):" in out
+    facts = json.loads(cli("show", heads, "--json")[1])["draft"]
+    # of each head keys of 64 values and values of 32 in f16, for one head of keys
+    assert facts == {"kind": "mtp", "heads": 2, "weights": facts["weights"], "cache": 2 * 2 * 96}
+    assert 100_000 < facts["weights"] < 1_000_000
+
+    code, out, _ = cli("show", reference_file("eagle3-d2t.draft"))
+    assert code == 1
+    assert "this is an EAGLE-3 draft, give it to its model" in out.splitlines()[0]
+    assert "EAGLE-3 of 128 values for a model of 128, reads the streams before" in out
+    assert "its layers 1, 2, 3, 72 tokens of its own; token_embd of the model" in out
+    assert json.loads(cli("show", "demo", "--json")[1])["draft"] == {}

@@ -170,7 +170,7 @@ class Printer:
 def test_what_notebooks_show() -> None:
     explanation = explain(Argmax.smallest_example())
     with Gguf(demo_model()) as gguf:
-        config = Config.from_gguf(gguf)
+        config = Config.of(gguf)
     for value, short, line in (
         (explanation, "<Explanation of argmax on sm_90a>", "global memory: "),
         (config, "<Config llama, 6 layers, hidden 256, ", "layers 0-5:"),

@@ -44,7 +44,7 @@ def device(device_name: str) -> Iterator[Device]:
 @pytest.fixture
 def weights(data: Path, device: Device) -> Iterator[Weights]:
     with Gguf(data / "golden" / "nano-llama-q8_0.gguf") as gguf:
-        config = replace(Config.from_gguf(gguf), context_length=1024)
+        config = replace(Config.of(gguf), context_length=1024)
         with Weights.load(gguf, config, device) as loaded:
             yield loaded
 

@@ -72,7 +72,7 @@ def tensor(shape: tuple[int, ...], type_id: int = F32) -> tuple[int, tuple[int, 
 
 def read(make_gguf: Maker, files: Files) -> Config:
     with Gguf(make_gguf(*files)) as file:
-        return Config.from_gguf(file)
+        return Config.of(file)
 
 
 def heads(mixer: Attention) -> tuple[int, int, int, int]:
@@ -100,7 +100,7 @@ def has_qkv_bias(mixer: Attention) -> bool:
 def refused(make_gguf: Maker, files: Files, error: type[ModelError] = ConfigError) -> str:
     path = make_gguf(*files)
     with Gguf(path) as file, pytest.raises(error) as caught:
-        Config.from_gguf(file)
+        Config.of(file)
     message = str(caught.value)
     assert message.startswith(f"{path}: ")
     assert message.count(str(path)) == 1
@@ -129,7 +129,7 @@ def test_sizes_of_a_small_model(make_gguf: Maker) -> None:
 
 def test_the_demo_model(demo_file: Path) -> None:
     with Gguf(demo_file) as file:
-        config = Config.from_gguf(file)
+        config = Config.of(file)
     assert (config.n_layers, config.hidden, config.vocab_size) == (6, 256, 2048)
     assert {width_of(layer) for layer in config.layers} == {768}
     assert {heads(mixer_of(layer)) for layer in config.layers} == {(4, 2, 64, 64)}
@@ -144,7 +144,7 @@ def test_a_description_names_every_tensor_of_every_model_once(
     others = ("gemma3-dense", "phi3-dense", "llama-dense")  # two ropes, stacked matrices, factors
     for path in (*map(reference_file, (*names, *others)), demo_file):
         with Gguf(path) as file:
-            config = Config.from_gguf(file)
+            config = Config.of(file)
             table = list(stored_in(config))
             found = {
                 name: (tensor.shape, tensor.type_name) for name, tensor in file.tensors.items()
@@ -176,7 +176,7 @@ def test_what_tells_the_families_apart(
     reference_file: Callable[[str], Path], name: str, style: str, qkv_bias: bool, qk_norm: bool
 ) -> None:
     with Gguf(reference_file(name)) as file:
-        config = Config.from_gguf(file)
+        config = Config.of(file)
     assert config.architecture in name
     for layer in config.layers:
         mixer = mixer_of(layer)
@@ -422,4 +422,4 @@ def test_a_tensor_that_would_be_ignored_is_refused(make_gguf: Maker, name: str) 
 
 def test_a_vocabulary_without_a_model_is_refused(vocab_file: Callable[[str], Path]) -> None:
     with Gguf(vocab_file("llama-spm")) as file, pytest.raises(ConfigError, match="token_embd"):
-        Config.from_gguf(file)
+        Config.of(file)

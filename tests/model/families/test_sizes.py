@@ -65,7 +65,7 @@ def refused(file: Any) -> str:
     begin = time.perf_counter()
     try:
         with pytest.raises((ConfigError, UnsupportedError)) as caught:
-            Config.from_gguf(file)
+            Config.of(file)
         assert time.perf_counter() - begin < 2.0
         assert tracemalloc.get_traced_memory()[1] < 16 << 20
     finally:

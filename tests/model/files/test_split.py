@@ -52,7 +52,7 @@ def test_any_part_opens_the_whole_model(
             ours = gguf.tensors[name]
             assert (ours.shape, ours.type_id) == (tensor.shape, tensor.type_id)
             assert np.array_equal(ours.data[:], tensor.data[:])
-        assert Config.from_gguf(gguf) == Config.from_gguf(whole)
+        assert Config.of(gguf) == Config.of(whole)
         values = {key: whole.metadata[key] for key in whole.metadata}
         for key, value in values.items():
             assert np.array_equal(gguf.metadata[key], value), key

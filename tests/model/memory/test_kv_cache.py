@@ -26,7 +26,8 @@ from urdir.model.memory.cache_groups import Group, PagedGroup
 from urdir.model.memory.cache_shape import CachedLayer, CacheShape
 from urdir.model.memory.kv_cache import KvCache
 from urdir.model.memory.session_settings import SessionSettings
-from urdir.ptxgen.kernels.attention.kv_layout import KvDtype, KvLayout
+from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
+from urdir.ptxgen.kernels.attention.kv_types import KvDtype
 
 PAGE = 16
 #: Of the ring of layer 0: it has the next power of two above WINDOW - 1 + ROWS places.
@@ -450,6 +451,6 @@ def test_a_latent_token_is_stored_once(
     reference_file: Callable[[str], Path], dtype: KvDtype
 ) -> None:
     with Gguf(reference_file("deepseek2-moe")) as gguf:
-        config = Config.from_gguf(gguf)
+        config = Config.of(gguf)
     shape = CacheShape.of(config, SessionSettings(64, dtype, page_len=16), rows=8)
     assert shape.read_nbytes(1) == config.n_layers * {"f16": 2 * 576, "q8_0": 576 + 36}[dtype]

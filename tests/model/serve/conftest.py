@@ -137,8 +137,8 @@ class ToyService:
 @pytest.fixture(scope="session")
 def toy_texts(demo_file: Path) -> Iterator[tuple[Tokenizer, ChatTemplate]]:
     gguf = Gguf(demo_file)
-    tokenizer = Tokenizer.from_gguf(gguf)
-    with ChatTemplate.from_gguf(gguf, tokenizer) as template:
+    tokenizer = Tokenizer.of(gguf)
+    with ChatTemplate.of(gguf, tokenizer) as template:
         yield tokenizer, template
 
 

@@ -85,7 +85,9 @@ def test_health(server: Any) -> None:
 def test_metrics(start: Any) -> None:
     server = start()
     server.service.delay = 0.002
-    now = Metrics(**{each.name: 100 + i for i, each in enumerate(fields(Metrics))})
+    by_place = {"drafted_tokens": (9, 5), "accepted_tokens": (7, 2)}
+    counts = {each.name: 100 + i for i, each in enumerate(fields(Metrics))}
+    now = Metrics(**(counts | by_place))
     server.service.metrics = lambda: now
     server.openai().chat.completions.create(model="toy", **HI)
     list(server.openai().chat.completions.create(model="toy", stream=True, n=2, **HI))
@@ -95,7 +97,10 @@ def test_metrics(start: Any) -> None:
         for sample in family.samples:
             samples[sample.name, tuple(sorted(sample.labels.items()))] = sample.value
     of_now = ("running", "queued", "pages_used", "pages_total", "states_kept", "states_total")
-    for each in fields(Metrics):
+    for name, values in by_place.items():
+        for place, value in enumerate(values, 1):
+            assert samples[f"urdir_{name}_total", (("place", str(place)),)] == value
+    for each in (each for each in fields(Metrics) if each.name not in by_place):
         is_gauge = each.name in of_now or each.name.startswith("graph")
         name = f"urdir_{each.name}" if is_gauge else f"urdir_{each.name}_total"
         assert samples[name, ()] == getattr(now, each.name)

@@ -30,7 +30,7 @@ LANGUAGE = [
 
 @pytest.fixture(scope="module")
 def tokenizer(demo_file: Path) -> Tokenizer:
-    return Tokenizer.from_gguf(Gguf(demo_file))
+    return Tokenizer.of(Gguf(demo_file))
 
 
 @pytest.fixture(scope="module")
@@ -99,13 +99,13 @@ def check_walks(tokenizer: Tokenizer, compiler: ConstraintCompiler, walks: int) 
 def test_a_mask_has_the_tokens_that_keep_a_text_a_beginning(
     tokenizer: Tokenizer, vocab_file: Callable[[str], Path], name: str
 ) -> None:
-    check_masks(tokenizer if name == "demo" else Tokenizer.from_gguf(Gguf(vocab_file(name))), 8)
+    check_masks(tokenizer if name == "demo" else Tokenizer.of(Gguf(vocab_file(name))), 8)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SLOW)
 def test_masks_of_other_vocabularies(vocab_file: Callable[[str], Path], name: str) -> None:
-    check_masks(Tokenizer.from_gguf(Gguf(vocab_file(name))), 4)
+    check_masks(Tokenizer.of(Gguf(vocab_file(name))), 4)
 
 
 def test_masks_of_a_unigram_vocabulary(data: Path, make_gguf: Callable[..., Path]) -> None:
@@ -116,7 +116,7 @@ def test_masks_of_a_unigram_vocabulary(data: Path, make_gguf: Callable[..., Path
         "scores": np.array(content["scores"], np.float32),
     }  # fmt: skip
     path = make_gguf({f"tokenizer.ggml.{key}": value for key, value in metadata.items()})
-    tokenizer = Tokenizer.from_gguf(Gguf(path))
+    tokenizer = Tokenizer.of(Gguf(path))
     texts = ["the model", "them", "th"]
     language = Language(texts, tokenizer)
     with ConstraintCompiler(tokenizer) as compiler:

@@ -40,7 +40,7 @@ ws ::= | " " | "\n" [ \t]{0,20}
 
 @pytest.fixture(scope="module")
 def compiler(demo_file: Path) -> Iterator[tuple[ConstraintCompiler, Tokenizer]]:
-    tokenizer = Tokenizer.from_gguf(Gguf(demo_file))
+    tokenizer = Tokenizer.of(Gguf(demo_file))
     with ConstraintCompiler(tokenizer) as compiler:
         yield compiler, tokenizer
 

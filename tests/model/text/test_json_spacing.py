@@ -31,7 +31,7 @@ BLANKS = " \t\r\n"
 
 @pytest.fixture(scope="module")
 def tokenizer(demo_file: Path) -> Tokenizer:
-    return Tokenizer.from_gguf(Gguf(demo_file))
+    return Tokenizer.of(Gguf(demo_file))
 
 
 @pytest.fixture(scope="module")

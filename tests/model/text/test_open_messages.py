@@ -32,7 +32,7 @@ USER = Message("user", "Count.")
 
 @pytest.fixture(scope="module")
 def tokenizer(demo_file: Path) -> Tokenizer:
-    return Tokenizer.from_gguf(Gguf(demo_file))
+    return Tokenizer.of(Gguf(demo_file))
 
 
 @pytest.fixture(scope="module")

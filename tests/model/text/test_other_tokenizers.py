@@ -31,7 +31,7 @@ BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 def build(make_gguf: Maker, tokens: list[str], types: list[int], **keys: Any) -> Tokenizer:
     metadata = {"tokens": tokens, "token_type": np.array(types, np.int32), **keys}
-    return Tokenizer.from_gguf(
+    return Tokenizer.of(
         Gguf(make_gguf({f"tokenizer.ggml.{key}": value for key, value in metadata.items()}))
     )
 

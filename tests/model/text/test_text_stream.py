@@ -17,7 +17,7 @@ from urdir.model.text.tokenizer import Tokenizer
 
 @pytest.fixture(scope="module")
 def tokenizer(demo_file: Path) -> Tokenizer:
-    return Tokenizer.from_gguf(Gguf(demo_file))
+    return Tokenizer.of(Gguf(demo_file))
 
 
 class Chunks:

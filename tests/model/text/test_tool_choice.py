@@ -60,7 +60,7 @@ def make_tokenizer(make_gguf: Callable[..., Path]) -> Callable[[list[str]], Toke
             "token_type": np.array(types, np.int32), "eos_token_id": 0,
         }  # fmt: skip
         path = make_gguf({f"tokenizer.ggml.{key}": value for key, value in metadata.items()})
-        return Tokenizer.from_gguf(Gguf(path))
+        return Tokenizer.of(Gguf(path))
 
     return make
 
