@@ -7,7 +7,7 @@ of some of the model's layers. llama.cpp: `src/models/eagle3.cpp`.
     x += down(silu(gate x') * up x')                          x' = norm(x)
     logits of the token after the next = output . norm(x)
 
-Where the draft goes on from its own token, x takes the place of g. Keys: those of `parts` and
+When the draft continues from a drafted token, x replaces g. Keys: those of `parts` and
 `rope`, attention.layer_norm_rms_epsilon; target_layers, target_hidden_size, norm_before_fc,
 norm_before_residual. Tensors: fc, enc.output_norm (before fc), attn_norm (of the embedding),
 attn_norm_2 (of g); d2t, the model's token of each of the draft's, where the draft has fewer. What
@@ -172,7 +172,7 @@ def _target_layers(file: Reader) -> tuple[int, ...]:
 
 
 def _layer(file: Reader, norm: Norm, target: Config) -> Description:
-    """The draft as a model of one layer, with the ends that it has or the model lends."""
+    """The draft as a model of one layer, with its own embedding and output or the model's."""
     hidden, embedding = file.hidden, _lent(target.embedding)
     if file.has("token_embd.weight"):
         embedding = file.matrix("token_embd", None, target.vocab_size, hidden)

@@ -109,7 +109,7 @@ class RowsWithTokens(AttentionSpec):
         )
 
     def appended(self, inputs: dict[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Inputs after the rows' own tokens are prepared and in the caches, and these caches;
+        """Inputs after the rows' new tokens are prepared and in the caches, and these caches;
         without a token the inputs as they are, and nothing."""
         if self.token is None:
             return inputs, {}

@@ -30,7 +30,9 @@ class AllGather(Exchange):
         if len(self.widths) != self.ranks or min(self.widths) < 1:
             raise PtxgenError(f"all_gather: widths {self.widths} of {self.ranks} ranks")
         if self.n % self.width:
-            raise PtxgenError(f"all_gather: {self.n} values are no rows of {self.width}")
+            raise PtxgenError(
+                f"all_gather: {self.n} values do not divide into rows of {self.width}"
+            )
         super().__post_init__()
 
     @classmethod

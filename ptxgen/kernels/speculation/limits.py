@@ -1,4 +1,4 @@
-"""Counts that whoever sets up speculation needs to know; no numpy."""
+"""Limits of speculation, importable without numpy."""
 
 from __future__ import annotations
 

@@ -21,9 +21,8 @@ class NgramDrafts(DraftedRows):
     For the row r of a pending token (``place[r]`` 0) of a sequence s that goes on: the last
     ``longest`` tokens of its ``known[s]`` are looked for at earlier places, then one fewer, down to
     ``shortest``; of the longest that is found the latest. The tokens after it are written after the
-    known ones, ``wanted[r]`` of them as far as there is room: tokens that are not known repeat the
-    drafts themselves. ``found[s]`` is their number, 0 where there is no such place. Where
-    ``always``, it is the last token then that is repeated.
+    known ones, ``wanted[r]`` of them if they fit: beyond the known tokens the drafts repeat.
+    ``found[s]`` is their number, 0 without a match; with ``always`` the last token then repeats.
     """
 
     longest: int = 4
@@ -97,7 +96,7 @@ class NgramDrafts(DraftedRows):
         return 0
 
     def bytes_moved(self) -> int:
-        """The tokens of as many sequences as there are rows of pending tokens, at most."""
+        """At most the tokens of one sequence per row of pending tokens."""
         return 4 * min(self.rows, self.sequences) * self.max_len
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
