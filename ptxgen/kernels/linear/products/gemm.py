@@ -11,8 +11,8 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
-from urdir.ptxgen.kernels.linear.gemm_tile import TILE, CtaTile
 from urdir.ptxgen.kernels.linear.plain import plain_epilogue
+from urdir.ptxgen.kernels.linear.products.gemm_tile import TILE, CtaTile
 from urdir.ptxgen.kernels.linear.spec import Part
 from urdir.ptxgen.kernels.linear.steps import Epilogue, Product
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
@@ -48,7 +48,7 @@ class Gemm(Product):
     clamp: float = 0.0
 
     name = "gemm"
-    template = ("urdir.templates", "linear/gemm.ptx.j2")
+    template = ("urdir.templates", "linear/products/gemm.ptx.j2")
 
     def __post_init__(self) -> None:
         if self.batch < 1:

@@ -9,7 +9,7 @@ import numpy as np
 
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.packed_parts import Mixture, PackedPart
-from urdir.ptxgen.kernels.linear.packed_tiling import PackedTiling
+from urdir.ptxgen.kernels.linear.products.packed_tiling import PackedTiling
 from urdir.ptxgen.kernels.pairs import grouped, random_choice
 from urdir.ptxgen.spec import Access, Array, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.formats import random_blocks
