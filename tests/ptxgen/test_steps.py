@@ -34,7 +34,7 @@ from urdir.ptxgen.kernels.linear.prologue.norm import BegunNorm, Normed, begun
 from urdir.ptxgen.kernels.linear.prologue.packed import PackedInput
 from urdir.ptxgen.kernels.linear.prologue.sum import NormedAdd, RankAdd
 from urdir.ptxgen.kernels.linear.spec import LinearSpec
-from urdir.ptxgen.kernels.linear.steps import Epilogue, Prologue
+from urdir.ptxgen.kernels.linear.steps import Epilogue, Prologue, Reference
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.recurrent.causal_conv import CausalConv
 from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
@@ -112,7 +112,7 @@ def test_a_prologue_makes_of_x_what_its_formula_says(name: str) -> None:
     assert {p.name for p in spec.params} - {p.name for p in plain.params} == names
     inputs = spec.make_inputs(np.random.default_rng(1))
     outputs: dict[str, Array] = {}
-    made = step.apply(inputs["x"], spec, inputs, outputs)
+    made = step.apply(inputs["x"], Reference(spec, spec.parts[0], inputs, outputs))
     np.testing.assert_allclose(made, formula(inputs["x"], inputs), rtol=1e-6, atol=1e-6)
     if "stream" in names:
         np.testing.assert_array_equal(outputs["stream"], made.astype(np.float32))

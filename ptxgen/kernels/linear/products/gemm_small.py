@@ -14,7 +14,6 @@ from urdir.ptxgen.kernels.linear.cut import (
     Footprint,
     cut_launch,
     even_tiles,
-    one_resident,
 )
 from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Bounded, Gated, Scaled
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
@@ -55,9 +54,11 @@ class GemmSmall(TiledSpec):
     mean or add a bias; of packed vectors, for a norm that has not begun.
     """
 
-    options: CutOptions = field(default_factory=one_resident)
+    options: CutOptions = field(default_factory=lambda: CutOptions(resident=1))
     batch: int = MAX_BATCH
 
+    #: Before sm_90 no launch starts early, and the registers are needed.
+    resident = 1
     prologues = (PackedInput, BegunNorm, Normed)
     epilogues = (*(Bias, Gated, Activated, Scaled, Residual, Bounded, BeginNorm, PackedOutput),)
     name = "gemm_small"
