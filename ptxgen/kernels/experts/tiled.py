@@ -81,6 +81,11 @@ class ExpertsSpec(CutOptions, ExpertsShape):
         return self.norm is not None and is_first(self.norm)
 
     @property
+    def has_warp_sums(self) -> bool:
+        """Whether warps add squares in shared memory."""
+        return self.normed
+
+    @property
     def grid_rows(self) -> int:
         """Products that have CTAs of their own."""
         raise NotImplementedError

@@ -199,6 +199,16 @@ class Cut:
     sharers: int = 1
 
     @property
+    def own_rows(self) -> int:
+        """Rows of a pass that a CTA finishes."""
+        return self.rows.pass_rows // self.columns.cluster
+
+    @property
+    def rounds(self) -> int:
+        """Rows of a pass that a thread finishes, at most."""
+        return ceil_div(self.own_rows, 32 * self.warps)
+
+    @property
     def warps(self) -> int:
         """Warps of a CTA."""
         return self.columns.warps * self.rows.warps
