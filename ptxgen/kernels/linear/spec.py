@@ -100,7 +100,12 @@ class LinearSpec(Product):
     #: The steps that the main loop takes, in this order.
     prologues: ClassVar[tuple[type[Prologue], ...]] = (Normed,)
     epilogues: ClassVar[tuple[type[Epilogue], ...]] = (
-        *(Bias, Gated, Activated, Scaled, Residual, Bounded),
+        Bias,
+        Gated,
+        Activated,
+        Scaled,
+        Residual,
+        Bounded,
     )
 
     #: Subclasses have this as a field, or take one vector.

@@ -125,6 +125,11 @@ class Epilogue(Step):
         """Bytes of shared memory that all threads read, a multiple of 16."""
         return 0
 
+    @property
+    def nonlinearity(self) -> Activation | None:
+        """The nonlinearity that it is."""
+        return None
+
     def of_part(self, part: Part) -> bool:
         """Whether it follows the product of this one of the matrices."""
         return True
@@ -221,8 +226,8 @@ class Product(KernelSpec):
     @property
     def f(self) -> Activation | None:
         """The nonlinearity that the product goes through."""
-        step = self.step("gated") or self.step("activation")
-        return getattr(step, "f", None)
+        made = (step.nonlinearity for step in self.epilogue)
+        return next((f for f in made if f is not None), None)
 
     @property
     def residual(self) -> bool:

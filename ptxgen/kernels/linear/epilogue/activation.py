@@ -22,6 +22,10 @@ class Activated(Epilogue):
     stem = "activation"
 
     @property
+    def nonlinearity(self) -> Activation:
+        return self.f
+
+    @property
     def text(self) -> str:
         return f"f: {self.f.kind}"
 
@@ -42,6 +46,10 @@ class Gated(Epilogue):
     f: Activation = field(default_factory=Activation)
 
     stem = "gated"
+
+    @property
+    def nonlinearity(self) -> Activation:
+        return self.f
 
     @property
     def text(self) -> str:
