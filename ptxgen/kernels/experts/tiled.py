@@ -50,7 +50,7 @@ class ExpertsSpec(CutOptions, ExpertsShape):
     others = ()
     tiles_left = 1
     alone = True
-    asks_late = False
+    loads_late = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.used <= min(self.experts, MAX_USED) or self.batch < 1:

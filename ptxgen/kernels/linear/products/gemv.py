@@ -88,7 +88,7 @@ class Gemv(TiledSpec):
         return self.normed or self.has(NormedAdd)
 
     @property
-    def asks_late(self) -> bool:
+    def loads_late(self) -> bool:
         """Whether the norm's weights are loaded only when those of ``add`` have been used: a thread
         has no registers for both."""
         if self.add is None:
