@@ -8,6 +8,7 @@ from urdir.driver.parallel import completed
 from urdir.driver.plan import Plan
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.speculation.launches import append_acceptance, append_placed_rows
+from urdir.model.engine.speculation.source import DraftSource
 from urdir.model.layers.builder import StepOps
 from urdir.model.layers.ends import embedding, head
 from urdir.model.layers.model import layers
@@ -26,11 +27,14 @@ def build_plan(parts: StepParts, shape: StepShape) -> Plan:
     return completed(building(parts, shape))
 
 
-def building(parts: StepParts, shape: StepShape) -> Generator[None, None, Plan]:
-    """`build_plan` in small pieces, one a layer: the plan is what the generator returns."""
+def building(
+    parts: StepParts, shape: StepShape, source: DraftSource | None = None
+) -> Generator[None, None, Plan]:
+    """`build_plan` in small pieces, one a layer: the plan is what the generator returns. Drafts are
+    those of ``source``; None: of earlier text."""
     steps = "step" if shape.steps == 1 else f"steps x {shape.steps}"
     plan = Plan(f"{shape.kind} {steps}, {shape.rows} rows, {shape.keys} keys")
-    append_placed_rows(plan, parts, shape)
+    append_placed_rows(plan, parts, shape, source)
     rows, outputs = rows_of(parts, shape)
     wanted = shape.output is not Output.NONE
     step = StepOps(parts.config, rows.count)

@@ -13,7 +13,7 @@ from urdir.ptxgen.kernels.activation import Activation
 def attention(at: LayerOps, mixer: Attention, x: Tensor, scale: float) -> Tensor:
     """scale * O (attention of x), gated where there is a gate."""
     q, k, v, gates = _products(at, mixer, x)
-    heads = at.graph.add(_attend(at, Attend, "heads", mixer, q, k, v))
+    heads = at.graph.add(attend_op(at, Attend, "heads", mixer, q, k, v))
     if mixer.gate is not None and gates is not None:
         heads = gated(at, mixer.gate, gates, heads)
     heads = at.only_outputs("attention.output_rows", heads)
@@ -26,7 +26,7 @@ def cached_keys(at: LayerOps, mixer: Attention, x: Tensor) -> None:
     """The keys and values of x alone, into the cache, where the layer has one."""
     if mixer.k is not None:
         q, k, v, _ = _products(at, mixer, x)
-        at.graph.add(_attend(at, Cache, "q", mixer, q, k, v))
+        at.graph.add(attend_op(at, Cache, "q", mixer, q, k, v))
 
 
 def gated(at: LayerOps, gate: OutputGate, gates: Tensor, heads: Tensor) -> Tensor:
@@ -38,8 +38,16 @@ def gated(at: LayerOps, gate: OutputGate, gates: Tensor, heads: Tensor) -> Tenso
 def _products(
     at: LayerOps, mixer: Attention, x: Tensor
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Queries, keys, values, normed and turned, and the gate. Where K is V, too, it is made twice:
-    K is normed and turned later."""
+    """Queries, keys, values, normed and turned, and the gate."""
+    made = head_products(at, mixer, x)
+    for name, y in prepared_heads(at, mixer, made["q"], made.get("k")):
+        made[name] = y
+    return made["q"], made.get("k"), made.get("v"), made.get("attention gate")
+
+
+def head_products(at: LayerOps, mixer: Attention, x: Tensor) -> dict[str, Tensor]:
+    """Queries, keys, values and the gate, by name, as the products leave them. A matrix that is
+    that of keys and of values has two products: keys are normed and turned later."""
     label = "attn_qkv"
     wanted = [("q", mixer.q), ("k", mixer.k), ("v", mixer.v or mixer.k)]
     if mixer.gate is not None:
@@ -53,12 +61,10 @@ def _products(
             bounded = Tensor(name, y.rows, y.width)
             y = at.graph.add(Bound(at.name(label), bounded, y, clamp=mixer.clamp))
         made[name] = y
-    for name, y in _prepared(at, mixer, made["q"], made.get("k")):
-        made[name] = y
-    return made["q"], made.get("k"), made.get("v"), made.get("attention gate")
+    return made
 
 
-def _prepared(
+def prepared_heads(
     at: LayerOps, mixer: Attention, q: Tensor, k: Tensor | None
 ) -> list[tuple[str, Tensor]]:
     """Queries and keys after the norms of heads and the rotation, in the mixer's order."""
@@ -87,7 +93,7 @@ def _prepared(
     return list(heads.items())
 
 
-def _attend(
+def attend_op(
     at: LayerOps,
     kind: type[Attend],
     name: str,
@@ -96,6 +102,7 @@ def _attend(
     k: Tensor | None,
     v: Tensor | None,
 ) -> Attend:
+    """The attention of prepared heads, or a `Cache` of their keys and values alone."""
     width = mixer.output_width if kind is Attend else q.width
     return kind(
         at.name("attention"),

@@ -14,11 +14,10 @@ from urdir.model.lower.attend import (
     incremental_attention_into,
 )
 from urdir.model.lower.lowering import Lowering
-from urdir.model.lower.requests import packs, takes_few_heads
+from urdir.model.lower.requests import packs
 from urdir.model.lower.rule import Rule
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
 from urdir.ptxgen.kernels.attention.prepare_tokens import PrepareTokens
-from urdir.ptxgen.weights.halves import Halves
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
@@ -123,10 +122,8 @@ def lower_attention(at: Lowering, ops: Sequence[Op]) -> bool:
         return True
     y, matrix = prepared.attend.y, _next_matrix(at, prepared.attend)
     heads, packed = at.place(y), None
-    if matrix is not None:
-        attention = replace(attention, order=Halves(matrix.format).order)
-        packed = _packed_heads(at, matrix, heads) if attention.can_pack else None
-    if packed is not None:
+    if matrix is not None and attention.can_pack and packs(at, at.rows.count, [matrix]):
+        packed = at.work["packed"]
         at.packed[y] = packed
         at.move(y, packed)
     incremental_attention_into(
@@ -141,14 +138,6 @@ def _next_matrix(at: Lowering, attend: Attend) -> Matrix | None:
     if isinstance(following, Product) and following.x is attend.y:
         return at.matrix(following.of)
     return None
-
-
-def _packed_heads(at: Lowering, matrix: Matrix, heads: Slice) -> Slice | None:
-    """Where heads are packed for the product after them; None if that does not take them so."""
-    rows = at.rows.count
-    if not at.rows.prompt and takes_few_heads(at, rows, matrix):
-        return heads  # eight packed rows take no more room than four of f32
-    return at.work["packed"] if packs(at, rows, [matrix]) else None
 
 
 def lower_rope(at: Lowering, ops: Sequence[Op]) -> bool:

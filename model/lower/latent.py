@@ -31,7 +31,6 @@ from urdir.model.memory.workspace import WRITTEN_KEYS, WRITTEN_SEQUENCE, WRITTEN
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
 from urdir.ptxgen.kernels.gather import Gather as GatherKernel
-from urdir.ptxgen.weights.halves import Halves
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
@@ -137,13 +136,8 @@ def _append_begun(
         rows=replace(rows, sequence=work[WRITTEN_SEQUENCE]),
         work={**work, **made},
     )
-    packed, heads = False, at.place(of.y)
-    following = at.following()
-    if isinstance(following, Product):
-        order = Halves(at.matrix(following.of).format).order
-        attention = replace(attention, order=order)
-        packed = attention.can_pack and _takes_packed(at, product)
-    heads = work["packed"] if packed else heads
+    packed = attention.can_pack and _takes_packed(at, product)
+    heads = work["packed"] if packed else at.place(of.y)
     incremental_attention_into(at.plan, attention, heads, packs=packed)
     return heads, packed
 

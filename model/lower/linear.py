@@ -25,7 +25,7 @@ from urdir.model.lower.rule import Rule, variants
 from urdir.model.lower.stream import append_norm, append_norm_after, append_sum
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.attention.choice import fills_sms
-from urdir.ptxgen.kernels.linear.gemm import Gemm
+from urdir.ptxgen.kernels.linear.products.gemm import Gemm
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice

@@ -14,7 +14,7 @@ from urdir.model.lower.arguments import given
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.rows import Rows
 from urdir.model.memory.chunk_workspace import chunk_buffer
-from urdir.ptxgen.kernels.linear.then import PREFIX, Then
+from urdir.ptxgen.kernels.linear.epilogue.then import PREFIX, Then
 from urdir.ptxgen.kernels.recurrent.choice import causal_conv, recurrences, selective_scan
 from urdir.ptxgen.kernels.recurrent.rows import RecurrentRows
 

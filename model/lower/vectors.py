@@ -13,8 +13,8 @@ from urdir.model.lower.chain import Chain
 from urdir.model.lower.lowering import Begun, Lowering
 from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.activation import Activation
-from urdir.ptxgen.kernels.linear import gate as gates
 from urdir.ptxgen.kernels.linear.choice import LinearRequest
+from urdir.ptxgen.kernels.linear.prologue import gate as gates
 from urdir.ptxgen.kernels.linear.spec import LinearSpec
 
 if TYPE_CHECKING:

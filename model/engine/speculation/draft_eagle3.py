@@ -17,25 +17,20 @@ from urdir.model.engine.speculation.draft import (
     append_joined,
     append_logits,
     append_norm,
-    append_product,
 )
+from urdir.model.engine.speculation.draft_streams import append_given_streams
 from urdir.model.families.eagle3 import Eagle3
 from urdir.model.families.stored import Linear
-from urdir.model.families.tapped import tap
 from urdir.model.graph.tensor import Tensor
 from urdir.model.layers.attention import attention, cached_keys
 from urdir.model.layers.builder import LayerOps, StepOps
 from urdir.model.layers.dense import dense
 from urdir.model.lower.step import lower
-from urdir.model.memory.workspace import saved
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
     from urdir.driver.plan import Plan
     from urdir.model.lower.rows import Rows
-
-#: The model's streams side by side, f32, in the draft's workspace, and zeros in place of one.
-STREAMS_READ, NO_STREAM = "streams", "no stream"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +51,8 @@ class Eagle3Draft:
     def append_given(self, plan: Plan, rows: Rows) -> None:
         """The product of the model's streams side by side, normalised where the draft says so."""
         own, draft = self.parts.own, self.draft
-        streams = own.work[STREAMS_READ]
-        sources = [(self._stream(layer), None) for layer in draft.target_layers]
-        append_joined(plan, "draft.streams", rows.count, draft.target_hidden, sources, streams)
-        if draft.streams_norm is not None:
-            norm, cols = own.weights.norm(draft.streams_norm), draft.fc.cols
-            append_norm(plan, rows.count, "draft.streams_norm", norm, (streams, streams, cols))
-        product = DraftProduct("draft.fc", own.weights, draft.fc)
-        append_product(plan, own, rows, product, streams, own.work[GIVEN])
+        norm = None if draft.streams_norm is None else own.weights.norm(draft.streams_norm)
+        append_given_streams(plan, self.parts, draft, rows, own.work[GIVEN], norm)
 
     def append_keys(
         self, plan: Plan, rows: Rows, head: int, tokens: TokenRows, hidden: Slice
@@ -101,14 +90,6 @@ class Eagle3Draft:
         assert draft.output_norm is not None
         norm_of = draft.output_norm
         append_logits(plan, self.parts, rows, self._output, work[PASSED_ON], norm_of)
-
-    def _stream(self, layer: int) -> Slice:
-        """The model's stream before a layer; zeros of the number of its layers, as in llama.cpp,
-        which keeps inputs of layers alone."""
-        target = self.parts.target
-        if layer == target.config.n_layers:
-            return self.parts.own.work[NO_STREAM]
-        return target.work[saved(tap(layer))]
 
     @property
     def _output(self) -> DraftProduct:

@@ -189,14 +189,24 @@ class SharedMemory:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How a launch is cut. ``sharers`` warps share a block, each with a part of its tiles: every
-    other of them its first block, the others their last."""
+    """How a launch is cut. ``sharers`` warps share their last block, each with a part of its
+    tiles."""
 
     columns: ColumnCut
     rows: RowCut
     ring: Ring
     memory: SharedMemory
     sharers: int = 1
+
+    @property
+    def own_rows(self) -> int:
+        """Rows of a pass that a CTA finishes."""
+        return self.rows.pass_rows // self.columns.cluster
+
+    @property
+    def rounds(self) -> int:
+        """Rows of a pass that a thread finishes, at most."""
+        return ceil_div(self.own_rows, 32 * self.warps)
 
     @property
     def warps(self) -> int:

@@ -1,4 +1,4 @@
-"""Counts that whoever sets up speculation needs to know; no numpy."""
+"""Limits of speculation, for code that must not import numpy."""
 
 from __future__ import annotations
 

@@ -1,0 +1,201 @@
+"""Matrix products (GEMM) of many packed activation vectors, on tensor cores since sm_80."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.linear.packed_parts import PackedPart
+from urdir.ptxgen.kernels.linear.products.packed_examples import end_examples, small_examples
+from urdir.ptxgen.kernels.linear.products.packed_product import PackedProduct
+from urdir.ptxgen.kernels.linear.products.packed_tiling import BANDS
+from urdir.ptxgen.ptx.architecture import SM_REGISTERS, WARP
+from urdir.ptxgen.spec import LaunchShape
+from urdir.ptxgen.target import since
+from urdir.ptxgen.weights.formats import FORMATS
+from urdir.ptxgen.weights.packed import GROUP, GROUP_NBYTES, TILE_SLICES
+
+#: Bytes that a thread copies at once.
+COPIED = 16
+#: Registers of a thread beside sums and operands.
+OTHER_REGISTERS = 84
+
+
+@dataclass(frozen=True, slots=True)
+class MmaCut:
+    """How a CTA computes its part of y: 64 * ``row_groups`` rows of weights, ``vectors``
+    activation vectors.
+
+    A warp has 16 rows of ``operands`` row groups, and all vectors. The warps of a split take every
+    ``splits``-th tile of the columns; they wait for no others. Weights lie in ``weight_stages``
+    stages of a tile for each split, activations in ``x_stages`` of ``x_slices`` slices.
+    ``resident``: CTAs of an SM.
+    """
+
+    row_groups: int
+    vectors: int
+    splits: int = 1
+    operands: int = 1
+    weight_stages: int = 2
+    x_stages: int = 3
+    x_slices: int = 1
+    resident: int = 1
+
+    #: CTAs that share the columns.
+    cluster = 1
+
+    def __post_init__(self) -> None:
+        if (
+            self.row_groups % self.operands
+            or self.operands not in (1, 2)
+            or not 1 <= self.split_warps * self.splits <= 16
+            or self.vectors % GROUP
+            or not GROUP <= self.vectors <= 128
+            or TILE_SLICES % self.x_slices
+            or min(self.weight_stages, self.x_stages) < 2
+            or self.x_stages - 1 > (self.weight_stages - 1) * self.steps
+        ):
+            raise PtxgenError(f"{self} is no cut of a product")
+
+    @property
+    def steps(self) -> int:
+        """Stages of activations for a tile of weights."""
+        return TILE_SLICES // self.x_slices
+
+    @property
+    def split_warps(self) -> int:
+        """Warps of a split."""
+        return BANDS * self.row_groups // self.operands
+
+    @property
+    def split_threads(self) -> int:
+        """Threads of a split."""
+        return WARP * self.split_warps
+
+    @property
+    def multipliers(self) -> int:
+        """Threads that multiply: all of the CTA."""
+        return self.split_threads * self.splits
+
+    @property
+    def registers(self) -> int:
+        """Registers of a thread."""
+        return min(SM_REGISTERS // (self.multipliers * self.resident) // 8 * 8, 255)
+
+    @property
+    def used_registers(self) -> int:
+        """Registers that a thread needs: sums, operands and others."""
+        return self.operands * (self.vectors // 2 + 16) + OTHER_REGISTERS
+
+    @property
+    def x_nbytes(self) -> int:
+        """Bytes of a stage of activations."""
+        return self.x_slices * self.vectors // GROUP * GROUP_NBYTES
+
+    @property
+    def bands(self) -> int:
+        """Bands of a stage of weights."""
+        return BANDS * self.row_groups
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Bytes that lie together in global and in shared memory: ``chunks`` of 16, by all threads."""
+
+    at: int
+    to: int
+    chunks: int
+
+
+@dataclass(frozen=True)
+class GemmMma(PackedProduct):
+    """A `PackedProduct` without ``mixture`` by ``mma.sync``: every warp copies and multiplies."""
+
+    cut: MmaCut
+
+    name = "gemm_mma"
+    template = ("urdir.templates", "linear/products/gemm_mma.ptx.j2")
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return since(80)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mixture is not None:
+            raise PtxgenError(f"{self.name}: not for mixtures")
+
+    # ---- shared memory: for each split its stages of weights; then of activations ----
+
+    @property
+    def weights_nbytes(self) -> int:
+        """Bytes of the stages of weights of a split."""
+        return self.cut.weight_stages * self.weight_nbytes
+
+    @property
+    def x_at(self) -> int:
+        """Where stages of activations begin."""
+        return self.cut.splits * self.weights_nbytes
+
+    @property
+    def xs_nbytes(self) -> int:
+        """Bytes of the stages of activations of a split."""
+        return self.cut.x_stages * self.cut.x_nbytes
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of dynamic shared memory: sums take the place of all stages."""
+        cut = self.cut
+        return max(self.x_at + cut.splits * self.xs_nbytes, cut.splits * self.split_nbytes)
+
+    @property
+    def slice_nbytes(self) -> int:
+        """Bytes from a slice of x to the next."""
+        return GROUP_NBYTES * self.groups
+
+    @property
+    def x_runs(self) -> tuple[Run, ...]:
+        """What a stage of activations consists of."""
+        nbytes = self.cut.vectors // GROUP * GROUP_NBYTES
+        if self.x_in_one:
+            return (Run(0, 0, self.cut.x_nbytes // COPIED),)
+        slices = range(self.cut.x_slices)
+        return tuple(Run(s * self.slice_nbytes, s * nbytes, nbytes // COPIED) for s in slices)
+
+    @property
+    def ends_twice(self) -> bool:
+        """Whether y ends within eight packed vectors, or within a pair of rows."""
+        if self.packs:
+            return self.batch % GROUP > 0
+        return any(part.rows % 2 for part in self.parts)
+
+    def band_run(self, part: PackedPart) -> Run:
+        """A band's tile, by one warp."""
+        return Run(0, 0, part.layout.tile_nbytes // COPIED)
+
+    @property
+    def launch_shape(self) -> LaunchShape:
+        rows = self.parts[-1].first_cta + self.parts[-1].ctas
+        return LaunchShape(
+            grid=(self.tiles, rows, 1),
+            block=(self.cut.multipliers, 1, 1),
+            shared_bytes=self.shared_bytes,
+            resident=self.cut.resident,
+            prefers_shared=self.cut.resident > 1,
+        )
+
+    @classmethod
+    def examples(cls) -> Mapping[str, GemmMma]:
+        return dict(_examples(cls))
+
+
+def _examples(cls: type[GemmMma]) -> Iterator[tuple[str, GemmMma]]:
+    q4_0, q4_k = FORMATS["Q4_0"], FORMATS["Q4_K"]
+    small = MmaCut(1, 8)
+    yield from small_examples(cls, small)
+    yield "large tile", cls(q4_k, 200, 512, 71, MmaCut(2, 64, operands=2))
+    yield "two operands", cls(q4_k, 250, 768, 17, MmaCut(4, 16, 1, 2, 2, 2, 2), bias=True)
+    yield "splits", cls(q4_k, 130, 1280, 17, MmaCut(1, 24, 2, x_stages=2, x_slices=4))
+    yield "more splits than tiles", cls(q4_0, 65, 288, 9, MmaCut(1, 8, 3), residual=True)
+    yield from end_examples(cls, small, replace(small, vectors=16), MmaCut(2, 16, operands=2))

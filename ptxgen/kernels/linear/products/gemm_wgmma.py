@@ -1,0 +1,254 @@
+"""Matrix products (GEMM) of many packed activation vectors, on Hopper's tensor cores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.linear.packed_parts import Mixture
+from urdir.ptxgen.kernels.linear.products.packed_examples import end_examples, small_examples
+from urdir.ptxgen.kernels.linear.products.packed_product import PackedProduct
+from urdir.ptxgen.kernels.linear.products.packed_tiling import BANDS
+from urdir.ptxgen.ptx.architecture import SM_REGISTERS
+from urdir.ptxgen.spec import LaunchShape
+from urdir.ptxgen.weights.formats import FORMATS
+from urdir.ptxgen.weights.packed import GROUP, GROUP_NBYTES, TILE_SLICES
+
+#: Threads of a warpgroup, whose operand A has 64 rows.
+WARPGROUP = 128
+#: Registers of a thread beside sums.
+OTHER_REGISTERS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class WgmmaCut:
+    """How a CTA computes its part of y: 64 * ``row_groups`` rows of weights, ``vectors``
+    activation vectors.
+
+    ``row_groups`` * ``splits`` warpgroups multiply. Those of a split take every ``splits``-th tile
+    of the columns. ``cluster`` CTAs share the columns, each with a run of tiles. Weights come
+    ``weight_stages`` tiles ahead for each split, activations ``x_stages`` stages of ``x_slices``
+    slices. ``resident``: CTAs of an SM.
+    """
+
+    row_groups: int
+    vectors: int
+    splits: int = 1
+    cluster: int = 1
+    weight_stages: int = 3
+    x_stages: int = 3
+    x_slices: int = 1
+    resident: int = 1
+
+    #: Of 16 rows, that a warp has.
+    operands = 1
+
+    def __post_init__(self) -> None:
+        if (
+            not 1 <= self.row_groups * self.splits <= 4
+            or self.vectors % GROUP
+            or not GROUP <= self.vectors <= 256
+            or TILE_SLICES % self.x_slices
+            or (self.splits > 1 and self.x_slices < TILE_SLICES)
+            or not 1 <= self.cluster <= 8
+            or min(self.weight_stages, self.x_stages) < 1
+        ):
+            raise PtxgenError(f"{self} is no cut of a product")
+
+    @property
+    def warpgroups(self) -> int:
+        """Warpgroups that multiply."""
+        return self.row_groups * self.splits
+
+    @property
+    def multipliers(self) -> int:
+        """Threads that multiply."""
+        return WARPGROUP * self.warpgroups
+
+    @property
+    def threads(self) -> int:
+        """Threads of the CTA: a warpgroup more, which issues copies."""
+        return WARPGROUP * (self.warpgroups + 1)
+
+    @property
+    def registers(self) -> int:
+        """Registers of a thread. With ``setmaxnreg`` warpgroups that multiply could take some from
+        the one that copies, but the driver's linker ignores it (advice C7504)."""
+        return min(SM_REGISTERS // (self.threads * self.resident) // 8 * 8, 248)
+
+    @property
+    def x_nbytes(self) -> int:
+        """Bytes of a stage of activations."""
+        return self.x_slices * self.vectors // GROUP * GROUP_NBYTES
+
+    @property
+    def used_registers(self) -> int:
+        """Registers that a thread needs, of a warpgroup that multiplies."""
+        return self.vectors // 2 + OTHER_REGISTERS
+
+    @property
+    def bands(self) -> int:
+        """Bands of a stage of weights."""
+        return BANDS * self.row_groups
+
+
+@dataclass(frozen=True)
+class GemmWgmma(PackedProduct):
+    """A `PackedProduct` by `wgmma`: a warpgroup of producers, and some that multiply."""
+
+    cut: WgmmaCut
+
+    name = "gemm_wgmma"
+    template = ("urdir.templates", "linear/products/gemm_wgmma.ptx.j2")
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return ("sm_90a",)
+
+    # ---- shared memory: rings of weights and activations, barriers; sums in the rings' place ----
+
+    @property
+    def weight_slots(self) -> int:
+        """Stages of weights of all splits: split k has every ``splits``-th, from k on."""
+        return self.cut.splits * self.cut.weight_stages
+
+    @property
+    def x_slots(self) -> int:
+        """Stages of activations of all splits."""
+        return self.cut.splits * self.cut.x_stages
+
+    @property
+    def x_at(self) -> int:
+        """Where stages of activations begin."""
+        return self.weight_slots * self.weight_nbytes
+
+    @property
+    def barriers_at(self) -> int:
+        """Where barriers begin: full ones of both rings, then empty ones, 8 bytes each."""
+        rings = self.x_at + self.x_slots * self.cut.x_nbytes
+        return max(rings, self.cut.splits * self.split_nbytes + 7 & -8)
+
+    @property
+    def slots(self) -> int:
+        """Stages of both rings."""
+        return self.weight_slots + self.x_slots
+
+    @property
+    def pairs_at(self) -> int:
+        """Where pair and weight of each vector lie, 8 bytes, of a mixture that goes down."""
+        return self.barriers_at + 16 * self.slots
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of dynamic shared memory."""
+        goes_down = self.mixture is not None and not self.packs
+        return self.pairs_at + (8 * self.cut.vectors if goes_down else 0)
+
+    @property
+    def launch_shape(self) -> LaunchShape:
+        cut = self.cut
+        rows, tiles = self.parts[-1].first_cta + self.parts[-1].ctas, self.tiles
+        # Tiles beyond the last come last, and those of one expert read their x at a time.
+        across, down = (tiles, rows) if self.mixture is None else (rows, tiles)
+        return LaunchShape(
+            grid=(cut.cluster * across, down, 1),
+            block=(cut.threads, 1, 1),
+            cluster=(cut.cluster, 1, 1),
+            shared_bytes=self.shared_bytes,
+            resident=cut.resident,
+        )
+
+    @classmethod
+    def examples(cls) -> Mapping[str, GemmWgmma]:
+        return dict(_examples(cls))
+
+
+def _examples(cls: type[GemmWgmma]) -> Iterator[tuple[str, GemmWgmma]]:
+    q8, q4_k, q6_k, f16 = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "F16"))
+    small = WgmmaCut(1, 8, weight_stages=2, x_stages=2)
+    yield from small_examples(cls, small)
+    yield "large tile", cls(q4_k, 200, 512, 201, WgmmaCut(2, 192))
+    yield "splits", cls(q4_k, 130, 1280, 17, WgmmaCut(1, 24, splits=4, x_slices=4, x_stages=1))
+    yield (
+        "cluster",
+        cls(q6_k, 65, 1280, 20, WgmmaCut(1, 24, 2, 2, x_slices=4, x_stages=2), residual=True),
+    )
+    yield from end_examples(cls, small, replace(small, vectors=16), WgmmaCut(2, 16))
+    oai = Activation("swiglu_oai", limit=1.5)
+    yield (
+        "experts up",
+        cls(
+            q4_k,
+            48,
+            512,
+            11,
+            WgmmaCut(2, 16, weight_stages=2, x_stages=2),
+            gated=True,
+            packs=True,
+            mixture=Mixture(7, 2, 16),
+        ),
+    )
+    yield (
+        "experts up, biases",
+        cls(
+            q8,
+            80,
+            288,
+            21,
+            WgmmaCut(2, 32, 2, 1, 1, 1, x_slices=4),
+            bias=True,
+            gated=True,
+            packs=True,
+            activation=oai,
+            mixture=Mixture(3, 1, 32),
+        ),
+    )
+    yield (
+        "experts without gate",
+        cls(
+            f16,
+            32,
+            70,
+            5,
+            replace(small, vectors=16),
+            packs=True,
+            activation=Activation("relu2"),
+            mixture=Mixture(9, 2, 16),
+        ),
+    )
+    yield (
+        "experts down",
+        cls(
+            q6_k,
+            80,
+            256,
+            23,
+            replace(small, vectors=16),
+            bias=True,
+            mixture=Mixture(5, 2, 16, weighted=True),
+        ),
+    )
+    yield (
+        "experts down, splits and cluster",
+        cls(
+            q8,
+            144,
+            1056,
+            40,
+            WgmmaCut(2, 64, 2, 2, 1, 1, x_slices=4),
+            mixture=Mixture(3, 2, 64),
+        ),
+    )
+    yield (
+        "experts with one row each",
+        cls(
+            q4_k,
+            32,
+            256,
+            1,
+            replace(small, vectors=16),
+            mixture=Mixture(12, 4, 16, weighted=True),
+        ),
+    )

@@ -1,0 +1,38 @@
+"""Examples that products of packed activation vectors have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeVar
+
+from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.linear.packed_parts import HeadPlaces, PackedCut, takes_packed
+from urdir.ptxgen.kernels.linear.products.packed_product import PackedProduct
+from urdir.ptxgen.weights.formats import FORMATS
+
+P = TypeVar("P", bound=PackedProduct)
+
+
+def small_examples(cls: type[P], small: PackedCut) -> Iterator[tuple[str, P]]:
+    """Small ones of every type, with a cut for eight vectors."""
+    yield "smallest", cls(FORMATS["Q8_0"], 8, 32, 1, small)
+    types = [fmt for fmt in FORMATS.values() if takes_packed((fmt,))]
+    for i, fmt in enumerate(types):
+        cols = 290 if fmt.is_float else max(fmt.block, 288 // fmt.block * fmt.block)
+        yield fmt.name, cls(fmt, 70, cols, 3 + i % 6, small, bias=i % 2 == 0)
+
+
+def end_examples(
+    cls: type[P], small: PackedCut, wide: PackedCut, paired: PackedCut
+) -> Iterator[tuple[str, P]]:
+    """Every way to end, with cuts for eight vectors, for sixteen, and for two row groups of
+    sixteen."""
+    q8, q4_k, q6_k, f16 = (FORMATS[name] for name in ("Q8_0", "Q4_K", "Q6_K", "F16"))
+    yield "gated", cls(q4_k, 96, 512, 30, paired, gated=True, packs=True)
+    yield "packed", cls(q8, 96, 288, 9, wide, bias=True, packs=True)
+    yield "three matrices", cls(q4_k, 192, 256, 12, wide, others=((q6_k, 33), (f16, 64)))
+    heads = (HeadPlaces(32, 16, 48, 37), HeadPlaces(16, 0, 16, 37))
+    yield "heads", cls(q8, 96, 288, 13, wide, others=((f16, 80),), heads=heads)
+    gelu = Activation("gelu")
+    ends = cls(q8, 64, 256, 8, small, bias=True, activation=gelu, scale=0.05, softcap=20.0)
+    yield "ends", ends

@@ -1,0 +1,236 @@
+"""How products of packed activation vectors are divided: among CTAs, and in their shared memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.linear.packed_parts import (
+    HeadPlaces,
+    Mixture,
+    PackedCut,
+    PackedPart,
+    takes_packed,
+)
+from urdir.ptxgen.kernels.linear.plain import plain_epilogue
+from urdir.ptxgen.kernels.linear.steps import Epilogue, Product
+from urdir.ptxgen.spec import ceil_div
+from urdir.ptxgen.weights.formats import Format
+from urdir.ptxgen.weights.layout import TILE_ROWS, Layout
+from urdir.ptxgen.weights.packed import GROUP, packed_shape
+
+#: Rows of a row group, and bands that they come from: four warps with 16 rows each.
+GROUP_ROWS = 64
+BANDS = GROUP_ROWS // TILE_ROWS
+#: Bytes of shared memory of the largest SM for its CTAs, each of which costs 1 KB more.
+SM_NBYTES, CTA_COST = 228 << 10, 1 << 10
+#: CTAs of a grid along y.
+MAX_GRID = 65535
+
+
+@dataclass(frozen=True)
+class PackedTiling(Product):
+    """The fields of a `PackedProduct`, and its sizes."""
+
+    format: Format
+    rows: int
+    cols: int
+    batch: int
+    cut: PackedCut
+    bias: bool | tuple[bool, ...] = False
+    residual: bool = False
+    gated: bool = False
+    others: tuple[tuple[Format, int], ...] = ()
+    activation: Activation | None = None
+    scale: float = 1.0
+    softcap: float = 0.0
+    clamp: float = 0.0
+    packs: bool = False
+    mixture: Mixture | None = None
+    heads: tuple[HeadPlaces, ...] = ()
+
+    def __post_init__(self) -> None:
+        cut = self.cut
+        if self.batch < 1 or (self.mixture is None and cut.vectors > GROUP * self.groups):
+            raise PtxgenError(f"{self.name}: {self.batch} vectors in tiles of {cut.vectors}")
+        if not takes_packed(self.formats):
+            raise PtxgenError(f"{self.name}: not for F32 weights")
+        if self.mixture is not None:
+            self._check_mixture(self.mixture)
+        if self.heads:
+            self._check_heads()
+        if self.gated and (cut.row_groups % 2 or self.residual):
+            raise PtxgenError(f"{self.name}: gated in pairs of row groups, without residual")
+        if self.others and (self.gated or self.residual or self.packs):
+            raise PtxgenError(f"{self.name}: other matrices without gate, residual and packing")
+        if isinstance(self.bias, tuple) and len(self.bias) != len(self.formats):
+            raise PtxgenError(f"{self.name}: bias {self.bias} of {len(self.formats)} matrices")
+        for step in self.epilogue:
+            step.check(self)
+        if self.shared_bytes > SM_NBYTES // cut.resident - CTA_COST:
+            raise PtxgenError(f"{self.name}: {cut} takes {self.shared_bytes} bytes")
+        if cut.used_registers > cut.registers:
+            raise PtxgenError(f"{self.name}: {cut} leaves too few registers")
+
+    @cached_property
+    def epilogue(self) -> tuple[Epilogue, ...]:
+        """The steps after the products, but for packing and heads."""
+        return plain_epilogue(
+            self.bias,
+            self.gated,
+            self.activation,
+            self.scale,
+            self.residual,
+            self.softcap,
+            self.clamp,
+        )
+
+    def _check_heads(self) -> None:
+        is_plain = self.mixture is None and not (self.packs or self.gated or self.residual)
+        if not is_plain or len(self.heads) != len(self.formats):
+            raise PtxgenError(f"{self.name}: {self.heads} of {len(self.formats)} plain matrices")
+        for part, of in zip(self.parts, self.heads, strict=True):
+            odd = (
+                of.room != self.vectors
+                or part.rows % of.dims
+                or of.dims % 2
+                or of.start % 2
+                or of.width % 2
+            )
+            if odd or of.start + of.dims > of.width or self.batch > of.room:
+                raise PtxgenError(
+                    f"{self.name}: {part.rows} rows of {self.batch} vectors do not fill {of}"
+                )
+
+    def _check_mixture(self, mixture: Mixture) -> None:
+        if mixture.height != self.cut.vectors:
+            raise PtxgenError(f"{self.name}: tiles of {mixture.height} vectors, {self.cut}")
+        if self.residual or self.others or not 1 <= mixture.used <= mixture.experts:
+            raise PtxgenError(f"{self.name}: {mixture} without residual and other matrices")
+        if self.rows % TILE_ROWS:
+            raise PtxgenError(
+                f"{self.name}: {self.rows} rows of an expert: a multiple of {TILE_ROWS}"
+            )
+        if mixture.weighted and self.packs:
+            raise PtxgenError(f"{self.name}: packed vectors have no weights")
+        if self.tiles > MAX_GRID:
+            raise PtxgenError(f"{self.name}: {self.tiles} tiles are more than {MAX_GRID}")
+
+    @property
+    def launch_fields(self) -> frozenset[str]:
+        return frozenset({"batch"} if self.heads else ())
+
+    @property
+    def formats(self) -> tuple[Format, ...]:
+        """The types of the matrices."""
+        return (self.format, *(fmt for fmt, _ in self.others))
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of x: places of the list of a mixture, what heads have room for."""
+        if self.heads:
+            return self.heads[0].room
+        return self.batch if self.mixture is None else self.mixture.places(self.batch)
+
+    @property
+    def products(self) -> int:
+        """Vectors that are multiplied with a matrix each: a mixture's pairs."""
+        return self.batch * (1 if self.mixture is None else self.mixture.used)
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of vectors."""
+        if self.mixture is not None:
+            return self.mixture.tiles(self.batch)
+        if self.heads:
+            return ceil_div(self.batch, self.cut.vectors)
+        return ceil_div(self.groups * GROUP, self.cut.vectors)
+
+    @property
+    def layout(self) -> Layout:
+        """How the (first) weights lie in memory."""
+        return self.parts[0].layout
+
+    @property
+    def pair(self) -> int:
+        """Matrices that are multiplied together: two if gated."""
+        return 2 if self.gated else 1
+
+    @property
+    def cta_rows(self) -> int:
+        """Rows of y of a CTA."""
+        return GROUP_ROWS * self.cut.row_groups // self.pair
+
+    @cached_property
+    def parts(self) -> tuple[PackedPart, ...]:
+        """The matrices with a product of their own, side by side in the grid."""
+        parts: list[PackedPart] = []
+        for number, (fmt, rows) in enumerate(((self.format, self.rows), *self.others)):
+            first = parts[-1].first_cta + parts[-1].ctas if parts else 0
+            ctas = self._row_tiles(rows)
+            experts = 1 if self.mixture is None else self.mixture.experts
+            layout = Layout(fmt, experts * rows, self.cols)
+            parts.append(PackedPart(number, layout, first, ctas, experts))
+        return tuple(parts)
+
+    def _row_tiles(self, rows: int) -> int:
+        """CTAs along the rows of a matrix. A packed y has whole tiles of 256 columns."""
+        if self.packs:
+            return ceil_div(packed_shape(1, rows)[0] * GROUP_ROWS, self.cta_rows)
+        # Of 128 rows, 64 are every other band of 16, the first ones or the others.
+        blocks, bands = divmod(ceil_div(rows, TILE_ROWS), 2 * BANDS)
+        return ceil_div(GROUP_ROWS * (2 * blocks + min(bands, 2)), self.cta_rows)
+
+    @cached_property
+    def biases(self) -> tuple[bool, ...]:
+        """Whether each matrix has a bias."""
+        return self.bias if isinstance(self.bias, tuple) else (self.bias,) * len(self.formats)
+
+    @property
+    def groups(self) -> int:
+        """Groups of eight vectors."""
+        return ceil_div(self.vectors, GROUP)
+
+    @property
+    def slices(self) -> int:
+        """Slices of x."""
+        return packed_shape(1, self.cols)[0]
+
+    @property
+    def row_tiles(self) -> int:
+        """Tiles of a row of weights."""
+        return self.layout.row_tiles
+
+    @property
+    def reads_once(self) -> bool:
+        """Whether a weight is read by one CTA."""
+        return self.mixture is None and not self.heads and self.tiles == 1
+
+    @property
+    def x_in_one(self) -> bool:
+        """Whether slices of x that follow each other are one run for a CTA: it has all vectors."""
+        return self.mixture is None and self.groups * GROUP == self.cut.vectors
+
+    # ---- shared memory: sums in the place of weights and activations ----
+
+    @property
+    def weight_nbytes(self) -> int:
+        """Bytes of a stage of weights."""
+        return max(ceil_div(self.cut.bands * part.stride, 128) * 128 for part in self.parts)
+
+    @property
+    def sum_stride(self) -> int:
+        """f32 sums from a vector to the next: two vectors begin four banks apart."""
+        return GROUP_ROWS * self.cut.row_groups + 2
+
+    @property
+    def split_nbytes(self) -> int:
+        """Bytes of the sums of a split."""
+        return 4 * self.cut.vectors * self.sum_stride
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of dynamic shared memory."""
+        raise NotImplementedError
