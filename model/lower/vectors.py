@@ -60,7 +60,7 @@ class Vectors:
         if self._norm is None:
             packed = chain.norm is None and chain.x in self._at.packed
             return replace(request, packed=packed)
-        if self._begun is not None:
+        if self._begun is not None and request.rounds_several:
             packed = self._begun.packed
             begun = replace(request, norm=self._norm.norm, summarised=True, packed=packed)
             if begun.takes_packed or not packed:

@@ -32,7 +32,9 @@ from urdir.model.files.gguf import Gguf
 from urdir.model.memory import exchange
 from urdir.model.memory.weights import Weights, shares_of
 from urdir.model.verify.conformance import relative_rms
-from urdir.ptxgen.kernels.exchange.gives import Gives, SumOfRanks
+from urdir.ptxgen.kernels.exchange.gives import Gives
+from urdir.ptxgen.kernels.linear.epilogue.send import Send
+from urdir.ptxgen.kernels.linear.prologue.sum import RankAdd
 
 DATA = Path(__file__).parents[2] / "data"
 EXACT_RELATIVE_RMS = 1e-4
@@ -209,11 +211,10 @@ def test_products_of_one_row_are_given_to_the_other_rank(
     for shape in (StepShape(1, 256, Output.GREEDY), StepShape(16, 256, Output.GREEDY, prompt=16)):
         steps = engines[1].session.steps
         given = {of.label: of.kernel for of in steps.bound(shape).plan if "blk.1" in of.label}
-        assert given["blk.1.ffn_down"].gives == Gives(
-            2, 0, engines[1].session.exchange.shape.capacity
-        )
+        send = given["blk.1.ffn_down"].find(Send)
+        assert send.gives == Gives(2, 0, engines[1].session.exchange.shape.capacity)
         if not shape.prompt:
-            assert isinstance(given["blk.1.attn_qkv"].after, SumOfRanks)
+            assert isinstance(given["blk.1.attn_qkv"].add, RankAdd)
 
 
 def test_sums_of_several_rows_begin_the_norm_that_follows(engines: tuple[Engine, Engine]) -> None:

@@ -238,7 +238,6 @@ def test_a_begun_norm_is_that_norm_alone(bench: LinearBench) -> None:
     made: list[Any] = [op.kernel for op in bench.plan if isinstance(op, Launch)]
     assert made[0].summarises
     assert [kernel.summarised for kernel in made[1:]] == [True, False]
-    assert all(kernel.norm is not None for kernel in made[1:])
 
 
 @pytest.mark.parametrize(("rows", "exact"), [(4, False)])

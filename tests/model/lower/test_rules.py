@@ -30,6 +30,8 @@ from urdir.model.lower.step import lower
 from urdir.model.measure.paper_device import paper_device
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
+from urdir.ptxgen.kernels.linear.prologue.gate import Gate
+from urdir.ptxgen.kernels.linear.prologue.sum import NormedAdd
 
 SIZES = {"layers": 2, "hidden": 256, "heads": 4, "ffn": 512, "vocab": 64, "context": 512}
 
@@ -90,7 +92,7 @@ def test_gate_and_up_of_different_types_are_not_one_product() -> None:
         found = kernels(session, 1)
         assert not found["ffn_gate_up"].gated
         assert found["ffn_gate_up"].others
-        assert found["ffn_down"].gate is not None  # which takes its vectors through the gate
+        assert found["ffn_down"].find(Gate) is not None  # which takes its vectors through the gate
         several = kernels(session, 4)
         assert "ffn_gate_up.activation" in several
 
@@ -120,7 +122,7 @@ def test_a_norm_after_a_block_is_left_to_the_next_product_of_one_row() -> None:
 
     with opened(change=with_post_norms) as session:
         one, several = kernels(session, 1), kernels(session, 4)
-        assert one["ffn_gate_up"].after is not None
+        assert isinstance(one["ffn_gate_up"].add, NormedAdd)
         assert "post_norm" not in one
         assert "post_norm" in several
         assert several["post_norm"].then is not None
