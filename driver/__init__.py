@@ -1,8 +1,8 @@
 """The CUDA driver API, real or emulated: memory, modules, streams, plans and graphs.
 
-The names in the stub beside this file are the promise, with what the modules among them document;
-everything else is private. Names are imported when first used: importing the package loads neither
-numpy nor libcuda.
+The stub beside this file lists the public names; the documented parts of their modules are public
+too. Everything else is private. Names are imported when first used: importing the package loads
+neither numpy nor libcuda.
 """
 
 import lazy_loader

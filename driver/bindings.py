@@ -1,7 +1,7 @@
-"""The CUDA driver API as an object: the real one, or the emulator's.
+"""Bindings of the CUDA driver API: real, or emulated.
 
-Both have the functions (``cuMemAlloc`` ...), enums and structs of ``cuda.bindings.driver`` under
-their names, and are handed around as ``api``; nothing above can tell which it has. One api object
+Both provide the functions (``cuMemAlloc`` ...), enums and structs of ``cuda.bindings.driver`` under
+their names, and are passed around as ``api``; code above cannot tell them apart. One api object
 belongs to one opened device, or to the devices of one group.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 from urdir.driver.emulator.properties import DEFAULT_TARGET
 from urdir.driver.errors import CudaError, DriverError, DriverTooOldError, NoDriverError
 
-#: The first driver line that implements CUDA 13, and its version as cuDriverGetVersion counts.
+#: The first driver line that implements CUDA 13, and its version in cuDriverGetVersion's form.
 MINIMUM_DRIVER = 580
 MINIMUM_VERSION = 13000
 
@@ -26,15 +26,15 @@ _NO_DRIVER = (
 
 
 class GuardedApi:
-    """Bindings whose missing parts are typed errors: ``cuda.bindings.driver`` by default.
+    """Bindings that raise typed errors for missing parts; ``cuda.bindings.driver`` by default.
 
-    Importing it is put off to the first use. A call raises NoDriverError without libcuda and
-    DriverTooOldError when the driver lacks the function.
+    The import happens at first use. A call raises NoDriverError without libcuda and
+    DriverTooOldError if the driver lacks the function.
     """
 
     #: The first sticky error of a call, see `urdir.driver.errors.check`.
     poisoned_by: CudaError | None = None
-    #: Says more about the first sticky error, at the end of its message.
+    #: Adds detail to the message of the first sticky error.
     explain_fault: Callable[[], str] | None = None
 
     def __init__(self, bindings: Any = None) -> None:
@@ -62,7 +62,8 @@ class GuardedApi:
         return call
 
     def _explain(self, exc: RuntimeError) -> Exception:
-        """The typed error for what the bindings raise (they return all errors of the driver)."""
+        """The typed error for an exception of the bindings (driver errors are returned, not
+        raised)."""
         if type(exc).__name__.startswith("DynamicLib"):
             return NoDriverError(_NO_DRIVER)
         if "not found" in str(exc):
@@ -76,10 +77,10 @@ def real() -> GuardedApi:
 
 
 def driver_loader() -> Callable[[], None]:
-    """What loads the driver (cuInit), whatever comes of it: opening a device asks again, and says
-    so. Its bindings are imported at once.
+    """A function that loads the driver (cuInit) and ignores failure: opening a device reports it.
+    The bindings are imported at once.
 
-    On an H200 loading takes 0.1 s, in which other threads may import what a device needs.
+    On an H200 loading takes 0.1 s, during which other threads may import what a device needs.
     """
     api = real()
 
@@ -94,14 +95,14 @@ def driver_loader() -> Callable[[], None]:
 
 def emulated(target: str = DEFAULT_TARGET, **options: Any) -> Any:
     """A new emulated driver whose device poses as ``target``; see `emulator.api.Api`."""
-    _import_bindings()  # the emulator takes enums and structs from it; says so where it is missing
+    _import_bindings()  # the emulator needs its enums and structs; raises if missing
     from urdir.driver.emulator.api import Api
 
     return Api(target=target, **options)
 
 
 def too_old(api: Any, lacking: str = "") -> DriverTooOldError:
-    """The error for a driver below the minimum, with what it has."""
+    """The error for a driver below the minimum, with its version."""
     status, version = api.cuDriverGetVersion()
     has = "an unknown version"
     if not int(status):

@@ -1,12 +1,12 @@
-"""Compiled kernels on disk: spec key -> PTX hash, and cubin key -> cubin.
+"""Disk cache of compiled kernels: spec key -> PTX hash, and cubin key -> cubin.
 
 A private folder of small files: ``specs/<spec key>`` holds a PTX hash, ``cubins/<cubin key>.cubin``
-a cubin (tools that read ELF ignore what follows it). Each is followed by the SHA-256 of its key and
-of itself, so that an entry is of use under its own name alone. A name ends in the format's number:
-entries of another version are not found, and removed when they are the oldest. Entries are written
-under a temporary name and renamed, so that processes may share the folder and none sees half an
-entry. Code that another user could have put there is never loaded (`PrivateFolder`). A fault
-of the disk costs a warning and a compilation; it never ends the run.
+a cubin (ELF tools ignore what follows it). Each is followed by the SHA-256 of its key and contents,
+so an entry is valid only under its own name. File names end in the format's number: entries of
+another version are never read, and are evicted as the oldest. Entries are written under a temporary
+name and renamed, so that processes may share the folder without seeing partial entries. Code that
+another user could have written is never loaded (`PrivateFolder`). A disk error costs a warning and
+a compilation, and never ends the run.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from pathlib import Path
 
 from urdir.driver.private_folder import NEW, PrivateFolder
 
-#: Default bound of the cubins' size in bytes.
+#: Default limit of the cubins' total size in bytes.
 DEFAULT_LIMIT = 1 << 30
 
-# Temporary files belong to a process that is writing, until they are as old as this.
+# Temporary files older than this are abandoned; newer ones belong to a process that is writing.
 _ABANDONED_SECONDS = 3600
 
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
-#: Of the stored entries (`_sealed`). A change of what they hold takes the next number.
+#: Format version of stored entries (`_sealed`); increase it when their contents change.
 FORMAT = 2
 
 
 class CacheWarning(UserWarning):
-    """The kernel cache could not be used as wanted; kernels are compiled instead."""
+    """The kernel cache could not be used; kernels are compiled instead."""
 
 
 class CubinCache:
-    """The cache in ``folder`` (made if need be), of at most ``limit`` bytes of cubins.
+    """The cache in ``folder`` (created if missing), with at most ``limit`` bytes of cubins.
 
     Raises OSError when the folder cannot be used, see `PrivateFolder`.
     """
@@ -51,7 +51,7 @@ class CubinCache:
 
     @classmethod
     def open(cls, folder: Path, limit: int = DEFAULT_LIMIT) -> CubinCache | None:
-        """The cache in ``folder``; None, with a warning, where that cannot be used."""
+        """The cache in ``folder``; None, with a warning, if it cannot be used."""
         try:
             return cls(folder, limit)
         except OSError as exc:
@@ -64,17 +64,17 @@ class CubinCache:
             return None
 
     def ptx_hash(self, spec_key: str) -> str | None:
-        """The hash of the PTX that this spec was rendered to, None when not known."""
+        """The hash of the PTX rendered from this spec; None if unknown."""
         data = self._read(self._specs, _file_name(spec_key))
         found = None if data is None else _unsealed(spec_key, data)
         return found.decode() if found and re.fullmatch(rb"[0-9a-f]{64}", found) else None
 
     def remember(self, spec_key: str, ptx_hash: str) -> None:
-        """Note the hash of a spec's PTX."""
+        """Store the hash of a spec's PTX."""
         self._write(self._specs, _file_name(spec_key), _sealed(spec_key, ptx_hash.encode()))
 
     def get(self, cubin_key: str) -> bytes | None:
-        """The cubin, None when absent; a damaged one is deleted with a warning."""
+        """The cubin, or None; a damaged entry is deleted with a warning."""
         name = _cubin_name(cubin_key)
         data = self._read(self._cubins, name)
         if data is None:
@@ -88,12 +88,12 @@ class CubinCache:
         return cubin
 
     def put(self, cubin_key: str, cubin: bytes) -> None:
-        """Keep a cubin, and remove the ones unused for longest while there are too many bytes."""
+        """Store a cubin, and evict the least recently used ones above the size limit."""
         self._write(self._cubins, _cubin_name(cubin_key), _sealed(cubin_key, cubin))
         self._trim()
 
     def discard(self, cubin_key: str, why: str) -> None:
-        """Delete a cubin that is of no use, with a warning."""
+        """Delete an unusable cubin with a warning."""
         name = _cubin_name(cubin_key)
         path = self._cubins.path / name
         warnings.warn(f"cached kernel {path} is rebuilt: {why}", CacheWarning, stacklevel=3)
@@ -123,7 +123,7 @@ class CubinCache:
             self._warn(f"cannot write {folder.path / name}: {exc}")
 
     def _warn(self, what: str) -> None:
-        """Say what is wrong with the disk, once: it may be so with hundreds of entries."""
+        """Warn about the disk once, since hundreds of entries may fail."""
         if not self._has_warned:
             self._has_warned = True
             warnings.warn(f"kernel cache: {what}", CacheWarning, stacklevel=4)
@@ -136,7 +136,7 @@ class CubinCache:
                 if not (name.startswith(NEW) and found.st_mtime > abandoned):
                     entries.append((found.st_mtime_ns, found.st_size, name))
         total = sum(size for _, size, _ in entries)
-        for _, size, name in sorted(entries)[:-1]:  # the newest stays, whatever its size
+        for _, size, name in sorted(entries)[:-1]:  # the newest stays, even above the limit
             if total <= self.limit:
                 return
             with contextlib.suppress(OSError):
@@ -164,7 +164,7 @@ def _cubin_name(cubin_key: str) -> str:
 
 
 def _file_name(key: str) -> str:
-    """A key as a file name: readable where it can be, unique always."""
+    """A key as a file name: readable if possible, always unique."""
     if not re.fullmatch(r"\w[\w.\-]{0,160}", key):
         key = hashlib.sha256(key.encode()).hexdigest()
     return f"{key}.{FORMAT}"

@@ -1,4 +1,4 @@
-"""Comparing what a kernel wrote with what its reference computes, within its tolerance."""
+"""Comparison of a kernel's outputs with its reference, within its tolerance."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from urdir.driver.kernel import Kernel, Param, access_of
 
 Array = npt.NDArray[Any]
 
-#: The distance of neighbouring values of a 16-bit type, relative to the value.
+#: Spacing of neighbouring values of a 16-bit type, relative to the value.
 STEPS: Mapping[str, float] = {"f16": 2.0**-10, "bf16": 2.0**-7}
 
 
 class MismatchError(DriverError):
-    """A kernel wrote something else than it should: see the message for where."""
+    """A kernel's output is wrong; the message says where."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,12 @@ class Deviation:
 
     @property
     def ok(self) -> bool:
-        """Every element is within the bound."""
+        """Whether every element is within the bound."""
         return self.wrong == 0
 
     @property
     def ratio(self) -> float:
-        """Error over bound: at most 1 when ok; 0 when equal bit for bit."""
+        """Error over bound: at most 1 if ok; 0 if equal bit for bit."""
         if self.error == 0:
             return 0.0
         return self.error / self.bound if self.bound else float("inf")
@@ -72,9 +72,8 @@ def deviations(
     *,
     ties: bool = False,
 ) -> tuple[Deviation, ...]:
-    """The worst element of every output. With ``ties`` the inputs may lead to values halfway
-    between two of an output's type, see `deviation`. Raises MismatchError for a missing output or a
-    shape that is not the parameter's.
+    """The worst element of every output. ``ties`` allows for inputs halfway between two values of
+    an output's type, see `deviation`. Raises MismatchError for a missing output or a wrong shape.
     """
     names = [p.name for p in written_params(kernel)]
     for source, arrays in (("the reference", expected), ("the kernel", outputs)):
@@ -94,8 +93,7 @@ def deviation(
 ) -> Deviation:
     """The worst element of one output: ``|output - expected| <= atol + rtol * max|expected|``.
 
-    With ``ties``, a kernel that has a tolerance may round the other way: `STEPS` is added to
-    ``rtol``.
+    With ``ties``, an inexact kernel may round ties either way: `STEPS` is added to ``rtol``.
     """
     shape = kernel.shape_of(param)
     for source, array in (("reference", expected), ("output", output)):
@@ -138,7 +136,7 @@ def compare(
 
 
 def _numbers(param: Param, array: Array) -> Array:
-    """The values as float64; bf16, which numpy lacks, is kept as its bits."""
+    """The values as float64; bf16, which numpy lacks, stays as bits."""
     if param.dtype == "bf16":
         array = (array.astype(np.uint32) << 16).view(np.float32)
     return array.astype(np.float64)
@@ -148,7 +146,7 @@ def _distance(got: Array, wanted: Array, identical: Array) -> Array:
     with np.errstate(invalid="ignore"):
         error: Array = np.abs(got - wanted)
     error[~np.isfinite(error)] = np.inf
-    # Equal infinities are no deviation; unequal 64-bit integers may round to the same float64.
+    # Equal infinities do not deviate; unequal 64-bit integers may round to the same float64.
     error[identical & ~np.isnan(got)] = 0.0
     error[~identical & (error == 0) & (got != 0)] = 1.0
     return error

@@ -1,4 +1,4 @@
-"""PTX text to a cubin through the driver's linker, and what to say when that fails."""
+"""PTX compilation by the driver's linker, with detailed errors."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from urdir.ptxgen.ptx.excerpt import excerpt
 
 _LOG_BYTES = 1 << 16
 
-#: Errors of a text; others, as of memory, say nothing about it.
+#: Errors caused by the PTX text; others, such as out of memory, are not.
 _REFUSALS = ("CUDA_ERROR_INVALID_PTX", "CUDA_ERROR_UNSUPPORTED_PTX_VERSION")
 
-# PTX ISA version -> first driver line that takes it ("PTX ISA", release notes); 9.0 is the least
-# that the minimum driver takes.
+# PTX ISA version -> first driver line that supports it ("PTX ISA", release notes); the minimum
+# driver supports at least 9.0.
 _DRIVER_FOR_PTX: Mapping[str, int] = {"9.1": 590, "9.2": 595}
 
 
@@ -63,7 +63,7 @@ def compile_ptx(api: Any, ptx: str, name: str) -> bytes:
 
 
 def _load_error(error: CudaError, ptx: str, name: str, log: bytearray) -> PtxLoadError:
-    """The error for PTX that does not compile: log, lines around each one named, dump."""
+    """The error for PTX that does not compile: log, surrounding lines, dump."""
     text = bytes(log).split(b"\0")[0].decode(errors="replace").strip()
     parts = [f"{error}"]
     version = re.search(r"^\s*\.version\s+(\d+\.\d+)", ptx, re.MULTILINE)
@@ -87,7 +87,7 @@ def _load_error(error: CudaError, ptx: str, name: str, log: bytearray) -> PtxLoa
 
 
 def _write(ptx: str, name: str) -> Path:
-    """Write PTX that does not compile to the temporary folder, a text once; returns its place."""
+    """Write a failing PTX text to the temporary folder, once per text; returns its path."""
     user = os.getuid() if hasattr(os, "getuid") else getpass.getuser()
     folder = PrivateFolder(Path(tempfile.gettempdir()) / f"urdir-ptx-{user}")
     data = ptx.encode()

@@ -1,4 +1,4 @@
-"""The primary context of one GPU, and the lifetime rules of everything that lives in it."""
+"""Primary context of a GPU, and lifetimes of the objects in it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from urdir.driver.properties import DeviceProperties
 class Context:
     """A retained primary context: made current by every public call, released once.
 
-    ``ordinal`` is the driver's index of the GPU. Raises CudaError when it cannot be had.
+    ``ordinal`` is the driver's index of the GPU. Raises CudaError on failure.
     """
 
     def __init__(self, api: Any, ordinal: int, name: str) -> None:
@@ -44,10 +44,10 @@ class Context:
         return self._handle
 
     def join_group(self, peers: Iterable[Context]) -> None:
-        """Reach the memory of ``peers`` from now on, by kernels and copies of this context. A fault
-        of any of them ends this one's use, too: they share one ``api``.
+        """Enable access to the memory of ``peers`` for kernels and copies of this context. A fault
+        of any of them also ends this context: they share one ``api``.
 
-        Raises DriverError where the devices cannot reach each other, CudaError.
+        Raises DriverError if the devices lack peer access, CudaError.
         """
         for peer in peers:
             what = f"cuDeviceCanAccessPeer of {self.name} to {peer.name}"
@@ -63,21 +63,20 @@ class Context:
         self._in_group = True
 
     def reaches(self, other: Context) -> bool:
-        """Whether kernels of this context may be given memory of another."""
+        """Whether kernels of this context may access memory of another."""
         return other is self or other in self._peers
 
     @property
     def alive(self) -> bool:
-        """False after close, in a forked child and at interpreter exit: nothing may be called."""
+        """False after close, in a forked child and at interpreter exit: no calls are allowed."""
         return not self._closed and os.getpid() == self._pid and not sys.is_finalizing()
 
     def make_current(self) -> None:
         """Make this the calling thread's context.
 
-        Always set, never cached: another library (or another device) of this process may have
-        changed it, and setting costs no more than asking. Raises LifetimeError when the context is
-        closed or belongs to the parent of a forked process, GroupError when a device of its group
-        has failed.
+        It is always set, never cached: other code in this process may have changed it, and setting
+        costs no more than querying. Raises LifetimeError if the context is closed or belongs to the
+        parent of a forked process, GroupError if a device of its group has failed.
         """
         if self._closed:
             raise LifetimeError(f"device {self.name} is closed")
@@ -96,16 +95,15 @@ class Context:
             raise error_of(self.api, status, f"cuCtxSetCurrent on {self.name}")
 
     def adopt(self, owned: Owned) -> None:
-        """Remember something that must end before this context does."""
+        """Register an object that must be closed before this context."""
         self._owned[next(self._numbers)] = owned  # threads may be loading kernels
 
     def destroy(self, call: Callable[[Any], Any], handle: Any, what: str, quiet: bool) -> None:
         """Run a destroying driver call with this context current, then restore the former one.
 
-        (A finaliser may run between any two calls, of any thread.) Nothing happens where nothing
-        is left to destroy; a poisoned context has lost its objects already. Raises CudaError for
-        other failures unless ``quiet``; where this context cannot be made current, nothing is
-        destroyed.
+        (A finaliser may run between any two calls of any thread.) Does nothing if the context is
+        gone; a poisoned context has already lost its objects. Raises CudaError for other failures
+        unless ``quiet``; if this context cannot be made current, nothing is destroyed.
         """
         if not self.alive:
             return
@@ -116,7 +114,7 @@ class Context:
         else:
             status = call(handle)[0]
             if not int(former[0]):
-                self.api.cuCtxSetCurrent(former[1])  # fails where its owner has ended it
+                self.api.cuCtxSetCurrent(former[1])  # fails if its owner destroyed it
         self._report(status, what, quiet)
 
     def _report(self, status: Any, what: str, quiet: bool) -> None:
@@ -126,7 +124,7 @@ class Context:
                 raise error
 
     def close(self, quiet: bool = False) -> None:
-        """End everything that still lives here, newest first, and release the context."""
+        """Close all objects in the context, newest first, and release it."""
         if self.alive:
             for owned in [*self._owned.values()][::-1]:
                 owned.finish(quiet=True)
@@ -138,7 +136,7 @@ class Context:
 
 
 class OpenDevice(Protocol):
-    """What the things that live on a device ask of it; `urdir.driver.device.Device` makes them."""
+    """Interface of a device for the objects on it; implemented by `urdir.driver.device.Device`."""
 
     @property
     def api(self) -> Any:
@@ -150,40 +148,40 @@ class OpenDevice(Protocol):
 
     @property
     def target(self) -> str:
-        """What portable kernels are made for: "sm_90"."""
+        """The target of portable kernels: "sm_90"."""
 
     @property
     def native_target(self) -> str:
-        """The most special target whose code runs here: "sm_90a" on an H200."""
+        """The most specific target whose code runs here: "sm_90a" on an H200."""
 
     @property
     def is_emulated(self) -> bool:
-        """True for the emulator."""
+        """Whether this is the emulator."""
 
     @property
     def context(self) -> Context:
-        """The context that everything on the device lives in."""
+        """The context of all objects on the device."""
 
     @property
     def properties(self) -> DeviceProperties:
-        """What the device is and what it can do."""
+        """Properties and limits of the device."""
 
     def memory_info(self) -> tuple[int, int]:
-        """(free, total) bytes of device memory now."""
+        """Current (free, total) bytes of device memory."""
 
     def synchronize(self) -> None:
         """Wait for all work of the device."""
 
 
 class Closeable(Protocol):
-    """What `close_all` closes."""
+    """An object that `close_all` can close."""
 
     def close(self) -> None:
-        """End it; DriverError where that fails."""
+        """Close it; DriverError on failure."""
 
 
 def close_all(items: Iterable[Closeable]) -> None:
-    """Close all of them, whatever happens; raise the first failure."""
+    """Close all items even if some fail; raise the first failure."""
     first: DriverError | None = None
     for item in items:
         try:
@@ -195,10 +193,11 @@ def close_all(items: Iterable[Closeable]) -> None:
 
 
 class Owned:
-    """Base of what lives in a context: a handle, ended once.
+    """Base of objects in a context: a handle, destroyed once.
 
-    By ``close()``, by ``with``, when its device closes, or by the collector, whichever is first;
-    all of them may come again. Subclasses name their ``kind`` and implement ``_destroy``.
+    That happens by ``close()``, by ``with``, when the device closes, or by the garbage collector,
+    whichever is first; the others then do nothing. Subclasses set ``kind`` and implement
+    ``_destroy``.
     """
 
     kind: ClassVar[str]
@@ -213,31 +212,32 @@ class Owned:
 
     @property
     def closed(self) -> bool:
-        """True once it has ended."""
+        """Whether it is closed."""
         return self._handle is None
 
     @property
     def handle(self) -> Any:
-        """The driver's handle; raises LifetimeError after the end."""
+        """The driver's handle; LifetimeError after close."""
         if self._handle is None:
             raise LifetimeError(f"{self.kind} {self.name!r} was used after it was closed")
         return self._handle
 
     def close(self) -> None:
-        """End it now; again is harmless. Raises LifetimeError while something else needs it."""
+        """Destroy it. Idempotent. Raises LifetimeError while another object needs it."""
         if self._handle is not None:
             self._check_unused()
             self.finish(quiet=False)
 
     def finish(self, quiet: bool) -> None:
-        """End it even if something needs it: its device is closing, or it is unreachable."""
+        """Destroy it even if another object needs it: its device is closing, or it is
+        unreachable."""
         if self._handle is not None:
             handle, self._handle = self._handle, None
             what = f"closing {self.kind} {self.name!r}"
             self.device.context.destroy(self._destroy, handle, what, quiet)
 
     def hold(self) -> None:
-        """Say that something with a life of its own (a graph) needs this: `close` is refused."""
+        """Mark it as needed by another object (a graph): `close` is refused."""
         _ = self.handle
         self._holds += 1
 
@@ -255,7 +255,7 @@ class Owned:
             )
 
     def _destroy(self, handle: Any) -> Any:
-        """The driver call that ends it; returns that call's result tuple."""
+        """The driver call that destroys it; returns that call's result tuple."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:

@@ -1,8 +1,8 @@
-"""Which operation must wait for which: edges from byte intervals and declared access.
+"""Dependencies between operations: edges from byte intervals and declared access.
 
-Names play no part. An operation states every interval of device memory that it may read or write.
-Live allocations do not overlap, so an interval of addresses names the allocation and the offsets in
-it. A workspace slice that is used again for something else is seen like any other memory.
+Names are irrelevant. An operation declares every interval of device memory that it may read or
+write. Live allocations do not overlap, so an address interval identifies the allocation and
+offsets. A reused workspace slice is handled like any other memory.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from enum import Enum
 
 
 class Hazard(Enum):
-    """Why two operations keep their order, the strongest reason first."""
+    """Kinds of hazard between two operations, the strongest first."""
 
     READ_AFTER_WRITE = "read after write"
     WRITE_AFTER_WRITE = "write after write"
@@ -26,7 +26,7 @@ _STRENGTH = {hazard: rank for rank, hazard in enumerate(Hazard)}
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Bytes ``[start, stop)`` of the device's address space that an operation touches."""
+    """Bytes ``[start, stop)`` of device memory that an operation accesses."""
 
     start: int
     stop: int
@@ -61,11 +61,11 @@ def find_edges(operations: Iterable[Sequence[Use]]) -> tuple[Edge, ...]:
 
 
 class Dependencies:
-    """`find_edges` for operations that come one by one."""
+    """Incremental `find_edges`."""
 
     def __init__(self) -> None:
         self._memory = _Memory()
-        self._ancestors: list[int] = []  # per operation, the set of all before it, as a bit mask
+        self._ancestors: list[int] = []  # per operation, all operations before it, as a bit mask
 
     def add(self, declared: Sequence[Use]) -> Sequence[Edge]:
         """The edges that lead to the next operation, ordered by ``before``."""
@@ -73,7 +73,7 @@ class Dependencies:
         uses = [use for use in declared if use.start < use.stop]
         kept = []
         before = 0
-        # Latest first: whatever an edge kept already implies is among its ancestors.
+        # Latest first: the ancestors of an edge already kept imply many others.
         for edge in sorted(self._memory.conflicts(index, uses), key=lambda e: -e.before):
             if not before >> edge.before & 1:
                 kept.append(edge)
@@ -86,10 +86,9 @@ class Dependencies:
 def missing_edges(
     needed: Iterable[Edge], edges: Iterable[tuple[int, int]], count: int
 ) -> tuple[Edge, ...]:
-    """What ``edges``, pairs (before, after) with before < after, leave unordered.
+    """The edges of `find_edges` that ``edges`` do not imply.
 
-    Of the edges that ``count`` operations need (`find_edges`), those that no path of ``edges``
-    implies.
+    ``edges`` are pairs (before, after) with before < after among ``count`` operations.
     """
     ancestors = [0] * count
     for before, after in sorted(edges, key=lambda edge: edge[1]):
@@ -99,7 +98,7 @@ def missing_edges(
 
 @dataclass(slots=True)
 class _Segment:
-    """Bytes with one history: the last writer, and who has read them since."""
+    """Bytes with a common history: the last writer, and the readers since."""
 
     start: int
     stop: int
@@ -107,7 +106,7 @@ class _Segment:
     readers: list[int] = field(default_factory=list)
 
     def split(self, at: int) -> _Segment:
-        """Cut at an address inside; this keeps the lower part, the upper one is returned."""
+        """Cut at an inner address; keeps the lower part, returns the upper one."""
         upper = _Segment(at, self.stop, self.writer, list(self.readers))
         self.stop = at
         return upper
@@ -118,11 +117,11 @@ class _Memory:
 
     def __init__(self) -> None:
         self._segments: list[_Segment] = []
-        self._starts: list[int] = []  # of the segments: what is searched in
+        self._starts: list[int] = []  # start addresses of the segments, for bisection
 
     def conflicts(self, index: int, uses: Sequence[Use]) -> Iterable[Edge]:
-        """One edge, with the strongest reason, from every operation seen here that ``index``
-        conflicts with directly (with nobody having written in between).
+        """One edge, with the strongest hazard, from every operation that ``index`` conflicts with
+        directly, without a write in between.
         """
         found: dict[int, Edge] = {}
         for use in uses:
@@ -133,7 +132,7 @@ class _Memory:
         return found.values()
 
     def record(self, index: int, uses: Sequence[Use]) -> None:
-        """Note what operation ``index`` does; its reads come before its writes."""
+        """Record the accesses of operation ``index``; its reads precede its writes."""
         for use in uses:
             if use.reads:
                 for segment in self._tile(use):
@@ -159,7 +158,7 @@ class _Memory:
                     yield reader, Hazard.WRITE_AFTER_READ
 
     def _bounds(self, use: Use) -> tuple[int, int]:
-        """Indices of the segments inside ``use``, after cutting those that stick out of it."""
+        """Indices of the segments inside ``use``, after cutting those that overlap its ends."""
         return self._cut(use.start), self._cut(use.stop)
 
     def _cut(self, at: int) -> int:
@@ -171,7 +170,7 @@ class _Memory:
         return index
 
     def _tile(self, use: Use) -> list[_Segment]:
-        """The segments that cover exactly ``use``, made where there were none."""
+        """The segments that cover exactly ``use``, created if missing."""
         first, last = self._bounds(use)
         found = self._segments[first:last]
         if len(found) == 1 and (found[0].start, found[0].stop) == (use.start, use.stop):

@@ -1,4 +1,4 @@
-"""Finding and opening a device: ``Device.open("auto")``."""
+"""Devices: finding and opening a GPU or the emulator, ``Device.open("auto")``."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from urdir.ptxgen.ptx.architecture import OPENED, specific_target
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What this machine has: ``status`` and one line that says so.
+    """The GPUs of this machine: ``status`` and a one-line description.
 
-    ``status`` is "ok", "no driver", "driver too old", "no device" or "error"; ``version`` the CUDA
-    version the driver implements, ``devices`` the names of its GPUs, as far as known; ``error``
-    what opening a GPU here raises (None when ok).
+    ``status`` is "ok", "no driver", "driver too old", "no device" or "error"; ``version`` is the
+    driver's CUDA version, ``devices`` the names of its GPUs, as far as known; ``error`` is the
+    exception that opening a GPU would raise (None if ok).
     """
 
     status: str
@@ -47,7 +47,7 @@ class Probe:
 
     @property
     def is_absent(self) -> bool:
-        """There is no GPU to use (as opposed to one that fails)."""
+        """Whether there is no usable GPU, as opposed to one that fails."""
         return self.status in ("no driver", "no device")
 
 
@@ -97,8 +97,8 @@ def _list_devices(api: Any, version: tuple[int, int]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Devices to open: the ``api`` to do it with, their ``names``, and why ``auto`` took the
-    emulator ("" otherwise)."""
+    """Devices to open: their ``api`` and ``names``, and why ``auto`` chose the emulator ("" if it
+    did not)."""
 
     api: Any
     names: tuple[DeviceName, ...]
@@ -106,10 +106,10 @@ class Found:
 
 
 def find_devices(name: str, ordinals: Sequence[int] | None, api: Any = None) -> Found:
-    """The device of that name, or those with ``ordinals`` of its kind; see `Device.open`."""
+    """The device of that name, or the devices ``ordinals`` of its kind; see `Device.open`."""
     wanted = DeviceName.parse(name)
     if ordinals is not None and wanted.index:
-        raise DeviceNameError(f"device {name!r} is one GPU: give cuda where several are asked for")
+        raise DeviceNameError(f"device {name!r} is one GPU: use cuda for several")
     note = ""
     if wanted.kind != "emulator":
         api = bindings.real() if api is None else api
@@ -124,7 +124,7 @@ def find_devices(name: str, ordinals: Sequence[int] | None, api: Any = None) -> 
             for index in ordinals or (wanted.index,):
                 if index >= len(found.devices):
                     raise NoDeviceError(
-                        f"there is no device cuda:{index}: this machine has "
+                        f"no device cuda:{index}: this machine has "
                         f"{len(found.devices)} ({found.detail})"
                     )
     names = [replace(wanted, index=i) for i in ordinals or (wanted.index,)]
@@ -136,11 +136,12 @@ def find_devices(name: str, ordinals: Sequence[int] | None, api: Any = None) -> 
 
 
 class Device:
-    """An opened device: memory, streams and kernels come from it and end with it.
+    """An opened device: memory, streams and kernels are created from it and closed with it.
 
-    ``name`` is the device string ("cuda:0", "emulator:sm_90"), ``target`` what portable kernels are
-    made for ("sm_90"), ``native_target`` the most special one whose code runs here ("sm_90a" on an
-    H200), ``note`` why ``auto`` took the emulator ("" otherwise). A context manager.
+    ``name`` is the device string ("cuda:0", "emulator:sm_90"), ``target`` the target of portable
+    kernels ("sm_90"), ``native_target`` the most specific one whose code runs here ("sm_90a" on an
+    H200), ``note`` the reason why ``auto`` chose the emulator ("" if it did not). A context
+    manager.
     """
 
     def __init__(
@@ -164,10 +165,10 @@ class Device:
             self.target = target_for(capability, self.name)
             self.native_target = native_target(capability)
             if self.is_emulated and name.target != self.native_target:
-                self.native_target = self.target  # it poses as a device that lacks the rest
+                self.native_target = self.target  # it emulates a device without the extensions
             cache = None
             if cache_folder is not None:
-                # no GPU is given an image of the emulator
+                # a GPU cannot load an image of the emulator
                 folder = cache_folder / ("emulator" if self.is_emulated else "cuda")
                 cache = CubinCache.open(folder, cache_limit or DEFAULT_LIMIT)
             self._modules = ModuleCache(self, cache, self._ptx_files)
@@ -187,75 +188,74 @@ class Device:
     ) -> Self:
         """Open ``auto``, ``cuda[:i]`` or ``emulator[:sm_NN]``.
 
-        ``auto`` takes the first GPU; where there is no driver or no device it takes the emulator
-        and says why in ``note``; a GPU that is there but fails is an error. ``api`` replaces the
-        bindings (an emulator with injected faults). ``cache_folder`` holds compiled kernels, at
-        most ``cache_limit`` bytes (1 GB); None keeps nothing on disk, and a folder that cannot be
-        used is warned of and does the same. ``ptx_files`` are folders of edited PTX to use and of
-        PTX to write.
-        Raises DeviceNameError, NoDriverError, DriverTooOldError, NoDeviceError, CudaError.
+        ``auto`` takes the first GPU; without a driver or device it takes the emulator and gives the
+        reason in ``note``; a GPU that fails is an error. ``api`` replaces the bindings (an emulator
+        with injected faults). ``cache_folder`` holds compiled kernels, at most ``cache_limit``
+        bytes (1 GB); None disables the cache, and so does, with a warning, a folder that cannot be
+        used. ``ptx_files`` are folders of edited PTX to use and of PTX to write. Raises
+        DeviceNameError, NoDriverError, DriverTooOldError, NoDeviceError, CudaError.
         """
         found = find_devices(name, None, api)
         return cls(found.api, found.names[0], cache_folder, cache_limit, found.note, ptx_files)
 
     def memory_info(self) -> tuple[int, int]:
-        """(free, total) bytes of device memory now."""
+        """Current (free, total) bytes of device memory."""
         self.context.make_current()
         free, total = check(self.api, self.api.cuMemGetInfo(), "cuMemGetInfo")
         return int(free), int(total)
 
     def allocate(self, nbytes: int, name: str) -> Buffer:
-        """A buffer of ``nbytes`` bytes, contents undefined. Raises OutOfMemoryError."""
+        """Allocate ``nbytes`` bytes, contents undefined. Raises OutOfMemoryError."""
         return Buffer(self, nbytes, name)
 
     def arena(self, sizes: Mapping[str, int], name: str) -> Arena:
-        """One buffer with an aligned slice of the given bytes for every name."""
+        """Allocate one buffer with an aligned slice of the given size for every name."""
         return Arena(self, sizes, name)
 
     def pinned(self, nbytes: int, name: str) -> PinnedBuffer:
-        """Page-locked host memory."""
+        """Allocate page-locked host memory."""
         return PinnedBuffer(self, nbytes, name)
 
     def create_stream(self, name: str = "stream") -> Stream:
-        """A new stream."""
+        """Create a stream."""
         return Stream(self, name)
 
     def create_event(self, name: str = "event") -> Event:
-        """A new event; `Stream.record` makes its own by default."""
+        """Create an event; `Stream.record` creates its own by default."""
         return Event(self, name)
 
     def load(self, kernel: Kernel) -> LoadedKernel:
-        """The kernel, compiled and ready to launch; the same object for an equal spec key.
+        """Compile and load a kernel; returns the same object for an equal spec key.
 
-        Raises LaunchError when its launch shape exceeds the device, PtxLoadError when its PTX does
-        not compile or differs from its declared parameters.
+        Raises LaunchError if its launch shape exceeds the device, PtxLoadError if its PTX does not
+        compile or differs from its declared parameters.
         """
         return self._modules.load([kernel], self)[0]
 
     def is_loaded(self, kernel: Kernel) -> bool:
-        """Whether `load` of a kernel has nothing to do."""
+        """Whether a kernel is loaded already."""
         return self._modules.has(kernel, self)
 
     def load_all(self, kernels: Sequence[Kernel], tell: Tell | None = None) -> list[LoadedKernel]:
-        """`load` for each; those that must be compiled are compiled at once, in threads, which
-        ``tell`` how many of how many are. Raises as `load` does."""
+        """Load several kernels, compiling in threads; ``tell`` receives the numbers done and in
+        all. Raises as `load` does."""
         return self._modules.load(kernels, self, tell)
 
     def compile(self, ptx: str, name: str) -> bytes:
-        """The machine code (a cubin) that this device's driver makes of a PTX text.
+        """Compile a PTX text to machine code (a cubin) for this device.
 
-        ``name`` stands in messages. Raises PtxLoadError where the text does not compile.
+        ``name`` is used in messages. Raises PtxLoadError if the text does not compile.
         """
         self.context.make_current()
         return compile_ptx(self.api, ptx, name)
 
     def synchronize(self) -> None:
-        """Wait for all work of the device. Raises CudaError when a kernel faulted."""
+        """Wait for all work of the device. Raises CudaError if a kernel faulted."""
         self.context.make_current()
         check(self.api, self.api.cuCtxSynchronize(), "cuCtxSynchronize")
 
     def close(self) -> None:
-        """End everything that was made on the device, and release it; again is harmless."""
+        """Close everything created on the device, and release it. Idempotent."""
         if self.context.alive:
             self._ptx_files.device_closed()
         self.context.close()
@@ -277,7 +277,7 @@ class Device:
 def target_for(capability: tuple[int, int], name: str) -> str:
     """The newest known architecture of the same major family that runs on ``capability``.
 
-    Raises DriverError where there is none: PTX for it is not written by these kernels.
+    Raises DriverError if there is none.
     """
     known = [divmod(number, 10) for number in OPENED]
     usable = [a for a in known if a[0] == capability[0] and a <= capability]
@@ -292,7 +292,7 @@ def target_for(capability: tuple[int, int], name: str) -> str:
 
 
 def native_target(capability: tuple[int, int]) -> str:
-    """The architecture-specific target of ``capability`` ("sm_90a") where there is one, else the
-    one of `target_for`."""
+    """The architecture-specific target of ``capability`` ("sm_90a") if it exists, else that of
+    `target_for`."""
     major, minor = capability
     return specific_target(10 * major + minor) or target_for(capability, "")

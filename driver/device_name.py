@@ -1,4 +1,4 @@
-"""How a device is named: read without what opens one, so that flags are checked at once."""
+"""Device names, parsed without importing the driver, so that flags are checked at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from urdir.ptxgen.ptx.architecture import FIRST_VERSION, OPENED, number_of
 
 @dataclass(frozen=True, slots=True)
 class DeviceName:
-    """A device string taken apart: ``kind`` is "auto", "cuda" or "emulator"."""
+    """A parsed device string: ``kind`` is "auto", "cuda" or "emulator"."""
 
     kind: str
     index: int = 0
@@ -20,7 +20,7 @@ class DeviceName:
 
     @staticmethod
     def parse(text: str) -> DeviceName:
-        """Read ``auto``, ``cuda[:i]`` or ``emulator[:sm_NN]``; raises DeviceNameError."""
+        """Parse ``auto``, ``cuda[:i]`` or ``emulator[:sm_NN]``; raises DeviceNameError."""
         found = re.fullmatch(r"(auto)|(cuda)(?::(\d+))?|(emulator)(?::(sm_\d+a?))?", text)
         targets = [t for t in FIRST_VERSION if number_of(t) in OPENED]
         if not found:

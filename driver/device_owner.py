@@ -1,4 +1,4 @@
-"""A device that is opened again after a fault, for work that goes on with what comes next."""
+"""A device that is reopened after a fault, so that work can continue."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from urdir.driver.ptx_files import PtxFiles
 
 
 class DeviceOwner:
-    """The device of that name, opened when first asked for, as `Device.open` does; a new one after
-    a fault, which leaves a context unusable. A context manager.
+    """Owns the device of a name, opened at first use as by `Device.open`, and reopened after a
+    fault, which makes a context unusable. A context manager.
     """
 
     def __init__(
@@ -26,19 +26,19 @@ class DeviceOwner:
 
     @property
     def device(self) -> Device:
-        """The device, in a state to work. Raises what opening it raises."""
+        """The device, ready for work. Raises as `Device.open`."""
         if self._device is not None and self._device.api.poisoned_by is not None:
             self.close()
         if self._device is None:
             self._device = self._open(self._name)
-            self._name = self._device.name  # the next one is of the same kind
+            self._name = self._device.name  # reopen the same kind
         return self._device
 
     def close(self) -> None:
-        """Close the device; again is harmless."""
+        """Close the device. Idempotent."""
         device, self._device = self._device, None
         if device is not None:
-            with suppress(CudaError):  # of a context that a fault has ended already
+            with suppress(CudaError):  # the context may be lost after a fault
                 device.close()
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Two interpreters in lockstep: where does the device differ from the numpy references?"""
+"""Comparison of the device with the numpy references, launch by launch."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def trace(
 ) -> Iterator[Difference]:
     """Run a plan step by step; after each launch, compare every output with the reference.
 
-    The reference starts from what the device's memory held before the launch, and the device goes
-    on with what it computed itself: each launch is judged alone, and errors do not add up. What is
-    computed within a tolerance and stored as f16 or bf16 may be rounded the other way: one step of
-    that type is allowed besides. Memory ends as `run` would leave it.
+    Each reference reads the device's memory before the launch, and the device continues with its
+    own results: each launch is judged separately, and errors do not accumulate. Inexact results
+    stored as f16 or bf16 may round either way: one step of that type is allowed in addition. Memory
+    ends as `run` would leave it.
     """
     bound = bind(plan, device)
     for index, (operation, loaded) in enumerate(bound.steps(stop_after)):
@@ -59,5 +59,5 @@ def trace(
 def diff(
     plan: Plan | BoundPlan, device: Device, stream: Stream, stop_after: StopAfter = None
 ) -> Difference | None:
-    """The first output beyond its kernel's tolerance; None when there is none. Stops there."""
+    """The first output beyond its kernel's tolerance, or None. Stops there."""
     return next((d for d in trace(plan, device, stream, stop_after) if not d.deviation.ok), None)

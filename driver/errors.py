@@ -1,4 +1,4 @@
-"""Typed errors of the driver, and the one ``check()`` that every driver call goes through."""
+"""Typed errors of the driver, and ``check()``, the single path of all driver results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class DriverTooOldError(DriverError):
 
 
 class NoDeviceError(DriverError):
-    """There is a driver, but no GPU that this process may use, or not the one asked for."""
+    """No usable GPU, or not the requested one."""
 
 
 class DeviceNameError(DriverError):
@@ -27,11 +27,11 @@ class DeviceNameError(DriverError):
 
 
 class LifetimeError(DriverError):
-    """An object was used after its end, freed while in use, or used across a fork."""
+    """An object was used after close, freed while in use, or used across a fork."""
 
 
 class GroupError(DriverError):
-    """A device of a group has failed, which ends the use of all of them."""
+    """A device of a group has failed, which makes all of them unusable."""
 
 
 class TransferError(DriverError):
@@ -39,11 +39,11 @@ class TransferError(DriverError):
 
 
 class LaunchError(DriverError):
-    """A launch was refused before it reached the driver: its arguments or its extent are wrong."""
+    """A launch was refused before the driver call: wrong arguments or extent."""
 
 
 class PtxLoadError(DriverError):
-    """PTX could not be compiled, or what was compiled is not what its kernel declares.
+    """PTX could not be compiled, or differs from its kernel's declaration.
 
     ``log`` is the compiler's, ``dump`` the file the PTX was written to (None if it was not).
     """
@@ -54,7 +54,7 @@ class PtxLoadError(DriverError):
         self.dump = dump
 
 
-# What a status means and what to do about it, where the name alone does not say.
+# Meaning of a status and what to do about it, if the name is not enough.
 MEANINGS: Mapping[str, str] = {
     "CUDA_ERROR_INVALID_VALUE": "an argument is outside its allowed range",
     "CUDA_ERROR_OUT_OF_MEMORY": "the device has not enough free memory; use a smaller model or "
@@ -101,7 +101,7 @@ MEANINGS: Mapping[str, str] = {
     "CUDA_ERROR_UNKNOWN": "an internal driver failure; see the kernel log (dmesg, NVRM)",
 }
 
-#: Errors after which a context is unusable: every later call returns them again.
+#: Errors after which a context is unusable: every later call returns them.
 STICKY = frozenset(
     f"CUDA_ERROR_{name}"
     for name in (
@@ -125,7 +125,7 @@ class CudaError(DriverError):
     """A driver call returned an error.
 
     ``name`` is the symbolic status ("CUDA_ERROR_ILLEGAL_ADDRESS"), ``code`` its number, ``call``
-    what was asked of the driver, ``meaning`` a short explanation ("" for a rare status), ``sticky``
+    describes the call, ``meaning`` is a short explanation ("" for a rare status), ``sticky``
     whether the context is lost.
     """
 
@@ -142,14 +142,14 @@ class CudaError(DriverError):
 
 
 def loses_device(error: BaseException) -> bool:
-    """Whether nothing runs any more, after ``error``, on the device or group that it is of."""
+    """Whether ``error`` makes its device or group unusable."""
     return isinstance(error, GroupError) or (isinstance(error, CudaError) and error.sticky)
 
 
 class OutOfMemoryError(CudaError):
-    """Memory ran out: of a buffer that was refused, ``needed``, ``free`` and ``total`` bytes.
+    """Out of memory; for a refused buffer with ``needed``, ``free`` and ``total`` bytes.
 
-    They are 0 where it is not a buffer that the driver had no room for: a module, a graph.
+    They are 0 if the allocation was not a buffer: a module, a graph.
     """
 
     def __init__(
@@ -170,11 +170,11 @@ class OutOfMemoryError(CudaError):
 
 
 def check(api: Any, result: tuple[Any, ...], what: str) -> Any:
-    """The value of a driver call (a tuple of several values; None of none), or its error raised.
+    """The value of a driver call (a tuple for several values), or its error raised.
 
-    ``result`` is what a function of ``api`` returned, ``what`` names the call and its object:
-    ``check(api, api.cuMemAlloc(n), "cuMemAlloc 4096 bytes for 'x'")``. Raises CudaError. The first
-    sticky error is noted as ``api.poisoned_by``; errors after it say so.
+    ``result`` is the return value of a function of ``api``, ``what`` describes the call and its
+    object: ``check(api, api.cuMemAlloc(n), "cuMemAlloc 4096 bytes for 'x'")``. Raises CudaError.
+    The first sticky error is stored as ``api.poisoned_by``; later errors mention it.
     """
     status = result[0]
     if int(status) == 0:
@@ -183,7 +183,7 @@ def check(api: Any, result: tuple[Any, ...], what: str) -> Any:
 
 
 def error_of(api: Any, status: Any, what: str) -> CudaError:
-    """The CudaError for a status that is not success; see `check`."""
+    """The CudaError for a failure status; see `check`."""
     code = int(status)
     try:
         name = str(api.CUresult(code).name)

@@ -1,8 +1,8 @@
 """Interpreters of a plan: run it, record it as a graph, evaluate it in numpy, time it.
 
-All of them walk the same operations in the same order. A plan is bound to a device once (its
-kernels loaded and checked against the device) and may then be run, recorded and profiled any number
-of times: where a plan is taken, a bound one is taken too.
+All interpreters walk the same operations in the same order. A plan is bound to a device once
+(kernels loaded and checked against the device) and may then be run, recorded and profiled
+repeatedly: functions that take a plan also take a bound one.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Step = tuple[Operation, "LoadedKernel | None"]
 
 @dataclass(frozen=True, slots=True)
 class BoundPlan:
-    """A plan, and for every operation its loaded kernel on ``device`` (None for copies, fills)."""
+    """A plan with the loaded kernel of every operation on ``device`` (None for copies, fills)."""
 
     plan: Plan
     device: Device
@@ -61,7 +61,7 @@ class BoundPlan:
 class Timing:
     """The time of one operation: the median of ``repeats`` runs, in milliseconds.
 
-    ``gb_per_s`` is the bandwidth (10^9 bytes a second) that moving ``bytes_moved`` in it takes.
+    ``gb_per_s`` is the effective bandwidth in 10^9 bytes per second.
     """
 
     index: int
@@ -78,13 +78,13 @@ class Timing:
 
 
 def bind(plan: Plan | BoundPlan, device: Device) -> BoundPlan:
-    """Load every kernel of a plan. Raises LaunchError for a launch that exceeds the device, or that
-    is given memory that it does not reach: of another device, unless it is of its group.
+    """Load every kernel of a plan. Raises LaunchError for a launch that exceeds the device, or
+    whose memory the device cannot access (another device outside its group).
 
-    What is appended to the plan later is not part of what was bound.
+    Operations appended to the plan later are not part of the bound plan.
     """
     if isinstance(plan, Plan):
-        device.load_all(plan.kernels())  # those that must be compiled are, side by side
+        device.load_all(plan.kernels())  # compiles in threads
         return completed(binding(plan, device))
     if plan.device is not device:
         raise LaunchError(
@@ -94,8 +94,8 @@ def bind(plan: Plan | BoundPlan, device: Device) -> BoundPlan:
 
 
 def binding(plan: Plan, device: Device) -> Generator[None, None, BoundPlan]:
-    """`bind` in small pieces, one an operation or kernel. These should be loaded: what is not is
-    compiled one after the other."""
+    """`bind` in small pieces, one per operation or kernel. Kernels should be loaded already: others
+    are compiled one after the other."""
     fixed = plan[:]
     for operation in fixed:
         _check_memory(operation, device)
@@ -109,7 +109,8 @@ def binding(plan: Plan, device: Device) -> Generator[None, None, BoundPlan]:
 
 
 def _check_memory(operation: Operation, device: Device) -> None:
-    """Raise LaunchError, naming operation and argument, for memory out of the device's reach."""
+    """Raise LaunchError, naming operation and argument, for memory that the device cannot
+    access."""
     for use, memory in zip(operation.uses(), operation.memory(), strict=True):
         owner = allocation_of(memory)
         if not device.context.reaches(owner.device.context):
@@ -139,10 +140,10 @@ def queue(operation: Operation, loaded: LoadedKernel | None, stream: Stream) -> 
 
 
 def record(plan: Plan | BoundPlan, device: Device, *, programmatic: bool = True) -> RecordedGraph:
-    """A graph with one node an operation and the edges of ``plan.edges()``.
+    """Record a graph with one node per operation and the edges of ``plan.edges()``.
 
-    An edge is programmatic where it may be (`may_be_programmatic`), unless that is switched off.
-    Raises LaunchError, CudaError, and DriverError should nodes and operations differ in number.
+    Edges are programmatic where possible (`may_be_programmatic`), unless switched off. Raises
+    LaunchError, CudaError, and DriverError if the numbers of nodes and operations differ.
     """
     return completed(recording(plan, device, programmatic=programmatic))
 
@@ -150,8 +151,8 @@ def record(plan: Plan | BoundPlan, device: Device, *, programmatic: bool = True)
 def recording(
     plan: Plan | BoundPlan, device: Device, *, programmatic: bool = True
 ) -> Work[RecordedGraph]:
-    """`record` in small pieces, one an operation: the graph is what the generator returns. A piece
-    that would take long is yielded, and may be done in another thread before the next one."""
+    """`record` in small pieces, one per operation; the generator returns the graph. A long piece is
+    yielded, and may be run in another thread before the next one."""
     bound = bind(plan, device)
     graph = Graph(device, bound.plan.name)
     try:
@@ -187,10 +188,10 @@ def _recording(bound: BoundPlan, graph: Graph, programmatic: bool) -> Work[Recor
 
 
 def evaluate(plan: Plan | BoundPlan, stop_after: StopAfter = None) -> None:
-    """Run the kernels' numpy references on the same device memory, instead of the kernels.
+    """Run the kernels' numpy references on the device's memory, instead of the kernels.
 
-    Every argument is downloaded, every result uploaded: slow, for comparing. Work queued before is
-    waited for.
+    Every argument is downloaded, every result uploaded: slow, for comparisons. Waits for earlier
+    work.
     """
     plan = plan if isinstance(plan, Plan) else plan.plan
     for operation in plan[: plan.position(stop_after)]:
@@ -204,7 +205,7 @@ def evaluate(plan: Plan | BoundPlan, stop_after: StopAfter = None) -> None:
 
 
 def reference(operation: Launch) -> dict[str, Array]:
-    """What a launch should write, given what its arguments hold now; writes nothing."""
+    """The expected results of a launch, given its current arguments; writes nothing."""
     kernel, regions = operation.kernel, operation.packed.regions
     inputs: dict[str, Any] = {}
     for p in kernel.params:
@@ -226,7 +227,7 @@ def reference(operation: Launch) -> dict[str, Array]:
 
 
 def read(memory: Memory, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-    """The array that lies at the start of ``memory``, once earlier work is done."""
+    """The array at the start of ``memory``, after earlier work."""
     if isinstance(memory, PinnedBuffer):
         memory.device.synchronize()
         return memory.view(dtype, shape).copy()
@@ -245,8 +246,8 @@ def profile(
 ) -> tuple[Timing, ...]:
     """Time every operation between two events, in ``repeats`` runs of the whole plan.
 
-    The plan really runs, ``repeats`` times over. An event adds a few microseconds to what it times,
-    and an operation's own start-up is in it, so that the sum exceeds the plan's time.
+    The plan really runs ``repeats`` times. Each event adds a few microseconds, and each time
+    includes the start-up of the operation, so the sum exceeds the plan's time.
     """
     from statistics import median
 

@@ -1,4 +1,4 @@
-"""Running a kernel's example on the emulator, to count what it does."""
+"""Counting a kernel's accesses by running it on the emulator."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _WARP = 32
 
 
 def explain(kernel: ExampleKernel, target: str = DEFAULT_TARGET, seed: int = 0) -> Explanation:
-    """Run a kernel once on the emulator, on its random inputs, and count what it does.
+    """Run a kernel once on the emulator, on its random inputs, and count its accesses.
 
-    Raises what `harness.run_kernel` raises; outputs are not compared.
+    Raises as `harness.run_kernel`; outputs are not compared.
     """
     from urdir.driver.emulator.machine.counters import Counters
 

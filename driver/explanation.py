@@ -1,5 +1,7 @@
-"""What the emulator saw when it ran a kernel: coalescing, conflicts, divergence; as records, as
-plain values and as text."""
+"""Explanation of a kernel's run on the emulator: coalescing, conflicts, divergence.
+
+Available as records, as plain values and as text.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ _WARP = 32
 class AccessRow:
     """A line's accesses: ``parts`` are 32-byte sectors, in shared memory wavefronts.
 
-    ``requests`` counts warps, ``lanes`` the threads that took part, ``fewest`` the parts that the
-    same bytes would take if they lay side by side.
+    ``requests`` counts warps, ``lanes`` the participating threads, ``fewest`` the parts that the
+    same bytes would take if contiguous.
     """
 
     line: int
@@ -28,18 +30,18 @@ class AccessRow:
 
     @property
     def per_request(self) -> float:
-        """Sectors or wavefronts of a request."""
+        """Sectors or wavefronts per request."""
         return self.parts / self.requests
 
     @property
     def excess(self) -> int:
-        """Parts above the fewest."""
+        """Parts above the minimum."""
         return self.parts - self.fewest
 
 
 @dataclass(frozen=True, slots=True)
 class DivergenceRow:
-    """Straight-line code that ran with some lanes of its warps only."""
+    """Straight-line code that ran with only some lanes of its warps."""
 
     line: int
     last_line: int
@@ -50,18 +52,18 @@ class DivergenceRow:
 
     @property
     def active(self) -> float:
-        """Lanes of a warp that ran it, on average."""
+        """Mean number of active lanes."""
         return self.lanes / self.warps
 
     @property
     def idle(self) -> int:
-        """Lane slots of instructions that did nothing."""
+        """Lane slots of instructions that were idle."""
         return (self.warps * _WARP - self.lanes) * self.instructions
 
 
 @dataclass(frozen=True, slots=True)
 class BarrierRow:
-    """A barrier: how many warps arrived, and how often that is for each CTA."""
+    """A barrier: arriving warps, in all and per CTA."""
 
     line: int
     text: str
@@ -71,9 +73,9 @@ class BarrierRow:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The counts of one launch, in each tuple the worst line first.
+    """The counts of one launch, worst lines first.
 
-    ``warp_instructions`` counts instructions by warps, ``active`` is the mean of their active
+    ``warp_instructions`` counts instructions per warp, ``active`` is the mean of their active
     lanes.
     """
 
@@ -95,7 +97,7 @@ class Explanation:
         return f"<Explanation of {self.kernel} on {self.target}>"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """In a notebook: the tables."""
+        """Print the tables in a notebook."""
         printer.text(str(self))
 
     def text(self, top: int | None = None) -> str:
@@ -103,7 +105,7 @@ class Explanation:
         return "\n".join(_lines(self, top))
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON; equal for two runs on equal inputs."""
+        """Plain values for JSON; equal for two runs on equal inputs."""
         return {
             "kernel": self.kernel,
             "target": self.target,

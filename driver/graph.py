@@ -1,7 +1,7 @@
 """Explicit CUDA graphs: nodes added one by one with the edges they need, then instantiated.
 
-Nothing is captured from a stream, so nothing that a stream happens to do can be missed or can break
-the recording. `Graph` is what is being built, `RecordedGraph` what is launched.
+Nothing is captured from a stream, so other work in a stream cannot be missed and cannot break the
+recording. `Graph` is under construction, `RecordedGraph` can be launched.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from urdir.driver.module import LoadedKernel
     from urdir.driver.stream import Stream
 
-#: Programmatic edges need griddepcontrol (PTX ISA 9.7.13.13), which came with sm_90.
+#: Programmatic edges need griddepcontrol (PTX ISA 9.7.13.13), introduced with sm_90.
 PROGRAMMATIC_SINCE = (9, 0)
 
 #: Device memory that the driver takes for a node of a recorded graph: 100 graphs with 30,000
@@ -44,7 +44,7 @@ NODE_NBYTES = 3 << 10
 class Graph(Owned):
     """A graph under construction. Nodes are numbered from 0 and follow nodes already added.
 
-    Where the driver fails to add one, the graph is closed.
+    If the driver fails to add a node, the graph is closed.
     """
 
     kind = "graph"
@@ -65,9 +65,9 @@ class Graph(Owned):
     ) -> int:
         """Add a launch that waits for the nodes ``after``, and programmatically for others.
 
-        Returns the node's number. Raises LaunchError for a programmatic edge that is not between
-        two plain kernels on sm_90 or newer, the second of which waits for its dependencies: such an
-        edge would be a race.
+        Returns the node's number. Raises LaunchError for a programmatic edge unless it joins two
+        non-cooperative kernels on sm_90 or newer and the second waits for its dependencies: other
+        such edges would be races.
         """
         programmatic = tuple(programmatic)
         for before in programmatic:
@@ -89,14 +89,14 @@ class Graph(Owned):
         return self._add(Node(handle, fill), after)
 
     def instantiate(self, needed: Iterable[Edge] | None = None) -> RecordedGraph:
-        """Make it launchable. Raises LaunchError when two nodes that conflict are not ordered.
+        """Instantiate the graph. Raises LaunchError if two conflicting nodes are unordered.
 
-        ``needed`` are the edges that the operations need (`find_edges`), where they are known.
+        ``needed`` are the edges that the operations need (`find_edges`), if known.
         """
         return completed(self.instantiating(needed))
 
     def instantiating(self, needed: Iterable[Edge] | None = None) -> Work[RecordedGraph]:
-        """`instantiate` in pieces, all but the last of them a job for any thread."""
+        """`instantiate` in pieces; all but the last are jobs for any thread."""
         job = Job(partial(self._instantiated, needed))
         try:
             yield job
@@ -106,7 +106,7 @@ class Graph(Owned):
         return RecordedGraph(self, *job.result())
 
     def _instantiated(self, needed: Iterable[Edge] | None) -> tuple[Any, tuple[Owned, ...]]:
-        """The driver's handle of what can be launched, and what that holds."""
+        """The driver's handle of the instance, and the objects that it holds."""
         operations = [node.operation for node in self.nodes]
         _check_ordered(self.name, operations, self.edges, needed)
         holds = _needed(self.nodes)
@@ -120,7 +120,7 @@ class Graph(Owned):
 
     @property
     def node_count(self) -> int:
-        """How many nodes the driver says there are."""
+        """Number of nodes according to the driver."""
         api = self._enter()
         result = api.cuGraphGetNodes(self.handle, 0)
         return int(check(api, result, f"cuGraphGetNodes of {self.name!r}")[1])
@@ -144,7 +144,7 @@ class Graph(Owned):
 
     @contextmanager
     def _adding(self) -> Iterator[Any]:
-        """Close the graph where the driver fails: there may be half a node, or one unconnected."""
+        """Close the graph if the driver fails: it may have an unconnected node."""
         try:
             yield self._enter()
         except CudaError:
@@ -186,10 +186,10 @@ class Graph(Owned):
 
 
 class RecordedGraph(Owned):
-    """An instantiated graph: launched again and again, always with the same arguments.
+    """An instantiated graph: launched repeatedly with the same arguments.
 
-    It owns the packed arguments and holds its buffers and kernels: closing one raises LifetimeError
-    until the graph is closed. Made by `Graph.instantiate`.
+    It owns the packed arguments and holds its buffers and kernels: closing one of these raises
+    LifetimeError until the graph is closed. Created by `Graph.instantiate`.
     """
 
     kind = "recorded graph"
@@ -205,12 +205,12 @@ class RecordedGraph(Owned):
 
     @property
     def node_count(self) -> int:
-        """How many nodes the driver says there are."""
+        """Number of nodes according to the driver."""
         return self._graph.node_count
 
     @property
     def nbytes(self) -> int:
-        """Bytes of device memory that the driver takes for it, about."""
+        """Approximate device memory of the graph in bytes."""
         return NODE_NBYTES * len(self._graph.nodes)
 
     @property
@@ -220,7 +220,7 @@ class RecordedGraph(Owned):
 
     @property
     def edges(self) -> tuple[GraphEdge, ...]:
-        """The edges, ordered by the node that waits."""
+        """The edges, ordered by the waiting node."""
         return tuple(self._graph.edges)
 
     def dot(self) -> str:
@@ -237,8 +237,8 @@ class RecordedGraph(Owned):
     def update(self, index: int, /, **args: Argument) -> None:
         """Replace some arguments of a launch, from the next launch of the graph on.
 
-        Raises LaunchError for arguments that a plan would refuse, for a node that is no kernel, and
-        when other memory would need an edge that the graph does not have.
+        Raises LaunchError for arguments that a plan would refuse, for a node that is not a kernel,
+        and if the new memory would need an edge that the graph lacks.
         """
         old = self._graph.nodes[index]
         if not isinstance(old.operation, Launch) or old.loaded is None:
@@ -261,7 +261,7 @@ class RecordedGraph(Owned):
         self._hold(_needed(nodes))
 
     def finish(self, quiet: bool) -> None:
-        """End it and let its buffers and kernels go."""
+        """Destroy it and release its buffers and kernels."""
         try:
             super().finish(quiet)
         finally:
@@ -283,10 +283,10 @@ class RecordedGraph(Owned):
 def may_be_programmatic(device: OpenDevice, before: Operation, after: Operation) -> bool:
     """Whether a programmatic edge may lead from one operation to another.
 
-    Kernels that wait (``waits_for_dependencies``) do so before they finish. So when such a kernel
-    is complete, all that it depends on is complete, and what holds along a path of plain edges
-    holds along programmatic ones too. A cooperative grid must become resident at once and gets
-    plain edges only.
+    A kernel that waits (``waits_for_dependencies``) does so before it finishes. So when it is
+    complete, its dependencies are complete, and ordering along a path of plain edges also holds
+    along programmatic ones. A cooperative grid must become resident at once and gets plain edges
+    only.
     """
     return (
         isinstance(before, Launch)

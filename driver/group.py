@@ -1,9 +1,9 @@
-"""Several devices that work together: each reaches the memory of the others.
+"""Groups of devices that access each other's memory.
 
-A rank is a device of a group, by its number from 0 on. What the ranks do together is a plan each,
-recorded as a graph each; their kernels wait for each other on flags in each other's memory. So all
-graphs are made before the first is launched, and the graphs of a step are launched one right after
-the other. Nothing is to be waited for between two launches that belong together.
+A rank is the number of a device in its group, from 0. Joint work is a plan per rank, recorded as a
+graph per rank; their kernels wait for each other on flags in peer memory. So all graphs are made
+before the first is launched, and the graphs of a step are launched in direct succession, without
+waiting in between.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from urdir.driver.stream import Stream
 
 
 class Group(Sequence[Device]):
-    """Opened devices by rank, with peer access between any two; a context manager. One device is a
-    group, too.
+    """Opened devices by rank, with peer access between any two; a context manager. A single device
+    is a group too.
 
-    A fault on one rank ends the use of all: the call that reports it raises CudaError, whose
-    message says how each rank stands, and every later call on any of them GroupError. So does a
-    launch that one is refused while others have begun theirs (`launch_together`). ``notes`` add to
-    that message what kernels left in page-locked memory.
+    A fault on one rank makes all unusable: the call that reports it raises CudaError with the state
+    of every rank, and later calls on any of them raise GroupError. The same happens if a launch is
+    refused on one rank after others have begun theirs (`launch_together`). ``notes`` add to that
+    message what kernels left in page-locked memory.
     """
 
     def __init__(self, ranks: Sequence[Device]) -> None:
@@ -50,10 +50,10 @@ class Group(Sequence[Device]):
         ptx_files: PtxFiles | None = None,
     ) -> Self:
         """Open ``gpus`` devices, or those with these ordinals, of ``auto``, ``cuda`` or
-        ``emulator[:sm_NN]``; None: the one that `Device.open` opens.
+        ``emulator[:sm_NN]``; None: the device that `Device.open` opens.
 
-        Raises DeviceNameError for ordinals that are none, DriverError where devices cannot reach
-        each other, and what `Device.open` raises; nothing stays open then.
+        Raises DeviceNameError for invalid ordinals, DriverError without peer access, and as
+        `Device.open`; nothing stays open then.
         """
         found = find_devices(name, None if gpus is None else _ordinals(gpus), api)
         ranks: list[Device] = []
@@ -88,7 +88,7 @@ class Group(Sequence[Device]):
             device.synchronize()
 
     def _explain(self) -> str:
-        """How each rank stands, after a fault of one; kernels that wait in vain end soon."""
+        """The state of each rank after a fault of one; kernels that wait for it end soon."""
         api = self._ranks[0].api
         former = api.cuCtxGetCurrent()
         lines = []
@@ -102,7 +102,7 @@ class Group(Sequence[Device]):
         return "".join(lines) + "".join(f"\n{text}" for note in self.notes if (text := note()))
 
     def close(self) -> None:
-        """Close all devices; again is harmless."""
+        """Close all devices. Idempotent."""
         close_all(self._ranks[::-1])
 
     def __enter__(self) -> Self:
@@ -113,11 +113,11 @@ class Group(Sequence[Device]):
 
 
 def launch_together(graphs: Sequence[tuple[RecordedGraph, Stream]]) -> None:
-    """Queue one run of the graph of each rank, each on a stream of its own.
+    """Queue one run of each rank's graph, each on its own stream.
 
-    Raises LifetimeError for one that is closed, and CudaError where the first is refused: nothing
-    is queued then. Another that is refused ends the use of all, as ranks wait for it in vain:
-    GroupError, once their kernels have ended.
+    Raises LifetimeError for a closed graph, and CudaError if the first is refused: nothing is
+    queued then. If a later one is refused, the other ranks would wait for it, so the group becomes
+    unusable: GroupError, once their kernels have ended.
     """
     for graph, stream in graphs:
         _ = graph.handle, stream.handle

@@ -1,4 +1,4 @@
-"""Device memory in which a wrong write shows: poison inside, guard zones on both sides."""
+"""Guarded device memory that reveals wrong writes: poison inside, guard zones around."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Array = npt.NDArray[Any]
 #: Bytes before and after a guarded array; keeps its alignment.
 GUARD_BYTES = 256
 GUARD = 0xA5
-#: What an array to be written holds before: NaN in every float type, and for integers an odd value.
+#: Initial contents of an output array: NaN in every float type, and an odd value for integers.
 POISON_FLOAT, POISON_INTEGER = 0xFF, 0xA5
 
 
 def poison(shape: int | tuple[int, ...], dtype: npt.DTypeLike, *, floats: bool = False) -> Array:
-    """An array that no kernel means to write: NaN in every element of a float type.
+    """An array of values that no kernel should write: NaN in every element of a float type.
 
     ``floats`` poisons an integer type as floats too, for bits of a type that numpy lacks (bf16).
     """
@@ -34,10 +34,10 @@ def poison(shape: int | tuple[int, ...], dtype: npt.DTypeLike, *, floats: bool =
 
 
 class GuardedBuffer:
-    """An array in device memory of its own, with ``guard`` bytes that nothing may write on each
-    side. A context manager; ``region`` is where the array lies, to be passed to a launch.
+    """An array in separate device memory, between ``guard`` bytes that must not be written. A
+    context manager; ``region`` is the array's memory, for a launch.
 
-    With ``guard=0`` the array has its allocation to itself: reads beyond it fault on the emulator.
+    With ``guard=0`` the array is its whole allocation: reads beyond it fault on the emulator.
     """
 
     def __init__(
@@ -57,15 +57,15 @@ class GuardedBuffer:
     def poisoned(
         cls, device: Device, shape: int | tuple[int, ...], dtype: npt.DTypeLike, name: str
     ) -> Self:
-        """A guarded array full of `poison`: elements that a kernel leaves out show."""
+        """A guarded array full of `poison`, which reveals elements that a kernel does not write."""
         return cls(device, poison(shape, dtype), name)
 
     def download(self) -> Array:
-        """What the array holds, once earlier work is done; the guards are not looked at."""
+        """The array's contents, after earlier work; guards are not checked."""
         return self.region.download(self.dtype, self.shape)
 
     def first_beside(self) -> int | None:
-        """The first byte changed in the guards, counted from the array's start; None if none."""
+        """The first changed guard byte, relative to the array's start, or None."""
         nbytes = self.region.nbytes
         content = self._buffer.download(np.uint8)
         outside = np.concatenate([content[: self.guard], content[self.guard + nbytes :]])
@@ -76,7 +76,7 @@ class GuardedBuffer:
         return at + nbytes if at >= 0 else at
 
     def check(self) -> Array:
-        """What the array holds; raises MismatchError when something wrote beside it."""
+        """The array's contents; MismatchError if a guard was overwritten."""
         if (byte := self.first_beside()) is not None:
             raise MismatchError(
                 f"something wrote beside {self.name} {self.shape}: at byte {byte} of "
@@ -85,7 +85,7 @@ class GuardedBuffer:
         return self.download()
 
     def close(self) -> None:
-        """Free the memory; again is harmless."""
+        """Free the memory. Idempotent."""
         self._buffer.close()
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Running one kernel by itself, with memory that shows what it should not have done."""
+"""Test harness: runs one kernel in memory that reveals wrong accesses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Array = npt.NDArray[Any]
 
 
 class ExampleKernel(Kernel, Protocol):
-    """A kernel that can make inputs for itself."""
+    """A kernel that can make its own inputs."""
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """Random values for every IN and INOUT array and every scalar, by name."""
@@ -33,12 +33,12 @@ def check_kernel(
 ) -> tuple[Deviation, ...]:
     """Run a kernel on random inputs and compare with its reference.
 
-    On the emulator it runs under the sanitizer, which finds races, missing fences and barriers that
-    not all threads reach, and is several times slower; ``sanitize=False`` leaves that out. On a GPU
-    nothing is looked for: there compute-sanitizer does it, around the whole process.
+    On the emulator it runs under the sanitizer, several times slower, which finds races, missing
+    fences and barriers that not all threads reach; ``sanitize=False`` switches it off. On a GPU
+    there is no such check: run the whole process under compute-sanitizer.
 
-    Returns the worst element of every output; raises MismatchError beyond the tolerance, and
-    whatever `run_kernel` raises: CudaError for what the sanitizer finds.
+    Returns the worst element of every output; raises MismatchError beyond the tolerance, and as
+    `run_kernel`: CudaError for findings of the sanitizer.
     """
     inputs = kernel.make_inputs(np.random.default_rng(seed))
     with device.api.sanitizing() if sanitize and device.is_emulated else nullcontext():
@@ -47,12 +47,12 @@ def check_kernel(
 
 
 def run_kernel(device: Device, kernel: Kernel, inputs: Mapping[str, Any]) -> dict[str, Array]:
-    """Launch a kernel once on memory of its own; returns every OUT and INOUT array by name.
+    """Launch a kernel once in separate memory; returns every OUT and INOUT array by name.
 
     ``inputs`` holds every IN and INOUT array, shaped and typed as its parameter, and every scalar.
-    OUT arrays are poisoned, so that elements that are not written show. Raises MismatchError when
-    the kernel changed an input or wrote beside an array, LaunchError and PtxLoadError for a kernel
-    that does not fit, CudaError for a fault.
+    OUT arrays are poisoned, which reveals unwritten elements. Raises MismatchError if the kernel
+    changed an input or wrote outside an array, LaunchError and PtxLoadError for an unsuitable
+    kernel, CudaError for a fault.
     """
     with _placed(device, kernel, inputs) as (args, arrays, buffers):
         loaded = device.load(kernel)
@@ -67,8 +67,8 @@ def time_kernel(
 ) -> float:
     """The median time of a launch in milliseconds, between two events on the device.
 
-    Memory and inputs as for `run_kernel`; INOUT arrays hold their inputs before every launch. The
-    start of a launch is part of its time, so every small kernel takes a few microseconds.
+    Memory and inputs as for `run_kernel`; INOUT arrays are reset before every launch. Launch
+    overhead is included, a few microseconds for a small kernel.
     """
     with _placed(device, kernel, inputs) as (args, arrays, buffers):
         loaded, packed = device.load(kernel), pack(kernel, args)
@@ -88,14 +88,14 @@ def time_kernel(
 def _placed(
     device: Device, kernel: Kernel, inputs: Mapping[str, Any]
 ) -> Iterator[tuple[dict[str, Any], dict[str, Array], dict[str, GuardedBuffer]]]:
-    """Arguments for a launch on memory of its own; what their memory holds before, and is."""
+    """Arguments for a launch in separate memory; its initial contents, and the memory."""
     arrays = {p.name: _initial(kernel, p, inputs) for p in kernel.params if p.is_pointer}
     with ExitStack() as owners:
         buffers: dict[str, GuardedBuffer] = {}
         args: dict[str, Any] = {}
         for p in kernel.params:
             if p.is_pointer:
-                # No guards where it only reads: there the emulator faults at the first byte beyond.
+                # No guards around read-only arrays: the emulator faults at the first byte beyond.
                 guard = 0 if access_of(p) == "in" else GUARD_BYTES
                 buffer = GuardedBuffer(device, arrays[p.name], p.name, guard=guard)
                 buffers[p.name] = owners.enter_context(buffer)
@@ -106,7 +106,7 @@ def _placed(
 
 
 def _initial(kernel: Kernel, param: Param, inputs: Mapping[str, Any]) -> Array:
-    """What a parameter's memory holds before the launch."""
+    """The initial contents of a parameter's memory."""
     shape, dtype = kernel.shape_of(param), param.numpy_dtype
     if access_of(param) == "out":
         return poison(shape, dtype, floats=param.dtype[0] in "fb")

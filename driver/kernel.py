@@ -1,4 +1,4 @@
-"""What the driver knows of a kernel: a small Protocol that kernel specs satisfy."""
+"""Interface of a kernel for the driver: a small Protocol that kernel specs satisfy."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Param(Protocol):
 
     @property
     def access(self) -> Enum | None:
-        """How the memory is used, ``.value`` is "in", "out" or "inout"; None for a scalar."""
+        """Access: ``.value`` is "in", "out" or "inout"; None for a scalar."""
 
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
@@ -72,14 +72,15 @@ class LaunchShape(Protocol):
 
     @property
     def cooperative(self) -> bool:
-        """All CTAs must be resident at once (a grid barrier waits for all of them)."""
+        """Whether all CTAs must be resident at once (for grid barriers)."""
 
     @property
     def prefers_shared(self) -> bool:
-        """As much of an SM's memory as possible is to be shared memory instead of L1 cache.
+        """Whether as much of an SM's memory as possible should be shared memory instead of L1
+        cache.
 
-        Kernels that want different divisions never run on an SM together: one cannot start while
-        the other ends.
+        Kernels with different partitions never run on an SM together: one cannot start while the
+        other ends.
         """
 
 
@@ -96,7 +97,7 @@ class Tolerance(Protocol):
 
 
 class Kernel(Protocol):
-    """A specialised kernel: PTX for a target, what it takes, how it is launched."""
+    """A specialised kernel: PTX for a target, parameters, launch shape."""
 
     @property
     def name(self) -> str:
@@ -112,11 +113,12 @@ class Kernel(Protocol):
 
     @property
     def waits_for_dependencies(self) -> bool:
-        """It runs ``griddepcontrol.wait``, so a programmatic graph edge may lead to it."""
+        """Whether it runs ``griddepcontrol.wait``, so that a programmatic graph edge may lead to
+        it."""
 
     def key(self, device: str, /) -> str:
-        """The spec key on a device of that native target ("sm_90a"): known without rendering, equal
-        in all processes."""
+        """The spec key on a device with that native target ("sm_90a"): known without rendering,
+        equal in all processes."""
 
     def ptx(self, device: str, /) -> str:
         """The PTX text for a device of that native target."""
@@ -132,10 +134,10 @@ class Kernel(Protocol):
 
     @property
     def tolerance(self) -> Tolerance:
-        """How far the outputs may be from the reference; 0, 0 for bit for bit."""
+        """Allowed deviation of the outputs from the reference; 0, 0 for bit for bit."""
 
     def bytes_moved(self) -> int:
-        """Bytes one launch must read and write at least."""
+        """Minimum number of bytes that a launch reads and writes."""
 
     def flops(self) -> int:
         """Arithmetic operations of one launch."""
@@ -143,7 +145,7 @@ class Kernel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What all launches of a kernel have in common, worked out once (`signature`).
+    """Properties shared by all launches of a kernel, computed once (`signature`).
 
     ``layout`` and ``nbytes`` follow ``params``: place and size in the parameter block, and bytes
     that a pointer points to (0 for a scalar). ``block`` packs the values of all into that block.
@@ -160,12 +162,12 @@ class Signature:
 
 
 def signature(kernel: Kernel) -> Signature:
-    """The signature of a kernel, remembered for the kernels asked for last."""
+    """The signature of a kernel, cached for recent kernels."""
     return _signature(_Identity(kernel))
 
 
 class _Identity:
-    """A kernel as a key that is equal to itself alone: kernels need not be hashable."""
+    """A hash key by identity: kernels need not be hashable."""
 
     __slots__ = ("kernel",)
 

@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 Argument = Region | PinnedBuffer | int | float
 
-#: Every pointer argument is aligned to this many bytes: what the kernels' vector loads assume.
+#: Alignment of every pointer argument in bytes, assumed by the kernels' vector loads.
 POINTER_ALIGNMENT = 16
 
 
 class PackedArguments:
-    """The arguments of one launch: their bytes, the pointer array to them, and what they name.
+    """The arguments of one launch: their bytes, the pointer array to them, and their memory.
 
-    ``address`` is the value for a driver call's ``kernelParams`` (0 without parameters), good while
-    this object lives; ``regions`` the memory that the pointers point to, by parameter name;
-    ``data`` the parameter block in PTX layout.
+    ``address`` is the value for a driver call's ``kernelParams`` (0 without parameters), valid
+    while this object lives; ``regions`` are the memory of the pointers, by parameter name; ``data``
+    is the parameter block in PTX layout.
     """
 
     __slots__ = (
@@ -60,10 +60,10 @@ class PackedArguments:
         return bytes(self._storage)
 
     def bind(self, loaded: LoadedKernel, stream: Stream) -> Any:
-        """The CUlaunchConfig for a launch of ``loaded`` on ``stream``, made once for the two.
+        """The CUlaunchConfig for a launch of ``loaded`` on ``stream``, created once for the pair.
 
-        Raises LifetimeError when a buffer has been closed since, LaunchError when ``loaded`` is
-        another kernel or something belongs to another device.
+        Raises LifetimeError if a buffer was closed meanwhile, LaunchError if ``loaded`` is another
+        kernel or something belongs to another device.
         """
         for owner in self._owners:
             if owner.closed:
@@ -97,10 +97,10 @@ class PackedArguments:
 
 
 def pack(kernel: Kernel, args: Mapping[str, Any], label: str = "") -> PackedArguments:
-    """The arguments of ``kernel`` by parameter name, checked and packed.
+    """Check and pack the arguments of ``kernel``, given by parameter name.
 
     A pointer takes an open `Buffer`, `Slice` or `PinnedBuffer` of at least ``kernel.nbytes(param)``
-    bytes whose address is a multiple of 16; a scalar an int or a float that its type can hold.
+    bytes whose address is a multiple of 16; a scalar takes an int or a float in its type's range.
     Raises LaunchError, which names ``label``, kernel, parameter, and sizes or values.
     """
     declared = signature(kernel)
@@ -152,7 +152,7 @@ def _wrong_names(declared: Signature, args: Mapping[str, Any], where: str) -> La
 
 
 def _address(kernel: Kernel, param: Param, needed: int, value: Any, label: str) -> int:
-    """The address that a pointer argument stands for."""
+    """The address of a pointer argument."""
     if (
         isinstance(value, (Region, PinnedBuffer))
         and not _owner(value).closed
@@ -178,7 +178,7 @@ def _address(kernel: Kernel, param: Param, needed: int, value: Any, label: str) 
 
 
 def _wrong_scalar(declared: Signature, args: Mapping[str, Any], where: str) -> LaunchError:
-    """The error that names the first scalar whose type cannot hold its value."""
+    """The error for the first scalar whose type cannot hold its value."""
     for param in declared.params:
         if param.is_pointer:
             continue
@@ -188,8 +188,8 @@ def _wrong_scalar(declared: Signature, args: Mapping[str, Any], where: str) -> L
         try:
             struct.pack("<" + SCALAR_FORMATS[param.dtype], value)
         except (struct.error, OverflowError, TypeError) as exc:
-            return LaunchError(f"{what}: {value!r} is no {param.dtype}: {exc}")
-    raise AssertionError("each scalar alone can be packed")
+            return LaunchError(f"{what}: {value!r} is not a {param.dtype}: {exc}")
+    raise AssertionError("each scalar can be packed separately")
 
 
 def _owner(region: Region | PinnedBuffer) -> Buffer | PinnedBuffer:

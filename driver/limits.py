@@ -1,4 +1,4 @@
-"""What a device can launch at all: a kernel's launch shape against the device's limits."""
+"""Launch limits: a kernel's launch shape against the device's limits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from urdir.driver.properties import DeviceProperties
 
 
 def check_limits(kernel: Kernel, properties: DeviceProperties) -> None:
-    """Raise LaunchError when the launch shape exceeds the device: field, value, limit, device."""
+    """Raise LaunchError if the launch shape exceeds the device: field, value, limit, device."""
     broken = [
         f"{field} is {value:,}, {limit}" for field, value, limit in _violations(kernel, properties)
     ]
@@ -35,7 +35,7 @@ def _violations(kernel: Kernel, properties: DeviceProperties) -> Iterator[tuple[
             if not 1 <= value <= limit:
                 yield f"{field}.{axis}", value, f"the limit is {limit:,}"
             if field == "grid" and value % max(shape.cluster["xyz".index(axis)], 1):
-                yield f"{field}.{axis}", value, f"no multiple of the cluster {shape.cluster}"
+                yield f"{field}.{axis}", value, f"not a multiple of the cluster {shape.cluster}"
     threads = shape.block[0] * shape.block[1] * shape.block[2]
     ctas = shape.cluster[0] * shape.cluster[1] * shape.cluster[2]
     totals = (

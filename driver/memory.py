@@ -1,4 +1,4 @@
-"""Device memory: buffers, slices of them, arenas of named slices; page-locked host memory."""
+"""Device memory: buffers, their slices, arenas of named slices; page-locked host memory."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ ALIGNMENT = 256
 
 
 class Region:
-    """Bytes ``[offset, offset + nbytes)`` of a buffer: what copies, fills and launches work on.
+    """Bytes ``[offset, offset + nbytes)`` of a buffer, for copies, fills and launches.
 
     Either a whole `Buffer` or a `Slice`. Copies without a stream are ordered after all earlier work
-    of the device's streams, and those to the host are finished when they return. Every method
-    raises LifetimeError when the buffer is closed and TransferError when it would leave the region.
+    of the device's streams, and those to the host are complete when they return. Every method
+    raises LifetimeError if the buffer is closed and TransferError if it would leave the region.
     """
 
     __slots__ = ()
@@ -35,7 +35,7 @@ class Region:
 
     @property
     def buffer(self) -> Buffer:
-        """The allocation that the bytes belong to."""
+        """The allocation of the bytes."""
         raise NotImplementedError
 
     @property
@@ -44,7 +44,7 @@ class Region:
         return int(self.buffer.handle) + self.offset
 
     def slice(self, offset: int, nbytes: int, name: str | None = None) -> Slice:
-        """``nbytes`` bytes from ``offset`` on; ``name`` is this region's by default."""
+        """``nbytes`` bytes from ``offset`` on; ``name`` defaults to this region's."""
         self._check_span(offset, nbytes, "slice")
         return Slice(self.buffer, self.offset + offset, nbytes, name or self.name)
 
@@ -58,13 +58,14 @@ class Region:
     def download(
         self, dtype: npt.DTypeLike, shape: int | tuple[int, ...] | None = None, offset: int = 0
     ) -> Array:
-        """A new array of ``dtype`` and ``shape`` from ``offset`` on; by default all there is."""
+        """A new array of ``dtype`` and ``shape`` from ``offset`` on; by default the whole
+        region."""
         dtype = np.dtype(dtype)
         if shape is None:
             shape, odd = divmod(self.nbytes - offset, dtype.itemsize)
             if odd or shape < 0:
                 raise TransferError(
-                    f"download from {self.name!r}: {self.nbytes} bytes from {offset} on are no "
+                    f"download from {self.name!r}: {self.nbytes} bytes from {offset} on are not a "
                     f"whole number of {dtype}"
                 )
         array = np.empty(shape, dtype)
@@ -74,7 +75,7 @@ class Region:
         return array
 
     def fill(self, byte: int, stream: Stream | None = None) -> None:
-        """Set every byte to ``byte`` (0 to 255), in the order of ``stream`` if there is one."""
+        """Set every byte to ``byte`` (0 to 255), in the order of ``stream`` if given."""
         if not 0 <= byte <= 255:
             raise TransferError(f"fill of {self.name!r}: {byte} is not a byte")
         api, at = self._enter(0, self.nbytes, "fill")
@@ -94,7 +95,7 @@ class Region:
     ) -> None:
         """Queue a copy of ``nbytes`` bytes from pinned memory to ``offset``.
 
-        The pinned bytes must stay as they are until the stream has passed this point (an event).
+        The pinned bytes must not change until the stream has passed this point (an event).
         """
         host = pinned.span(pinned_offset, nbytes)
         api, at = self._enter(offset, nbytes, "upload")
@@ -118,7 +119,7 @@ class Region:
     def upload_rows(self, array: Array, pitch: int, offset: int = 0) -> None:
         """Copy a C-contiguous (rows, ...) array to rows that start ``pitch`` bytes apart.
 
-        The bytes between a row's end and the next row's start are left as they are.
+        The bytes between a row's end and the next row's start are unchanged.
         """
         host = _contiguous(array, f"upload to {self.name!r}")
         rows = len(array) if array.ndim else 0
@@ -141,7 +142,7 @@ class Region:
     def copy_from(self, source: Region, stream: Stream | None = None) -> None:
         """Copy all of ``source`` (not overlapping) to the region's start.
 
-        From another device, which must be of the same group: in the order of ``stream``, a stream
+        A source on another device of the same group is copied in the order of ``stream``, a stream
         of this region's device, or after all earlier work of both devices.
         """
         api, at = self._enter(0, source.nbytes, f"copy from {source.name!r}")
@@ -170,7 +171,7 @@ class Region:
             check(api, api.cuMemcpyPeerAsync(*places, stream.handle), what)
 
     def _enter(self, offset: int, nbytes: int, what: str) -> tuple[Any, int]:
-        """Check, make the context current; the api and the device address of ``offset``."""
+        """Check, make the context current; returns the api and the device address of ``offset``."""
         self._check_span(offset, nbytes, what)
         address = self.address + offset
         device = self.buffer.device
@@ -188,8 +189,8 @@ class Region:
 class Buffer(Owned, Region):
     """One allocation of device memory, contents undefined.
 
-    Raises OutOfMemoryError, which tells how much was needed and free. While a recorded graph holds
-    the buffer, `close` raises LifetimeError.
+    Raises OutOfMemoryError, which reports needed and free memory. While a recorded graph holds the
+    buffer, `close` raises LifetimeError.
     """
 
     kind = "buffer"
@@ -203,7 +204,7 @@ class Buffer(Owned, Region):
 
     @property
     def buffer(self) -> Buffer:
-        """Itself."""
+        """The buffer itself."""
         return self
 
     def _destroy(self, handle: Any) -> Any:
@@ -211,7 +212,7 @@ class Buffer(Owned, Region):
 
 
 class Slice(Region):
-    """A part of a buffer; valid as long as the buffer is open, ends with it."""
+    """A part of a buffer, valid while the buffer is open."""
 
     __slots__ = ("_buffer", "name", "nbytes", "offset")
 
@@ -223,7 +224,7 @@ class Slice(Region):
 
     @property
     def buffer(self) -> Buffer:
-        """The allocation that the bytes belong to."""
+        """The allocation of the bytes."""
         return self._buffer
 
     def __repr__(self) -> str:
@@ -252,7 +253,7 @@ class Arena(Mapping[str, Slice]):
 
     @property
     def nbytes(self) -> int:
-        """All of it in bytes, padding included."""
+        """Total size in bytes, padding included."""
         return self.buffer.nbytes
 
     def close(self) -> None:
@@ -307,7 +308,7 @@ class PinnedBuffer(Owned):
         return self.array[offset : offset + nbytes].view(dtype).reshape(shape)
 
     def span(self, offset: int, nbytes: int) -> int:
-        """The address of ``nbytes`` bytes from ``offset`` on; TransferError when outside."""
+        """The address of ``nbytes`` bytes from ``offset`` on; TransferError if outside."""
         if offset < 0 or nbytes <= 0 or offset + nbytes > self.nbytes:
             raise TransferError(
                 f"bytes [{offset}, {offset + nbytes}) are not in pinned buffer {self.name!r}, "
@@ -336,7 +337,7 @@ def _allocate(device: OpenDevice, nbytes: int, name: str) -> int:
 
 
 def _contiguous(array: Array, what: str) -> int:
-    """The host address of an array that can be copied as it lies."""
+    """The host address of an array that can be copied without conversion."""
     if not isinstance(array, np.ndarray):
         raise TransferError(f"{what}: a numpy array is needed, not {type(array).__name__}")
     if array.dtype.hasobject:

@@ -1,4 +1,4 @@
-"""Loaded kernels: from a spec (or the disk) to a function, compared with the spec, cached."""
+"""Loaded kernels: from a spec (or the disk cache) to a function checked against the spec."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from urdir.driver.limits import check_limits
 from urdir.driver.parallel import in_threads
 from urdir.driver.ptx_files import PtxFiles
 
-#: Called with how many are done, of how many.
+#: Receives the numbers done and in all.
 Tell = Callable[[int, int], None]
 
 # Field of Resources -> name of its CUfunction_attribute.
@@ -41,7 +41,7 @@ _RESOURCES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a loaded kernel uses: registers and local bytes a thread, static shared bytes a CTA.
+    """Resource use of a loaded kernel: registers and local bytes per thread, static shared bytes.
 
     ``max_threads`` is the largest CTA that its registers and its ``.maxntid`` allow.
     """
@@ -78,10 +78,10 @@ class LoadedKernel(Owned):
 
 
 class ModuleCache:
-    """The loaded kernels of one device by spec key; any thread may ask for them.
+    """The loaded kernels of one device by spec key. Thread-safe.
 
-    ``disk`` keeps their cubins (None: nothing is kept). ``files`` may have PTX to use in place of
-    what a kernel generates, and is given what is loaded.
+    ``disk`` stores their cubins (None: not stored). ``files`` may replace generated PTX, and
+    receives what is loaded.
     """
 
     def __init__(self, device: OpenDevice, disk: CubinCache | None, files: PtxFiles) -> None:
@@ -94,9 +94,9 @@ class ModuleCache:
     def load(
         self, kernels: Sequence[Kernel], device: OpenDevice, tell: Tell | None = None
     ) -> list[LoadedKernel]:
-        """The loaded kernels; see `Device.load_all`."""
+        """Load kernels; see `Device.load_all`."""
         keyed = [(kernel.key(device.native_target), kernel) for kernel in kernels]
-        if not any(self._is_new(key) for key, _ in keyed):  # no wait for another's compilation
+        if not any(self._is_new(key) for key, _ in keyed):  # do not wait for other compilations
             return [self._loaded[key] for key, _ in keyed]
         with self._lock:
             device.context.make_current()
@@ -138,9 +138,9 @@ class ModuleCache:
             self._disk.remember(key, _hash(ptx))
 
     def _from_disk(self, kernel: Kernel, key: str, device: OpenDevice) -> LoadedKernel | None:
-        """The kernel from its cached cubin, without rendering its PTX.
+        """Load a kernel from its cached cubin, without rendering its PTX.
 
-        None when there is none that loads, when its PTX was edited, and when it is to be dumped.
+        None if no entry loads, if its PTX was edited, or if it is to be dumped.
         """
         if self._files.dump is not None or self._files.overriding(key) is not None:
             return None
@@ -158,12 +158,12 @@ class ModuleCache:
             return LoadedKernel(device, kernel, _load_image(device.api, cubin, kernel))
         except (CudaError, PtxLoadError) as exc:
             if isinstance(exc, OutOfMemoryError) or (isinstance(exc, CudaError) and exc.sticky):
-                raise  # which says nothing about the entry
+                raise  # not the entry's fault
             self._disk.discard(cubin_key, f"it does not load ({exc})")
             return None
 
     def _build(self, kernel: Kernel, key: str, ptx: str, device: OpenDevice) -> LoadedKernel:
-        """The kernel from its PTX, whose cubin may be on disk."""
+        """Load a kernel from its PTX; its cubin may be on disk."""
         cubin_key = self._cubin_key(_hash(ptx))
         cubin = self._disk.get(cubin_key) if self._disk is not None else None
         found = self._load_cached(kernel, cubin_key, cubin, device)
@@ -198,14 +198,14 @@ def _find_entry(api: Any, module: Any, kernel: Kernel) -> Any:
 
 
 def _check_params(api: Any, function: Any, kernel: Kernel) -> None:
-    """Compare the entry's parameter block with the spec's; they must agree to the byte."""
+    """Compare the entry's parameter block with the spec's; they must agree exactly."""
     declared = signature(kernel).layout
     compiled: list[tuple[int, int]] = []
     while True:
         status, offset, size = api.cuFuncGetParamInfo(function, len(compiled))
         if int(status):
             error = error_of(api, status, f"cuFuncGetParamInfo {len(compiled)} of {kernel.name}")
-            if error.name != "CUDA_ERROR_INVALID_VALUE":  # which is: no such parameter
+            if error.name != "CUDA_ERROR_INVALID_VALUE":  # i.e. no such parameter
                 raise error
             break
         compiled.append((int(offset), int(size)))
@@ -227,7 +227,7 @@ def _read_resources(api: Any, function: Any, kernel: Kernel) -> Resources:
 
 
 def _prepare(device: OpenDevice, function: Any, kernel: Kernel, resources: Resources) -> None:
-    """Refuse what cannot run although its shape is legal; allow large dynamic shared memory."""
+    """Refuse launches that are legal but cannot run; allow large dynamic shared memory."""
     api, properties, shape = device.api, device.properties, kernel.launch_shape
     threads = shape.block[0] * shape.block[1] * shape.block[2]
     where = f"kernel {kernel.name} cannot be launched on {properties.name}"
@@ -264,7 +264,7 @@ def _prepare(device: OpenDevice, function: Any, kernel: Kernel, resources: Resou
 
 
 def _driver_identity(device: OpenDevice) -> str:
-    """What besides the PTX decides about the cubin: GPU architecture, driver, options."""
+    """Everything but the PTX that determines the cubin: GPU architecture, driver, options."""
     properties = device.properties
     parts = [
         device.native_target,

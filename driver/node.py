@@ -1,4 +1,4 @@
-"""Nodes and edges of a CUDA graph, and the driver structures that describe them."""
+"""Nodes and edges of a CUDA graph, and their driver structures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROGRAMMATIC_PORT = 1
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node: the driver's handle, what it does and, of a launch, the loaded kernel."""
+    """A node: the driver's handle, its operation and, for a launch, the loaded kernel."""
 
     handle: Any
     operation: Operation
@@ -80,7 +80,7 @@ def add_fill_node(api: Any, graph: Any, fill: Fill) -> Any:
 def connect(api: Any, graph: Any, nodes: Sequence[Node], edges: Sequence[GraphEdge]) -> None:
     """Add edges to a CUgraph. Raises CudaError.
 
-    The calls that add nodes take no edge data, so both kinds of edges are made here.
+    The calls that add nodes take no edge data, so both kinds of edges are added here.
     """
     if not edges:
         return

@@ -1,6 +1,6 @@
-"""The three kinds of operation in a plan, as frozen records: a launch, a copy, a fill.
+"""Operations of a plan as frozen records: launch, copy, fill.
 
-Each is checked when it is made; what is wrong is said with the operation's label.
+Each is checked when it is created; errors name the operation's label.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Launch:
 
     Pointers are Buffers or Slices of at least ``kernel.nbytes(param)`` bytes, scalars numbers.
     Raises LaunchError naming label, kernel and parameter for a missing or unknown argument, a
-    number in place of a buffer or the reverse, a null pointer, a buffer that is closed or
-    too small, and outputs that share memory.
+    number instead of a buffer or vice versa, a null pointer, a closed or too small buffer, and
+    outputs that share memory.
     """
 
     kernel: Kernel
@@ -45,11 +45,11 @@ class Launch:
 
     @property
     def what(self) -> str:
-        """What runs: the kernel's name."""
+        """The kernel's name."""
         return self.kernel.name
 
     def uses(self) -> tuple[Use, ...]:
-        """The bytes that every pointer points to: the whole declared argument."""
+        """The bytes of every pointer: the whole declared argument."""
         return self._uses
 
     def memory(self) -> tuple[Memory, ...]:
@@ -57,7 +57,7 @@ class Launch:
         return tuple(self.packed.regions.values())
 
     def bytes_moved(self) -> int:
-        """Bytes that must be read and written at least."""
+        """Minimum number of bytes read and written."""
         return self.kernel.bytes_moved()
 
 
@@ -65,7 +65,7 @@ class Launch:
 class Copy:
     """All of ``src`` to the start of ``dst``.
 
-    Raises LaunchError when ``dst`` is smaller or the two overlap.
+    Raises LaunchError if ``dst`` is smaller or the two overlap.
     """
 
     dst: Region
@@ -86,7 +86,7 @@ class Copy:
 
     @property
     def what(self) -> str:
-        """What runs."""
+        """The kind of operation."""
         return "copy"
 
     def uses(self) -> tuple[Use, ...]:
@@ -105,7 +105,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """Every byte of ``dst`` set to ``byte``. Raises LaunchError when that is not 0 to 255."""
+    """Every byte of ``dst`` set to ``byte``. Raises LaunchError unless that is 0 to 255."""
 
     dst: Region
     byte: int
@@ -120,7 +120,7 @@ class Fill:
 
     @property
     def what(self) -> str:
-        """What runs."""
+        """The kind of operation."""
         return "fill"
 
     def uses(self) -> tuple[Use, ...]:
@@ -140,7 +140,7 @@ Operation = Launch | Copy | Fill
 
 
 def allocation_of(memory: Memory) -> Buffer | PinnedBuffer:
-    """The allocation of a region: it must not be freed before the last use of the region."""
+    """The allocation of a region, which must not be freed before the region's last use."""
     return memory.buffer if isinstance(memory, Region) else memory
 
 

@@ -1,5 +1,4 @@
-"""Work in threads: the same on several things at once, or one thing beside the caller; work in
-pieces, the long ones of which are for other threads."""
+"""Threads: parallel maps, background tasks, and work in pieces that other threads may run."""
 
 from __future__ import annotations
 
@@ -12,16 +11,16 @@ from typing import Any, Generic, TypeVar
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
-#: Threads, at most: a compilation takes memory, too.
+#: Maximum number of threads: a compilation takes memory too.
 MOST_THREADS = 16
 
 
 def in_threads(work: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
-    """``[work(item) for item in items]``, several at once where there are several cores.
+    """``[work(item) for item in items]``, in threads if there are several cores.
 
-    It pays where most of the work is done without the interpreter, as in a driver call. Each thread
-    has to make its context current. Raises what the first item that fails raises; by then nothing
-    runs any more, and items that had not begun are left out.
+    It pays if most of the work is outside the interpreter, as in a driver call. Each thread must
+    make its context current. Raises the exception of the first item that fails; by then no thread
+    runs, and items that had not started are skipped.
     """
     items = list(items)
     threads = min(len(items), os.cpu_count() or 1, MOST_THREADS)
@@ -32,7 +31,7 @@ def in_threads(work: Callable[[_Item], _Result], items: Iterable[_Item]) -> list
 
 
 def completed(work: Generator[object, None, _Result]) -> _Result:
-    """Do all of (the rest of) some work that comes in pieces; what it returns."""
+    """Run the rest of work that comes in pieces; returns its result."""
     while True:
         try:
             next(work)
@@ -42,7 +41,7 @@ def completed(work: Generator[object, None, _Result]) -> _Result:
 
 
 class Job(Generic[_Result]):
-    """``work()``, done once, by the first thread that wants it done."""
+    """``work()``, run once by the first thread that needs it."""
 
     def __init__(self, work: Callable[[], _Result]) -> None:
         self._work = work
@@ -51,11 +50,11 @@ class Job(Generic[_Result]):
 
     @property
     def is_done(self) -> bool:
-        """Whether it has ended, be it by an exception."""
+        """Whether it has ended, with a result or an exception."""
         return self._future.done()
 
     def run(self) -> None:
-        """Do the work, or wait for the thread that does it; `result` raises its exception."""
+        """Run the work, or wait for the thread that runs it; `result` raises its exception."""
         with self._lock:
             if self._future.done():
                 return
@@ -65,13 +64,13 @@ class Job(Generic[_Result]):
                 self._future.set_exception(exc)
 
     def result(self) -> _Result:
-        """What the work returned, or its exception raised; it is done here unless it was."""
+        """The result of the work, run here if necessary; raises its exception."""
         self.run()
         return self._future.result()
 
     def abandon(self, free: Callable[[_Result], None]) -> None:
-        """Nobody wants the result: ``free`` is called with one that there is, after which none
-        comes."""
+        """Give up the result: ``free`` is called with an existing one, and none is produced
+        afterwards."""
         with self._lock:
             if not self._future.done():
                 self._future.cancel()
@@ -79,12 +78,12 @@ class Job(Generic[_Result]):
                 free(self._future.result())
 
 
-#: Work in small pieces. One that would take long is yielded: another thread may do it.
+#: Work in small pieces. A long piece is yielded: another thread may run it.
 Work = Generator[Job[Any] | None, None, _Result]
 
 
 def elsewhere(work: Generator[object, None, _Result]) -> Work[_Result]:
-    """The same work, each piece of which is for another thread."""
+    """The same work with every piece run in another thread."""
 
     def piece() -> StopIteration | None:
         try:
@@ -98,7 +97,7 @@ def elsewhere(work: Generator[object, None, _Result]) -> Work[_Result]:
         try:
             yield job
         except BaseException:
-            job.abandon(lambda _: None)  # once it is done: nothing runs then
+            job.abandon(lambda _: None)  # after it is done, nothing runs
             raise
         if (end := job.result()) is not None:
             result: _Result = end.value
@@ -106,7 +105,7 @@ def elsewhere(work: Generator[object, None, _Result]) -> Work[_Result]:
 
 
 class Task(Generic[_Result]):
-    """``work()``, begun at once in a thread of its own."""
+    """``work()``, started at once in a separate thread."""
 
     def __init__(self, work: Callable[[], _Result], name: str) -> None:
         self._future: Future[_Result] = Future()
@@ -116,14 +115,14 @@ class Task(Generic[_Result]):
     def _run(self, work: Callable[[], _Result]) -> None:
         try:
             self._future.set_result(work())
-        except BaseException as exc:  # raised again where the result is asked for
+        except BaseException as exc:  # raised again by `result`
             self._future.set_exception(exc)
 
     def result(self) -> _Result:
-        """What the work returned, or its exception raised, once it is done."""
+        """Wait for the result; raises the exception of the work."""
         return self._future.result()
 
     def failed(self) -> bool:
-        """Wait for the end of the work, and of its thread; whether it raised."""
+        """Wait for the end of the work and its thread; whether it raised."""
         self._thread.join()
         return self._future.exception() is not None

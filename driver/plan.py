@@ -1,8 +1,7 @@
-"""A forward pass as data: the launches, copies and fills that make it up, in order.
+"""Plans: a forward pass as data, a sequence of launches, copies and fills.
 
-A plan says what runs on which memory, and holds no value that changes from token to token: those
-live in device memory. `urdir.driver.execute` interprets plans: eagerly, as a recorded graph, in
-numpy, with a clock.
+A plan holds no value that changes from token to token: those live in device memory.
+`urdir.driver.execute` interprets plans: eagerly, as a recorded graph, in numpy, with timing.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ StopAfter = int | str | None
 
 
 class Plan:
-    """Operations in the order that running them one after the other would have.
+    """Operations in execution order.
 
     ``plan[3]`` is the operation with index 3, ``plan[:3]`` a plan of the first three.
     """
@@ -33,7 +32,7 @@ class Plan:
         self._operations = list(operations)
 
     def launch(self, kernel: Kernel, label: str, /, **args: Argument) -> None:
-        """Append a launch; see `Launch` for what is refused."""
+        """Append a launch; see `Launch` for its checks."""
         self._operations.append(Launch(kernel, label, args))
 
     def copy(self, dst: Region, src: Region, label: str) -> None:
@@ -64,7 +63,7 @@ class Plan:
         return self._operations[index]
 
     def position(self, stop_after: StopAfter) -> int:
-        """How many operations run when stopping after one; raises LaunchError for an unknown."""
+        """The number of operations up to ``stop_after``; LaunchError if unknown."""
         if stop_after is None:
             return len(self)
         if isinstance(stop_after, str):
@@ -83,17 +82,17 @@ class Plan:
         return find_edges(operation.uses() for operation in self)
 
     def allocations(self) -> tuple[Buffer | PinnedBuffer, ...]:
-        """Every allocation that an operation uses, once, in order of first use."""
+        """Every allocation in use, once, in order of first use."""
         used = (allocation_of(memory) for operation in self for memory in operation.memory())
         return tuple({id(allocation): allocation for allocation in used}.values())
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """Every kernel that is launched, once, in order of first use."""
+        """Every launched kernel, once, in order of first use."""
         launched = (op.kernel for op in self if isinstance(op, Launch))
         return tuple({id(kernel): kernel for kernel in launched}.values())
 
     def table(self) -> list[dict[str, Any]]:
-        """One dictionary of plain values (JSON) an operation: what ``str`` prints, and more."""
+        """One dictionary of plain values (JSON) per operation, with more detail than ``str``."""
         return [_row(i, operation) for i, operation in enumerate(self)]
 
     def __str__(self) -> str:
@@ -112,7 +111,7 @@ class Plan:
         return "\n".join([f"plan {self.name}: {counts or 'empty'}", *lines])
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """In a notebook: the list of operations."""
+        """Print the list of operations in a notebook."""
         printer.text(str(self))
 
     def __repr__(self) -> str:
@@ -158,7 +157,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _extent(extent: list[int]) -> str:
-    """A grid or block as (x), (x, y) or (x, y, z): trailing ones say nothing."""
+    """A grid or block as (x), (x, y) or (x, y, z), without trailing ones."""
     while len(extent) > 1 and extent[-1] == 1:
         extent = extent[:-1]
     return f"({', '.join(map(str, extent))})"

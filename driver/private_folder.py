@@ -1,4 +1,4 @@
-"""A folder on disk that no other user of the machine can change."""
+"""A folder that no other user of the machine can change."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
-#: Names of temporary files, each of a process that is writing, begin like this.
+#: Prefix of temporary files, each of a process that is writing.
 NEW = ".new-"
 
 _MAX_LINKS = 40
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
-# Where the system has them. NONBLOCK: a pipe in place of a file is refused, not waited for.
+# If the system has them. NONBLOCK: refuse a pipe instead of waiting for it.
 _SAFE = sum(getattr(os, name, 0) for name in ("O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
 
 
 class PrivateFolder:
-    """``path``, made if need be, for this user alone (mode 0700).
+    """``path``, created if missing, private to this user (mode 0700).
 
-    It is refused where another user could write to it or replace it. It must be a folder of this
-    user's, no link, and nobody else may have write permission. Every folder above it must be this
-    user's or root's, and writable by nobody else unless it is sticky, as /tmp is. Links above it
-    are followed if they and their targets satisfy the same. Files in it are opened relative to its
-    descriptor, and refused unless they are regular files of this user's that nobody else may write.
-    Where there are no user ids (Windows), the folder is only made.
+    It is refused if another user could write to it or replace it: it must be this user's folder,
+    not a link, without write permission for others. Every folder above it must belong to this user
+    or root, and be writable only by its owner unless it is sticky, as /tmp is. Links above it are
+    followed if they and their targets satisfy the same. Files in it are opened relative to its
+    descriptor, and must be regular files of this user without write permission for others. On
+    systems without user ids (Windows) the folder is only created.
 
-    Everything raises OSError that says which path is refused and why.
+    All methods raise OSError that names the refused path and the reason.
     """
 
     def __init__(self, path: Path) -> None:
@@ -45,7 +45,7 @@ class PrivateFolder:
         self._descriptor = descriptor
         mode = _check_own(self.path, os.fstat(descriptor)).st_mode
         if mode & 0o077:
-            with contextlib.suppress(OSError):  # others may read, which does no harm
+            with contextlib.suppress(OSError):  # read permission of others is harmless
                 os.fchmod(descriptor, mode & 0o700)
 
     def read(self, name: str) -> bytes:
@@ -54,12 +54,12 @@ class PrivateFolder:
         with os.fdopen(file, "rb") as stream:
             found = os.fstat(file)
             if not stat.S_ISREG(found.st_mode):
-                raise PermissionError(f"{self.path / name} is no regular file")
+                raise PermissionError(f"{self.path / name} is not a regular file")
             _check_own(self.path / name, found)
             return stream.read()
 
     def write(self, name: str, data: bytes) -> None:
-        """Make or replace a file; another process sees all of it or none."""
+        """Create or replace a file atomically."""
         temporary = NEW + os.urandom(8).hex()  # `secrets` takes 10 ms to import
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE
         file = os.open(self._at(temporary), flags, 0o600, dir_fd=self._descriptor)
@@ -74,7 +74,7 @@ class PrivateFolder:
             raise
 
     def touch(self, name: str) -> None:
-        """Give a file the time of now."""
+        """Update a file's time."""
         os.utime(self._at(name), dir_fd=self._descriptor)
 
     def remove(self, name: str) -> None:
@@ -82,21 +82,21 @@ class PrivateFolder:
         os.unlink(self._at(name), dir_fd=self._descriptor)
 
     def entries(self) -> Iterator[tuple[str, os.stat_result]]:
-        """What is there, but for what vanishes meanwhile: names and attributes."""
-        # By path: threads that list one descriptor would share its place in the listing.
+        """Names and attributes of the entries, without those that vanish meanwhile."""
+        # By path: threads that list one descriptor would share its position.
         for entry in list(os.scandir(self.path)):
             with contextlib.suppress(FileNotFoundError):
                 yield entry.name, entry.stat(follow_symlinks=False)
 
     def _at(self, name: str) -> str:
-        """``name`` as functions take it that are also given the folder's descriptor, if any."""
+        """``name`` for functions that also take the folder's descriptor, if any."""
         return name if self._descriptor is not None else str(self.path / name)
 
 
 def _absolute(path: Path) -> Path:
     try:
         return path.expanduser().absolute()
-    except RuntimeError as exc:  # "~", and neither HOME nor the list of users has a folder
+    except RuntimeError as exc:  # "~", with neither HOME nor a passwd entry
         raise FileNotFoundError(f"{path}: there is no home folder; set HOME") from exc
 
 
@@ -106,10 +106,10 @@ def _make(path: Path) -> None:
 
 
 def _check_way(path: Path, links: int = 0) -> None:
-    """Make ``path`` where it is missing; PermissionError where another user could replace it.
+    """Create ``path`` if missing; PermissionError if another user could replace it.
 
-    From the root on, so that each folder is looked up in one that is known to be safe: what has
-    been checked cannot be replaced before it is used.
+    Works from the root, so that each folder is looked up in one that is known to be safe and cannot
+    be replaced between check and use.
     """
     for part in (*reversed(path.parents), path):
         if not os.path.lexists(part):
@@ -125,7 +125,7 @@ def _check_way(path: Path, links: int = 0) -> None:
 
 
 def _check_own(path: Path, found: os.stat_result) -> os.stat_result:
-    """``found``, attributes of ``path``; PermissionError where another user could change it."""
+    """``found``, the attributes of ``path``; PermissionError if another user could change it."""
     if hasattr(os, "geteuid"):
         _check_owner(path, found, os.geteuid())
         if found.st_mode & _OTHERS_WRITE:

@@ -1,4 +1,4 @@
-"""What a device is and what it can do, read once when it is opened."""
+"""Properties and limits of a device, read once when it is opened."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class DeviceProperties:
 
     @property
     def max_cluster(self) -> int:
-        """CTAs of a cluster that are sure to be accepted; 1 before compute capability 9.0."""
+        """Cluster size that is guaranteed to be accepted; 1 below compute capability 9.0."""
         has_clusters = self.compute_capability >= divmod(CLUSTERS_SINCE, 10)
         return PORTABLE_CLUSTER if has_clusters else 1
 

@@ -1,19 +1,18 @@
 """The pytest plugin: devices and streams as fixtures, a marker for tests that need a GPU.
 
-It is loaded by its entry point in every test run of an environment that has urdir, so it imports
-nothing but pytest until a test asks for something, and all that it adds is called ``urdir...``:
-
+An entry point loads it in every test run of an environment with urdir, so it imports only pytest
+until a test needs more, and all its names begin with ``urdir``:
 =======================  ======================================================================
 ``urdir_device``         an opened device; the test runs on the emulator, and on the GPU as well
-                         where there is one
+                                                  if there is one
 ``urdir_stream``         a stream of ``urdir_device``
 ``urdir_emulator``       a new emulator: its own memory, no trace of other tests
 ``urdir_sanitizer``      a new emulator that also finds races between threads
-``urdir_gpu``            the first GPU, shared by all tests; skips where there is none
+``urdir_gpu``            the first GPU, shared by all tests; skips without one
 ``urdir_probe``          what the machine has (`urdir.driver.device.Probe`)
 ``urdir_faults``         ``urdir_faults("allocation", nth=2)``: a call on ``urdir_emulator`` fails
-``@urdir_gpu``           marker: the test needs a GPU, and is skipped where there is none
-``--urdir-require-gpu``  no GPU fails such a test instead
+``@urdir_gpu``           marker: the test needs a GPU, and is skipped without one
+``--urdir-require-gpu``  such a test fails without a GPU
 ``urdir_header``         ini option: name the GPU (or why there is none) in the header of every run
 =======================  ======================================================================
 """
@@ -33,13 +32,13 @@ if TYPE_CHECKING:
 
 MARKER = "urdir_gpu"
 REQUIRE = "--urdir-require-gpu"
-#: A test that takes one of these looks for a GPU.
+#: Fixtures whose tests look for a GPU.
 _PROBING = frozenset({"urdir_gpu", "urdir_probe", "urdir_device_name"})
 
 
 @functools.cache
 def find_gpu() -> Probe:
-    """What the machine has, looked up once a run."""
+    """The GPUs of this machine, looked up once per run."""
     from urdir.driver.device import probe
 
     return probe()
@@ -63,18 +62,18 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
-# ---- what was found ------------------------------------------------------------------------------
+# ---- report --------------------------------------------------------------------------------------
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    """The line that says what was found, where every run is to have it."""
+    """The line about the GPU, if every run reports it."""
     return _line() if _always(config) else None
 
 
 def pytest_report_collectionfinish(
     config: pytest.Config, items: Sequence[pytest.Item]
 ) -> str | None:
-    """The same line elsewhere, once it is known that some test looks for a GPU."""
+    """The same line otherwise, if some test looks for a GPU."""
     return None if _always(config) or not any(map(_probes, items)) else _line()
 
 
@@ -96,13 +95,13 @@ def _line() -> str:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip or fail a marked test before any of its fixtures is made."""
+    """Skip or fail a marked test before its fixtures are set up."""
     if item.get_closest_marker(MARKER):
         need_gpu(item.config)
 
 
 def need_gpu(config: pytest.Config) -> Probe:
-    """Skip the test without a GPU (fail it where one is required, or one is there and fails)."""
+    """Skip the test without a GPU; fail it if one is required, or exists and fails."""
     found = find_gpu()
     if found.is_absent and not config.getoption(REQUIRE):
         pytest.skip(found.detail)
@@ -113,7 +112,7 @@ def need_gpu(config: pytest.Config) -> Probe:
 
 @pytest.fixture(scope="session")
 def urdir_probe() -> Probe:
-    """What this machine has; never fails."""
+    """The GPUs of this machine; never fails."""
     return find_gpu()
 
 
@@ -137,7 +136,7 @@ def urdir_gpu(request: pytest.FixtureRequest, _urdir_shared_gpu: DeviceOwner) ->
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test that takes ``urdir_device`` runs on the emulator, and on a GPU that there is."""
+    """Run tests with ``urdir_device`` on the emulator, and on a GPU if there is one."""
     if "urdir_device_name" in metafunc.fixturenames:
         names: list[object] = ["emulator"]
         if metafunc.config.getoption(REQUIRE) or not find_gpu().is_absent:
@@ -163,7 +162,7 @@ def urdir_stream(urdir_device: Device) -> Iterator[Stream]:
 
 @pytest.fixture
 def urdir_emulator() -> Iterator[Device]:
-    """A new emulator: for what only it can do, and for tests that need no GPU."""
+    """A new emulator, for emulator features and for tests that need no GPU."""
     from urdir.driver.device import Device
 
     with Device.open("emulator") as device:
@@ -172,7 +171,7 @@ def urdir_emulator() -> Iterator[Device]:
 
 @pytest.fixture
 def urdir_sanitizer() -> Iterator[Device]:
-    """A new emulator that finds races between threads as well, several times slower."""
+    """A new emulator that also finds races between threads, several times slower."""
     from urdir.driver.bindings import emulated
     from urdir.driver.device import Device
 
@@ -185,8 +184,8 @@ def urdir_faults(urdir_emulator: Device) -> Iterator[Callable[..., None]]:
     """``urdir_faults(kind, nth=1, code=None)``: the nth event of a kind on the emulator fails.
 
     Kinds: "allocation", "host_allocation", "link", "module_load", "instantiate", "launch". A fault
-    that never struck fails the test: it tested something else than it says.
+    that never occurred fails the test, which would not have tested it.
     """
     yield urdir_emulator.api.inject
     if left := urdir_emulator.api.pending_faults():
-        pytest.fail(f"injected, but never struck: {', '.join(left)}", pytrace=False)
+        pytest.fail(f"injected, but never occurred: {', '.join(left)}", pytrace=False)

@@ -12,7 +12,7 @@ logits, all tokens of the golden taken one by one. The file says by what the err
 and ``others`` which of them were found by something else, and by what.
 
 A golden whose model cannot be run is left out, and named on stderr. Then the table of families in
-model/README.md has to be written anew: python tests/family_table.py.
+model/MODELS.md must be rewritten: python tests/family_table.py.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def by_reference(path: Path, tokens: list[int]) -> Logits:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     with Gguf(path) as file:
-        logits: Logits = module.Reference(file, Config.from_gguf(file), CONTEXT).logits(tokens)
+        logits: Logits = module.Reference(file, Config.of(file), CONTEXT).logits(tokens)
     return logits
 
 

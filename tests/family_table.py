@@ -1,4 +1,4 @@
-"""Writes the table of architectures in model/README.md: what the descriptions of the goldens say.
+"""Writes the table of architectures in model/MODELS.md: what the descriptions of the goldens say.
 
     python tests/family_table.py
 
@@ -32,7 +32,7 @@ from urdir.model.families.recurrent import (
 from urdir.model.files.gguf import Gguf
 
 FOLDER = Path(__file__).parent / "data" / "families"
-README = Path(__file__).parents[1] / "model" / "README.md"
+README = Path(__file__).parents[1] / "model" / "MODELS.md"
 BEGIN, END = "<!-- by tests/family_table.py -->\n", "<!-- end -->\n"
 
 Features = Iterator[tuple[bool, str]]
@@ -78,7 +78,7 @@ def _goldens() -> dict[str, dict[str, Config]]:
         for packed in sorted(FOLDER.glob("*.gguf.xz")):
             path.write_bytes(lzma.decompress(packed.read_bytes()))
             with Gguf(path) as file:
-                config = Config.from_gguf(file)
+                config = Config.of(file)
             name = packed.name.removesuffix(".gguf.xz")
             found.setdefault(config.architecture, {})[name] = config
     return found
@@ -110,12 +110,12 @@ def _layers(config: Config) -> Features:
     yield "rms" in kinds, "RMSNorm"
     yield "layer" in kinds, "LayerNorm"
     yield bool(after and before), "before and after"
-    yield any(block.stream_norm for block in blocks), "of the stream"
+    yield any(block.stream_norm for block in blocks), "on the stream"
     yield bool(after and not before), "after"
     yield any(n.weight is None for n in (*before, *after)), "without weights"
     yield any(n.bias is not None for n in (*before, *after)), "biases"
     kinds_of = [{type(branch.network) for branch in block.branches} for block in blocks]
-    yield any(Attention in kinds and len(kinds) > 1 for kinds in kinds_of), "side by side"
+    yield any(Attention in kinds and len(kinds) > 1 for kinds in kinds_of), "parallel"
 
 
 def _attention(config: Config) -> Features:
@@ -126,21 +126,21 @@ def _attention(config: Config) -> Features:
     yield any(m.beta is None for m in longs), "state space (SSD)"
     scans = [m for m in others if isinstance(m, Selective)]
     yield bool(scans), "selective scan"
-    yield any(m.heads for m in scans), "by heads"
-    yield any(isinstance(m, KimiDelta) for m in others), "delta rule by channel"
+    yield any(m.heads for m in scans), "per head"
+    yield any(isinstance(m, KimiDelta) for m in others), "delta rule per channel"
     yield any(isinstance(m, Lightning) for m in others), "lightning"
-    yield any(m.latent for m in mixers), "latent"
+    yield any(m.latent for m in mixers), "MLA"
     yield bool(others) and 0 < len(mixers) < config.n_layers, "attention in some layers"
-    yield len(mixers) == len(others) == config.n_layers, "attention beside it"
+    yield len(mixers) == len(others) == config.n_layers, "parallel attention"
     yield any(m.q.bias for m in mixers), "QKV biases"
     yield any(m.o.bias for m in mixers), "output bias"
     norms = [m.qk_norm for m in mixers if m.qk_norm]
-    yield any(n.over == "head" for n in norms), "head norms"
-    yield any(n.over == "row" for n in norms), "row norms"
+    yield any(n.over == "head" for n in norms), "QK norms"
+    yield any(n.over == "row" for n in norms), "QK norms over all heads"
     yield any(n.after_rope for n in norms), "after RoPE"
     yield any(m.v_norm for m in mixers), "value norm"
     yield any(m.window for m in mixers), "window"
-    yield any(m.chunk for m in mixers), "chunks"
+    yield any(m.chunk for m in mixers), "chunked attention"
     yield any(m.softcap for m in mixers), "soft-cap"
     yield any(m.sinks for m in mixers), "sinks"
     yield any(m.clamp for m in mixers), "clamp"
@@ -153,11 +153,11 @@ def _attention(config: Config) -> Features:
 
 def _positions(config: Config) -> Features:
     ropes, mixers = config.ropes, config.attentions
-    yield any(rope.style == "interleaved" for rope in ropes), "RoPE of neighbours"
-    yield any(rope.style == "half" for rope in ropes), "RoPE of halves"
-    yield any(m.rope and m.rope.dim < m.key_dim for m in mixers), "of a part"
-    yield len(ropes) > 1, "by kind of layer"
-    yield bool(ropes) and any(m.rope is None for m in mixers), "not in all layers"
+    yield any(rope.style == "interleaved" for rope in ropes), "interleaved RoPE"
+    yield any(rope.style == "half" for rope in ropes), "NeoX RoPE"
+    yield any(m.rope and m.rope.dim < m.key_dim for m in mixers), "partial"
+    yield len(ropes) > 1, "differs by kind of layer"
+    yield bool(ropes) and any(m.rope is None for m in mixers), "in some layers"
     yield any(rope.factors for rope in ropes), "factors"
     yield any(rope.long_factors for rope in ropes), "LongRoPE"
     yield any(rope.still for rope in ropes), "axes"
@@ -180,24 +180,24 @@ def _networks(config: Config) -> Features:
 
 def _named(network: Dense | Mixture) -> str:
     kind = network.activation.kind.replace("swiglu_oai", "SwiGLU+1")
-    return f"{kind} gates" if network.gate else kind
+    return f"{kind} gate" if network.gate else kind
 
 
 def _mixture(network: Mixture) -> Features:
     route = network.router
     yield True, f"experts ({_named(network)})"
     yield True, route.scoring.replace("_", " ")
-    yield route.choice_bias is not None, "choice bias"
+    yield route.choice_bias is not None, "selection bias"
     yield route.groups > 1, "groups"
-    yield route.normalize, "sum 1"
+    yield route.normalize, "normalised weights"
     yield route.scale != 1.0, "scale"
     yield route.reads != "input", f"router reads {route.reads}"
     yield route.expert_scale is not None, "expert scales"
-    yield network.weigh_input, "weighed input"
-    yield network.latent is not None, "of a latent vector"
+    yield network.weigh_input, "weighted input"
+    yield network.latent is not None, "latent experts"
     yield network.up.bias is not None, "expert biases"
     yield network.shared is not None, "shared expert"
-    yield network.shared_gate is not None, "with a gate"
+    yield network.shared_gate is not None, "shared expert gate"
     yield network.activation.limit > 0.0, "limit"
 
 
@@ -210,10 +210,10 @@ def _more(config: Config) -> Features:
     yield config.softcap > 0.0, "logit soft-cap"
     yield config.layer_embeddings is not None, "per-layer embeddings"
     yield any(layer.output_scale for layer in config.layers), "layer scale"
-    yield bool(config.saved_streams), "kept streams"
-    yield config.banked(config.n_layers) > 0, "recalled streams"
+    yield bool(config.saved_streams), "saved streams"
+    yield config.banked(config.n_layers) > 0, "banked streams"
     sources = [m.q.matrix.name for m in config.attentions]
-    yield len(set(sources)) < len(sources), "layers run again"
+    yield len(set(sources)) < len(sources), "looped layers"
     yield bool(config.unused_tensors), "unused tensors"
 
 

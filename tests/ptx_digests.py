@@ -89,7 +89,7 @@ def plans_table() -> Iterator[str]:
 
 def _plans(shape: str, kind: str, cache: str) -> Iterator[tuple[str, Plan]]:
     model = SyntheticModel(shape, kind)
-    config = Config.from_gguf(model)
+    config = Config.of(model)
     exact = cache == "f32"  # activations too, for the model with that cache
     with (
         paper_device(GPU, SMS) as device,

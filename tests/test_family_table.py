@@ -1,4 +1,4 @@
-"""The table of architectures in model/README.md says what the descriptions say."""
+"""The table of architectures in model/MODELS.md says what the descriptions say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The README's examples run as they stand, and its tables are true."""
+"""Examples in the documents run as they stand, and tables are current."""
 
 from __future__ import annotations
 
@@ -19,8 +19,22 @@ from urdir.model.environment import VARIABLES
 from urdir.ptxgen.tools.assemble import is_available
 
 ROOT = Path(__file__).parent.parent
-#: Every README file of the project but those of test data.
-READMES = ("README.md", "ptxgen/README.md", "driver/README.md", "model/README.md")
+#: Every document of the project, except those of test data.
+DOCUMENTS = tuple(
+    sorted(
+        str(path.relative_to(ROOT))
+        for folder in (
+            ".",
+            "driver",
+            "model",
+            "model/measure",
+            "model/serve",
+            "ptxgen",
+            "templates",
+        )
+        for path in (ROOT / folder).glob("*.md")
+    )
+)
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 #: The first line of a block that is a file: its path, in a comment.
 FILE = re.compile(r"(?:# |\{# )([\w/]+\.[\w.]+)(?: #\})?\n")
@@ -29,22 +43,22 @@ PACKAGES = ("ptxgen", "driver", "model")
 
 @dataclass(frozen=True)
 class Script:
-    readme: str
+    document: str
     section: str
     text: str
     output: str
 
     def __str__(self) -> str:
-        return f"{self.readme} {self.section}"
+        return f"{self.document} {self.section}"
 
 
-def read(readme: str) -> str:
-    return (ROOT / readme).read_text(encoding="utf-8")
+def read(document: str) -> str:
+    return (ROOT / document).read_text(encoding="utf-8")
 
 
-def examples(readme: str) -> tuple[dict[str, str], list[Script]]:
-    """The files that a README shows, by path; its scripts with the output it promises."""
-    text = read(readme)
+def examples(document: str) -> tuple[dict[str, str], list[Script]]:
+    """The files in a document, by path; its scripts with their expected output."""
+    text = read(document)
     files: dict[str, str] = {}
     scripts: list[Script] = []
     for block in FENCE.finditer(text):
@@ -53,14 +67,14 @@ def examples(readme: str) -> tuple[dict[str, str], list[Script]]:
             files[named[1]] = body
         elif language == "python":
             section = re.findall(r"^##+ (.*)$", text[: block.start()], re.MULTILINE)[-1]
-            scripts.append(Script(readme, section, body, ""))
+            scripts.append(Script(document, section, body, ""))
         elif language == "text":
             scripts[-1] = dataclasses.replace(scripts[-1], output=body)
     return files, scripts
 
 
-FILES = {path: text for readme in READMES for path, text in examples(readme)[0].items()}
-SCRIPTS = [script for readme in READMES for script in examples(readme)[1]]
+FILES = {path: text for document in DOCUMENTS for path, text in examples(document)[0].items()}
+SCRIPTS = [script for document in DOCUMENTS for script in examples(document)[1]]
 
 
 @pytest.fixture
@@ -89,13 +103,20 @@ def run(folder: Path, *command: str) -> str:
 
 
 def test_the_table_of_variables_has_all_of_them() -> None:
-    table = read("model/README.md").partition("## Environment\n")[2].partition("\n## ")[0]
+    table = read("model/COMMANDS.md").partition("## Environment\n")[2].partition("\n## ")[0]
     names = re.findall(r"^\| `(\w+)(?:=1)?` \|", table, re.MULTILINE)
     assert names == list(VARIABLES)
 
 
 def test_there_are_examples() -> None:
-    assert {s.readme for s in SCRIPTS} == set(READMES)
+    assert {s.document for s in SCRIPTS} == {
+        "README.md",
+        "driver/README.md",
+        "model/LIBRARY.md",
+        "model/OPERATIONS.md",
+        "model/README.md",
+        "ptxgen/README.md",
+    }
     assert {s.section for s in SCRIPTS} >= {
         "As a library",
         "Write a kernel",
@@ -109,10 +130,10 @@ def test_there_are_examples() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS, ids=str)
-def test_an_example_prints_what_the_readme_says(
+def test_an_example_prints_the_documented_output(
     script: Script, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In this process, which has compiled most kernels; in another one with a README's modules."""
+    """Run in this process, where most kernels are compiled; in another one if it needs files."""
     text = script.text.replace('Device.open("auto")', 'Device.open("emulator")')
     text = text.replace("Engine.open()", 'Engine.open(device="emulator", cache_folder=None)')
     expected = script.output
@@ -124,7 +145,7 @@ def test_an_example_prints_what_the_readme_says(
     monkeypatch.chdir(folder)
     monkeypatch.setenv("URDIR_DEVICE", "emulator")
     with redirect_stdout(io.StringIO()) as printed:
-        exec(compile(text, script.readme, "exec"), {"__name__": "__main__"})
+        exec(compile(text, script.document, "exec"), {"__name__": "__main__"})
     assert printed.getvalue() == expected
 
 
@@ -187,7 +208,15 @@ def test_the_readme_takes_five_minutes() -> None:
     assert len(read("README.md").splitlines()) < 200
 
 
-@pytest.mark.parametrize("readme", [*READMES, "templates/README.md", "model/measure/README.md"])
-def test_links_between_the_files_lead_somewhere(readme: str) -> None:
-    for link in re.findall(r"\]\(([^)#:]+)\)", read(readme)):
-        assert (ROOT / readme).parent.joinpath(link).is_file(), link
+def anchors(path: Path) -> set[str]:
+    """The anchors that GitHub makes of a document's headings."""
+    headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_between_documents_have_targets(document: str) -> None:
+    for link, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", read(document)):
+        path = (ROOT / document).parent.joinpath(link) if link else ROOT / document
+        assert path.is_file(), link
+        assert not anchor or anchor in anchors(path), (link, anchor)

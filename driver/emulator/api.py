@@ -1,4 +1,4 @@
-"""The emulated driver as one object: the functions of ``cuda.bindings.driver``, over a fake GPU."""
+"""Emulated driver: the functions of ``cuda.bindings.driver`` over an emulated GPU."""
 
 from __future__ import annotations
 
@@ -47,21 +47,21 @@ FUNCTIONS: dict[str, Any] = {
 
 
 class Api:
-    """An emulated driver with ``device_count`` equal devices; two drivers share nothing.
+    """An emulated driver with ``device_count`` equal devices; drivers share nothing.
 
     Functions, enums, structs and handle types have the names of ``cuda.bindings.driver``.
-    ``target`` is what a device poses as ("sm_90a"), ``total_memory`` its memory in bytes,
-    ``seed`` that of every order that CUDA leaves open, ``driver_version`` what cuDriverGetVersion
-    says. With ``sanitize`` every kernel runs under the sanitizer (see `machine.async_races`),
-    several times slower: a race, of threads or of devices, a missing proxy fence, or a barrier that
-    not all threads reach together is a fault of the kernel.
-    ``watch`` makes a watcher of one's own for each launch, from the kernel's name.
-    Raises ValueError for a target that it cannot pose as.
+    ``target`` is the emulated architecture ("sm_90a"), ``total_memory`` the memory in bytes,
+    ``seed`` that of every order that CUDA leaves open, ``driver_version`` the result of
+    cuDriverGetVersion. With ``sanitize`` every kernel runs under the sanitizer (see
+    `machine.async_races`), several times slower: a race between threads or devices, a missing proxy
+    fence, or a barrier that not all threads reach together is a fault of the kernel. ``watch``
+    makes a custom watcher for each launch, given the kernel's name. Raises ValueError for an
+    unsupported target.
     """
 
-    #: The first sticky error, noted by the layer above.
+    #: The first sticky error, set by the layer above.
     poisoned_by: Any = None
-    #: Says more about it, for the layer above.
+    #: Adds detail to its message, for the layer above.
     explain_fault: Any = None
 
     def __init__(
@@ -100,21 +100,21 @@ class Api:
 
     @property
     def last_refusal(self) -> str:
-        """Why the latest call that returned an error did so."""
+        """The reason of the latest call that returned an error."""
         return self._driver.last_refusal
 
     def inject(self, kind: str, nth: int = 1, code: str | None = None) -> None:
         """Make the ``nth`` event of ``kind`` from now on fail (1 is the next), with ``code``.
 
         Kinds: "init", "allocation", "host_allocation", "link", "module_load", "instantiate", and
-        "launch": that kernel (of a graph too) faults when it runs, and poisons the context. The
-        name of a function is a kind too: that call of it fails before it does anything.
+        "launch": that kernel (also in a graph) faults when it runs, and poisons the context. The
+        name of a function is a kind too: that call fails before it does anything.
         """
         self._driver.injections.add(kind, nth, code)
 
     @contextmanager
     def sanitizing(self) -> Iterator[None]:
-        """What runs within does so under the sanitizer, unless it has a watcher already."""
+        """Run kernels inside the context under the sanitizer, unless a watcher is set."""
         driver, before = self._driver, self._driver.new_watch
         driver.new_watch = before or functools.partial(_new_sanitizer, driver.order)
         try:
@@ -123,16 +123,16 @@ class Api:
             driver.new_watch = before
 
     def pending_faults(self) -> tuple[str, ...]:
-        """The kinds of injected faults that have not struck yet."""
+        """The kinds of injected faults that have not occurred yet."""
         return self._driver.injections.pending()
 
     @property
     def event_counts(self) -> Mapping[str, int]:
-        """How many events there were of each kind, calls by the function's name."""
+        """Number of events of each kind; calls are counted under the function's name."""
         return self._driver.injections.counts
 
     def live(self) -> dict[str, int]:
-        """How many objects of each kind there are on the devices that nobody has ended yet."""
+        """Number of live objects of each kind on the devices."""
         living: Counter[str] = Counter()
         for context in self._driver.contexts.values():
             living["context"] += 1
@@ -146,7 +146,7 @@ class Api:
         return {kind: count for kind, count in living.items() if count}
 
     def remove(self, *names: str) -> None:
-        """Take functions away: calling one fails as with a driver that is too old for it."""
+        """Remove functions: calls fail as with a driver that is too old for them."""
         for name in names:
             if name not in FUNCTIONS:
                 raise ValueError(f"the emulator has no function {name!r}")

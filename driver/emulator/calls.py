@@ -1,10 +1,11 @@
-"""How an emulated function is declared: results, error codes, argument conversion.
+"""Declaration of emulated functions: results, error codes, argument conversion.
 
 An emulated ``cu*`` function is a plain function whose first parameter is the :class:`Driver` and
 whose others are named and ordered as in ``cuda.bindings.driver``. It returns its value (a tuple for
 several, None for none) or raises :class:`Refused`; `dispatch.bind` turns both into the result
-tuples of the bindings. What the bindings themselves refuse with a TypeError, OverflowError or
-RuntimeError before the driver is reached, the converters below refuse in the same way.
+tuples of the bindings. Arguments that the bindings themselves reject with a TypeError,
+OverflowError or RuntimeError before the driver is reached are rejected likewise by the converters
+below.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-#: An empty buffer has an address as well.
+#: An empty buffer has an address too.
 _NOTHING = np.zeros(1, np.uint8)
 
 
 class Refused(Exception):  # noqa: N818
-    """The driver answers with an error: ``code`` is the name of a CUresult."""
+    """The driver returns an error: ``code`` is the name of a CUresult."""
 
     def __init__(self, code: str, message: str = "") -> None:
         super().__init__(message or code)
@@ -29,11 +30,11 @@ class Refused(Exception):  # noqa: N818
 
 
 class Needs(Enum):
-    """What must be there before a function does anything."""
+    """Preconditions of a function."""
 
     NOTHING = 0
     INIT = 1
-    #: A current, live and healthy context; without it the context's own error is returned.
+    #: A current, live and healthy context; otherwise the context's own error is returned.
     CONTEXT = 2
 
 
@@ -43,7 +44,7 @@ def driver_call(
     """Declare an emulated function with ``results`` values after the status.
 
     ``defers``: it runs queued work and then destroys something. A finaliser may make such a call in
-    the middle of another call of the same thread; it is put off until that one ends.
+    the middle of another call of the same thread; it is deferred until that one ends.
     """
 
     def declare(function: Any) -> Any:
@@ -104,14 +105,14 @@ def c_string(value: Any) -> bytes:
 def host_address(value: Any) -> int:
     """Address of host memory: an int, None (0), or an object with the buffer protocol.
 
-    The bindings take read-only buffers as destinations as well; so does this. They convert an
-    array of one element to an int and use its value as the address: here that is a TypeError.
+    The bindings accept read-only buffers as destinations too; so does this. They convert an array
+    of one element to an int and use its value as the address: here that is a TypeError.
     """
     if value is None:
         return 0
     if isinstance(value, np.ndarray):
         if value.size == 1 or not (value.flags.c_contiguous or value.flags.f_contiguous):
-            raise TypeError("pass array.ctypes.data: this array is no contiguous buffer to the API")
+            raise TypeError("pass array.ctypes.data: the array is not a contiguous buffer")
         return int(value.ctypes.data)
     try:
         return int(value) if not isinstance(value, str) else _not_memory(value)
@@ -171,7 +172,7 @@ def expect_enum(name: str, value: Any, kind: Any) -> Any:
 
 
 def option(read: Callable[[], Any], default: Any) -> Any:
-    """A struct field whose unset value 0 is no member of its enum (reading it raises)."""
+    """A struct field whose unset value 0 is not a member of its enum (reading it raises)."""
     try:
         return read()
     except ValueError:

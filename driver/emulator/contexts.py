@@ -1,4 +1,4 @@
-"""Initialisation, the devices, their primary contexts, the current context of each thread."""
+"""Initialisation, devices, primary contexts, current contexts of threads."""
 
 # ruff: noqa: N802, N803  (names as in the driver API)
 
@@ -16,7 +16,7 @@ from urdir.driver.emulator.calls import Needs, Refused, driver_call, expect_enum
 from urdir.driver.emulator.properties import MIB, DeviceProperties
 from urdir.driver.emulator.state import Driver
 
-# What cuGetErrorString says; other errors are described by their name.
+# Results of cuGetErrorString; other errors are described by their names.
 _MEANINGS = {
     "CUDA_SUCCESS": "no error",
     "CUDA_ERROR_INVALID_VALUE": "invalid argument",
@@ -45,7 +45,7 @@ _MEANINGS = {
     "CUDA_ERROR_NOT_SUPPORTED": "operation not supported",
 }
 
-# Function limits (CUlimit) that can be read: their values at start.
+# Readable function limits (CUlimit): their initial values.
 _LIMITS = {
     "CU_LIMIT_STACK_SIZE": 1024,
     "CU_LIMIT_PRINTF_FIFO_SIZE": 7 * MIB,
@@ -84,7 +84,7 @@ def cuGetErrorString(driver: Driver, error: Any) -> bytes:
 
 @driver_call(results=1, needs=Needs.INIT)
 def cuDeviceGetCount(driver: Driver) -> int:
-    """How many devices there are."""
+    """Number of devices."""
     return driver.device_count
 
 
@@ -111,7 +111,7 @@ def cuDeviceGetUuid(driver: Driver, dev: Any) -> Any:
     ordinal = int(dev)
     name = f"{driver.properties!r} {ordinal}" if ordinal else repr(driver.properties)
     digest = uuid.uuid5(uuid.NAMESPACE_OID, name).bytes
-    ctypes.memmove(result.getPtr(), digest, len(digest))  # its bytes cannot be assigned
+    ctypes.memmove(result.getPtr(), digest, len(digest))  # its bytes attribute is read-only
     return result
 
 
@@ -162,7 +162,7 @@ def cuDevicePrimaryCtxRelease(driver: Driver, dev: Any) -> None:
 
 @driver_call(needs=Needs.INIT, defers=True)
 def cuDevicePrimaryCtxReset(driver: Driver, dev: Any) -> None:
-    """Destroy the primary context whoever retains it: all memory and modules are gone."""
+    """Destroy the primary context even if retained: all memory and modules are gone."""
     driver.destroy_context(_check_device(driver, dev))
 
 
@@ -213,18 +213,18 @@ def cuCtxGetDevice(driver: Driver) -> Any:
 
 @driver_call(results=1, needs=Needs.INIT)
 def cuDeviceCanAccessPeer(driver: Driver, dev: Any, peerDev: Any) -> int:
-    """Whether contexts of one device can reach the memory of another: all, but for their own."""
+    """Whether contexts of one device can access the memory of another: all except itself."""
     return int(_check_device(driver, dev) != _check_device(driver, peerDev))
 
 
 @driver_call()
 def cuCtxEnablePeerAccess(driver: Driver, peerContext: Any, Flags: Any) -> None:
-    """Let the current context reach what lies, and what will lie, in the memory of another."""
+    """Let the current context access the present and future memory of another."""
     peer, context = driver.context_of(handle(peerContext)), driver.context
     if uint(Flags):
         raise Refused("CUDA_ERROR_INVALID_VALUE", "cuCtxEnablePeerAccess takes no flags")
     if peer is context:
-        raise Refused("CUDA_ERROR_INVALID_DEVICE", "a context is no peer of itself")
+        raise Refused("CUDA_ERROR_INVALID_DEVICE", "a context cannot be its own peer")
     if peer.ordinal in context.memory.peers:
         raise Refused("CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED", f"device {peer.ordinal}")
     context.memory.peers.add(peer.ordinal)
@@ -232,7 +232,7 @@ def cuCtxEnablePeerAccess(driver: Driver, peerContext: Any, Flags: Any) -> None:
 
 @driver_call()
 def cuCtxDisablePeerAccess(driver: Driver, peerContext: Any) -> None:
-    """Take the access back."""
+    """Revoke peer access."""
     peer, peers = driver.context_of(handle(peerContext)), driver.context.memory.peers
     if peer.ordinal not in peers:
         raise Refused("CUDA_ERROR_PEER_ACCESS_NOT_ENABLED", f"device {peer.ordinal}")

@@ -1,4 +1,4 @@
-"""What a copy or a fill does to bytes: boxes of rows in host or device memory."""
+"""Copies and fills as byte operations: boxes of rows in host or device memory."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Box:
         return self._strided(np.ctypeslib.as_array(host))
 
     def put(self, memory: Memory, rows: Bytes) -> None:
-        """Write (depth, height, width) bytes, which the memory then knows to be written."""
+        """Write (depth, height, width) bytes and mark them as written."""
         if self.is_device and self.height * self.depth == 1:
             memory.write(self.address, rows)
             return
@@ -69,7 +69,7 @@ class Box:
         return [(start, start + self.width) for start in starts]
 
     def check(self, memory: Memory) -> None:
-        """Refuse device bytes outside of an allocation, and a null host address."""
+        """Refuse device bytes outside an allocation, and a null host address."""
         if self.is_device and not memory.contains(self.address, self.span):
             where = f"[{self.address:#x}, {self.address + self.span:#x})"
             raise Refused("CUDA_ERROR_INVALID_VALUE", f"{where} is not inside one allocation")
@@ -90,12 +90,12 @@ class Copy:
     keep: tuple[Any, ...] = ()
 
     def check(self, memory: Memory) -> None:
-        """Refuse what the driver refuses when the copy is queued."""
+        """Refuse as the driver does when the copy is queued."""
         self.target.check(memory)
         self.source.check(memory)
 
     def run(self, memory: Memory) -> None:
-        """Copy; bytes that were never written stay so when both sides are device memory."""
+        """Copy; never-written bytes stay so if both sides are device memory."""
         if self.target.is_device and self.source.is_device:
             for (to, end), (start, _) in zip(self.writes(), self.reads(), strict=True):
                 memory.copy(to, start, end - to)
@@ -103,7 +103,7 @@ class Copy:
             self.target.put(memory, self.source.rows(memory))
 
     def staged(self, memory: Memory) -> Staged:
-        """The copy with its source read now."""
+        """The copy with its source already read."""
         return Staged(self.target, self.source.rows(memory).copy())
 
     def reads(self) -> list[Interval]:
@@ -117,8 +117,8 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class PeerCopy:
-    """A copy of ``nbytes`` bytes from the memory of one device to that of another, whether they
-    reach each other or not."""
+    """A copy of ``nbytes`` bytes between the memories of two devices, with or without peer
+    access."""
 
     target: Memory
     to: int
@@ -140,7 +140,7 @@ class PeerCopy:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """The second half of a copy from pageable memory: its bytes were taken at the call."""
+    """The second half of a copy from pageable memory, whose bytes were read at the call."""
 
     target: Box
     data: Bytes
@@ -202,7 +202,7 @@ def _box(memory: Memory, p: Any, side: str, width: int, height: int, depth: int)
     device, host = int(getattr(p, f"{side}Device")), int(getattr(p, f"{side}Host"))
     if kind not in (_HOST, _DEVICE, _UNIFIED):
         raise Refused("CUDA_ERROR_INVALID_VALUE", f"{side}MemoryType {kind} is not supported")
-    # A unified address says by itself where it lies.
+    # A unified address identifies its memory type.
     is_device = kind == _DEVICE or (kind == _UNIFIED and memory.contains(device, 1))
     x, y = getattr(p, f"{side}XInBytes"), getattr(p, f"{side}Y")
     pitch, rows = getattr(p, f"{side}Pitch"), getattr(p, f"{side}Height", 0)

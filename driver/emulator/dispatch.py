@@ -1,4 +1,4 @@
-"""Calling an emulated function as the bindings are called: status first, errors as a status."""
+"""Call convention of the bindings for emulated functions: status first, errors as a status."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SUCCESS = cuda.CUresult.CUDA_SUCCESS
 
 
 def bind(driver: Driver, function: Any) -> Callable[..., tuple[Any, ...]]:
-    """The function as a user calls it: without the driver parameter, answering in tuples."""
+    """The function as users call it: without the driver parameter, returning tuples."""
     signature = inspect.signature(function)
     visible = list(signature.parameters.values())[1:]
     nothing = (None,) * function.results

@@ -22,7 +22,7 @@ from urdir.ptxgen.ptx.flow import ENDS, blocks
 
 Extent = tuple[int, int, int]
 
-#: What every kernel is said to need: the emulator allocates no registers.
+#: Reported register count of every kernel: the emulator allocates none.
 REGISTERS_PER_THREAD = 32
 
 
@@ -54,7 +54,7 @@ class Function:
         self.required_cluster = _extent(program.cluster)
         entry = ptx.entries[program.name]
         self.needs_cluster = "explicitcluster" in entry.directives
-        #: The kernel may let its dependents begin before those that it waits for are complete.
+        #: Whether the kernel may let its dependents start before its own predecessors are complete.
         self.triggers_dependents = triggers_before_waiting(entry)
 
     @property
@@ -64,7 +64,7 @@ class Function:
 
     @property
     def max_shared(self) -> int:
-        """Bytes of dynamic shared memory it can be made to take."""
+        """Maximum bytes of dynamic shared memory."""
         return self.device.architecture.shared_per_cta - self.program.static_shared_bytes
 
     def read_arguments(self, address: int) -> bytes:
@@ -86,14 +86,14 @@ class Function:
         return bytes(block)
 
     def blocks_per_sm(self, threads: int, dynamic_shared: int) -> int:
-        """CTAs of one SM at once (occupancy), 0 when not even one fits."""
+        """Maximum resident CTAs per SM (occupancy); 0 if not even one fits."""
         if not 0 < threads <= self.program.max_threads or dynamic_shared > self.max_shared:
             return 0
         shared = self.program.static_shared_bytes + dynamic_shared
         return occupancy(self.device.target, REGISTERS_PER_THREAD, threads, shared).ctas
 
     def clusters_at_once(self, cluster: Extent, threads: int, dynamic_shared: int) -> int:
-        """Clusters that the device holds at once."""
+        """Maximum resident clusters on the device."""
         size = prod(cluster)
         limit = MAX_CLUSTER if self.allows_large_clusters else PORTABLE_CLUSTER
         if size > limit:
@@ -102,7 +102,7 @@ class Function:
 
 
 def initial_bytes(variable: Variable) -> bytes:
-    """The bytes that the initialisers of a variable give, from its start on."""
+    """The initial bytes of a variable, from its start."""
     size = TYPE_BYTES[variable.type]
     form = {"f32": "<f", "f64": "<d"}.get(variable.type)
     if form:
@@ -119,8 +119,8 @@ def _extent(values: tuple[int, ...] | None) -> Extent | None:
 
 
 def triggers_before_waiting(entry: Entry) -> bool:
-    """Whether a kernel that lets its dependents begin may do so, or end, before it has waited for
-    its own predecessors. If it cannot, they are complete when its dependents begin."""
+    """Whether a kernel that triggers its dependents may do so, or end, before it has waited for its
+    own predecessors. If not, these are complete when its dependents start."""
     if not any(i.opcode == "griddepcontrol.launch_dependents" for i in entry.instructions):
         return False
     graph = blocks(entry)

@@ -1,4 +1,4 @@
-"""Graphs as data: nodes with their work, edges with their kind, the orders they permit."""
+"""Graphs as data: nodes with their work, edges with their kind, permitted orders."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from urdir.driver.emulator.copies import Copy, Fill
 from urdir.driver.emulator.launch_model import Launch
 from urdir.driver.emulator.scheduler import Task
 
-#: What a node does; None is an empty node.
+#: The work of a node; None is an empty node.
 Work = Launch | Copy | Fill | None
 
 PROGRAMMATIC = int(cuda.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC)
@@ -30,11 +30,11 @@ class EdgeKind:
 
     @property
     def is_programmatic(self) -> bool:
-        """The dependent may begin before its predecessor is complete."""
+        """Whether the dependent may start before its predecessor is complete."""
         return self.type == PROGRAMMATIC
 
     def check(self, before: Node, after: Node, has_programmatic: bool) -> None:
-        """Refuse an edge that these nodes, or the device, cannot have."""
+        """Refuse an edge that these nodes, or the device, do not support."""
         if self.is_programmatic:
             kernels = all(isinstance(n.work, Launch) for n in (before, after))
             if not kernels or self.from_port not in _PROGRAMMATIC_PORTS:
@@ -59,12 +59,12 @@ class Node:
     work: Work
     handle: int = 0
     before: dict[Node, EdgeKind] = field(default_factory=dict)
-    #: Arguments given out by cuGraphKernelNodeGetParams, kept alive.
+    #: Arguments returned by cuGraphKernelNodeGetParams, kept alive.
     storage: Any = None
 
     @property
     def label(self) -> str:
-        """What it does, in a word."""
+        """A short description."""
         match self.work:
             case Launch():
                 return self.work.name
@@ -115,7 +115,7 @@ class Topology:
             [b for b, kind in before.items() if kind.is_programmatic] for before in self.before
         ]
         has_programmatic = any(self.programmatic_after)
-        #: Nodes that can be part of a race.
+        #: Nodes that can take part in a race.
         self.is_raced = [has_programmatic or bool(others) for others in self.unordered]
 
     def _ancestors(self) -> list[int]:
@@ -134,7 +134,7 @@ class Topology:
         return ancestors
 
     def _unordered(self) -> list[list[int]]:
-        """Per node, all the nodes that it is not ordered with."""
+        """Per node, all nodes unordered with it."""
         sets = self.ancestors
         nodes = range(len(sets))
         return [
@@ -147,7 +147,7 @@ class Topology:
 
 
 class Executable:
-    """An instantiated graph: the work of each node, as it was then or has been set since."""
+    """An instantiated graph: the work of each node, at instantiation or as set later."""
 
     def __init__(self, graph: Graph) -> None:
         self.position = {node.handle: i for i, node in enumerate(graph.nodes)}
@@ -167,7 +167,7 @@ class Executable:
         self.launches = 0
 
     def count_launch(self) -> bool:
-        """Count a launch; whether races are looked for in it, as in launches 1, 2, 4, 8, ..."""
+        """Count a launch; whether it is checked for races, as launches 1, 2, 4, 8, ... are."""
         self.launches += 1
         return self.launches & (self.launches - 1) == 0
 

@@ -17,13 +17,14 @@ from urdir.driver.emulator.tracing import Trace, TracedMemory
 class GraphTask(Task):
     """One launch of an executable graph in a stream.
 
-    Nodes run one at a time in an order drawn anew for each launch. Before a kernel runs, those
-    that follow it across a programmatic edge run up to their griddepcontrol.wait. A kernel that
+    Nodes run one at a time in a new random order for each launch. Before a kernel runs, those that
+    follow it across a programmatic edge run up to their griddepcontrol.wait. A kernel that spins is
+    suspended while other nodes run.
     spins is put aside while other nodes run.
 
-    With ``is_traced``, what each node touches is recorded. Two unordered nodes that touch a byte
-    which one of them writes are a fault. So is a kernel that touches, before its wait, what a
-    predecessor that has not ended touches.
+    With ``is_traced``, the accesses of each node are recorded. It is a fault if two unordered nodes
+    access a byte and one of them writes it, or if a kernel accesses, before its wait, a byte that
+    an unfinished predecessor accesses.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class GraphTask(Task):
         self._begun = False
 
     def advance(self) -> bool:
-        """Run until every node is done, or all that could run spin."""
+        """Run until every node is done, or all runnable ones spin."""
         if not self._begun:
             self._begin()
         ready, spinning, rng = self._ready, self._spinning, self._driver.rng
@@ -61,7 +62,7 @@ class GraphTask(Task):
         return True
 
     def describe(self) -> str:
-        """The kernels that spin."""
+        """The spinning kernels."""
         runs = [self._runs[i].describe() for i in self._ready if i in self._runs]
         return f"graph: {', '.join(runs)}"
 
@@ -74,11 +75,11 @@ class GraphTask(Task):
         self._ready = [i for i, n in enumerate(self._pending) if not n]
         self._spinning: list[int] = []
         self._runs: dict[int, KernelRun] = {}
-        #: What nodes touched, while nodes that they are not ordered with are to come.
+        #: Accesses of nodes, while unordered nodes are still to run.
         self._traces: dict[int, list[Trace]] = {}
         self._to_compare = [len(others) for others in topology.unordered]
         self._memories: dict[int, TracedMemory] = {}
-        #: What kernels that began early touched before their wait.
+        #: Accesses of early kernels before their wait.
         self._early: dict[int, Trace] = {}
 
     def _advance_node(self, node: int) -> bool:
@@ -94,10 +95,10 @@ class GraphTask(Task):
         return True
 
     def _begin_dependents(self, node: int) -> None:
-        """Begin the kernels that follow one about to run across a programmatic edge.
+        """Start the kernels that follow one about to run across a programmatic edge.
 
-        And those that follow them in turn, where a kernel may trigger its dependents before its
-        own wait.
+        Also those that follow them in turn, if a kernel may trigger its dependents before its own
+        wait.
         """
         programmatic = self._topology.programmatic_before
         for after in self._topology.programmatic_after[node]:
@@ -117,7 +118,7 @@ class GraphTask(Task):
                 self._begin_dependents(after)
 
     def _triggers(self, node: int) -> bool:
-        """Whether a node may have let its dependents begin: it is done, or has begun and may
+        """Whether a node may have triggered its dependents: it is done, or has started and may
         trigger before its own wait."""
         work = self._works[node]
         early = isinstance(work, Launch) and work.function.triggers_dependents
@@ -155,7 +156,8 @@ class GraphTask(Task):
                 self._ready.append(after)
 
     def _check_races(self, node: int) -> None:
-        """Compare a node that is done with unordered ones, and with what began before its end."""
+        """Compare a finished node with unordered ones, and with those that started before its
+        end."""
         for other in self._topology.unordered[node]:
             if self._done[other]:
                 for theirs in self._traces.get(other, ()):
@@ -166,7 +168,7 @@ class GraphTask(Task):
                 self._compare(node, other, early, why)
 
     def _forget_traces(self, node: int) -> None:
-        """Forget what no later node is compared with."""
+        """Drop traces that no later node is compared with."""
         for other in self._topology.unordered[node]:
             self._to_compare[other] -= 1
         for each in (node, *self._topology.unordered[node]):
@@ -188,7 +190,7 @@ class GraphTask(Task):
         )
 
     def _position(self, node: int) -> str:
-        """Where a fault was, and what a missing edge could have to do with it."""
+        """The node of a fault, and unordered nodes that a missing edge could concern."""
         others = [i for i in self._topology.unordered[node] if not self._done[i]]
         names = ", ".join(f"{i} ({self._name(i)})" for i in others[:5])
         return f"; graph node {node}" + (f", not ordered with nodes {names}" if names else "")

@@ -1,4 +1,4 @@
-"""From node parameters, as the API takes them, to the work of a node."""
+"""Conversion of node parameters of the API to the work of a node."""
 
 from __future__ import annotations
 

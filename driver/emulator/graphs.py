@@ -1,4 +1,4 @@
-"""Building graphs, asking about them, changing their nodes."""
+"""Building, querying and changing graphs."""
 
 # ruff: noqa: N802, N803  (names as in the driver API)
 
@@ -131,7 +131,7 @@ def cuGraphAddDependencies(
     add_edges(pairs, graph, driver.properties.has_clusters)
 
 
-# ---- asking ----
+# ---- queries ----
 
 
 @driver_call(results=2)
@@ -252,7 +252,7 @@ def cuGraphKernelNodeGetAttribute(driver: Driver, hNode: Any, attr: Any) -> Any:
     return result
 
 
-# ---- how ----
+# ---- helpers ----
 
 
 def _add(driver: Driver, hGraph: Any, before: dict[Node, EdgeKind], work: Work) -> Any:

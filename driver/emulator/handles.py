@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Handles(Generic[T]):
-    """Live objects of one kind by handle number; a number is never given out twice."""
+    """Live objects of one kind by handle number; numbers are never reused."""
 
     def __init__(self, what: str, code: str = "CUDA_ERROR_INVALID_HANDLE") -> None:
         self._objects: dict[int, T] = {}
@@ -40,7 +40,7 @@ class Handles(Generic[T]):
         return handle(value) in self._objects
 
     def pop(self, value: Any) -> T:
-        """Take an object out; its handle is invalid from now on."""
+        """Remove an object; its handle becomes invalid."""
         item = self[value]
         del self._objects[handle(value)]
         return item

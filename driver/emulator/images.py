@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from urdir.driver.emulator.calls import Refused
 
 MAGIC = b"\x7fURDIRPTX\n"
-#: Magic, format, bytes of target name, bytes of PTX text, checksum of all that follows.
+#: Magic, format, length of target name, length of PTX text, checksum of all that follows.
 _HEADER = struct.Struct("<10sHIQ16s")
 _FORMAT = 1
 _ELF = b"\x7fELF"
@@ -19,7 +19,7 @@ _FATBIN = b"\x50\xed\x55\xba"
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """PTX that has been checked for ``target`` ("sm_90")."""
+    """PTX that was checked for ``target`` ("sm_90")."""
 
     target: str
     ptx: str
@@ -47,9 +47,9 @@ class Image:
 def read_input(data: object, address: int, size: int | None = None) -> bytes:
     """The bytes of an image or a PTX text.
 
-    ``data`` is what the caller passed and ``address`` where it lies; what has no length of its own
-    (an address) says it in its header, or ends with a NUL when it is text. Without ``size`` an ELF
-    gives its first 64 bytes, enough to refuse it.
+    ``data`` is the caller's argument and ``address`` its address; data without a length (an
+    address) has it in a header, or ends with a NUL if it is text. Without ``size`` an ELF yields
+    its first 64 bytes, enough to refuse it.
     """
     if not address:
         raise Refused("CUDA_ERROR_INVALID_VALUE", "a null image")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-#: Kind of event -> the error it gives unless another is asked for.
+#: Kind of event -> default error.
 KINDS: Mapping[str, str] = {
     "init": "CUDA_ERROR_NO_DEVICE",
     "allocation": "CUDA_ERROR_OUT_OF_MEMORY",
@@ -15,15 +15,15 @@ KINDS: Mapping[str, str] = {
     "instantiate": "CUDA_ERROR_OUT_OF_MEMORY",
     "launch": "CUDA_ERROR_ILLEGAL_ADDRESS",
 }
-#: The error of a function that is called by its name.
+#: The default error of a function given by name.
 _OF_A_CALL = "CUDA_ERROR_UNKNOWN"
 
 
 class Injections:
-    """Faults still to come: per kind, how many events until which error.
+    """Pending faults: per kind, number of events until which error.
 
     ``functions`` are names that are kinds too: each call is an event, which fails before it does
-    anything. ``counts`` says how many events of each kind there were.
+    anything. ``counts`` are the numbers of events of each kind.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Injections:
         self._pending.setdefault(kind, []).append((nth, code or KINDS.get(kind, _OF_A_CALL)))
 
     def strike(self, kind: str) -> str | None:
-        """Count one event of ``kind``; the error to fail it with, None to let it pass."""
+        """Count one event of ``kind``; the error to raise, or None."""
         self.counts[kind] += 1
         pending = self._pending.get(kind)
         if not pending:
@@ -50,5 +50,5 @@ class Injections:
         return due[0] if due else None
 
     def pending(self) -> tuple[str, ...]:
-        """The kinds of the faults that have not struck yet, one entry a fault."""
+        """The kinds of pending faults, one entry per fault."""
         return tuple(kind for kind, faults in self._pending.items() for _ in faults)

@@ -1,4 +1,4 @@
-"""Ctrl-C while the emulated GPU works: noticed once the call is over, as with the real driver."""
+"""Ctrl-C during emulated work: delivered after the call, as with the real driver."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from types import FrameType
 
 @contextmanager
 def deferred_interrupts() -> Iterator[None]:
-    """Hold SIGINT back within, then hand it to the handler that was there.
+    """Defer SIGINT inside the context, then call the previous handler.
 
     A kernel stopped in the middle would leave the emulated device in a state that no GPU can have.
-    A second Ctrl-C is not held back. Only the main thread gets signals; others pass through.
+    A second Ctrl-C is not deferred. Only the main thread receives signals; others are unaffected.
     """
     former = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(former):

@@ -1,4 +1,4 @@
-"""Checking PTX as the driver's JIT compiler does: version, target, syntax, instructions."""
+"""JIT compilation of PTX: checks of version, target, syntax and instructions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Unit:
 
 
 class JitError(Refused):
-    """PTX that does not compile; ``log`` is what goes to the error log."""
+    """PTX that does not compile; ``log`` is the text for the error log."""
 
     def __init__(self, code: str, log: str) -> None:
         super().__init__(code, log)
@@ -34,7 +34,7 @@ class JitError(Refused):
 
 
 def compile_ptx(text: str, target: str, newest: tuple[int, int]) -> Unit:
-    """Compile PTX for ``target`` ("sm_90"); ``newest`` is the newest PTX ISA that the driver takes.
+    """Compile PTX for ``target`` ("sm_90"); ``newest`` is the newest PTX ISA of the driver.
 
     Raises JitError: UNSUPPORTED_PTX_VERSION or INVALID_PTX.
     """
@@ -44,7 +44,7 @@ def compile_ptx(text: str, target: str, newest: tuple[int, int]) -> Unit:
 
 @functools.lru_cache(maxsize=1024)
 def _compile(text: str, target: str) -> Unit:
-    """Shared by all emulated drivers of the process: programs hold no state of a device."""
+    """Shared by all emulated drivers of the process: programs hold no device state."""
     try:
         module = ptx.parse(text)
         check_target(module, target)

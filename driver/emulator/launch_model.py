@@ -1,4 +1,4 @@
-"""A kernel launch as data: its extents and arguments, and the limits that the driver checks."""
+"""Kernel launches as data: extents, arguments, and the limits that the driver checks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NO_CLUSTER: Extent = (1, 1, 1)
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Everything a launch is: a kernel (and its handle), extents, shared bytes, parameter block."""
+    """A launch: a kernel and its handle, extents, shared bytes, parameter block."""
 
     handle: int
     function: Function
@@ -39,7 +39,7 @@ class Launch:
         return dataclasses.replace(self, **changes)
 
     def check(self, device: DeviceProperties) -> None:
-        """Refuse what the driver refuses on this device, with its error."""
+        """Refuse as the driver would on this device, with its error."""
         for code, message in self._violations(device):
             raise Refused(code, f"kernel {self.name}: {message}")
 
@@ -84,6 +84,6 @@ class Launch:
         if any(n < 1 for n in cluster) or prod(cluster) > MAX_CLUSTER:
             yield code, f"cluster {cluster}, at most {MAX_CLUSTER} CTAs"
         if any(g % c for g, c in zip(self.grid, cluster, strict=True)):
-            yield code, f"grid {self.grid} is no multiple of cluster {cluster}"
+            yield code, f"grid {self.grid} is not a multiple of cluster {cluster}"
         if required and required != cluster:
             yield code, f"cluster {cluster}, .reqnctapercluster {required}"

@@ -33,13 +33,13 @@ class KernelRun:
         self.done = False
 
     def begin_early(self) -> None:
-        """Run to the point where the kernel waits for its predecessors (or to its end)."""
+        """Run until the kernel waits for its predecessors, or ends."""
         if self._grid is None and not self.done:
             self._grid = self._create(dependencies_pending=True)
             self._run(self._grid)
 
     def advance(self) -> bool:
-        """Run, predecessors being complete; False when the kernel spins."""
+        """Run with predecessors complete; False if the kernel spins."""
         if not self.done:
             if self._grid is None:
                 self._grid = self._create(dependencies_pending=False)
@@ -100,7 +100,7 @@ class KernelTask(Task):
         return self._run.describe()
 
 
-# ---- the calls ----
+# ---- driver functions ----
 
 
 @driver_call()
@@ -156,7 +156,7 @@ def cuLaunchKernelEx(driver: Driver, config: Any, f: Any, kernelParams: Any, ext
     block = config.blockDimX, config.blockDimY, config.blockDimZ
     shared, address = config.sharedMemBytes, kernel_params(kernelParams)
     cluster, cooperative, programmatic = None, False, False
-    # As the driver reads them: numAttrs of them, whatever else the array holds.
+    # As in the driver: numAttrs counts, whatever else the array holds.
     for attribute in config.attrs[: config.numAttrs] if config.numAttrs else ():
         value = attribute.value
         if attribute.id == _ATTRIBUTE.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION:
@@ -182,7 +182,7 @@ def cuOccupancyMaxActiveClusters(driver: Driver, func: Any, config: Any) -> int:
     return function.clusters_at_once(cluster, prod(block), config.sharedMemBytes)
 
 
-# ---- how ----
+# ---- helpers ----
 
 
 def make_launch(

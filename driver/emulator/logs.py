@@ -1,4 +1,4 @@
-"""JIT options: checked as the bindings do, and the log buffers among them."""
+"""JIT options, checked as in the bindings, including log buffers."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class JitOptions:
     def read(count: Any, options: Any, values: Any) -> JitOptions:
         """From the three arguments of a linking or loading call.
 
-        As in the bindings: TypeError for an option that is no CUjit_option or a log buffer that is
-        neither bytes nor bytearray, RuntimeError when the lists are shorter than ``count``.
+        As in the bindings: TypeError for an option that is not a CUjit_option or a log buffer that
+        is neither bytes nor bytearray, RuntimeError if the lists are shorter than ``count``.
         """
         number = uint(count)
         names = expect("options", options, cuda.CUjit_option)
@@ -41,7 +41,7 @@ class JitOptions:
 
     @property
     def target(self) -> str | None:
-        """The target asked for with CU_JIT_TARGET."""
+        """The target set by CU_JIT_TARGET."""
         target = self.values.get("CU_JIT_TARGET")
         return None if target is None else f"sm_{target.name.rsplit('_', 1)[-1].lower()}"
 

@@ -151,13 +151,13 @@ def cuModuleGetFunctionCount(driver: Driver, mod: Any) -> int:
 
 @driver_call(results=1)
 def cuModuleGetLoadingMode(driver: Driver) -> Any:
-    """Modules are loaded as a whole."""
+    """Eager loading: modules are loaded as a whole."""
     return cuda.CUmoduleLoadingMode.CU_MODULE_EAGER_LOADING
 
 
 # ---- functions ----
 
-# What can be asked of a function; attributes that are missing are 0.
+# Readable function attributes; missing ones are 0.
 _ATTRIBUTES: Mapping[str, Callable[[Function], int]] = {
     "MAX_THREADS_PER_BLOCK": lambda f: f.program.max_threads,
     "SHARED_SIZE_BYTES": lambda f: f.program.static_shared_bytes,
@@ -247,7 +247,7 @@ def cuOccupancyMaxActiveBlocksPerMultiprocessor(
     return function.blocks_per_sm(int(blockSize), size_t(dynamicSMemSize))
 
 
-# ---- how ----
+# ---- helpers ----
 
 
 def _compile(driver: Driver, data: bytes, options: JitOptions) -> Unit:

@@ -1,7 +1,7 @@
 """Device memory plus page-locked host memory at its own addresses (unified addressing).
 
-All devices of a driver share one address space. A device reaches the memory of another only once
-its context has enabled peer access; the page-locked memory of all contexts it reaches always.
+All devices of a driver share one address space. A device can access the memory of another only
+after its context enabled peer access, and page-locked memory of all contexts always.
 """
 
 from __future__ import annotations
@@ -22,17 +22,16 @@ from urdir.driver.emulator.machine.memory import (
 )
 
 _PAGE = 4096
-#: From the first address of a device to that of the next one.
+#: Distance between the first addresses of two devices.
 _DEVICE_STRIDE = 1 << 38
 
 
 class UnifiedMemory(Memory):
-    """What the kernels and copies of device ``ordinal`` can reach.
+    """The memory that kernels and copies of device ``ordinal`` can access.
 
-    Page-locked memory is a page-aligned array of this process, mapped where it lies: the address
-    is one that the host can follow and that kernels can load from and store to.
-    ``others`` are the memories of the driver's devices, this one among them, by ordinal; ``peers``
-    those ordinals to which access is enabled.
+    Page-locked memory is a page-aligned array of this process, mapped at its own address, which
+    both host and kernels use. ``others`` are the memories of all devices of the driver by ordinal;
+    ``peers`` the ordinals with enabled access.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class UnifiedMemory(Memory):
         return None
 
     def describe(self, address: int) -> str:
-        """Where ``address`` lies, and why it cannot be reached where it is another device's."""
+        """The position of ``address``, and why it cannot be accessed if it is another device's."""
         for ordinal, other in self._others.items():
             found = other.find_own(address)
             if other is not self and found is not None:
@@ -102,7 +101,7 @@ class UnifiedMemory(Memory):
         )
 
     def _drop_freed(self, start: int, end: int) -> None:
-        """Forget freed host allocations in a range that the process has given out again."""
+        """Forget freed host allocations in a range that the process has reused."""
         for freed in [a for a in self._freed if a.address < end and start < a.end]:
             self._freed.remove(freed)
             at = bisect.bisect_left(self._starts, freed.address)

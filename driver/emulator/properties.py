@@ -1,4 +1,4 @@
-"""What the emulated device says about itself: limits and sizes of the GPU it poses as."""
+"""Properties of the emulated device: limits and sizes of the emulated GPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from urdir.ptxgen.ptx.architecture import (
     number_of,
 )
 
-#: What the emulator poses as where nothing else is asked for: an H200, which runs sm_90 as well.
+#: Default target: an H200, which runs sm_90 as well.
 DEFAULT_TARGET = "sm_90a"
 
 KIB = 1024
@@ -51,7 +51,7 @@ _BOARDS: Mapping[int, Board] = {
 
 @dataclass(frozen=True, slots=True)
 class DeviceProperties:
-    """The posed device: native target ("sm_90a"), number of SMs, bytes of memory."""
+    """The emulated device: native target ("sm_90a"), number of SMs, bytes of memory."""
 
     target: str
     sm: int
@@ -62,7 +62,7 @@ class DeviceProperties:
 
     @staticmethod
     def of(target: str, sm_count: int, total_memory: int) -> DeviceProperties:
-        """Properties of an emulated ``target``; raises ValueError for one it cannot pose as."""
+        """Properties of an emulated ``target``; ValueError if unsupported."""
         sm = number_of(target) if target in FIRST_VERSION else 0
         if sm not in _BOARDS:
             known = ", ".join(t for t in FIRST_VERSION if number_of(t) in _BOARDS)
@@ -74,7 +74,7 @@ class DeviceProperties:
 
     @property
     def name(self) -> str:
-        """What cuDeviceGetName says."""
+        """Result of cuDeviceGetName."""
         return f"urdir emulator ({self.target}, {self.sm_count} SMs)"
 
     @property
@@ -83,7 +83,7 @@ class DeviceProperties:
         return self.sm >= CLUSTERS_SINCE
 
     def attributes(self) -> dict[str, int]:
-        """CUdevice_attribute name (without its prefix) -> value; what is absent is 0.
+        """CUdevice_attribute name (without its prefix) -> value; absent ones are 0.
 
         Some attributes have two names in the enum: compare their numbers.
         """

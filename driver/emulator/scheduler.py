@@ -1,7 +1,7 @@
 """Streams as queues of tasks that run only when something waits for them.
 
-As late as CUDA permits: waiting for a task runs the tasks before it in its queue and what those
-wait for, nothing else. Work of other streams runs only when what is needed spins on it.
+Execution is as late as CUDA permits: waiting for a task runs the tasks before it in its queue and
+what those wait for. Work of other streams runs only if a needed task spins on it.
 """
 
 from __future__ import annotations
@@ -19,39 +19,39 @@ from urdir.driver.emulator.machine.faults import ILLEGAL_ADDRESS, KernelFault
 from urdir.driver.emulator.machine.memory import MemoryRangeError
 from urdir.driver.emulator.machine.peer_races import DeviceOrder, Stamps
 
-#: Rounds over everything runnable in which no part of a task ends, after which it is a deadlock.
-#: (Kernels of two streams may well pass a flag back and forth a few times.)
+#: Rounds over everything runnable without the completion of any part, after which it is a deadlock.
+#: (Kernels of two streams may legitimately pass a flag back and forth a few times.)
 FRUITLESS_ROUNDS = 1000
 
 
 class Task:
-    """A piece of queued work. ``after``: unfinished tasks of other queues that come before it."""
+    """Queued work. ``after``: unfinished tasks of other queues that precede it."""
 
-    #: May begin before the task in front of it in its queue is complete (programmatic launch).
+    #: May start before the preceding task is complete (programmatic launch).
     is_programmatic = False
     is_kernel = False
     #: A kernel that triggers its dependents itself, perhaps at its very start.
     triggers_dependents = False
-    #: Parts of it that are complete.
+    #: Number of completed parts.
     completed = 0
 
     def __init__(self) -> None:
         self.done = False
         self.after: tuple[Task, ...] = ()
         self.queue: Queue | None = None
-        #: What its device may rely on when it begins, and knows when it ends (`DeviceOrder`).
+        #: Knowledge of its device at its start and end (`DeviceOrder`).
         self.known: Stamps | None = None
         self.left: Stamps | None = None
 
     def advance(self) -> bool:
-        """Run; False when it spins on something that another task must provide."""
+        """Run; False if it spins on another task's work."""
         raise NotImplementedError
 
     def begin_early(self) -> None:
-        """Run up to the point that needs the tasks in front of it (programmatic tasks only)."""
+        """Run until the preceding tasks are needed (programmatic tasks only)."""
 
     def describe(self) -> str:
-        """What it is and what it waits for, for a deadlock's message."""
+        """Description and wait condition, for a deadlock's message."""
         return type(self).__name__
 
 
@@ -92,8 +92,8 @@ class Event:
 class Queue:
     """One stream.
 
-    ``is_blocking``: ordered with the legacy default stream; ``is_closed``: destroyed, what is
-    still in it runs all the same.
+    ``is_blocking``: ordered with the legacy default stream; ``is_closed``: destroyed, but pending
+    work still runs.
     """
 
     scheduler: Scheduler
@@ -110,8 +110,8 @@ class Queue:
 class Scheduler:
     """The queues of one context and the rules between them; queue ``legacy`` is stream 0.
 
-    What spins may wait for another device: so work of ``all_devices`` runs, whose schedulers these
-    are. A fault of another device's work is that device's: its ``poison`` is told.
+    A spinning task may wait for another device, so work of ``all_devices`` runs, whose schedulers
+    these are. A fault is reported to the ``poison`` of the device whose work it is.
     """
 
     def __init__(
@@ -129,11 +129,11 @@ class Scheduler:
         self._device = 0
 
     def watch_order(self, order: DeviceOrder, device: int) -> None:
-        """Tell ``order`` what the work of this device, number ``device``, comes after."""
+        """Report to ``order`` what work of this device, number ``device``, is ordered after."""
         self._order, self._device = order, device
 
     def add_queue(self, queue: Queue) -> Queue:
-        """Take a new stream in."""
+        """Register a new stream."""
         queue.scheduler = self
         self._queues.append(queue)
         return queue
@@ -143,7 +143,7 @@ class Scheduler:
         return [q.last for q in self._queues if q.last is not None]
 
     def drop(self) -> None:
-        """Forget what is queued: it never runs, and nothing waits for it."""
+        """Drop queued work: it never runs, and nothing waits for it."""
         for queue in self._queues:
             for task in queue.tasks:
                 task.done = True
@@ -171,7 +171,7 @@ class Scheduler:
 
     def finish(self, task: Task) -> None:
         """Run until ``task``, of this context, is done. Raises KernelFault: a kernel's own, or
-        LAUNCH_TIMEOUT when nothing runnable makes progress any more.
+        LAUNCH_TIMEOUT if no runnable work makes progress.
         """
         fruitless = completed = 0
         while not task.done:
@@ -198,9 +198,9 @@ class Scheduler:
         self._forget_idle()
 
     def poll(self, task: Task | None) -> bool:
-        """Whether ``task`` is done; if not, something it needs has run afterwards.
+        """Whether ``task`` is done; if not, run something that it needs.
 
-        So the first answer is as late as can be, and a loop of queries ends.
+        So the first answer is as late as possible, and a loop of queries ends.
         """
         if task is None or task.done:
             self._waited(task)
@@ -211,7 +211,7 @@ class Scheduler:
         return False
 
     def _waited(self, task: Task | None) -> None:
-        """The host knows that a task is done."""
+        """Record that the host knows a task is done."""
         if self._order is not None and task is not None and task.left is not None:
             self._order.waited(task.left)
 
@@ -253,7 +253,7 @@ class Scheduler:
         return False
 
     def _learn(self, task: Task) -> None:
-        """A task begins, or goes on: its device knows of what it comes after."""
+        """Pass to a task's device the knowledge of what precedes the task."""
         if self._order is not None and task.known is not None:
             known = [task.known, *(t.left for t in task.after if t.left is not None)]
             self._order.acquire(self._device, np.maximum.reduce(known))
@@ -262,8 +262,8 @@ class Scheduler:
     def _begin_followers(queue: Queue) -> None:
         """Begin programmatic kernels that directly follow the head, as early as they may.
 
-        The next one always: nothing that the head writes is visible to it before its wait. Later
-        ones as long as each kernel before them may trigger its dependents before its own wait.
+        The next one always: it sees none of the head's writes before its wait. Later ones if each
+        kernel before them may trigger its dependents before its own wait.
         """
         head = queue.tasks[0]
         for task, follower in itertools.pairwise(queue.tasks):

@@ -1,4 +1,4 @@
-"""The state of one emulated driver: devices, primary contexts, faults; every function gets it."""
+"""State of an emulated driver: devices, primary contexts, faults."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from urdir.driver.emulator.scheduler import Event, Queue, Scheduler
 
 
 class Context:
-    """The primary context of device ``ordinal``: everything that dies with it.
+    """The primary context of device ``ordinal``, and everything that is destroyed with it.
 
-    ``fault`` is the name of the error that poisoned it, ``fault_message`` what happened; only a
-    reset or the last release ends it.
+    ``fault`` is the name of the error that poisoned it, ``fault_message`` the details; only a reset
+    or the last release ends it.
     """
 
     def __init__(self, driver: Driver, ordinal: int) -> None:
@@ -47,15 +47,15 @@ class Context:
         self.links: Handles[Link] = Handles("link")
         self.modules: Handles[LoadedModule] = Handles("module")
         self.functions: Handles[Function] = Handles("function")
-        # Bad handles of these are answered with another error.
+        # Invalid handles of these get a different error.
         code = "CUDA_ERROR_INVALID_VALUE"
         self.graphs: Handles[Graph] = Handles("graph", code)
         self.nodes: Handles[Node] = Handles("graph node", code)
         self.executables: Handles[Executable] = Handles("executable graph", code)
 
     def poison(self, code: str, message: str) -> None:
-        """Record a kernel fault: from now on every call on the context returns it. What is queued
-        never runs."""
+        """Record a kernel fault: every later call on the context returns it, and queued work never
+        runs."""
         self._driver.last_fault = self.fault_message = message
         self.fault = code
         self.scheduler.drop()
@@ -64,11 +64,11 @@ class Context:
 class Driver:
     """One emulated driver with ``device_count`` equal devices.
 
-    ``last_fault`` holds the full message of the latest kernel fault, ``last_refusal`` that of the
-    latest call answered with an error.
+    ``last_fault`` is the full message of the latest kernel fault, ``last_refusal`` that of the
+    latest call that returned an error.
     """
 
-    #: The handle of the first primary context: the same in every life of it, as in the real driver.
+    #: The handle of the first primary context, the same after recreation, as in the real driver.
     CONTEXT_HANDLE = 0x59FF_0000_0000
     _HANDLE_STRIDE = 0x100
 
@@ -81,17 +81,17 @@ class Driver:
         self.rng = random.Random(seed)
         self.lock = threading.RLock()
         self.injections = Injections()
-        #: Makes the watcher of a launch, from the kernel's name; None where nothing watches.
+        #: Makes the watcher of a launch, from the kernel's name; None: not watched.
         self.new_watch: Callable[[str], Watch] | None = None
-        #: Which devices know of each other's work; None where nothing watches, or for one device.
+        #: Order of the devices' work; None if not watched, or for one device.
         self.order: DeviceOrder | None = None
         self.last_fault = ""
         self.last_refusal = ""
-        #: Calls in progress of the thread that holds the lock, and what waits for their end.
+        #: Calls in progress of the thread that holds the lock, and calls deferred until their end.
         self.depth = 0
         self.deferred: list[tuple[int, Callable[[], object]]] = []
         self.initialised_in: int | None = None
-        #: Of the primary contexts that live, by the device's ordinal.
+        #: Live primary contexts by device ordinal.
         self.contexts: dict[int, Context] = {}
         self.memories: dict[int, UnifiedMemory] = {}
         self.schedulers: list[Scheduler] = []
@@ -99,7 +99,7 @@ class Driver:
 
     @property
     def ptx_version(self) -> tuple[int, int]:
-        """The newest PTX ISA the driver takes: 9.0 for CUDA 13.0, 8.4 for 12.4, 8.8 for 12.9."""
+        """The newest PTX ISA of the driver: 9.0 for CUDA 13.0, 8.4 for 12.4, 8.8 for 12.9."""
         major, minor = divmod(self.driver_version // 10, 100)
         return major - 4, minor - (major == 12 and minor > 5)
 
@@ -136,13 +136,13 @@ class Driver:
         return self.contexts[ordinal]
 
     def create_context(self, ordinal: int) -> None:
-        """Begin a life of a device's primary context."""
+        """Create a device's primary context."""
         context = self.contexts[ordinal] = Context(self, ordinal)
         self.memories[ordinal] = context.memory
         self.schedulers.append(context.scheduler)
 
     def destroy_context(self, ordinal: int) -> None:
-        """End it with all that lives in it; queued work is dropped."""
+        """Destroy a context with everything in it; queued work is dropped."""
         context = self.contexts.pop(ordinal, None)
         if context is None:
             return
@@ -160,7 +160,8 @@ class Driver:
         return self.context.events[hEvent]
 
     def require(self, needs: Needs, name: str) -> None:
-        """Refuse a call whose preconditions do not hold, with the error of the first that fails."""
+        """Refuse a call whose preconditions do not hold, with the error of the first violated
+        one."""
         if self.initialised_in != os.getpid():
             raise Refused("CUDA_ERROR_NOT_INITIALIZED", f"{name} before cuInit in this process")
         if needs is Needs.CONTEXT:
@@ -171,11 +172,11 @@ class Driver:
                 raise Refused(context.fault, context.fault_message)
 
     def defer(self, call: Callable[[], object]) -> None:
-        """Make a call of this thread's context once the one in progress has ended."""
+        """Defer a call until this thread's call in progress has ended."""
         self.deferred.append((self.current_handle, call))
 
     def run_deferred(self) -> None:
-        """Destroy what finalisers asked for in the middle of another call; failures are dropped."""
+        """Run deferred destructions of finalisers; failures are ignored."""
         calls, self.deferred = self.deferred, []
         for current, call in calls:
             self.current_stack.append(current)

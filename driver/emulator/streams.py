@@ -16,7 +16,7 @@ from urdir.driver.emulator.machine.memory import MemoryRangeError
 from urdir.driver.emulator.scheduler import Event, Mark, Queue, Task
 from urdir.driver.emulator.state import Driver
 
-#: Tasks that a stream holds before queueing one more waits, as in the real driver.
+#: Capacity of a stream: queueing one more task waits, as in the real driver.
 QUEUE_LENGTH = 1024
 
 _LEGACY = int(cuda.CU_STREAM_LEGACY)

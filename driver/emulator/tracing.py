@@ -1,4 +1,4 @@
-"""Which bytes a piece of work touches, recorded while it runs: to find races in graphs."""
+"""Recording of the bytes that work accesses, for finding races in graphs."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from urdir.driver.emulator.copies import Interval
 from urdir.driver.emulator.machine.memory import ELEMENTS, Allocation, Array, Update
 from urdir.driver.emulator.pinned import UnifiedMemory
 
-#: Flags of a page lie together, and only those of pages that were touched exist.
+#: Flags of a page are contiguous, and exist only for accessed pages.
 _PAGE_SHIFT = 12
 _PAGE = 1 << _PAGE_SHIFT
 _TOUCHED = tuple(np.full(1 << k, 1, np.uint8).view(ELEMENTS[k])[0] for k in range(5))
 
 
 class TouchedBytes:
-    """Bytes of one allocation, as flags. They take as much memory as the pages that were touched: a
-    graph has hundreds of kernels, each of which touches little of a large allocation."""
+    """Bytes of one allocation, as flags. Memory is proportional to the accessed pages: a graph has
+    hundreds of kernels, each of which accesses little of a large allocation."""
 
     def __init__(self, nbytes: int) -> None:
-        #: The row of each page among the flags; 0 is no page's.
+        #: Row of each page in the flags; row 0 belongs to no page.
         self._rows = np.zeros(-(-nbytes // _PAGE), np.int32)
         self._flags: Array = np.zeros((2, _PAGE), np.uint8)
         self._used = 1
@@ -34,7 +34,7 @@ class TouchedBytes:
         self._flags.view(ELEMENTS[shift])[rows, index & ((1 << in_page) - 1)] = _TOUCHED[shift]
 
     def add_range(self, low: int, high: int) -> None:
-        """Add the bytes from ``low`` to before ``high``."""
+        """Add the bytes from ``low`` up to ``high``."""
         first, last = low >> _PAGE_SHIFT, (high - 1) >> _PAGE_SHIFT
         rows = self._rows_of(np.arange(first, last + 1))
         self._flags[rows[1:-1]] = 1
@@ -46,7 +46,7 @@ class TouchedBytes:
             self._flags[rows[-1], :stop] = 1
 
     def overlap(self, other: TouchedBytes) -> int | None:
-        """The offset of the first byte in both, None when they are disjoint."""
+        """The offset of the first common byte, or None."""
         pages = np.flatnonzero(np.minimum(self._rows, other._rows))
         both = self._flags[self._rows[pages]] & other._flags[other._rows[pages]]
         if not both.any():
@@ -55,7 +55,7 @@ class TouchedBytes:
         return (int(pages[at]) << _PAGE_SHIFT) + byte
 
     def _rows_of(self, pages: Array) -> Array:
-        """The rows of the pages' flags, which exist then."""
+        """The rows of the pages' flags, created if missing."""
         rows: Array = self._rows[pages]
         if rows.all():
             return rows
@@ -88,7 +88,7 @@ class Footprint:
             self._of(allocation).add_range(low, high)
 
     def overlap(self, other: Footprint) -> int | None:
-        """The lowest address in both, None when they are disjoint."""
+        """The lowest common address, or None."""
         for start in sorted(self._touched.keys() & other._touched.keys()):
             offset = self._touched[start].overlap(other._touched[start])
             if offset is not None:
@@ -103,7 +103,7 @@ class Footprint:
 
 
 class Trace:
-    """What one piece of work read and wrote."""
+    """Reads and writes of one piece of work."""
 
     def __init__(self) -> None:
         self.reads = Footprint()
@@ -119,7 +119,7 @@ class Trace:
                     footprint.add_interval(allocation, interval)
 
     def conflict(self, other: Trace) -> int | None:
-        """The lowest address that both touch and one of them writes, None without one."""
+        """The lowest address that both access and one of them writes, or None."""
         found = (
             self.writes.overlap(other.writes),
             self.writes.overlap(other.reads),
@@ -129,7 +129,7 @@ class Trace:
 
 
 class TracedMemory:
-    """A memory whose kernel-side accesses are recorded in ``trace``; otherwise the same memory."""
+    """A memory that records kernel-side accesses in ``trace``."""
 
     def __init__(self, memory: UnifiedMemory, trace: Trace) -> None:
         self._memory = memory

@@ -1,4 +1,4 @@
-"""Allocating, copying and filling memory."""
+"""Allocation, copies and fills."""
 
 # ruff: noqa: N802, N803  (names as in the driver API)
 
@@ -262,7 +262,7 @@ def cuMemsetD32Async(driver: Driver, dstDevice: Any, ui: Any, N: Any, hStream: A
     _fill(driver, dstDevice, uint(ui), 4, size_t(N), hStream)
 
 
-# ---- how ----
+# ---- helpers ----
 
 
 def _allocate(driver: Driver, nbytes: int) -> Any:

@@ -112,12 +112,18 @@ class LayerAttention:
         return replace(self, rows=rows, work={**self.work, **parts})
 
     @property
+    def fused_token(self) -> OwnToken | None:
+        """What the kernel of decoding does with the rows' new tokens; None where they are appended
+        before it."""
+        return None if self.rows.attend_to_each_other else self.token
+
+    @property
     def can_pack(self) -> bool:
         """Whether heads can be left as the packed activations of the next product."""
         if self.exact or (self.rows.decode and self.rows.prompt):
             return False
         if self.rows.decode:
-            return self.decode_kernel(self.token, packs=True).packs
+            return self.decode_kernel(self.fused_token, packs=True).packs
         kernel = self.prompt_kernel(packs=True)
         return isinstance(kernel, PrefillWgmma) and kernel.packs
 
@@ -147,12 +153,12 @@ def incremental_attention_into(
         prompts = replace(at.of_rows(first.count, rest), label=f"{at.label}.prompts")
         incremental_attention_into(plan, prompts, out.slice(start, rest.count * width))
         return
-    if at.rows.prompt:
+    if at.rows.attend_to_each_other:
         append_tokens(plan, at)
-        if not at.exact:
-            flash_attention_multi_head(plan, at, out, packs=packs)
-            return
-    kernel = at.decode_kernel(None if at.rows.prompt else at.token, packs)
+    if at.rows.prompt and not at.exact:
+        flash_attention_multi_head(plan, at, out, packs=packs)
+        return
+    kernel = at.decode_kernel(at.fused_token, packs)
     region = out.slice(0, kernel.nbytes(kernel.out_param)) if packs else out
     at.launch(plan, kernel, at.label, out=region)
 

@@ -180,7 +180,8 @@ def _append_absorbed(at: LayerStep, mixer: Attention, latent: Latent) -> LayerAt
 
 def _in_parts(at: LayerStep) -> bool:
     """Whether attention itself puts the heads of a latent vector together."""
-    return not at.rows.prompt and at.parts.cache.layout(at.index).values_in_keys
+    layout = at.parts.cache.layout(at.index)
+    return not at.rows.attend_to_each_other and layout.values_in_keys
 
 
 def _append_written(

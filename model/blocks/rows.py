@@ -39,7 +39,8 @@ class Rows:
     The last ``prompt`` are up to ``segments`` segments of prompts: tokens of one sequence side by
     side. Their bounds are ``segment`` (segments, 2) u32, as `RecurrentRows` has them. Where a
     sequence ``begins`` with them, they are its first tokens, and there are no other rows. Else they
-    may ``walk``.
+    may ``walk``. Where there are ``drafts``, several rows are of one sequence: its last token, and
+    drafts of those after it.
     """
 
     count: int
@@ -51,6 +52,12 @@ class Rows:
     segment: Slice | None = None
     begins: bool = False
     walk: RowsWalk | None = None
+    drafts: bool = False
+
+    @property
+    def attend_to_each_other(self) -> bool:
+        """Whether some rows are of one sequence: their keys must be in the cache before."""
+        return self.prompt > 0 or self.drafts
 
     @classmethod
     def of(
@@ -62,11 +69,12 @@ class Rows:
         segments: int = 1,
         begins: bool = False,
         walk: Blocks = NO_BLOCKS,
+        drafts: bool = False,
     ) -> Rows:
         """``count`` rows of a step in ``state``, the last ``prompt`` of them of prompts, which may
-        ``walk``."""
+        ``walk``; or with ``drafts`` among them."""
         if not prompt:
-            return cls(count, keys, 0, state["sequence"], state["position"])
+            return cls(count, keys, 0, state["sequence"], state["position"], drafts=drafts)
         at = state["step_sequence"], state["step_position"]
         way = RowsWalk(walk, state["begin"], state["units"]) if walk.count else None
         return cls(count, keys, prompt, *at, segments, state["segment"], begins, way)

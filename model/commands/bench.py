@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from urdir.model.commands import bench_load, options, values
 from urdir.model.commands import bench_report as report
 from urdir.model.commands.bench_printers import Printer, print_report, printer
-from urdir.model.commands.opening import open_device, open_engine
+from urdir.model.commands.opening import engine_options, open_device, open_engine
 from urdir.model.commands.report import installed_version
+from urdir.model.memory.draft_settings import DRAFT_KINDS, DraftSettings
 from urdir.model.progress import Progress
+from urdir.ptxgen.kernels.speculation.limits import MOST_DRAFTS
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
@@ -27,6 +29,7 @@ EXAMPLES = """\
   urdir bench -m model.gguf -p 32,128-512*2 -n 0   prompts of several lengths
   urdir bench model.gguf -p 0 -n 64 -d 0,256     decoding at once and after 256 tokens of context
   urdir bench model.gguf -p 0 -npl 1,8,16-256*2  decoding by several sequences at once
+  urdir bench model.gguf -p 0 --draft ngram --draft-max 3 --draft-min 3 --accept 0.7
   urdir bench --shape llama-3.1-8b --type q8_0   no file: random weights of a real shape
   urdir bench model.gguf --gpus 2            a half of the model on each of two GPUs
   urdir bench model.gguf --profile --plot roofline.png   where the time of a decode step goes
@@ -72,6 +75,33 @@ def add_parser(commands: options.Subparsers) -> None:
     parser.add_argument(
         "--plot", type=Path, metavar="FILE.png", help="draw that profile, or --load"
     )
+    parser.add_argument(
+        "--draft",
+        choices=DRAFT_KINDS,
+        help="steps verify drafts of the next tokens: ngram drafts what followed the last tokens "
+        "where they were before",
+    )
+    parser.add_argument(
+        "--draft-max",
+        type=values.whole_number(1, MOST_DRAFTS),
+        default=DraftSettings().most,
+        metavar="N",
+        help=f"drafts of a sequence in a step, at most ({DraftSettings().most})",
+    )
+    parser.add_argument(
+        "--draft-min",
+        type=values.whole_number(0, MOST_DRAFTS),
+        default=0,
+        metavar="N",
+        help="drafts of a sequence in a step, at least; else as many as pay (0)",
+    )
+    parser.add_argument(
+        "--accept",
+        type=values.real_number(0, 1),
+        metavar="P",
+        help="accept drafts with this probability whatever they are: the speed of drafts of that "
+        "quality, and a wrong text",
+    )
     options.add_device(parser)
     options.add_gpus(parser)
     bench_load.add_arguments(parser)
@@ -105,6 +135,7 @@ def _run_model(args: argparse.Namespace) -> int:
         repeats=args.repetitions,
         sequences=args.sequences,
         pairs=tuple(args.pg),
+        drafts=_drafts(args),
     )
     width = max((len(test.name) for test in case.tests), default=0)
     kinds = (BenchRow, FailedRow)
@@ -156,7 +187,7 @@ class _ModelRun:
             return
         with engine, Progress("measuring", len(part.tests)) as progress:
             rates = self.rates = self.rates or _rates(engine.device)
-            for row in progress.over(bench(engine.session, engine.gguf, rates, part)):
+            for row in progress.over(bench(engine.session, engine.file, rates, part)):
                 self.has_failed |= isinstance(row, FailedRow)
                 self._note_conditions(engine, rates)
                 self._show(row, progress)
@@ -185,15 +216,27 @@ def _line(row: BenchRow | FailedRow) -> str:
     return f"{row.test}: {row.tokens_per_second:.1f} tokens/s"
 
 
+def _drafts(args: argparse.Namespace) -> DraftSettings | None:
+    """What --draft and the flags beside it say; None for no drafts."""
+    if args.draft is None:
+        if args.accept is not None:
+            raise options.UsageError("--accept: of which drafts? Give --draft, too")
+        return None
+    if args.draft_min > args.draft_max:
+        raise options.UsageError(f"--draft-min {args.draft_min} of --draft-max {args.draft_max}")
+    most, least = args.draft_max, args.draft_min
+    return DraftSettings(kind=args.draft, most=most, least=least, chance=args.accept)
+
+
 def _open_engine(args: argparse.Namespace, part: BenchCase) -> Engine:
-    return open_engine(
-        args,
-        _source(args),
-        part.context,
+    wanted = replace(
+        engine_options(args, _source(args), part.context),
         kv_dtype=options.kv_dtype(args),
         sequences=part.most_sequences,
         chunk=options.chunk(args),
+        drafts=part.drafts,
     )
+    return open_engine(args, wanted)
 
 
 def _run_kernels(args: argparse.Namespace) -> int:

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 from urdir.model.commands import bench_report as report
 from urdir.model.commands import options, values
 from urdir.model.commands.bench_printers import print_report
-from urdir.model.commands.opening import begin_warm_up, open_engine
+from urdir.model.commands.opening import begin_warm_up, load, service_options
 from urdir.model.commands.report import installed_version
 from urdir.model.progress import Progress
 
 if TYPE_CHECKING:
-    from urdir.model.engine.engine import Engine
+    from urdir.model.engine.batch import ShapeBuckets
+    from urdir.model.engine.loading import Loading
     from urdir.model.engine.requests.limits import Limits
     from urdir.model.families.synthetic import SyntheticModel
     from urdir.model.measure.http_events import HttpServer
@@ -86,21 +87,16 @@ def run(args: argparse.Namespace) -> int:
 
 def run_here(args: argparse.Namespace, source: str | SyntheticModel | None) -> int:
     """Measure a model in this process and print; 1 if a request failed."""
+    from urdir.model.engine.engine import Engine
     from urdir.model.measure.load import plan_load
     from urdir.model.measure.load_engine import load_engine
 
     case = _case(args)
-    engine = open_engine(
-        args,
-        source,
-        _context(case),
-        kv_dtype=options.kv_dtype(args),
-        sequences=args.parallel,
-        memory_share=args.gpu_memory_share,
-        chunk=options.chunk(args),
-        meanwhile=lambda engine: _warm_up(engine, _limits(args, engine), case),
-    )
-    limits, device = _limits(args, engine), engine.device
+    with load(args, service_options(args, source, _context(case))) as loading:
+        limits = _limits(args, loading.shapes)
+        _warm_up(loading, limits, case)
+        engine = Engine(loading)
+    device = engine.device
     asks = plan_load(case, engine.config.vocab_size)
     with Progress("requests", case.requests) as progress:
         measured = load_engine(engine, limits, case, asks, lambda _: progress.advance())
@@ -125,31 +121,30 @@ def _case(args: argparse.Namespace) -> LoadCase:
 
 def _context(case: LoadCase) -> int | None:
     """As a server has it, unless that is too short."""
-    from urdir.model.engine.defaults import LONG_CONTEXT
+    from urdir.model.engine.options import LONG_CONTEXT
 
     longest = case.inputs[1] + case.outputs[1]
     return longest if longest > LONG_CONTEXT else None
 
 
-def _limits(args: argparse.Namespace, engine: Engine) -> Limits:
+def _limits(args: argparse.Namespace, shapes: ShapeBuckets) -> Limits:
     from urdir.model.engine.requests.limits import Limits
 
-    shapes = engine.session.shapes
     if args.at_once:
         return Limits.for_throughput(shapes, args.requests)
     return Limits.for_latency(shapes)
 
 
-def _warm_up(engine: Engine, limits: Limits, case: LoadCase) -> None:
+def _warm_up(loading: Loading, limits: Limits, case: LoadCase) -> None:
     """What is measured is a server that has run a while."""
     from urdir.model.engine.batch import Output
 
-    if not engine.device.is_emulated:
+    if not loading.device.is_emulated:
         print("steps that are likely are recorded first", file=sys.stderr)
     users = case.users if case.rate is None else case.requests
     most = users, case.inputs[1] + case.outputs[1]
     outputs, rows = (Output.GREEDY,), limits.mixed_rows
-    begin_warm_up(engine, float("inf"), outputs=outputs, mixed_rows=rows, most=most)
+    begin_warm_up(loading, float("inf"), outputs=outputs, mixed_rows=rows, most=most)
 
 
 def _report(

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, NoReturn
 
 from urdir.model.commands import options, prompts
-from urdir.model.commands.opening import open_for_answers
+from urdir.model.commands.opening import answer_options, open_engine
 from urdir.model.commands.options import UsageError
 from urdir.model.commands.parser import Parser
 from urdir.model.commands.report import print_engine, print_statistics
@@ -56,7 +56,8 @@ def run(args: argparse.Namespace) -> int:
     given = prompts.given_template(args)
     at_terminal = has_terminal()
     colours = args.color == "on" or (args.color == "auto" and at_terminal)
-    with open_for_answers(args, chat=True, chat_template=given) as engine:
+    wanted = answer_options(args, chat=True, chat_template=given)
+    with open_engine(args, wanted) as engine:
         if args.verbose:
             print_engine(engine)
         conversation = Conversation(engine, engine.template, args, system, colours)

@@ -1,7 +1,7 @@
 """Kinds of flags, and how argparse gets to know them.
 
-The flags of llama.cpp are rows of `llama_flags.FLAGS`. Each is served, accepted with a line on
-stderr because it changes nothing here, or refused with what comes nearest to it.
+The flags of llama.cpp are `llama_flags.FLAGS`. Each is served, accepted with a line on stderr
+because it changes nothing here, or refused with what comes nearest to it.
 """
 
 from __future__ import annotations
@@ -45,13 +45,12 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A flag that matters and is not there: ``what`` it asks for, and what comes ``nearest``. A
-    value of ``off`` asks for nothing."""
+    """A flag that matters and is not there: ``why`` says what there is none of, and what comes
+    nearest. A value of ``off`` asks for nothing."""
 
     names: str
     groups: tuple[str, ...]
-    what: str
-    nearest: str
+    why: str
     takes: int | str | None = VALUE
     off: float | None = None
 
@@ -131,7 +130,7 @@ class _Refuse(FlagAction[Refused]):
     ) -> None:
         if self.flag.off is not None and _number(values) == self.flag.off:
             return
-        parser.error(f"{option_string}: there is no {self.flag.what}: {self.flag.nearest}")
+        parser.error(f"{option_string}: there is no {self.flag.why}")
 
 
 def _number(text: object) -> float | None:

@@ -4,16 +4,34 @@ from __future__ import annotations
 
 import argparse
 import json
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from urdir.model.commands import options, values
-from urdir.model.commands.opening import open_engine
+from urdir.model.commands.opening import engine_options, open_device, open_engine
 from urdir.model.errors import ModelError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from urdir.model.engine.draft_pair import Pair
+    from urdir.model.files.model_file import ModelFile
+    from urdir.model.memory.session_settings import SessionSettings
+    from urdir.ptxgen.kernels.attention.kv_types import KvDtype
+
+    Rows = npt.NDArray[np.float32]
 
 EXAMPLES = """\
   urdir logits model.gguf --tokens 1,150,298 --output logits.npy
   urdir logits model.gguf --tokens @tokens.txt --output logits.npy --exact
+  urdir logits model.gguf --draft mtp --tokens 1,150,298 --output logits.npz
 """
+
+#: The value of --draft that means the layers of the model's own file.
+MTP = "mtp"
 
 
 def add_parser(commands: options.Subparsers) -> None:
@@ -28,7 +46,17 @@ def add_parser(commands: options.Subparsers) -> None:
         "--tokens", required=True, metavar="1,2,3|@FILE", help="token ids, or a file of them"
     )
     parser.add_argument(
-        "-o", "--output", required=True, metavar="OUT.npy", help="(n_tokens, n_vocab) float32"
+        "-o",
+        "--output",
+        required=True,
+        metavar="OUT.npy",
+        help="(n_tokens, n_vocab) float32; with --draft OUT.npz, with logits and draft_logits",
+    )
+    parser.add_argument(
+        "--draft",
+        metavar="FILE|mtp",
+        help="the logits of a draft as well, which is given the model's hidden states: EAGLE-3, "
+        "DFlash, or mtp for the model's own heads; or a model with the same vocabulary",
     )
     parser.add_argument(
         "--exact", action="store_true", help="keep activations, keys and values in f32 throughout"
@@ -40,40 +68,147 @@ def add_parser(commands: options.Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Give the tokens one by one and save the rows."""
+    tokens = read_tokens(args.tokens)
+    output = Path(args.output)
+    if not output.parent.is_dir():
+        raise ModelError(f"--output {output}: no such folder {output.parent}")
+    found = _with_draft(args, tokens) if args.draft is not None else _logits(args, tokens)
+    _save(output, found)
+    if args.json:
+        shapes = {name: rows.shape for name, rows in found.items()}
+        shown = {"shape": shapes["logits"]} if len(shapes) == 1 else {"shapes": shapes}
+        print(json.dumps({"output": str(output), **shown}))
+    return 0
+
+
+def _save(output: Path, found: dict[str, Rows]) -> None:
+    """Write the logits alone, or all arrays by name."""
+    import numpy as np
+
+    try:
+        with output.open("wb") as file:
+            if len(found) == 1:
+                np.save(file, found["logits"])
+            else:
+                np.savez(file, logits=found["logits"], draft_logits=found["draft_logits"])
+    except OSError as exc:
+        raise ModelError(f"--output {output}: {exc.strerror}") from exc
+
+
+def _logits(args: argparse.Namespace, tokens: list[int]) -> dict[str, Rows]:
+    """The logits of the model."""
     import numpy as np
 
     from urdir.model.engine.logits import logits_after
     from urdir.model.progress import Progress
 
-    tokens = read_tokens(args.tokens)
-    output = Path(args.output)
-    if not output.parent.is_dir():
-        raise ModelError(f"--output {output}: no such folder {output.parent}")
-    with open_engine(
-        args,
-        options.one_model(args),
-        len(tokens),
+    wanted = replace(
+        engine_options(args, options.one_model(args), len(tokens)),
         kv_dtype="f32" if args.exact else "f16",
         exact=args.exact,
-    ) as engine:
+    )
+    with open_engine(args, wanted) as engine:
         size = engine.config.vocab_size
-        if (highest := max(tokens)) >= size:
-            raise options.UsageError(
-                f"--tokens: {highest} is outside the vocabulary of {size} tokens"
-            )
+        _check_tokens(tokens, size)
         rows = np.empty((len(tokens), size), np.float32)
         with Progress("logits", len(tokens)) as progress:
             for i, logits in enumerate(logits_after(engine.session, tokens[:1], tokens[1:])):
                 rows[i] = logits
                 progress.advance()
-    try:
-        with output.open("wb") as file:
-            np.save(file, rows)
-    except OSError as exc:
-        raise ModelError(f"--output {output}: {exc.strerror}") from exc
-    if args.json:
-        print(json.dumps({"output": str(output), "shape": rows.shape}))
-    return 0
+    return {"logits": rows}
+
+
+def _with_draft(args: argparse.Namespace, tokens: list[int]) -> dict[str, Rows]:
+    """The logits of the model and of its draft. What does not fit is refused before a device is
+    opened."""
+    from urdir.model.engine.draft_pair import file_pair, is_plain, nextn_pair
+    from urdir.model.files.demo import DEMO
+    from urdir.model.files.source import open_model
+    from urdir.model.memory.session_settings import SessionSettings
+
+    if args.gpus is not None:
+        raise options.UsageError("--draft runs on one GPU: leave --gpus out")
+    kv_dtype: KvDtype = "f32" if args.exact else "f16"
+    settings = SessionSettings(len(tokens), kv_dtype, exact=args.exact)
+    with ExitStack() as files:
+        opened = open_model(options.one_model(args) or DEMO, quantize=args.quantize)
+        files.callback(opened.close)
+        gguf: ModelFile = opened
+        file: ModelFile | None = None
+        if args.draft != MTP:
+            file = draft = open_model(args.draft)
+            files.callback(draft.close)
+        if file is not None and is_plain(file):
+            return _of_two(args, (gguf, file), tokens, settings)
+        pair = nextn_pair(gguf) if file is None else file_pair(gguf, file)
+        return _of_pair(args, pair, tokens, settings)
+
+
+def _of_pair(
+    args: argparse.Namespace, pair: Pair, tokens: list[int], settings: SessionSettings
+) -> dict[str, Rows]:
+    """The logits of a model and of a draft that is given its hidden states; by head first, where
+    the draft are heads of the model."""
+    from urdir.model.engine.block_drafts import BlockDraft
+    from urdir.model.engine.chain_drafts import ChainDraft
+    from urdir.model.engine.draft_logits import logits_with_block, logits_with_draft, scattered
+    from urdir.model.engine.draft_pair import open_pair
+    from urdir.model.progress import Progress
+
+    size = pair.config.vocab_size
+    _check_tokens(tokens, size)
+    # what is drafted after the last token has places of its own
+    settings = replace(settings, context=min(len(tokens) + pair.slots, pair.config.context_length))
+    with (
+        open_device(args) as device,
+        open_pair(pair, device, settings, most=max(1, pair.slots - 1)) as draft,
+        Progress("logits", len(tokens)) as progress,
+    ):
+        if isinstance(draft, BlockDraft):
+            logits, drafted = logits_with_block(draft, tokens, progress.advance)
+        else:
+            assert isinstance(draft, ChainDraft)
+            logits, drafted = logits_with_draft(draft, tokens, progress.advance)
+    if pair.file is None:
+        return {"logits": logits, "draft_logits": drafted}
+    rows = drafted.reshape(-1, drafted.shape[-1])  # of one head
+    return {"logits": logits, "draft_logits": scattered(rows, pair.token_map, size)}
+
+
+def _of_two(
+    args: argparse.Namespace,
+    files: tuple[ModelFile, ModelFile],
+    tokens: list[int],
+    settings: SessionSettings,
+) -> dict[str, Rows]:
+    """The logits of a model and of another one with the same vocabulary."""
+    import numpy as np
+
+    from urdir.model.engine.logits import logits_after
+    from urdir.model.engine.plain_draft import open_alone
+    from urdir.model.families.config import Config
+    from urdir.model.progress import Progress
+    from urdir.model.text.same_vocabulary import check_same_vocabulary
+
+    configs = [Config.of(file) for file in files]
+    check_same_vocabulary(*files)
+    for config in configs:
+        _check_tokens(tokens, config.vocab_size)
+    found = []
+    with open_device(args) as device, Progress("logits", 2 * len(tokens)) as progress:
+        for file, config in zip(files, configs, strict=True):
+            rows = []
+            with open_alone(file, config, device, settings) as session:
+                for logits in logits_after(session, tokens[:1], tokens[1:]):
+                    rows.append(logits)
+                    progress.advance()
+            found.append(np.stack(rows))
+    return dict(zip(("logits", "draft_logits"), found, strict=True))
+
+
+def _check_tokens(tokens: list[int], size: int) -> None:
+    if (highest := max(tokens)) >= size:
+        raise options.UsageError(f"--tokens: {highest} is outside the vocabulary of {size} tokens")
 
 
 def read_tokens(text: str) -> list[int]:

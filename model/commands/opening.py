@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import gc
-from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from urdir.model.commands import options
@@ -16,81 +17,85 @@ if TYPE_CHECKING:
     from urdir.driver.group import Group
     from urdir.driver.ptx_files import PtxFiles
     from urdir.model.engine.engine import Engine
+    from urdir.model.engine.loading import Loading
+    from urdir.model.engine.options import EngineOptions
     from urdir.model.engine.requests.warm_up import WarmUp
     from urdir.model.engine.runner import Observer
+    from urdir.model.families.config import Config
     from urdir.model.families.synthetic import SyntheticModel
-    from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
 
 
-def open_engine(
-    args: argparse.Namespace,
-    model: str | SyntheticModel | None,
-    context: int | None,
-    *,
-    kv_dtype: KvDtype = "f16",
-    exact: bool = False,
-    sequences: int | None = 1,
-    memory_share: float = 0.0,
-    chunk: int | None = None,
-    text: bool = False,
-    chat: bool | None = False,
-    chat_template: str | None = None,
-    meanwhile: Callable[[Engine], None] | None = None,
-) -> Engine:
-    """`Engine.open` with what ``--device``, ``-ngl`` and the environment say about the rest."""
-    from urdir.model.engine.engine import Engine
-
-    def check_then(engine: Engine) -> None:
-        check_layers(args, engine)
-        if meanwhile is not None:
-            meanwhile(engine)
+def engine_options(
+    args: argparse.Namespace, model: str | SyntheticModel | None, context: int | None
+) -> EngineOptions:
+    """A model, its context, and what ``--quantize``, ``--device``, ``--gpus``, ``--split`` and the
+    environment say."""
+    from urdir.model.engine.options import EngineOptions
 
     environment = read_environment()
-    return Engine.open(
+    return EngineOptions(
         model,
         quantize=getattr(args, "quantize", None),
         device=args.device or environment.device,
         gpus=getattr(args, "gpus", None),
         split=getattr(args, "split", "tensors"),
         context=context,
-        kv_dtype=kv_dtype,
-        exact=exact,
-        sequences=sequences,
-        memory_share=memory_share,
-        chunk=chunk,
-        text=text,
-        chat=chat,
-        chat_template=chat_template,
         cache_folder=environment.cache_dir,
         ptx_files=ptx_files(environment),
         host_sampling=environment.correctness_mode,
         observer=observer(environment),
-        meanwhile=check_then,
     )
 
 
-def open_for_answers(
-    args: argparse.Namespace,
-    *,
-    chat: bool,
-    chat_template: str | None,
-    meanwhile: Callable[[Engine], None] | None = None,
-) -> Engine:
+def answer_options(
+    args: argparse.Namespace, *, chat: bool, chat_template: str | None
+) -> EngineOptions:
     """The engine of one user, as the flags of ``run`` and ``chat`` say."""
-    return open_engine(
-        args,
-        args.model,
-        args.ctx_size,
+    return replace(
+        engine_options(args, args.model, args.ctx_size),
         kv_dtype=options.kv_dtype(args),
         chunk=options.chunk(args),
+        drafts=options.drafts(args),
         text=True,
         chat=chat,
         chat_template=chat_template,
-        meanwhile=meanwhile,
     )
 
 
-def begin_warm_up(engine: Engine, seconds: float, **likely: Any) -> WarmUp | None:
+def service_options(
+    args: argparse.Namespace, model: str | SyntheticModel | None, context: int | None
+) -> EngineOptions:
+    """The engine of many users, as the flags of ``serve`` and ``bench --load`` say."""
+    return replace(
+        engine_options(args, model, context),
+        kv_dtype=options.kv_dtype(args),
+        sequences=args.parallel,
+        memory_share=args.gpu_memory_share,
+        chunk=options.chunk(args),
+    )
+
+
+def load(args: argparse.Namespace, wanted: EngineOptions) -> Loading:
+    """A model whose weights are being loaded. Raises UsageError where ``-ngl`` asks for fewer
+    layers on the GPU than it has."""
+    from urdir.model.engine.loading import Loading
+
+    with ExitStack() as unless_done:
+        loading = unless_done.enter_context(Loading(wanted))
+        check_layers(args, loading.config)
+        unless_done.pop_all()
+    return loading
+
+
+def open_engine(args: argparse.Namespace, wanted: EngineOptions) -> Engine:
+    """An engine; see `load`."""
+    from urdir.model.engine.engine import Engine
+
+    with load(args, wanted) as loading:
+        return Engine(loading)
+
+
+def begin_warm_up(loading: Loading, seconds: float, **likely: Any) -> WarmUp | None:
     """Record graphs of the likeliest steps, with progress, for so long. None on the emulator, whose
     steps take longer than their graphs. ``likely`` is what `likely_shapes` is to know.
 
@@ -98,24 +103,19 @@ def begin_warm_up(engine: Engine, seconds: float, **likely: Any) -> WarmUp | Non
     collector stops all threads while it looks at each of them (half a million took 0.27 s on a core
     of a cloud Xeon). They go without it: they are in no cycle.
     """
-    from urdir.model.engine.requests.warm_up import WarmUp, likely_shapes
     from urdir.model.progress import Progress
 
-    if engine.device.is_emulated:
+    if loading.device.is_emulated:
         return None
-    session = engine.session
-    states = session.storage.shared_states
-    divided = states is not None and states.places > 0
-    shapes = likely_shapes(session.shapes, **likely, divided=divided)
-    warm_up = WarmUp(session.steps, shapes, on_graph=gc.freeze)
+    warm_up = loading.warm_up(gc.freeze, **likely)
     with Progress("recording graphs", warm_up.left) as progress:
         warm_up.run(seconds, progress.reach)
     return warm_up
 
 
-def check_layers(args: argparse.Namespace, engine: Engine) -> None:
+def check_layers(args: argparse.Namespace, config: Config) -> None:
     """Refuse fewer layers on the GPU than the model has."""
-    asked, layers = getattr(args, "gpu_layers", None), engine.config.n_layers
+    asked, layers = getattr(args, "gpu_layers", None), config.n_layers
     if asked is not None and asked < layers:
         raise UsageError(
             f"-ngl {asked}: all {layers} layers go to the GPU, none stays on the CPU: leave it out"

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from urdir.model.commands import values
 from urdir.model.commands.flags import add_flags
 from urdir.model.commands.llama_flags import FLAGS, MODEL_HELP
-from urdir.model.engine.sampling_settings import BOUNDS, DEFAULTS, MOST_COUNT, SamplingSettings
+from urdir.model.commands.llama_flags.generation import setting_flag
+from urdir.model.engine.sampling_settings import DEFAULTS, SETTINGS, SamplingSettings
 
 if TYPE_CHECKING:
     from urdir.model.commands.parser import Parser
-    from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
+    from urdir.model.memory.draft_settings import DraftSettings
+    from urdir.ptxgen.kernels.attention.kv_types import KvDtype
 
-#: Settings that are numbers, and where the parser leaves what their flags say.
-_SAMPLING = {name: {"temperature": "temp"}.get(name, name) for name in BOUNDS}
 Subparsers = Any  # argparse names this type only privately
 
 
@@ -71,13 +71,7 @@ def add_many(group: argparse._ArgumentGroup) -> None:
 def add_sampling(parser: argparse.ArgumentParser) -> None:
     """The sampling flags of llama.cpp, and --min-tokens."""
     add_llama_flags(parser, "sampling")
-    parser.add_argument(
-        "--min-tokens",
-        type=values.whole_number(0, MOST_COUNT),
-        default=DEFAULTS.min_tokens,
-        metavar="N",
-        help=f"tokens before the end may come (default: {DEFAULTS.min_tokens})",
-    )
+    add_flags(parser, [setting_flag("min_tokens", "--min-tokens")], "sampling")
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
@@ -140,6 +134,24 @@ def one_model(args: argparse.Namespace) -> str | None:
     return named
 
 
+def drafts(args: argparse.Namespace) -> DraftSettings | None:
+    """The drafts that --spec-type, --draft-max, --draft-min and --spec-ngram-size-n ask for; None
+    for none."""
+    if args.spec_type == "none":
+        return None
+    from urdir.model.memory.draft_settings import DraftSettings
+
+    if args.draft_min > args.draft_max:
+        raise UsageError(f"--draft-min {args.draft_min} of --draft-max {args.draft_max}")
+    longest: int = args.spec_ngram
+    return DraftSettings(
+        most=args.draft_max,
+        least=args.draft_min,
+        longest=longest,
+        shortest=min(DraftSettings().shortest, longest),
+    )
+
+
 def kv_dtype(args: argparse.Namespace) -> KvDtype:
     """How keys and values are stored; UsageError where they would differ."""
     keys, given = args.cache_type_k, args.cache_type_v
@@ -162,7 +174,6 @@ def sampling_settings(
 ) -> SamplingSettings:
     """The settings that the sampling flags ask for, and those of ``usual`` for flags that are not
     given."""
-    given = {name: getattr(args, flag, None) for name, flag in _SAMPLING.items()}
-    if args.logit_bias:
-        given["logit_bias"] = tuple(args.logit_bias)
+    given = {name: getattr(args, name, None) for name in SETTINGS}
+    given["logit_bias"] = tuple(args.logit_bias) if args.logit_bias else None
     return replace(usual, **{name: value for name, value in given.items() if value is not None})

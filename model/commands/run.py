@@ -10,15 +10,15 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from urdir.model.commands import options, prompts
-from urdir.model.commands.opening import open_for_answers
+from urdir.model.commands.opening import answer_options, load
 from urdir.model.commands.options import UsageError
 from urdir.model.commands.report import end_note, print_engine, print_statistics, statistics_dict
 from urdir.model.commands.terminal import shown
 from urdir.model.progress import until_first
 
 if TYPE_CHECKING:
-    from urdir.model.engine.engine import Engine
     from urdir.model.engine.generate import Generation
+    from urdir.model.engine.requests.request import Request
     from urdir.model.text.chat import ChatTemplate
 
 EXAMPLES = """\
@@ -57,6 +57,8 @@ def add_parser(commands: options.Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Generate; Ctrl-C keeps the text so far and still prints the statistics."""
+    from urdir.model.engine.engine import Engine
+
     prompts.take_words(args)
     system, template = prompts.given_system(args), prompts.given_template(args)
     variables = prompts.given_variables(args)
@@ -67,23 +69,19 @@ def run(args: argparse.Namespace) -> int:
         prompt = prompts.read_stdin()
         if not prompt:
             raise UsageError("no prompt: stdin is empty; give it after the model, or with -p TEXT")
-    generation: Generation
-
-    def begin(engine: Engine) -> None:
-        """Do what can be done before the weights are there."""
-        nonlocal generation
+    wanted = answer_options(args, chat=not args.raw, chat_template=template)
+    with load(args, wanted) as loading:
         if args.raw:
-            tokens = engine.tokenizer.encode(prompt, parse_special=True, add_bos=True)
+            tokens = loading.tokenizer.encode(prompt, parse_special=True, add_bos=True)
         else:
-            tokens = _rendered(engine.template, system, prompt, variables)
-        generation = _generation(engine, args, tokens)
-        generation.prepare()
-
-    with open_for_answers(
-        args, chat=not args.raw, chat_template=template, meanwhile=begin
-    ) as engine:
+            tokens = _rendered(loading.template, system, prompt, variables)
+        request = _request(args, tokens)
+        loading.prepare(request)
+        engine = Engine(loading)
+    with engine:
         if args.verbose:
             print_engine(engine)
+        generation = engine.generation(request)
         interrupted, text = _stream(generation, quiet=args.json)
     if args.json:
         report = {"text": text, "statistics": statistics_dict(generation.statistics)}
@@ -94,17 +92,15 @@ def run(args: argparse.Namespace) -> int:
     return 130 if interrupted else 0
 
 
-def _generation(engine: Engine, args: argparse.Namespace, prompt: list[int]) -> Generation:
+def _request(args: argparse.Namespace, prompt: list[int]) -> Request:
     from urdir.model.engine.requests.request import Request
 
-    return engine.generation(
-        Request(
-            prompt=tuple(prompt),
-            settings=options.sampling_settings(args),
-            limit=args.n_predict,
-            stops=tuple(args.stop),
-            ignore_end=args.ignore_eos,
-        )
+    return Request(
+        prompt=tuple(prompt),
+        settings=options.sampling_settings(args),
+        limit=args.n_predict,
+        stops=tuple(args.stop),
+        ignore_end=args.ignore_eos,
     )
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from urdir.model.commands import options, prompts, replicas
-from urdir.model.commands.opening import begin_warm_up, open_engine
+from urdir.model.commands.opening import begin_warm_up, load, service_options
 from urdir.model.commands.options import UsageError
 from urdir.model.commands.parser import Parser
 from urdir.model.commands.report import print_engine, print_room
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from ray.serve import Application
 
     from urdir.model.engine.engine import Engine
-    from urdir.model.engine.requests.warm_up import WarmUp
     from urdir.model.serve.guard import Access
     from urdir.model.serve.interface import AsyncService, Defaults
 
@@ -154,31 +154,18 @@ def _server(args: argparse.Namespace) -> replicas.Server:
 
 def open_service(args: argparse.Namespace, template: str | None) -> AsyncService:
     """The engine with its scheduler, as the flags say; ``template`` in place of the file's."""
+    from urdir.model.engine.engine import Engine
     from urdir.model.engine.requests.async_service import AsyncService as EngineService
     from urdir.model.engine.requests.limits import Limits
     from urdir.model.serve.served_model import EngineModel
 
     sys.setswitchinterval(_SWITCH_SECONDS)
     defaults = _defaults(args)
-    warm_up: WarmUp | None = None
-
-    def begin(engine: Engine) -> None:
-        """Record the first graphs while the weights are loaded."""
-        nonlocal warm_up
-        warm_up = begin_warm_up(engine, _WARM_UP_SECONDS)
-
-    engine = open_engine(
-        args,
-        args.model,
-        args.ctx_size,
-        kv_dtype=options.kv_dtype(args),
-        sequences=args.parallel,
-        memory_share=args.gpu_memory_share,
-        chunk=options.chunk(args),
-        chat=None,
-        chat_template=template,
-        meanwhile=begin,
-    )
+    usual = service_options(args, args.model, args.ctx_size)
+    wanted = replace(usual, drafts=options.drafts(args), chat=None, chat_template=template)
+    with load(args, wanted) as loading:
+        warm_up = begin_warm_up(loading, _WARM_UP_SECONDS)
+        engine = Engine(loading)
     if args.verbose:
         print_engine(engine)
     print_room(engine)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from urdir.model.commands import options
 from urdir.model.commands.report import size_text
+from urdir.model.commands.show_drafts import draft_facts, draft_text
 from urdir.model.commands.table import aligned
 from urdir.model.commands.terminal import printable
 from urdir.model.commands.verdict import Verdict, verdict_of
@@ -106,6 +107,7 @@ def _report(gguf: OpenFile, verdict: Verdict) -> dict[str, Any]:
         "ignored_keys": list(config.ignored_keys) if config else [],
         "roles": _roles(gguf, config) if config else [],
         "memory": verdict.memory,
+        "draft": draft_facts(gguf),
     }
 
 
@@ -192,6 +194,9 @@ def _print(gguf: OpenFile, verdict: Verdict) -> None:
     _print_memory(verdict.memory)
     if verdict.config:
         _print_config(gguf, verdict.config)
+    if facts := draft_facts(gguf):
+        _section("draft")
+        print(f"  {printable(draft_text(facts))}")
     _section("tensors by type")
     rows = [(n, str(e["count"]), size_text(e["bytes"])) for n, e in _types(gguf).items()]
     _print_rows(rows, right=(1, 2))

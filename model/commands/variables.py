@@ -14,39 +14,44 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from urdir.model.commands.flags import FlagAction
+from urdir.model.engine.sampling_settings import SETTINGS
 
 _YES, _NO = ("1", "true", "on", "enabled"), ("0", "false", "off", "disabled")
 #: What a value is that says neither.
 _EXPECTED = f"expected {', '.join(_YES)} or {', '.join(_NO)}"
 _LLAMA, _OWN = "LLAMA_ARG_", "URDIR_ARG_"
 
-#: Flags whose variable is `_LLAMA` and their name.
+#: Flags whose variable is `_LLAMA` and their name, beside those of sampling settings.
 _BY_NAME = """
 --agent --alias --api-key-file --api-prefix --backend-sampling --cache-idle-slots --cache-prompt
 --cache-ram --cache-reuse --cache-type-k --cache-type-v --chat-template --chat-template-file
 --chat-template-kwargs --cont-batching --context-shift --cors-credentials --cors-headers
 --cors-methods --cors-origins --cpu-moe --ctx-checkpoints --ctx-size --defrag-thold --device
 --docker-repo --draft-max --draft-min --embeddings --fit --fit-ctx --fit-target --flash-attn
---frequency-penalty --hf-file --hf-repo --host --image-max-tokens --image-min-tokens --jinja
+--hf-file --hf-repo --host --image-max-tokens --image-min-tokens --jinja
 --kv-offload --kv-unified --kv-unified-per-slot --lazy-mode --load-mode --log-colors --log-file
 --log-jsonl --log-prefix --log-timestamps --log-verbosity --main-gpu --mcp-servers-config
---mcp-servers-json --min-p --mlock --mmap --mmproj --mmproj-auto --mmproj-offload --mmproj-url
+--mcp-servers-json --mlock --mmap --mmproj --mmproj-auto --mmproj-offload --mmproj-url
 --model --model-url --models-autoload --models-dir --models-max --models-preset
 --mtmd-batch-max-tokens --n-cpu-ffn --n-cpu-moe --n-gpu-layers --n-gpu-layers-draft --n-predict
 --no-host --numa --offline --override-tensor --perf --pooling --port --prefill-assistant
---presence-penalty --reasoning --reasoning-effort --reasoning-preserve --repack --repeat-penalty
+--reasoning --reasoning-effort --reasoning-preserve --repack
 --reranking --reuse-port --rope-freq-base --rope-freq-scale --rope-scale --rpc --show-timings
 --skip-chat-parsing --slot-save-path --spec-draft-backend-sampling --spec-draft-cpu-moe
 --spec-draft-model --spec-draft-n-cpu-moe --spec-draft-n-max --spec-draft-n-min --spec-draft-p-min
 --spec-draft-p-split --spec-synth-len --spec-synth-rates --spec-type --split-mode
---sse-ping-interval --ssl-cert-file --ssl-key-file --swa-full --tags --temperature --tensor-split
---threads --threads-http --timeout --tools --tools-runtime --top-k --top-p --ui --ui-config
+--sse-ping-interval --ssl-cert-file --ssl-key-file --swa-full --tags --tensor-split
+--threads --threads-http --timeout --tools --tools-runtime --ui --ui-config
 --ui-config-file --ui-mcp-proxy --video-ffmpeg-dir --video-fps --video-timestamp-interval
 --yarn-attn-factor --yarn-beta-fast --yarn-beta-slow --yarn-ext-factor --yarn-orig-ctx
 """
+_SAMPLING = tuple(of.flags.split()[-1] for of in SETTINGS.values() if of.has_variable)
 #: The variables that llama.cpp documents, by flag.
 DOCUMENTED: Mapping[str, str] = {
-    **{flag: _LLAMA + flag[2:].upper().replace("-", "_") for flag in _BY_NAME.split()},
+    **{
+        flag: _LLAMA + flag[2:].upper().replace("-", "_")
+        for flag in (*_BY_NAME.split(), *_SAMPLING)
+    },
     "--api-key": "LLAMA_API_KEY",
     "--batch-size": "LLAMA_ARG_BATCH",
     "--checkpoint-min-step": "LLAMA_ARG_CHECKPOINT_MIN_SPACING_NT",

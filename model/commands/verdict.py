@@ -37,14 +37,14 @@ def verdict_of(gguf: ModelFile, args: argparse.Namespace) -> Verdict:
     Raises SettingsError for a context that the model does not take.
     """
     from urdir.driver.errors import DriverError
-    from urdir.model.engine.defaults import chosen_context
+    from urdir.model.engine.options import chosen_context
     from urdir.model.errors import ConfigError, UnsupportedError
     from urdir.model.families.config import Config
     from urdir.model.memory.weights import shares_of
     from urdir.ptxgen.tools.gpus import DEFAULT_GPU, GPUS
 
     try:
-        config = Config.from_gguf(gguf)
+        config = Config.of(gguf)
         shares = shares_of(config, gguf, _count(args.gpus), args.split)
     except (ConfigError, UnsupportedError) as exc:
         return Verdict(False, f"cannot run: {str(exc).removeprefix(f'{gguf.path}: ')}")

@@ -57,15 +57,22 @@ class Segment:
 @dataclass(frozen=True, slots=True)
 class Batch:
     """What a step processes: the last token of each sequence of ``decode``, and ``segments`` of
-    prompts, of other sequences."""
+    prompts, of other sequences; or after each last token up to ``drafts`` drafts of the next
+    ones, none if ``drafts`` is empty."""
 
     decode: tuple[int, ...]
     segments: tuple[Segment, ...] = ()
+    drafts: tuple[int, ...] = ()
 
     @property
     def choosing(self) -> tuple[int, ...]:
         """The sequences whose results are wanted, in the order of the rows that give them."""
         return (*self.decode, *(s.sequence for s in self.segments if s.chooses))
+
+    def row_of(self, sequence: int) -> int:
+        """Which of the rows that choose a token is the first one of a sequence."""
+        number = self.choosing.index(sequence)
+        return number + sum(self.drafts[:number])
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +82,11 @@ class StepShape:
     ``rows`` tokens a step, each with at most ``keys`` keys to attend to. The last ``prompt`` of
     them are up to ``segments`` segments of prompts. The ``output`` is that of all rows; beside
     prompts it is that of ``outputs`` of them. ``steps`` steps without prompts follow one another,
-    each with the tokens that the one before has chosen. A step that ``begins`` has nothing but the
-    first tokens of one sequence: these attend to each other alone. Prompts may ``walk`` over what
-    is cached in blocks (`memory.walk`), beside which ``keys`` are those of other rows.
+    each with the tokens that the one before has chosen. With ``drafts`` the rows are of fewer
+    sequences: their last tokens, and up to so many drafts of each. A step that ``begins`` has
+    nothing but the first tokens of one sequence: these attend to each other alone. Prompts may
+    ``walk`` over what is cached in blocks (`memory.walk`), beside which ``keys`` are those of other
+    rows.
     """
 
     rows: int
@@ -89,6 +98,7 @@ class StepShape:
     segments: int = 1
     begins: bool = False
     walk: Blocks = NO_BLOCKS
+    drafts: int = 0
 
     @property
     def decode(self) -> int:
@@ -97,10 +107,10 @@ class StepShape:
 
     @property
     def kind(self) -> str:
-        """The step in words: "greedy", "prompt" (without an output), "prompt greedy", "beginning
-        greedy", "mixed greedy"."""
+        """The step in words: "greedy", "drafted greedy", "prompt" (without an output), "prompt
+        greedy", "beginning greedy", "mixed greedy"."""
         if not self.prompt:
-            return self.output.value
+            return f"drafted {self.output.value}" if self.drafts else self.output.value
         kind = "mixed" if self.decode else "beginning" if self.begins else "prompt"
         return kind if self.output is Output.NONE else f"{kind} {self.output.value}"
 
@@ -112,7 +122,8 @@ class ShapeBuckets:
     Every shape costs a graph. ``chunks`` are the rows of prompts and ``lengths`` the keys of all
     steps, smallest first. At most ``rows`` rows choose a token. Segments begin at multiples of
     ``alignment`` rows. ``begin_apart``: a step that begins a sequence has a shape of its own. With
-    a ``walk`` the prompts of others walk over what is cached.
+    a ``walk`` the prompts of others walk over what is cached. With ``drafts`` up to so many of each
+    sequence are verified.
     """
 
     chunks: tuple[int, ...]
@@ -121,6 +132,7 @@ class ShapeBuckets:
     alignment: int = 1
     begin_apart: bool = False
     walk: Walk | None = None
+    drafts: int = 0
 
     @classmethod
     def of(
@@ -131,9 +143,11 @@ class ShapeBuckets:
         alignment: int = 1,
         begin_apart: bool = False,
         walk: Walk | None = None,
+        drafts: int = 0,
     ) -> ShapeBuckets:
         """The buckets of a session with these chunks and room for ``max_len`` tokens."""
-        return cls(chunks, tuple(length_buckets(max_len)), rows, alignment, begin_apart, walk)
+        lengths = tuple(length_buckets(max_len))
+        return cls(chunks, lengths, rows, alignment, begin_apart, walk, drafts)
 
     def keys(self, length: int, rows: int = 1) -> int:
         """The length bucket of a step of ``rows`` sequences after which the longest has ``length``
@@ -141,11 +155,14 @@ class ShapeBuckets:
         lengths = self.lengths if rows == 1 else several_rows_buckets(self.lengths)
         return lengths[bisect_left(lengths, length)]
 
-    def decode(self, rows: int, length: int, output: Output, steps: int = 1) -> StepShape:
-        """The shape of ``steps`` steps of ``rows`` sequences, the longest of which then has
-        ``length`` tokens.
+    def decode(
+        self, rows: int, length: int, output: Output, steps: int = 1, drafted: bool = False
+    ) -> StepShape:
+        """The shape of ``steps`` steps of ``rows`` sequences, or where it is ``drafted`` of their
+        rows and those of drafts, the longest of which then has ``length`` tokens.
         """
-        return StepShape(row_bucket(rows), self.keys(length, rows), output, steps)
+        keys, drafts = self.keys(length, rows), self.drafts if drafted else 0
+        return StepShape(row_bucket(rows), keys, output, steps, drafts=drafts)
 
     def prompt(self, start: int, end: int, output: Output = Output.NONE) -> tuple[StepShape, int]:
         """The shape of the first prompt step of the tokens from ``start`` to ``end``, and where it
@@ -166,7 +183,8 @@ class ShapeBuckets:
         """
         segments = batch.segments
         if not segments:
-            return self.decode(len(batch.decode), length, output)
+            rows = len(batch.decode) + sum(batch.drafts)
+            return self.decode(rows, length, output, drafted=any(batch.drafts))
         if not batch.choosing:
             output = Output.NONE
         if not batch.decode and len(segments) == 1:

@@ -21,33 +21,50 @@ class DecodeGraphs:
 
     def several(self, shape: StepShape, length: int) -> StepShape | None:
         """`AT_ONCE` steps in place of one of ``shape``, after which the longest sequence has
-        ``length`` tokens; None where they have no graph (yet), or reach beyond the shape's
+        ``length`` tokens at most; None where they have no graph (yet), or reach beyond the shape's
         length bucket, be it the last one."""
         several = replace(shape, steps=AT_ONCE)
-        fits = not shape.prompt and length + AT_ONCE - 1 <= shape.keys
+        fits = not shape.prompt and length + (AT_ONCE - 1) * (1 + shape.drafts) <= shape.keys
         return several if fits and self._steps.is_recorded(several) else None
 
-    def prepare(self, rows: int, output: Output, length: int, end: int, steps: int) -> bool:
-        """Do a small piece of preparing for ``rows`` sequences, the longest of which has ``length``
-        tokens, none of which will have more than ``end``; False where all is done. They go on by
-        up to ``steps`` steps at once."""
+    def prepare(
+        self,
+        rows: int,
+        output: Output,
+        length: int,
+        end: int,
+        steps: int,
+        drafted: bool = False,
+    ) -> bool:
+        """Do a small piece of preparing for ``rows`` sequences (``drafted``: with their drafts),
+        the longest of which has ``length`` tokens, none of which will have more than ``end``; False
+        where all is done. They go on by up to ``steps`` steps at once."""
+        most = 1 + self._shapes.drafts if drafted else 1
 
         def missing(length: int, steps: int = 1) -> bool:
-            return self._steps.prepare(self._shapes.decode(rows, length, output, steps))
+            return self._steps.prepare(self._shapes.decode(rows, length, output, steps, drafted))
 
-        if length < end and missing(length + 1):
+        if length < end and missing(min(length + most, end)):
             return True
         later = min(length + LOOK_AHEAD, end)
         if later > length and missing(later):
             return True
-        several = length + 2 * steps
+        several = length + 2 * steps * most
         if steps == 1 or several > later:
             return False  # not worth the while
         return missing(several, steps) or missing(later, steps)
 
-    def prepare_all(self, rows: int, output: Output, length: int, end: int, steps: int) -> None:
+    def prepare_all(
+        self,
+        rows: int,
+        output: Output,
+        length: int,
+        end: int,
+        steps: int,
+        drafted: bool = False,
+    ) -> None:
         """Record all graphs that ``rows`` sequences use from ``length`` tokens to ``end``, so that
         none is recorded on the way; see `prepare`."""
         for reached in range(length, end):
-            while self.prepare(rows, output, reached, end, steps):
+            while self.prepare(rows, output, reached, end, steps, drafted):
                 self._steps.wait_for_helper()

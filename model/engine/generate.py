@@ -7,7 +7,6 @@ from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass, field
 
-from urdir.model.engine.batch import Output
 from urdir.model.engine.requests.answer_loop import AnswerLoop
 from urdir.model.engine.requests.choices import Choose
 from urdir.model.engine.requests.limits import Limits
@@ -19,6 +18,7 @@ from urdir.model.text.tokenizer import Tokenizer
 @dataclass(slots=True)
 class Statistics:
     """What a generation did, filled while it runs; ``seed`` repeats a drawn answer.
+    ``accepted_tokens`` are those of the ``drafted_tokens`` that were accepted, known at the end.
 
     Times are seconds of wall clock: ``prompt_seconds`` until the first token is known,
     ``generate_seconds`` from then on.
@@ -28,6 +28,8 @@ class Statistics:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     prompt_seconds: float = 0.0
     generate_seconds: float = 0.0
     finish: Finish = Finish.INTERRUPTED
@@ -58,20 +60,6 @@ class Generation:
 
     def __post_init__(self) -> None:
         self.statistics.seed = self.request.settings.seed or 0
-
-    def prepare(self) -> None:
-        """Record the graphs of the prompt and of the first token, for a session that has processed
-        nothing: its weights need not be there yet (``meanwhile`` of `Engine.open`).
-        """
-        masked = self.request.constraint is not None
-        output = Output.of(self.request.settings, masked=masked)
-        output = Output.LOGITS if self.choose else output
-        shapes, length = [], 0
-        end = min(len(self.request.prompt), self.session.context)
-        while length < end:
-            shape, length = self.session.shapes.prompt(length, end, output)
-            shapes.append(shape)
-        self.session.steps.record(shapes)
 
     def text(self) -> Generator[str, None, None]:
         """Pieces of printable text as they become known; together they are the answer. Raises what
@@ -118,5 +106,7 @@ class Generation:
                         raise item
                     if isinstance(item, Ending):
                         self.statistics.finish = item.finish
+                        self.statistics.drafted_tokens = item.drafted_tokens
+                        self.statistics.accepted_tokens = item.accepted_tokens
                         return
                     yield item

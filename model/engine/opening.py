@@ -87,15 +87,15 @@ class Opening(Owner):
         self._owners.callback(opened.close)
         return opened
 
-    def tokenizer(self, gguf: ModelFile, needed: bool) -> Callable[[], Tokenizer]:
+    def tokenizer(self, file: ModelFile, needed: bool) -> Callable[[], Tokenizer]:
         """What gives the tokeniser of a file, whose vocabulary is checked at once: where it is
         ``needed``, and where there is one of a known kind. A needed one is built from now on, and
         the file stays open until that is done. Raises what `Tokenizer.checked` does."""
         from urdir.model.text.tokenizer import Tokenizer
 
-        if not needed and not Tokenizer.is_there(gguf):
-            return lambda: Tokenizer.from_gguf(gguf)
-        build = Tokenizer.checked(gguf)
+        if not needed and not Tokenizer.is_there(file):
+            return lambda: Tokenizer.of(file)
+        build = Tokenizer.checked(file)
         if not needed:
             return build
         task = Task(self._timed("tokenizer", build), "tokenizer")
@@ -125,12 +125,12 @@ class Opening(Owner):
         assert self._group is not None
         return self._group.result()
 
-    def upload(self, weights: Sequence[Weights], gguf: ModelFile) -> None:
+    def upload(self, weights: Sequence[Weights], file: ModelFile) -> None:
         """Begin to fill ``weights``, which are owned: those of all ranks at once."""
         stop = threading.Event()
 
         def fill() -> None:
-            in_threads(lambda each: each.upload(gguf, stop), weights)
+            in_threads(lambda each: each.upload(file, stop), weights)
 
         self._upload = task = Task(self._timed("weights", fill), "upload")
         self._owners.callback(task.failed)

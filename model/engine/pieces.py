@@ -70,28 +70,28 @@ def open_file(
     return path
 
 
-def template_of(gguf: ModelFile, tokenizer: Callable[[], Tokenizer], needed: bool) -> str | None:
+def template_of(file: ModelFile, tokenizer: Callable[[], Tokenizer], needed: bool) -> str | None:
     """The chat template of a file; None where it has none and none is ``needed``."""
     from urdir.model.text.chat import find_template
 
     try:
-        return find_template(gguf, tokenizer)
+        return find_template(file, tokenizer)
     except NoTemplateError:
         if needed:
             raise
         return None
 
 
-def announce(device: Device, gguf: ModelFile) -> None:
+def announce(device: Device, file: ModelFile) -> None:
     """Say on stderr when the emulator stands in for a GPU, and what that means for speed."""
     if not device.is_emulated:
         return
     if device.note:
         print(f"{device.note}, which is slow", file=sys.stderr)
-    if sum(t.nbytes for t in gguf.tensors.values()) > LARGE_MODEL_BYTES:
-        print(f"expect about {emulated_rate(gguf):.2g} tokens/s for this model", file=sys.stderr)
+    if sum(t.nbytes for t in file.tensors.values()) > LARGE_MODEL_BYTES:
+        print(f"expect about {emulated_rate(file):.2g} tokens/s for this model", file=sys.stderr)
 
 
-def emulated_rate(gguf: ModelFile) -> float:
+def emulated_rate(file: ModelFile) -> float:
     """Tokens per second on the emulator, very roughly."""
-    return EMULATOR_BYTES_PER_SECOND / max(1, sum(t.nbytes for t in gguf.tensors.values()))
+    return EMULATOR_BYTES_PER_SECOND / max(1, sum(t.nbytes for t in file.tensors.values()))

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from urdir.driver.plan import Plan
     from urdir.driver.stream import Stream
 
+#: Kernels that are compiled side by side while a graph is prepared. A request that comes meanwhile
+#: may wait for these; each of their threads holds the interpreter for a moment.
+_TOGETHER = 4
 #: Makes the plan of a shape, in pieces.
 Build = Callable[[StepParts, StepShape], Work["Plan"]]
 
@@ -196,24 +199,28 @@ class Steps(Owner):
     def _binding(self, shape: StepShape) -> Work[BoundPlan]:
         """Make the bound plan of a shape, in pieces.
 
-        Kernels whose loading was yielded, but not done, are loaded together, in threads.
+        Kernels whose loading was yielded, but not done, are loaded together by the caller.
         """
         if shape not in self._bound:
             device = self.parts.device
             build: Work[Plan] = self._build(self.parts, shape)
             # To choose products of many rows takes the first layer of a shape 20 ms.
             plan = yield from build if shape.rows <= MAX_BATCH else elsewhere(build)
-            unknown = []
+            unknown: list[Kernel] = []
+            left: list[Kernel] = []
             for kernel in plan.kernels():
                 yield None
                 if not device.is_loaded(kernel):
-                    yield (job := Job(partial(device.load, kernel)))
-                    if job.is_done:
-                        job.result()
-                    else:
-                        unknown.append(kernel)
-            if unknown:
-                self._load(unknown)
+                    unknown.append(kernel)
+            for at in range(0, len(unknown), _TOGETHER):
+                some = unknown[at : at + _TOGETHER]
+                yield (job := Job(partial(device.load_all, some)))
+                if job.is_done:
+                    job.result()
+                else:
+                    left += some
+            if left:
+                self._load(left)
             self._bound[shape] = yield from execute.binding(plan, device)
         return self._bound[shape]
 

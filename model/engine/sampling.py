@@ -1,8 +1,6 @@
 """Choosing tokens on the host by `SamplingSettings`; the mathematics is ``ptxgen.sampling``'s.
 
-The order is llama.cpp's: logit bias, repetition penalty, presence and frequency penalty, what is
-not allowed, top-k, top-p, min-p, temperature, draw. Each filter works on the distribution that the
-one before left, and the temperature does not affect what top-p and min-p keep.
+The order is that of the reference, `urdir.ptxgen.kernels.sampling`, and of the device.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""How a sequence's tokens are chosen: what may be set, within which bounds, and the defaults.
+"""How a sequence's tokens are chosen: one table of what may be set.
 
-The library, the commands and the server read all of it here. numpy is not imported.
+The library, the commands and the server read it. numpy is not imported.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -42,29 +42,36 @@ class Bounds(NamedTuple):
         return is_number and self.low <= value <= self.high
 
 
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What the library, the commands, the server and the documents know of a setting.
+
+    ``bounds`` of a number (others are checked by themselves), what it ``does``, and the value that
+    is ``off`` (None: the default). ``flags`` are llama.cpp's names, with blanks between them;
+    ``has_variable`` where llama.cpp documents an environment variable for them. ``field_of`` says
+    who has a field of that name in requests: O (OpenAI), V (vLLM), L (llama-server).
+    """
+
+    bounds: Bounds | None
+    does: str
+    off: float | None = None
+    flags: str = ""
+    has_variable: bool = False
+    field_of: str = ""
+
+
+def _setting(default: Any, bounds: Bounds | None, does: str, **more: Any) -> Any:
+    """A field of `SamplingSettings`, with its row of `SETTINGS`."""
+    return field(default=default, metadata={"setting": Setting(bounds, does, **more)})
+
+
 #: The most that counts and seeds may be.
 MOST_COUNT = 1 << 31
 MOST_SEED = (1 << 64) - 1
-_COUNT = "0 (off) or more"
+_COUNT = Bounds(0, MOST_COUNT, "0 (off) or more", is_whole=True)
 _PENALTY = Bounds(-100, 100, "-100 to 100 (0: off)")
 _BIAS = Bounds(-100, 100, "-100 to 100")
 _SEED = Bounds(0, MOST_SEED, "0 to 2^64 - 1", is_whole=True)
-#: Of the settings that are numbers.
-BOUNDS: Mapping[str, Bounds] = {
-    "temperature": Bounds(0, 100, "0 (greedy) to 100"),
-    "top_k": Bounds(0, MOST_COUNT, _COUNT, is_whole=True),
-    "top_p": Bounds(0, 1, "0 to 1 (off)"),
-    "min_p": Bounds(0, 1, "0 (off) to 1"),
-    "repeat_penalty": Bounds(1e-3, 100, "0.001 to 100 (1: off)"),
-    "repeat_last_n": Bounds(-1, MOST_COUNT, "-1 (all), 0 (off) or more", is_whole=True),
-    "seed": _SEED,
-    "nonce": _SEED,
-    "presence_penalty": _PENALTY,
-    "frequency_penalty": _PENALTY,
-    "min_tokens": Bounds(0, MOST_COUNT, _COUNT, is_whole=True),
-    "logprobs": Bounds(0, MOST_LIKELY, f"0 to {MOST_LIKELY}", is_whole=True),
-}
-_MAY_BE_NONE = ("seed", "logprobs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,30 +80,75 @@ class SamplingSettings:
 
     The repetition penalty is llama.cpp's: it divides logits of tokens among the last
     ``repeat_last_n``, the prompt's too. Presence and frequency penalty are OpenAI's: they count the
-    tokens of the answer alone, and subtract from their logits. ``seed`` and ``nonce`` decide the
-    random numbers, whatever place in the cache a sequence has: answers that share a seed and are to
-    differ take different nonces. Without a seed every answer draws a new one.
+    tokens of the answer alone, and subtract from their logits. ``logit_bias`` are pairs of token
+    ids and what is added to their logits. ``seed`` and ``nonce`` decide the random numbers,
+    whatever place in the cache a sequence has: answers that share a seed and are to differ take
+    different nonces. Without a seed every answer draws a new one.
+
+    A new setting is a row here, the last, and a part of the device's record with its reference
+    (`urdir.ptxgen.kernels.sampling`) and its template: flags, fields of requests, bounds and the
+    tables of documents follow.
     """
 
-    temperature: float = 0.8  # 0: greedy
-    top_k: int = 40  # 0: off
-    top_p: float = 0.95  # 1: off
-    min_p: float = 0.05  # 0: off
-    repeat_penalty: float = 1.0  # 1: off
-    repeat_last_n: int = 64  # tokens that the penalty looks back; -1: all
-    seed: int | None = None  # None: a new one for each answer
-    nonce: int = 0
-    presence_penalty: float = 0.0  # 0: off
-    frequency_penalty: float = 0.0  # 0: off
-    logit_bias: tuple[tuple[int, float], ...] = ()  # token ids, and what is added to their logits
-    min_tokens: int = 0  # of the answer, before an end id may come
-    logprobs: int | None = None  # likely tokens reported beside the chosen one; None: nothing
+    # fmt: off
+    temperature: float = _setting(
+        0.8, Bounds(0, 100, "0 (greedy) to 100"), "temperature; 0 is greedy",
+        off=1.0, flags="--temp --temperature", has_variable=True, field_of="OVL",
+    )
+    top_k: int = _setting(
+        40, _COUNT, "keep the K likeliest; 0 keeps all",
+        off=0, flags="--top-k", has_variable=True, field_of="VL",
+    )
+    top_p: float = _setting(
+        0.95, Bounds(0, 1, "0 to 1 (off)"), "share of probability kept; 1 keeps all",
+        off=1.0, flags="--top-p", has_variable=True, field_of="OVL",
+    )
+    min_p: float = _setting(
+        0.05, Bounds(0, 1, "0 (off) to 1"), "drop less than this of the best; 0 drops none",
+        off=0.0, flags="--min-p", has_variable=True, field_of="VL",
+    )
+    repeat_penalty: float = _setting(
+        1.0, Bounds(1e-3, 100, "0.001 to 100 (1: off)"),
+        "divide logits of repeated tokens; 1 is off",
+        flags="--repeat-penalty", has_variable=True, field_of="L",
+    )
+    repeat_last_n: int = _setting(
+        64, Bounds(-1, MOST_COUNT, "-1 (all), 0 (off) or more", is_whole=True),
+        "tokens that --repeat-penalty looks back on, also the prompt's; -1: all",
+        flags="--repeat-last-n", field_of="L",
+    )
+    seed: int | None = _setting(
+        None, _SEED, "random seed; without one each answer has a new one",
+        flags="-s --seed", field_of="OVL",
+    )
+    nonce: int = _setting(0, _SEED, "sets answers of one seed apart")
+    presence_penalty: float = _setting(
+        0.0, _PENALTY,
+        "subtract from logits of tokens that the answer has: OpenAI's, the prompt does not count; "
+        "0 is off",
+        flags="--presence-penalty", has_variable=True, field_of="OVL",
+    )
+    frequency_penalty: float = _setting(
+        0.0, _PENALTY, "the same for each time that the answer has them; 0 is off",
+        flags="--frequency-penalty", has_variable=True, field_of="OVL",
+    )
+    logit_bias: tuple[tuple[int, float], ...] = _setting(
+        (), None, f"add to logits of tokens, {MOST_BIASES} at most",
+        flags="-l --logit-bias", field_of="OVL",
+    )
+    min_tokens: int = _setting(0, _COUNT, "tokens before the end may come", field_of="VL")
+    logprobs: int | None = _setting(
+        None, Bounds(0, MOST_LIKELY, f"0 to {MOST_LIKELY}", is_whole=True),
+        "likely tokens reported beside the chosen one",
+    )
+    # fmt: on
 
     def __post_init__(self) -> None:
-        for field, bounds in BOUNDS.items():
-            value = getattr(self, field)
-            if not (value is None and field in _MAY_BE_NONE) and not bounds.allow(value):
-                raise SettingsError(f"{field} is {value!r}: expected {bounds.words}")
+        for name, setting in SETTINGS.items():
+            value, bounds = getattr(self, name), setting.bounds
+            is_unset = value is None and _DEFAULT_OF[name] is None
+            if bounds is not None and not is_unset and not bounds.allow(value):
+                raise SettingsError(f"{name} is {value!r}: expected {bounds.words}")
         if not _are_biases(self.logit_bias):
             raise SettingsError(
                 f"logit_bias is {self.logit_bias!r:.80}: expected a tuple of at most "
@@ -128,23 +180,10 @@ class SamplingSettings:
         """
         from urdir.ptxgen.kernels.sampling import pack_settings
 
-        return pack_settings(
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            repeat_penalty=self.repeat_penalty,
-            repeat_last_n=self.repeat_last_n,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            logit_bias=dict(self.logit_bias),
-            seed=self.with_seed().seed or 0,
-            nonce=self.nonce,
-            logprobs=self.logprobs,
-            answer_at=answer_at,
-            min_tokens=self.min_tokens,
-            end_ids=sorted(end_ids)[:MOST_END_IDS],
-        )
+        values = {name: getattr(self, name) for name in SETTINGS}
+        values["seed"] = self.with_seed().seed
+        ends = sorted(end_ids)[:MOST_END_IDS]
+        return pack_settings(**values, answer_at=answer_at, end_ids=ends)
 
 
 def _are_biases(pairs: Any) -> bool:
@@ -158,9 +197,15 @@ def _are_biases(pairs: Any) -> bool:
     return are_good and len(dict(pairs)) == len(pairs)
 
 
+_DEFAULT_OF = {each.name: each.default for each in fields(SamplingSettings)}
+#: The table: a row for each field of `SamplingSettings`, by its name.
+SETTINGS: Mapping[str, Setting] = {
+    each.name: each.metadata["setting"] for each in fields(SamplingSettings)
+}
+_OFF: dict[str, Any] = {name: of.off for name, of in SETTINGS.items() if of.off is not None}
 #: What holds unless it is set: llama.cpp's.
 DEFAULTS = SamplingSettings()
 #: The most likely token at every step.
 GREEDY = SamplingSettings(temperature=0.0)
 #: OpenAI's: the distribution as it is.
-OPENAI = SamplingSettings(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+OPENAI = replace(DEFAULTS, **_OFF)

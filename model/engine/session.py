@@ -16,7 +16,8 @@ from urdir.model.engine.rank import budget_of, open_ranks
 from urdir.model.engine.runner import Observer
 from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.engine.step_queue import StepQueue
-from urdir.model.errors import ContextFullError, ModelError
+from urdir.model.errors import ContextFullError, ModelError, UnsupportedError
+from urdir.model.memory.buckets import choosing_rows
 from urdir.model.memory.budget import SessionBudget, check_context
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.walk import Walk
@@ -48,6 +49,8 @@ class Session(Owner):
         peers: Sequence[Weights] = (),
     ) -> None:
         check_context(weights.config, settings.context)
+        if settings.drafts is not None:
+            _check_drafts(weights)
         self.context = settings.context
         self.sequences = settings.sequences
         self.weights = weights
@@ -99,6 +102,21 @@ class Session(Owner):
         self._owners.close()
 
 
+def _check_drafts(weights: Weights) -> None:
+    """Raise UnsupportedError for a model whose steps do not verify drafts."""
+    config = weights.config
+    reasons = {
+        "has recurrent layers": bool(config.recurrents),
+        "is split by layers": config.stage is not None,
+    }
+    for reason, is_so in reasons.items():
+        if is_so:
+            raise UnsupportedError(
+                f"drafts of the next tokens: the model {reason}, which is not supported: open it "
+                "without drafts"
+            )
+
+
 def _shapes(
     device: Device, weights: Weights, settings: SessionSettings, budget: SessionBudget
 ) -> ShapeBuckets:
@@ -114,8 +132,9 @@ def _shapes(
     return ShapeBuckets.of(
         budget.chunks,
         budget.cache.max_len,
-        budget.state.rows,
+        choosing_rows(settings.sequences),
         alignment,
         begin_apart=apart,
         walk=walk,
+        drafts=0 if settings.drafts is None else settings.drafts.most,
     )

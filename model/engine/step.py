@@ -14,7 +14,8 @@ from urdir.model.blocks.parts import LayerStep, StepParts
 from urdir.model.blocks.recall import append_output_recall
 from urdir.model.blocks.rows import OutputRows, Rows
 from urdir.model.engine.batch import Output, StepShape
-from urdir.model.memory.device_state import MAILBOX_SLOTS
+from urdir.model.engine.speculation.launches import append_acceptance, append_placed_rows
+from urdir.model.engine.speculation.source import DraftSource
 from urdir.ptxgen.kernels.adjust_logits import AdjustLogits
 from urdir.ptxgen.kernels.advance import Advance
 from urdir.ptxgen.kernels.argmax import Argmax
@@ -27,12 +28,16 @@ def build_plan(parts: StepParts, shape: StepShape) -> Plan:
     return completed(building(parts, shape))
 
 
-def building(parts: StepParts, shape: StepShape) -> Generator[None, None, Plan]:
-    """`build_plan` in small pieces, one a layer: the plan is what the generator returns."""
+def building(
+    parts: StepParts, shape: StepShape, source: DraftSource | None = None
+) -> Generator[None, None, Plan]:
+    """`build_plan` in small pieces, one a layer: the plan is what the generator returns. Drafts are
+    those of ``source``; None: of earlier text."""
     steps = "step" if shape.steps == 1 else f"steps x {shape.steps}"
     plan = Plan(f"{shape.kind} {steps}, {shape.rows} rows, {shape.keys} keys")
     prompts = (shape.prompt, shape.segments, shape.begins, shape.walk)
-    rows = Rows.of(parts.state, shape.rows, shape.keys, *prompts)
+    append_placed_rows(plan, parts, shape, source)
+    rows = Rows.of(parts.state, shape.rows, shape.keys, *prompts, drafts=shape.drafts > 0)
     x = append_embedding(plan, parts, rows)
     *others, final = range(parts.config.n_layers)
     for index in others:
@@ -118,7 +123,7 @@ def _append_choice(plan: Plan, parts: StepParts, rows: Rows, output: Output) -> 
         plan.launch(Sample(*shape), "sample", logits=work["logits"], **chosen)
         if output is Output.LOGPROBS:
             plan.launch(
-                TokenLogprobs(*shape, slots=MAILBOX_SLOTS),
+                TokenLogprobs(*shape, slots=state.slots),
                 "logprobs",
                 logits=work["raw logits"],
                 logprobs=state.logprobs,
@@ -129,6 +134,9 @@ def _append_choice(plan: Plan, parts: StepParts, rows: Rows, output: Output) -> 
 
 def _append_advance(plan: Plan, parts: StepParts, rows: Rows, output: Output) -> None:
     state = parts.state
+    if rows.drafts:
+        append_acceptance(plan, parts, rows.count, output)
+        return
     if output is Output.LOGITS:
         kernel = Advance(state.max_len, rows.count, state.sequences, sampling=False)
         plan.launch(kernel, "advance", position=rows.position)
@@ -136,7 +144,7 @@ def _append_advance(plan: Plan, parts: StepParts, rows: Rows, output: Output) ->
     slices = Argmax(n=parts.config.vocab_size).slices if output is Output.GREEDY else 0
     ranks = {"ranks": parts.work["ranks"]} if slices else {}
     plan.launch(
-        Advance(state.max_len, rows.count, state.sequences, slots=MAILBOX_SLOTS, slices=slices),
+        Advance(state.max_len, rows.count, state.sequences, slots=state.slots, slices=slices),
         "advance",
         tokens=state["tokens"],
         known=state["known"],

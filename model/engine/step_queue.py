@@ -25,7 +25,7 @@ class StepQueue:
     """Queues steps on ``stream``, each behind the ones before it; the host waits for none.
 
     Rows that choose a token are moved on by the device itself: where the next step continues the
-    same sequences, nothing is written.
+    same sequences, nothing is written. Where there are drafts, it alone knows the positions.
     """
 
     def __init__(
@@ -35,7 +35,8 @@ class StepQueue:
         self._state = state
         self._shapes = shapes
         self._stream = stream
-        self._rows: tuple[tuple[int, int], ...] = ()  # (sequence, position) on the device
+        #: On the device: sequence and position, or where there are drafts, their number.
+        self._rows: tuple[tuple[int, int], ...] = ()
 
     def launch(
         self,
@@ -46,22 +47,27 @@ class StepQueue:
         on_begin: Callable[[], None] = lambda: None,
     ) -> None:
         """Queue the steps of ``shape``, which `ShapeBuckets` gave for ``batch``. ``lasts`` are the
-        positions of the tokens that ``batch.decode`` processes. ``masks`` (ceil(n_vocab / 32),) u32
-        have, by sequence, a bit for each token that is allowed. ``on_begin`` is called when all
-        is written, before the steps are queued. Raises DriverError."""
+        positions of the tokens that ``batch.decode`` processes, or what they are at most.
+        ``masks`` (ceil(n_vocab / 32),) u32 have, by sequence, a bit for each token that is allowed.
+        ``on_begin`` is called when all is written, before the steps are queued. Raises
+        DriverError."""
         self._steps.make_ready(shape)
-        wanted = tuple(zip(batch.decode, lasts, strict=True))
+        is_drafted = self._state.drafts is not None
+        drafts = batch.drafts or (0,) * len(batch.decode)
+        wanted = tuple(zip(batch.decode, drafts if is_drafted else lasts, strict=True))
         if batch.segments:
             rows = self._shapes.rows_of(batch, shape, lasts)
             self._state.write_step(rows, self._shapes.choosing_rows(batch, shape))
-            wanted += tuple((s.sequence, s.end - 1) for s in batch.segments if s.chooses)
+            ends = [(s.sequence, s.end - 1) for s in batch.segments if s.chooses]
+            wanted += tuple((s, 0 if is_drafted else at) for s, at in ends)
         elif wanted != self._rows:
-            self._state.write_rows(wanted)
-        self._state.write_masks({batch.choosing.index(s): words for s, words in masks.items()})
+            self._state.write_rows(tuple(zip(batch.decode, lasts, strict=True)), batch.drafts)
+        self._state.write_masks({batch.row_of(s): words for s, words in masks.items()})
         self._rows = ()  # until the steps are queued, device and host may differ
         on_begin()
         self._steps.launch(shape, self._stream)
-        self._rows = tuple((sequence, at + shape.steps) for sequence, at in wanted)
+        steps = 0 if is_drafted else shape.steps
+        self._rows = tuple((sequence, at + steps) for sequence, at in wanted)
 
     def forget_rows(self) -> None:
         """The next rows are written: a sequence is no longer where the device has it."""

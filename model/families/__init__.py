@@ -1,1 +1,1 @@
-"""Descriptions of models as data."""
+"""Model families: architectures described as data."""

@@ -1,4 +1,4 @@
-"""Attention, described: heads of queries, keys and values, and what may come between them."""
+"""Attention, described: query, key and value heads, and the steps between them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from urdir.ptxgen.kernels.norm import Norm
 
 @dataclass(frozen=True, slots=True)
 class QkNorm:
-    """RMSNorm (or LayerNorm) of queries and keys: of each head, or of all heads as one row.
+    """RMSNorm (or LayerNorm) of queries and keys: per head, or over all heads together.
 
     Weights are (head_dim,), (heads, head_dim) or (heads * head_dim,).
     """
@@ -27,7 +27,7 @@ class QkNorm:
 
 @dataclass(frozen=True, slots=True)
 class OutputGate:
-    """The result of attention times activation(linear x'), by value or by head."""
+    """A gate on the result of attention: times activation(linear x'), per element or per head."""
 
     linear: Linear
     activation: Literal["sigmoid", "softplus"]
@@ -35,18 +35,19 @@ class OutputGate:
 
 @dataclass(frozen=True, slots=True)
 class Latent:
-    """Heads that share one vector l = norm(``down`` x) (MLA, arXiv 2405.04434), in the absorbed
-    form: l is the value, and the one key beside a part that rotates. That part comes first, and
-    `Attention` has its products.
+    """Multi-head latent attention (MLA, arXiv 2405.04434) in its absorbed form.
 
-    Queries are made of x, or of ``q_norm`` (``q_down`` x). Their parts that stand still (heads,
-    still) are ``q_still``; ``absorb`` (heads * latent, still) makes each head's fit for l. Without
-    them all of a head rotates, and l is the value alone. ``expand`` (heads * value, latent) makes
-    each head's values of its result.
+    All heads share one latent vector l = norm(``down`` x). The single KV head has the value l and a
+    key of the rotated part, then l. `Attention` has the rotated projections, which come first.
 
-    Written out, a head has keys and values of its own: ``keys`` (heads * still, latent) and
-    ``expand`` make them of l. That is less work for the rows of a prompt that attend to each other
-    (`Attention.written_out`).
+    Queries read x, or ``q_norm`` (``q_down`` x). ``q_still`` (heads, still) makes their unrotated
+    parts; ``absorb`` (heads * latent, still) maps each into the latent space. Without these two a
+    head rotates as a whole, and l is the value only. ``expand`` (heads * value, latent) maps each
+    head's result to its values.
+
+    In the non-absorbed form every head has its own keys and values: ``keys`` (heads * still,
+    latent) and ``expand`` compute them from l. This is less work for prompt rows that attend to
+    each other (`Attention.written_out`).
     """
 
     down: Linear
@@ -61,20 +62,20 @@ class Latent:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Causal softmax attention (GQA), scores scale * q . k.
+    """Causal softmax attention (GQA) with scores scale * q . k.
 
-    A row at position p attends to positions above p - ``window``, or from the beginning of its
-    ``chunk`` on (0: none). ``softcap`` c > 0 turns scores s into c * tanh(s / c). ``sinks``
-    (heads,) are one more logit each, without a value. ``max_bias`` > 0 adds ALiBi (Press et al.
-    2021, arXiv 2108.12409). Without ``v`` the product of ``k`` is K and V; without both, the cache
-    of layer ``shares_cache_of`` is used. Products are kept within +- ``clamp``. With a ``latent``
-    q and k are the parts that rotate.
+    A row at position p attends to positions above p - ``window``, or from the start of its
+    ``chunk`` (0: unlimited). ``softcap`` c > 0 turns scores s into c * tanh(s / c). ``sinks``
+    (heads,) add one logit per head, without a value. ``max_bias`` > 0 adds ALiBi (Press et al.
+    2021, arXiv 2108.12409). Without ``v`` the product of ``k`` is K and V; without both, the layer
+    reads the cache of layer ``shares_cache_of``. Q, K and V are clamped to +- ``clamp``. With a
+    ``latent``, q and k are the rotated parts.
     """
 
-    heads: int  # of queries
-    kv_heads: int  # heads is a multiple
-    key_dim: int  # of a head of queries and keys
-    value_dim: int  # of a head of values
+    heads: int  # query heads
+    kv_heads: int  # divides heads
+    key_dim: int  # dimension of query and key heads
+    value_dim: int  # dimension of value heads
     scale: float
     q: Linear
     k: Linear | None
@@ -82,7 +83,7 @@ class Attention:
     o: Linear
     rope: RopeConfig | None = None
     qk_norm: QkNorm | None = None
-    v_norm: Norm | None = None  # of each head of values, without weights
+    v_norm: Norm | None = None  # per value head, without weights
     window: int = 0
     chunk: int = 0
     softcap: float = 0.0
@@ -91,14 +92,14 @@ class Attention:
     clamp: float = 0.0
     temperature: Temperature | None = None
     gate: OutputGate | None = None
-    value_scale: float = 1.0  # of the result
+    value_scale: float = 1.0  # multiplies the result
     shares_cache_of: int | None = None
     latent: Latent | None = None
 
     @property
     def written_out(self) -> Attention | None:
-        """The same by keys and values of heads, where a latent vector has the matrices for it: a
-        key's shared part comes first."""
+        """The non-absorbed form: keys and values per head, a key's shared part first. None without
+        a latent vector, or if the file lacks its matrices."""
         latent = self.latent
         if latent is None or latent.keys is None:
             return None
@@ -112,7 +113,7 @@ class Attention:
 
     @property
     def scores(self) -> Scores:
-        """What happens between q . k and the softmax."""
+        """The transformation of scores between q . k and the softmax."""
         return Scores(
             scale=self.scale,
             softcap=self.softcap,
@@ -124,25 +125,25 @@ class Attention:
 
     @property
     def span(self) -> int:
-        """The most keys that a row attends to; 0: all up to its own."""
+        """The largest number of keys that a row attends to; 0: every key up to its own."""
         return min(filter(None, (self.window, self.chunk)), default=0)
 
     @property
     def query_width(self) -> int:
-        """Values of all heads of queries."""
+        """Width of all query heads."""
         return self.heads * self.key_dim
 
     @property
     def key_width(self) -> int:
-        """Values of all heads of keys."""
+        """Width of all key heads."""
         return self.kv_heads * self.key_dim
 
     @property
     def value_width(self) -> int:
-        """Values of all heads of values."""
+        """Width of all value heads."""
         return self.kv_heads * self.value_dim
 
     @property
     def output_width(self) -> int:
-        """Values of all heads of the result."""
+        """Width of all heads of the result."""
         return self.heads * self.value_dim

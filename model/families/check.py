@@ -1,4 +1,4 @@
-"""Checks a description against its file: every tensor there, of its shape and a type that fits."""
+"""Checks of a description against its file: presence, shape and type of every tensor."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ from urdir.model.families.stored import Shape, Stored, StoredMatrix, stored_in
 from urdir.model.files.model_file import ModelFile
 from urdir.ptxgen.weights.formats import FORMATS
 
-#: Types that a vector may have.
+#: Types supported for vectors.
 VECTOR_TYPES = ("F32", "F16", "BF16")
 
 
 def check_tensors(description: Description, file: ModelFile) -> None:
-    """Raise ConfigError for a tensor that is missing or has another shape, UnsupportedError for a
-    type that is not supported there and for a tensor that the description does not name.
+    """Raise an error if the file's tensors do not match the description.
+
+    ConfigError for a missing tensor or a wrong shape; UnsupportedError for a type that is not
+    supported in that place and for a tensor that the description does not name.
     """
     named = set(description.unused_tensors)
     for reference in stored_in(description):
-        named.add(reference.name)
-        _check(reference, file)
-    # A tensor left out would change the answers silently.
+        if reference not in description.lent:
+            named.add(reference.name)
+            _check(reference, file)
+    # Ignoring a tensor would change answers silently.
     for name in file.tensors:
         if name not in named:
             kind = description.architecture
-            raise UnsupportedError(
-                f"tensor '{name}' is no part of a '{kind}' model as supported here"
-            )
+            raise UnsupportedError(f"tensor '{name}' is not supported in a '{kind}' model")
 
 
 def _check(reference: Stored, file: ModelFile) -> None:
@@ -39,22 +40,22 @@ def _check(reference: Stored, file: ModelFile) -> None:
     if _kept(tensor.shape) != _kept(reference.shape):
         raise ConfigError(
             f"tensor '{name}' has shape {_text(tensor.shape)}, "
-            f"the metadata asks for {_text(reference.shape)}"
+            f"the metadata require {_text(reference.shape)}"
         )
     if not _is_within(reference):
         raise ConfigError(
-            f"tensor '{name}' {_text(reference.shape)} has not the rows that the metadata ask for"
+            f"tensor '{name}' {_text(reference.shape)} has fewer rows than the metadata require"
         )
     types: Collection[str] = FORMATS if isinstance(reference, StoredMatrix) else VECTOR_TYPES
     if tensor.type_name not in types:
         raise UnsupportedError(
-            f"tensor '{name}' has type {tensor.type_name}; supported there: "
+            f"tensor '{name}' has type {tensor.type_name}; supported here: "
             f"{', '.join(sorted(types))}"
         )
 
 
 def _is_within(reference: Stored) -> bool:
-    """Whether a part lies within its tensor: several sizes of the metadata decide where it ends."""
+    """Whether a reference lies within its tensor; its end follows from several metadata sizes."""
     if isinstance(reference, StoredMatrix):
         return reference.first + reference.each <= reference.period
     if reference.period:
@@ -66,7 +67,7 @@ def _is_within(reference: Stored) -> bool:
 
 
 def _kept(shape: Shape) -> Shape:
-    """Without leading ones: a GGUF file does not keep them."""
+    """A shape without leading ones, which GGUF files drop."""
     first = next((index for index, size in enumerate(shape) if size != 1), len(shape) - 1)
     return shape[first:]
 

@@ -1,4 +1,4 @@
-"""A model as its file describes it: found by the architecture's name, and checked."""
+"""Configuration of a model: the description of its architecture, checked against the file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from urdir.model.families.registry import describe
 from urdir.model.families.summary import summary
 from urdir.model.files.model_file import ModelFile
 
-#: What files are, by general.type, that hold no language model of their own.
+#: Files that are no language model, by general.type.
 OTHER_KINDS = {
     "adapter": "a LoRA adapter: merge it into its model's file first",
     "imatrix": "an importance matrix: urdir does not quantise files",
@@ -23,27 +23,28 @@ OTHER_KINDS = {
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Config(Description):
-    """The `Description` of a model that has all of its tensors, see `from_gguf`. Its text says what
-    the layers are made of."""
+    """The `Description` of a model whose tensors were checked against it; see `of`. Its text
+    lists the layers and their parts."""
 
     def __str__(self) -> str:
         return summary(self)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """In a notebook: the text."""
+        """Print the text in a notebook."""
         printer.text(str(self))
 
     @classmethod
-    def from_gguf(cls, gguf: ModelFile) -> Self:
-        """Read the metadata and check all tensors; needs no tokeniser.
+    def of(cls, gguf: ModelFile, *, nextn: bool = False) -> Self:
+        """Read the metadata and check all tensors; needs no tokeniser. With ``nextn`` the
+        description has the MTP heads of the file.
 
-        Raises UnsupportedError (architecture, tensor types, tensors we would have to ignore) or
-        ConfigError (a key or tensor missing or inconsistent), naming the key or tensor.
+        Raises UnsupportedError (architecture, tensor types, tensors that would have to be ignored)
+        or ConfigError (a key or tensor missing or inconsistent), naming the key or tensor.
         """
         if (kind := str(gguf.metadata.get("general.type"))) in OTHER_KINDS:
             raise UnsupportedError(f"{gguf.path}: {OTHER_KINDS[kind]}")
         try:
-            found = describe(Reader.of(gguf))
+            found = describe(Reader.of(gguf, nextn=nextn))
             check_tensors(found, gguf)
         except (ConfigError, UnsupportedError) as error:
             prefix = f"{gguf.path}: "

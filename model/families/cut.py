@@ -1,6 +1,6 @@
-"""What one of several ranks takes of matrices and vectors, and where things may be cut.
+"""Tensor-parallel cuts of matrices and vectors: where cuts are allowed, and one rank's part.
 
-Columns can be cut between blocks of the tensor's type only: every 32 values, or every 256.
+Columns can be cut only between quantisation blocks of the tensor: every 32 or 256 values.
 """
 
 from __future__ import annotations
@@ -13,47 +13,47 @@ from itertools import pairwise
 
 from urdir.model.families.stored import Linear, Run, StoredVector
 
-#: Inner values of networks come in as many at once where they can: whole groups of the kernels'
+#: Inner values of FFNs are cut in multiples of this where possible: whole groups of the kernels'
 #: accesses.
 _GROUP = 32
 
-#: The block of each tensor's type: values of a row that lie together.
+#: Values per quantisation block of each tensor type.
 Blocks = Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Some of a row of things: from number ``first`` on, ``count`` of them."""
+    """A range of numbered items: ``count`` of them from ``first`` on."""
 
     first: int
     count: int
 
     @property
     def stop(self) -> int:
-        """The number after the last."""
+        """The number after the last item."""
         return self.first + self.count
 
     @property
     def run(self) -> Run:
-        """The same as bounds."""
+        """The range as (first, stop)."""
         return self.first, self.stop
 
     def times(self, width: int) -> Span:
-        """The values of these things, of ``width`` each."""
+        """The range of values, with ``width`` values per item."""
         return Span(width * self.first, width * self.count)
 
     def groups(self, size: int) -> Span:
-        """The groups of ``size`` things that these are of: whole ones, or a part of one."""
+        """The range of groups of ``size`` items: whole groups, or part of one."""
         return Span(self.first // size, max(1, self.count // size))
 
     def after(self, number: int) -> Span:
-        """The same things where ``number`` others lie before them."""
+        """The same range shifted by ``number`` items."""
         return Span(number + self.first, self.count)
 
 
 def spans(things: int, ranks: int, fits: Callable[[int], bool]) -> list[Span] | None:
-    """``things`` for each of ``ranks``, as evenly as boundaries that fit allow; None where a rank
-    would have none."""
+    """Split ``things`` over ``ranks`` as evenly as the allowed boundaries permit; None if a rank
+    would get nothing."""
     allowed = [at for at in range(things + 1) if at in (0, things) or fits(at)]
     ends = [0]
     for rank in range(1, ranks + 1):
@@ -69,9 +69,10 @@ def spans(things: int, ranks: int, fits: Callable[[int], bool]) -> list[Span] | 
 
 @cache
 def head_spans(heads: int, group: int, unit: int, ranks: int) -> tuple[Span, ...] | None:
-    """``heads`` for each of ``ranks``: whole groups with the same keys, or some heads of one, where
-    there are fewer keys than ranks; boundaries are multiples of ``unit`` heads. The most that a
-    rank has are as few as can be. None where a rank would have none.
+    """Split ``heads`` over ``ranks``; None if a rank would get nothing.
+
+    A rank gets whole groups of heads with the same keys, or part of one group if there are more
+    ranks than key heads. Boundaries are multiples of ``unit`` heads. The largest share is minimal.
     """
 
     def fits(first: int, stop: int) -> bool:
@@ -82,7 +83,7 @@ def head_spans(heads: int, group: int, unit: int, ranks: int) -> tuple[Span, ...
 
     @cache
     def best(first: int, left: int) -> tuple[int, int, tuple[int, ...]] | None:
-        """The most heads of a rank, the sum of their squares, and the ends, for the last ranks."""
+        """Split the heads over the last ranks: largest share, sum of squared shares, range ends."""
         if left == 0:
             return (0, 0, ()) if first == heads else None
         found = []
@@ -100,47 +101,47 @@ def head_spans(heads: int, group: int, unit: int, ranks: int) -> tuple[Span, ...
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Cuts for one rank."""
+    """Cuts that one rank applies."""
 
     blocks: Blocks
     rank: int
     ranks: int
 
     def heads(self, heads: int, group: int, width: int, *after: Linear) -> Span | None:
-        """This rank's heads, ``group`` of which have the same keys, where the columns of the
-        matrices ``after``, ``width`` for each head, can be cut; None where they cannot."""
+        """This rank's heads, ``group`` of which share keys. None if the columns of the matrices
+        ``after``, ``width`` for each head, cannot be cut there."""
         block = self.block(*after)
         found = head_spans(heads, group, block // math.gcd(block, width), self.ranks)
         return None if found is None else found[self.rank]
 
     def inner(self, width: int, *after: Linear) -> Span | None:
-        """This rank's inner values of a network, which the matrices ``after`` read; None where they
+        """This rank's inner values of an FFN, which the matrices ``after`` read; None if they
         cannot be cut."""
         unit = math.lcm(self.block(*after), _GROUP)
         found = spans(width, self.ranks, lambda at: at % unit == 0)
         return None if found is None else found[self.rank]
 
     def columns(self, of: Linear, *runs: Run) -> Linear:
-        """Some columns; the first rank adds the bias."""
+        """Select columns; only rank 0 adds the bias."""
         return Linear(of.matrix.pick_columns(*runs), of.bias if self.rank == 0 else None)
 
     def block(self, *matrices: Linear) -> int:
-        """Columns that lie together in all of them."""
+        """The smallest number of columns that no block of these matrices crosses."""
         return math.lcm(*(self.blocks[of.matrix.name] for of in matrices))
 
 
 def of_heads(of: Linear, heads: int, some: Span) -> Linear:
-    """The rows of some of the ``heads`` that a matrix has."""
+    """Select the rows of some of a matrix's ``heads``."""
     return of.pick(some.times(of.matrix.taken // heads).run)
 
 
 def values_of_heads(of: StoredVector, heads: int, some: Span) -> StoredVector:
-    """The same of a vector."""
+    """Select the values of some of a vector's ``heads``."""
     return of.pick(some.times(of.size // heads).run)
 
 
 def rows_of_each(of: Linear, width: int, some: Span) -> Linear:
-    """Some rows of every expert's ``width``, which lie one expert after the other, perhaps beside
+    """Select some of the ``width`` rows of every expert; experts follow each other, perhaps beside
     those of another matrix."""
     matrix, bias = of.matrix, of.bias
     period = width if matrix.each == matrix.period else matrix.period

@@ -1,4 +1,4 @@
-"""Whole models of equal layers: attention and a network, with norms before, after or both."""
+"""Models of equal layers: attention and an FFN, with norms before, after or both."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from urdir.model.families.stored import Normalization
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.rotation import RopeStyle
 
-#: A norm by its tensor's name, by what it is (one without weights), or none.
+#: A norm: the name of its tensor, the norm itself if it has no weights, or None.
 NormName = str | Normalization | None
 Pair = tuple[NormName, NormName]
 
@@ -44,9 +44,9 @@ def decoder(
     more: Callable[[int], dict[str, Any]] = lambda index: {},
     **options: Any,
 ) -> Description:
-    """The model of these attentions and networks by layer, one after the other or ``side_by_side``.
+    """Describe a model by its attentions and FFNs of each layer, in sequence or ``side_by_side``.
 
-    ``norm`` is what all norms do; ``more`` gives a layer's further fields of `LayerConfig`,
+    ``norm`` is the kind of every norm; ``more`` gives a layer's further fields of `LayerConfig`,
     ``options`` go to `parts.model`.
     """
 
@@ -65,7 +65,7 @@ def decoder(
     return model(file, layer, named(output_norm, None), **options)
 
 
-# ---- parts that many of them have ----
+# ---- shared parts ----
 
 
 def rms_decoder(
@@ -78,16 +78,16 @@ def rms_decoder(
     return decoder(file, rms_norm(file), attends, network, **options)
 
 
-def turning(file: Reader, style: RopeStyle, *, factors: bool = False) -> RopeConfig:
-    """The rotation that all layers share."""
+def shared_rope(file: Reader, style: RopeStyle, *, factors: bool = False) -> RopeConfig:
+    """The rotation shared by all layers."""
     return read_rope(file, style, head_dims(file)[0], factors=factors)
 
 
 def mixer(
     file: Reader, rope: RopeConfig | None, *, head_norm: bool = False, **options: Any
 ) -> Callable[[int], Attention]:
-    """Attention that is alike in all layers, without a bias of its output unless ``options`` (of
-    `parts.attention`) say so; ``head_norm``: each head of queries and keys is normalised."""
+    """Attention that is alike in all layers. It has no output bias unless ``options`` (of
+    `parts.attention`) add one; ``head_norm`` normalises every query and key head."""
 
     def build(index: int) -> Attention:
         fields: dict[str, Any] = {"output_bias": "absent"}
@@ -109,8 +109,8 @@ def windowed_mixer(
     more: Callable[[int], dict[str, Any]] = lambda index: {},
     **options: Any,
 ) -> Callable[[int], Attention]:
-    """The same where the layers that are flagged as ``windowed`` attend to a ``window`` and rotate
-    as ``local``, the others as ``full``; ``more`` gives a layer's further options."""
+    """As `mixer`, with sliding windows in some layers: ``windowed`` layers attend to a ``window``
+    and rotate as ``local``, the others as ``full``; ``more`` gives a layer's further options."""
 
     def build(index: int) -> Attention:
         rope, size = (local, window) if windowed[index] else (full, 0)
@@ -119,7 +119,7 @@ def windowed_mixer(
     return build
 
 
-def plain(norm: Norm) -> Normalization:
+def weightless(norm: Norm) -> Normalization:
     """A norm without weights."""
     return Normalization(Norm(norm.kind, norm.eps, weight=False))
 
@@ -129,5 +129,5 @@ def without_experts(file: Reader, most: int = 0) -> None:
     experts = file.count("expert_count")
     if experts > most:
         raise UnsupportedError(
-            f"{file.architecture} with a mixture of {experts} experts ({file.key('expert_count')})"
+            f"{file.architecture} with {experts} experts ({file.key('expert_count')})"
         )

@@ -1,8 +1,8 @@
-"""The description of a model as plain data, which a family makes: `Config` is one that fits a file.
+"""The description of a model as plain data, made by its family.
 
-A model is a few layers (`layers`) of networks: attention (`attention`), mixers with a state
-(`recurrent`), dense networks and mixtures of experts (`feed_forward`). What comes before and after
-them is here.
+A model is a list of layers (`layers`) of attention (`attention`), recurrent mixers (`recurrent`),
+dense FFNs and mixtures of experts (`feed_forward`). This module has what precedes and follows the
+layers. `Config` is a description that was checked against a file.
 """
 
 from __future__ import annotations
@@ -12,14 +12,22 @@ from typing import Self
 
 from urdir.model.families.attention import Attention
 from urdir.model.families.layers import LayerConfig
+from urdir.model.families.nextn import NextnHead
 from urdir.model.families.recurrent import Lightning, Recurrent
 from urdir.model.families.rope import RopeConfig
-from urdir.model.families.stored import Linear, Normalization, Slopes, StoredMatrix, StoredVector
+from urdir.model.families.stored import (
+    Linear,
+    Normalization,
+    Slopes,
+    Stored,
+    StoredMatrix,
+    StoredVector,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerEmbeddings:
-    """The per-layer embeddings of a token, (layers, width):
+    """Per-layer token embeddings, (layers, width):
 
     input_scale * (norm(proj x * proj_scale) + table[token] * scale), each layer's part normalised.
     """
@@ -35,22 +43,23 @@ class LayerEmbeddings:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Which rank of how many a description is for: of attention and dense networks it has a part
-    (`share.shared`). ``vocabulary`` are the logits of each rank, the first ones of rank 0."""
+    """The rank whose tensor-parallel part a description is, and the number of ranks. A rank has
+    parts of attention and FFNs (`share.shared`); ``vocabulary`` counts the logits of every rank,
+    those of rank 0 first."""
 
     rank: int
     vocabulary: tuple[int, ...]
 
     @property
     def ranks(self) -> int:
-        """How many there are."""
+        """Number of ranks."""
         return len(self.vocabulary)
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Which rank of how many a description is for, whose layers begin with number ``first`` of the
-    model (`stages.staged`). Rank 0 has the embedding and the output."""
+    """The rank whose pipeline stage a description is, and the number of ranks. The stage's layers
+    begin with number ``first`` of the model (`stages.staged`). Rank 0 has embedding and output."""
 
     rank: int
     ranks: int
@@ -59,21 +68,22 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A whole model; or the ``share`` of it that one rank has, or the ``stage`` of it, whose layers
-    are all that it has.
+    """A whole model, one rank's tensor-parallel ``share``, or one rank's pipeline ``stage``.
 
-    The stream begins as the token's row of ``embedding``, times ``embedding_scale``, plus its row
-    of ``positions``, normalised by ``embedding_norm``; it is kept as ``saves``, and ``adds``
-    (hidden,) is added. Logits are ``output`` of ``output_norm`` of it, times ``logit_scale``, and c
-    * tanh(. / c) for a ``softcap`` c > 0. With ``recalls`` it is a sum with banked streams before
-    that, as in `Block`.
+    A stage lists its own layers only.
+
+    The residual stream starts as the token's row of ``embedding``, times ``embedding_scale``, plus
+    its row of ``positions``, normalised by ``embedding_norm``. It is saved as ``saves``, and
+    ``adds`` (hidden,) is added. Logits are ``output`` of ``output_norm`` of the stream, times
+    ``logit_scale``, then c * tanh(. / c) for a ``softcap`` c > 0. With ``recalls``, banked streams
+    are mixed in before that, as in `Block`.
     """
 
     architecture: str
     layers: tuple[LayerConfig, ...]
     hidden: int
-    vocab_size: int  # rows of the embedding; a tokeniser may know fewer
-    context_length: int  # trained for
+    vocab_size: int  # rows of the embedding; a tokeniser may have fewer tokens
+    context_length: int  # that the model was trained for
     embedding: StoredMatrix
     output: Linear
     output_norm: Normalization | None
@@ -86,14 +96,20 @@ class Description:
     logit_scale: float = 1.0
     softcap: float = 0.0
     recalls: Normalization | None = None
-    ignored_keys: tuple[str, ...] = ()  # of the file, which the architecture does not know
-    unused_tensors: tuple[str, ...] = ()  # of the file, for other uses than plain decoding
+    ignored_keys: tuple[str, ...] = ()  # of the file, unknown to the architecture
+    unused_tensors: tuple[str, ...] = ()  # of the file, not used for plain decoding
     share: Share | None = None
     stage: Stage | None = None
+    nextn: tuple[NextnHead, ...] = ()  # where they are read
 
     def __repr__(self) -> str:
         size = f"hidden {self.hidden}, vocabulary {self.vocab_size}, context {self.context_length}"
         return f"<{type(self).__name__} {self.architecture}, {self.n_layers} layers, {size}>"
+
+    @property
+    def lent(self) -> frozenset[Stored]:
+        """References to weights of another model, which its file does not have."""
+        return frozenset()
 
     @property
     def n_layers(self) -> int:
@@ -102,43 +118,47 @@ class Description:
 
     @property
     def tied(self) -> bool:
-        """Whether the embedding is the output matrix, too."""
+        """Whether the embedding doubles as the output matrix."""
         return self.output.matrix == self.embedding
 
     @property
     def attentions(self) -> tuple[Attention, ...]:
-        """The attention of every layer that has one."""
+        """The attention of every layer with attention."""
         return tuple(layer.attention for layer in self.layers if layer.attention is not None)
 
     @property
     def recurrents(self) -> tuple[Recurrent, ...]:
-        """The mixer with a state of every layer that has one."""
+        """The recurrent mixer of every layer with one."""
         return tuple(layer.recurrent for layer in self.layers if layer.recurrent is not None)
 
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:
-        """The different ways in which layers rotate, in order of first use."""
-        return tuple(dict.fromkeys(a.rope for a in self.attentions if a.rope is not None))
+        """The distinct rotations, in order of first use."""
+        heads = (head.layer.attention for head in self.nextn)
+        mixers = (*self.attentions, *(mixer for mixer in heads if mixer is not None))
+        return tuple(dict.fromkeys(a.rope for a in mixers if a.rope is not None))
 
     @property
     def slopes(self) -> tuple[Slopes, ...]:
-        """The different ways in which states decay that the weights do not say."""
+        """The distinct decay slopes of lightning attention."""
         mixers = (of for of in self.recurrents if isinstance(of, Lightning))
         return tuple(dict.fromkeys(of.slopes for of in mixers))
 
     def banked(self, layers: int) -> int:
-        """How many streams the first ``layers`` have banked."""
+        """Number of streams banked by the first ``layers``."""
         return sum(block.banks for layer in self.layers[:layers] for block in layer.blocks)
 
     @property
     def saved_streams(self) -> tuple[str, ...]:
-        """The names under which the stream is kept."""
+        """The names under which the stream is saved."""
         names = (self.saves, *(layer.saves for layer in self.layers))
         return tuple(dict.fromkeys(name for name in names if name is not None))
 
     def at_context(self, context: int) -> Self:
-        """The model as it is for sequences of up to ``context`` tokens: LongRoPE has factors for
-        short and for long ones."""
+        """The model for sequences of up to ``context`` tokens: LongRoPE has separate factors for
+        short and long ones."""
         if not any(rope.long_factors for rope in self.ropes):
             return self
-        return replace(self, layers=tuple(layer.at_context(context) for layer in self.layers))
+        heads = (replace(head, layer=head.layer.at_context(context)) for head in self.nextn)
+        layers = tuple(layer.at_context(context) for layer in self.layers)
+        return replace(self, layers=layers, nextn=tuple(heads))

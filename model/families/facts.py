@@ -1,6 +1,6 @@
-"""A model's description as plain values: equal layers together.
+"""A model's description as plain values, equal layers grouped.
 
-A fact that is not there, or is what it usually is, is left out.
+Absent features and default values are omitted.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Facts = dict[str, Any]
 
 
 def layer_groups(description: Description) -> list[Facts]:
-    """Layers that are alike: their numbers, and what they do. A block is a list of networks that
-    read the same stream."""
+    """Groups of equal layers: their numbers and contents. A block is a list of networks that read
+    the same stream."""
     groups: dict[LayerConfig, list[int]] = {}
     for number, layer in enumerate(description.layers):
         groups.setdefault(of_any_layer(layer), []).append(number)
@@ -41,7 +41,7 @@ def layer_groups(description: Description) -> list[Facts]:
 
 
 def model_facts(description: Description) -> Facts:
-    """What is outside the layers."""
+    """Facts about the model outside its layers."""
     extra = description.layer_embeddings
     return _known(
         architecture=description.architecture,
@@ -64,7 +64,7 @@ def model_facts(description: Description) -> Facts:
 
 
 def _block(block: Block) -> list[Facts]:
-    """The networks of a block; what happens to their sum is told with the last one."""
+    """The networks of a block; the last one also describes what happens to their sum."""
     networks = [_branch(branch) for branch in block.branches]
     networks[0] |= _known(norm_of_stream=_norm(block.stream_norm))
     networks[-1] |= _known(
@@ -241,7 +241,7 @@ def _mixture(of: Mixture) -> Facts:
 
 
 def _end(layer: LayerConfig) -> Facts:
-    """What happens after the blocks."""
+    """What a layer does after its blocks."""
     return _known(
         embedding=layer.embedding is not None,
         output_scale=layer.output_scale is not None,
@@ -260,7 +260,7 @@ def _norm(of: Normalization | None) -> str | None:
 
 
 def _norm_text(norm: Norm) -> str:
-    """ "rms 1e-05": its kind and epsilon, and what it has other than weights alone."""
+    """ "rms 1e-05": kind and epsilon, and any deviation from a norm with weights only."""
     parts = [norm.kind, f"{norm.eps:g}"]
     parts += ["without weights"] if not norm.weight else []
     parts += ["with bias"] if norm.bias else []
@@ -272,7 +272,7 @@ def _other_than(value: Any, usual: Any) -> Any:
 
 
 def _known(**facts: Any) -> Facts:
-    """Those that are there; layer 0 is one, a softcap of 0 is none."""
+    """The facts with a value. Layer 0 counts as a value, a softcap of 0 does not."""
     nothing = (None, False, 0.0)
     return {
         key: value

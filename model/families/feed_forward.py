@@ -1,4 +1,4 @@
-"""Feed-forward networks, described: dense ones, and mixtures of experts with their routers."""
+"""Feed-forward networks (FFNs), described: dense ones, mixtures of experts, routers."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ class Dense:
 
     @property
     def width(self) -> int:
-        """Rows of up."""
+        """Inner width: rows of up."""
         return self.up.rows
 
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """Which experts a token goes to, and with which weights.
+    """The routing of tokens to experts, and the weights of the chosen ones.
 
-    Scores of the experts' logits: "softmax", "sigmoid", or the logits themselves, whose softmax
-    over the chosen ones is taken ("softmax_selected"). Chosen are the ``used`` highest scores (with
-    ``choice_bias`` (experts,) added for the choice only; from the ``groups_used`` best of
-    ``groups`` groups, by the sum of a group's two best). Their scores are the weights: divided by
-    their sum (``normalize``), times ``scale``, times the expert's own ``expert_scale`` (experts,).
-    ``by_logits`` chooses by logits. ``reads``: what the logits are made of: the network's input,
-    the layer's input as it is, or a norm of its own (``norm``).
+    Scores of the logits are "softmax", "sigmoid", or the logits themselves, with a softmax over the
+    chosen ones ("softmax_selected"). The ``used`` highest scores are chosen. ``choice_bias``
+    (experts,) is added for the choice only; a choice among groups takes the ``groups_used`` best of
+    ``groups``, by the sum of a group's two best scores. The chosen scores are the weights: divided
+    by their sum (``normalize``), times ``scale``, times the expert's ``expert_scale`` (experts,).
+    ``by_logits`` chooses by logits. ``reads`` names the router's input: that of the FFN, that of
+    the layer, or a norm of its own (``norm``).
     """
 
     linear: Linear
@@ -54,7 +54,7 @@ class Router:
     by_logits: bool = False
     reads: Literal["input", "layer", "norm"] = "input"
     norm: Normalization | None = None
-    norm_scale: float = 1.0  # of the router's own norm
+    norm_scale: float = 1.0  # multiplies the router's own norm
 
     @property
     def experts(self) -> int:
@@ -63,7 +63,7 @@ class Router:
 
     @property
     def selection(self) -> Selection:
-        """How logits choose."""
+        """The selection of experts from logits, as its kernel takes it."""
         return Selection(
             self.experts,
             self.used,
@@ -80,8 +80,8 @@ class Router:
 
 @dataclass(frozen=True, slots=True)
 class LatentExperts:
-    """Experts of a narrower vector: they read ``down`` x, and ``up`` of the ``norm`` of their sum
-    is the mixture's result."""
+    """Experts on a narrower vector: they read ``down`` x, and the mixture's result is ``up`` of the
+    ``norm`` of their sum."""
 
     down: Linear
     up: Linear
@@ -90,12 +90,12 @@ class LatentExperts:
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """A mixture of experts: the weighted sum of some experts, and a ``shared`` network of all
-    tokens, times sigmoid(``shared_gate`` x) where it has one.
+    """A mixture of experts, and optionally a ``shared`` FFN for all tokens.
 
-    Matrices of experts have the rows of all experts, one after the other; their biases likewise.
-    ``weigh_input`` multiplies an expert's gate and up products with its weight instead of its
-    result (Llama 4). The experts may be ``latent`` ones; router and shared network read x itself.
+    The shared FFN is multiplied by sigmoid(``shared_gate`` x) if that is given. Matrices and biases
+    of experts hold the rows of all experts, one after the other. ``weigh_input`` multiplies an
+    expert's gate and up products with its weight instead of its result (Llama 4). With ``latent``
+    experts, router and shared FFN still read x.
     """
 
     router: Router
@@ -110,10 +110,10 @@ class Mixture:
 
     @property
     def width(self) -> int:
-        """Rows of up of one expert."""
+        """Inner width: rows of up of one expert."""
         return self.up.rows // self.router.experts
 
     @property
     def result_width(self) -> int:
-        """Rows of down of one expert."""
+        """Output width: rows of down of one expert."""
         return self.down.rows // self.router.experts

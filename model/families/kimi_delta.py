@@ -1,8 +1,8 @@
-"""Kimi Delta Attention (arXiv 2510.26692) beside attention by a latent vector, read from a file.
+"""Kimi Delta Attention (arXiv 2510.26692) with MLA in the other layers, read from a file.
 
-Keys, under the architecture's name: attention.layer_norm_rms_epsilon; attention.head_count_kv (0
-where a layer is a delta rule) and head_count, of which the first that is not 0 counts for all
-layers; kda.head_dim, ssm.conv_kernel.
+Keys, under the architecture's name: attention.layer_norm_rms_epsilon; attention.head_count_kv (0:
+the layer is a delta rule) and head_count, whose first value above 0 counts for all layers;
+kda.head_dim, ssm.conv_kernel.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from urdir.model.families.attention import Attention
 from urdir.model.families.description import Description
 from urdir.model.families.layers import Network
 from urdir.model.families.mixtures import without
+from urdir.model.families.nextn import NextnKind
 from urdir.model.families.parts import model, qkv, rms_norm, sequential
 from urdir.model.families.reader import Reader
 from urdir.model.families.recurrent import Convolved, KimiDelta, convolution
 from urdir.model.families.stored import Linear
 
-#: A product, and that of low rank which it is a product of.
+#: A matrix, and optionally the matrix that feeds it (a low-rank factorisation).
 Factors = tuple[Linear, Linear | None]
 
 
@@ -28,9 +29,10 @@ def kimi_decoder(
     attends: Callable[[int], Attention],
     delta: Callable[[int], KimiDelta],
     network: Callable[[int], Network],
+    nextn: NextnKind | None = None,
 ) -> Description:
-    """The model of these mixers and networks by layer. llama.cpp loads biases of Q, K and V of
-    delta rules for nothing."""
+    """Describe a model by its mixers and FFNs of each layer. llama.cpp loads biases of Q, K and V
+    of delta rules without using them."""
     norm, kv_heads = rms_norm(file), file.by_layer("attention.head_count_kv", int)
     description = model(
         file,
@@ -40,21 +42,22 @@ def kimi_decoder(
             (file.norm("attn_norm", index, norm), file.norm("ffn_norm", index, norm)),
         ),
         file.norm("output_norm", None, norm),
+        nextn=nextn,
     )
     return without(description, file, KimiDelta, [f"attn_{name}.bias" for name in ("q", "k", "v")])
 
 
 def heads_of_all(file: Reader) -> int:
-    """Heads of every layer."""
+    """Number of heads, the same in every layer."""
     counts = file.by_layer("attention.head_count", int)
     heads = next((count for count in counts if count), 0)
     if heads < 1:
-        raise ConfigError(f"{file.key('attention.head_count')} is {heads}: heads of no layer")
+        raise ConfigError(f"{file.key('attention.head_count')} is {heads}: no layer has heads")
     return heads
 
 
 def low_rank(file: Reader, layer: int, name: str, heads: int) -> Factors:
-    """The products ``name``_b of ``name``_a, as many values as a head has."""
+    """The low-rank product ``name``_b of ``name``_a, of rank head dimension."""
     dim = file.size("kda.head_dim")
     return (
         file.linear(f"{name}_b", layer, heads * dim, dim, bias="absent"),
@@ -72,7 +75,7 @@ def kimi_delta(
     *,
     negated: bool = False,
 ) -> KimiDelta:
-    """The mixer of a layer; ``floor`` and ``negated`` as `KimiDelta` has them."""
+    """The Kimi Delta mixer of a layer; see `KimiDelta` for ``floor`` and ``negated``."""
     norm, hidden, dim = rms_norm(file), file.hidden, file.size("kda.head_dim")
     if dim % 4:
         raise UnsupportedError(f"{file.key('kda.head_dim')} is {dim}: multiples of 4 are supported")

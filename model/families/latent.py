@@ -1,4 +1,4 @@
-"""Attention by a latent vector (MLA, arXiv 2405.04434), read from a file.
+"""Multi-head latent attention (MLA, arXiv 2405.04434), read from a file.
 
 Keys, under the architecture's name: attention.kv_lora_rank (the latent vector),
 attention.key_length_mla and value_length_mla (of a head).
@@ -16,12 +16,12 @@ from urdir.model.families.reader import Reader
 
 
 def latent_head_dims(file: Reader) -> tuple[int, int]:
-    """Values of a head of keys and of one of values, written out."""
+    """Dimensions of a key head and of a value head, non-absorbed."""
     key, value = (file.count(f"attention.{name}_length_mla") for name in ("key", "value"))
     if not key or not value:
         raise UnsupportedError(
-            f"{file.key('attention.key_length_mla')} or value_length_mla is missing: an old file, "
-            "to be converted anew"
+            f"{file.key('attention.key_length_mla')} or value_length_mla is missing: old file, "
+            "convert the model again"
         )
     return key, value
 
@@ -36,10 +36,12 @@ def latent_attention(
     scale: float | None = None,
     **options: Any,
 ) -> Attention:
-    """The attention of a layer. All heads have ``shared`` values of the key in common, which are
-    not of the latent vector: those that rotate, where any do. Queries have a low ``rank``, or 0.
+    """MLA of a layer.
 
-    ``scale`` is 1 / sqrt(a head's keys) unless it is given; ``options`` are fields of `Attention`.
+    ``shared`` values of the key are common to all heads and not part of the latent vector: the
+    rotated ones, if any rotate. ``rank`` is that of the query projection (0: full).
+
+    ``scale`` defaults to 1 / sqrt(key dimension); ``options`` are fields of `Attention`.
     """
     hidden, norm, latent = file.hidden, rms_norm(file), file.size("attention.kv_lora_rank")
     key_dim, value_dim = latent_head_dims(file)
@@ -47,7 +49,7 @@ def latent_attention(
     if own < 1 or shared < 1:
         raise ConfigError(
             f"heads of {key_dim} values ({file.key('attention.key_length_mla')}), of which "
-            f"{shared} rotate (rope.dimension_count): some have to stand still"
+            f"{shared} rotate (rope.dimension_count): some must not rotate"
         )
     name, source = ("attn_q_b", rank) if rank else ("attn_q", hidden)
     queries = file.linear(name, layer, heads * key_dim, source, bias="absent")

@@ -1,13 +1,13 @@
-"""A layer, described: blocks of networks, and what happens to the stream after them.
+"""A layer, described: blocks of networks, and what happens to the residual stream after them.
 
-The values of a token run through the layers as one vector, the stream x. A layer is a few blocks;
-each adds to the stream what its networks make of it:
+The residual stream x is one vector per token. A layer is a few blocks; each adds the results of its
+networks to the stream:
 
     x += scale * post_norm( sum over branches of post_norm(network(norm(x))) )
 
-Two blocks, attention and then a feed-forward network, are the usual layer; one block with both is a
-parallel one. Whatever may differ between layers is in the layer's own description, and so are the
-places of its weights (`stored`).
+The usual layer has two blocks, attention and an FFN; a parallel layer has one block with both. The
+description of a layer holds everything that may differ between layers, and the places of its
+weights (`stored`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from urdir.model.families.recurrent import (
 from urdir.model.families.stored import Linear, Normalization, StoredVector
 from urdir.ptxgen.kernels.activation import Activation
 
-#: The last two: a matrix alone (Deci), f(x) without any matrix (Refact).
+#: The last two: a single matrix (Deci), f(x) without a matrix (Refact).
 Network = (
     Attention
     | ShortConv
@@ -44,8 +44,8 @@ Network = (
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A network of a block, with norms of its own. ``reads_layer_input``: not the stream as it is
-    at the block, but as it was at the layer's beginning."""
+    """A network of a block with its norms. ``reads_layer_input``: it reads the stream at the start
+    of the layer, not of the block."""
 
     network: Network
     norm: Normalization | None = None
@@ -53,7 +53,7 @@ class Branch:
     reads_layer_input: bool = False
 
     def at_context(self, context: int) -> Branch:
-        """The same, rotating as for sequences of up to ``context`` tokens."""
+        """The branch with RoPE for sequences of up to ``context`` tokens."""
         network = self.network
         if isinstance(network, Attention) and network.rope is not None:
             rope = network.rope.at_context(context)
@@ -65,11 +65,11 @@ class Branch:
 class Block:
     """x += post_norm(scale * sum of the branches).
 
-    With a ``stream_norm``, x is replaced first, by what that norm makes of it.
+    A ``stream_norm`` first replaces x by its norm.
 
-    With ``recalls`` the branches read a weighted sum of x and of the streams that blocks before
-    have banked (`Recall`), where there are any; x itself goes on. A block that ``banks`` keeps x as
-    it was, and its result alone goes on.
+    With ``recalls`` the branches read a weighted sum of x and the streams banked by earlier blocks
+    (`Recall`); x itself is unchanged. A block that ``banks`` stores x and restarts the stream with
+    its own result.
     """
 
     branches: tuple[Branch, ...]
@@ -92,11 +92,11 @@ class LayerEmbedding:
 
 @dataclass(frozen=True, slots=True)
 class LayerConfig:
-    """One layer: its blocks, and what happens to the stream after them, in this order.
+    """One layer: its blocks, then these operations on the stream, in this order.
 
     ``embedding`` adds a per-layer embedding; ``output_scale`` (1,) multiplies; ``output_norm``
-    replaces the stream; ``saves`` keeps it under a name; ``adds`` adds a stream kept before, times
-    ``adds_scale`` (1,) where there is one.
+    replaces the stream by its norm; ``saves`` stores it under a name; ``adds`` adds a stored
+    stream, times ``adds_scale`` (1,) if given.
     """
 
     blocks: tuple[Block, ...]
@@ -109,12 +109,12 @@ class LayerConfig:
 
     @property
     def networks(self) -> tuple[Network, ...]:
-        """All of its networks."""
+        """All networks of the layer."""
         return tuple(branch.network for block in self.blocks for branch in block.branches)
 
     @property
     def dense_networks(self) -> tuple[Dense, ...]:
-        """Its dense networks, the shared ones of mixtures among them."""
+        """Its dense FFNs, including the shared ones of mixtures."""
         mixtures = (n.shared for n in self.networks if isinstance(n, Mixture))
         return tuple(n for n in (*self.networks, *mixtures) if isinstance(n, Dense))
 
@@ -125,16 +125,16 @@ class LayerConfig:
 
     @property
     def attention(self) -> Attention | None:
-        """Its attention, if it has any."""
+        """Its attention, or None."""
         return next((n for n in self.networks if isinstance(n, Attention)), None)
 
     @property
     def recurrent(self) -> Recurrent | None:
-        """Its mixer with a state, if it has one."""
+        """Its recurrent mixer, or None."""
         return next((n for n in self.networks if isinstance(n, Recurrent)), None)
 
     def at_context(self, context: int) -> LayerConfig:
-        """The layer as it is for sequences of up to ``context`` tokens: see `RopeConfig`."""
+        """The layer for sequences of up to ``context`` tokens; see `RopeConfig`."""
         blocks = tuple(
             replace(block, branches=tuple(branch.at_context(context) for branch in block.branches))
             for block in self.blocks

@@ -1,15 +1,15 @@
-"""Mixtures of experts, read from a file: helpers that families describe their layers with.
+"""Mixtures of experts read from a file: helpers for families.
 
-Keys, under the architecture's name; a family says which of them it reads:
+Keys, under the architecture's name; each family lists those it reads:
 
     expert_count  expert_used_count             0 or absent: no mixture
-    expert_group_count  expert_group_used_count           all families; up to 1 group is none
+    expert_group_count  expert_group_used_count           all families; 1 or less: no groups
     expert_feed_forward_length (for all layers or each)   expert_shared_feed_forward_length
     expert_shared_count  expert_gating_func  expert_weights_norm  expert_weights_scale
     leading_dense_block_count  swiglu_clamp_exp  swiglu_clamp_shexp
 
 Meanings are those of llama.cpp (`src/llama-model.cpp`, `build_moe_ffn` of `src/llama-graph.cpp`):
-a length of 0 counts as absent, and so does a scale of 0.
+a length or scale of 0 counts as absent.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from urdir.model.families.stored import Linear
 from urdir.ptxgen.kernels.activation import Activation, Clamp
 
 Scoring = Literal["softmax", "sigmoid", "softmax_selected"]
-#: Tensors of a dense network, and of one with experts.
+#: Tensors of a dense FFN, and of a mixture.
 DENSE = ("ffn_gate.weight", "ffn_up.weight", "ffn_down.weight")
 EXPERTS = (
     "ffn_gate_inp.weight",
@@ -42,12 +42,12 @@ _SCORINGS: dict[int, Scoring] = {1: "softmax", 2: "sigmoid", 3: "softmax_selecte
 
 
 def has_experts(file: Reader) -> bool:
-    """Whether the metadata speak of experts at all."""
+    """Whether the metadata mention experts."""
     return file.count("expert_count") > 0
 
 
 def leading_dense(file: Reader) -> int:
-    """How many layers at the beginning have one network for all tokens."""
+    """Number of leading dense layers."""
     return file.count("leading_dense_block_count")
 
 
@@ -55,31 +55,31 @@ def leading_dense(file: Reader) -> int:
 
 
 def dense_width(file: Reader, layer: int) -> int:
-    """feed_forward_length of a layer."""
+    """The feed_forward_length of a layer."""
     return file.size_at("feed_forward_length", layer)
 
 
 def expert_width(file: Reader, layer: int, default: int = 0) -> int:
-    """expert_feed_forward_length of a layer, or ``default`` unless that is 0."""
+    """The expert_feed_forward_length of a layer; ``default`` if 0 or absent."""
     if default and not file.by_layer("expert_feed_forward_length", int, 0)[layer]:
         return default
     return file.size_at("expert_feed_forward_length", layer)
 
 
 def divided_width(file: Reader, layer: int) -> int:
-    """The same; where it is absent, the experts that are used share feed_forward_length."""
+    """As `expert_width`; by default feed_forward_length divided by the number of used experts."""
     if file.by_layer("expert_feed_forward_length", int, 0)[layer]:
         return expert_width(file, layer)
     return dense_width(file, layer) // used_experts(file, layer)
 
 
 def shared_width(file: Reader, default: int) -> int:
-    """expert_shared_feed_forward_length, or ``default``."""
+    """The expert_shared_feed_forward_length, or ``default``."""
     return file.count("expert_shared_feed_forward_length") or default
 
 
 def shared_count(file: Reader) -> int:
-    """expert_shared_count, which must be there."""
+    """The expert_shared_count, which is required."""
     file.required("expert_shared_count", int)
     return file.count("expert_shared_count")
 
@@ -88,7 +88,7 @@ def shared_count(file: Reader) -> int:
 
 
 def used_experts(file: Reader, layer: int) -> int:
-    """How many experts a token goes to."""
+    """Number of experts per token."""
     experts, used = file.size("expert_count"), file.by_layer("expert_used_count", int)
     if not 0 < used[layer] <= experts:
         raise ConfigError(
@@ -100,7 +100,7 @@ def used_experts(file: Reader, layer: int) -> int:
 
 
 def scoring(file: Reader, default: Scoring | None = None) -> Scoring:
-    """What expert_gating_func says; 0 and absence are the default."""
+    """The scoring named by expert_gating_func; ``default`` if 0 or absent."""
     number = file.count("expert_gating_func")
     if not number and default is not None:
         return default
@@ -120,7 +120,7 @@ def weights_norm(file: Reader) -> bool:
 
 
 def weights_scale(file: Reader) -> float:
-    """expert_weights_scale: what weights are multiplied with."""
+    """expert_weights_scale: a factor of the weights."""
     return file.optional("expert_weights_scale", float, 0.0) or 1.0
 
 
@@ -135,8 +135,8 @@ def router(
     choice_name: str = "exp_probs_b.bias",
     bias: Presence = "absent",
 ) -> Router:
-    """The router ffn_gate_inp (experts, hidden), with ``choice_name`` (experts,) as the bias that
-    chooses. Groups are those of the metadata. ConfigError for numbers that cannot be."""
+    """The router ffn_gate_inp (experts, hidden), with ``choice_name`` (experts,) as selection bias
+    and the groups of the metadata. Raises ConfigError for inconsistent numbers."""
     experts = file.size("expert_count")
     groups, groups_used = _groups(file, experts)
     chooses = choice_bias == "required" or (
@@ -183,8 +183,9 @@ def mixture(
     weigh_input: bool = False,
     latent: LatentExperts | None = None,
 ) -> Mixture:
-    """The experts ffn_gate_exps, ffn_up_exps (or both as one, ffn_gate_up_exps: the gates of an
-    expert come first) and ffn_down_exps (experts, rows, cols), with biases (experts, rows)."""
+    """The experts ffn_gate_exps, ffn_up_exps and ffn_down_exps (experts, rows, cols), with biases
+    (experts, rows). Gate and up may be one tensor, ffn_gate_up_exps, the gates of an expert
+    first."""
     experts, hidden = route.experts, file.hidden if latent is None else latent.down.rows
     first: Linear | None
     if file.has("ffn_gate_up_exps.weight", layer):
@@ -209,19 +210,19 @@ def mixture(
 
 
 def limited(limit: float, clamp: Clamp) -> Activation:
-    """SwiGLU with a limit, which counts from 1e-6 on."""
+    """SwiGLU with a limit; limits below 1e-6 mean none."""
     return Activation("silu", limit, clamp) if limit > 1e-6 else SILU
 
 
 def plain_dense(file: Reader, layer: int, activation: Activation = SILU) -> Dense:
-    """The network of a layer without experts, in families that know no biases there."""
+    """The dense FFN of a layer, without biases, in families with experts."""
     return dense(file, layer, activation, width=dense_width(file, layer), bias="absent")
 
 
 def shared_expert(
     file: Reader, layer: int, width: int, activation: Activation = SILU
 ) -> Dense | None:
-    """The network ffn_*_shexp of all tokens, if it has any width."""
+    """The FFN ffn_*_shexp for all tokens; None if its width is 0."""
     if not width:
         return None
     return dense(file, layer, activation, width=width, suffix="_shexp", bias="absent")
@@ -230,15 +231,14 @@ def shared_expert(
 def unless_dense(
     file: Reader, experts: Callable[[int], Mixture]
 ) -> Callable[[int], Dense | Mixture]:
-    """``experts`` of a layer, but in the leading ones a network for all tokens."""
+    """``experts`` of a layer; a dense FFN in the leading dense layers."""
     leading = leading_dense(file)
     return lambda layer: plain_dense(file, layer) if layer < leading else experts(layer)
 
 
 def optional_mixture(file: Reader, layer: int, shared: int = 0) -> Dense | Mixture:
-    """The network that Llama and its closest relatives have: dense, or where there are experts
-    those of Mixtral (arXiv 2401.04088): softmax, weights that sum to 1; beside them a shared one
-    of the width ``shared``."""
+    """The FFN of Llama and its closest relatives: dense, or experts as in Mixtral (arXiv
+    2401.04088): softmax, weights that sum to 1, and a shared expert of width ``shared``."""
     if not has_experts(file):
         return dense(file, layer)
     route = router(file, layer, normalize=True)
@@ -252,11 +252,12 @@ def optional_mixture(file: Reader, layer: int, shared: int = 0) -> Dense | Mixtu
 def without(
     description: Description, file: Reader, kind: type[Network], names: Iterable[str]
 ) -> Description:
-    """The same where layers with a network of that ``kind`` store tensors of these names for
-    nothing: llama.cpp loads and ignores them."""
+    """The description with tensors of these names unused in layers with an FFN of that ``kind``:
+    llama.cpp loads and ignores them."""
+    layers = (*description.layers, *(head.layer for head in description.nextn))
     unused = [
         f"blk.{index}.{name}"
-        for index, layer in enumerate(description.layers)
+        for index, layer in enumerate(layers)
         if any(isinstance(network, kind) for network in layer.networks)
         for name in names
     ]

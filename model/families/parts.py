@@ -1,12 +1,13 @@
-"""The parts that families describe their layers with, read from a file.
+"""Parts of layers read from a file: heads, projections, norms, attention, FFNs.
 
 Keys of all of them, under the architecture's name:
 
     block_count  context_length  embedding_length  feed_forward_length (for all layers or each)
     attention.head_count, head_count_kv (for all layers or each; default: head_count)
     attention.key_length, value_length                          default: hidden / heads
-    attention.causal                                            refused where it is false
-    nextn_predict_layers            that many last layers are for predicting several tokens: unused
+        attention.causal                                            false is refused
+        nextn_predict_layers            number of trailing layers for multi-token prediction (MTP):
+                                        see `nextn`; unused unless they are read
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from urdir.model.families.attention import Attention, OutputGate, QkNorm
 from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Dense
 from urdir.model.families.layers import Block, Branch, LayerConfig, Network
+from urdir.model.families.nextn import NextnHead, NextnKind, nextn_head
 from urdir.model.families.reader import Presence, Reader
 from urdir.model.families.rope import RopeConfig
 from urdir.model.families.stored import Linear, Normalization
@@ -43,19 +45,19 @@ def layer_norm(file: Reader) -> Norm:
 
 
 def heads(file: Reader, layer: int) -> tuple[int, int]:
-    """Heads of queries and of keys and values in a layer."""
+    """Numbers of query heads and KV heads in a layer."""
     queries = file.size_at("attention.head_count", layer)
     keys = file.size_at("attention.head_count_kv", layer, queries)
     if queries % keys:
         raise ConfigError(
-            f"{queries} query heads are no multiple of {keys} KV heads "
+            f"{queries} query heads are not a multiple of {keys} KV heads "
             f"({file.key('attention.head_count')}, head_count_kv)"
         )
     return queries, keys
 
 
 def head_dims(file: Reader, windowed: bool = False) -> tuple[int, int]:
-    """Values of a head of keys and of one of values; ``windowed`` layers may have others
+    """Dimensions of a key head and a value head; ``windowed`` layers may have their own
     (attention.key_length_swa, value_length_swa)."""
     layers = file.by_layer("attention.head_count", int)  # 0 where a layer has no attention
     default = file.hidden // max(1, next((count for count in layers if count > 0), 1))
@@ -72,7 +74,7 @@ def qkv(
     widths: tuple[int, int, int],
     bias: Presence = "optional",
 ) -> tuple[Linear, Linear, Linear]:
-    """The matrices Q, K and V of those rows: stored as one (attn_qkv) or each of its own."""
+    """The matrices Q, K and V with those rows: separate, or parts of one (attn_qkv)."""
     total = sum(widths)
     if not file.has("attn_qkv.weight", layer):
         q, k, v = (
@@ -92,20 +94,20 @@ def qkv(
 
 
 def head_norms(file: Reader, layer: int, norm: Norm, dim: int, **options: Any) -> QkNorm | None:
-    """Norms attn_q_norm and attn_k_norm (dim,) of each head, where the file has them."""
+    """Norms attn_q_norm and attn_k_norm (dim,) per head, or None if the file has none."""
     q = file.optional_norm("attn_q_norm", layer, norm, dim)
     k = file.optional_norm("attn_k_norm", layer, norm, dim)
     return QkNorm(q, k, **options) if q and k else None
 
 
 def required_head_norms(file: Reader, layer: int, norm: Norm, dim: int, **options: Any) -> QkNorm:
-    """The same in families whose files must have them."""
+    """As `head_norms`, in families whose files must have them."""
     q = file.norm("attn_q_norm", layer, norm, dim)
     return QkNorm(q, file.norm("attn_k_norm", layer, norm, dim), **options)
 
 
 def row_norms(file: Reader, layer: int, norm: Norm, bias: Presence = "absent") -> QkNorm:
-    """The same of all heads as one row: (heads * head_dim,)."""
+    """As `head_norms`, over all heads together: (heads * head_dim,)."""
     (queries, keys), dim = heads(file, layer), head_dims(file)[0]
     return QkNorm(
         file.norm("attn_q_norm", layer, norm, queries * dim, bias=bias),
@@ -127,7 +129,7 @@ def attention(
 ) -> Attention:
     """The attention of a layer, with matrices attn_q, attn_k, attn_v (or attn_qkv) and attn_output.
 
-    ``scale`` is 1 / sqrt(key_dim) unless it is given; ``options`` are fields of `Attention`.
+    ``scale`` defaults to 1 / sqrt(key_dim); ``options`` are fields of `Attention`.
     """
     queries, keys = heads(file, layer)
     key_dim, value_dim = head_dims(file, windowed_dims)
@@ -152,7 +154,7 @@ def attention(
 def output_gate(
     file: Reader, layer: int, rows: int, activation: Literal["sigmoid", "softplus"]
 ) -> OutputGate:
-    """The gate attn_gate (rows, hidden) of attention's result."""
+    """The gate attn_gate (rows, hidden) on attention's result."""
     return OutputGate(file.linear("attn_gate", layer, rows, file.hidden, bias="absent"), activation)
 
 
@@ -166,8 +168,8 @@ def dense(
     suffix: str = "",
     bias: Presence = "optional",
 ) -> Dense:
-    """The feed-forward network ffn_gate, ffn_up, ffn_down with ``suffix`` ("_shexp": the shared
-    expert). Without a tensor of gates, those are the first half of the rows of ffn_up."""
+    """The FFN ffn_gate, ffn_up, ffn_down with ``suffix`` ("_shexp": the shared expert). Without a
+    gate tensor, the first half of the rows of ffn_up are the gates."""
     hidden = file.hidden
     width = width or file.size_at("feed_forward_length", layer)
     up, down = f"ffn_up{suffix}", f"ffn_down{suffix}"
@@ -190,7 +192,7 @@ def sequential(
     scale: float = 1.0,
     **options: Any,
 ) -> LayerConfig:
-    """Attention, then a feed-forward network; ``options`` are fields of `LayerConfig`."""
+    """Attention, then an FFN; ``options`` are fields of `LayerConfig`."""
     blocks = tuple(
         Block((Branch(network, norm),), post, scale)
         for network, norm, post in zip((mixer, ffn), norms, post_norms, strict=True)
@@ -205,7 +207,7 @@ def parallel(
     *,
     scale: float = 1.0,
 ) -> LayerConfig:
-    """Attention beside a feed-forward network, both of the layer's input."""
+    """Attention and an FFN in parallel, both on the layer's input."""
     branches = (Branch(mixer, norms[0]), Branch(ffn, norms[1]))
     return LayerConfig((Block(branches, None, scale),))
 
@@ -219,21 +221,38 @@ def model(
     output_bias: Presence = "optional",
     embedding: str = "token_embd",
     unused: Collection[str] = (),
+    nextn: NextnKind | None = None,
     **options: Any,
 ) -> Description:
-    """The model of these layers, with the matrices ``embedding`` and output (where it is "absent",
-    or "optional" and not stored, the embedding is used again).
+    """The model of these layers, with the matrices ``embedding`` and output. The embedding doubles
+    as output if that is "absent", or "optional" and not stored.
 
-    ``unused`` are tensors, without the number of a layer, that llama.cpp loads for nothing;
-    ``options`` are fields of `Description`.
+    ``unused`` are tensor names, without layer number, that llama.cpp loads without using them.
+    ``nextn`` describes the family's MTP heads; None: they are not supported. ``options`` are fields
+    of `Description`.
     """
     if not file.optional("attention.causal", bool, True):
-        raise UnsupportedError(f"{file.key('attention.causal')} is false: no text decoder")
+        raise UnsupportedError(
+            f"{file.key('attention.causal')} is false: only causal decoders are supported"
+        )
     hidden, vocab = file.hidden, _vocab_size(file, f"{embedding}.weight")
     table = file.matrix(embedding, None, vocab, hidden)
     is_own = output == "required" or (output == "optional" and file.has("output.weight"))
     has_bias = output_bias == "required" or (output_bias == "optional" and file.has("output.bias"))
     layers = map(layer, range(file.layer_count())) if callable(layer) else layer
+    logits = Linear(
+        file.matrix("output", None, vocab, hidden) if is_own else table,
+        file.vector("output.bias", None, vocab) if has_bias else None,
+    )
+    heads: tuple[NextnHead, ...] = ()
+    if file.nextn_layers:
+        if nextn is None or not callable(layer):
+            raise UnsupportedError(
+                f"the layers for predicting several tokens of {file.architecture} "
+                f"({file.key('nextn_predict_layers')}) are not supported"
+            )
+        ends = (table, logits, output_norm)
+        heads = tuple(nextn_head(file, i, layer(i), nextn, *ends) for i in file.nextn_layers)
     fields = {
         "architecture": file.architecture,
         "layers": tuple(layers),
@@ -241,30 +260,28 @@ def model(
         "vocab_size": vocab,
         "context_length": file.size("context_length"),
         "embedding": table,
-        "output": Linear(
-            file.matrix("output", None, vocab, hidden) if is_own else table,
-            file.vector("output.bias", None, vocab) if has_bias else None,
-        ),
+        "output": logits,
         "output_norm": output_norm,
+        "nextn": heads,
         "unused_tensors": (*_of_further_layers(file), *file.of_kinds(unused)),
     }
-    # what is ignored is known once everything has been read
+    # ignored keys are known only after everything was read
     return Description(**{**fields, **options, "ignored_keys": file.ignored_keys})
 
 
 def _vocab_size(file: Reader, name: str) -> int:
-    """The embedding's rows: the metadata may lack the number, and a vocabulary may be shorter."""
+    """Rows of the embedding: the metadata may lack the number, and a vocabulary may be shorter."""
     if not file.has(name):
         raise ConfigError(f"tensor '{name}' is missing")
     shape = file.stored[name]
     if len(shape) != 2 or not all(0 < size < 2**31 for size in shape):
-        raise ConfigError(f"tensor '{name}' has shape {shape}, expected a row for every token")
+        raise ConfigError(f"tensor '{name}' has shape {shape}, expected one row per token")
     return shape[0]
 
 
 def _of_further_layers(file: Reader) -> Iterable[str]:
-    """Tensors of the layers for predicting several tokens."""
-    if not file.count("nextn_predict_layers"):
+    """Tensors of the MTP layers, unless these are described."""
+    if file.nextn_layers or not file.count("nextn_predict_layers"):
         return
     layers = range(file.layer_count(), file.size("block_count"))
     for name in file.stored:

@@ -1,4 +1,4 @@
-"""What a family reads of a model file: an architecture's metadata, and which tensors there are."""
+"""Reader of a model file for families: the architecture's metadata and references to tensors."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from urdir.ptxgen.kernels.norm import Norm
 _T = TypeVar("_T")
 _D = TypeVar("_D")
 
-#: Whether a bias must be there, or is taken where it is stored.
+#: Whether a tensor is required, or optional.
 Presence = Literal["required", "optional", "absent"]
-#: What integers and floats stay below, and the smallest normal float.
+#: Bounds of 32-bit integers and floats, and the smallest normal float.
 _MOST = (2**31, 2.0**128)
 _LEAST = 2.0**-126
 _LAYER = re.compile(r"^blk\.\d+\.")
@@ -36,7 +36,8 @@ class Reader:
     """Metadata of ``architecture`` by key without its prefix; references to stored tensors by name.
 
     At most ``max_layers`` layers are described, whatever the metadata claims. Every error names
-    the whole key. What was asked for is remembered: ``ignored_keys`` are the rest.
+    the whole key. The reader records every key that is read: ``ignored_keys`` are the rest. With
+    ``nextn`` the MTP layers are described, too.
     """
 
     def __init__(
@@ -45,23 +46,26 @@ class Reader:
         architecture: str,
         stored: Mapping[str, Shape],
         max_layers: int,
+        *,
+        nextn: bool = False,
     ) -> None:
         self.architecture = architecture
         self.stored = stored
+        self.reads_nextn = nextn
         self._metadata = metadata
         self._max_layers = max_layers
         self._asked: set[str] = set()
         self._kinds = {_LAYER.sub("", name) for name in stored}
 
     @classmethod
-    def of(cls, file: ModelFile) -> Self:
-        """The reader of a file. Raises ConfigError where it names no architecture.
+    def of(cls, file: ModelFile, *, nextn: bool = False) -> Self:
+        """The reader of a file. Raises ConfigError if the file names no architecture.
 
-        Every layer has tensors. A file that claims more layers than it has tensors is read with one
-        layer more than tensors, and then refused: a claim of billions of layers costs nothing.
+        Every layer has tensors, so a file with more claimed layers than tensors is read with one
+        layer more than tensors, and then refused. A claim of billions of layers costs nothing.
         """
         stored = {name: tensor.shape for name, tensor in file.tensors.items()}
-        return cls(file.metadata, file.architecture, stored, len(stored) + 1)
+        return cls(file.metadata, file.architecture, stored, len(stored) + 1, nextn=nextn)
 
     # ---- metadata ----
 
@@ -80,51 +84,51 @@ class Reader:
         return isinstance(self._metadata.get(self.key(name), None), np.ndarray)
 
     def optional(self, name: str, kind: type[_T], default: _D) -> _T | _D:
-        """The value of a key, or ``default`` where it is absent; ConfigError for another type."""
+        """The value of a key, or ``default`` if absent; ConfigError for another type."""
         self._asked.add(self.key(name))
         value = self._metadata.optional(self.key(name), kind, default)
         return self._bounded(self.key(name), value)
 
     def required(self, name: str, kind: type[_T]) -> _T:
-        """The value of a key; ConfigError where it is absent or of another type."""
+        """The value of a key; ConfigError if absent or of another type."""
         self._asked.add(self.key(name))
         return self._bounded(self.key(name), self._metadata.require(self.key(name), kind))
 
     def size(self, name: str, default: int | None = None) -> int:
-        """A positive integer; ConfigError where it is neither there nor has a default."""
+        """A positive integer; ConfigError if absent without a default."""
         return self._positive(name, int, default)
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A positive number; ConfigError where it is neither there nor has a default."""
+        """A positive number; ConfigError if absent without a default."""
         return self._positive(name, float, default)
 
     def count(self, name: str, default: int = 0) -> int:
-        """An integer from 0 on."""
+        """A non-negative integer."""
         value = self.optional(name, int, default)
         if value < 0:
             raise ConfigError(f"metadata key '{self.key(name)}' is {value}, expected 0 or more")
         return value
 
     def amount(self, name: str, default: float = 0.0) -> float:
-        """A number from 0 on, which often means none."""
+        """A non-negative number; 0 often means none."""
         value = self.optional(name, float, default)
         if value < 0.0:
             raise ConfigError(f"metadata key '{self.key(name)}' is {value}, expected 0 or more")
         return value
 
     def by_layer(self, name: str, kind: type[_T], default: _T | None = None) -> list[_T]:
-        """A value for every layer: of a key that holds one for all, or an array of one for each.
+        """A value for every layer, from a scalar for all or an array with one value per layer.
 
-        ConfigError where it is neither there nor has a default, or has another length or type.
+        ConfigError if absent without a default, or of another length or type.
         """
         return self._by_layer(self.key(name), kind, default)
 
     def global_by_layer(self, key: str, kind: type[_T]) -> list[_T]:
-        """The same of a key that does not begin with the architecture's name."""
+        """As `by_layer`, for a key without the architecture's prefix."""
         return self._by_layer(key, kind, None)
 
     def _by_layer(self, key: str, kind: type[_T], default: _T | None) -> list[_T]:
-        layers = self.layer_count()
+        layers = len(self.described_layers)
         self._asked.add(key)
         value = self._metadata.get(key, default)
         if not isinstance(value, np.ndarray):
@@ -146,7 +150,7 @@ class Reader:
         return value
 
     def integers(self, name: str) -> list[int]:
-        """The integers of an array; none where the key is absent, ConfigError for another type."""
+        """The integers of an array; empty if the key is absent, ConfigError for another type."""
         key = self.key(name)
         self._asked.add(key)
         value = self._metadata.get(key, ())
@@ -157,19 +161,19 @@ class Reader:
 
     @property
     def asked_keys(self) -> frozenset[str]:
-        """Whole keys that something has asked for, whether the file has them or not."""
+        """Whole keys that were read, present or not."""
         return frozenset(self._asked)
 
     @property
     def ignored_keys(self) -> tuple[str, ...]:
-        """Keys of the architecture that nothing has asked for."""
+        """Keys of the architecture that were never read."""
         prefix = f"{self.architecture}."
         return tuple(k for k in self._metadata if k.startswith(prefix) and k not in self._asked)
 
-    # ---- sizes that every architecture has ----
+    # ---- sizes of every architecture ----
 
     def layer_count(self) -> int:
-        """``block_count`` without the layers for predicting several tokens, up to the most."""
+        """``block_count`` without the layers for multi-token prediction, at most ``max_layers``."""
         blocks, extra = self.size("block_count"), self.count("nextn_predict_layers")
         if extra >= blocks:
             raise ConfigError(
@@ -178,8 +182,21 @@ class Reader:
         return min(blocks - extra, self._max_layers)
 
     @property
+    def nextn_layers(self) -> range:
+        """The layers for predicting several tokens, which follow the others; none unless they are
+        read."""
+        first = self.layer_count()
+        extra = self.count("nextn_predict_layers") if self.reads_nextn else 0
+        return range(first, first + min(extra, self._max_layers))
+
+    @property
+    def described_layers(self) -> range:
+        """All layers that are described."""
+        return range(self.nextn_layers.stop)
+
+    @property
     def hidden(self) -> int:
-        """Values of the stream."""
+        """Hidden size: values of the residual stream."""
         return self.size("embedding_length")
 
     def rms(self, default: float | None = None) -> float:
@@ -189,15 +206,15 @@ class Reader:
     # ---- tensors ----
 
     def has(self, name: str, layer: int | None = None) -> bool:
-        """Whether a tensor is stored; ``name`` with its ".weight" or ".bias"."""
+        """Whether a tensor is stored; ``name`` includes ".weight" or ".bias"."""
         return _full(name, layer) in self.stored
 
     def anywhere(self, name: str) -> bool:
-        """Whether any layer has a tensor of that name: all layers of its kind must, then."""
+        """Whether any layer has a tensor of that name: then every layer of its kind must."""
         return name in self._kinds
 
     def of_kinds(self, kinds: Collection[str]) -> tuple[str, ...]:
-        """All tensors of those names, whatever their layer."""
+        """All tensors of those names, in any layer."""
         return tuple(name for name in self.stored if _LAYER.sub("", name) in kinds)
 
     def of_layer(self, layer: int) -> tuple[str, ...]:
@@ -209,11 +226,11 @@ class Reader:
         return StoredMatrix.whole(_full(f"{name}.weight", layer), *shape)
 
     def vector(self, name: str, layer: int | None, *shape: int) -> StoredVector:
-        """The tensor ``name`` (with its ".weight" or ".bias", if it has one)."""
+        """The tensor ``name`` (including ".weight" or ".bias", if it has one)."""
         return StoredVector.whole(_full(name, layer), *shape)
 
     def optional_vector(self, name: str, layer: int | None, *shape: int) -> StoredVector | None:
-        """The same where any layer has it."""
+        """As `vector`, or None if no layer has it."""
         return self.vector(name, layer, *shape) if self.anywhere(name) else None
 
     def linear(
@@ -246,7 +263,7 @@ class Reader:
     def optional_norm(
         self, name: str, layer: int | None, norm: Norm, *shape: int, bias: Presence = "absent"
     ) -> Normalization | None:
-        """The same where any layer has its weights."""
+        """As `norm`, or None if no layer has its weights."""
         if not self.anywhere(f"{name}.weight"):
             return None
         return self.norm(name, layer, norm, *shape, bias=bias)
@@ -268,8 +285,8 @@ class Reader:
         return self._bounded(key, Metadata({key: item}).require(key, kind))
 
     def _bounded(self, key: str, value: _T) -> _T:
-        """The value, which must be one that kernels can have: in 32 bits, no float so small that it
-        would be 0 there, and no size beyond its limit."""
+        """Check that kernels can hold a value: 32 bits, no float that would be 0 there, no size
+        above its limit."""
         size = abs(value) if isinstance(value, int | float) else 0
         if size >= _MOST[type(value) is float] or 0 < size < _LEAST:
             raise ConfigError(f"metadata key '{key}' is {value}, beyond what 32 bits hold")

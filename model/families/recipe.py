@@ -1,7 +1,7 @@
-"""Which type llama.cpp's quantiser gives each tensor of a model (`src/llama-quant.cpp`).
+"""Quantisation recipes: the type that llama.cpp gives each tensor (`src/llama-quant.cpp`).
 
-Q, K and V as one matrix are Q5_K in Q4_K_M, as in the files that are published. The newest
-llama.cpp takes Q6_K for half of the layers and Q4_K for the others, which is as large.
+A fused QKV matrix is Q5_K in Q4_K_M, as in published files. The newest llama.cpp takes Q6_K for
+half of the layers and Q4_K for the others, which is as large.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from urdir.model.families.shapes import Shape
 from urdir.model.families.stored import Stored, StoredMatrix
 from urdir.ptxgen.weights.formats import FORMATS, Format
 
-#: Mixtures of types; every type by itself is a recipe, too.
+#: Recipes with several types. A type's own name is a recipe too.
 MIXED = ("q4_k_m", "mxfp4_moe")
-#: The type of a tensor whose rows are no multiple of its type's block.
+#: The type of a tensor whose row length is not a multiple of the type's block.
 _FALLBACK = {
     **{"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"},
     **dict.fromkeys(("Q2_K", "Q3_K", "TQ1_0", "TQ2_0"), "Q4_0"),
     **{name: "IQ4_NL" for name in FORMATS if name.startswith("IQ") and name != "IQ4_NL"},
 }
-#: Matrices that are never quantised; the last one stays as models are published.
+#: Matrices that are never quantised; the last one keeps its published type.
 _KEPT = {
     **dict.fromkeys(("ffn_gate_inp.weight", "position_embd.weight"), "F32"),
     "per_layer_model_proj.weight": "BF16",
@@ -72,7 +72,7 @@ def _values(shape: Shape, more: bool) -> str:
         return "Q8_0"
     if more:
         return "Q6_K"
-    # the values of a 70B model serve eight heads each
+    # in a 70B model every value head serves eight query heads
     is_70b = (
         shape.layers == 80 and shape.arch in ("llama", "qwen2") and shape.kv_heads < shape.heads
     )
@@ -87,7 +87,7 @@ def _down(layer: int, shape: Shape) -> str:
 
 
 def more_bits(layer: int, layers: int) -> bool:
-    """Whether a layer is of the first or last eighth, or every third between."""
+    """Whether a layer is in the first or last eighth, or every third in between."""
     eighth = layers // 8
     return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
 

@@ -1,4 +1,4 @@
-"""Mixers that keep a state of fixed size for each sequence instead of keys and values."""
+"""Recurrent mixers: a state of fixed size per sequence instead of keys and values."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """A causal convolution along the tokens of each channel: ``weight`` (channels, ..., taps),
-    ``bias`` (channels,)."""
+    """A causal convolution over tokens, per channel: ``weight`` (channels, ..., taps), ``bias``
+    (channels,)."""
 
     weight: StoredVector
     bias: StoredVector | None = None
 
     @property
     def channels(self) -> int:
-        """Values of a token."""
+        """Number of channels."""
         return self.weight.size // self.taps
 
     @property
     def taps(self) -> int:
-        """Tokens that a result is made of, its own included."""
+        """Number of tokens that a result depends on, its own included."""
         return self.weight.shape[-1]
 
     @property
     def tail(self) -> int:
-        """Values of earlier tokens that the next one needs."""
+        """Values of earlier tokens that the next token needs."""
         return self.channels * (self.taps - 1)
 
 
@@ -51,20 +51,20 @@ class ShortConv:
 
     @property
     def state(self) -> Mapping[str, int]:
-        """Values of a sequence's state, by the names of the kernels' parameters."""
+        """Number of values of a sequence's state, by the kernels' parameter names."""
         return {"tail": self.conv.tail}
 
 
 @dataclass(frozen=True, slots=True)
 class Recurrence:
-    """Linear attention with a decaying state, in the middle of
+    """Linear attention with a decaying state: the mixer of Qwen 3.5 and of Mamba-2,
 
         o (f(recurrence(silu(conv(mixed x)), alpha x, beta x), gate x))
 
-    The recurrence is `GatedRecurrence`: the gated delta rule where there is a ``beta``, else SSD,
-    with a ``skip`` (heads,). ``a`` and ``dt_bias`` are (heads,). f(y, z) is norm(y) * silu(z), or
-    with ``gates_first`` norm(y * silu(z)); the ``norm`` is that of each head's values, or of groups
-    of (groups, values of a group).
+    The recurrence is `GatedRecurrence`: the gated delta rule with ``beta``, else SSD with a
+    ``skip`` (heads,). ``a`` and ``dt_bias`` are (heads,). f(y, z) is norm(y) * silu(z), or with
+    ``gates_first`` norm(y * silu(z)). The ``norm`` is per head, or per group with weights (groups,
+    values of a group).
     """
 
     mixed: Linear
@@ -77,40 +77,40 @@ class Recurrence:
     skip: StoredVector | None
     norm: Normalization | None
     o: Linear
-    heads: int  # of values
-    key_heads: int  # heads is a multiple
+    heads: int  # value heads
+    key_heads: int  # divides heads
     key_dim: int
     value_dim: int
-    eps: float = 0.0  # of the lengths of queries and keys
-    tiled: bool = False  # heads h and h + key_heads have the same keys, not neighbours
+    eps: float = 0.0  # for the L2 norm of queries and keys
+    tiled: bool = False  # heads h and h + key_heads share keys, not neighbours
     gates_first: bool = False
 
     @property
     def order(self) -> Order:
-        """How a row of ``mixed`` is divided."""
+        """The layout of a row of ``mixed``."""
         return "vkq" if self.beta is None else "qkv"
 
     @property
     def width(self) -> int:
-        """Values of the result."""
+        """Width of the result."""
         return self.heads * self.value_dim
 
     @property
     def state(self) -> Mapping[str, int]:
-        """Values of a sequence's state, by the names of the kernels' parameters."""
+        """Number of values of a sequence's state, by the kernels' parameter names."""
         return {"tail": self.conv.tail, "state": self.width * self.key_dim}
 
 
 @dataclass(frozen=True, slots=True)
 class Selective:
-    """The mixer of Mamba, u being silu(conv(mixed x)):
+    """Mamba's selective scan, with u = silu(conv(mixed x)):
 
         o (scan(u, step norm(low u), norm(b u), norm(c u)) * silu(gate x))
 
-    The scan is `SelectiveScan`, with ``a`` (channels, size) and ``skip`` (channels,); ``low`` has
-    the low rank of ``step``, whose bias is dt's. Where ``step`` has a row for each of some heads,
-    the scan is SSD (`GatedRecurrence`), ``a`` and ``skip`` are (heads,), and heads share b and c.
-    Norms are there where the model has them.
+    The scan is `SelectiveScan`, with ``a`` (channels, size) and ``skip`` (channels,). ``step`` is
+    low-rank, from ``low``, and its bias is that of dt. If ``step`` has one row per head, the scan
+    is SSD (`GatedRecurrence`): ``a`` and ``skip`` are (heads,), and heads share b and c. Norms are
+    optional.
     """
 
     mixed: Linear
@@ -134,12 +134,12 @@ class Selective:
 
     @property
     def heads(self) -> int:
-        """Heads of channels that decay alike; 0: each channel decays by itself."""
+        """Heads whose channels share one decay; 0: each channel has its own."""
         return self.step.rows if self.step.rows < self.conv.channels else 0
 
     @property
     def state(self) -> Mapping[str, int]:
-        """Values of a sequence's state, by the names of the kernels' parameters."""
+        """Number of values of a sequence's state, by the kernels' parameter names."""
         return {"tail": self.conv.tail, "state": self.conv.channels * self.size}
 
 
@@ -153,15 +153,14 @@ class Convolved:
 
 @dataclass(frozen=True, slots=True)
 class KimiDelta:
-    """The gated delta rule with a gate for each key of a head (Kimi Delta Attention, arXiv
-    2510.26692):
+    """Kimi Delta Attention (arXiv 2510.26692): the gated delta rule with a gate per key channel:
 
         o (norm(recurrence(q, k, v, decay x, beta x)) * sigmoid(gate x))
 
     The recurrence is `GatedRecurrence` with ``channels``; q, k and v are (heads, dim), ``a`` and
-    ``beta`` x are (heads,), ``dt_bias`` is (heads, dim). ``decay`` and ``gate`` may be products of
-    few values, ``decay_low`` x and ``gate_low`` x. With a ``floor`` below 0 gates stay above its
-    exp, and with ``negated`` -a stands for a. The ``norm`` is that of each head's values.
+    ``beta`` x are (heads,), ``dt_bias`` is (heads, dim). ``decay`` and ``gate`` may be low-rank
+    products, of ``decay_low`` x and ``gate_low`` x. A ``floor`` below 0 is a lower bound of the log
+    decay; with ``negated``, -a replaces a. The ``norm`` is per head.
     """
 
     q: Convolved
@@ -174,7 +173,7 @@ class KimiDelta:
     dt_bias: StoredVector
     norm: Normalization
     o: Linear
-    eps: float  # of the lengths of queries and keys
+    eps: float  # for the L2 norm of queries and keys
     floor: float = 0.0
     negated: bool = False
     decay_low: Linear | None = None
@@ -182,35 +181,35 @@ class KimiDelta:
 
     @property
     def parts(self) -> Mapping[str, Convolved]:
-        """What goes into the recurrence, by name."""
+        """Inputs of the recurrence, by name."""
         return {"q": self.q, "k": self.k, "v": self.v}
 
     @property
     def heads(self) -> int:
-        """Heads of keys and of values."""
+        """Number of key and value heads."""
         return self.beta.rows
 
     @property
     def dim(self) -> int:
-        """Values of a head."""
+        """Dimension of a head."""
         return self.decay.rows // self.heads
 
     @property
     def state(self) -> Mapping[str, int]:
-        """Values of a sequence's state, by name: a tail of each convolution."""
+        """Number of values of a sequence's state, by name: a tail of each convolution."""
         tails = {f"tail {name}": part.conv.tail for name, part in self.parts.items()}
         return {**tails, "state": self.heads * self.dim * self.dim}
 
 
 @dataclass(frozen=True, slots=True)
 class Lightning:
-    """Linear attention whose states decay as ``slopes`` say (lightning attention, arXiv 2401.04658;
-    MiniMax-01, arXiv 2501.08313):
+    """Lightning attention (arXiv 2401.04658; MiniMax-01, arXiv 2501.08313): linear attention with
+    fixed decays, ``slopes``:
 
         o (norm(recurrence(silu(q x), silu(k x), silu(v x))) * sigmoid(gate x))
 
-    The recurrence is `GatedRecurrence`, ``steady``; q, k and v are (heads, dim). The ``norm`` is
-    that of all heads as one row.
+    The recurrence is `GatedRecurrence`, ``steady``; q, k and v are (heads, dim). One ``norm``
+    covers all heads.
     """
 
     q: Linear
@@ -223,22 +222,22 @@ class Lightning:
 
     @property
     def parts(self) -> Mapping[str, Linear]:
-        """What goes into the recurrence, by name."""
+        """Inputs of the recurrence, by name."""
         return {"q": self.q, "k": self.k, "v": self.v}
 
     @property
     def heads(self) -> int:
-        """Heads of keys and of values."""
+        """Number of key and value heads."""
         return self.slopes.heads
 
     @property
     def dim(self) -> int:
-        """Values of a head."""
+        """Dimension of a head."""
         return self.q.rows // self.heads
 
     @property
     def state(self) -> Mapping[str, int]:
-        """Values of a sequence's state, by the names of the kernels' parameters."""
+        """Number of values of a sequence's state, by the kernels' parameter names."""
         return {"state": self.heads * self.dim * self.dim}
 
 
@@ -248,8 +247,8 @@ Recurrent = ShortConv | Recurrence | Selective | KimiDelta | Lightning
 def convolution(
     file: Reader, key: str, name: str, layer: int, *channels: int, bias: Presence = "absent"
 ) -> Convolution:
-    """The convolution ``name`` of a layer, stored as (*channels, taps), whose taps are metadata
-    ``key``; UnsupportedError for more of them than kernels have, or one."""
+    """The convolution ``name`` of a layer, stored as (*channels, taps); metadata ``key`` has the
+    number of taps. UnsupportedError for a number that the kernels lack."""
     taps = file.size(key)
     if not 2 <= taps <= MAX_TAPS:
         raise UnsupportedError(f"{file.key(key)} is {taps}; 2 to {MAX_TAPS} are supported")

@@ -1,4 +1,4 @@
-"""From a file's architecture to its family, and from there to a description."""
+"""Registry of families: from an architecture's name to the function that describes it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Describe = Callable[[Reader], Description]
 
 @cache
 def families() -> Mapping[str, Describe]:
-    """How the metadata of each architecture becomes a description, sorted by name."""
+    """The describing function of each architecture, sorted by name."""
     found: dict[str, Describe] = {}
     for name in _modules():
         found |= _described_in(name)
@@ -26,8 +26,8 @@ def families() -> Mapping[str, Describe]:
 
 
 def _find(architecture: str) -> Describe | None:
-    """The architecture's entry of `families`. Files whose names it begins with come first, and
-    those after the one that has it are not imported: all of them take 30 ms.
+    """The architecture's entry of `families`. Modules whose names it begins with come first;
+    modules after the match are not imported, because importing all takes 30 ms.
     """
     for name in sorted(_modules(), key=lambda name: not architecture.startswith(name)):
         if (found := _described_in(name).get(architecture)) is not None:
@@ -46,32 +46,33 @@ def _described_in(name: str) -> Mapping[str, Describe]:
     return found
 
 
-#: What files are, by general.architecture, that hold no language model of its own.
+#: Files that are no language model, by general.architecture.
 _OTHER_FILES = {
     "clip": ": this is a multi-modal projector (mmproj); only text models run",
-    "controlvector": ": this is a control vector, of which there is no use",
-    "eagle3": ": this is a draft model, and urdir runs one model",
+    "controlvector": ": this is a control vector; these are not supported",
+    "eagle3": ": this is an EAGLE-3 draft, give it to its model (--draft)",
+    "dflash": ": this is a DFlash draft, give it to its model (--draft)",
 } | dict.fromkeys(
     (
         *("bert", "eurobert", "modern-bert", "neo-bert", "nomic-bert", "nomic-bert-moe"),
         *("jina-bert-v2", "jina-bert-v3", "gemma-embedding", "t5encoder"),
     ),
-    ": it makes embeddings, which are not computed",
+    ": it computes embeddings, which are not supported",
 )
 
 
 def _hint(architecture: str) -> str:
-    """What comes near an architecture that there is not, or what the file is."""
+    """The nearest supported architectures, or what kind of file it is."""
     if architecture in _OTHER_FILES:
         return _OTHER_FILES[architecture]
     near = get_close_matches(architecture, families(), 3)
     if near:
         return f"; {' and '.join(near)} {'is' if len(near) == 1 else 'are'}"
-    return f" (the {len(families())} that are: table Architectures in model/README.md)"
+    return f" (the {len(families())} supported ones: table Architectures in model/MODELS.md)"
 
 
 def describe(file: Reader) -> Description:
-    """The description that the family of ``file`` makes; tensors are not checked yet."""
+    """Describe a file by its family; tensors are not checked yet."""
     architecture = file.architecture
     if (described := _find(architecture)) is None:
         raise UnsupportedError(

@@ -1,4 +1,4 @@
-"""How a model rotates queries and keys, and the metadata that says so.
+"""Rotary position embedding (RoPE) of a model, read from metadata.
 
 The meaning of the keys is that of llama.cpp (`llama-model.cpp`, `llama-context.cpp`); the formulas
 are in ptxgen.kernels.rotation.
@@ -20,13 +20,13 @@ from urdir.ptxgen.kernels.rotation import RopeScaling, RopeStyle, Rotation, freq
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """One way to rotate heads; layers that rotate alike have equal ones.
+    """One rotation of heads; layers that rotate alike have equal ones.
 
-    ``factors`` (dim / 2,) of the file divide the frequencies; ``long_factors`` do so instead where
-    sequences may be longer than ``long_above``. The pairs ``still`` do not rotate.
+    ``factors`` (dim / 2,) of the file divide the frequencies; sequences that may be longer than
+    ``long_above`` use ``long_factors`` instead. The pairs ``still`` do not rotate.
     """
 
-    dim: int  # leading elements of a head that rotate; even
+    dim: int  # number of leading values of a head that rotate; even
     style: RopeStyle
     freq_base: float
     scaling: RopeScaling
@@ -37,7 +37,7 @@ class RopeConfig:
 
     @property
     def rotation(self) -> Rotation:
-        """What is done to a head of queries or keys."""
+        """The rotation as kernels take it."""
         return Rotation(self.dim, self.style, self.scaling.magnitude)
 
     def at_context(self, context: int) -> RopeConfig:
@@ -54,7 +54,7 @@ class RopeConfig:
         """
         if factors is not None and not np.all(np.isfinite(factors) & (factors > 0)):
             name = self.factors.name if self.factors else "RoPE factors"
-            raise ConfigError(f"tensor '{name}' must hold positive numbers only")
+            raise ConfigError(f"tensor '{name}' must hold only positive numbers")
         radians = frequencies(self.dim, self.freq_base, self.scaling, factors)[0]
         radians[list(self.still)] = 0.0
         return radians
@@ -87,8 +87,8 @@ def read_rope(
         short, long = (
             file.vector(f"rope_factors_{kind}.weight", None, dim // 2) for kind in ("short", "long")
         )
-        # Where the model's own context is not above the original one, the short factors would
-        # never give way. llama.cpp's contexts, of 512 tokens by default, may be longer.
+        # If the model's context does not exceed the original one, the short factors would always
+        # apply. llama.cpp's contexts, of 512 tokens by default, may be longer.
         original = rope.scaling.original_context
         above = original if original < file.size("context_length") else 0
         return replace(rope, factors=short, long_factors=long, long_above=above)
@@ -98,9 +98,8 @@ def read_rope(
 def windowed_rope(
     file: Reader, rope: RopeConfig, head_dim: int, *, scaled: bool, base: float | None = None
 ) -> RopeConfig:
-    """The rotation of layers with a window: ``rope`` with rope.freq_base_swa (default: ``base``, or
-    that of ``rope``) and rope.dimension_count_swa, without the context extension unless
-    ``scaled``."""
+    """The rotation of windowed layers: ``rope`` with rope.freq_base_swa (default: ``base``, or that
+    of ``rope``) and rope.dimension_count_swa, without context extension unless ``scaled``."""
     dim = file.optional("rope.dimension_count_swa", int, rope.dim)
     check_dim(file, "rope.dimension_count_swa", dim, head_dim)
     base = read_base(file, "rope.freq_base_swa", base or rope.freq_base)
@@ -111,12 +110,12 @@ def windowed_rope(
 def with_sections(
     file: Reader, rope: RopeConfig, *, interleaved: bool = False, required: bool = True
 ) -> RopeConfig:
-    """The rotation by positions of several axes (M-RoPE, arXiv 2409.12191) as it is for text.
+    """The rotation by multi-axis positions (M-RoPE, arXiv 2409.12191), for text.
 
-    Key: rope.dimension_sections, how many pairs turn by each of four axes, one axis after the other
-    or by turns (``interleaved``). A token of text has the same position on three of them, and 0 on
-    the fourth (llama.cpp: `llm_graph_input_pos`): its pairs stand still. Unless ``required``, files
-    whose first two sizes are not positive have one axis.
+    Key: rope.dimension_sections, the number of pairs on each of four axes, axis after axis or
+    ``interleaved``. A text token has the same position on three axes and 0 on the fourth
+    (llama.cpp: `llm_graph_input_pos`), whose pairs do not rotate. Files whose first two sizes are
+    not positive have one axis, unless ``required``.
     """
     name = "rope.dimension_sections"
     sizes = file.integers(name) if file.is_array(name) or not file.has_key(name) else []
@@ -134,8 +133,8 @@ def with_sections(
 
 
 def read_rope_by_axes(file: Reader, head_dim: int) -> RopeConfig:
-    """The rotation of neighbours; of halves where positions have several axes, which
-    rope.dimension_sections says."""
+    """The rotation of neighbours; of halves if positions have several axes
+    (rope.dimension_sections)."""
     sizes = file.integers("rope.dimension_sections")
     if len(sizes) < 2 or min(sizes[:2]) <= 0:
         return read_rope(file, "interleaved", head_dim, factors=False)
@@ -143,7 +142,7 @@ def read_rope_by_axes(file: Reader, head_dim: int) -> RopeConfig:
 
 
 def check_dim(file: Reader, name: str, dim: int, head_dim: int) -> None:
-    """Raise ConfigError unless ``dim`` values of a head can turn in pairs."""
+    """Raise ConfigError unless ``dim`` values of a head can rotate in pairs."""
     if not 0 < dim <= head_dim or dim % 2:
         raise ConfigError(f"{file.key(name)} is {dim}, expected an even number up to {head_dim}")
 
@@ -157,7 +156,7 @@ def read_base(file: Reader, name: str, default: float) -> float:
 
 
 def _scaling(file: Reader) -> RopeScaling:
-    # ggml's default is "linear", with a factor that defaults to 1; a factor of 0 means unscaled
+    # ggml's default is "linear" with a factor of 1; a factor of 0 means unscaled
     kind = file.optional("rope.scaling.type", str, "linear")
     if kind not in ("none", "linear", "yarn", "longrope"):
         raise UnsupportedError(
@@ -196,7 +195,7 @@ def _scaling(file: Reader) -> RopeScaling:
 
 
 def _log_multiplier(file: Reader, ext_factor: float, factor: float) -> float:
-    """What yarn_log_multiplier divides the magnitude of YaRN by (llama-context.cpp)."""
+    """The divisor of YaRN's magnitude by yarn_log_multiplier (llama-context.cpp)."""
     multiplier = file.optional("rope.scaling.yarn_log_multiplier", float, 0.0)
     if not ext_factor or not multiplier or factor <= 1.0:
         return 1.0

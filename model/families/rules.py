@@ -1,4 +1,4 @@
-"""The recurrence of heads in a mixer, as its kernels are told of it."""
+"""Recurrences of mixers as their kernels describe them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from urdir.model.families.recurrent import KimiDelta, Lightning, Recurrence, Rec
 
 
 def rule_of(mixer: Recurrent) -> dict[str, Any] | None:
-    """Fields of `RecurrentHeads`; None where a mixer has no heads that decay."""
+    """Fields of `RecurrentHeads`; None for a mixer without decaying heads."""
     match mixer:
         case Recurrence():
             return {
@@ -45,6 +45,6 @@ def rule_of(mixer: Recurrent) -> dict[str, Any] | None:
 
 
 def _square(heads: int, dim: int) -> dict[str, Any]:
-    """Heads with as many keys as values, in arrays of their own."""
+    """Heads with square states, in separate arrays."""
     sizes = {"heads": heads, "key_heads": heads, "key_dim": dim, "value_dim": dim}
     return {**sizes, "order": "apart"}

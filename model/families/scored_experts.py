@@ -1,8 +1,7 @@
-"""Experts as DeepSeek V3 has them (arXiv 2412.19437): the highest scores choose, after a bias for
-each expert that balances their load; the scores without it are the weights.
+"""Experts as in DeepSeek V3 (arXiv 2412.19437): chosen by biased scores, weighted by unbiased ones.
 
-Keys: expert_feed_forward_length, expert_gating_func, expert_weights_norm, expert_weights_scale, and
-those of groups, as in `mixtures`.
+The bias of each expert balances load. Keys: expert_feed_forward_length, expert_gating_func,
+expert_weights_norm, expert_weights_scale, and those of groups, as in `mixtures`.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ def scored_experts(
     choice_bias: Presence = "required",
     latent: LatentExperts | None = None,
 ) -> Mixture:
-    """The experts of a layer, and ``beside`` them a network of all tokens, so wide (0: none), with
-    the same activation or one of its own. ``scores`` and ``normalize`` are in place of
-    expert_gating_func and expert_weights_norm."""
+    """The experts of a layer, and in parallel an FFN for all tokens of width ``beside`` (0: none),
+    with the same activation or its own. ``scores`` and ``normalize`` replace expert_gating_func and
+    expert_weights_norm."""
     route = router(
         file,
         layer,

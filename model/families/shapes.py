@@ -1,8 +1,7 @@
-"""Sizes of published models: their config.json, and what their GGUF files have beside the usual
-tensors.
+"""Shapes of published models: sizes from config.json, and the optional tensors of their files.
 
 A shape is data: the keys that the architecture's family reads, without the architecture's name, and
-the tensors that tell the family which optional parts there are.
+the tensors by which the family recognises optional parts.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes of a published model.
+    """The sizes of a published model.
 
-    ``keys`` are metadata of the architecture; those of `Shape.metadata` that they leave out follow
-    from the sizes. ``layer`` are optional tensors of every layer, ``tensors`` others. ``kind`` is
-    the type in which the model is published, or usually is.
+    ``keys`` are metadata of the architecture; missing keys of `Shape.metadata` follow from the
+    sizes. ``layer`` are optional tensors of every layer, ``tensors`` others. ``kind`` is the weight
+    type in which the model is usually published.
     """
 
     arch: str
@@ -40,11 +39,11 @@ class Shape:
 
     @property
     def experts(self) -> int:
-        """Experts of a layer; 0: none."""
+        """Experts per layer; 0: none."""
         return int(self.keys.get("expert_count", 0))
 
     def metadata(self, name: str) -> dict[str, Any]:
-        """What the file of a model of that ``name`` would say."""
+        """The metadata of a file of a model with that ``name``."""
         keys = {
             "block_count": self.layers,
             "context_length": 131072,
@@ -63,7 +62,7 @@ class Shape:
         return general | {f"{self.arch}.{key}": value for key, value in present.items()}
 
     def stored(self) -> dict[str, tuple[int, ...]]:
-        """The tensors that show which optional parts there are."""
+        """The tensors by which a family recognises optional parts."""
         table = (self.vocab, self.hidden)
         found: dict[str, tuple[int, ...]] = {"token_embd.weight": table}
         if not self.tied:
@@ -76,14 +75,14 @@ def _turns(base: float) -> dict[str, Any]:
     return {"rope.freq_base": base}
 
 
-#: A key of LLaMA's norms, in families that have LayerNorm instead.
+#: The key of LLaMA's norm epsilon, for families with LayerNorm.
 _LAYER_NORM = {"attention.layer_norm_rms_epsilon": None, "attention.layer_norm_epsilon": 1e-5}
 _QKV_BIAS = ("attn_q.bias", "attn_k.bias", "attn_v.bias")
 _HEAD_NORMS = ("attn_q_norm.weight", "attn_k_norm.weight")
 _QWEN2 = ("ffn_gate.weight", *_QKV_BIAS)
 _QWEN3 = ("ffn_gate.weight", *_HEAD_NORMS)
 _SMALL_EPS = {"attention.layer_norm_rms_epsilon": 1e-6}
-#: Windows and rotations of Gemma 3: https://huggingface.co/google/gemma-3-27b-it
+#: Windows and RoPE of Gemma 3: https://huggingface.co/google/gemma-3-27b-it
 _GEMMA3 = {
     "attention.sliding_window": 1024,
     "rope.freq_base": 1e6,
@@ -108,13 +107,13 @@ _QWEN35 = {**_DELTA, "rope.dimension_sections": np.array([11, 11, 10, 0])}
 
 
 def _of_layers(count: int, places: Sequence[int], value: int) -> npt.NDArray[np.int32]:
-    """A number for each of so many layers: ``value`` at some of them, else 0."""
+    """One number per layer: ``value`` at some ``places``, else 0."""
     numbers = np.zeros(count, np.int32)
     numbers[list(places)] = value
     return numbers
 
 
-#: Layers of https://huggingface.co/nvidia/Nemotron-H-8B-Base-8K: Mamba-2, networks, attention.
+#: Layers of https://huggingface.co/nvidia/Nemotron-H-8B-Base-8K: Mamba-2, FFN, attention.
 _NEMOTRON = "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"
 
 SHAPES = {

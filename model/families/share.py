@@ -1,11 +1,10 @@
-"""The share of a model that one of several ranks has (tensor parallelism, arXiv 1909.08053).
+"""Tensor parallelism (arXiv 1909.08053): the part of a model on one of several ranks.
 
-A rank has some heads of attention, with the keys and values that these need, some heads or channels
-of mixers with a state (`share_recurrent`), and some of the inner values of dense networks and of
-every expert: rows of the matrices before them, columns of the matrix after. The ranks' results of
-that last matrix add up to the network's; its bias is added by rank 0 alone. Everything else is
-whole on every rank: the embedding, norms, routers, latent vectors, and networks that cannot be cut
-evenly enough. Each rank makes the logits of a part of the vocabulary.
+A rank has some attention heads with their KV heads, some heads or channels of recurrent mixers
+(`share_recurrent`), and some inner values of dense FFNs and of every expert: rows of the first
+matrices, columns of the last. The ranks' results of that last matrix sum to the FFN's; rank 0 adds
+its bias. Everything else is replicated: embedding, norms, routers, latent vectors, and networks
+that cannot be cut evenly enough. Each rank computes the logits of a part of the vocabulary.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ from urdir.model.families.recurrent import Recurrent
 from urdir.model.families.share_recurrent import share_of_recurrent
 from urdir.model.families.stored import Normalization, StoredVector
 
-#: Logits come in as many at once where they can: whole tiles of rows.
+#: Logits are cut in multiples of this where possible: whole tiles of rows.
 _TILE = 16
 
 
 def shared(config: Config, blocks: Blocks, rank: int, ranks: int) -> Config:
-    """The share of ``rank``, of ``ranks``, of a whole model. Raises UnsupportedError where there
+    """The share of rank ``rank`` of ``ranks`` of a whole model. Raises UnsupportedError if there
     are more ranks than logits."""
     vocabulary = _logits(config.output.rows, ranks)
     mine = Span(sum(vocabulary[:rank]), vocabulary[rank])
@@ -51,7 +50,7 @@ def shared(config: Config, blocks: Blocks, rank: int, ranks: int) -> Config:
 
 
 def cut_networks(share: Config) -> tuple[int, int]:
-    """How many networks a rank has a part of, and how many there are."""
+    """How many networks are cut, and how many there are in all."""
     networks = [network for layer in share.layers for network in layer.networks]
     last = [n.o for n in networks if isinstance(n, Attention | Recurrent)]
     last += [n.down for n in networks if isinstance(n, Dense | Mixture)]
@@ -60,13 +59,13 @@ def cut_networks(share: Config) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class _Cutter:
-    """Cuts networks for one rank."""
+    """Cuts the networks of one rank."""
 
     cut: Cut
     cuts_attention: bool
 
     def layer(self, of: LayerConfig) -> LayerConfig:
-        """A layer with its networks cut."""
+        """Cut the networks of a layer."""
         return replace(of, blocks=tuple(map(self._block, of.blocks)))
 
     def _block(self, of: Block) -> Block:
@@ -85,11 +84,11 @@ class _Cutter:
         return self._dense(of) if isinstance(of, Dense) else of
 
     def _attention(self, of: Attention) -> Attention:
-        """Its heads and their keys, where they can be cut."""
+        """Cut heads and KV heads, if possible."""
         if not self.cuts_attention or not _has_separate_heads(of):
             return of
         width, group = of.o.cols // of.heads, of.heads // of.kv_heads
-        # heads of a latent vector have one key, which all ranks keep
+        # heads of a latent vector share one key, which all ranks keep
         heads = self.cut.heads(of.heads, group if of.latent is None else 1, width, of.o)
         if heads is None:
             return of
@@ -116,7 +115,7 @@ class _Cutter:
         )
 
     def _dense(self, of: Dense) -> Dense:
-        """Its inner values, where they can be cut."""
+        """Cut the inner values, if possible."""
         inner = self.cut.inner(of.width, of.down)
         if inner is None:
             return of
@@ -129,7 +128,7 @@ class _Cutter:
         )
 
     def _mixture(self, of: Mixture) -> Mixture:
-        """The inner values of every expert, where they can be cut, and of the shared network."""
+        """Cut the inner values of every expert and of the shared FFN, if possible."""
         of = replace(of, shared=of.shared and self._dense(of.shared))
         inner = self.cut.inner(of.width, of.down)
         if inner is None:
@@ -143,13 +142,13 @@ class _Cutter:
 
 
 def _has_separate_heads(of: Attention) -> bool:
-    """Whether nothing in attention is about all heads together."""
+    """Whether no part of attention spans all heads."""
     norm_of_all = of.qk_norm is not None and of.qk_norm.over == "row"
     return not norm_of_all and not of.max_bias
 
 
 def _latent(of: Latent, heads: int, some: Span) -> Latent:
-    """What some heads make of the latent vector."""
+    """The latent projections of some heads."""
     return replace(
         of,
         q_still=of.q_still and of_heads(of.q_still, heads, some),
@@ -160,7 +159,7 @@ def _latent(of: Latent, heads: int, some: Span) -> Latent:
 
 
 def _head_norms(of: QkNorm, mixer: Attention, heads: Span, keys: Span) -> QkNorm:
-    """Norms with weights for each head have those of some heads."""
+    """Select per-head norm weights of some heads."""
 
     def norm(each: Normalization, count: int, some: Span) -> Normalization:
         def cut(vector: StoredVector | None) -> StoredVector | None:
@@ -174,8 +173,8 @@ def _head_norms(of: QkNorm, mixer: Attention, heads: Span, keys: Span) -> QkNorm
 
 
 def _logits(count: int, ranks: int) -> tuple[int, ...]:
-    """How many logits each rank makes."""
+    """Number of logits of each rank."""
     found = spans(count, ranks, lambda at: at % _TILE == 0) or spans(count, ranks, bool)
     if found is None:
-        raise UnsupportedError(f"a vocabulary of {count} is no work for {ranks} GPUs")
+        raise UnsupportedError(f"a vocabulary of {count} cannot be split between {ranks} GPUs")
     return tuple(span.count for span in found)

@@ -1,8 +1,8 @@
-"""The share of a mixer with a state that one of several ranks has: some of its heads or channels,
-with their states and convolutions.
+"""Tensor parallelism of recurrent mixers: some heads or channels with their states and
+convolutions.
 
-Heads of keys that several heads of values have in common are on every rank that has one of these. A
-mixer whose norm is about all heads together is whole on every rank.
+Key heads shared by several value heads are on every rank with one of these. A mixer whose norm
+spans all heads is replicated.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from urdir.model.families.stored import Run
 
 
 def share_of_recurrent(of: Recurrent, cut: Cut) -> Recurrent:
-    """Some heads or channels, where they can be cut."""
+    """Cut heads or channels, if possible."""
     match of:
         case ShortConv():
             return _short_conv(of, cut)
@@ -35,7 +35,7 @@ def share_of_recurrent(of: Recurrent, cut: Cut) -> Recurrent:
         case KimiDelta():
             return _kimi_delta(of, cut)
         case Lightning():
-            return of  # its norm is that of all heads
+            return of  # its norm spans all heads
 
 
 def _short_conv(of: ShortConv, cut: Cut) -> ShortConv:
@@ -82,8 +82,8 @@ def _recurrence(of: Recurrence, cut: Cut) -> Recurrence:
 
 
 def _heads_and_keys(of: Recurrence, cut: Cut) -> tuple[list[Span], Span] | None:
-    """This rank's heads of values, side by side or every ``key_heads``-th ones, and of keys; None
-    where they cannot be cut. Norms of groups are those of the heads with the same keys."""
+    """This rank's value heads (contiguous, or every ``key_heads``-th one) and key heads; None if
+    they cannot be cut. A group norm spans the heads that share keys."""
     group, width = of.heads // of.key_heads, of.value_dim
     if of.tiled:
         if of.key_heads * width % cut.block(of.o):
@@ -100,14 +100,14 @@ def _heads_and_keys(of: Recurrence, cut: Cut) -> tuple[list[Span], Span] | None:
 
 
 def _norms_groups(of: Recurrence) -> bool:
-    """Whether the norm has weights for all heads, and is that of heads with the same keys together;
-    else all heads have the same."""
+    """Whether the norm has weights for all heads and spans the heads that share keys; otherwise all
+    heads use the same weights."""
     weight = None if of.norm is None else of.norm.weight
     return weight is not None and weight.size > of.value_dim
 
 
 def _runs_of_mixed(of: Recurrence, heads: list[Span], keys: Span) -> list[Run]:
-    """The rows of queries, keys and values of some heads, in the order in which they lie."""
+    """The rows of queries, keys and values of some heads, in storage order."""
     every, start = of.key_heads * of.key_dim, 0
     runs: list[Run] = []
     for name in of.order:
@@ -118,8 +118,8 @@ def _runs_of_mixed(of: Recurrence, heads: list[Span], keys: Span) -> list[Run]:
 
 
 def _selective(of: Selective, cut: Cut) -> Selective:
-    """Some channels, those of whole heads where it has heads: what all ranks make of theirs adds up
-    to the steps, b and c."""
+    """Cut channels, whole heads of them if there are heads. The ranks' partial products sum to the
+    steps, b and c."""
     total, after = of.conv.channels, (of.o, of.low, of.b, of.c)
     count = of.heads or total
     width = total // count

@@ -1,7 +1,7 @@
-"""Keys of sizes, and what a file may claim at most.
+"""Limits on the sizes that a file may claim.
 
-A description is made of these numbers before any tensor is compared with them. Other integers count
-tokens, or choose, and make nothing large.
+A description is made of these numbers before any tensor is compared with them. Other integers only
+count tokens or select a variant; they allocate nothing large.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from urdir.model.files import limits
 from urdir.model.files.limits import Limit
 
-#: Kinds of heads that have widths of their own: those of windows, and of latent attention.
+#: Heads whose dimensions have their own keys: windowed layers, latent attention.
 _HEADS = ("", "_swa", "_mla")
 _BY_LIMIT: Mapping[Limit, tuple[str, ...]] = {
     limits.LAYERS: ("block_count", "nextn_predict_layers"),
@@ -25,6 +25,7 @@ _BY_LIMIT: Mapping[Limit, tuple[str, ...]] = {
         *("embedding_length", "embedding_length_per_layer_input", "feed_forward_length"),
         *("expert_feed_forward_length", "expert_shared_feed_forward_length"),
         *("expert_latent_length", "moe_latent_size", "ssm.inner_size", "ssm.time_step_rank"),
+        "target_hidden_size",
         *("attention.q_lora_rank", "attention.kv_lora_rank"),
     ),
     limits.EXPERTS: (
@@ -32,5 +33,5 @@ _BY_LIMIT: Mapping[Limit, tuple[str, ...]] = {
         *("expert_group_count", "expert_group_used_count", "ssm.group_count"),
     ),
 }
-#: By key, without the architecture's name.
+#: Limits by key, without the architecture's name.
 SIZES: Mapping[str, Limit] = {name: limit for limit, names in _BY_LIMIT.items() for name in names}

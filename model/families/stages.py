@@ -1,7 +1,7 @@
-"""The layers of a model that one of several ranks has, for models that only have to fit.
+"""Pipeline parallelism: runs of whole layers, for models that only have to fit.
 
-Each rank has a run of layers, whole, and its predecessor's rows come to it. Rank 0 has the first
-run, the embedding before it, and the output: the last rank's rows come back to it.
+Each rank has one run of layers and receives the rows of its predecessor. Rank 0 has the first run,
+the embedding and the output: the rows of the last rank return to it.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from urdir.model.families.layers import LayerConfig
 
 
 def staged(config: Config, layers: Sequence[int], ends: int, ranks: int) -> list[Config]:
-    """The description for each rank. ``layers`` are the bytes of each layer, ``ends`` those of
-    embedding and output: ranks get about as many bytes each.
+    """The description for each rank, balanced by bytes. ``layers`` are the bytes of each layer,
+    ``ends`` those of embedding and output.
 
-    Raises UnsupportedError for what layers far apart have in common, and where there are too few.
+    Raises UnsupportedError for state shared by distant layers, and for too few layers.
     """
     _check(config)
     starts = _starts(layers, ends, ranks)
     runs = [config.layers[a:b] for a, b in zip(starts, [*starts[1:], len(layers)], strict=True)]
     if len({_kinds(run) for run in runs}) > 1:
         raise UnsupportedError(
-            f"{len(layers)} layers of different kinds cannot be cut into {ranks} runs that have "
-            "all of them: give fewer GPUs, or share each layer (split by tensors)"
+            f"{len(layers)} layers of different kinds cannot be cut into {ranks} runs with all "
+            "kinds in each: use fewer GPUs, or split by tensors"
         )
     first = replace(config, layers=runs[0], stage=Stage(0, ranks, 0))
     rest = replace(config, positions=None, embedding_norm=None, output_norm=None, adds=None)
@@ -37,9 +37,9 @@ def staged(config: Config, layers: Sequence[int], ends: int, ranks: int) -> list
 
 
 def _starts(layers: Sequence[int], ends: int, ranks: int) -> list[int]:
-    """The first layer of each rank: each ends where the bytes so far are nearest to its part."""
+    """The first layer of each rank: runs end where the bytes so far are nearest to their share."""
     if len(layers) < ranks:
-        raise UnsupportedError(f"{len(layers)} layers are no work for {ranks} GPUs")
+        raise UnsupportedError(f"{len(layers)} layers cannot be split between {ranks} GPUs")
     until = [0, *accumulate(layers)]
     starts = [0]
     for rank in range(1, ranks):
@@ -50,7 +50,7 @@ def _starts(layers: Sequence[int], ends: int, ranks: int) -> list[int]:
 
 
 def _check(config: Config) -> None:
-    """Raise UnsupportedError for what a rank alone does not know."""
+    """Raise UnsupportedError for features that need all layers on one rank."""
     reason = ""
     if any(mixer.shares_cache_of is not None for mixer in config.attentions):
         reason = "layers that share a cache"
@@ -59,12 +59,14 @@ def _check(config: Config) -> None:
     elif config.saved_streams or config.recalls or config.banked(config.n_layers):
         reason = "layers that recall the stream of earlier ones"
     if reason:
-        raise UnsupportedError(f"a model with {reason} is not split by layers: split it by tensors")
+        raise UnsupportedError(
+            f"a model with {reason} cannot be split by layers: split it by tensors"
+        )
 
 
 def _kinds(layers: Sequence[LayerConfig]) -> frozenset[int | str]:
-    """How far the layers look back, and what keeps their states: the bookkeeping, which rank 0 does
-    for all, depends on that."""
+    """The attention spans and kinds of state of some layers. Rank 0's bookkeeping for all ranks
+    depends on them."""
     attention = {layer.attention.span for layer in layers if layer.attention is not None}
     states = {type(mixer).__name__ for layer in layers if (mixer := layer.recurrent) is not None}
     return frozenset(attention | states)

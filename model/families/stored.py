@@ -1,7 +1,7 @@
-"""References to what a model file holds: a description is made of them.
+"""References to the tensors of a model file, from which descriptions are made.
 
-A description says where each of its weights is: the tensor, and which of its rows. So a fused
-tensor needs no code of its own, and the tensors of a model are those that its description names.
+A description names, for each of its weights, the tensor and which of its rows. So a fused tensor
+needs no code of its own, and a model's tensors are those that its description names.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from urdir.ptxgen.kernels.norm import Norm
 
 Shape = tuple[int, ...]
-#: Things side by side: the number of the first one and of the one after the last.
+#: A range of items: the first number, and the one after the last.
 Run = tuple[int, int]
 _T = TypeVar("_T")
 _Number = TypeVar("_Number", bound=np.generic)
@@ -26,7 +26,7 @@ _LAYER = re.compile(r"^blk\.\d+\.")
 
 
 def length(runs: tuple[Run, ...]) -> int:
-    """How many things there are."""
+    """The total length of some ranges."""
     return sum(stop - start for start, stop in runs)
 
 
@@ -34,11 +34,10 @@ def length(runs: tuple[Run, ...]) -> int:
 class StoredMatrix:
     """A matrix (rows, cols): rows of the tensor ``name``, whose ``shape`` has rows first.
 
-    The tensor counts as (all rows, cols), whatever its rank. Of every ``period`` rows those from
-    ``first`` on are taken, ``each`` of them; (0, all, all) takes the whole. Of what is taken there
-    are the rows of some ``runs`` and the columns of others, ``columns``, one run after the other;
-    None is all. Where it is ``transposed``, those of each period are the columns of as many rows as
-    they have values, in f32, or rounded to f16 as ``half``.
+    The tensor counts as (all rows, cols), whatever its rank. From every ``period`` rows, ``each``
+    are taken, starting at ``first``; (0, all, all) is the whole tensor. ``runs`` then select rows
+    of these and ``columns`` select columns, range after range; None is all. ``transposed``
+    exchanges rows and columns within each period, in f32, or rounded to f16 with ``half``.
     """
 
     name: str
@@ -62,46 +61,46 @@ class StoredMatrix:
         return StoredMatrix(self.name, self.shape, first, each, period or self.period)
 
     def pick(self, *runs: Run) -> StoredMatrix:
-        """Some of the rows that a matrix with all of its runs has, before they are transposed."""
+        """Select rows of a matrix without runs, before transposition."""
         if len(runs) == 1 and self.period == math.prod(self.shape[:-1]):
             (start, stop) = runs[0]
             return replace(self, first=self.first + start, each=stop - start)
         return replace(self, runs=runs)
 
     def pick_columns(self, *runs: Run) -> StoredMatrix:
-        """Some columns of a matrix with all of them."""
+        """Select columns of a matrix with all columns."""
         return replace(self, columns=runs)
 
     @property
     def cols(self) -> int:
-        """Values of the input."""
+        """Input width."""
         if self.transposed:
             return self.each
         return self.shape[-1] if self.columns is None else length(self.columns)
 
     @property
     def taken(self) -> int:
-        """Rows of the tensor that there are: as many as of the matrix, unless it is transposed."""
+        """Number of tensor rows that are read; equals ``rows`` unless transposed."""
         periods = math.prod(self.shape[:-1]) // self.period
         return periods * self.each if self.runs is None else length(self.runs)
 
     @property
     def rows(self) -> int:
-        """Values of the result."""
+        """Output width."""
         return self.taken // self.each * self.shape[-1] if self.transposed else self.taken
 
     @property
     def is_whole(self) -> bool:
-        """Whether the tensor is taken as it lies."""
+        """Whether the reference is the whole tensor, unchanged."""
         some = self.runs is not None or self.columns is not None
         return self.each == self.period and not self.transposed and not some
 
 
 @dataclass(frozen=True, slots=True)
 class StoredVector:
-    """Values of the tensor ``name`` of that ``shape`` from ``first`` on, ``size`` in all: each is
-    there ``repeat`` times. With a ``period`` they are ``each`` values of every so many, and with
-    ``runs`` some of all that, as in `StoredMatrix`."""
+    """Values of the tensor ``name`` of that ``shape``: ``size`` from ``first`` on, each ``repeat``
+    times. With a ``period``, ``each`` values of every period; ``runs`` then select ranges, as in
+    `StoredMatrix`."""
 
     name: str
     shape: Shape
@@ -118,8 +117,8 @@ class StoredVector:
         return cls(name, shape, 0, math.prod(shape))
 
     def part(self, first: int, size: int, period: int | None = None) -> StoredVector:
-        """Some values of it; with a ``period``, of every so many values of a whole tensor. Values
-        that are there several times are taken so."""
+        """Select a range of values, or with a ``period`` one range in every period of a whole
+        tensor. Repetition is kept."""
         if period is None:
             start = self.first + first // self.repeat
             return StoredVector(self.name, self.shape, start, size, self.repeat)
@@ -127,13 +126,13 @@ class StoredVector:
         return StoredVector(self.name, self.shape, first, total, each=size, period=period)
 
     def pick(self, *runs: Run) -> StoredVector:
-        """Some of the values of a vector with all of its runs."""
+        """Select values of a vector without runs."""
         if len(runs) == 1 and not self.period and runs[0][0] % self.repeat == 0:
             return self.part(runs[0][0], length(runs))
         return replace(self, size=length(runs), runs=runs)
 
     def of(self, values: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
-        """The values (size,) of this part, of all values of the tensor."""
+        """The values (size,) of this reference, given all values of the tensor."""
         if self.period:
             taken = values.reshape(-1, self.period)[:, self.first : self.first + self.each].ravel()
         else:
@@ -143,7 +142,7 @@ class StoredVector:
         return np.concatenate([repeated[start:stop] for start, stop in runs])
 
     def repeated(self, times: int) -> StoredVector:
-        """Every value so many times."""
+        """The vector with every value repeated ``times`` times."""
         return StoredVector(self.name, self.shape, self.first, self.size * times, times)
 
 
@@ -155,33 +154,33 @@ class Linear:
     bias: StoredVector | None = None
 
     def part(self, first: int, each: int, period: int | None = None) -> Linear:
-        """Some rows of it (of every ``period`` rows), of a whole tensor."""
+        """Select rows (of every ``period`` rows) of a whole tensor."""
         bias = self.bias and self.bias.part(first, each, period)
         return Linear(self.matrix.part(first, each, period), bias)
 
     def pick(self, *runs: Run) -> Linear:
-        """Some rows of it: see `StoredMatrix.pick`."""
+        """Select rows; see `StoredMatrix.pick`."""
         return Linear(self.matrix.pick(*runs), self.bias and self.bias.pick(*runs))
 
     def transposed(self, *, half: bool = False) -> Linear:
-        """Each period of it with rows and columns exchanged, in f32 or f16; there is no bias."""
+        """The matrix with rows and columns exchanged in each period, in f32 or f16; no bias."""
         assert self.bias is None
         return Linear(replace(self.matrix, transposed=True, half=half))
 
     @property
     def rows(self) -> int:
-        """Values of the result."""
+        """Output width."""
         return self.matrix.rows
 
     @property
     def cols(self) -> int:
-        """Values of the input."""
+        """Input width."""
         return self.matrix.cols
 
 
 @dataclass(frozen=True, slots=True)
 class Normalization:
-    """A norm and its weights."""
+    """A norm with its weights."""
 
     norm: Norm
     weight: StoredVector | None = None
@@ -190,10 +189,10 @@ class Normalization:
 
 @dataclass(frozen=True, slots=True)
 class Slopes:
-    """How fast the states of heads decay in one of ``layers``: a token keeps exp(-slope) of them.
+    """Decay slopes of lightning attention in one of ``layers``: a token keeps exp(-slope).
 
-    No file holds them: that of head h is s 2^(-8 (h + 1) / heads), as in ALiBi, and s falls from 1
-    in the first layer to 1e-5 in the last one.
+    They are not stored. The slope of head h is s 2^(-8 (h + 1) / heads), as in ALiBi; s falls from
+    1 in the first layer to 1e-5 in the last one.
     """
 
     layer: int
@@ -201,7 +200,7 @@ class Slopes:
     heads: int
 
     def rates(self) -> npt.NDArray[np.float32]:
-        """The slopes below 0, (heads,)."""
+        """The negated slopes, (heads,) f32."""
         scale = 1.0 - self.layer / max(1, self.layers - 1) + 1e-5
         slopes = 2.0 ** (-8.0 * np.arange(1, self.heads + 1) / self.heads)
         return np.asarray(-scale * slopes, np.float32)
@@ -211,13 +210,12 @@ Stored = StoredMatrix | StoredVector
 
 
 def stored_in(description: Any) -> Iterator[Stored]:
-    """Every reference within a description, each once, in the order of its fields."""
+    """Every reference within a description, once, in field order."""
     return iter(dict.fromkeys(_walk(description)))
 
 
 def of_any_layer(description: _T) -> _T:
-    """The same with the names of tensors as they are without the number of a layer: layers that are
-    alike have equal ones."""
+    """The value with layer numbers removed from tensor names: equal layers become equal."""
     return cast(_T, _renamed(description))
 
 

@@ -1,4 +1,4 @@
-"""A model's description as text: a line of the whole, and a few for each kind of layer."""
+"""Text summary of a description: one line for the model, a few per kind of layer."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from urdir.model.families.facts import Facts, layer_groups, model_facts
 
 
 def summary(description: Description) -> str:
-    """A line about the whole model, and a few for each kind of layer."""
+    """Summarise a model: one line for the whole, a few for each kind of layer."""
     lines = [line for group in layer_groups(description) for line in layer_lines(group)]
     return "\n".join([fact_text(model_facts(description)), *lines])
 
 
 def layer_lines(group: Facts) -> list[str]:
-    """A group of layers as text: a line with their numbers, and one for each network."""
+    """A group of layers as text: a line with their numbers, one line per network."""
     plural = "s" if len(group["layers"]) > 1 else ""
     lines = [f"layer{plural} {_ranges(group['layers'])}:"]
     for networks in group["blocks"]:
@@ -26,7 +26,7 @@ def layer_lines(group: Facts) -> list[str]:
 
 
 def fact_text(facts: Facts) -> str:
-    """ "attention, heads 32, sinks": what is true is only named, and so is the kind."""
+    """ "attention, heads 32, sinks": true values and the kind are given by name alone."""
     parts = []
     for key, value in facts.items():
         name = key.replace("_", " ")
@@ -44,7 +44,7 @@ def _value(value: Any) -> str:
 
 
 def _ranges(numbers: list[int]) -> str:
-    """ "0-3, 7": rising numbers, those that follow each other as one part."""
+    """ "0-3, 7": ascending numbers, consecutive ones as a range."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and runs[-1][-1] + 1 == number:

@@ -1,5 +1,6 @@
-"""Models of real shapes with random weights, made block by block while they are uploaded: for
-measuring speed without a file.
+"""Synthetic models: real shapes with random weights, made block by block during upload.
+
+They measure speed without a file.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ from urdir.model.owner import Owner
 from urdir.ptxgen.weights.formats import FORMATS, Bytes, Format, random_blocks
 from urdir.ptxgen.weights.layout import Layout
 
-_POOL_BLOCKS = 4096  # distinct blocks of a type; tensors repeat them
+_POOL_BLOCKS = 4096  # distinct blocks per type, which tensors repeat
 
 
 TYPES = (*MIXED, *(name.lower() for name in FORMATS))
 
 
 class SyntheticModel(Owner):
-    """What a GGUF file of that shape and type would hold; stands in for an open ``Gguf``. Vectors
-    (norms, biases) are ones; routers are normal, so that tokens choose different experts.
+    """The contents of a GGUF file of that shape and type; replaces an open ``Gguf``.
 
-    ``kind`` is one type for all matrices, "q4_k_m" or "mxfp4_moe" (llama.cpp's recipes), or what
-    the model is usually published as. Raises SettingsError for an unknown shape or type.
+    Vectors (norms, biases) are ones; routers are normal, so that tokens choose different experts.
+    ``kind`` is one type for all matrices, "q4_k_m" or "mxfp4_moe" (llama.cpp's recipes), or None
+    for the model's usual type. Raises SettingsError for an unknown shape or type.
     """
 
     def __init__(self, shape_name: str, kind: str | None = None) -> None:
@@ -43,12 +44,12 @@ class SyntheticModel(Owner):
         shape = SHAPES[shape_name]
         kind = kind or shape.kind
         if kind not in TYPES:
-            raise SettingsError(f"no type of weights {kind!r}: one of {', '.join(TYPES)}")
+            raise SettingsError(f"no weight type {kind!r}: one of {', '.join(TYPES)}")
         self.path = Path(f"{shape_name}-{kind}")
         self.architecture = shape.arch
         self.metadata = Metadata(shape.metadata(str(self.path)), str(self.path))
         config = describe(Reader(self.metadata, shape.arch, shape.stored(), shape.layers))
-        # parts of a tensor are references of their own
+        # parts of a tensor are separate references
         references = {stored.name: stored for stored in stored_in(config)}
         types = formats(tuple(references.values()), shape, kind)
         pools = _Pools(0.7 / math.sqrt(shape.hidden))
@@ -67,19 +68,19 @@ class SyntheticModel(Owner):
             self.tensors[name] = Tensor(name, fmt.ggml_type, stored.shape, 0, nbytes, data)
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there is no file."""
 
 
 @dataclass(frozen=True, slots=True)
 class RepeatedBlocks:
-    """Bytes of a tensor that repeats a pool of random blocks; a slice is made when it is read."""
+    """Bytes of a tensor that repeats a pool of random blocks; slices are made when read."""
 
     pool: Bytes
     nbytes: int = 0
 
     @classmethod
     def of(cls, fmt: Format, deviation: float) -> RepeatedBlocks:
-        """A pool of weights of about that standard deviation."""
+        """A pool of weights with about that standard deviation."""
         rng = np.random.default_rng(0)
         columns = 256
         rows = _POOL_BLOCKS * fmt.block // columns or 1
@@ -104,7 +105,7 @@ class RepeatedBlocks:
 
 
 class _Pools:
-    """The random weights of a model, one array for all tensors of a type (and size)."""
+    """The random weights of a model: one array per type, or per size."""
 
     def __init__(self, deviation: float) -> None:
         self._deviation = deviation
@@ -112,13 +113,13 @@ class _Pools:
         self._distinct: dict[int, Bytes] = {}
 
     def repeated(self, fmt: Format, nbytes: int) -> RepeatedBlocks:
-        """The data of a tensor of ``nbytes`` bytes that repeats some blocks."""
+        """The data of a tensor of ``nbytes`` bytes, made of repeated blocks."""
         if fmt.name not in self._pools:
             self._pools[fmt.name] = RepeatedBlocks.of(fmt, self._deviation)
         return self._pools[fmt.name].sized(nbytes)
 
     def distinct(self, fmt: Format, values: int) -> Bytes:
-        """So many weights of an unquantised type, none of which is there for a second row."""
+        """Random values of an unquantised type, without repetition."""
         if values not in self._distinct:
             rng = np.random.default_rng(0)
             self._distinct[values] = random_blocks(fmt, values, rng, self._deviation).reshape(-1)

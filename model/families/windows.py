@@ -1,7 +1,7 @@
-"""Which layers attend to a window of positions only, read from a file.
+"""Sliding windows: which layers attend to a window of positions only, read from a file.
 
 Keys: attention.sliding_window, and attention.sliding_window_pattern: a flag for each layer, or a
-number n: of n layers the last (or the first) attends to everything.
+number n: in every n layers the last (or the first) attends globally.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ def windowed_layers(file: Reader, period: int, *, full_first: bool = False) -> l
         return flagged_layers(file)
     period = file.count(PATTERN, period)
     full = 0 if full_first else period - 1
-    return [not period or layer % period != full for layer in range(file.layer_count())]
+    return [not period or layer % period != full for layer in file.described_layers]
 
 
 def flagged_layers(file: Reader) -> list[bool]:
-    """The same in families whose files must flag each layer."""
+    """As `windowed_layers`, in families whose files must flag each layer."""
     if not file.is_array(PATTERN):
         raise ConfigError(f"metadata key '{file.key(PATTERN)}' must be an array")
     return file.by_layer(PATTERN, bool)
@@ -39,7 +39,7 @@ def optional_window(file: Reader) -> int:
 def optional_windows(
     file: Reader, window: int, period: int, *, full_first: bool = False
 ) -> list[bool]:
-    """`windowed_layers`, or none of them where ``window`` is 0."""
+    """`windowed_layers`, or False for all layers if ``window`` is 0."""
     if not window:
-        return [False] * file.layer_count()
+        return [False] * len(file.described_layers)
     return windowed_layers(file, period, full_first=full_first)

@@ -1,6 +1,6 @@
-"""GGUF files, versions 2 and 3, in one part or several; no byte of them is trusted.
+"""GGUF reader, versions 2 and 3, one file or several; treats all bytes as untrusted.
 
-The header is read when a file is opened (`gguf_header`), the data of a tensor when it is needed.
+The header is read when a file is opened (`gguf_header`), a tensor's data when needed.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from urdir.model.files.tensor_types import TENSOR_TYPES
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor of the file, as stored."""
+    """A stored tensor of the file."""
 
     name: str
     type_id: int  # ggml type, see TENSOR_TYPES
     shape: tuple[int, ...]  # numpy order: rows first, the contiguous dimension (ne[0]) last
     offset: int  # bytes from the start of the file
     nbytes: int
-    data: ByteSource  # (nbytes,) u8; slices are read of the file when they are taken
+    data: ByteSource  # (nbytes,) u8; a slice reads the file
 
     @property
     def type_name(self) -> str:
@@ -43,8 +43,8 @@ class Gguf:
     Any part of a split model opens all of them: `path` and `metadata` are the first part's, and the
     tensors of all parts follow each other.
 
-    A context manager. The file is open as long as one of its tensors is there, so closing early is
-    safe. Where another process changes it meanwhile, reading a tensor raises GgufError.
+    A context manager. The file stays open while one of its tensors exists, so closing early is
+    safe. If another process changes it meanwhile, reading a tensor raises GgufError.
     """
 
     path: Path
@@ -55,10 +55,10 @@ class Gguf:
     tensors: dict[str, Tensor]
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Read what stands in front of the data of `path`.
+        """Read the header of `path`.
 
-        Raises GgufError for a file that cannot be read or is not well formed, UnsupportedError for
-        a good file that this reader does not take (big endian, an unknown tensor type).
+        Raises GgufError for an unreadable or malformed file, UnsupportedError for a valid file that
+        this reader does not support (big endian, an unknown tensor type).
         """
         named = _read_file(Path(path))
         paths = part_paths(named.path, named.metadata)
@@ -81,24 +81,24 @@ class Gguf:
         self.close()
 
     def close(self) -> None:
-        """Forget the tensors and metadata; the file is closed when no tensor of it is left."""
+        """Drop the tensors and metadata; the file is closed once no tensor of it exists."""
         self.tensors = {}
         self.metadata = Metadata({}, str(self.path))
 
     @property
     def format(self) -> str:
-        """What kind of file it is."""
+        """The file format and version."""
         return f"GGUF version {self.version}"
 
     @property
     def architecture(self) -> str:
-        """general.architecture; ConfigError where it is missing."""
+        """general.architecture; ConfigError if missing."""
         return self.metadata.require("general.architecture", str)
 
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """What is in one file."""
+    """The contents of one file."""
 
     path: Path
     version: int
@@ -116,9 +116,9 @@ def _read_file(path: Path) -> _File:
 
 
 def _locate(file: OpenFile, header: Header) -> Iterable[Tensor]:
-    """The tensors, each of which begins where the one before it ends, as all writers lay them.
+    """The tensors; each must begin where the previous one ends, as all writers lay them out.
 
-    (llama.cpp demands it too. Tensors that overlap make much of a small file.)
+    llama.cpp requires it too. Overlapping tensors would expand a small file.
     """
     names: set[str] = set()
     expected = 0
@@ -130,8 +130,8 @@ def _locate(file: OpenFile, header: Header) -> Iterable[Tensor]:
         nbytes = _nbytes(info, where)
         if info.offset != expected:
             raise GgufError(
-                f"{where} starts at offset {info.offset:,}, expected {expected:,}, where the one "
-                f"before it ends, aligned to {header.alignment}: corrupt file"
+                f"{where} starts at offset {info.offset:,}, expected {expected:,}, the end of "
+                f"the previous tensor aligned to {header.alignment}: corrupt file"
             )
         start = header.data_start + expected
         if start + nbytes > len(file):
@@ -150,6 +150,6 @@ def _nbytes(info: TensorInfo, where: str) -> int:
         raise UnsupportedError(f"{where} has unknown type {info.type_id}")
     if info.dims[0] % kind.block:
         raise GgufError(
-            f"{where} has rows of {info.dims[0]}, no multiple of its type's {kind.block}"
+            f"{where} has rows of {info.dims[0]}, not a multiple of its type's {kind.block}"
         )
     return math.prod(info.dims) // kind.block * kind.nbytes

@@ -1,4 +1,4 @@
-"""What stands in front of the tensors' data in a GGUF file; no byte of it is trusted.
+"""GGUF header: metadata and tensor list; treats all bytes as untrusted.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Little endian:
 
@@ -7,7 +7,7 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Little endian
     n_tensors x (string name, u32 n_dims, u64 dims[n_dims], u32 type, u64 offset)
     padding to general.alignment, tensor data (offsets count from here)
 
-The reader of the `gguf` package takes seconds for a large vocabulary.
+The reader of the `gguf` package takes seconds for a large vocabulary; this one milliseconds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
 _ALIGNMENT = "general.alignment"
 _STRING, _ARRAY, _UINT32 = 8, 9, 4
-#: What is read at first, and how many times as much where the header goes on.
+#: Bytes read at first, and the growth factor if the header is longer.
 _FIRST_READ, _GROWTH = 1 << 20, 4
 
 # Value type id -> dtype; 7 is a boolean, one byte. The two others are _STRING and _ARRAY.
@@ -65,7 +65,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """All that stands in front of the tensors' data."""
+    """All of the file before the tensors' data."""
 
     version: int
     alignment: int
@@ -75,7 +75,7 @@ class Header:
 
 
 def read_header(file: OpenFile) -> Header:
-    """Raises GgufError for what is not well formed, UnsupportedError for what is not taken."""
+    """Read the header. Raises GgufError if malformed, UnsupportedError if not supported."""
     cursor = _Cursor(file)
     version = _read_version(cursor)
     n_tensors = cursor.count(limits.TENSORS, min_size=8 + 4 + 4 + 8)
@@ -90,7 +90,7 @@ def read_header(file: OpenFile) -> Header:
 class _Cursor:
     """A position in the header; every read is checked against the file's end.
 
-    `buffer` is the start of the file, as much of it as is needed so far.
+    `buffer` holds the part of the file that was needed so far.
     """
 
     __slots__ = ("_file", "buffer", "file_nbytes", "nested_arrays", "path", "position", "reading")
@@ -108,17 +108,16 @@ class _Cursor:
         raise GgufError(f"{self.path}: {what}")
 
     def limit(self, limit: Limit, found: int) -> None:
-        """Fail where there is more than the limit."""
+        """Fail if ``found`` exceeds the limit."""
         limit.check(found, f"{self.path}: {self.reading}", GgufError)
 
     def ends(self) -> NoReturn:
-        """Fail: the file ends too early."""
+        """Fail because the file ends too early."""
         size = f"{self.file_nbytes:,} bytes"
         self.fail(f"the file ends within {self.reading} ({size}): truncated or corrupt")
 
     def reach(self, end: int) -> None:
-        """Have the file up to `end` in the buffer; fail where it ends before, or is no header that
-        far."""
+        """Extend the buffer to `end`; fail if the file is shorter, or the header too long."""
         if end > self.file_nbytes:
             self.ends()
         self.limit(limits.HEADER_NBYTES, end)
@@ -148,7 +147,7 @@ class _Cursor:
         return bytes(self.buffer[start : start + length])
 
     def name(self, what: str, limit: Limit) -> str:
-        """A key or tensor name: printable, not empty."""
+        """A key or tensor name: non-empty and printable."""
         raw = self.string(limit)
         try:
             name = raw.decode()
@@ -156,7 +155,7 @@ class _Cursor:
             self.fail(f"{what} {raw[:40]!r} is not UTF-8: corrupt file")
         if not name:
             self.fail(f"an empty {what}: corrupt file")
-        if not name.isprintable():  # it goes into error messages, and to terminals
+        if not name.isprintable():  # it is printed in error messages
             self.fail(f"{what} {name[:40]!r} has unprintable characters: corrupt file")
         return name
 
@@ -226,7 +225,7 @@ def _read_array(cursor: _Cursor, depth: int) -> Value:
         dtype = _SCALARS[item_type]
         count = cursor.count(limits.ARRAY_ITEMS, dtype.itemsize, what)
         start = cursor.take(count * dtype.itemsize)
-        if dtype == np.bool_:  # any byte but 0 is true; numpy wants 0 or 1
+        if dtype == np.bool_:  # any non-zero byte is true; numpy needs 0 or 1
             return np.not_equal(np.frombuffer(cursor.buffer, np.uint8, count, start), 0)
         numbers: NDArray[Any] = np.frombuffer(cursor.buffer, dtype, count, start)
         return numbers
@@ -239,7 +238,7 @@ def _read_array(cursor: _Cursor, depth: int) -> Value:
 
 
 def _read_strings(cursor: _Cursor, count: int) -> StringArray:
-    """Walk over the lengths of `count` strings: the loop that is slow for a large vocabulary."""
+    """Skip `count` strings by their lengths: the slow loop for a large vocabulary."""
     start = position = cursor.position
     length, ends = _U64.unpack_from, array("Q")
     append: Callable[[int], None] = ends.append
@@ -249,7 +248,7 @@ def _read_strings(cursor: _Cursor, count: int) -> StringArray:
             for _ in range(count - len(ends)):
                 position += 8 + length(buffer, position)[0]
                 append(position)
-        except (struct.error, OverflowError):  # the next length is not in the buffer
+        except (struct.error, OverflowError):  # the next length is not in the buffer yet
             cursor.reach(position + 8)
     cursor.take(position - start)
     return StringArray(cursor.buffer, start, ends)

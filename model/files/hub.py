@@ -1,12 +1,12 @@
-"""Models on the Hugging Face hub by name, through the huggingface_hub package (extra "hub").
+"""Hugging Face hub: models by name, through the huggingface_hub package (extra "hub").
 
-    hf:org/repo             the Q4_K_M of a repository with GGUF files, or its only one;
-                            the folder of a repository that has safetensors alone
+        hf:org/repo             the Q4_K_M of a repository with GGUF files, or its only one;
+                                the folder of a repository with only safetensors
     hf:org/repo:Q8_0        the GGUF file of that type
     hf:org/repo:a/b.gguf    that file
 
-Downloads resume and are kept in that package's own cache; it reads its own variables of the
-environment (HF_HOME, HF_TOKEN, HF_ENDPOINT). What is in the cache is used without network.
+Downloads resume and use that package's own cache; it reads its own environment variables (HF_HOME,
+HF_TOKEN, HF_ENDPOINT). Cached models need no network.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PREFIX = "hf:"
 DEFAULT_QUANT = "Q4_K_M"
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _PART = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
-#: What a folder has beside its *.safetensors.
+#: Files of a folder besides *.safetensors.
 _TEXT_FILES = (
     "config.json",
     "generation_config.json",
@@ -40,26 +40,26 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class HubName:
-    """What follows "hf:"."""
+    """A model name: the text after "hf:"."""
 
     repo: str
     wanted: str | None  # a file, or a type such as Q4_K_M
 
     @classmethod
     def parse(cls, text: str) -> HubName:
-        """Of "org/repo[:file-or-type]"; HubNameError where it is none."""
+        """Parse "org/repo[:file-or-type]"; HubNameError if malformed."""
         repo, colon, wanted = text.partition(":")
         if not _REPO.fullmatch(repo) or bool(colon) != bool(wanted):
             raise HubNameError(
-                f"'{PREFIX}{text}' is no name such as hf:org/repo or hf:org/repo:Q4_K_M"
+                f"'{PREFIX}{text}' is not a name such as hf:org/repo or hf:org/repo:Q4_K_M"
             )
         return cls(repo, wanted or None)
 
 
 def download(name: HubName) -> Path:
-    """Download what ``name`` means, or find it in the cache.
+    """Download the model called ``name``, or find it in the cache.
 
-    The path of a GGUF file, whose other parts are beside it, or of a folder. Raises HubError.
+    Returns the path of a GGUF file, with other parts beside it, or of a folder. Raises HubError.
     """
     repository = _Repository(name.repo)
     ggufs = whole_models(repository.files)
@@ -70,13 +70,13 @@ def download(name: HubName) -> Path:
 
 
 def choose(name: HubName, ggufs: Iterable[str]) -> str:
-    """The GGUF file that ``name`` means, of several parts the first; HubError if none or several.
+    """The GGUF file called ``name``, of several parts the first; HubError if none or several match.
 
     ``ggufs`` are the repository's, each split model by its first part.
     """
     files = list(ggufs)
     if not files:
-        raise HubError(f"{PREFIX}{name.repo}: there is no GGUF file in this repository")
+        raise HubError(f"{PREFIX}{name.repo}: no GGUF file in this repository")
     if name.wanted is None:
         found = _of_type(files, DEFAULT_QUANT) or files
         if len(found) == 1:
@@ -97,7 +97,7 @@ def choose(name: HubName, ggufs: Iterable[str]) -> str:
 
 
 def part_names_in(file: str) -> list[str]:
-    """All parts of a model by one of them, in the same folder of a repository."""
+    """All parts of a model, given one of them, in the same folder of a repository."""
     path = PurePosixPath(file)
     return [str(path.with_name(part)) for part in part_names(path.name)]
 
@@ -105,13 +105,13 @@ def part_names_in(file: str) -> list[str]:
 def whole_models(files: Iterable[str]) -> list[str]:
     """The GGUF files that are models, each split one by its first part."""
     names = (file for file in files if file.endswith(".gguf"))
-    others = ("mmproj", "imatrix")  # of pictures; of the quantiser
+    others = ("mmproj", "imatrix")  # image projectors; quantiser statistics
     models = (n for n in names if not any(word in PurePosixPath(n).name for word in others))
     return sorted({part_names_in(model)[0] for model in models})
 
 
 def _of_type(files: Iterable[str], quant: str) -> list[str]:
-    """Those with a type between separators in the name, or in the folder's."""
+    """Files with the type between separators in their name, or in the folder's."""
     pattern = re.compile(rf"(?:^|[-./]){re.escape(quant)}(?:[-./]|$)", re.IGNORECASE)
     return [file for file in files if pattern.search(_PART.sub("", file))]
 
@@ -122,7 +122,7 @@ def _which(files: list[str]) -> str:
 
 
 def _download_folder(repository: _Repository) -> Path:
-    """config.json, what belongs to the text, and the safetensors that make up the model."""
+    """Download config.json, the text files, and the safetensors of the model."""
     if INDEX_NAME in repository.files:
         weight_map = read_json(repository.download(INDEX_NAME)).get("weight_map")
         named = list(weight_map.values()) if isinstance(weight_map, dict) else []
@@ -132,8 +132,7 @@ def _download_folder(repository: _Repository) -> Path:
         weights = ["model.safetensors"] if "model.safetensors" in found else found
     if not weights:
         raise HubError(
-            f"{PREFIX}{repository.name}: there is neither a GGUF nor a safetensors file in this "
-            "repository"
+            f"{PREFIX}{repository.name}: neither GGUF nor safetensors files in this repository"
         )
     for file in (*(file for file in _TEXT_FILES if file in repository.files), *weights):
         path = repository.download(file)
@@ -166,14 +165,14 @@ class _Repository:
         self.files = [file for file in files if _stays_inside(file)]
 
     def download(self, file: str) -> Path:
-        """The path of a file in the cache, once it is there."""
+        """Download a file; its path in the cache."""
         if file not in self.files:
-            raise HubError(f"{PREFIX}{self.name}: there is no {file} in this repository")
+            raise HubError(f"{PREFIX}{self.name}: no {file} in this repository")
         options = {"revision": self._revision, "local_files_only": self._offline}
         return Path(self._ask(lambda: self._hub.hf_hub_download(self.name, file, **options)))
 
     def _cached(self) -> tuple[str | None, list[str]]:
-        """The commit in the cache that was changed last, and its files."""
+        """The most recently changed commit in the cache, and its files."""
         try:
             cache = self._hub.scan_cache_dir(self._constants.HF_HUB_CACHE)
         except self._errors.CacheNotFound:
@@ -191,7 +190,7 @@ class _Repository:
         return last.commit_hash, [f.file_path.relative_to(root).as_posix() for f in last.files]
 
     def _ask(self, call: Callable[[], _T]) -> _T:
-        """What ``call`` returns; its errors as a sentence."""
+        """Run ``call`` and translate its errors."""
         errors, name = self._errors, f"{PREFIX}{self.name}"
         try:
             return call()
@@ -202,20 +201,19 @@ class _Repository:
             ) from None
         except errors.RepositoryNotFoundError:
             raise HubError(
-                f"{name}: there is no such model repository, or it is private "
-                "('hf auth login' logs in)"
+                f"{name}: no such model repository, or it is private ('hf auth login' logs in)"
             ) from None
         except errors.HfHubHTTPError as error:
             raise HubError(f"{name}: {_first_line(error)}") from None
-        except Exception as error:  # of the HTTP library below, which differs between versions
+        except Exception as error:  # from the HTTP library, which differs between versions
             raise _UnreachableError(
-                f"{name}: the hub cannot be reached ({_first_line(error)}); what was downloaded "
-                "before is used without network"
+                f"{name}: the hub cannot be reached ({_first_line(error)}); downloaded "
+                "models can be used without network"
             ) from None
 
 
 class _UnreachableError(HubError):
-    """No answer from the server."""
+    """The server does not respond."""
 
 
 def _first_line(error: Exception) -> str:
@@ -223,6 +221,6 @@ def _first_line(error: Exception) -> str:
 
 
 def _stays_inside(file: str) -> bool:
-    """Whether a name from the server leads nowhere but into its own folder."""
+    """Whether a name from the server stays within its own folder."""
     parts = file.split("/")
     return file.isprintable() and "\\" not in file and not {"", ".", ".."} & set(parts)

@@ -1,4 +1,4 @@
-"""The models that huggingface_hub keeps on this machine."""
+"""Models in huggingface_hub's cache on this machine."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from urdir.model.files.hub import PREFIX, part_names_in, whole_models
 
 @dataclass(frozen=True, slots=True)
 class CachedModel:
-    """A model in the cache: the ``name`` that opens it, where its (first) file or its folder is,
-    its bytes and when it was changed last (seconds since 1970)."""
+    """A cached model: the ``name`` that opens it, the path of its (first) file or folder, its size
+    in bytes and its last change in seconds since 1970."""
 
     name: str
     path: Path
@@ -21,8 +21,8 @@ class CachedModel:
 
 
 def cached_models() -> list[CachedModel]:
-    """Every GGUF model and every folder of safetensors in the cache, by name. None of them where
-    huggingface_hub is not installed or has no cache."""
+    """All GGUF models and safetensors folders in the cache, by name. Empty without huggingface_hub
+    or a cache."""
     try:
         from huggingface_hub import constants, scan_cache_dir
         from huggingface_hub.errors import CacheNotFound
@@ -47,7 +47,7 @@ def cached_models() -> list[CachedModel]:
 
 
 def _models(repo: str, root: Path, sizes: dict[str, int], modified: float) -> Iterator[CachedModel]:
-    """Those of one commit: ``sizes`` has its files, which may be some of the repository's."""
+    """Models of one commit; ``sizes`` has its cached files."""
     for first in whole_models(sizes):
         parts = part_names_in(first)
         if all(part in sizes for part in parts):

@@ -1,4 +1,4 @@
-"""JSON of a stranger's: its keys and values are counted before any of them is made."""
+"""Untrusted JSON: keys and values are counted before parsing."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from urdir.model.files.limits import JSON_VALUES
 
 
 def check_values(text: bytes, where: str, error: type[ModelError]) -> None:
-    """Raise ``error``, which begins with ``where``, for a text that may have too many keys and
-    values. Before each but the first stands one of four characters; those in strings count, too."""
+    """Raise ``error``, prefixed by ``where``, if a text may have too many keys and values. Counts
+    the separator characters, including those in strings."""
     JSON_VALUES.check(1 + sum(map(text.count, (b",", b":", b"[", b"{"))), where, error)
 
 
 def parse_json(text: bytes, what: str, error: type[ModelError]) -> dict[str, Any]:
-    """A JSON object without duplicate keys. Raises ``error``, which begins with ``what``."""
+    """Parse a JSON object without duplicate keys. Raises ``error``, prefixed by ``what``."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -31,7 +31,7 @@ def parse_json(text: bytes, what: str, error: type[ModelError]) -> dict[str, Any
         value = json.loads(text, object_pairs_hook=unique)
     except (ValueError, RecursionError) as cause:
         reason = "too deeply nested" if isinstance(cause, RecursionError) else str(cause)
-        raise error(f"{what} is no JSON: {reason}") from None
+        raise error(f"{what} is not JSON: {reason}") from None
     if not isinstance(value, dict):
-        raise error(f"{what} is no JSON object")
+        raise error(f"{what} is not a JSON object")
     return value

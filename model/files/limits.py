@@ -1,8 +1,8 @@
-"""How many there may be of everything that a file counts, and how long it may be.
+"""Limits on the counts and lengths in model files.
 
-A file is a stranger's: without limits a small one can ask for much memory or time. The limits are
-far above what published models have (`known` is the most of those), and where a format's own
-documents or llama.cpp have a limit, it is that one.
+Files are untrusted: without limits a small one can demand much memory or time. The limits are far
+above published models (`known` is their maximum); limits documented by a format or used by
+llama.cpp are taken from there.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from urdir.model.errors import ModelError
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The most that there may be of something."""
+    """The maximum of a quantity."""
 
-    what: str  # as a message and the table in the package's README name it
+    what: str  # name in messages and in the table of MODELS.md
     most: int
-    known: str  # the most that is known of a published model
+    known: str  # maximum among published models
 
     def check(self, found: int, where: str, error: type[ModelError]) -> None:
-        """Raise ``error``, which begins with ``where``, for more than the most."""
+        """Raise ``error``, prefixed by ``where``, if ``found`` exceeds the limit."""
         if found > self.most:
-            raise error(f"{where}: {found:,} {self.what}, at most {self.most:,} are read")
+            raise error(f"{where}: {found:,} {self.what}, at most {self.most:,} are supported")
 
 
-#: Everything that GGUF's header counts. It is in memory as a whole, the tensors' data never is.
+#: Quantities in a GGUF header, which is held in memory as a whole, unlike tensor data.
 HEADER_NBYTES = Limit("bytes of a GGUF header", 256 << 20, "21 million")
 METADATA_KEYS = Limit("metadata keys", 4096, "some 150")
 KEY_NBYTES = Limit("bytes of a metadata key", 1024, "53")
@@ -45,14 +45,14 @@ TOKEN_NBYTES = Limit("bytes of a token", 4096, "1,024: 512 spaces")
 CHARSMAP_NBYTES = Limit("bytes of a table of replacements", 4 << 20, "240,007")
 MERGE_NBYTES = Limit("bytes of a merge", 2 * 4096 + 1, "two tokens")
 
-#: Sizes that a model's metadata claims, before its tensors are compared with them.
+#: Sizes claimed by metadata, before tensors are compared with them.
 LAYERS = Limit("layers", 512, "126; llama.cpp takes 512")
 HEADS = Limit("heads of a layer", 16_384, "256")
 HEAD_WIDTH = Limit("values of a head", 16_384, "576")
 WIDTH = Limit("values of a vector", 1 << 22, "53,248")
 EXPERTS = Limit("experts of a layer", 65_536, "512")
 
-#: Of a folder as transformers writes it.
+#: Quantities in a transformers folder.
 JSON_NBYTES = Limit("bytes of a text file", 256 << 20, "34 million, a tokenizer.json")
 JSON_VALUES = Limit("keys and values of a JSON text", 4 << 20, "2.1 million, a tokenizer.json")
 SAFETENSORS_HEADER_NBYTES = Limit(

@@ -1,4 +1,4 @@
-"""Metadata of a GGUF file: typed look-ups whose errors name the key, and lazy string arrays."""
+"""GGUF metadata: typed look-ups whose errors name the key, and lazy string arrays."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _D = TypeVar("_D")
 
 
 class StringArray(Sequence[str]):
-    """Strings inside a GGUF file, each decoded when it is read.
+    """Strings in a GGUF file, decoded when accessed.
 
-    A vocabulary holds some 300,000 strings and most commands look at none of them: the reader only
-    walks their lengths. Bytes that are no UTF-8 become U+FFFD.
+    A vocabulary holds some 300,000 strings that most commands never read: the reader only skips
+    over their lengths. Invalid UTF-8 becomes U+FFFD.
     """
 
     __slots__ = ("_buffer", "_ends", "_start")
 
     def __init__(self, buffer: memoryview, start: int, ends: array[int]) -> None:
-        """`start` is where the first length field stands, `ends[i]` where string i ends."""
+        """`start` is the offset of the first length field, `ends[i]` the end of string i."""
         self._buffer = buffer
         self._start = start
         self._ends = ends
@@ -51,14 +51,14 @@ class StringArray(Sequence[str]):
 
     @property
     def longest(self) -> int:
-        """Bytes of the longest."""
+        """Length of the longest string in bytes."""
         if not self._ends:
             return 0
         ends = np.frombuffer(self._ends, np.uint64)
         return int(np.diff(ends, prepend=np.uint64(self._start)).max()) - 8
 
     def first_without(self, char: str) -> int | None:
-        """The first of the strings that lacks an ASCII character; None where all have it."""
+        """The first string without an ASCII character; None if all contain it."""
         text, starts = self._joined()
         if not len(starts):
             return None
@@ -66,15 +66,15 @@ class StringArray(Sequence[str]):
         return None if has.all() else int(has.argmin())
 
     def decoded(self) -> list[str]:
-        """All of them, decoded at one go."""
+        """All strings, decoded at once."""
         text, _ = self._joined()
         strings = text.tobytes().decode("utf-8", "replace").split("\0")[1:]
-        if len(strings) != len(self):  # some string holds a NUL itself
+        if len(strings) != len(self):  # a string contains a NUL
             return [self[i] for i in range(len(self))]
         return strings
 
     def _joined(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """The bytes of all, a NUL before each in place of its length; where these NULs are."""
+        """All bytes, with a NUL in place of each length; positions of these NULs."""
         if not self._ends:
             return np.empty(0, np.uint8), np.empty(0, np.int64)
         nbytes = self._ends[-1] - self._start
@@ -96,11 +96,11 @@ Value: TypeAlias = "bool | int | float | str | NDArray[Any] | StringArray | list
 
 
 class Metadata(Mapping[str, Value]):
-    """The key/value pairs of a file, in its order.
+    """The key/value pairs of a file, in order.
 
-    `require` and `optional` look up a key whose value must be of one kind: int (of any width, no
-    boolean), float (an integer will do; always finite), bool, str (a name, but for `_TEXTS`),
-    StringArray, or np.ndarray (an array of numbers). Anything else is a ConfigError that names the
+    `require` and `optional` look up a key whose value must be of one kind: int (any width, not
+    boolean), float (integers accepted; always finite), bool, str (a short name, except `_TEXTS`),
+    StringArray, or np.ndarray (an array of numbers). Otherwise they raise ConfigError, naming the
     key.
     """
 
@@ -120,13 +120,13 @@ class Metadata(Mapping[str, Value]):
         return len(self._values)
 
     def require(self, key: str, kind: type[_T]) -> _T:
-        """The value of `key`, which must be there."""
+        """The value of `key`; ConfigError if absent."""
         if key not in self._values:
             raise ConfigError(f"{self._path}: metadata key '{key}' is missing")
         return self._checked(key, kind)
 
     def optional(self, key: str, kind: type[_T], default: _D) -> _T | _D:
-        """The value of `key`, or `default` where it is absent."""
+        """The value of `key`, or `default` if absent."""
         return self._checked(key, kind) if key in self._values else default
 
     def _checked(self, key: str, kind: type[_T]) -> _T:
@@ -146,7 +146,7 @@ class Metadata(Mapping[str, Value]):
         return checked
 
 
-#: Strings that may be long.
+#: Keys whose strings may be long.
 _TEXTS = frozenset({"tokenizer.chat_template", "tokenizer.huggingface.json"})
 _NAMES: dict[type, str] = {
     int: "an integer",
@@ -159,7 +159,7 @@ _NAMES: dict[type, str] = {
 
 
 def _describe(value: object) -> str:
-    """What a value is, for an error message."""
+    """Description of a value for an error message."""
     if isinstance(value, np.ndarray):
         return f"an array of {len(value)} {value.dtype}"
     if isinstance(value, StringArray):

@@ -1,4 +1,4 @@
-"""What the rest of the package needs of a model file, be it read or synthetic."""
+"""Interface of a model file, read or synthetic."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from urdir.model.files.metadata import Metadata
 
 
 class ModelFile(Protocol):
-    """A ``Gguf``, or a ``SafetensorsModel`` or ``SyntheticModel`` in its place.
+    """A ``Gguf``, ``SafetensorsModel`` or ``SyntheticModel``.
 
-    Metadata and tensors are named as GGUF names them. A tensor's ``data`` may be made when it is
-    read: of a matrix only ``len`` and slices are used, of a vector it is an array.
+    Metadata and tensors have GGUF's names. A tensor's ``data`` may be made when read: a matrix
+    needs only ``len`` and slices, a vector is an array.
     """
 
     path: Path

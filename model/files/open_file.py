@@ -1,7 +1,7 @@
-"""Files that are read where and when they are needed, and that must stay as they are meanwhile.
+"""Files that are read on demand and must not change while open.
 
-They are read with `pread`, not mapped: where a mapped file shrinks, the system ends the process
-with a signal (SIGBUS). On a page cache that is as fast, see `memory.upload`.
+They are read with `pread`, not mapped: if a mapped file shrinks, the system kills the process
+(SIGBUS). With a warm page cache that is as fast, see `memory.upload`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Bytes = NDArray[np.uint8]
 
 
 class ByteSource(Protocol):
-    """Bytes of a tensor, an array or what makes one when a slice is taken."""
+    """Bytes of a tensor: an array, or an object that makes slices on access."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, part: slice, /) -> Bytes: ...
@@ -33,8 +33,8 @@ class ByteSource(Protocol):
 class OpenFile:
     """A regular, non-empty file; ``kind`` ("a GGUF file") is for messages.
 
-    It is open as long as this object lives. Everything raises ``error``: where it cannot be read,
-    and where another process has changed it since it was opened (size or time).
+    It is open as long as this object lives. All methods raise ``error`` if the file cannot be read,
+    or was changed by another process (size or time) since it was opened.
     """
 
     def __init__(self, path: Path, kind: str, error: type[ModelError]) -> None:
@@ -42,7 +42,7 @@ class OpenFile:
         self._error = error
         self._lock = threading.Lock()
         try:
-            # NONBLOCK: a pipe is refused, not waited for
+            # NONBLOCK: refuse a pipe instead of waiting for it
             flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
             self._file = os.open(path, flags)
         except IsADirectoryError:
@@ -66,14 +66,14 @@ class OpenFile:
         return self._size
 
     def read(self, begin: int, end: int) -> Bytes:
-        """The bytes [begin, end), which must be within the file; read-only."""
+        """The bytes [begin, end), which must lie within the file; read-only."""
         into = np.empty(end - begin, np.uint8)
         self.read_into(begin, into)
         into.flags.writeable = False
         return into
 
     def read_into(self, begin: int, into: Bytes) -> None:
-        """Fill an array with the bytes from ``begin`` on. Threads may read at the same time."""
+        """Fill an array with the bytes from ``begin`` on. Thread-safe."""
         view, done = into.data, 0
         try:
             while done < len(view):
@@ -102,7 +102,7 @@ class OpenFile:
 
 @dataclass(frozen=True, slots=True)
 class FileBytes:
-    """The bytes [begin, end) of a file, of which a slice is read when it is taken."""
+    """The bytes [begin, end) of a file; a slice reads the file."""
 
     file: OpenFile
     begin: int

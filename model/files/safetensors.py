@@ -1,4 +1,4 @@
-"""Files in the safetensors format; no byte of them is trusted.
+"""Safetensors reader; treats all bytes as untrusted.
 
 Format: https://github.com/huggingface/safetensors#format. Little endian:
 
@@ -6,8 +6,8 @@ Format: https://github.com/huggingface/safetensors#format. Little endian:
     JSON: {"NAME": {"dtype": "BF16", "shape": [2, 3], "data_offsets": [begin, end]}, ...,
            "__metadata__": {string: string}}             offsets count from the start of the data
 
-The data is covered without gaps or overlaps. (The package of that name is not used: with numpy it
-has no BF16.)
+Data must be covered without gaps or overlaps. (The package of that name is not used: its numpy
+interface lacks BF16.)
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from urdir.model.files import limits
 from urdir.model.files.json_text import parse_json
 from urdir.model.files.open_file import ByteSource, FileBytes, OpenFile, read_whole
 
-#: Bytes of an element. Narrower and wider types exist, in no model that we can run.
+#: Bytes per element. No supported model uses the other types.
 ITEM_NBYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
     "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
@@ -33,12 +33,12 @@ INDEX_NAME = "model.safetensors.index.json"
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor as stored, rows first."""
+    """A stored tensor, rows first."""
 
     name: str
-    dtype: str  # as the format spells it
+    dtype: str  # the format's spelling
     shape: tuple[int, ...]
-    data: ByteSource  # (nbytes,) u8; slices are read of the file when they are taken
+    data: ByteSource  # (nbytes,) u8; a slice reads the file
     file: str  # name of the file, for messages
 
 
@@ -48,7 +48,7 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
     header, start = _read_header(file, path)
     metadata = header.pop("__metadata__", None)
     if metadata is not None and not isinstance(metadata, dict):
-        raise SafetensorsError(f"{path}: __metadata__ is no object: corrupt file")
+        raise SafetensorsError(f"{path}: __metadata__ is not an object: corrupt file")
     spans = sorted(
         (_span(name, entry, path), name, entry["dtype"], tuple(entry["shape"]))
         for name, entry in header.items()
@@ -75,14 +75,14 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
 
 
 def _read_header(file: OpenFile, path: Path) -> tuple[dict[str, Any], int]:
-    """The JSON object, and where the data starts."""
+    """The JSON object, and the start of the data."""
     if len(file) < 8:
-        raise SafetensorsError(f"{path}: {len(file)} bytes are no safetensors file")
+        raise SafetensorsError(f"{path}: {len(file)} bytes are not a safetensors file")
     (nbytes,) = struct.unpack("<Q", file.read(0, 8).tobytes())
     if nbytes > len(file) - 8:
         raise SafetensorsError(
             f"{path}: claims a header of {nbytes:,} bytes, the file has {len(file):,}: "
-            "no safetensors file, or truncated"
+            "not a safetensors file, or truncated"
         )
     limits.SAFETENSORS_HEADER_NBYTES.check(nbytes, str(path), SafetensorsError)
     header = parse_json(file.read(8, 8 + nbytes).tobytes(), f"{path}: the header", SafetensorsError)
@@ -96,7 +96,7 @@ def _span(name: str, entry: object, path: Path) -> tuple[int, int]:
     def fail(why: str) -> SafetensorsError:
         return SafetensorsError(f"{path}: tensor {name[:80]!r} {why}: corrupt file")
 
-    if not name or not name.isprintable():  # it goes into error messages, and to terminals
+    if not name or not name.isprintable():  # it is printed in error messages
         raise fail("has no printable name")
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise fail("has other fields than dtype, shape and data_offsets")
@@ -121,11 +121,11 @@ def _are_sizes(value: object) -> bool:
 
 
 def read_folder(folder: Path) -> dict[str, StoredTensor]:
-    """The tensors of a folder as transformers writes it.
+    """The tensors of a transformers folder.
 
-    Either every file that ``model.safetensors.index.json`` names, or ``model.safetensors``, or the
-    only *.safetensors file. Raises SafetensorsError for a file or tensor that is missing, for one
-    that the index does not know, and for a name that leads out of the folder.
+    Reads the files listed in ``model.safetensors.index.json``, or ``model.safetensors``, or the
+    only *.safetensors file. Raises SafetensorsError for a missing file or tensor, an unlisted
+    tensor, and a file name that leads out of the folder.
     """
     index = folder / INDEX_NAME
     if index.exists():
@@ -135,7 +135,7 @@ def read_folder(folder: Path) -> dict[str, StoredTensor]:
         found = sorted(folder.glob("*.safetensors"))
         if len(found) != 1:
             raise SafetensorsError(
-                f"{folder}: there is no model.safetensors and no {index.name}, but "
+                f"{folder}: neither model.safetensors nor {index.name}, but "
                 f"{len(found)} files end in .safetensors"
             )
         single = found[0]
@@ -146,19 +146,21 @@ def _read_indexed(folder: Path, index: Path) -> dict[str, StoredTensor]:
     text = read_whole(index, "an index", limits.JSON_NBYTES, SafetensorsError)
     weight_map = parse_json(text, f"{index}: the file", SafetensorsError).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise SafetensorsError(f"{index}: there is no weight_map")
+        raise SafetensorsError(f"{index}: no weight_map")
     names: dict[str, None] = {}
     for name in weight_map.values():
         if not _is_plain_name(name):
-            raise SafetensorsError(f"{index}: {str(name)[:80]!r} is no name of a file in {folder}")
+            raise SafetensorsError(
+                f"{index}: {str(name)[:80]!r} is not the name of a file in {folder}"
+            )
         names[name] = None
     tensors: dict[str, StoredTensor] = {}
     for name in names:
         for tensor in read_safetensors(folder / name).values():
             if tensor.name in tensors:
                 raise SafetensorsError(
-                    f"{folder / name}: tensor '{tensor.name}' is in {tensors[tensor.name].file} "
-                    "as well"
+                    f"{folder / name}: tensor '{tensor.name}' also occurs in "
+                    f"{tensors[tensor.name].file}"
                 )
             if weight_map.get(tensor.name) != name:
                 raise SafetensorsError(f"{index}: tensor '{tensor.name}' of {name} is not listed")

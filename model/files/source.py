@@ -1,4 +1,4 @@
-"""Model files of every kind, by what the user calls them."""
+"""Opens model files of every kind by the name that a user gives."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ if TYPE_CHECKING:
 def open_model(
     source: str | os.PathLike[str], *, quantize: str | None = None
 ) -> Gguf | SafetensorsModel:
-    """Open "demo", a GGUF file (any part of a split one), a folder as transformers writes it, or
-    either of them on the Hugging Face hub ("hf:org/repo[:file-or-type]", see `hub`).
+    """Open "demo", a GGUF file (any part of a split one), a transformers folder, or either of them
+    on the Hugging Face hub ("hf:org/repo[:file-or-type]", see `hub`).
 
-    ``quantize`` is the type that the matrices of such a folder get while they are loaded. Raises
-    ModelError.
+    ``quantize`` is the type that the matrices of a folder get while loading. Raises ModelError.
     """
     with foreign(one_line(str(source)), ModelError):
         return _open(source, quantize)
@@ -39,5 +38,7 @@ def _open(source: str | os.PathLike[str], quantize: str | None) -> Gguf | Safete
 
         return SafetensorsModel(path, quantize, name)
     if quantize is not None:
-        raise SettingsError(f"{path}: quantize is for safetensors; a GGUF file has its types")
+        raise SettingsError(
+            f"{path}: quantize applies to safetensors only; a GGUF file has its types"
+        )
     return Gguf(path)

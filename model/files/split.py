@@ -1,11 +1,11 @@
-"""Models in several GGUF files, NAME-00001-of-0000N.gguf, as llama.cpp's gguf-split writes them.
+"""Split GGUF models, NAME-00001-of-0000N.gguf, as llama.cpp's gguf-split writes them.
 
-Every part is a GGUF file of its own with these keys (`llama.cpp/tools/gguf-split`); the first has
-the model's metadata as well:
+Every part is a GGUF file with these keys (`llama.cpp/tools/gguf-split`); the first part also has
+the model's metadata:
 
-    split.no             which part it is, from 0
-    split.count          how many there are
-    split.tensors.count  tensors of all parts together
+        split.no             number of the part, from 0
+        split.count          number of parts
+        split.tensors.count  number of tensors in all parts
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ class Part(Protocol[_T_co]):
 
     @property
     def path(self) -> Path:
-        """Where it is."""
+        """Path of the file."""
 
     @property
     def metadata(self) -> Metadata:
-        """Its own keys."""
+        """Metadata of this part."""
 
     @property
     def tensors(self) -> Mapping[str, _T_co]:
-        """Its own tensors by name."""
+        """Tensors of this part by name."""
 
 
 def part_name(stem: str, number: int, count: int) -> str:
@@ -46,7 +46,7 @@ def part_name(stem: str, number: int, count: int) -> str:
 
 
 def part_names(name: str) -> list[str]:
-    """The names of all parts of a model that ``name`` is a part of; [name] if it is no part's."""
+    """The names of all parts of the model that ``name`` belongs to; [name] if it is not split."""
     match = _NAME.fullmatch(name)
     if match is None:
         return [name]
@@ -55,9 +55,9 @@ def part_names(name: str) -> list[str]:
 
 
 def part_paths(path: Path, metadata: Metadata) -> list[Path]:
-    """The files of the model that ``path``, with that metadata, is a part of, in order.
+    """The files of the model that ``path``, with that metadata, belongs to, in order.
 
-    [path] for a model in one file. Raises GgufError for a part that is missing or misnamed.
+    [path] for a model in one file. Raises GgufError for a missing or misnamed part.
     """
     count = metadata.optional("split.count", int, 0)
     if count <= 1:
@@ -83,9 +83,9 @@ def part_paths(path: Path, metadata: Metadata) -> list[Path]:
 
 
 def join(parts: Sequence[Part[_T_co]]) -> dict[str, _T_co]:
-    """The tensors of all parts, in order; ``parts`` are the files that `part_paths` names.
+    """The tensors of all parts, in order; ``parts`` are the files of `part_paths`.
 
-    Raises GgufError where the files are no parts of one model.
+    Raises GgufError if the files are not parts of one model.
     """
     first = parts[0]
     tensors: dict[str, _T_co] = {}
@@ -94,7 +94,7 @@ def join(parts: Sequence[Part[_T_co]]) -> dict[str, _T_co]:
         _check_part(part, number, len(parts), first)
         for name, tensor in part.tensors.items():
             if name in tensors:
-                raise GgufError(f"{part.path}: tensor '{name}' is in {owners[name].name} as well")
+                raise GgufError(f"{part.path}: tensor '{name}' also occurs in {owners[name].name}")
             tensors[name], owners[name] = tensor, part.path
     expected = first.metadata.optional("split.tensors.count", int, len(tensors))
     if len(parts) > 1 and expected != len(tensors):
@@ -106,7 +106,7 @@ def join(parts: Sequence[Part[_T_co]]) -> dict[str, _T_co]:
 
 
 def _check_part(part: Part[object], number: int, count: int, first: Part[object]) -> None:
-    """Whether ``part`` is what its name says, of the same model as ``first``."""
+    """Check that ``part`` has the number in its name and belongs to the model of ``first``."""
     if count == 1:
         return
     keys = {"split.no": number, "split.count": count}

@@ -1,4 +1,4 @@
-"""ggml's tensor types: numbers, names, and the blocks that they are stored in.
+"""ggml's tensor types: numbers, names and block sizes.
 
 The `gguf` package has the same table, but importing it takes longer than reading a file's header.
 """
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """A type as ggml spells it ("F32", "Q4_K"), and its blocks of ``block`` elements."""
+    """A type in ggml's spelling ("F32", "Q4_K"), with blocks of ``block`` elements."""
 
     name: str
     block: int
     nbytes: int
 
 
-#: By number (ggml_type). Types that no kernel reads are here as well: a file may hold them.
+#: By number (ggml_type), including types that no kernel reads: a file may contain them.
 TENSOR_TYPES: Mapping[int, TensorType] = {
     0: TensorType("F32", 1, 4),
     1: TensorType("F16", 1, 2),

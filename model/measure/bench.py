@@ -24,6 +24,7 @@ from urdir.model.families.feed_forward import Mixture
 from urdir.model.families.stored import StoredMatrix, StoredVector, stored_in
 from urdir.model.measure.profile import ProfileRow, summarise
 from urdir.model.measure.timed_answers import Timing, fill, time_answer, time_decoding
+from urdir.model.memory.buckets import row_buckets
 from urdir.model.memory.cache_shape import CacheShape
 from urdir.model.memory.recurrent_state import RecurrentShape
 from urdir.ptxgen.kernels.attention.decode import DecodeAttention
@@ -31,6 +32,7 @@ from urdir.ptxgen.kernels.attention.decode import DecodeAttention
 if TYPE_CHECKING:
     from urdir.model.families.config import Config
     from urdir.model.files.model_file import ModelFile
+    from urdir.model.memory.draft_settings import DraftSettings
 
 log = logging.getLogger("urdir.bench")
 Run = TypeVar("Run")
@@ -48,28 +50,34 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class BenchTest:
-    """After ``depth`` tokens of context, ``prompt`` tokens of one sequence, or ``generate`` steps
-    of some ``sequences``, or both."""
+    """After ``depth`` tokens of context, ``prompt`` tokens of one sequence, or ``generate`` tokens
+    of each of some ``sequences``, or both; with ``drafts`` where they are given."""
 
     depth: int
     prompt: int = 0
     generate: int = 0
     sequences: int = 1
+    drafts: DraftSettings | None = None
 
     @property
     def name(self) -> str:
-        """As llama-bench has it, and the number of sequences."""
+        """As llama-bench has it, and the number of sequences, and the drafts."""
         parts = {f"pp{self.prompt}": self.prompt, f"tg{self.generate}": self.generate}
         test = "+".join(part for part, tokens in parts.items() if tokens)
         test += f" x {self.sequences}" if self.sequences > 1 else ""
-        return test + (f" @ d{self.depth}" if self.depth else "")
+        test += f" @ d{self.depth}" if self.depth else ""
+        if self.drafts is None or not self.generate:
+            return test
+        of, spec = self.drafts, f", {self.drafts.kind} {self.drafts.least}-{self.drafts.most}"
+        return test + spec + (f" accept {of.chance:g}" if of.chance is not None else "")
 
 
 @dataclass(frozen=True, slots=True)
 class BenchCase:
     """What to time, each ``repeats`` times after each of the ``depths``, tokens of context: each
     number of ``prompts``, tokens fed; each number of ``generate``, steps decoded greedily by each
-    number of ``sequences``; each of ``pairs``, a prompt and steps after it.
+    number of ``sequences``; each of ``pairs``, a prompt and steps after it. Where steps verify
+    ``drafts``, so many tokens are decoded.
     """
 
     prompts: tuple[int, ...] = (512,)
@@ -78,6 +86,7 @@ class BenchCase:
     repeats: int = 5
     sequences: tuple[int, ...] = (1,)
     pairs: tuple[tuple[int, int], ...] = ()
+    drafts: DraftSettings | None = None
 
     @property
     def context(self) -> int:
@@ -86,7 +95,7 @@ class BenchCase:
         depth, most = max(self.depths, default=0), max(prompts)
         if self.sequences:
             # a token before the first step, at least
-            spread = _spread(self.most_sequences) + (depth == 0)
+            spread = _spread(self.most_sequences, self.drafts) + (depth == 0)
             most = max(most, *(n + spread for n in self.generate if n))
         return depth + most
 
@@ -113,11 +122,14 @@ class BenchCase:
         for depth in self.depths:
             tests += [BenchTest(depth, prompt) for prompt in filter(None, self.prompts)]
             tests += [
-                BenchTest(depth, generate=generate, sequences=count)
+                BenchTest(depth, generate=generate, sequences=count, drafts=self.drafts)
                 for generate in filter(None, self.generate)
                 for count in self.sequences
             ]
-            tests += [BenchTest(depth, prompt, generate) for prompt, generate in self.pairs]
+            tests += [
+                BenchTest(depth, prompt, generate, drafts=self.drafts)
+                for prompt, generate in self.pairs
+            ]
         return tests
 
 
@@ -134,7 +146,8 @@ class BenchRow:
     ``tflop_per_s`` are the operations that the tokens need (`flops_of`), in 10^12 per second, and
     ``product_share`` their share of the rate of a dense product.
 
-    The rest is for decoding only (None for prompts, whose tokens share one reading of the weights).
+    The rest is for decoding only (None for prompts, and where steps verify drafts: several tokens
+    share one reading of the weights).
     ``bytes_per_token`` must be read (`bytes_per_step`); ``gb_per_s`` is the rate of that, and
     ``share`` its share of the read bandwidth. ``moved_per_token`` bytes are moved according to the
     plan's launches. ``host_us_per_token`` is the wall-clock time of the decoding loop minus the
@@ -313,10 +326,14 @@ class _Bench:
         depth, generate, count = test.depth, test.generate, test.sequences
         before = self._tokens(depth)[:-1]
         prompts = [[*before, token] for token in self._tokens(count)]
-        length, spread = len(before) + 1, _spread(count)
+        length, spread = len(before) + 1, _spread(count, test.drafts)
         end = min(length + generate + spread, self.session.context)
-        steps = AT_ONCE if count <= FEW else 1
-        self.session.graphs.prepare_all(count, Output.GREEDY, length, end, steps)
+        steps, graphs = AT_ONCE if count <= FEW else 1, self.session.graphs
+        graphs.prepare_all(count, Output.GREEDY, length, end, steps)
+        if test.drafts is not None:
+            most = min(count * (1 + test.drafts.most), self.session.parts.state.rows)
+            for rows in (rows for rows in row_buckets(most) if rows > count):
+                graphs.prepare_all(rows, Output.GREEDY, length, end, steps, drafted=True)
 
         def run() -> Timing:
             fill(self.session, before, count)
@@ -325,6 +342,8 @@ class _Bench:
         runs = self._timed(run)
         flops = flops_of(self.config, generate, depth, generate) / generate
         row = self._row(test, 1, flops, [timing.seconds / timing.tokens for timing in runs])
+        if test.drafts is not None:
+            return row
         busy = mean(timing.busy / timing.tokens for timing in runs)
         return self._decode_row(row, depth + generate // 2, busy)
 
@@ -370,10 +389,12 @@ class _Bench:
         )
 
 
-def _spread(sequences: int) -> int:
+def _spread(sequences: int, drafts: DraftSettings | None) -> int:
     """Tokens that the first of several sequences have more than the last: these begin in later
-    steps, which have room for several prompts each."""
-    return min(sequences - 1, 15 + sequences // 16)
+    steps, which have room for several prompts each. Steps with drafts take several tokens of some
+    sequences."""
+    steps = min(sequences - 1, 15 + sequences // 16)
+    return steps if drafts is None else (1 + drafts.most) * (steps + 1)
 
 
 def profile_step(session: Session, bandwidth: float, sequences: int = 1) -> Sequence[ProfileRow]:

@@ -24,7 +24,7 @@ from urdir.model.memory.weights import Weights
 if TYPE_CHECKING:
     from urdir.model.families.config import Config
     from urdir.model.files.model_file import ModelFile
-    from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
+    from urdir.ptxgen.kernels.attention.kv_types import KvDtype
     from urdir.ptxgen.spec import KernelSpec
 
 

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from urdir.driver.device import Device
 from urdir.driver.parallel import in_threads
-from urdir.model.engine.defaults import chosen_context
 from urdir.model.engine.engine import Engine
-from urdir.model.engine.generate import Generation
+from urdir.model.engine.options import chosen_context
 from urdir.model.engine.requests.request import Request
 from urdir.model.engine.sampling_settings import GREEDY
 from urdir.model.errors import ModelError
@@ -36,7 +35,7 @@ _PARTS = {
     "file": "file read and checked",
     "device": "device opened",
     "tokenizer": "tokeniser built",
-    "meanwhile": "first graphs recorded",
+    "graphs": "first graphs recorded",
 }
 _PROMPT_TOKENS = 8
 _MODULES = (
@@ -84,7 +83,7 @@ def bench_startup(
         specs = _specs(engine)
         rows, texts = _render(specs, device.native_target)
         compile_s = _compile_cold(device, specs, texts)
-        name, text = device.name, Tokenizer.is_there(engine.gguf)
+        name, text = device.name, Tokenizer.is_there(engine.file)
     rows += [
         StartupRow("PTX compiled, cold", 1e3 * compile_s, "ms", f"{len(specs)} kernels"),
         StartupRow("cubins loaded, warm", 1e3 * _load_warm(name, specs), "ms", "from a folder"),
@@ -103,9 +102,12 @@ def _open(
 ) -> list[StartupRow]:
     """What opening takes, part by part, when all modules are imported."""
     start = time.perf_counter()
-    with Engine.open(
-        source, device=device_name, cache_folder=cache_folder, text=text, meanwhile=_record
-    ) as engine:
+    with Engine.opening(
+        source, device=device_name, cache_folder=cache_folder, text=text
+    ) as loading:
+        loading.prepare(Request(prompt=(0,) * _PROMPT_TOKENS, settings=GREEDY))
+        engine = Engine(loading)
+    with engine:
         total = time.perf_counter() - start
         if text:
             _ = engine.tokenizer
@@ -129,16 +131,11 @@ def _import_s() -> float:
     return _timed(lambda: subprocess.run(command, check=True))[0]
 
 
-def _record(engine: Engine) -> None:
-    request = Request(prompt=(0,) * _PROMPT_TOKENS, settings=GREEDY)
-    Generation(engine.session, None, request).prepare()
-
-
 def _specs(engine: Engine) -> Sequence[KernelSpec]:
     device = engine.device
     context = chosen_context(engine.config, None)
     sm_count = device.properties.sm_count
-    kernels = model_kernels(engine.gguf, engine.config, context, device.native_target, sm_count)
+    kernels = model_kernels(engine.file, engine.config, context, device.native_target, sm_count)
     return [kernel.spec for kernel in kernels]
 
 

@@ -1,1 +1,1 @@
-"""The owners of device memory."""
+"""Owners of device memory."""

@@ -1,4 +1,4 @@
-"""Which pages of a cache each sequence has, where kernels read it."""
+"""Block table: the pages of each sequence of a paged cache, in device memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class BlockTable:
-    """A table (sequences, blocks) u32 on the device: the pages of every sequence, in order of
+    """A table (sequences, blocks) u32 on the device: the pages of every sequence in order of
     position."""
 
     def __init__(self, on_device: Slice, layout: KvLayout, writes: QueuedWrites) -> None:
@@ -24,7 +24,7 @@ class BlockTable:
         writes.write(on_device, self._rows)
 
     def set(self, sequence: int, pages: Sequence[int]) -> None:
-        """Make ``pages`` the first ones of a sequence; those after them stay."""
+        """Write ``pages`` as the first ones of a sequence; later ones are unchanged."""
         row = self._rows[sequence]
         row[: len(pages)] = pages
         self._writes.write(self._on_device, row, sequence * row.nbytes)

@@ -1,40 +1,52 @@
-"""The numbers of rows that steps have: rounded up to a few, as each takes a graph and kernels."""
+"""Row buckets: step sizes are rounded up to a few, since each needs a graph and kernels."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 
-from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
-
-#: Rows of a decode step, smallest first; a step of fewer sequences leaves idle rows.
+#: Rows of a decode step, smallest first; fewer sequences leave padding rows.
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-#: Rows of a prompt step, smallest first; what does not fill one leaves idle rows.
+#: Rows of a prompt step, smallest first; fewer tokens leave padding rows.
 CHUNKS = (8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
-#: The same of steps with several segments of prompts: rows that choose a token, rows of prompts.
+#: The same for steps with several prompt segments: rows that choose a token, rows of prompts.
 COARSE_ROWS, COARSE_CHUNKS = (0, 16, 64, 128, 256), (128, 512, 1024, 2048)
-#: With exact arithmetic, products take f32 activations, few rows at a time.
-EXACT_CHUNKS = (MAX_BATCH,)
-#: The most rows of a prompt step, where memory allows them.
+#: Maximum rows of a step with drafts: beyond them one more costs as much as a token gains.
+MOST_DRAFTED = 64
+#: Maximum rows of a prompt step, if memory allows.
 MOST_CHUNK = CHUNKS[-1]
-#: The same where ranks have whole layers: each works on a chunk of its own. 70B Q4_K_M on two H200,
-#: tokens/s of 512, 2,048 and 8,000 tokens: 4,525, 4,148 and 5,879 in chunks of 2,048; 4,530, 6,558
-#: and 6,939 of 512; 5,549, 6,864 and 6,835 of 256.
+#: The same with pipeline parallelism, where the ranks process different chunks. 70B Q4_K_M on two
+#: H200, tokens/s of 512, 2,048 and 8,000 tokens: 4,525, 4,148 and 5,879 in chunks of 2,048; 4,530,
+#: 6,558 and 6,939 of 512; 5,549, 6,864 and 6,835 of 256.
 MOST_PASSED_CHUNK = 256
 
 
 def row_bucket(rows: int) -> int:
-    """Rows of the graph that serves a step of ``rows`` sequences: the next of `ROWS`, beyond them
-    the next power of two."""
+    """Rows of the graph for a step of ``rows`` sequences: the next of `ROWS`, above them the next
+    power of two."""
     at = bisect_left(ROWS, rows)
     return ROWS[at] if at < len(ROWS) else 1 << (rows - 1).bit_length()
 
 
+def choosing_rows(sequences: int) -> int:
+    """Rows that choose a token, in sessions of so many sequences. Rows of prompts lie after them,
+    where kernels take them: at 16 bytes."""
+    return row_bucket(sequences) if sequences == 1 else max(4, row_bucket(sequences))
+
+
+def drafted_rows(sequences: int, most: int) -> int:
+    """The most rows of a step with up to ``most`` drafts of each sequence."""
+    return max(choosing_rows(sequences), row_bucket(min(sequences * (1 + most), MOST_DRAFTED)))
+
+
 def row_buckets(rows: int) -> tuple[int, ...]:
-    """All that serve steps of up to ``rows`` sequences, smallest first."""
+    """All row buckets of steps of up to ``rows`` sequences, smallest first."""
     return tuple(dict.fromkeys(row_bucket(count) for count in range(1, rows + 1)))
 
 
 def chunks_of(exact: bool, most: int = MOST_CHUNK) -> tuple[int, ...]:
-    """Rows of the prompt steps, smallest first, up to the first with room for ``most`` tokens."""
-    chunks = EXACT_CHUNKS if exact else CHUNKS
-    return chunks[: bisect_left(chunks, most) + 1]
+    """Rows of the prompt steps, smallest first, up to the first that holds ``most`` tokens."""
+    if exact:  # products take f32 activations, few rows at a time
+        from urdir.ptxgen.kernels.linear.spec import MAX_BATCH  # numpy is not imported before
+
+        return (MAX_BATCH,)
+    return CHUNKS[: bisect_left(CHUNKS, most) + 1]

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Self
 
 from urdir.model.errors import ModelError, SettingsError
 from urdir.model.families.config import Config
-from urdir.model.memory.buckets import chunks_of, row_bucket, row_buckets
+from urdir.model.memory.buckets import choosing_rows, chunks_of, drafted_rows, row_buckets
 from urdir.model.memory.cache_shape import CacheShape
-from urdir.model.memory.device_state import MAILBOX_SLOTS, StateShape
+from urdir.model.memory.device_state import StateShape, mailbox_slots
 from urdir.model.memory.exchange import ExchangeShape
 from urdir.model.memory.recurrent_state import RecurrentShape
 from urdir.model.memory.session_settings import SessionSettings
@@ -63,12 +63,11 @@ class SessionBudget:
     @classmethod
     def of(cls, config: Config, sm_count: int, settings: SessionSettings) -> Self:
         """The budget of a session on a device of ``sm_count`` SMs."""
-        sequences, exact = settings.sequences, settings.exact
-        # rows of prompts lie behind those of sequences, where kernels take them: at 16 bytes
-        rows = row_bucket(sequences) if sequences == 1 else max(4, row_bucket(sequences))
+        sequences, exact, drafts = settings.sequences, settings.exact, settings.drafts
+        rows = choosing_rows(sequences) if drafts is None else drafted_rows(sequences, drafts.most)
         chunks = chunks_of(exact, min(settings.chunk, settings.context))
-        # steps ahead of the reader may be undone
-        cache = CacheShape.of(config, settings, rows=max(chunks[-1], MAILBOX_SLOTS))
+        # steps ahead of the reader may be undone, and drafts
+        cache = CacheShape.of(config, settings, rows=max(chunks[-1], mailbox_slots(drafts)))
         return cls(
             cache=cache,
             recurrent=RecurrentShape.of(config, sequences, settings.shared_states),
@@ -76,10 +75,12 @@ class SessionBudget:
             state=StateShape(
                 *(sequences, cache.max_len, rows, chunks[-1], config.vocab_size),
                 units=0 if exact else _units(config, cache.max_len, rows, chunks[-1]),
+                drafts=drafts,
             ),
             workspace=workspace_sizes(config, cache, rows, chunks[-1], sm_count, exact),
             exchange=ExchangeShape.of(config, rows, rows + chunks[-1]),
-            graphs=GRAPH_BYTES + MORE_GRAPH_BYTES * (len(row_buckets(sequences)) - 1),
+            graphs=GRAPH_BYTES
+            + MORE_GRAPH_BYTES * (len(row_buckets(sequences if drafts is None else rows)) - 1),
         )
 
 
@@ -103,10 +104,10 @@ class MemoryPlan:
     staging: int
 
     @classmethod
-    def of(cls, gguf: ModelFile, config: Config, session: SessionBudget) -> Self:
+    def of(cls, file: ModelFile, config: Config, session: SessionBudget) -> Self:
         """The plan for a model with one session."""
         return cls(
-            weights=sum(weight_sizes(gguf, config).values()),
+            weights=sum(weight_sizes(file, config).values()),
             kv_cache=sum(session.cache.sizes().values()),
             recurrent=sum(session.recurrent.sizes().values()),
             workspace=sum(session.workspace.values()),

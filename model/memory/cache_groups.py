@@ -1,4 +1,4 @@
-"""Layers with equal slots in a cache: which places are a sequence's, contiguous or in pages."""
+"""Groups of layers with equal slots in a cache: storage of sequences, contiguous or in pages."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 
 class Group:
-    """Layers with equal slots, in a contiguous cache: every sequence has its own; a fork copies."""
+    """Layers with equal slots, in a contiguous cache: sequences are separate; a fork copies."""
 
     def __init__(self, arena: Arena, stream: Stream, layers: dict[int, CachedLayer]) -> None:
         self._arena = arena
         self._stream = stream
         self._layers = layers
         self.layout = next(iter(layers.values())).layout
-        # How far each sequence was written since it was empty: a ring keeps the end of that.
+        # Written length of each sequence since it was empty: a ring keeps the end of that.
         self._written = [0] * self.layout.sequences
 
     @property
     def free_tokens(self) -> int:
-        """Tokens that unused pages have room for."""
+        """Tokens that fit the unused pages."""
         return 0
 
     @property
@@ -41,23 +41,23 @@ class Group:
         return ()
 
     def check_room(self, sequence: int, start: int, end: int, spare: int = 0) -> None:
-        """Raise ContextFullError unless positions ``start`` to ``end`` can be reserved, and
-        ``spare`` others of other sequences after that."""
+        """Raise ContextFullError unless positions ``start`` to ``end`` can be reserved, leaving
+        room for ``spare`` positions of other sequences."""
 
     def writable(self, end: int) -> int:
-        """Up to where positions are writable once those before ``end`` are."""
+        """The end of the writable positions once those before ``end`` are writable."""
         return end
 
     def is_written(self, sequence: int) -> bool:
-        """Whether a sequence holds anything."""
+        """Whether a sequence stores anything."""
         return self._written[sequence] > 0
 
     def reserve(self, sequence: int, start: int, end: int, stored: int) -> None:
-        """See KvCache; there is room."""
+        """See KvCache; room was checked."""
         self._written[sequence] = max(self._written[sequence], end)
 
     def keeps(self, sequence: int, length: int) -> bool:
-        """Whether what a token at position ``length`` looks back on is still there."""
+        """Whether the cache still holds what a token at position ``length`` attends to."""
         oldest = max(0, self._written[sequence] - self.layout.places)
         return length == 0 or all(
             oldest <= (max(0, length + 1 - layer.span) if layer.span else 0)
@@ -65,7 +65,7 @@ class Group:
         )
 
     def truncate(self, sequence: int, length: int) -> None:
-        """See KvCache; what is left is kept."""
+        """See KvCache; the remaining tokens are kept."""
         if length == 0:
             self._written[sequence] = 0
 
@@ -90,8 +90,7 @@ class Group:
 
 class PagedGroup(Group):
     """Layers with equal slots, in pages: sequences take them as they grow; a fork shares them until
-    one of the two writes. In a ring a sequence uses its pages again and again, so that those behind
-    the window serve it for what comes."""
+    one of the two writes. In a ring a sequence reuses its own pages, the oldest first."""
 
     def __init__(
         self, arena: Arena, stream: Stream, layers: dict[int, CachedLayer], table: BlockTable
@@ -117,7 +116,7 @@ class PagedGroup(Group):
         return tuple(self._pages[sequence])
 
     def check_room(self, sequence: int, start: int, end: int, spare: int = 0) -> None:
-        """See Group. Sequences that fill their rings need no others."""
+        """See Group. Sequences that have filled their rings need no further pages."""
         shared, missing = self._wanted(sequence, start, end)
         others = 0 if self.layout.capacity else self._blocks(spare)
         self.pool.check_room(len(shared) + len(missing) + others)
@@ -135,7 +134,7 @@ class PagedGroup(Group):
         try:
             for block, page in zip(shared, fresh, strict=False):
                 pages[block] = page
-                # of a ring any page may hold tokens that are still looked back on
+                # in a ring any page may hold tokens that are still attended to
                 if layout.capacity or block * layout.page_len < stored:
                     self._copy_slots(held[block], page)
             if fresh:
@@ -147,7 +146,7 @@ class PagedGroup(Group):
         self.pool.release([held[block] for block in shared])
         if not layout.capacity:
             first = start // layout.page_len
-            for page in pages[first : len(held)][:1]:  # it and those after it are written anew
+            for page in pages[first : len(held)][:1]:  # it and later ones are rewritten
                 self.pool.forget(page, start - first * layout.page_len)
         self._pages[sequence] = pages
 
@@ -156,7 +155,7 @@ class PagedGroup(Group):
     ) -> int:
         """See KvCache."""
         begun = self.pool.match(tokens, self._blocks(end), self._blocks(spare), scope)
-        self._pages[sequence] = begun.pages  # before what may fail: then they are given back
+        self._pages[sequence] = begun.pages  # before steps that may fail, so that they are released
         self._written[sequence] = end
         if begun.source is not None:
             self._copy_slots(begun.source, begun.pages[begun.tokens // self.layout.page_len])
@@ -172,7 +171,7 @@ class PagedGroup(Group):
         super().truncate(sequence, length)
         held = self._pages[sequence]
         if self.layout.capacity and length:
-            return  # later positions may lie in any page
+            return  # later positions may be in any page
         keep = self._blocks(length)
         self.pool.release(held[keep:])
         del held[keep:]
@@ -189,11 +188,12 @@ class PagedGroup(Group):
         self._table.set(target, held)
 
     def _blocks(self, tokens: int) -> int:
-        """Pages that so many tokens take."""
+        """Number of pages for ``tokens`` tokens."""
         return -(-tokens // self.layout.page_len)
 
     def _wanted(self, sequence: int, start: int, end: int) -> tuple[list[int], list[int]]:
-        """Blocks of positions ``start`` to ``end``: those whose pages others use, those without."""
+        """Blocks of positions ``start`` to ``end``: those with shared pages, and those without
+        pages."""
         held, layout = self._pages[sequence], self.layout
         blocks = dict.fromkeys(
             block % layout.blocks for block in range(start // layout.page_len, self._blocks(end))

@@ -1,7 +1,7 @@
-"""What the key/value caches of a model's layers look like: worked out before anything is allocated.
+"""Shape of the KV caches of a model's layers, computed before allocation.
 
-A layer whose tokens look back on all others keeps them all. One with a window (or chunks) keeps a
-ring of the last of them: as many as the window and the rows of a step take.
+A layer with full attention stores all tokens. One with a window (or chunks) stores a ring of the
+last tokens: as many as the window plus the rows of a step.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ from typing import Self
 from urdir.model.families.attention import Attention
 from urdir.model.families.config import Config
 from urdir.model.memory.session_settings import SessionSettings
-from urdir.ptxgen.kernels.attention.kv_layout import KvDtype, KvLayout
+from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
+from urdir.ptxgen.kernels.attention.kv_types import KvDtype
 
 
 def rounded_capacity(context: int) -> int:
     """Positions to allocate for a context: the next power of two, at least 256.
 
-    Kernels are specialised by this number, so that few values of it should exist.
+    Kernels are specialised for this number, so few values should exist.
     """
     return max(256, 1 << (context - 1).bit_length())
 
 
 def in_pages(shape: KvLayout, page_len: int, pages: int | None) -> KvLayout:
-    """A contiguous layout, in ``pages`` pages of ``page_len`` where that is not 0 (None: enough for
-    all sequences at once). A ring has a page at least."""
+    """Divide a contiguous layout into ``pages`` pages of ``page_len`` tokens, unless that is 0
+    (None: enough for all sequences at once). A ring has at least one page."""
     if shape.capacity:
         capacity = max(shape.capacity, page_len)
         shape = replace(shape, capacity=capacity if capacity < shape.max_len else 0)
@@ -39,22 +40,22 @@ def in_pages(shape: KvLayout, page_len: int, pages: int | None) -> KvLayout:
 
 @dataclass(frozen=True)
 class CachedLayer:
-    """The keys and values of one layer. A token looks back on the last ``span`` (0: all)."""
+    """The keys and values of one layer. A token attends to the last ``span`` tokens (0: all)."""
 
     layout: KvLayout
     span: int
 
     @property
     def arrays(self) -> dict[str, KvLayout]:
-        """The layouts of "keys" and "values", without these where keys hold them."""
+        """The layouts of "keys" and "values"; only of keys if these contain the values."""
         return dict(zip(("keys", "values"), self.layout.caches.values(), strict=False))
 
 
 @dataclass(frozen=True)
 class CacheShape:
-    """The caches of all layers: ``layers`` by the number of a layer that has one of its own;
+    """The caches of all layers: ``layers`` by the number of a layer with its own cache;
     ``owners[i]`` is the layer whose cache layer i uses, -1 for one without attention. Pages have
-    ``page_len`` tokens, contiguous caches 0.
+    ``page_len`` tokens; 0: contiguous.
     """
 
     layers: dict[int, CachedLayer]
@@ -65,7 +66,7 @@ class CacheShape:
 
     @classmethod
     def of(cls, config: Config, settings: SessionSettings, rows: int) -> Self:
-        """For steps that append up to ``rows`` tokens of a sequence."""
+        """The caches for steps that append up to ``rows`` tokens of a sequence."""
         max_len = rounded_capacity(settings.context)
         layers, owners = {}, []
         for index, layer in enumerate(config.layers):
@@ -87,12 +88,12 @@ class CacheShape:
         return cls(own, tuple(range(layers)), layout.sequences, layout.max_len, layout.page_len)
 
     def layout(self, layer: int) -> KvLayout:
-        """How the keys and values lie that a layer uses."""
+        """The layout of the keys and values that a layer uses."""
         return self.layers[self.owners[layer]].layout
 
     @cached_property
     def groups(self) -> Sequence[tuple[int, ...]]:
-        """Layers with equal slots, by number: they share the bookkeeping."""
+        """Layers with equal slots, by number: they share bookkeeping."""
         by_slots: dict[tuple[int, int, int], list[int]] = {}
         for index, cached in self.layers.items():
             of = cached.layout
@@ -100,21 +101,21 @@ class CacheShape:
         return [tuple(layers) for layers in by_slots.values()]
 
     def group_of(self, layer: int) -> int:
-        """The number of the group that the cache of a layer belongs to."""
+        """The group number of a layer's cache."""
         owner = self.owners[layer]
         return next(number for number, layers in enumerate(self.groups) if owner in layers)
 
     @property
     def share_len(self) -> int:
-        """Tokens of the pages by which sequences can share what they begin with; 0 where they
-        cannot. They share pages in all layers or in none, and a ring overwrites its beginning."""
+        """Page length for shared prefixes; 0 if sequences cannot share. Pages are shared in all
+        layers or in none, and a ring overwrites its beginning."""
         layouts = [self.layers[first].layout for first, *_ in self.groups]
         shares = len(layouts) <= 1 and not any(layout.capacity for layout in layouts)
         return self.page_len if shares else 0
 
     def sizes(self) -> dict[str, int]:
-        """Bytes by name: keys and values (where these are apart) of every layer, and the block
-        table of each group of a paged cache."""
+        """Bytes by name: keys and values (if separate) of every layer, and the block table of each
+        group of a paged cache."""
         sizes = {}
         for index, cached in self.layers.items():
             for name, layout in cached.arrays.items():
@@ -127,7 +128,7 @@ class CacheShape:
 
     def read_nbytes(self, length: int) -> int:
         """Bytes of keys and values that a token after ``length`` others attends to, in all layers
-        that have attention."""
+        with attention."""
         total = 0
         for owner in self.owners:
             if owner >= 0:

@@ -1,7 +1,7 @@
-"""The state that changes with every token, in device memory that kernels read and advance.
+"""Decode state: values that change with every token, in device memory advanced by kernels.
 
-A step processes *rows*, each the token at ``position[r]`` of sequence ``sequence[r]``; a position
-of ``IDLE`` marks a row without work.
+A step processes *rows*, each the token at ``position[r]`` of sequence ``sequence[r]``; the position
+``IDLE`` marks a padding row.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from urdir.driver.context import close_all
+from urdir.model.memory.draft_settings import DraftSettings
 from urdir.model.memory.queued_writes import QueuedWrites
 from urdir.model.owner import Owner
 from urdir.ptxgen.kernels.advance import IDLE
@@ -28,15 +29,22 @@ if TYPE_CHECKING:
 
 Words = npt.NDArray[np.uint32]
 
-#: How many tokens of a row the host may be late in reading: a power of two.
+#: Maximum number of steps of a sequence that the host may lag behind in reading: a power of two.
 MAILBOX_SLOTS = 8
+
+
+def mailbox_slots(drafts: DraftSettings | None) -> int:
+    """Maximum number of tokens of a sequence that the host may lag behind in reading: a power of
+    two."""
+    return MAILBOX_SLOTS << (0 if drafts is None else drafts.most.bit_length())
 
 
 @dataclass(frozen=True, slots=True)
 class StateShape:
-    """What a state is made for: ``sequences`` of up to ``max_len`` tokens, steps of ``rows`` rows
-    of as many sequences and ``chunk`` rows of prompts, tokens of a vocabulary of ``vocab``. Prompts
-    may walk over up to ``units`` units of what is cached (`memory.walk`).
+    """Shape of a state: ``sequences`` of up to ``max_len`` tokens, steps of ``rows`` rows of as
+    many sequences and ``chunk`` prompt rows, a vocabulary of ``vocab`` tokens. Chunked-context
+    prefill may use up to ``units`` units (`memory.walk`). With ``drafts`` there are rows of these
+    beside those of the sequences' last tokens.
     """
 
     sequences: int
@@ -45,6 +53,12 @@ class StateShape:
     chunk: int
     vocab: int
     units: int = 0
+    drafts: DraftSettings | None = None
+
+    @property
+    def slots(self) -> int:
+        """How many tokens of a sequence the host may be late in reading: a power of two."""
+        return mailbox_slots(self.drafts)
 
     def sizes(self) -> dict[str, int]:
         """Bytes of every part of the state, by name."""
@@ -54,6 +68,7 @@ class StateShape:
             "settings": 4 * SETTINGS_WORDS * self.sequences,
             "sequence": 4 * self.rows,
             "position": 4 * self.rows,
+            **({"place": 4 * self.rows, "wanted": 4 * self.rows} if self.drafts else {}),
             "output_row": 4 * self.rows,
             "segment": 8 * self.rows,
             "step_sequence": 4 * (self.rows + self.chunk),
@@ -62,15 +77,16 @@ class StateShape:
             "sampled": 4 * self.rows,
             "masked": 4 * self.rows,
             "masks": 4 * self.rows * ceil_div(self.vocab, 32),
+            **({"found": 4 * self.sequences} if self.drafts else {}),
         }
 
 
 @dataclass(frozen=True, slots=True)
 class StepRows:
-    """The rows of a step: ``sequence`` and ``position`` (rows,) u32, `IDLE` where there is none;
-    ``segment`` (segments, 2) u32, the bounds of its segments among the rows of prompts. Where these
-    walk, ``begin`` (prompt,) and ``units`` (n, 4) u32 are as `PrefillBlock` and `CachedTokens` have
-    them."""
+    """The rows of a step: ``sequence`` and ``position`` (rows,) u32, `IDLE` for padding rows;
+    ``segment`` (segments, 2) u32, the bounds of its segments among the prompt rows. In
+    chunked-context prefill, ``begin`` (prompt,) and ``units`` (n, 4) u32 are those of
+    `PrefillBlock` and `CachedTokens`."""
 
     sequence: Words
     position: Words
@@ -82,24 +98,28 @@ class StepRows:
 class DecodeState(Owner):
     """The sequences' tokens, and the rows of the next step.
 
-    ``tokens`` (sequences, max_len) u32: prompts and answers. ``known`` (sequences,) u32: how many
-    of them are valid. ``sequence``, ``position``, ``sampled`` (rows,) u32: the rows that choose a
-    token, and what they chose. They are the rows of a step without prompts. All rows of a step with
+    ``tokens`` (sequences, max_len) u32: prompts and answers. ``known`` (sequences,) u32: number of
+    valid tokens. ``sequence``, ``position``, ``sampled`` (rows,) u32: the rows that choose a token,
+    and the chosen tokens. These are all rows of a step without prompts. All rows of a step with
     prompts are ``step_sequence``, ``step_position`` (rows + chunk,) u32; ``segment`` (rows, 2) u32
-    bounds the segments of its prompts, which walk as ``begin`` (chunk,) and ``units`` (units, 4)
-    u32 say; those that choose are its rows ``output_row`` (rows,) u32.
-    ``settings`` (sequences, SETTINGS_WORDS) u32: how each sequence's tokens are chosen. Of the rows
-    that choose, those that ``masked`` (rows,) u32 marks may take the tokens whose bits are set in
-    ``masks`` (rows, ceil(vocab / 32)) u32. What is written is queued on ``stream``, behind the
-    steps that are there.
+    bounds the segments of its prompts, ``begin`` (chunk,) and ``units`` (units, 4) u32 describe its
+    chunked-context prefill, and ``output_row`` (rows,) u32 are the rows that choose.
+    ``settings`` (sequences, SETTINGS_WORDS) u32: sampling settings. Among the choosing rows, those
+    marked in ``masked`` (rows,) u32 may take only the tokens whose bits are set in ``masks`` (rows,
+    ceil(vocab / 32)) u32. Writes are queued on ``stream``, after the queued steps.
 
-    Page-locked memory of the host has what a step chose after position p, in place
-    p % MAILBOX_SLOTS: ``mailbox`` (sequences, MAILBOX_SLOTS) u32 the token, ``logprobs``
-    (sequences, MAILBOX_SLOTS, 1 + MOST_LIKELY) f32 its log-probability and those of the likeliest
-    tokens, which ``likely`` (sequences, MAILBOX_SLOTS, MOST_LIKELY) u32 names.
+    Page-locked host memory has the result of a step after position p at index p % ``slots``:
+    ``mailbox`` (sequences, slots) u32 is the token, ``logprobs`` (sequences, slots, 1 +
+    MOST_LIKELY) f32 its log-probability and those of the likeliest tokens, ``likely`` (sequences,
+    slots, MOST_LIKELY) u32 these tokens.
 
-    What is written here is written to the ``followers`` too: the states of other ranks, which then
-    choose the same tokens.
+    With ``drafts`` there is more (`DraftedRows`): of the rows that choose, ``place`` and ``wanted``
+    (rows,) u32, ``found`` (sequences,) u32, and page-locked ``counts`` (sequences, slots) u32. The
+    device then computes the positions of these rows from ``known``; the host says which rows have
+    work and which are padding.
+
+    Writes also go to the ``followers``: the states of other ranks, which then choose the same
+    tokens.
     """
 
     def __init__(
@@ -113,6 +133,8 @@ class DecodeState(Owner):
         self.max_len = shape.max_len
         self.rows = shape.rows
         self.chunk = shape.chunk
+        self.slots = shape.slots
+        self.drafts = shape.drafts
         self._arena = device.arena(shape.sizes(), "decode state")
         for name, part in self._arena.items():
             if name in ("position", "step_position"):
@@ -122,9 +144,13 @@ class DecodeState(Owner):
         self._writes = QueuedWrites(device, stream)
         self.followers = tuple(followers)
         self._has_masks = False
-        letters = shape.sequences * MAILBOX_SLOTS
+        letters = shape.sequences * self.slots
         self.mailbox = device.pinned(4 * letters, "mailbox")
         self._letters = self.mailbox.view(np.uint32, letters).data
+        self.counts = None if shape.drafts is None else device.pinned(4 * letters, "counts")
+        self._counts = None
+        if self.counts is not None:
+            self._counts = self.counts.view(np.uint32, letters).data
         self.logprobs = device.pinned(4 * letters * (1 + MOST_LIKELY), "log-probabilities")
         self.likely = device.pinned(4 * letters * MOST_LIKELY, "likely tokens")
 
@@ -133,7 +159,7 @@ class DecodeState(Owner):
         return self._arena[name]
 
     def write_tokens(self, sequence: int, start: int, tokens: Sequence[int]) -> None:
-        """Put ``tokens`` at ``start`` of a sequence and make them the end of what is known."""
+        """Write ``tokens`` from ``start`` of a sequence, as its last valid ones."""
         values = np.asarray(tokens, np.uint32)
         offset = 4 * (sequence * self.max_len + start)
         self._put("tokens", values, offset)
@@ -144,7 +170,7 @@ class DecodeState(Owner):
         self._put("known", np.array([known], np.uint32), 4 * sequence)
 
     def copy_tokens(self, source: int, target: int, known: int) -> None:
-        """Make a sequence's tokens a copy of another's, the first ``known`` of which are valid."""
+        """Copy a sequence's tokens to another, of which the first ``known`` become valid."""
         nbytes = 4 * self.max_len
         if source != target:
             for state in (self, *self.followers):
@@ -153,15 +179,15 @@ class DecodeState(Owner):
         self.write_known(target, known)
 
     def write_sampling(self, sequence: int, words: Words) -> None:
-        """Set how a sequence's tokens are chosen: settings (SETTINGS_WORDS,) u32."""
+        """Set the sampling settings of a sequence: (SETTINGS_WORDS,) u32."""
         self._put("settings", words, sequence * words.nbytes)
 
     def write_masks(self, masks: Mapping[int, Words]) -> None:
-        """Allow the rows of ``masks``, by number, no tokens but those whose bits are set; words
-        (ceil(vocab / 32),) u32. The others may take all."""
+        """Restrict the rows of ``masks``, by number, to the tokens whose bits are set; words
+        (ceil(vocab / 32),) u32. Other rows are unrestricted."""
         if not masks and not self._has_masks:
             return
-        self._has_masks = True  # also where one of these writes fails
+        self._has_masks = True  # even if one of these writes fails
         masked = np.zeros(self.rows, np.uint32)
         masked[list(masks)] = 1
         self._put("masked", masked)
@@ -179,30 +205,38 @@ class DecodeState(Owner):
         return {int(s): int(p) for s, p in pairs if p != IDLE}
 
     def chosen(self, sequence: int, position: int) -> int:
-        """The token that a step, now complete, chose after the one at ``position``."""
-        token: int = self._letters[sequence * MAILBOX_SLOTS + position % MAILBOX_SLOTS]
+        """The token that a completed step chose after ``position``."""
+        token: int = self._letters[sequence * self.slots + position % self.slots]
         return token
+
+    def accepted(self, sequence: int, position: int) -> tuple[int, int]:
+        """Number of tokens that a completed step with drafts chose from ``position`` on, that of
+        the pending token, and number of drafts that it verified."""
+        assert self._counts is not None
+        word = self._counts[sequence * self.slots + position % self.slots]
+        return word & 0xFFFF, word >> 16
 
     def log_probabilities(
         self, sequence: int, position: int, likely: int
     ) -> tuple[float, tuple[tuple[int, float], ...]]:
-        """Of the token that a step, now complete, chose after the one at ``position``, and of the
-        ``likely`` likeliest ones with their ids, highest first: at most as many as the sequence's
-        settings ask for. They are of the model's own distribution (`TokenLogprobs`)."""
-        at = sequence * MAILBOX_SLOTS + position % MAILBOX_SLOTS
+        """Log-probabilities of the token that a completed step chose after ``position`` and of the
+        ``likely`` likeliest ones with their ids, highest first, at most as many as the sequence's
+        settings request. They are those of the model's own distribution (`TokenLogprobs`)."""
+        at = sequence * self.slots + position % self.slots
         entries = 1 + MOST_LIKELY
         values = self.logprobs.view(np.float32, entries, 4 * entries * at)
         tokens = self.likely.view(np.uint32, MOST_LIKELY, 4 * MOST_LIKELY * at)
         pairs = zip(tokens[:likely].tolist(), values[1 : 1 + likely].tolist(), strict=True)
         return float(values[0]), tuple(pairs)
 
-    def write_rows(self, rows: Sequence[tuple[int, int]]) -> None:
-        """Make (sequence, position) pairs the rows that choose a token, the rest idle."""
-        self._write(**self._choosing(rows))
+    def write_rows(self, rows: Sequence[tuple[int, int]], drafts: Sequence[int] = ()) -> None:
+        """Make (sequence, position) pairs the rows that choose a token; the rest become padding
+        rows. After each pair come as many rows as its sequence has ``drafts``."""
+        self._write(**self._choosing(rows, drafts))
 
     def write_step(self, rows: StepRows, chosen: Sequence[int]) -> None:
-        """Make ``rows`` those of the next step, which has prompts; the rows with the numbers
-        ``chosen`` choose a token."""
+        """Make ``rows`` those of the next step, which has prompts; the rows numbered ``chosen``
+        choose a token."""
         pairs = [(int(rows.sequence[row]), int(rows.position[row])) for row in chosen]
         count = self.rows + self.chunk
         walk: dict[str, Words] = {}
@@ -217,16 +251,28 @@ class DecodeState(Owner):
             **walk,
         )
 
-    def _choosing(self, rows: Sequence[tuple[int, int]]) -> dict[str, Words]:
+    def _choosing(
+        self, rows: Sequence[tuple[int, int]], drafts: Sequence[int] = ()
+    ) -> dict[str, Words]:
         pairs = np.asarray(rows, np.uint32).reshape(-1, 2)
+        more: dict[str, Words] = {}
+        if self.drafts is not None:
+            counts = np.asarray(drafts or [0] * len(pairs), np.uint32)
+            pairs = np.repeat(pairs, 1 + counts, axis=0)
+            places = [np.arange(1 + count, dtype=np.uint32) for count in counts]
+            place = np.concatenate(places) if places else np.zeros(0, np.uint32)
+            wanted = np.repeat(counts, 1 + counts)
+            more["place"] = _padded(place, self.rows, IDLE)
+            more["wanted"] = _padded(wanted, self.rows, 0)
         return {
             "sequence": _padded(pairs[:, 0], self.rows, pairs[0, 0] if rows else 0),
             "position": _padded(pairs[:, 1], self.rows, IDLE),
+            **more,
         }
 
     def _write(self, **parts: Words) -> None:
-        """Write parts that are neighbours, from their beginning, in one copy: each takes the host
-        some 10 us."""
+        """Write adjacent parts, from their beginnings, in one copy: each copy costs the host some
+        10 us."""
         places = {name: self[name].offset for name in parts}
         start, stop = min(places.values()), max(places[n] + 4 * len(parts[n]) for n in parts)
         words = np.zeros((stop - start) // 4, np.uint32)
@@ -242,12 +288,13 @@ class DecodeState(Owner):
             state._writes.write(state[name], words, offset)
 
     def close(self) -> None:
-        """Free the state; closing twice does nothing."""
-        close_all([self._writes, self._arena, self.mailbox, self.logprobs, self.likely])
+        """Free the state. Idempotent."""
+        counts = [] if self.counts is None else [self.counts]
+        close_all([self._writes, self._arena, self.mailbox, *counts, self.logprobs, self.likely])
 
 
 def _padded(values: Words, count: int, rest: int) -> Words:
-    """``values`` and then ``rest``, together ``count``; an idle row's sequence must exist, too."""
+    """``values`` padded with ``rest`` to ``count``; a padding row's sequence must exist too."""
     padded = np.full(count, rest, np.uint32)
     padded[: len(values)] = values
     return padded

@@ -1,4 +1,4 @@
-"""The memory in which ranks exchange values: inbox and stage of each, written by the others."""
+"""Memory for exchange between ranks: the inbox and stage of each, written by the others."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ if TYPE_CHECKING:
     from urdir.driver.memory import PinnedBuffer, Slice
     from urdir.ptxgen.spec import KernelSpec
 
-#: Values of a rank that are exchanged in one shot at most: 8 MiB of an inbox, twice. What is more
-#: goes in several launches.
+#: Maximum values of a rank in a one-shot exchange: 8 MiB of an inbox, twice. More are exchanged in
+#: several launches.
 MOST_VALUES = 1 << 20
-#: Values from which on a sum is made in two shots, for up to so many ranks. Two H200, us a launch
-#: in a graph of 32:
+#: Number of values from which sums are two-shot, by number of ranks. Two H200, us a launch in a
+#: graph of 32:
 #:
 #:     values      8,192  65,536  131,072  262,144  524,288  1,048,576  2,097,152  4,194,304
 #:     one shot      2.2     3.5      5.0      7.9     13.6       24.9      (two)     (four)
 #:     two shots     5.5     6.2      7.2      9.0     13.2       19.6       30.9       55.6
 #:
-#: These are 2.2 us and 8 (ranks - 1) bytes a value, 5.5 us and 8 (ranks - 1) / ranks, at 370 GB/s:
-#: of which the numbers for more ranks follow, not measured.
+#: That is 2.2 us and 8 (ranks - 1) bytes a value, 5.5 us and 8 (ranks - 1) / ranks, at 370 GB/s.
+#: The numbers for more ranks are extrapolated, not measured.
 TWO_SHOTS_FROM = {2: 1 << 19, 4: 1 << 16, 16: 1 << 15}
 
 
 @dataclass(frozen=True, slots=True)
 class ExchangeShape:
-    """Inboxes for ``capacity`` values of each of ``ranks``, and stages for sums of many values:
-    ``part`` of each rank, 0 where no step has as many."""
+    """Inboxes for ``capacity`` values of each of ``ranks``, and stages for two-shot sums: ``part``
+    of each rank, 0 if no step needs them."""
 
     ranks: int
     capacity: int
@@ -48,8 +48,8 @@ class ExchangeShape:
 
     @classmethod
     def of(cls, config: Config, rows: int, most_rows: int) -> Self | None:
-        """For steps of up to ``most_rows`` rows, ``rows`` of which choose a token; None for a model
-        that one device has as a whole."""
+        """The exchange for steps of up to ``most_rows`` rows, ``rows`` of which choose a token;
+        None for a model on one device."""
         if config.share is None:
             return None
         ranks, values = config.share.ranks, config.hidden * most_rows
@@ -60,11 +60,11 @@ class ExchangeShape:
         return cls(ranks, capacity, min(part_of(many, ranks), MOST_PART))
 
     def takes_two_shots(self, values: int) -> bool:
-        """Whether a sum of so many values is made in two shots."""
+        """Whether a sum of ``values`` values is two-shot."""
         return self.part > 0 and values >= two_shots_from(self.ranks) and values % 4 == 0
 
     def takes_one_launch(self, values: int) -> bool:
-        """Whether one launch makes such a sum, in one shot."""
+        """Whether one one-shot launch computes a sum of ``values`` values."""
         return values <= self.capacity and not self.takes_two_shots(values)
 
     def sizes(self) -> dict[str, int]:
@@ -76,8 +76,8 @@ class ExchangeShape:
 
 
 def two_shots_from(ranks: int) -> int:
-    """Values from which on a sum of so many ranks is made in two shots. Raises SettingsError for
-    too many."""
+    """Number of values from which a sum of ``ranks`` ranks is two-shot. Raises SettingsError for
+    too many ranks."""
     for most, values in TWO_SHOTS_FROM.items():
         if ranks <= most:
             return values
@@ -86,8 +86,8 @@ def two_shots_from(ranks: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RankExchange:
-    """What kernels of one rank take: the inboxes of all with its own epochs; the stages and flags
-    of all with its own rounds, where there are any; and a place for a fault."""
+    """Arguments of one rank's kernels: all inboxes with its own epochs; all stages and flags with
+    its own rounds, if any; and a slot for a fault."""
 
     share: Share
     shape: ExchangeShape
@@ -96,16 +96,16 @@ class RankExchange:
 
     @property
     def gives(self) -> Gives:
-        """How a product of this rank goes to the others."""
+        """How a product of this rank is sent to the others."""
         return Gives(self.share.ranks, self.share.rank, self.shape.capacity)
 
     @property
     def takes(self) -> SumOfRanks:
-        """How the next product takes what the ranks have given each other."""
+        """How the next product adds what the ranks sent each other."""
         return SumOfRanks(self.share.ranks, self.share.rank, self.shape.capacity)
 
     def arguments_of(self, kernel: KernelSpec) -> dict[str, Slice | PinnedBuffer]:
-        """Those of `arguments` that a kernel takes."""
+        """The arguments that a kernel takes."""
         return {p.name: self.arguments[p.name] for p in kernel.params if p.name in self.arguments}
 
 
@@ -127,11 +127,11 @@ class Exchange(Owner):
             for fault in self._faults:
                 fault.array[:] = 0
             for device in devices:
-                device.synchronize()  # before any rank writes into another's inbox
+                device.synchronize()  # before any rank writes to another's inbox
             self._owners = owners.pop_all()
 
     def of(self, share: Share) -> RankExchange:
-        """One rank's."""
+        """The exchange of one rank."""
         own, fault = self._memory[share.rank], self._faults[share.rank]
 
         def of_all(*names: str) -> dict[str, Slice | PinnedBuffer]:
@@ -146,7 +146,7 @@ class Exchange(Owner):
         return RankExchange(share, self.shape, inboxes, stages)
 
     def describe_faults(self) -> str:
-        """Which ranks waited in vain, and for whom; "" where none did."""
+        """Which ranks timed out waiting for which others; "" if none did."""
         if self._faults[0].closed:
             return ""
         words = (int(fault.view(np.uint64, 1)[0]) for fault in self._faults)
@@ -154,5 +154,5 @@ class Exchange(Owner):
         return "\n".join(f"rank {rank} {text}" for rank, text in found if text)
 
     def close(self) -> None:
-        """Free them; closing twice does nothing."""
+        """Free the memory. Idempotent."""
         self._owners.close()

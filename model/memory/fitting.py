@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def fitting_settings(
-    gguf: ModelFile,
+    file: ModelFile,
     ranks: Sequence[tuple[Config, Device]],
     wanted: SessionSettings,
     *,
@@ -37,7 +37,7 @@ def fitting_settings(
     given, beside states of recurrent layers to share. Raises ModelError where the model and the
     least session do not fit.
     """
-    places = [Place(gguf, share, device) for share, device in ranks]
+    places = [Place(file, share, device) for share, device in ranks]
     fitting = replace(wanted, shared_states=0) if memory_share else wanted
     if fewer_sequences:
         part = memory_share or 1.0
@@ -57,7 +57,7 @@ def fitting_settings(
 class Place:
     """A device, and the share of a model (``config``) that is to run on it."""
 
-    gguf: ModelFile
+    file: ModelFile
     config: Config
     device: Device
 
@@ -68,7 +68,7 @@ class Place:
 
     def plan(self, settings: SessionSettings, **changed: Any) -> MemoryPlan:
         """What the model and the session take."""
-        return MemoryPlan.of(self.gguf, self.config, self.budget(settings, **changed))
+        return MemoryPlan.of(self.file, self.config, self.budget(settings, **changed))
 
     def most_sequences(self, settings: SessionSettings, share: float) -> int:
         """As many sequences as the settings say or, where the states of recurrent layers would take
@@ -91,7 +91,7 @@ class Place:
         budget = self.budget(settings, pages=settings.pages or self._least_pages(settings))
         if not budget.recurrent.layers or not budget.cache.share_len:
             return 0
-        plan = MemoryPlan.of(self.gguf, self.config, budget)
+        plan = MemoryPlan.of(self.file, self.config, budget)
         left = max(0.0, self._free(share) - plan.total)
         return min(MOST_STATES, int(left * STATES_PART / budget.recurrent.nbytes))
 
@@ -126,7 +126,7 @@ class Place:
         and the session fit. Raises ModelError where none does."""
         for rows in reversed(chunks_of(exact=False, most=settings.chunk)):
             budget = self.budget(settings, chunk=rows)
-            plan = MemoryPlan.of(self.gguf, self.config, budget)
+            plan = MemoryPlan.of(self.file, self.config, budget)
             if plan.fits(self.device):
                 break
         plan.check(self.device)

@@ -1,15 +1,15 @@
-"""The key/value caches of all layers on the device: contiguous or paged, with one interface.
+"""KV caches of all layers on the device: contiguous or paged, with one interface.
 
-Storage belongs to *sequences*, numbered from 0. ``reserve`` makes sure that positions may be
-written, ``truncate`` gives storage back (to length 0: all of it), and ``fork`` makes one sequence a
-copy of another's beginning. All three are refused or done whole. Kernels see the arrays only, and
-take what is valid from positions in device memory.
+Storage belongs to *sequences*, numbered from 0. ``reserve`` makes positions writable, ``truncate``
+releases storage (to length 0: all of it), and ``fork`` copies a sequence's beginning to another.
+Each fails without effect or succeeds completely. Kernels only see the arrays, and find the valid
+part from positions in device memory.
 
-Layers whose tokens look back on few keys keep the last of them only, in a ring (`KvLayout`).
-Layers with equal slots share the bookkeeping: they are a *group*.
+Layers with sliding windows store the last keys only, in a ring (`KvLayout`). Layers with equal
+slots share bookkeeping: they are a *group*.
 
-Sequences can begin with pages that others of their scope have computed (`KvCache.publish`,
-`KvCache.match`), but not in caches with rings (`CacheShape.share_len`).
+Sequences can reuse pages that others of their scope have computed (`KvCache.publish`,
+`KvCache.match`), except in caches with rings (`CacheShape.share_len`).
 """
 
 from __future__ import annotations
@@ -35,11 +35,10 @@ if TYPE_CHECKING:
 
 
 class KvCache(Owner):
-    """Keys and values of every layer, laid out as ``shape`` says; nothing is stored at first.
+    """Keys and values of every layer, in the layout of ``shape``; empty at first.
 
-    Copies within the cache and changes of its tables are queued on ``stream``. What is done here is
-    done to the ``followers`` too, the caches of other ranks, which have other heads of the same
-    tokens."""
+    Copies within the cache and changes of its tables are queued on ``stream``. Operations also
+    apply to the ``followers``: the caches of other ranks, with other heads of the same tokens."""
 
     def __init__(
         self,
@@ -51,7 +50,7 @@ class KvCache(Owner):
         self.shape = shape
         self._followers = tuple(followers)
         self._writes = QueuedWrites(device, stream)
-        sizes = shape.sizes()  # none in a model without attention
+        sizes = shape.sizes()  # empty for a model without attention
         self._arena = device.arena(sizes, "KV cache") if sizes else None
         self._groups: list[Group] = []
         for number, indices in enumerate(shape.groups):
@@ -63,14 +62,14 @@ class KvCache(Owner):
             else:
                 self._groups.append(Group(self._arena, stream, layers))
         only = self._groups[0] if self._groups and shape.share_len else None
-        self._known = only if isinstance(only, PagedGroup) else None  # that sequences can share
+        self._known = only if isinstance(only, PagedGroup) else None  # shared between sequences
 
     def layout(self, layer: int) -> KvLayout:
-        """How the keys and values lie that a layer uses."""
+        """The layout of the keys and values that a layer uses."""
         return self.shape.layout(layer)
 
     def arguments(self, layer: int) -> dict[str, Slice]:
-        """What kernels over the cache of a layer take, by parameter name."""
+        """Arguments of kernels over a layer's cache, by parameter name."""
         assert self._arena is not None
         owner = self.shape.owners[layer]
         arrays = self.shape.layers[owner].arrays
@@ -86,32 +85,32 @@ class KvCache(Owner):
 
     @property
     def most_tokens(self) -> int:
-        """The longest that a sequence can become that has the cache for itself."""
+        """The longest possible sequence, with the cache to itself."""
         return min([self.shape.max_len, *(group.most_tokens for group in self._groups)])
 
     @property
     def share_len(self) -> int:
-        """Tokens of the pages that sequences can share; see `CacheShape.share_len`."""
+        """Page length for shared prefixes; see `CacheShape.share_len`."""
         return self.shape.share_len
 
     def known(self, tokens: Sequence[int], scope: bytes = b"") -> int:
-        """Of how many of the first ``tokens`` there are whole pages to share in ``scope``: of all
-        where no layer has any."""
+        """How many of ``tokens`` are in cached whole pages of ``scope``: all if no layer has
+        pages."""
         if not self._groups:
             return len(tokens)
         return 0 if self._known is None else self._known.pool.known(tokens, scope)
 
     @property
     def pools(self) -> tuple[PagePool, ...]:
-        """The pages of each group of layers; none in a contiguous cache."""
+        """The pages of each group of layers; empty for a contiguous cache."""
         return tuple(group.pool for group in self._groups if isinstance(group, PagedGroup))
 
     def reserve(self, sequence: int, start: int, end: int, *, stored: int | None = None) -> int:
-        """Make positions ``start`` to ``end`` of a sequence writable; the first ``stored`` tokens
-        (by default those before ``start``) are kept in all layers. Returns up to where positions
-        are writable now: pages are taken whole.
+        """Make positions ``start`` to ``end`` of a sequence writable, keeping the first ``stored``
+        tokens (default: those before ``start``) in all layers. Returns the end of the writable
+        positions: pages are taken whole.
 
-        Raises ContextFullError when there is no room, nothing has changed then, and DriverError.
+        Raises ContextFullError if there is no room, without effect, and DriverError.
         """
         self._check_length(sequence, end)
         for group in self._groups:
@@ -125,23 +124,23 @@ class KvCache(Owner):
     def match(
         self, sequence: int, tokens: Sequence[int], end: int, spare: int = 0, scope: bytes = b""
     ) -> int:
-        """Begin an empty sequence with the longest beginning of ``tokens`` that is known in
-        ``scope``, and reserve its positions up to ``end``, which is not before the last of them.
-        Returns how many tokens it has.
+        """Start an empty sequence with the longest cached prefix of ``tokens`` in ``scope``, and
+        reserve its positions up to ``end``, which is not before the last token. Returns the prefix
+        length.
 
-        Raises ContextFullError, nothing changed, unless room for ``spare`` tokens is left then;
-        ModelError for a sequence that holds something; DriverError, and it is empty.
+        Raises ContextFullError, without effect, unless room for ``spare`` tokens remains;
+        ModelError for a sequence that is not empty; DriverError, after which it is empty.
         """
         self._check_length(sequence, end)
         if len(tokens) > end:
-            raise ModelError(f"{len(tokens)} tokens to look for, and room for {end} is asked for")
+            raise ModelError(f"{len(tokens)} tokens to look up, but {end} positions to reserve")
         if any(group.is_written(sequence) for group in self._groups):
             raise ModelError(f"sequence {sequence} holds tokens: truncate it to 0 first")
         try:
             found = self._match(sequence, tokens, end, spare, scope)
             for cache in self._followers:
                 cache.match(sequence, tokens, end, spare, scope)
-        except DriverError:  # of a copy
+        except DriverError:  # from a copy
             self.truncate(sequence, 0)
             raise
         return found
@@ -149,7 +148,7 @@ class KvCache(Owner):
     def _match(
         self, sequence: int, tokens: Sequence[int], end: int, spare: int, scope: bytes
     ) -> int:
-        """`match` of this cache alone."""
+        """`match` in this cache, without followers."""
         if self._known is not None:
             return self._known.match(sequence, tokens, end, spare, scope)
         for group in self._groups:
@@ -159,8 +158,8 @@ class KvCache(Owner):
         return 0
 
     def publish(self, sequence: int, tokens: Sequence[int], scope: bytes = b"") -> None:
-        """A sequence holds ``tokens`` from its first position on: others of ``scope`` may begin
-        with them."""
+        """Share ``tokens``, which a sequence holds from its first position, with others of
+        ``scope``."""
         self._check_sequence(sequence)
         if self._known is not None:
             self._known.publish(sequence, tokens, scope)
@@ -168,14 +167,14 @@ class KvCache(Owner):
             cache.publish(sequence, tokens, scope)
 
     def kept(self, sequence: int, length: int) -> int:
-        """How many of the first ``length`` tokens `truncate` may leave: all, or none where a ring
-        has lost keys that the next token looks back on."""
+        """The length to which `truncate` can cut the first ``length`` tokens: all, or 0 if a ring
+        has lost keys that the next token attends to."""
         self._check_sequence(sequence)
         return length if all(group.keeps(sequence, length) for group in self._groups) else 0
 
     def truncate(self, sequence: int, length: int) -> None:
-        """Give back what lies past the first ``length`` tokens. Raises ModelError, nothing changed,
-        where these are not `kept`."""
+        """Release everything after the first ``length`` tokens. Raises ModelError, without effect,
+        unless these are `kept`."""
         if self.kept(sequence, length) != length:
             raise ModelError(
                 f"sequence {sequence} cannot be cut to {length} tokens: layers with a window hold "
@@ -187,7 +186,7 @@ class KvCache(Owner):
             cache.truncate(sequence, length)
 
     def fork(self, source: int, target: int, length: int) -> None:
-        """Make ``target`` hold the first ``length`` tokens of ``source``; what it held is gone."""
+        """Copy the first ``length`` tokens of ``source`` to ``target``, replacing its contents."""
         self._check_length(source, length)
         self._check_sequence(target)
         for group in self._groups:
@@ -196,16 +195,17 @@ class KvCache(Owner):
             cache.fork(source, target, length)
 
     def pages(self, sequence: int, layer: int = 0) -> tuple[int, ...]:
-        """The pages of a sequence in a layer, in order of position; none in a contiguous cache."""
+        """The pages of a sequence in a layer, in order of position; empty for a contiguous
+        cache."""
         return self._groups[self.shape.group_of(layer)].pages(sequence)
 
     @property
     def free_tokens(self) -> int:
-        """Tokens that unused pages have room for, in the fullest group of layers."""
+        """Tokens that fit the unused pages of the fullest group of layers."""
         return min((group.free_tokens for group in self._groups), default=0)
 
     def close(self) -> None:
-        """Free the cache; closing twice does nothing."""
+        """Free the cache. Idempotent."""
         close_all([self._writes] if self._arena is None else [self._writes, self._arena])
 
     def _check_sequence(self, sequence: int) -> None:

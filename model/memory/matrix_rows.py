@@ -1,4 +1,4 @@
-"""The bytes of a matrix's rows, where they are not a tensor's as they lie."""
+"""Bytes of matrix rows that differ from the tensor's own."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 
 def format_in(of: StoredMatrix, tensor: Tensor) -> Format:
-    """The type that a matrix has here: the tensor's, or f32 or f16 where its groups of values would
-    lie across the rows."""
+    """The type of a matrix on the device: the tensor's, or f32 or f16 if its groups of values would
+    span rows."""
     if of.transposed:
         return FORMATS["F16" if of.half else "F32"]
     return format_of(tensor.type_id)
 
 
 def source_rows(of: StoredMatrix, tensor: Tensor) -> Any:
-    """The bytes of a matrix in its type, which are read in whole rows."""
+    """The bytes of a matrix in its type, read in whole rows."""
     if of.is_whole:
         return tensor.data
     fmt, width = format_of(tensor.type_id), of.shape[-1]
@@ -41,8 +41,8 @@ def source_rows(of: StoredMatrix, tensor: Tensor) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The bytes of the rows that a matrix takes of a tensor, put together as they are read: of each
-    row, which has ``row_nbytes``, some ``parts``."""
+    """The bytes of a matrix's rows, assembled from a tensor as they are read: of each row of
+    ``row_nbytes`` bytes, some ``parts``."""
 
     data: Any
     of: StoredMatrix
@@ -54,7 +54,7 @@ class Rows:
         return self.read(part.start // taken, part.stop // taken)
 
     def read(self, row: int, last: int) -> Bytes:
-        """The taken rows from number ``row`` to ``last``."""
+        """The selected rows from number ``row`` to ``last``."""
         pieces = []
         for first, stop in self._stretches(row, last):
             pieces.append(self.data[first * self.row_nbytes : stop * self.row_nbytes])
@@ -65,7 +65,7 @@ class Rows:
         return np.concatenate([whole[:, slice(*part)] for part in self.parts], axis=1).reshape(-1)
 
     def _stretches(self, row: int, last: int) -> Iterator[Run]:
-        """The same as runs of rows of the tensor."""
+        """The same as runs of the tensor's rows."""
         of, passed = self.of, 0
         for start, stop in of.runs or ((0, of.taken),):
             at, end = start + max(0, row - passed), min(stop, start + last - passed)
@@ -80,7 +80,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Transposed:
-    """The taken rows of every period as columns, f32 or f16."""
+    """The selected rows of every period as columns, f32 or f16."""
 
     taken: Rows
     of: StoredMatrix

@@ -1,4 +1,4 @@
-"""A norm with its weights, as layers hand it to whatever launch computes it."""
+"""A norm with its weights, for the launches that may compute it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NormLayer:
-    """What a norm computes, and its ``weight`` and ``bias`` (n,) f32, None where it has none."""
+    """A norm with its ``weight`` and ``bias`` (n,) f32, None if absent."""
 
     norm: Norm
     weight: Slice | None = None
@@ -21,5 +21,5 @@ class NormLayer:
 
     @property
     def is_scaled_rms(self) -> bool:
-        """Whether it is an RMSNorm with weights alone, which a product can begin."""
+        """Whether it is an RMSNorm with weights only, which a product can begin."""
         return self.norm.kind == "rms" and self.norm.weight and not self.norm.bias

@@ -1,17 +1,16 @@
-"""The pages of a paged cache: who holds them, and which beginnings of sequences they keep.
+"""Page pool of a paged cache: reference counts, and a prefix tree of cached pages.
 
-Keys and values depend on all tokens before them, so that a page can serve every sequence that
-begins with the same tokens up to the page's end. Known pages are therefore nodes of a tree: a
-node's parent is the page before it. A search compares the tokens themselves, page after page; no
-hash stands for them, so no two prefixes can ever be taken for each other. Nodes below one parent
-are sorted by their tokens: the neighbours of where a page's tokens belong are those that agree with
-them longest, be they whole pages or partly filled ones.
+Keys and values depend on all earlier tokens, so a page can serve every sequence with the same
+tokens up to the page's end. Cached pages are nodes of a tree: a node's parent is the page before
+it. Lookup compares tokens, page after page, not hashes: different prefixes are never confused.
+Children of a node are sorted by tokens: the longest matches, whole pages or partial ones, are
+neighbours of the insertion point.
 
-Each *scope*, a name of some bytes, has a tree of its own: sequences share within one scope alone.
-All scopes share the pages, and the order in which pages are taken.
+Each *scope*, a byte string, has its own tree: sequences share within a scope only. All scopes share
+the pages and the eviction order.
 
-A page that nobody holds is *unused*, or *kept* for its prefix until it is needed. The least
-recently used is taken first, and a page before the one that it follows.
+A page without references is *unused*, or *kept* for its prefix until it is evicted. The least
+recently used page is evicted first, and a page before its parent.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from weakref import WeakValueDictionary
 
 from urdir.model.errors import ContextFullError
 
-#: A part of a page is shared by a copy, which takes as long as it takes to compute a few tokens:
-#: the least worth it, as a part of the page.
+#: A partial page is shared by a copy, which takes as long as computing a few tokens: the minimum,
+#: as a fraction of the page.
 LEAST_COPIED = 1 / 4
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Pages for a new sequence, in order of position, each held for it.
+    """Pages for a new sequence, in order of position, with a reference for it.
 
-    They hold its first ``tokens`` tokens once the content of page ``source`` (None: nothing) is
-    copied to the first page that is not whole of them.
+    They hold its first ``tokens`` tokens once the contents of page ``source`` (None: nothing) are
+    copied to the first incomplete page.
     """
 
     pages: list[int]
@@ -44,11 +43,10 @@ class Match:
 
 
 class PagePool:
-    """``pages`` pages of ``page_len`` tokens each, numbered from 0; bookkeeping alone, no device.
+    """``pages`` pages of ``page_len`` tokens, numbered from 0; bookkeeping only, without device.
 
-    Taking a page and giving it back take the same short time however many there are.
-    ``queries`` and ``hits`` count the tokens that `match` was asked for and those that it found,
-    ``evictions`` the pages whose prefixes were forgotten for others.
+    Taking and releasing a page take constant time. ``queries`` and ``hits`` count the tokens looked
+    up and found by `match`, ``evictions`` the evicted pages.
     """
 
     def __init__(self, pages: int, page_len: int) -> None:
@@ -58,7 +56,7 @@ class PagePool:
         self._unused = list(reversed(range(pages)))
         self._kept: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._nodes: list[_Node | None] = [None] * pages
-        # Of each scope; a root lives as long as one of its pages is known, which refers to it.
+        # By scope; a root lives while a page of it is cached, which refers to it.
         self._roots: WeakValueDictionary[bytes, _Node] = WeakValueDictionary()
 
     @property
@@ -68,21 +66,21 @@ class PagePool:
 
     @property
     def free(self) -> int:
-        """Pages that can be taken: unused, or kept for their prefixes alone."""
+        """Number of pages that can be taken: unused, or kept for their prefixes only."""
         return len(self._unused) + len(self._kept)
 
     @property
     def kept(self) -> int:
-        """Pages that nobody holds and that keep a prefix."""
+        """Number of unreferenced pages that keep a prefix."""
         return len(self._kept)
 
     @property
     def used(self) -> int:
-        """Pages that somebody holds."""
+        """Number of referenced pages."""
         return self.pages - self.free
 
     def is_shared(self, page: int) -> bool:
-        """Whether more than one holds a page: a copy must be written then."""
+        """Whether a page has several references, so that writes need a copy."""
         return self._users[page] > 1
 
     def check_room(self, count: int) -> None:
@@ -93,11 +91,11 @@ class PagePool:
                 f"{self.free} of {self.pages} are free"
             )
 
-    # ---- who holds what ----
+    # ---- references ----
 
     def take(self, count: int) -> list[int]:
-        """``count`` pages that nobody held, held once now; what they kept is forgotten. Raises
-        ContextFullError, nothing changed."""
+        """Take ``count`` unreferenced pages, evicting their prefixes. Raises ContextFullError,
+        without effect."""
         self.check_room(count)
         while len(self._unused) < count:
             oldest = self._nodes[next(iter(self._kept))]
@@ -109,17 +107,17 @@ class PagePool:
         return taken
 
     def share(self, pages: Sequence[int]) -> None:
-        """Hold pages once more that are held or kept."""
+        """Add a reference to referenced or kept pages."""
         for page in pages:
             if not self._users[page]:
                 del self._kept[page]
             self._users[page] += 1
 
     def release(self, pages: Sequence[int]) -> None:
-        """Give pages of a sequence back, in order of position. Those that nobody holds then stay as
-        prefixes where they are known as such."""
+        """Drop a sequence's references, in order of position. Pages without references stay as
+        cached prefixes if they are in the tree."""
         for page in pages:
-            assert self._users[page], f"page {page} is held by nobody"
+            assert self._users[page], f"page {page} has no reference"
             self._users[page] -= 1
             if self._users[page]:
                 continue
@@ -130,17 +128,18 @@ class PagePool:
         known = (self._nodes[page] for page in reversed(pages))
         self._touch(next((node for node in known if node is not None), None))
 
-    # ---- what is known ----
+    # ---- prefix tree ----
 
     def known(self, tokens: Sequence[int], scope: bytes = b"") -> int:
-        """How many of the first ``tokens`` lie in whole pages that are known in ``scope``."""
+        """How many of ``tokens`` are in cached whole pages of ``scope``."""
         return len(self._find(tuple(tokens), scope)[0]) * self.page_len
 
     def match(self, tokens: Sequence[int], pages: int, spare: int = 0, scope: bytes = b"") -> Match:
-        """``pages`` pages for a sequence that begins with ``tokens``: those of the longest prefix
-        known in ``scope``, shared, and then fresh ones.
+        """``pages`` pages for a sequence that starts with ``tokens``: those of the longest cached
+        prefix in ``scope``, shared, then fresh ones.
 
-        Raises ContextFullError, nothing changed, unless ``spare`` more could be taken after that.
+        Raises ContextFullError, without effect, unless ``spare`` more pages could be taken
+        afterwards.
         """
         nodes, part, common = self._find(tuple(tokens), scope)
         fresh = pages - len(nodes)
@@ -149,7 +148,7 @@ class PagePool:
         self.share(shared)
         source = None
         if part is not None:
-            self._touch(part)  # the last to be taken
+            self._touch(part)  # the last to be evicted
             source = part.page
         taken = self.take(fresh)
         found = len(nodes) * self.page_len + common
@@ -158,11 +157,11 @@ class PagePool:
         return Match(shared + taken, found, None if taken[:1] == [source] else source)
 
     def publish(self, tokens: Sequence[int], pages: Sequence[int], scope: bytes = b"") -> None:
-        """``pages``, held by the caller, hold ``tokens`` from the first on: others of ``scope`` may
-        share them. Pages that are known already are so in the same scope.
+        """Share ``pages``, referenced by the caller, which hold ``tokens`` from the first on, in
+        ``scope``. Pages that are already cached belong to the same scope.
 
-        The last page may be filled in part; more tokens of it may be published later. Pages with
-        the same tokens as known ones stay unknown.
+        The last page may be partial; more of its tokens may be published later. Pages with the same
+        tokens as cached ones are not added.
         """
         length = self.page_len
         at = len(tokens) // length
@@ -174,19 +173,19 @@ class PagePool:
             node = self._know(node, tuple(tokens[start : start + length]), pages[start // length])
 
     def forget(self, page: int, filled: int) -> None:
-        """The only holder of a page writes tokens into it, from place ``filled`` on: it and those
-        after it are no prefixes any more where they were known with others there."""
+        """The only user of a page writes tokens into it from index ``filled`` on: it and its
+        descendants leave the tree if they were cached with other tokens there."""
         node = self._nodes[page]
         if node is not None and len(node.tokens) > filled:
             self._forget(node)
 
     def _root(self, scope: bytes) -> _Node:
-        """The root of a scope: what it is found by ends with the last that refers to it."""
+        """The root of a scope, removed with the last reference to it."""
         return self._roots.setdefault(scope, _Node(None, (), -1))
 
     def _find(self, tokens: tuple[int, ...], scope: bytes) -> tuple[list[_Node], _Node | None, int]:
-        """The whole pages that ``tokens`` begin with, the page that agrees longest with those after
-        them where that is worth a copy, and for how many tokens."""
+        """The whole pages that ``tokens`` start with; the page with the longest partial match after
+        them, if worth a copy; and the length of that match."""
         length, node, found = self.page_len, self._root(scope), list[_Node]()
         while True:
             start = len(found) * length
@@ -203,15 +202,15 @@ class PagePool:
             node = best
 
     def _know(self, parent: _Node, tokens: tuple[int, ...], page: int) -> _Node:
-        """The node below ``parent`` with these tokens (or more, where they fill a page in part):
-        made of ``page`` where there is none."""
+        """The node below ``parent`` with these tokens (or more, in a partial page), made of
+        ``page`` if it does not exist."""
         at = bisect_left(parent.children, tokens, key=_TOKENS)
         if at < len(parent.children):
             after = parent.children[at]
             if after.tokens[: len(tokens)] == tokens:
                 return after
         known = self._nodes[page]
-        if known is not None:  # by the first of these tokens
+        if known is not None:  # cached by the first of these tokens
             self._forget(known)
         node = self._nodes[page] = _Node(parent, tokens, page)
         insort(parent.children, node, key=_TOKENS)
@@ -222,14 +221,14 @@ class PagePool:
         return node is not None and len(node.tokens) == self.page_len
 
     def _touch(self, node: _Node | None) -> None:
-        """A prefix was used: it is forgotten last, and each page before the one it follows."""
+        """Mark a prefix as used: it is evicted last, and each page before its parent."""
         while node is not None:
             if node.page in self._kept:
                 self._kept.move_to_end(node.page)
             node = node.parent
 
     def _forget(self, node: _Node) -> None:
-        """A page and all that follow it are no prefixes any more; those not held are unused."""
+        """Remove a page and its descendants from the tree; unreferenced ones become unused."""
         assert node.parent is not None
         siblings = node.parent.children
         del siblings[bisect_left(siblings, node.tokens, key=_TOKENS)]
@@ -237,7 +236,7 @@ class PagePool:
         while lost:
             node = lost.pop()
             lost += node.children
-            node.children.clear()  # or the circle would keep the root
+            node.children.clear()  # otherwise the cycle would keep the root alive
             self._nodes[node.page] = None
             if not self._users[node.page]:
                 del self._kept[node.page]
@@ -246,8 +245,8 @@ class PagePool:
 
 
 class _Node:
-    """A page that is known to hold ``tokens`` after those of its parents; or a root, without one
-    and without a page."""
+    """A page that holds ``tokens`` after those of its ancestors; or a root, without parent and
+    page."""
 
     __slots__ = ("__weakref__", "children", "page", "parent", "tokens")
 
@@ -255,14 +254,14 @@ class _Node:
         self.parent = parent
         self.tokens = tokens
         self.page = page
-        self.children: list[_Node] = []  # sorted by tokens, no two of which are equal
+        self.children: list[_Node] = []  # sorted by tokens, which are distinct
 
 
 _TOKENS = attrgetter("tokens")
 
 
 def common_length(a: tuple[int, ...], b: tuple[int, ...]) -> int:
-    """How many tokens two agree in before they differ."""
+    """Length of the common prefix."""
     if a == b:
         return len(a)
     shorter = min(len(a), len(b))

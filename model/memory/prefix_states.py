@@ -1,12 +1,12 @@
-"""Which beginnings of sequences the kept states of recurrent layers are of; no device.
+"""Prefix tree of cached states of recurrent layers; bookkeeping only, without device.
 
-Whoever begins with the same tokens can go on from a state, but from that one length alone, where
-pages serve any. So it counts where states are kept: at the end of what two prompts have in common,
-which more are likely to have, and near the end of a prompt, for its other answers and for the next
-turn of its conversation. Both at ends of pages, so that what is before them can be shared.
+A request resumes from a state at exactly its prefix length, while pages serve any length. So the
+choice of cached states matters: at the end of a prefix common to two prompts, which is likely to
+recur, and near the end of a prompt, for further answers and for the next turn. Both are at page
+ends, so that the pages before them can be shared.
 
-Known beginnings are paths of a tree whose nodes are pages. The tokens themselves are compared. Each
-scope has a tree of its own, as with pages; all scopes share the places.
+Cached prefixes are paths of a tree whose nodes are pages. Tokens are compared, not hashes. Each
+scope has its own tree, as with pages; all scopes share the slots.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from weakref import WeakValueDictionary
 
-#: The least worth a state, in pages beyond the one before it. Computing up to there takes a step of
-#: its own, in which the weights are read once more: as long as some 60 tokens of a prompt take
-#: (qwen3.5-4b Q4_K_M on an H200: 896 tokens/s one by one, 54,851 in prompts). Pages have 64.
+#: Minimum distance of a state from the one before it, in pages. Computing up to a state takes a
+#: separate step that reads the weights once more: as long as some 60 prompt tokens take (qwen3.5-4b
+#: Q4_K_M on an H200: 896 tokens/s one by one, 54,851 in prompts). Pages have 64.
 LEAST_PAGES = 8
 
 
 class PrefixStates:
-    """``places`` for states after whole pages of ``page_len`` tokens, numbered from 0; none where
-    there are no pages.
+    """``places`` slots for states after whole pages of ``page_len`` tokens, numbered from 0; none
+    without pages.
 
-    A place is *taken* for a state that is being computed, and *known* by the tokens before it from
+    A slot is *taken* for a state under computation, and *known* by the tokens before it once
+    computed. The least recently used known state is evicted.
     then on that it is. Of the known ones the least recently used makes room.
     """
 
@@ -34,20 +35,20 @@ class PrefixStates:
         self._page_len = page_len
         self._unused = list(reversed(range(places)))
         self._known: OrderedDict[int, _Node] = OrderedDict()  # least recently used first
-        # Of each scope; a root lives as long as one of its states is known, which leads to it.
+        # By scope; a root lives while a state of it is cached, which leads to it.
         self._roots: WeakValueDictionary[bytes, _Node] = WeakValueDictionary()
 
     @property
     def known(self) -> int:
-        """States that are known."""
+        """Number of cached states."""
         return len(self._known)
 
     def find(self, tokens: Sequence[int], held: int, scope: bytes = b"") -> tuple[int, int]:
-        """The longest beginning of ``tokens`` of which a state is known in ``scope``: its length, 0
-        without one, and the state's place.
+        """The longest prefix of ``tokens`` with a cached state in ``scope``: its length, 0 without
+        one, and the state's slot.
 
-        Pages hold the first ``held`` tokens. What lies beyond is lost to all who begin so: its
-        states are forgotten.
+        Pages hold the first ``held`` tokens. States beyond them are useless without pages and are
+        removed.
         """
         found, place = 0, -1
         for length, node in self._path(tokens, scope) if self._known else ():
@@ -61,8 +62,8 @@ class PrefixStates:
         return found, place
 
     def cuts(self, tokens: Sequence[int], found: int, scope: bytes = b"") -> tuple[int, ...]:
-        """Where states are to be kept, for others of ``scope``, while a sequence that begins with
-        ``tokens`` is computed, of which a state after the first ``found`` is there."""
+        """Lengths at which states should be cached for others of ``scope`` while computing a
+        sequence that starts with ``tokens``, given a state after the first ``found``."""
         if not self.places:
             return ()
         common = max((length for length, _ in self._path(tokens, scope)), default=0)
@@ -74,7 +75,7 @@ class PrefixStates:
         return tuple(cuts)
 
     def take(self) -> int | None:
-        """A place for a state; what it held is forgotten. None while all are taken."""
+        """Take a slot for a state, evicting its contents. None while all are taken."""
         if self._unused:
             return self._unused.pop()
         if not self._known:
@@ -85,12 +86,12 @@ class PrefixStates:
         return place
 
     def give_back(self, place: int) -> None:
-        """Nothing is to be known of the state in a place that was taken."""
+        """Release a taken slot without caching its state."""
         self._unused.append(place)
 
     def know(self, tokens: Sequence[int], place: int, scope: bytes = b"") -> None:
-        """The state in a place that was taken is that after ``tokens``, whole pages, for others of
-        ``scope``. One that is known already stays."""
+        """Cache the state in a taken slot as that after ``tokens``, whole pages, for others of
+        ``scope``. An existing equal state stays."""
         node = self._root(scope)
         for page in self._pages(tokens):
             if page not in node.children:
@@ -104,11 +105,12 @@ class PrefixStates:
             self._known.move_to_end(node.place)
 
     def _root(self, scope: bytes) -> _Node:
-        """The root of a scope: what it is found by ends with the last that refers to it."""
+        """The root of a scope, removed with the last reference to it."""
         return self._roots.setdefault(scope, _Node(None, ()))
 
     def _path(self, tokens: Sequence[int], scope: bytes) -> Iterator[tuple[int, _Node]]:
-        """The nodes of the pages that ``tokens`` begin with, each with the tokens up to its end."""
+        """The nodes of the pages that ``tokens`` start with, each with the token count at its
+        end."""
         node, length = self._root(scope), 0
         for page in self._pages(tokens):
             child = node.children.get(page)
@@ -124,7 +126,7 @@ class PrefixStates:
             yield tuple(tokens[end - size : end])
 
     def _forget(self, node: _Node) -> None:
-        """All states from a page on are forgotten."""
+        """Remove all states from a page on."""
         assert node.parent is not None
         del node.parent.children[node.tokens]
         _prune(node.parent)
@@ -132,15 +134,15 @@ class PrefixStates:
         while lost:
             node = lost.pop()
             lost += node.children.values()
-            node.children.clear()  # or the circle would keep the root
+            node.children.clear()  # otherwise the cycle would keep the root alive
             if node.place is not None:
                 del self._known[node.place]
                 self.give_back(node.place)
 
 
 class _Node:
-    """A page after those of its parents, or a root without any; ``place`` is that of the state
-    after it, if there is one. There is one at every end of the tree."""
+    """A page after those of its ancestors, or a root without any; ``place`` is the slot of the
+    state after it, or None. Every leaf has one."""
 
     __slots__ = ("__weakref__", "children", "parent", "place", "tokens")
 
@@ -152,7 +154,7 @@ class _Node:
 
 
 def _prune(node: _Node) -> None:
-    """Forget a page, and those before it, that lead to no state."""
+    """Remove a page and its ancestors if they lead to no state."""
     while node.parent is not None and node.place is None and not node.children:
         del node.parent.children[node.tokens]
         node = node.parent

@@ -1,7 +1,7 @@
-"""Small writes to device memory that nobody waits for.
+"""Asynchronous small writes to device memory.
 
-A plain copy from host memory waits until the device has done all that was queued before. These are
-copied into page-locked memory first and queued on a stream, behind the steps that are there.
+A plain copy from host memory waits for all work queued before. These writes are first copied to
+page-locked memory, then queued on a stream, after the queued steps.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from urdir.driver.memory import Region
     from urdir.driver.stream import Event, Stream
 
-#: Page-locked bytes of each half. A step of 256 rows beside 2,048 of prompts takes 22 KB.
+#: Page-locked bytes of each half. A step of 256 rows and 2,048 prompt rows takes 22 KB.
 _HALF_BYTES = 1 << 19
 
 
 class QueuedWrites(Owner):
     """Writes in the order of ``stream``.
 
-    Page-locked memory has two halves: while one is filled, copies from the other are waited for
-    only where it is needed again. A write that is larger than a half is an ordinary copy.
+    Page-locked memory has two halves: while one is filled, copies from the other finish; they are
+    waited for only when it is needed again. A write larger than a half is an ordinary copy.
     """
 
     def __init__(self, device: Device, stream: Stream) -> None:
@@ -37,7 +37,7 @@ class QueuedWrites(Owner):
         self._half = self._used = 0
 
     def write(self, to: Region, values: npt.NDArray[Any], offset: int = 0) -> None:
-        """Queue a copy of ``values`` to ``offset``; the array may change at once."""
+        """Queue a copy of ``values`` to ``offset``; the array may change immediately."""
         if not values.nbytes:
             return
         if values.nbytes > _HALF_BYTES:
@@ -51,11 +51,11 @@ class QueuedWrites(Owner):
         self._used += -(-values.nbytes // 16) * 16
 
     def _turn(self) -> None:
-        """Go on in the other half, once all copies from it are done."""
+        """Switch to the other half, once all copies from it are done."""
         self._stream.record(self._events[self._half])
         self._half, self._used = 1 - self._half, 0
         self._events[self._half].synchronize()
 
     def close(self) -> None:
-        """Free the memory; closing twice does nothing."""
+        """Free the memory. Idempotent."""
         close_all([*self._events, self._pinned])

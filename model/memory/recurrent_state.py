@@ -1,14 +1,13 @@
-"""The states of recurrent mixers on the device, one of each for every sequence.
+"""States of recurrent mixers on the device, one per sequence and layer.
 
-A state is that after a sequence's last processed token, and cannot be taken back: kernels overwrite
-it with every token. Beside it a copy can be *kept*, by default that after the last prompt, so that
-a sequence that is cut goes on from there. What lies between is processed again, which gives the
-same state as before but for rounding. A token at position 0 reads no state: nothing has to be
-cleared.
+A state is that after a sequence's last processed token, and cannot be undone: kernels overwrite it
+with every token. In addition a copy can be *kept*, by default that after the last prompt, from
+which a truncated sequence resumes. Tokens in between are processed again, which gives the same
+state except for rounding. A token at position 0 reads no state: nothing has to be cleared.
 
-The requests of a `Service` are never cut but to nothing: an answer that has ended is forgotten, and
-so is what a step that ran ahead made of it. There the places for copies are no sequence's own, but
-*shared*: `SharedStates` knows what each is of.
+The requests of a `Service` are only ever truncated to nothing: a finished answer is dropped
+together with the work of steps that ran ahead. There the slots for copies are *shared* between
+sequences: `SharedStates` tracks their contents.
 """
 
 from __future__ import annotations
@@ -29,9 +28,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RecurrentShape:
-    """The states of ``sequences``: ``layers`` has for each layer with a recurrent mixer the bytes
-    of one sequence's arrays by name. There is room for ``shared`` copies, which no sequence has to
-    itself; by default for one of each sequence's own."""
+    """Shape of the states of ``sequences``: ``layers`` has, for each layer with a recurrent mixer,
+    the bytes of one sequence's arrays by name. There are ``shared`` slots for copies that belong to
+    no sequence; by default one slot per sequence.
+    """
 
     layers: Mapping[int, Mapping[str, int]]
     sequences: int
@@ -39,7 +39,7 @@ class RecurrentShape:
 
     @classmethod
     def of(cls, config: Config, sequences: int, shared: int | None = None) -> Self:
-        """Those that the layers of a model need, f32."""
+        """The states that the layers of a model need, f32."""
         layers = {
             index: {name: 4 * values for name, values in layer.recurrent.state.items()}
             for index, layer in enumerate(config.layers)
@@ -49,7 +49,7 @@ class RecurrentShape:
 
     @property
     def kept(self) -> int:
-        """How many copies there is room for."""
+        """Number of slots for copies."""
         return self.sequences if self.shared is None else self.shared
 
     @property
@@ -58,8 +58,8 @@ class RecurrentShape:
         return sum(sum(arrays.values()) for arrays in self.layers.values())
 
     def sizes(self) -> dict[str, int]:
-        """Bytes by name of all arrays: those that kernels move on (sequences, ...), and those for
-        what is kept (kept, ...)."""
+        """Bytes by name of all arrays: the active states (sequences, ...) and the kept ones (kept,
+        ...)."""
         return {
             f"{prefix}{name}.{index}": nbytes * count
             for prefix, count in (("", self.sequences), ("kept ", self.kept))
@@ -70,8 +70,8 @@ class RecurrentShape:
 
 
 class RecurrentState(Owner):
-    """The states of a session's sequences. Copies are queued on ``stream``, after the steps that
-    are queued there. What is done here is done to those of the ``followers``, other ranks."""
+    """The states of a session's sequences. Copies are queued on ``stream``, after the queued steps.
+    Operations also apply to the ``followers``, other ranks."""
 
     def __init__(
         self,
@@ -84,39 +84,39 @@ class RecurrentState(Owner):
         self._stream, self._followers = stream, tuple(followers)
         sizes = shape.sizes()
         self._arena = device.arena(sizes, "recurrent state") if sizes else None
-        self._kept = [0] * shape.sequences  # tokens that the kept states are of; 0: none is
+        self._kept = [0] * shape.sequences  # token counts of the kept states; 0: none
 
     def arguments(self, layer: int) -> dict[str, Slice]:
-        """What kernels over the states of a layer take, by parameter name."""
+        """Arguments of kernels over a layer's states, by parameter name."""
         assert self._arena is not None
         return {name: self._arena[f"{name}.{layer}"] for name in self.shape.layers[layer]}
 
     def keep(self, sequence: int, length: int) -> None:
-        """Keep the state of a sequence, which is that after ``length`` tokens, where it has a place
-        for that."""
+        """Keep a copy of a sequence's state, which is that after ``length`` tokens, if it has a
+        slot for it."""
         if self.shape.shared is None:
-            self._kept[sequence] = 0  # until all of it is copied
+            self._kept[sequence] = 0  # invalid until fully copied
             self.save(sequence, sequence)
             self._kept[sequence] = length
 
     def save(self, sequence: int, place: int) -> None:
-        """Copy the state of a sequence to a place of those that are kept."""
+        """Copy the state of a sequence to a slot."""
         self._copy("", sequence, "kept ", place)
 
     def restore(self, place: int, sequence: int) -> None:
-        """Make the state of a sequence that in a place of those that are kept."""
+        """Copy the state in a slot to a sequence."""
         self._copy("kept ", place, "", sequence)
 
     def kept(self, sequence: int, length: int, now: int) -> int:
-        """After how many of the first ``length`` tokens a state is there, the last being that after
-        ``now`` tokens: all of them, as many as the kept state is of, or none."""
+        """The longest length up to ``length`` with a state, given the present one after ``now``
+        tokens: all of them, that of the kept state, or 0."""
         if not self.shape.layers or length >= now:
             return length
         return self._kept[sequence] if self._kept[sequence] <= length else 0
 
     def truncate(self, sequence: int, length: int, now: int) -> None:
-        """Make the state that after ``length`` tokens. Raises ModelError, nothing changed, where it
-        is not `kept`."""
+        """Restore the state after ``length`` tokens. Raises ModelError, without effect, unless it
+        is `kept`."""
         if self.kept(sequence, length, now) != length:
             raise ModelError(
                 f"sequence {sequence} cannot be cut to {length} tokens: recurrent layers hold the "
@@ -128,15 +128,15 @@ class RecurrentState(Owner):
             self._kept[sequence] = 0
 
     def fork(self, source: int, target: int, length: int) -> None:
-        """Make the state of ``target``, and what it keeps, that of ``source`` after its ``length``
-        tokens."""
+        """Copy the state of ``source`` after its ``length`` tokens to ``target``, as active and as
+        kept state."""
         self._kept[target] = 0
         if length:
             self._copy("", source, "", target)
             self.keep(target, length)
 
     def close(self) -> None:
-        """Free the states; closing twice does nothing."""
+        """Free the states. Idempotent."""
         if self._arena is not None:
             self._arena.close()
 

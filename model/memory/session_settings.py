@@ -1,12 +1,17 @@
-"""What a session is asked for, on whatever devices it runs."""
+"""The settings of a session, on whatever devices it runs; numpy is not imported."""
 
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
+from typing import Literal
 
 from urdir.model.errors import SettingsError
 from urdir.model.memory.buckets import MOST_CHUNK
-from urdir.ptxgen.kernels.attention.kv_layout import KV_DTYPES, MIN_PAGE_LEN, KvDtype
+from urdir.model.memory.draft_settings import DraftSettings
+from urdir.ptxgen.kernels.attention.kv_types import KV_DTYPES, MIN_PAGE_LEN, KvDtype
+
+#: What each of several ranks has of a model: a share of every layer, or a run of layers.
+Split = Literal["tensors", "layers"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +23,8 @@ class SessionSettings:
     caches are made of ``pages`` of as many tokens, by default enough for all sequences at once.
     Prompt steps have room for ``chunk`` tokens, if the context has. A sequence of a model with
     recurrent layers keeps a state, to be cut to. With ``shared_states`` it can be cut to nothing
-    only: so many are kept for requests that begin alike.
+    only: so many are kept for requests that begin alike. With ``drafts`` steps verify drafts of the
+    next tokens.
     """
 
     context: int
@@ -30,6 +36,7 @@ class SessionSettings:
     pages: int | None = None
     chunk: int = MOST_CHUNK
     shared_states: int | None = None  # None: one of each sequence's own
+    drafts: DraftSettings | None = None  # None: every step takes one token of a sequence
 
     def __post_init__(self) -> None:
         if self.kv_dtype not in KV_DTYPES:

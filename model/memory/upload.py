@@ -1,9 +1,8 @@
-"""From a file to repacked weights on the device, by threads, through bounded staging.
+"""Upload and repacking of weights, in threads, through bounded staging memory.
 
-The bytes go up in pieces. A thread takes one after the other: it reads the piece into page-locked
-memory, and queues the copy to the device and what is to be done there. It has two slots, so that it
-fills one while the device works on the other. Reads, numpy's copies and driver calls leave the
-interpreter to other threads.
+The data is uploaded in pieces. A thread reads a piece into page-locked memory and queues the copy
+to the device and the processing there. It has two slots, so that it fills one while the device
+works on the other. Reads, numpy copies and driver calls release the interpreter lock.
 """
 
 from __future__ import annotations
@@ -34,34 +33,34 @@ if TYPE_CHECKING:
     from urdir.ptxgen.spec import KernelSpec
 
 _SLOTS = 2
-#: Eight threads that only copy reached 50 GB/s with slots of 4 MB, 48 with 8 MB, 32 with 32 MB.
-#: In a whole start four threads, or one slot of 16 MB each, differed by less than runs do.
+#: Eight threads that only copy reached 50 GB/s with slots of 4 MB, 48 with 8 MB, 32 with 32 MB. In
+#: a whole start, four threads or one slot of 16 MB each made no difference above noise.
 _SLOT_BYTES = 8 << 20
 #: On an H200 one thread gets 7.5 GB/s out of the page cache, four 29, eight 48 (PCIe takes 55).
 _LANES = 8
-#: Device memory (and as much pinned host memory) in use while weights are loaded.
+#: Device memory (and the same amount of pinned host memory) in use while weights are loaded.
 STAGING_BYTES = _LANES * _SLOTS * _SLOT_BYTES
 
 Bytes = npt.NDArray[np.uint8]
 
 
 class Piece(Protocol):
-    """Some bytes of a tensor on their way."""
+    """Part of a tensor to be uploaded."""
 
     @property
     def nbytes(self) -> int:
-        """How many are read of the file."""
+        """Bytes read from the file."""
 
     def read(self, into: Bytes) -> int:
-        """Write what goes up into a slot; returns how many bytes. Called in a thread."""
+        """Write the data to a slot; returns its size in bytes. Called in a thread."""
 
     def place(self, staged: Slice, stream: Stream) -> None:
-        """Queue what brings them, once they are in ``staged``, to where they belong."""
+        """Queue the work that moves the data from ``staged`` to its place."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Band:
-    """Rows of a matrix, which are repacked on the device."""
+    """Rows of a matrix, repacked on the device."""
 
     loaded: LoadedKernel
     layout: Layout
@@ -88,7 +87,7 @@ class _Band:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Bytes that are kept as they are."""
+    """Bytes uploaded without conversion."""
 
     source: Bytes
     destination: Slice
@@ -110,7 +109,7 @@ def _copy(data: Bytes, into: Bytes) -> int:
 
 
 class Repacking:
-    """The kernels that repack matrices of some layouts; what is not compiled is, side by side."""
+    """The repacking kernels of some layouts, compiled in threads if necessary."""
 
     def __init__(self, device: Device, layouts: Iterable[Layout]) -> None:
         self._device = device
@@ -125,13 +124,14 @@ class Repacking:
         self._kernels = dict(zip(specs, loaded, strict=True))
 
     def pieces(self, layout: Layout, source: Any, destination: Slice) -> Iterator[Piece]:
-        """A GGUF tensor (its bytes), to be repacked into ``destination``, which holds zeros."""
+        """Pieces of a GGUF tensor (its bytes), to be repacked into ``destination``, which holds
+        zeros."""
         for first, rows in layout.chunks(_SLOT_BYTES):
             loaded = self._kernels[Repack, layout.format.name, rows, layout.cols]
             yield _Band(loaded, layout, first, rows, source, destination)
 
     def add_powers(self, matrices: Iterable[tuple[Layout, Slice]]) -> None:
-        """Make the row powers of matrices, all of which are there."""
+        """Compute the row powers of fully uploaded matrices."""
         with self._device.create_stream("row powers") as stream:
             for layout, weights in matrices:
                 if layout.format.has_powers:
@@ -145,7 +145,7 @@ def _launch(loaded: LoadedKernel, stream: Stream, **args: Slice) -> None:
 
 
 def vector_pieces(source: Bytes, destination: Slice) -> Iterator[Piece]:
-    """A tensor that is kept as it is in the file."""
+    """Pieces of a tensor that is stored unchanged."""
     for begin in range(0, len(source), _SLOT_BYTES):
         part = source[begin : begin + _SLOT_BYTES]
         yield _Part(part, destination.slice(begin, len(part)))
@@ -159,10 +159,10 @@ def upload(
     progress: Callable[[int], None] = lambda nbytes: None,
     stop: threading.Event | None = None,
 ) -> None:
-    """Bring all ``pieces``, about ``nbytes`` together, to the device; wait until they are there.
+    """Upload all ``pieces``, about ``nbytes`` together, and wait for completion.
 
-    ``progress`` is told the bytes of each. Once ``stop`` is set no further piece is taken. An error
-    in any thread, or Ctrl-C, ends all of them and is raised; nothing of the staging stays.
+    ``progress`` receives the bytes of each. After ``stop`` is set no further piece is taken. An
+    error in any thread, or Ctrl-C, stops all of them and is raised; staging memory is always freed.
     """
     taken = _Taken(iter(pieces), progress, stop or threading.Event())
     lanes = min(_LANES, -(-nbytes // (_SLOTS * _SLOT_BYTES)) or 1)
@@ -196,7 +196,7 @@ class _Taken:
         self._lock = threading.Lock()
 
     def __iter__(self) -> Iterator[Piece]:
-        """Pieces for one of the threads, as long as there are any."""
+        """Pieces for one of the threads, until none are left."""
         while (piece := self._next()) is not None:
             yield piece
             with self._lock:
@@ -220,7 +220,7 @@ class _Lane(Owner):
         self._busy: list[Event | None] = [None] * _SLOTS
 
     def send(self, pieces: Iterable[Piece]) -> None:
-        """Copy pieces into one slot after the other, on to the device and to their places."""
+        """Copy pieces through the slots to the device and to their places."""
         host = self._pinned.array
         for number, piece in enumerate(pieces):
             slot = number % _SLOTS
@@ -234,5 +234,5 @@ class _Lane(Owner):
         self._stream.synchronize()
 
     def close(self) -> None:
-        """Free the slots; closing twice does nothing."""
+        """Free the slots. Idempotent."""
         self._owners.close()

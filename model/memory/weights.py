@@ -1,15 +1,14 @@
-"""A model's weights on the device: one copy, repacked once, in the layout the kernels read."""
+"""A model's weights on the device: one copy, repacked once in the layout that kernels read."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Self, get_args
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from urdir.model.errors import SettingsError
 from urdir.model.families.config import Config
 from urdir.model.families.rope import RopeConfig
 from urdir.model.families.stored import (
@@ -39,20 +38,18 @@ if TYPE_CHECKING:
     from urdir.driver.memory import Arena, Slice
     from urdir.model.files.gguf import Tensor
     from urdir.model.files.model_file import ModelFile
+    from urdir.model.memory.session_settings import Split
 
-__all__ = ["STAGING_BYTES", "Matrix", "Split", "Weights", "shares_of", "weight_sizes"]
+__all__ = ["STAGING_BYTES", "Matrix", "Weights", "shares_of", "weight_sizes"]
 
-
-#: What each of several ranks has of a model: a share of every layer, or a run of layers.
-Split = Literal["tensors", "layers"]
 
 _POSITIONS = "learned positions"
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A weight matrix (rows, cols) in its repacked layout; ``bias`` (rows,) f32 or None. One that
-    ``is_partial`` has some of the columns: its product is one of several ranks' addends."""
+    """A weight matrix (rows, cols) in its repacked layout; ``bias`` (rows,) f32 or None. With
+    ``is_partial`` it has some of the columns: its product is one of several ranks' addends."""
 
     layout: Layout
     data: Slice
@@ -66,19 +63,19 @@ class Matrix:
 
     @property
     def rows(self) -> int:
-        """Values of the result."""
+        """Output width."""
         return self.layout.rows
 
     @property
     def cols(self) -> int:
-        """Values of the input."""
+        """Input width."""
         return self.layout.cols
 
 
 class Weights(Owner):
-    """All weights of a model in one allocation, found by their references in the description;
-    ``rope_tables`` by what they rotate, ``rates`` by what decays. They have their addresses, which
-    plans need, before they are there (`upload`)."""
+    """All weights of a model in one allocation, indexed by their references in the description;
+    ``rope_tables`` by rotation, ``rates`` by decay slopes. Addresses, which plans need, are known
+    before the upload (`upload`)."""
 
     def __init__(self, gguf: ModelFile, config: Config, device: Device) -> None:
         self.config = config
@@ -86,15 +83,15 @@ class Weights(Owner):
         self._arena: Arena = device.arena(weight_sizes(gguf, config), "weights")
         self._kept = tuple(_kept(config))
         self._layouts = {of: _layout(of, gguf) for of in self._kept if isinstance(of, StoredMatrix)}
-        #: Learned positions (at least the largest cache's, hidden) f32; None where there are none.
+        #: Learned positions (at least the largest cache's, hidden) f32, or None.
         self.positions = self._arena.get(_POSITIONS)
         self.rope_tables = {rope: self._arena[_table_name(rope)] for rope in config.ropes}
-        #: What the states of some layers decay by, (heads,) f32.
+        #: Decay rates of lightning attention states, (heads,) f32.
         self.rates = {slopes: self._arena[_table_name(slopes)] for slopes in config.slopes}
 
     @classmethod
     def load(cls, gguf: ModelFile, config: Config, device: Device) -> Self:
-        """Upload and repack every tensor of ``gguf``, which ``config`` was read from.
+        """Upload and repack every tensor of ``gguf``, from which ``config`` was read.
 
         Raises as `upload` does; nothing stays allocated then.
         """
@@ -109,9 +106,9 @@ class Weights(Owner):
     def upload(self, gguf: ModelFile, stop: threading.Event | None = None) -> None:
         """Fill the memory: upload and repack every tensor of ``gguf``.
 
-        Bounded staging buffers are used and freed; a progress bar goes to stderr. Setting ``stop``
-        ends it early, from another thread. Raises DriverError when memory runs out or the device
-        fails.
+        Uses bounded staging buffers and frees them; prints a progress bar to stderr. Setting
+        ``stop`` from another thread ends it early. Raises DriverError if memory runs out or the
+        device fails.
         """
         self._arena.buffer.fill(0)  # padding of the last tiles
         self._upload_rope_tables(gguf)
@@ -179,18 +176,16 @@ class Weights(Owner):
         return self._arena.nbytes
 
     def close(self) -> None:
-        """Free the weights; closing twice does nothing."""
+        """Free the weights. Idempotent."""
         self._arena.close()
 
 
 def shares_of(
     config: Config, gguf: ModelFile, ranks: int, split: Split = "tensors"
 ) -> list[Config]:
-    """The description for each rank: of a whole model, or of the shares of it (`share.shared`), or
-    of the runs of its layers (`stages.staged`). Raises UnsupportedError for a model that cannot be
-    ``split`` so, SettingsError."""
-    if split not in get_args(Split):
-        raise SettingsError(f"split is {split!r}: expected {' or '.join(get_args(Split))}")
+    """The description for each rank: the whole model, its shares (`share.shared`), or its runs of
+    layers (`stages.staged`). Raises UnsupportedError for a model that cannot be ``split`` in this
+    way."""
     if ranks == 1:
         return [config]
     from urdir.model.families.share import shared
@@ -229,9 +224,10 @@ def vector_values(of: StoredVector, tensor: Tensor) -> npt.NDArray[np.float32]:
 
 
 def _kept(config: Config) -> Iterator[Stored]:
-    """What is kept as it is: not the factors that go into RoPE tables, nor learned positions. Later
-    stages have their layers alone."""
+    """Tensors stored on the device: without factors that go into RoPE tables, learned positions and
+    tensors of another model. Later stages have only their layers."""
     others = {stored for rope in config.ropes for stored in stored_in(rope)} | {config.positions}
+    others |= config.lent
     has_ends = config.stage is None or config.stage.rank == 0
     return (of for of in stored_in(config if has_ends else config.layers) if of not in others)
 
@@ -247,7 +243,7 @@ def _layout(of: StoredMatrix, gguf: ModelFile) -> Layout:
 
 
 def _label(of: Stored) -> str:
-    """The name of a reference in the arena: its tensor's, and the part where it is not all."""
+    """The name of a reference in the arena: its tensor's, and its part if it is not the whole."""
     some = "" if of.runs is None else f" runs {_runs_text(of.runs)}"
     if isinstance(of, StoredMatrix):
         rows = "" if of.each == of.period else f"[{of.first}:{of.first + of.each}]"

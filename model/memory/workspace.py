@@ -55,8 +55,9 @@ WRITTEN_SEQUENCE = "written sequence"
 #: What prompts carry from one block of such keys to the next (`PrefillBlock`), f32.
 WRITTEN_PARTIAL, WRITTEN_SOFTMAX = "written partial", "written softmax"
 
-#: Buffers that are zeros at first: kernels leave them so.
-_ZEROED = frozenset({"experts arrived", "chunks arrived", WRITTEN_SEQUENCE})
+#: Buffers that are zeros at first. Kernels leave them so, but for packed vectors: a product reads
+#: whole tiles of a block of cached tokens, and what it makes of places beyond them is not used.
+_ZEROED = frozenset({"experts arrived", "chunks arrived", WRITTEN_SEQUENCE, "packed"})
 
 
 def open_workspace(device: Device, sizes: Mapping[str, int], name: str = "workspace") -> Arena:

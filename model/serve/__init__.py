@@ -1,1 +1,1 @@
-"""An HTTP server that speaks OpenAI's protocol, on anything that answers requests."""
+"""HTTP server with OpenAI's API, on top of any service that answers requests."""

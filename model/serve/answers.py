@@ -1,4 +1,4 @@
-"""Several answers at once, and what they used."""
+"""Concurrent answers to one HTTP request, and their token usage."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from urdir.model.serve.interface import AsyncService, Json
 from urdir.model.serve.metrics import ServerMetrics, TokenClock
 
 Item = tuple[int, Piece | Ending]
-"""Which of the requests, and what came of it."""
+"""The index of a request, and an item of its answer."""
 
-_AHEAD = 32  # items that wait for a client that is slower than the engine
+_AHEAD = 32  # items buffered for a client slower than the engine
 _Queue = asyncio.Queue[tuple[int, Piece | Ending | Exception]]
 
 
 async def together(
     service: AsyncService, requests: Sequence[Request], metrics: ServerMetrics
 ) -> AsyncGenerator[list[Item], None]:
-    """All that is there of the answers, whenever there is some; closing it cancels all requests.
+    """Batches of items from all answers, each as soon as it is available; closing cancels all
+    requests.
 
-    Raises what one of the requests raises; the others are cancelled then.
+    Raises the first error of a request and cancels the others.
     """
     queue: _Queue = asyncio.Queue(_AHEAD)
     pumps = [
@@ -51,7 +52,7 @@ async def together(
 async def _pump(
     service: AsyncService, request: Request, index: int, queue: _Queue, metrics: ServerMetrics
 ) -> None:
-    """Move what comes of a request to ``queue``, and note when it came."""
+    """Move a request's items to ``queue``, and record their times."""
     clock = TokenClock(metrics)
     try:
         async with aclosing(service.generate(request)) as items:
@@ -59,29 +60,31 @@ async def _pump(
                 if isinstance(item, Piece):
                     clock.came(len(item.choices))
                 await queue.put((index, item))
-    except Exception as error:  # for whoever reads the queue
+    except Exception as error:  # raised by the reader of the queue
         await queue.put((index, error))
 
 
 class Usage:
-    """Tokens of a response, as OpenAI counts them: a prompt once, whatever ``n``."""
+    """Token usage of a response as OpenAI counts it: a prompt once, whatever ``n``."""
 
     def __init__(self, answers_per_prompt: int) -> None:
         self._per_prompt = answers_per_prompt
         self._prompts: dict[int, tuple[int, int]] = {}
-        self._generated = 0
+        self._generated = self._drafted = self._accepted = 0
 
     def add(self, index: int, ending: Ending) -> None:
-        """The answer with this index has ended."""
+        """Count an answer that has ended."""
         self._prompts.setdefault(
             index // self._per_prompt, (ending.prompt_tokens, ending.cached_tokens)
         )
         self._generated += ending.generated_tokens
+        self._drafted += ending.drafted_tokens
+        self._accepted += ending.accepted_tokens
 
     def json(self) -> Json:
-        """The object "usage"."""
+        """The object "usage", with drafts and what became of them where there were any."""
         prompt = sum(tokens for tokens, _ in self._prompts.values())
-        return {
+        usage: Json = {
             "prompt_tokens": prompt,
             "completion_tokens": self._generated,
             "total_tokens": prompt + self._generated,
@@ -89,3 +92,9 @@ class Usage:
                 "cached_tokens": sum(cached for _, cached in self._prompts.values())
             },
         }
+        if self._drafted:
+            usage["completion_tokens_details"] = {
+                "accepted_prediction_tokens": self._accepted,
+                "rejected_prediction_tokens": self._drafted - self._accepted,
+            }
+        return usage

@@ -1,4 +1,4 @@
-"""The ASGI application: paths, what guards them, and how errors are answered."""
+"""ASGI application: routes, middleware and error responses."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from urdir.model.serve.page import page
 from urdir.model.serve.stream import log
 from urdir.model.serve.tokens import detokenize, tokenize
 
-#: Endpoints of OpenAI's, llama-server's and others' that clients may try -> what is missing.
+#: Endpoints of other APIs that clients may try -> why they are missing.
 _REFUSED = {
-    "/api/": "speaks OpenAI's protocol; use /v1/chat/completions",
-    "/apply-template": "answers at once; use /v1/chat/completions",
-    "/completion": "continues texts at /v1/completions",
+    "/api/": "has OpenAI's API only; use /v1/chat/completions",
+    "/apply-template": "does not return rendered prompts; use /v1/chat/completions",
+    "/completion": "has OpenAI's API only; use /v1/completions",
     "/embedding": "has no embeddings",
     "/infill": "has no infilling; use /v1/completions",
     "/lora-adapters": "has no LoRA adapters",
-    "/props": "takes its settings when it is started; /v1/models has the context",
-    "/rerank": "has no embeddings, and ranks nothing",
-    "/slots": "has no slots; /metrics says what runs and waits",
+    "/props": "has no settings to change; /v1/models has the context",
+    "/rerank": "has no reranking",
+    "/slots": "has no slots; /metrics counts running and queued requests",
     "/v1/audio": "has no audio",
-    "/v1/batches": "has no batches; send requests side by side",
+    "/v1/batches": "has no batches; send requests concurrently",
     "/v1/embeddings": "has no embeddings",
-    "/v1/files": "keeps no files",
-    "/v1/fine_tuning": "does not train",
-    "/v1/images": "makes no images",
-    "/v1/messages": "speaks OpenAI's protocol; use /v1/chat/completions",
+    "/v1/files": "stores no files",
+    "/v1/fine_tuning": "has no training",
+    "/v1/images": "has no image generation",
+    "/v1/messages": "has OpenAI's API only; use /v1/chat/completions",
     "/v1/moderations": "has no moderation",
-    "/v1/rerank": "has no embeddings, and ranks nothing",
+    "/v1/rerank": "has no reranking",
     "/v1/responses": "has no responses API; use /v1/chat/completions",
 }
 
@@ -52,8 +52,8 @@ _REFUSED = {
 def make_app(
     service: AsyncService, access: Access, limits: Limits, metrics: ServerMetrics
 ) -> ASGIApp:
-    """An application that answers with ``service``, for whoever ``access`` lets in; ``metrics`` are
-    of the same service."""
+    """Build the application that answers with ``service``, restricted by ``access``; ``metrics``
+    belong to the same service."""
     endpoints = Endpoints(service, limits, metrics)
     routes = [
         *([Route("/", page)] if access.page else []),
@@ -89,8 +89,8 @@ def make_app(
 
 
 async def _refused(request: Request, error: Exception) -> Response:
-    """What an endpoint raised, in OpenAI's shape; what is no fault of the client is also logged, in
-    a line where every request ends so."""
+    """Respond to an error of an endpoint in OpenAI's format. Server errors are logged; so is every
+    request, in one line, if access logging is on."""
     told = api_error(error)
     if told.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         is_lost = isinstance(error, DeviceLostError)
@@ -99,16 +99,16 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    """What nobody expected; uvicorn logs it."""
+    """Respond to an unexpected error; uvicorn logs it."""
     return error_response(api_error(error))
 
 
 async def _no_endpoint(request: Request, error: Exception) -> Response:
-    """No such path, or another method of it."""
+    """Respond to an unknown path or method."""
     assert isinstance(error, HTTPException)
     path = request.url.path
     missing = next((why for prefix, why in _REFUSED.items() if path.startswith(prefix)), None)
-    message = f"this server {missing}" if missing else f"there is no {request.method} {path}"
+    message = f"this server {missing}" if missing else f"no such endpoint: {request.method} {path}"
     return error_response(
         ApiError(
             message,
@@ -121,5 +121,5 @@ async def _no_endpoint(request: Request, error: Exception) -> Response:
 
 
 async def _nobody_reads(request: Request, error: Exception) -> Response:
-    """The client left while it sent its request."""
+    """The client disconnected while sending its request."""
     return Response(status_code=HTTPStatus.BAD_REQUEST)

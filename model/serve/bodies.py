@@ -1,4 +1,4 @@
-"""Bodies of requests: read within limits, of one client and of all together."""
+"""Request bodies: read within limits per client and for all clients together."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from urdir.model.serve.limits import Limits
 
 
 class Bodies:
-    """The bodies of all clients, from where they are read until requests were made of them.
+    """Accounts for the bodies of all clients, from reading until they have become requests.
 
-    A small one always has room, whatever others send: the number of open requests bounds those.
+    A small body is always accepted: the limit on open requests bounds their number.
     """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._held = 0  # bytes, without the first of each body
+        self._held = 0  # bytes above the free allowance of each body
 
     @contextlib.asynccontextmanager
     async def body(self, request: Request) -> AsyncGenerator[bytearray, None]:
-        """The body of a request, which counts until the context ends.
+        """Read the body of a request, which counts until the context ends.
 
-        Raises ApiError: 415 for another content type than JSON; 413 for a body that is too large
-        and 429 for one without room beside those of others, before it is read where the client
-        says how large it is; 408 for one that is too slow. ClientDisconnect.
+        Raises ApiError: 415 for a content type other than JSON, 413 for a body that is too large,
+        429 if other bodies leave no room, 408 for one that arrives too slowly. With a
+        Content-Length, 413 and 429 come before the body is read. Raises ClientDisconnect.
         """
         _check_kind(request)
         self._check_announced(request.headers.get("content-length", "0"))
@@ -82,13 +82,13 @@ class Bodies:
 
 
 def parse_body(body: bytes | bytearray, limits: Limits) -> Json:
-    """The object that ``body`` is as JSON; ApiError where it is none, or has too much in it."""
+    """Parse ``body`` as a JSON object; ApiError if it is not one, or exceeds the limits."""
     try:
         value = JsonReader(limits).read(body)
     except JsonTooLargeError as error:
         raise ApiError(f"the body {error}", code="invalid_json") from None
     except ValueError as error:
-        raise ApiError(f"the body is no JSON: {error}", code="invalid_json") from None
+        raise ApiError(f"the body is not JSON: {error}", code="invalid_json") from None
     if not isinstance(value, dict):
         raise ApiError("the body must be a JSON object", code="invalid_json")
     return value
@@ -96,6 +96,6 @@ def parse_body(body: bytes | bytearray, limits: Limits) -> Json:
 
 def _check_kind(request: Request) -> None:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    # A web page of another origin can send other types without asking
+    # web pages of other origins can send other types without a CORS preflight
     if kind != "application/json":
         raise ApiError("send JSON, with the header 'Content-Type: application/json'", status=415)

@@ -1,4 +1,4 @@
-"""/v1/chat/completions: the next message of a conversation."""
+"""POST /v1/chat/completions: the next message of a conversation."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from urdir.model.text.deltas import Delta
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """What a body asks for."""
+    """A parsed chat request."""
 
     conversation: Conversation
     format: Format | None
     parameters: Parameters
-    echo: str  # what each answer begins with, before what the model writes
+    echo: str  # text that precedes the model's own in each answer
 
     def parser(self, model: ServedModel, prompt: Prompt) -> AnswerParser:
-        """For one answer to the rendered conversation."""
+        """The parser of one answer to the rendered conversation."""
         return model.answer_parser(prompt, self.conversation.tools.schemas)
 
     def constraint(self, model: ServedModel, prompt: Prompt) -> Constraint | None:
-        """What the answers may be; None: anything."""
+        """The constraint on the answers; None: free text."""
         tools, form = self.conversation.tools, self.format
         if tools.is_required:
             return model.required_call(tools.schemas, prompt, tools.name, tools.parallel)
@@ -48,7 +48,7 @@ class ChatRequest:
 
 
 def read_chat(fields: Fields, model: ServedModel, limits: Limits) -> ChatRequest:
-    """The request in ``fields``; ApiError for what it must not ask."""
+    """Read the request in ``fields``; ApiError if it is invalid."""
     refuse_unsupported(fields, CHAT)
     logprobs = fields.whole("top_logprobs", 0, MOST_LOGPROBS)
     wants_logprobs = fields.flag("logprobs")
@@ -63,7 +63,7 @@ def read_chat(fields: Fields, model: ServedModel, limits: Limits) -> ChatRequest
     if conversation.tools.is_required and form is not None:
         fields.fail(
             next(name for name in FORMAT_FIELDS if fields.raw(name) not in (None, "")),
-            "cannot be had with a 'tool_choice' that asks for a call",
+            "cannot be combined with a 'tool_choice' that requires a call",
         )
     echoes = fields.flag("echo") and conversation.continues == "content"
     echo = conversation.messages[-1].content if echoes else ""
@@ -94,7 +94,7 @@ class ChatShape(Shape):
         parallel: bool,
         echo: str = "",
     ) -> None:
-        """``parsers`` has one for each answer; ``parallel`` says whether it may have many calls.
+        """``parsers`` has one for each answer; ``parallel`` allows several tool calls per answer.
         All answers begin with ``echo``.
         """
         self._tokenizer = model.tokenizer
@@ -109,16 +109,16 @@ class ChatShape(Shape):
         }
 
     def head(self, streamed: bool) -> Json:
-        """The two kinds of objects have names of their own."""
+        """The kinds of object: "chat.completion" or "chat.completion.chunk"."""
         return {**self._head, "object": "chat.completion" + (".chunk" if streamed else "")}
 
     def opening(self) -> list[Json]:
-        """Who speaks."""
+        """The role, for each answer."""
         delta = {"role": "assistant", "content": self._echo}
         return [self._chunk(index, delta) for index in range(len(self._choices))]
 
     def piece(self, index: int, piece: Piece) -> Json | None:
-        """What the text adds, with log-probabilities where they were asked for."""
+        """The delta of a piece of text, with log-probabilities if requested."""
         choice = self._choices[index]
         delta = self._delta(choice, choice.parser.push(piece.text))
         if self._logprobs:
@@ -128,7 +128,7 @@ class ChatShape(Shape):
         return self._chunk(index, delta) if delta else None
 
     def ending(self, index: int, ending: Ending) -> list[Json]:
-        """What the parser held back, and why it ended."""
+        """The text that the parser withheld, and the finish reason."""
         choice = self._choices[index]
         rest = self._delta(choice, choice.parser.finish())
         reason = finish_reason(ending)
@@ -139,7 +139,7 @@ class ChatShape(Shape):
         return [*chunks, self._chunk(index, {}) | choice.finish]
 
     def whole(self) -> list[Json]:
-        """One message for each answer."""
+        """One message per answer."""
         return [
             {
                 "index": index,
@@ -153,7 +153,7 @@ class ChatShape(Shape):
         ]
 
     def _delta(self, choice: _Choice, parts: Sequence[Delta]) -> Json:
-        """What ``parts`` add to a message."""
+        """The delta of a message that ``parts`` add."""
         content = "".join(part.content for part in parts)
         reasoning = "".join(part.reasoning for part in parts)
         first = len(choice.calls)

@@ -1,4 +1,4 @@
-"""/v1/completions: text that goes on after a prompt."""
+"""POST /v1/completions: continuation of a prompt."""
 
 from __future__ import annotations
 
@@ -21,42 +21,42 @@ from urdir.model.serve.stream import Shape
 from urdir.model.serve.tokens import check_tokens
 from urdir.model.text.tokenizer import Tokenizer
 
-DEFAULT_LIMIT = 16  # tokens, as OpenAI has it
+DEFAULT_LIMIT = 16  # tokens, OpenAI's default
 _LIMITS = ("max_tokens", "max_completion_tokens", "n_predict")
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """What a body asks for: each of ``prompts`` is continued ``parameters.n`` times."""
+    """A parsed request: each of ``prompts`` is continued ``parameters.n`` times."""
 
     prompts: tuple[str | tuple[int, ...], ...]
     parameters: Parameters
     form: Format | None
     echo: bool
-    special: bool  # whether a text begins with BOS, where the model wants one
+    special: bool  # whether texts get BOS, if the model wants it
 
 
 def read_completion(fields: Fields, model: ServedModel, limits: Limits) -> CompletionRequest:
-    """The request in ``fields``; ApiError for what it must not ask."""
+    """Read the request in ``fields``; ApiError if it is invalid."""
     refuse_unsupported(fields, TEXT)
     logprobs = fields.whole("logprobs", 0, MOST_LOGPROBS)
     echo = fields.flag("echo")
     if echo and logprobs is not None:
-        fields.fail("echo", "cannot be had with 'logprobs': those of prompts are not computed")
+        fields.fail("echo", "cannot be combined with 'logprobs': prompts have no log-probabilities")
     limit: int | None = model.defaults.limit or DEFAULT_LIMIT
     if any(fields.raw(name) is not None for name in _LIMITS):
         limit = read_limit(fields, model, *_LIMITS)
     parameters = read_parameters(fields, model, limits, limit, logprobs)
     given = _given_prompts(fields)
     if len(given) * parameters.n > limits.answers:
-        fields.fail("prompt", f"and 'n' ask for more than {limits.answers} answers")
+        fields.fail("prompt", f"and 'n' request more than {limits.answers} answers")
     prompts = tuple(_read_prompt(prompt, model) for prompt in given)
     special = fields.raw("add_special_tokens") is None or fields.flag("add_special_tokens")
     return CompletionRequest(prompts, parameters, read_format(fields, limits), echo, special)
 
 
 def _given_prompts(fields: Fields) -> list[Any]:
-    """Of a text, token ids, or a list of either: the list."""
+    """The prompts as a list, given a text, token ids, or a list of either."""
     value = fields.raw("prompt")
     if value is None:
         fields.fail("prompt", "is missing")
@@ -71,7 +71,7 @@ def _read_prompt(prompt: Any, model: ServedModel) -> str | tuple[int, ...]:
     if isinstance(prompt, str):
         return prompt
     if isinstance(prompt, list):
-        check_tokens(model, len(prompt))  # before each of them is looked at
+        check_tokens(model, len(prompt))  # before checking each of them
     return Fields({"prompt": prompt}).token_ids("prompt", model.tokenizer.vocab_size)
 
 
@@ -89,7 +89,7 @@ class CompletionShape(Shape):
     """`text_completion` objects."""
 
     def __init__(self, model: ServedModel, echoes: Sequence[str], logprobs: bool) -> None:
-        """``echoes`` are the texts that the answers begin with, one each, mostly empty."""
+        """``echoes`` are the texts that the answers begin with, one each, usually empty."""
         self._tokenizer: Tokenizer = model.tokenizer
         self._logprobs = logprobs
         self._choices = [_Choice([echo], len(echo)) for echo in echoes]
@@ -101,11 +101,11 @@ class CompletionShape(Shape):
         }
 
     def head(self, streamed: bool) -> Json:
-        """The same for both."""
+        """The kind of object, the same for chunks and whole responses."""
         return dict(self._head)
 
     def opening(self) -> list[Json]:
-        """The prompts, where they are echoed."""
+        """The prompts, if they are echoed."""
         return [
             self._chunk(index, choice.text[0])
             for index, choice in enumerate(self._choices)
@@ -113,7 +113,7 @@ class CompletionShape(Shape):
         ]
 
     def piece(self, index: int, piece: Piece) -> Json | None:
-        """Text, with log-probabilities where they were asked for."""
+        """A piece of text, with log-probabilities if requested."""
         choice = self._choices[index]
         choice.text.append(piece.text)
         logprobs = None
@@ -126,13 +126,13 @@ class CompletionShape(Shape):
         return self._chunk(index, piece.text) | {"logprobs": logprobs}
 
     def ending(self, index: int, ending: Ending) -> list[Json]:
-        """No text, and why it ended."""
+        """The finish reason."""
         finish = {"finish_reason": finish_reason(ending), "stop_reason": ending.stopped_by}
         self._choices[index].finish = finish
         return [self._chunk(index, "") | finish]
 
     def whole(self) -> list[Json]:
-        """The answers in the order of the prompts."""
+        """The answers in prompt order."""
         return [
             {"index": index, "text": "".join(choice.text), "logprobs": self._whole_logprobs(choice)}
             | choice.finish

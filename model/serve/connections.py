@@ -1,4 +1,4 @@
-"""Connections of clients: how many may be open, and accepting them."""
+"""Client connections: accepting them, and limiting their number."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from urdir.model.errors import ModelError
 
 try:
     import resource
-except ImportError:  # Windows, whose sockets are no files
+except ImportError:  # Windows, where sockets are not files
     resource = None  # type: ignore[assignment]
 
 log = logging.getLogger("urdir.serve")
 
-#: Files that are opened while requests are answered: pipes of templates' processes, connections
-#: that are about to be refused, what libraries read.
+#: Files opened while requests are answered: pipes of template processes, connections about to be
+#: refused, files read by libraries.
 _SPARE_FILES = 32
-_ACCEPTED_AT_ONCE = 8  # fewer than spare files: what is beyond the limit is closed after that
+_ACCEPTED_AT_ONCE = 8  # fewer than the spare files: excess connections are accepted, then closed
 _PAUSE_SECONDS = 1.0  # after a connection could not be accepted
 _FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\n"
@@ -30,22 +30,22 @@ _FULL = (
 
 
 class Connection(Protocol):
-    """One of a client."""
+    """A client connection."""
 
     transport: asyncio.Transport
 
 
 class Connections:
-    """At most ``most`` connections: one more takes the place of that which has waited longest for
-    a request, and is refused where all are being answered."""
+    """Limits open connections to ``most``. A further one replaces the connection that has been idle
+    longest, or is refused if all are busy."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._open = 0
-        self._waiting: dict[Connection, None] = {}  # in the order in which they began to wait
+        self._waiting: dict[Connection, None] = {}  # idle connections, the longest idle first
 
     def opened(self, connection: Connection) -> None:
-        """A connection waits for its first request; it may be closed at once."""
+        """Add a connection that waits for its first request; it may be closed at once."""
         self._open += 1
         self.waits(connection)
         if self._open <= self._most:
@@ -59,24 +59,24 @@ class Connections:
             longest.transport.abort()
 
     def waits(self, connection: Connection) -> None:
-        """It has no request that is open."""
+        """Mark a connection as idle."""
         self._waiting[connection] = None
 
     def works(self, connection: Connection) -> None:
-        """It has one."""
+        """Mark a connection as busy."""
         self._waiting.pop(connection, None)
 
     def closed(self, connection: Connection) -> None:
-        """It is no more."""
+        """Remove a connection."""
         self._open -= 1
         self._waiting.pop(connection, None)
 
 
 async def accept(listener: socket.socket, make: Callable[[], asyncio.Protocol]) -> None:
-    """Accept connections until cancelled, with a protocol that ``make`` makes for each.
+    """Accept connections until cancelled; ``make`` makes the protocol of each.
 
-    In place of asyncio's own server, which accepts as many as wait before the first is known here,
-    and which tries again and again, with a traceback each time, while no file can be opened.
+    Replaces asyncio's server, which accepts as many as are pending before the first is counted
+    here, and which retries with a traceback each time while no file can be opened.
     """
     loop = asyncio.get_running_loop()
     beginning: set[asyncio.Task[object]] = set()
@@ -92,7 +92,7 @@ async def accept(listener: socket.socket, make: Callable[[], asyncio.Protocol]) 
             except ConnectionAbortedError:
                 continue
             except OSError as error:
-                log.error("no connection is accepted for %g s: %s", _PAUSE_SECONDS, error.strerror)
+                log.error("accepting no connections for %g s: %s", _PAUSE_SECONDS, error.strerror)
                 await asyncio.sleep(_PAUSE_SECONDS)
             await asyncio.gather(*beginning, return_exceptions=True)
     finally:
@@ -100,8 +100,8 @@ async def accept(listener: socket.socket, make: Callable[[], asyncio.Protocol]) 
 
 
 def room(wanted: int) -> int:
-    """Connections for which files may be opened, ``wanted`` at most. The process's limit of open
-    files is raised as far as they need and the system permits. Raises ModelError for none."""
+    """Number of connections for which files can be opened, at most ``wanted``. Raises the process's
+    limit of open files if needed and permitted. Raises ModelError if there is room for none."""
     if resource is None:
         return wanted
     used = _open_files() + _SPARE_FILES
@@ -112,12 +112,14 @@ def room(wanted: int) -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     found = wanted if soft == unlimited else min(wanted, soft - used)
     if found < 1:
-        raise ModelError(f"{soft} open files are too few, {used} are used: raise `ulimit -n`")
+        raise ModelError(
+            f"the limit of {soft} open files is too low, {used} are in use: raise `ulimit -n`"
+        )
     return found
 
 
 def _open_files() -> int:
-    """Of this process; where the system does not say, as many as a GPU's driver may open."""
+    """Open files of this process; if the system does not report them, an upper bound for a GPU."""
     for folder in ("/proc/self/fd", "/dev/fd"):
         try:
             return len(os.listdir(folder))

@@ -1,4 +1,4 @@
-"""A conversation as a request has it: messages, tools, and what else the template reads."""
+"""Conversations in requests: messages, tools, and variables of the template."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _OPEN = ("content", "reasoning_content")
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What the template renders."""
+    """The input of the chat template."""
 
     messages: list[Message]
     tools: Tools
-    variables: Json  # what else the template may read
-    continues: str | None  # the field of the last message that the answer goes on with
+    variables: Json  # further variables of the template
+    continues: str | None  # the field of the last message that the answer continues
 
     def render(self, model: ServedModel) -> Prompt:
-        """The conversation as text. Takes as long as the template does; for one thread at a time.
+        """Render the conversation as text. May take as long as the template needs. Not thread-safe.
 
         Raises TemplateError.
         """
@@ -40,18 +40,18 @@ class Conversation:
 
 
 def read_conversation(fields: Fields, model: ServedModel, limits: Limits) -> Conversation:
-    """The conversation in ``fields``; ApiError for what it must not ask."""
+    """Read the conversation in ``fields``; ApiError if it is invalid."""
     source = template_of(model).source
     messages, tools = read_messages(fields, source, limits), read_tools(fields, limits)
     variables = _read_variables(fields, source)
     continues = _read_continued(fields, messages, variables.get("add_generation_prompt"))
     if continues is not None and tools.is_required:
-        fields.fail("tool_choice", "cannot ask for a call where the last message is continued")
+        fields.fail("tool_choice", "cannot require a call if the last message is continued")
     return Conversation(messages, tools, variables, continues)
 
 
 def template_of(model: ServedModel) -> ChatTemplate:
-    """The model's template; ApiError where it has none."""
+    """The model's template; ApiError if it has none."""
     if model.template is None:
         raise ApiError(
             "the model has no chat template: use /v1/completions", code="no_chat_template"

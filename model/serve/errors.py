@@ -1,4 +1,4 @@
-"""Errors in the shape that OpenAI's clients read."""
+"""Errors in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from urdir.model.serve.interface import Json
 
 
 class ApiError(Exception):
-    """A request is refused: the status and body of the response.
+    """A refused request: status and body of the response.
 
-    ``param`` is the field that is at fault, ``code`` what a program can tell it by.
+    ``param`` is the offending field, ``code`` identifies the error for programs.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class ApiError(Exception):
 
 
 def unknown_model(name: str, served: Iterable[str]) -> ApiError:
-    """There is one model, and it has other names."""
+    """The error for a model name that is not served."""
     return ApiError(
         f"there is no model {name!r}; this server has {', '.join(map(repr, served))}",
         status=404,
@@ -55,7 +55,7 @@ def unknown_model(name: str, served: Iterable[str]) -> ApiError:
 
 
 def overloaded(why: str, seconds: float = 1.0) -> ApiError:
-    """No more is taken now; clients try again after some ``seconds``."""
+    """The error for an overloaded server; clients retry after ``seconds``."""
     return ApiError(
         why,
         status=429,
@@ -66,7 +66,7 @@ def overloaded(why: str, seconds: float = 1.0) -> ApiError:
 
 
 def api_error(error: Exception) -> ApiError:
-    """What a client is told of any error; a stranger learns nothing of those that are our own."""
+    """Convert any error to a response; internal errors reveal nothing to clients."""
     match error:
         case ApiError():
             return error
@@ -85,4 +85,4 @@ def api_error(error: Exception) -> ApiError:
         case ModelError() | DriverError():
             return ApiError(str(error), status=500, kind="server_error")
         case _:
-            return ApiError("the server failed; its log says how", status=500, kind="server_error")
+            return ApiError("internal error; see the server's log", status=500, kind="server_error")

@@ -1,4 +1,4 @@
-"""Reading a request's JSON field by field; each refusal names the field."""
+"""Typed access to the fields of a request's JSON; each refusal names the field."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from urdir.model.serve.errors import ApiError
 
 
 class Fields:
-    """The fields of a JSON object. A field that is null counts as left out, as with OpenAI.
+    """The fields of a JSON object. null counts as absent, as in OpenAI's API.
 
-    Every method raises ApiError for a value of another type
-    or out of range.
+    Every method raises ApiError for a value of the wrong type or out of range.
     """
 
     def __init__(self, values: Mapping[str, Any], path: str = "") -> None:
-        """``path`` is where the object is in the request: "messages[0]."."""
+        """``path`` is the position of the object in the request: "messages[0]."."""
         self.values = values
         self._path = path
 
@@ -26,7 +25,7 @@ class Fields:
         raise ApiError(f"'{param}' {wanted}", param=param, code=code)
 
     def at(self, path: str) -> Any:
-        """The value of a name, or of "name.name" in an object; None without one."""
+        """The value at "name", or at "name.name" in a nested object; None if absent."""
         if path in self.values:
             return self.values[path]
         name, _, rest = path.partition(".")
@@ -34,7 +33,7 @@ class Fields:
         return inner.get(rest) if isinstance(inner, dict) else None
 
     def raw(self, name: str) -> Any:
-        """The value as it is."""
+        """The unchecked value."""
         return self.values.get(name)
 
     def number(self, name: str, low: float, high: float) -> float | None:
@@ -49,12 +48,12 @@ class Fields:
         return float(value)
 
     def whole(self, name: str, low: int, high: int | None = None) -> int | None:
-        """A whole number within bounds."""
+        """An integer within bounds."""
         value = self.raw(name)
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int):
-            self.fail(name, "must be a whole number", "invalid_type")
+            self.fail(name, "must be an integer", "invalid_type")
         if value < low or (high is not None and value > high):
             wanted = f"at least {low}" if high is None else f"from {low} to {high}"
             self.fail(name, f"must be {wanted}", "invalid_value")
@@ -75,7 +74,7 @@ class Fields:
         return value
 
     def needed_text(self, name: str) -> str:
-        """A string that must be there."""
+        """A required string."""
         value = self.text(name)
         if value is None:
             self.fail(name, "is missing")
@@ -89,13 +88,13 @@ class Fields:
         return value
 
     def texts(self, name: str, most: int) -> tuple[str, ...]:
-        """A string, or a list of strings that are not empty."""
+        """A string, or a list of non-empty strings, as a tuple."""
         value = self.raw(name)
         if value is None:
             return ()
         values = value if isinstance(value, list) else [value]
         if not all(isinstance(item, str) and item for item in values):
-            self.fail(name, "must be a string or a list of strings, none empty", "invalid_type")
+            self.fail(name, "must be a string or a list of non-empty strings", "invalid_type")
         if len(values) > most:
             self.fail(name, f"has {len(values)} entries, at most {most} are allowed")
         return tuple(values)
@@ -108,7 +107,7 @@ class Fields:
         return None if value is None else Fields(value, f"{self._path}{name}.")
 
     def needed_object(self, name: str) -> Fields:
-        """An object that must be there."""
+        """A required object."""
         value = self.object(name)
         if value is None:
             self.fail(name, "is missing")
@@ -136,5 +135,5 @@ class Fields:
 
 
 def is_whole_list(value: Any) -> bool:
-    """True for a list of whole numbers."""
+    """Whether a value is a list of integers."""
     return isinstance(value, list) and all(type(item) is int for item in value)

@@ -1,4 +1,4 @@
-"""Why an answer ended, in OpenAI's words."""
+"""Finish reasons in OpenAI's terms."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _REASONS = {
 
 
 def finish_reason(ending: Ending) -> str:
-    """ "stop" or "length"; ApiError for an answer that the server broke off."""
+    """ "stop" or "length"; ApiError for an answer that the server aborted."""
     reason = _REASONS.get(ending.finish)
     if reason is None:
         raise ApiError("the server is stopping", status=503, kind="server_error")

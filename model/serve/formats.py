@@ -1,4 +1,4 @@
-"""The form that a request wants its answer to have."""
+"""Requested answer formats: JSON, schemas, patterns, grammars."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from urdir.model.serve.fields import Fields
 from urdir.model.serve.interface import ConstraintKind, Json
 from urdir.model.serve.limits import Limits
 
-#: Fields of vLLM's "structured_outputs" -> what they are here.
+#: Fields of vLLM's "structured_outputs" -> the kind of constraint.
 _STRUCTURED: dict[str, ConstraintKind] = {
     "json": "json_schema",
     "json_object": "json_object",
@@ -34,20 +34,20 @@ FORMAT_FIELDS = ("response_format", "structured_outputs", *_ALONE)
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A constraint yet to be compiled."""
+    """A constraint that is not compiled yet."""
 
     kind: ConstraintKind
     source: Any
 
 
 def read_format(fields: Fields, limits: Limits) -> Format | None:
-    """The form by one of `FORMAT_FIELDS`; None where the answer is free text.
+    """Read the format from one of `FORMAT_FIELDS`; None for free text.
 
-    Raises ApiError for two of them, for an unknown form and for a source that is too large.
+    Raises ApiError for two of them, for an unknown format and for a source that is too large.
     """
     given = [name for name in FORMAT_FIELDS if fields.raw(name) not in (None, "")]
     if len(given) > 1:
-        fields.fail(given[1], f"cannot be had with '{given[0]}'")
+        fields.fail(given[1], f"cannot be combined with '{given[0]}'")
     pattern = fields.text("guided_whitespace_pattern")
     if not given:
         return None
@@ -66,7 +66,7 @@ def _read_response_format(response: Fields, limits: Limits) -> Format | None:
     kind = response.choice("type", ("text", "json_object", "json_schema"))
     if kind == "text":
         return None
-    if response.raw("schema") is not None:  # llama-server's place for it
+    if response.raw("schema") is not None:  # where llama-server has it
         return _read_source(response, "schema", "json_schema", limits)
     if kind == "json_object":
         return Format("json_object", None)
@@ -97,23 +97,24 @@ def _pattern(pattern: str | None) -> Json:
 
 
 def _spaced(form: Format | None, fields: Fields, name: str, options: Json) -> Format | None:
-    """JSON with white space as the field ``name`` has it: ``options`` of the schema for llguidance.
+    """Add white space options of the field ``name`` to a JSON format: ``options`` of the schema for
+    llguidance.
 
-    Raises ApiError for another form than JSON, and where something else decides already.
+    Raises ApiError for a format other than JSON, and if another field already sets white space.
     """
     if form is None or not options:
         return form
     schema = {"type": "object"} if form.kind == "json_object" else form.source
     if form.kind not in ("json_object", "json_schema"):
-        fields.fail(name, "is for JSON")
+        fields.fail(name, "requires a JSON format")
     schema = {} if schema is True else schema
     if schema is False or schema.get("x-guidance"):
-        fields.fail(name, "cannot be had with another form of white space")
+        fields.fail(name, "cannot be combined with another white space option")
     return Format("json_schema", {**schema, "x-guidance": options})
 
 
 def _read_source(fields: Fields, name: str, kind: ConstraintKind, limits: Limits) -> Format:
-    """A schema, a list of texts, an expression or a grammar."""
+    """Read a schema, a list of texts, an expression or a grammar."""
     source: Any
     if kind == "choice":
         source = list(fields.texts(name, limits.schema))
@@ -126,20 +127,20 @@ def _read_source(fields: Fields, name: str, kind: ConstraintKind, limits: Limits
 
 
 def _schema(fields: Fields, name: str) -> Any:
-    """An object, true or false, or the JSON text of one of these."""
+    """Read an object, true or false, or the JSON text of one of these."""
     value = fields.raw(name)
     if isinstance(value, str):
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):
-            fields.fail(name, "is a text that is no JSON", "invalid_value")
+            fields.fail(name, "is not valid JSON", "invalid_value")
     if not isinstance(value, dict | bool):
         fields.fail(name, "must be a JSON schema: an object", "invalid_type")
     return value
 
 
 def check_size(fields: Fields, name: str, source: Any, limits: Limits) -> None:
-    """Refuse a schema, pattern or grammar that is larger than allowed."""
+    """Refuse a schema, pattern or grammar above the size limit."""
     size = len(source if isinstance(source, str) else json.dumps(source))
     if size > limits.schema:
         fields.fail(

@@ -1,4 +1,4 @@
-"""What every request passes before an endpoint sees it."""
+"""Middleware in front of the endpoints: host check, API keys, limit of open requests."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from urdir.model.serve.limits import Limits
 from urdir.model.serve.metrics import ServerMetrics
 from urdir.model.serve.prefix_scope import ANYBODY, CALLER, digest
 
-#: Paths that need no key: whether the server lives, and the page, which asks for one.
+#: Paths without a key: the health check, and the page, which prompts for one.
 OPEN_PATHS = frozenset({"/", "/health"})
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may ask. ``hosts`` are the names under which browsers may know the server: a page that
-    points a name of its own at this machine (DNS rebinding) does not pass. None: any name.
+    """Access control. ``hosts`` are the names that browsers may use for the server, against DNS
+    rebinding: pages that point a name of their own at this machine. None: any name.
     """
 
-    api_keys: tuple[str, ...] = ()  # none: everyone may
-    origins: tuple[str, ...] = ()  # of pages elsewhere that may ask (CORS)
+    api_keys: tuple[str, ...] = ()  # empty: no key needed
+    origins: tuple[str, ...] = ()  # of other pages with access (CORS)
     hosts: frozenset[str] | None = None
-    page: bool = True  # whether browsers find the chat page
+    page: bool = True  # whether the chat page is served
 
 
 class Guard:
-    """ASGI middleware: host name, API key, and how many requests are open. Counts responses.
+    """ASGI middleware: host name, API key, limit of open requests. Counts responses.
 
-    What it passes on says under `CALLER` whose key it came with.
+    Sets `CALLER` in the scope to the digest of the API key.
     """
 
     def __init__(
@@ -78,14 +78,14 @@ class Guard:
             self._open -= 1
 
     def _check(self, scope: Scope) -> bytes:
-        """Who asks; ApiError for those who may not."""
+        """The digest of the caller's key; ApiError if access is denied."""
         headers = Headers(scope=scope)
         self._check_host(headers.get("host", ""))
         if scope["path"] in OPEN_PATHS:
             return ANYBODY
         caller = self._check_key(dict(scope["headers"]).get(b"authorization", b""))
         if self._open >= self._limits.open_requests:
-            raise overloaded(f"{self._open} requests are open, no more are taken")
+            raise overloaded(f"{self._open} requests are open, which is the limit")
         return caller
 
     def _check_host(self, host: str) -> None:
@@ -93,15 +93,14 @@ class Guard:
         name = host.rpartition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
         if hosts is not None and name.lower() not in hosts:
             raise ApiError(
-                f"this server does not answer as {name!r}: start it with --allowed-host {name}",
+                f"the host name {name!r} is not allowed: start with --allowed-host {name}",
                 status=403,
                 kind="permission_error",
                 code="unknown_host",
             )
 
     def _check_key(self, authorization: bytes) -> bytes:
-        """The digest of the key. Compares with every key, in a time that says nothing of how much
-        agrees."""
+        """The digest of the key. Compares with every key, in constant time."""
         if not self._keys:
             return ANYBODY
         scheme, _, key = authorization.partition(b" ")
@@ -119,5 +118,5 @@ class Guard:
 
 
 def error_response(error: ApiError) -> JsonResponse:
-    """The response that refuses a request."""
+    """The response for a refused request."""
     return JsonResponse(error.body, error.status, error.headers)

@@ -1,4 +1,4 @@
-"""What the server needs of the engine and of the model: protocols, so that tests can have a toy."""
+"""Interfaces of the engine and model that the server needs; tests implement them with toys."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ ConstraintKind = Literal["json_object", "json_schema", "regex", "grammar", "choi
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What holds where a request does not say it: of OpenAI's, temperature 1 and nothing filtered.
+    """Defaults for requests; as in OpenAI's API temperature is 1 and nothing is filtered.
 
-    ``limit`` is the most tokens of an answer, ``variables`` are the chat template's.
+    ``limit`` is the maximum number of answer tokens, ``variables`` are the chat template's.
     """
 
     settings: SamplingSettings = OPENAI
@@ -38,7 +38,7 @@ class ServedModel(Protocol):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What clients may call it; answers have the first one."""
+        """Names that clients may use; answers carry the first one."""
 
     @property
     def created(self) -> int:
@@ -46,26 +46,26 @@ class ServedModel(Protocol):
 
     @property
     def context(self) -> int:
-        """Tokens of a prompt and its answer together, at most."""
+        """Maximum number of tokens of a prompt and its answer together."""
 
     @property
     def defaults(self) -> Defaults:
-        """Of its requests."""
+        """Default settings of requests."""
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Of the model's vocabulary."""
+        """Tokeniser of the model."""
 
     @property
     def template(self) -> ChatTemplate | None:
-        """None where the file has none: then there is no chat."""
+        """Chat template; None: the model cannot chat."""
 
     @property
     def shown(self) -> frozenset[str]:
-        """Texts of the control tokens that the parser of answers must see."""
+        """Texts of the control tokens that the answer parser must see."""
 
     def answer_parser(self, prompt: Prompt, tools: Tools) -> AnswerParser:
-        """For one answer to a rendered conversation, which may end within the model's thoughts."""
+        """The parser of one answer to a rendered conversation, which may end within reasoning."""
 
     def constraint(
         self,
@@ -75,45 +75,45 @@ class ServedModel(Protocol):
         tools: Tools | None = None,
         many: bool = False,
     ) -> Constraint:
-        """A `Request.constraint` of what follows the model's thoughts, after a rendered
-        conversation; of all that comes where ``prompt`` is None. A call of one of ``tools`` may
-        come in its place, with ``many`` several.
+        """A `Request.constraint` on the text after the model's reasoning, given a rendered
+        conversation; on the whole answer if ``prompt`` is None. A call of one of ``tools`` may
+        replace it; ``many`` allows several.
 
-        ``source`` is a schema, a pattern, a grammar or a list of texts. Any thread may call this.
-        Raises ModelError for a bad source.
+        ``source`` is a schema, a pattern, a grammar or a list of texts. Thread-safe. Raises
+        ModelError for a bad source.
         """
 
     def required_call(
         self, tools: Tools, prompt: Prompt, name: str | None, many: bool
     ) -> Constraint:
-        """A `Request.constraint` of answers that call a tool, or the one with this ``name``.
+        """A `Request.constraint` that requires a tool call, of the tool ``name`` if given.
 
-        With ``many`` several times. Any thread may call this. Raises ModelError for a bad schema.
+        ``many`` allows several calls. Thread-safe. Raises ModelError for a bad schema.
         """
 
 
 class AsyncService(Protocol):
-    """Answers requests, many at once."""
+    """Answers requests concurrently."""
 
     @property
     def model(self) -> ServedModel:
-        """What is served."""
+        """The served model."""
 
     def generate(self, request: Request) -> AsyncGenerator[Piece | Ending, None]:
-        """Pieces, and an ending last; closing it cancels the request.
+        """Stream pieces, then an ending; closing the generator cancels the request.
 
-        At the first item: BusyError (the queue is full), ContextFullError, ModelError.
+        Raises at the first item: BusyError (the queue is full), ContextFullError, ModelError.
         """
 
     @property
     def lost(self) -> Exception | None:
-        """Why nothing is answered any more: `DeviceLostError`. None while requests are."""
+        """The `DeviceLostError` after which nothing is answered any more, or None."""
 
     def metrics(self) -> Metrics:
-        """Where it stands now."""
+        """Current metrics."""
 
     async def drain(self) -> None:
-        """Wait until all that was asked for is answered."""
+        """Wait until all open requests are answered."""
 
     async def close(self) -> None:
-        """End what runs, free the device."""
+        """Abort open requests and free the device."""

@@ -1,4 +1,4 @@
-"""JSON of strangers: its size is known before anything is made of it."""
+"""JSON of clients, with its size bounded before it is parsed."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from urdir.model.serve.limits import Limits
 
 
 class JsonTooLargeError(Exception):
-    """The JSON has more in it than a request may; the message says of what, after a subject."""
+    """The JSON exceeds a limit; the message completes a sentence about it."""
 
 
 class JsonReader:
-    """Reads the JSON texts of one request, whose bounds hold for all of them together.
+    """Parses the JSON texts of one request; the limits hold for all of them together.
 
-    Python takes up to 25 times the size of a text for its values, and keeps all other threads
-    waiting while it parses. Both depend on what is in it, which is counted first.
+    Python's values take up to 25 times the size of the text, and parsing blocks all other threads.
+    Both depend on the number of values, which is counted first.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -25,16 +25,16 @@ class JsonReader:
         self._items = self._most_items = limits.items
 
     def read(self, text: bytes | bytearray) -> Any:
-        """The value that ``text`` is in UTF-8.
+        """Parse UTF-8 ``text``.
 
-        Raises JsonTooLargeError, ValueError for what is no JSON.
+        Raises JsonTooLargeError, or ValueError for invalid JSON.
         """
         self._count(text)
         try:
             value = json.loads(
                 text.decode("utf-8-sig"),
                 parse_constant=_refuse_constant,
-                # by Python, so that other threads run meanwhile: a million take 0.2 s
+                # in Python, so that other threads run meanwhile: a million values take 0.2 s
                 parse_float=lambda digits: float(digits),
             )
         except RecursionError:
@@ -43,13 +43,13 @@ class JsonReader:
         return value
 
     def _count(self, text: bytes | bytearray) -> None:
-        """Take the text's parts and items from those that are left."""
+        """Charge the text's parts and values to the request's allowance."""
         parts, items = _counts(text, self._parts)
         self._parts -= parts
         self._items -= items
         if self._parts < 0:
             raise JsonTooLargeError(
-                f"has more than {self._most_parts:,} lists, objects and strings (names, too)"
+                f"has more than {self._most_parts:,} lists, objects and strings (including names)"
             )
         if self._items < 0:
             raise JsonTooLargeError(f"has more than {self._most_items:,} values")
@@ -72,17 +72,18 @@ class JsonReader:
 
 
 def _counts(text: bytes | bytearray, most_parts: int) -> tuple[int, int]:
-    """The lists, objects and strings in a JSON text, and its values; strings alone where they are
-    more than ``most_parts``."""
-    quoted = text.replace(rb"\\", b"").replace(rb"\"", b"")  # each quote begins or ends a string
+    """Numbers of lists, objects and strings in a JSON text, and of its values; of strings alone if
+    they exceed ``most_parts``."""
+    # each remaining quote begins or ends a string
+    quoted = text.replace(rb"\\", b"").replace(rb"\"", b"")
     strings = quoted.count(b'"') // 2
     if strings > most_parts:
         return strings, 0
     outside = b"".join(quoted.split(b'"')[::2])
     containers = outside.count(b"[") + outside.count(b"{")
-    # a container has one item more than commas, unless it is empty
+    # a non-empty container has one item more than commas
     return strings + containers, outside.count(b",") + containers + 1
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")

@@ -1,4 +1,4 @@
-"""JSON as the server sends it."""
+"""JSON responses in ASCII."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse
 
 
 class JsonResponse(JSONResponse):
-    """A response of JSON, in ASCII."""
+    """An ASCII JSON response."""
 
     def render(self, content: Any) -> bytes:
         """See `encode_json`."""
@@ -17,6 +17,6 @@ class JsonResponse(JSONResponse):
 
 
 def encode_json(value: Any) -> bytes:
-    """A JSON value in ASCII: UTF-8 has no bytes for a lone surrogate, which a client's field, a
-    call of a tool or a file's name may have, in an error, too."""
+    """Encode a JSON value in ASCII. UTF-8 cannot hold a lone surrogate, which a client's field, a
+    tool call or a file name may have, also in an error message."""
     return json.dumps(value, separators=(",", ":")).encode()

@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens, in the two forms that OpenAI's endpoints have."""
+"""Log-probabilities of tokens in the formats of OpenAI's two endpoints."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def _token(tokenizer: Tokenizer, token: int, logprob: float | None) -> Json:
 
 
 def text_logprobs(tokenizer: Tokenizer, choices: Sequence[TokenChoice], offset: int) -> Json:
-    """The "logprobs" of a completion's choice, whose tokens begin ``offset`` characters in.
+    """The "logprobs" of a completion's choice whose tokens begin at character ``offset``.
 
-    Where two of the likeliest tokens read the same, the likelier one is kept.
+    If two of the likeliest tokens have the same text, the likelier one is kept.
     """
     texts = [_bytes(tokenizer, choice.token).decode("utf-8", "replace") for choice in choices]
     offsets = [offset]
@@ -54,7 +54,7 @@ def text_logprobs(tokenizer: Tokenizer, choices: Sequence[TokenChoice], offset: 
 
 
 def _bytes(tokenizer: Tokenizer, token: int) -> bytes:
-    # an embedding may have more rows than the vocabulary has tokens
+    # padding rows of the embedding have no token
     return tokenizer.token_bytes(token) if token < tokenizer.vocab_size else b""
 
 

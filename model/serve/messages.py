@@ -1,4 +1,4 @@
-"""Messages of a request, as the chat template takes them."""
+"""Messages of a request, converted for the chat template."""
 
 from __future__ import annotations
 
@@ -10,23 +10,22 @@ from urdir.model.serve.json_reader import JsonReader, JsonTooLargeError
 from urdir.model.serve.limits import Limits
 from urdir.model.text.chat import ROLES, Message, role_in
 
-#: Texts of a message, and how templates call them.
+#: Text fields of a message, and their names in templates.
 _TEXTS = {
     "name": "name",
     "tool_call_id": "tool_call_id",
     "reasoning": "reasoning_content",  # vLLM
     "reasoning_content": "reasoning_content",
 }
-_UNSUPPORTED = {"function_call": "use 'tool_calls'", "audio": "this server takes text only"}
+_UNSUPPORTED = {"function_call": "use 'tool_calls'", "audio": "only text is supported"}
 _TEXT_PARTS = {"text": "text", "input_text": "text", "refusal": "refusal"}
 
 
 def read_messages(fields: Fields, template: str, limits: Limits) -> list[Message]:
-    """The conversation in ``fields``, for the template with this source.
+    """Read the conversation in ``fields`` for a template given as source.
 
-    A developer's message becomes a system message where the template does not know the role.
-    Raises ApiError for anything but text, and for calls of tools with more JSON than ``limits``
-    allow in all of them together.
+    A developer's message becomes a system message if the template lacks that role. Raises ApiError
+    for content other than text, and if the JSON in tool calls exceeds ``limits`` in total.
     """
     messages = fields.objects("messages")
     if not messages:
@@ -55,7 +54,7 @@ def _read_message(message: Fields, template: str, reader: JsonReader) -> Message
 
 
 def _read_content(message: Fields, needed: bool) -> str:
-    """A text, or parts of one; a message of calls or thoughts alone needs none."""
+    """A text, or text parts; optional in a message with calls or reasoning."""
     content = message.raw("content")
     if content is None:
         if needed and message.raw("refusal") is None:
@@ -67,13 +66,13 @@ def _read_content(message: Fields, needed: bool) -> str:
     for part in message.objects("content"):
         kind = part.needed_text("type")
         if kind not in _TEXT_PARTS:
-            part.fail("type", f"is {kind!r}: this server takes text only", "unsupported_content")
+            part.fail("type", f"is {kind!r}: only text is supported", "unsupported_content")
         texts.append(part.needed_text(_TEXT_PARTS[kind]))
     return "\n".join(texts)
 
 
 def _read_call(call: Fields, reader: JsonReader) -> Json:
-    """A call of an earlier answer; templates read its arguments as an object."""
+    """A call of an earlier answer, with its arguments as the object that templates read."""
     function = call.needed_object("function")
     called: Json = {
         "type": "function",
@@ -87,12 +86,12 @@ def _read_call(call: Fields, reader: JsonReader) -> Json:
 
 
 def _read_arguments(function: Fields, reader: JsonReader) -> Any:
-    """An object, or what an answer has in place of one, as it is."""
+    """Arguments as an object, or unchanged if an answer had something else."""
     arguments = function.text("arguments") or "{}"
     try:
         value = reader.read(arguments.encode())
     except JsonTooLargeError as error:
         function.fail("arguments", str(error), "invalid_json")
-    except ValueError:  # no JSON, or a lone surrogate
+    except ValueError:  # not JSON, or a lone surrogate
         return arguments
     return value if isinstance(value, dict) else arguments

@@ -1,4 +1,4 @@
-"""What Prometheus reads at /metrics."""
+"""Prometheus metrics at /metrics."""
 
 from __future__ import annotations
 
@@ -14,35 +14,40 @@ from prometheus_client.samples import Sample
 from urdir.model.engine.requests.metrics import Metrics
 from urdir.model.serve.interface import AsyncService
 
-#: Seconds, a factor of two apart at most.
+#: Bucket bounds in seconds, at most a factor of two apart.
 _FIRST_TOKEN = (0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60)
 _NEXT_TOKEN = (0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2)
 
 _GAUGES = {
-    "running": "Requests that are being answered.",
-    "queued": "Requests that wait.",
-    "pages_used": "Pages of the cache that hold tokens of running requests.",
-    "pages_total": "Pages of the cache.",
-    "states_kept": "States of recurrent layers that are kept for prompts that begin alike.",
-    "states_total": "States that there is room for.",
-    "graph_bytes": "Device memory that recorded steps take, about.",
-    "graphs_recorded": "Likely steps that are recorded ahead.",
-    "graphs_wanted": "Likely steps that are recorded ahead while nobody asks, in the end.",
+    "running": "Running requests.",
+    "queued": "Queued requests.",
+    "pages_used": "KV cache pages in use by running requests.",
+    "pages_total": "KV cache pages in all.",
+    "states_kept": "Cached recurrent states for shared prefixes.",
+    "states_total": "Capacity for cached recurrent states.",
+    "graph_bytes": "Approximate device memory of recorded graphs.",
+    "graphs_recorded": "Expected steps whose graphs are recorded.",
+    "graphs_wanted": "Expected steps whose graphs will be recorded while idle.",
 }
 _COUNTERS = {
-    "prefix_queries": "Prompt tokens that were looked up among known prefixes.",
-    "prefix_hits": "Prompt tokens that a known prefix had.",
-    "prompt_tokens": "Tokens of prompts.",
-    "generated_tokens": "Tokens of answers.",
-    "steps": "Steps of the engine.",
-    "preemptions": "Requests that gave their pages up and were computed again.",
+    "prefix_queries": "Prompt tokens looked up in the prefix cache.",
+    "prefix_hits": "Prompt tokens found in the prefix cache.",
+    "prompt_tokens": "Prompt tokens.",
+    "generated_tokens": "Generated tokens.",
+    "steps": "Engine steps.",
+    "preemptions": "Requests preempted and recomputed.",
     "busy_seconds": "Seconds in which the device ran steps.",
     "idle_seconds": "Seconds between steps while requests were open.",
+}
+#: Of drafts, by their place in a step, from 1.
+_BY_PLACE = {
+    "drafted_tokens": "Draft tokens verified.",
+    "accepted_tokens": "Draft tokens accepted.",
 }
 
 
 class ServerMetrics:
-    """Histograms that the server fills, and the figures of its service."""
+    """Histograms of the server, and the metrics of its service."""
 
     content_type = CONTENT_TYPE_LATEST
 
@@ -51,7 +56,7 @@ class ServerMetrics:
         self._registry.register(_ServiceCollector(service))
         self.first_token = Histogram(
             "urdir_time_to_first_token_seconds",
-            "From a request that is read to its first token.",
+            "From receiving a request to its first token.",
             buckets=_FIRST_TOKEN,
             registry=self._registry,
         )
@@ -66,27 +71,27 @@ class ServerMetrics:
         )
 
     def count_response(self, route: str, status: int) -> None:
-        """A response has begun."""
+        """Count a response."""
         self._responses.labels(route, str(status)).inc()
 
     def say_whose(self, replica: str) -> None:
-        """Add which of several replicas these are of."""
-        Info("urdir_replica", "Whose figures these are.", registry=self._registry).info(
+        """Add a label for this replica."""
+        Info("urdir_replica", "The replica of these metrics.", registry=self._registry).info(
             {"id": replica}
         )
 
     def samples(self) -> Iterator[Sample]:
-        """Each of them: its name, labels and value."""
+        """All samples: name, labels and value."""
         for metric in self._registry.collect():
             yield from metric.samples
 
     def text(self) -> bytes:
-        """All of it in Prometheus's format."""
+        """All metrics in Prometheus's text format."""
         return generate_latest(self._registry)
 
 
 class TokenClock:
-    """Notes when the tokens of one answer come."""
+    """Measures the times between the tokens of one answer."""
 
     def __init__(self, metrics: ServerMetrics) -> None:
         self._metrics = metrics
@@ -94,7 +99,7 @@ class TokenClock:
         self._is_first = True
 
     def came(self, tokens: int) -> None:
-        """So many tokens are there."""
+        """Record ``tokens`` new tokens."""
         if not tokens:
             return
         now = time.perf_counter()
@@ -108,7 +113,7 @@ class TokenClock:
 
 
 class _ServiceCollector(Collector):
-    """Asks the service when Prometheus asks."""
+    """Reads the service's metrics when Prometheus scrapes."""
 
     def __init__(self, service: AsyncService) -> None:
         self._service = service
@@ -119,3 +124,8 @@ class _ServiceCollector(Collector):
             yield GaugeMetricFamily(f"urdir_{name}", help_text, getattr(now, name))
         for name, help_text in _COUNTERS.items():
             yield CounterMetricFamily(f"urdir_{name}", help_text, getattr(now, name))
+        for name, help_text in _BY_PLACE.items():
+            counter = CounterMetricFamily(f"urdir_{name}", help_text, labels=["place"])
+            for place, count in enumerate(getattr(now, name), 1):
+                counter.add_metric([str(place)], count)
+            yield counter

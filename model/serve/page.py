@@ -1,4 +1,4 @@
-"""The chat page: one file, which may load nothing and run no script but its own."""
+"""The chat page: one file with a strict content security policy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def page(request: Request) -> HTMLResponse:
 
 @cache
 def _page() -> tuple[str, dict[str, str]]:
-    """The page, and the headers that bind a browser to what the file says."""
+    """The page, and the security headers computed from its contents."""
     html = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     sources = {"script": "", "style": ""}
     for kind, text in _INLINE.findall(html):

@@ -6,7 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from urdir.model.engine.requests.request import Request
-from urdir.model.engine.sampling_settings import BOUNDS, MOST_COUNT, MOST_SEED, SamplingSettings
+from urdir.model.engine.sampling_settings import (
+    MOST_COUNT,
+    MOST_SEED,
+    SETTINGS,
+    SamplingSettings,
+)
 from urdir.model.serve.errors import unknown_model
 from urdir.model.serve.fields import Fields
 from urdir.model.serve.interface import ServedModel
@@ -29,6 +34,7 @@ class Parameters:
     stream: bool
     include_usage: bool
     salt: str | None
+    drafts: bool
 
     def requests(
         self,
@@ -50,6 +56,7 @@ class Parameters:
                 constraint=constraint,
                 shown=shown,
                 scope=prefix_scope(caller, self.salt),
+                drafts=self.drafts,
             )
             for index in range(self.n)
         ]
@@ -67,11 +74,11 @@ def read_parameters(
     options = fields.object("stream_options")
     if options is not None and not stream:
         fields.fail("stream_options", "needs 'stream': true")
-    min_tokens = fields.whole("min_tokens", 0) or 0
-    if limit is not None and min_tokens > limit:
+    settings = _read_settings(fields, model, limits, logprobs)
+    if limit is not None and settings.min_tokens > limit:
         fields.fail("min_tokens", f"is more than the {limit} tokens that the answer may have")
     return Parameters(
-        settings=replace(_read_settings(fields, model, limits, logprobs), min_tokens=min_tokens),
+        settings=settings,
         limit=limit,
         stops=fields.texts("stop", limits.stops),
         ignore_end=fields.flag("ignore_eos"),
@@ -79,6 +86,7 @@ def read_parameters(
         stream=stream,
         include_usage=options is not None and options.flag("include_usage"),
         salt=_read_salt(fields, limits),
+        drafts=fields.whole("speculative.n_max", 0) != 0,
     )
 
 
@@ -100,39 +108,39 @@ def _check_model(fields: Fields, model: ServedModel) -> None:
 def _read_settings(
     fields: Fields, model: ServedModel, limits: Limits, logprobs: int | None
 ) -> SamplingSettings:
-    """Names beyond OpenAI's are vLLM's and llama.cpp's; of the two names of the repetition penalty,
-    vLLM's looks back on all tokens.
-    """
-    defaults = model.defaults.settings
-
-    def number(setting: str, name: str | None = None) -> float | None:
-        bounds = BOUNDS[setting]
-        return fields.number(name or setting, bounds.low, bounds.high)
-
-    repeat, look_back = number("repeat_penalty", "repetition_penalty"), -1
-    if repeat is None:
-        repeat, look_back = number("repeat_penalty"), defaults.repeat_last_n
-    top_k = fields.whole("top_k", -1, MOST_COUNT)
-    given: dict[str, Any] = {
-        "temperature": number("temperature"),
-        "top_p": number("top_p"),
-        "min_p": number("min_p"),
-        "repeat_penalty": repeat,
-        "presence_penalty": number("presence_penalty"),
-        "frequency_penalty": number("frequency_penalty"),
-        "top_k": None if top_k is None else max(top_k, 0),
-        "repeat_last_n": fields.whole("repeat_last_n", -1, MOST_COUNT),
-        "logit_bias": _read_bias(fields, model, limits),
-        "seed": _read_seed(fields),
+    """The settings that the fields ask for, by the table of all of them, or the server's own."""
+    asked = {
+        name: _read_setting(fields, model, limits, name)
+        for name, setting in SETTINGS.items()
+        if setting.field_of
     }
-    asked = {name: value for name, value in given.items() if value is not None}
-    return replace(defaults, **{"repeat_last_n": look_back} | asked, logprobs=logprobs)
+    given = {name: value for name, value in asked.items() if value is not None}
+    repetition = _read_number(fields, "repeat_penalty", "repetition_penalty")
+    if repetition is not None:  # vLLM's, which looks back on all tokens
+        given = {"repeat_last_n": -1} | given | {"repeat_penalty": repetition}
+    return replace(model.defaults.settings, **given, logprobs=logprobs)
 
 
-def _read_seed(fields: Fields) -> int | None:
-    """Negative ones count from the end, as others take them."""
-    seed = fields.whole("seed", -(1 << 63), MOST_SEED)
-    return None if seed is None else seed % (MOST_SEED + 1)
+def _read_setting(fields: Fields, model: ServedModel, limits: Limits, name: str) -> Any:
+    """What a field says of the setting of its name; None where it is not given."""
+    if name == "logit_bias":
+        return _read_bias(fields, model, limits)
+    if name == "seed":  # negative ones count from the end, as others take them
+        seed = fields.whole(name, -(1 << 63), MOST_SEED)
+        return None if seed is None else seed % (MOST_SEED + 1)
+    if name == "top_k":  # -1 is off, too
+        top_k = fields.whole(name, -1, MOST_COUNT)
+        return None if top_k is None else max(top_k, 0)
+    return _read_number(fields, name, name)
+
+
+def _read_number(fields: Fields, setting: str, name: str) -> float | None:
+    """A field with the bounds of a setting."""
+    bounds = SETTINGS[setting].bounds
+    assert bounds is not None
+    if bounds.is_whole:
+        return fields.whole(name, int(bounds.low), int(bounds.high))
+    return fields.number(name, bounds.low, bounds.high)
 
 
 def _read_salt(fields: Fields, limits: Limits) -> str | None:

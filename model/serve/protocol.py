@@ -1,4 +1,4 @@
-"""HTTP on one connection: uvicorn's, for clients that go away, stay away, or only listen."""
+"""HTTP protocol of a connection: uvicorn's, with handling of stalled and half-closed clients."""
 
 from __future__ import annotations
 
@@ -11,111 +11,115 @@ from urdir.model.serve.connections import Connections
 from urdir.model.serve.limits import Limits
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_FIRST_PROBE_SECONDS = 0.5  # after a client has said that it sends no more
-_REFUSAL_SECONDS = 0.1  # after a probe, when a refusal has come
+_FIRST_PROBE_SECONDS = 0.5  # after a client has shut down its sending half
+_REFUSAL_SECONDS = 0.1  # after a probe, for a reset to arrive
+
+
+class _Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    """uvicorn's protocol class, extended to disconnect clients that stop reading or sending.
+
+    Their requests are cancelled and unsent data is dropped. Before that, a client that does not
+    read gets no more data from the engine than the write buffer holds.
+
+    A client that shuts down its sending half may still read, or be gone: both look the same until
+    something is sent. It gets its answer. Until the answer begins, "100 Continue" is sent now and
+    then: it has no meaning after a complete request (RFC 9110, 15.2.1), and the system of a client
+    that is gone resets the connection.
+    """
+
+    _limits: Limits
+    _clients: Connections
+    _stalled: asyncio.TimerHandle | None = None
+    _silent: asyncio.TimerHandle | None = None
+    _probe: asyncio.TimerHandle | None = None  # set once the client's sending half is closed
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._watch(was_waiting=True)
+        self._clients.opened(self)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if not self._is_waiting():
+            self._clients.works(self)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()  # may begin a pipelined request
+        if not self._is_waiting() or self.transport.is_closing():
+            return
+        if self._probe is not None:
+            self.transport.close()
+        else:
+            self._clients.waits(self)
+
+    def eof_received(self) -> bool:
+        """Keep the connection open while an answer is pending."""
+        if self._is_waiting() or self.cycle.more_body:
+            return False
+        if self._probe is None:
+            self._probe_after(_FIRST_PROBE_SECONDS)
+        return True
+
+    def _probe_after(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+
+        def probe() -> None:
+            if self._can_be_probed():
+                self.transport.write(_CONTINUE)
+            self._probe = loop.call_later(_REFUSAL_SECONDS, look)
+
+        def look() -> None:
+            connection = self.transport.get_extra_info("socket")
+            if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                self.transport.abort()
+            else:
+                self._probe_after(2 * seconds)
+
+        self._probe = loop.call_later(seconds, probe)
+
+    def _can_be_probed(self) -> bool:
+        """Whether an answer has not begun, for a client with HTTP/1.1."""
+        if self._is_waiting() or self.cycle.response_started:
+            return False
+        return bool(self.cycle.scope["http_version"] != "1.0")
+
+    def _is_waiting(self) -> bool:
+        """Whether no request is open."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def _watch(self, was_waiting: bool) -> None:
+        """Schedule a check for a new request."""
+        self._silent = asyncio.get_running_loop().call_later(
+            self._limits.silent_seconds, self._check, self.cycle, was_waiting
+        )
+
+    def _check(self, last: object, was_waiting: bool) -> None:
+        is_waiting = self._is_waiting()
+        if is_waiting and was_waiting and self.cycle is last:
+            self.transport.abort()
+        else:
+            self._watch(is_waiting)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stalled = asyncio.get_running_loop().call_later(
+            self._limits.stalled_seconds, self.transport.abort
+        )
+
+    def resume_writing(self) -> None:
+        _cancel(self._stalled)
+        super().resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._stalled, self._silent, self._probe):
+            _cancel(timer)
+        self._clients.closed(self)
+        super().connection_lost(exc)
 
 
 def http_protocol(limits: Limits, connections: Connections) -> type[asyncio.Protocol]:
-    """uvicorn's protocol, but clients that read nothing or send nothing are cut off in time.
-
-    Their requests are cancelled then, and what was written for them is dropped. Until then no more
-    is taken from the engine for a client that does not read than the write buffer holds.
-
-    A client that sends no more may still read (it shut down one half of the connection), or be
-    gone: both look the same until something is sent. It gets its answer. Until that begins it is
-    sent "100 Continue" now and then, which means nothing after a whole request (RFC 9110, 15.2.1),
-    and which the system of a client that is gone refuses.
-    """
-
-    class Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-        _stalled: asyncio.TimerHandle | None = None
-        _silent: asyncio.TimerHandle | None = None
-        _probe: asyncio.TimerHandle | None = None  # from when the client sends no more
-
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            super().connection_made(transport)
-            self._watch(was_waiting=True)
-            connections.opened(self)
-
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            if not self._is_waiting():
-                connections.works(self)
-
-        def on_response_complete(self) -> None:
-            super().on_response_complete()  # which begins the next request, where it has come
-            if not self._is_waiting() or self.transport.is_closing():
-                return
-            if self._probe is not None:
-                self.transport.close()
-            else:
-                connections.waits(self)
-
-        def eof_received(self) -> bool:
-            """Whether the connection stays open."""
-            if self._is_waiting() or self.cycle.more_body:
-                return False
-            if self._probe is None:
-                self._probe_after(_FIRST_PROBE_SECONDS)
-            return True
-
-        def _probe_after(self, seconds: float) -> None:
-            loop = asyncio.get_running_loop()
-
-            def probe() -> None:
-                if self._can_be_probed():
-                    self.transport.write(_CONTINUE)
-                self._probe = loop.call_later(_REFUSAL_SECONDS, look)
-
-            def look() -> None:
-                connection = self.transport.get_extra_info("socket")
-                if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-                    self.transport.abort()
-                else:
-                    self._probe_after(2 * seconds)
-
-            self._probe = loop.call_later(seconds, probe)
-
-        def _can_be_probed(self) -> bool:
-            """Whether an answer is yet to begin, to a client that knows the other kind."""
-            if self._is_waiting() or self.cycle.response_started:
-                return False
-            return bool(self.cycle.scope["http_version"] != "1.0")
-
-        def _is_waiting(self) -> bool:
-            """Whether no request is open."""
-            return self.cycle is None or self.cycle.response_complete
-
-        def _watch(self, was_waiting: bool) -> None:
-            """Look after a time whether a request has come since."""
-            self._silent = asyncio.get_running_loop().call_later(
-                limits.silent_seconds, self._check, self.cycle, was_waiting
-            )
-
-        def _check(self, last: object, was_waiting: bool) -> None:
-            is_waiting = self._is_waiting()
-            if is_waiting and was_waiting and self.cycle is last:
-                self.transport.abort()
-            else:
-                self._watch(is_waiting)
-
-        def pause_writing(self) -> None:
-            super().pause_writing()
-            self._stalled = asyncio.get_running_loop().call_later(
-                limits.stalled_seconds, self.transport.abort
-            )
-
-        def resume_writing(self) -> None:
-            _cancel(self._stalled)
-            super().resume_writing()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            for timer in (self._stalled, self._silent, self._probe):
-                _cancel(timer)
-            connections.closed(self)
-            super().connection_lost(exc)
-
-    return Protocol
+    """The protocol class of a server; uvicorn makes an instance for each connection."""
+    return type("Protocol", (_Protocol,), {"_limits": limits, "_clients": connections})
 
 
 def _cancel(timer: asyncio.TimerHandle | None) -> None:

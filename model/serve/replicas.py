@@ -1,7 +1,7 @@
-"""The server on Ray: replicas of it on the GPUs of one host or of many (extra `ray`).
+"""Deployment on Ray Serve: replicas on the GPUs of one or many hosts (extra `ray`).
 
-Ray Serve listens, spreads requests over the replicas, has more or fewer of them, and replaces those
-whose device is lost. A replica is an engine with the whole application, which knows of no other.
+Ray Serve listens, routes requests to replicas, scales them, and replaces those whose device is
+lost. A replica is an engine with the whole application, independent of the others.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from ray.serve import Application
     from starlette.types import ASGIApp
 
-#: Between two checks of a replica; Ray replaces it after the third that fails.
+#: Health check interval; Ray replaces a replica after three failures.
 _CHECK_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How many replicas, and what each has: ``least`` to ``most`` of them, as many as keep
-    ``busy`` requests open in each; ``gpus`` each, 0 on the emulator. ``router`` is the import path
-    of one of Ray's request routers, None: Ray's default, which takes the less busy of two.
+    """Autoscaling: ``least`` to ``most`` replicas, to keep ``busy`` requests open in each; ``gpus``
+    per replica, 0 on the emulator. ``router`` is the import path of a request router of Ray; None
+    is Ray's default, which takes the less busy of two.
     """
 
     least: int
@@ -45,8 +45,8 @@ class Scale:
 def application(
     open_service: Callable[[], AsyncService], access: Access, limits: Limits, scale: Scale
 ) -> Application:
-    """What `ray.serve.run` runs. Every replica calls ``open_service``, in a process of its own that
-    sees only its own GPUs; it must be picklable.
+    """The Ray Serve application. Every replica calls ``open_service``, which must be picklable, in
+    its own process, which sees only its own GPUs.
     """
     routing = {}
     if scale.router is not None:
@@ -66,8 +66,8 @@ def application(
 
 @serve.ingress()
 class Replica:
-    """An engine and the application that answers with it. Ray calls all of this in one event loop,
-    but for the constructor."""
+    """An engine with its application. Ray calls all methods in one event loop, except the
+    constructor."""
 
     def __init__(
         self, open_service: Callable[[], AsyncService], access: Access, limits: Limits
@@ -79,33 +79,33 @@ class Replica:
         self._access, self._limits = access, limits
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        """What answers HTTP requests."""
+        """The ASGI application, for Ray."""
         return make_app(self._service, self._access, self._limits, self._metrics)
 
     async def check_health(self) -> None:
-        """Raise what every request is told once the device is lost: Ray replaces the replica then.
+        """Raise the error of every request once the device is lost: Ray then replaces the replica.
 
-        The replica's figures are handed on at the same time.
+        Also exports the replica's metrics.
         """
-        self._figures.hand_on()
+        self._figures.export()
         if (lost := self._service.lost) is not None:
             raise lost
 
     async def __del__(self) -> None:
-        """Ray lets the replica go: open requests are answered, or their time is up."""
+        """Answer open requests, until the time limit, when Ray releases the replica."""
         if hasattr(self, "_service"):
             await self._service.close()
 
 
 class _Figures:
-    """The figures of /metrics among Ray's own, which have the replica as a label."""
+    """The metrics of /metrics exported to Ray, labelled by replica."""
 
     def __init__(self, metrics: ServerMetrics) -> None:
         self._metrics = metrics
         self._gauges: dict[str, Gauge] = {}
 
-    def hand_on(self) -> None:
-        """All of them, as they stand."""
+    def export(self) -> None:
+        """Export the current values."""
         for sample in self._metrics.samples():
             if sample.name not in self._gauges:
                 self._gauges[sample.name] = Gauge(sample.name, tag_keys=tuple(sample.labels))

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from urdir.model.engine.sampling_settings import SETTINGS
 from urdir.model.serve.fields import Fields
 
 log = logging.getLogger("urdir.serve")
@@ -57,6 +58,26 @@ _CHAINS = (  # llama-server's orders of samplers, which is the one here
 )
 _Row = tuple[str, tuple[str, ...], str, str]
 
+#: Notes on sampling settings, by their field or by those who have it.
+_SAMPLING_NOTES = {
+    "OVL": "OpenAI's defaults: temperature 1, nothing filtered",
+    "VL": "as vLLM and llama.cpp have them",
+    "L": "looks back on 64 tokens, or as many",
+    "logit_bias": "an object of token ids, 300 at most, or an empty list",
+}
+
+
+def _sampling_rows() -> Iterator[_Row]:
+    """The settings of the table that have fields; those of one note together."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for name, setting in SETTINGS.items():
+        if origins := setting.field_of:
+            note = _SAMPLING_NOTES.get(name, _SAMPLING_NOTES[origins])
+            rows.setdefault((origins, note), []).append(name)
+    for (origins, note), names in rows.items():
+        yield " ".join(names), _BOTH, origins, note
+
+
 #: Names, endpoints, origins, note. Names of a row are served together.
 _SERVED: tuple[_Row, ...] = (
     ("model", _BOTH, "OVL", "a name of the model; another one is a 404, none is that model"),
@@ -93,12 +114,11 @@ _SERVED: tuple[_Row, ...] = (
     ("n", _BOTH, "OVL", "prompts times `n` are 128 at most"),
     ("n_cmpl", _BOTH, "L", "`n`"),
     ("best_of", _BOTH, "OV", "must be `n`: nothing is chosen"),
-    ("temperature top_p seed presence_penalty frequency_penalty", _BOTH, "OVL",
-     "OpenAI's defaults: temperature 1, nothing filtered"),
-    ("logit_bias", _BOTH, "OVL", "an object of token ids, 300 at most, or an empty list"),
-    ("top_k min_p min_tokens ignore_eos", _BOTH, "VL", "as vLLM and llama.cpp have them"),
+    *_sampling_rows(),
     ("repetition_penalty", _BOTH, "V", "looks back on all tokens"),
-    ("repeat_penalty repeat_last_n", _BOTH, "L", "looks back on 64 tokens, or as many"),
+    ("ignore_eos", _BOTH, "VL", "as vLLM and llama.cpp have it"),
+    ("speculative.n_max", _BOTH, "L",
+     "0: no drafts for this answer; else `--draft-max` is what counts. Answers are the same"),
     ("stop", _BOTH, "OVL", "up to 16; `stop_reason` of a choice says which it was"),
     ("logprobs top_logprobs", (CHAT,), "OVL", "up to 20"),
     ("logprobs", (TEXT,), "OVL", "a number, up to 20"),
@@ -204,7 +224,7 @@ _NO_EFFECT: tuple[_Row, ...] = (
     ("n_keep n_discard", _BOTH, "L", "an answer ends where the context is full"),
     ("id_slot cache_prompt n_cache_reuse", _BOTH, "L",
      "caches are shared wherever prompts begin alike"),
-    ("backend_sampling speculative.n_max speculative.n_min speculative.p_min speculative.type "
+    ("backend_sampling speculative.n_min speculative.p_min speculative.type "
      "speculative.ngram_size_n speculative.ngram_size_m speculative.ngram_m_hits "
      "speculative.ngram_min_hits",
      _BOTH, "L",

@@ -1,4 +1,4 @@
-"""The model that a server serves, as its clients know it: by an open engine."""
+"""`ServedModel` of an open engine."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _KINDS: dict[ConstraintKind, Callable[[Any], Constraint]] = {
 
 
 class EngineModel:
-    """See `ServedModel`. ``names`` are what clients may call it; without any it is the file's name.
-    ``defaults`` hold for its requests.
+    """See `ServedModel`. ``names`` are the model's names for clients, by default the file's name.
+    ``defaults`` apply to its requests.
 
-    A constraint is compiled by the ``service`` when it is made: a bad one is refused before
-    anything is queued.
+    The ``service`` compiles a constraint when it is made: a bad one is refused before anything is
+    queued.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class EngineModel:
 
     @property
     def shown(self) -> frozenset[str]:
-        """Texts of the control tokens that the parser of answers must see."""
+        """Texts of the control tokens that the answer parser must see."""
         return self._format.shown
 
     def answer_parser(self, prompt: Prompt, tools: Tools) -> AnswerParser:

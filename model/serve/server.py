@@ -1,4 +1,4 @@
-"""Running the application: the socket, Ctrl-C, and a device that is lost."""
+"""Server process: the socket, signals, and loss of the device."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from urdir.model.serve.limits import Limits
 from urdir.model.serve.metrics import ServerMetrics
 from urdir.model.serve.protocol import http_protocol
 
-_BACKLOG = 2048  # connections that wait to be accepted
+_BACKLOG = 2048  # connections waiting to be accepted
 _HANG_UP_SECONDS = 5.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that takes connections at ``host`` (a name or an address), port 0: a free one.
+    """A listening socket at ``host`` (a name or an address); port 0: any free one.
 
-    Raises ModelError where that cannot be.
+    Raises ModelError if that fails.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -63,11 +63,11 @@ def serve(
     on_start: Callable[[], None],
     exit_on_device_loss: bool = False,
 ) -> None:
-    """Answer requests until SIGINT or SIGTERM, then those that are open, then close ``service``.
+    """Answer requests until SIGINT or SIGTERM, then finish open ones, then close ``service``.
 
-    A second signal ends the answers; KeyboardInterrupt is raised then. Otherwise what the service
-    was lost by is raised in the end; this comes at once with ``exit_on_device_loss``. Raises
-    ModelError where no file can be opened for connections.
+    A second signal aborts the answers and raises KeyboardInterrupt. Otherwise the error by which
+    the device was lost is raised at the end, or at once with ``exit_on_device_loss``. Raises
+    ModelError if no file can be opened for connections.
     """
 
     async def run() -> None:
@@ -89,8 +89,8 @@ def serve(
 
 
 class Server(uvicorn.Server):
-    """The application on uvicorn. ``should_exit`` ends it once open requests are answered,
-    ``force_exit`` ends those as well; signals set them, where it runs in the main thread.
+    """The application on uvicorn. ``should_exit`` stops it once open requests are answered,
+    ``force_exit`` aborts those too; in the main thread, signals set them.
     """
 
     def __init__(
@@ -116,13 +116,13 @@ class Server(uvicorn.Server):
         self._exit_on_device_loss = exit_on_device_loss
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin, with one listening socket."""
+        """Start on the listening socket."""
         assert sockets is not None
         await super().startup([])
         self._accepting = asyncio.create_task(accept(sockets[0], self._make_protocol))
 
     def _make_protocol(self) -> asyncio.Protocol:
-        """As uvicorn does for sockets of its own."""
+        """Make a protocol, as uvicorn does for its own sockets."""
         config = self.config
         made: asyncio.Protocol = config.http_protocol_class(  # type: ignore[call-arg]
             config=config, server_state=self.server_state, app_state=self.lifespan.state
@@ -130,20 +130,20 @@ class Server(uvicorn.Server):
         return made
 
     async def on_tick(self, counter: int) -> bool:
-        """Whether to end; ten times a second."""
+        """Whether to stop; called ten times a second."""
         if self._exit_on_device_loss and self._service.lost is not None:
             return True
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept no more, and answer what is open."""
+        """Accept no more connections and finish open requests."""
         self._accepting.cancel()
         await asyncio.gather(self._accepting, return_exceptions=True)
         await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """In place of uvicorn's handlers, which would raise the signal again at the end."""
+        """Replace uvicorn's handlers, which would raise the signal again at the end."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -157,7 +157,7 @@ class Server(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
     async def hang_up(self) -> None:
-        """Close all connections, as if their clients had: that cancels what is open."""
+        """Close all connections as if the clients had; this cancels open requests."""
         for connection in list(self.server_state.connections):
             connection.transport.abort()
         tasks = list(self.server_state.tasks)
@@ -169,4 +169,4 @@ class Server(uvicorn.Server):
             self.force_exit = True
             return
         self.should_exit = True
-        print("\nopen requests are answered; Ctrl-C again ends them", file=sys.stderr)
+        print("\nfinishing open requests; press Ctrl-C again to abort them", file=sys.stderr)

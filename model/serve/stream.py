@@ -1,4 +1,4 @@
-"""Responses that end with their client: whole, or as server-sent events."""
+"""Responses as a whole or as server-sent events, cancelled when the client disconnects."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _Result = TypeVar("_Result")
 
 
 class Shape(ABC):
-    """Answers in the JSON of one endpoint. "Choices" are OpenAI's word for answers."""
+    """The JSON format of one endpoint. OpenAI calls answers "choices"."""
 
     @abstractmethod
     def head(self, streamed: bool) -> Json:
-        """What every chunk, or the whole response, begins with: id, object, created, model."""
+        """Common fields of chunks or of the whole response: id, object, created, model."""
 
     @abstractmethod
     def opening(self) -> list[Json]:
-        """Choices of chunks that come before everything else."""
+        """Choices of the first chunks."""
 
     @abstractmethod
     def piece(self, index: int, piece: Piece) -> Json | None:
-        """The choice of a chunk, None where there is nothing to show yet."""
+        """The choice of a chunk; None if there is nothing to send yet."""
 
     @abstractmethod
     def ending(self, index: int, ending: Ending) -> list[Json]:
@@ -44,14 +44,14 @@ class Shape(ABC):
 
     @abstractmethod
     def whole(self) -> list[Json]:
-        """The choices of a whole response, once all answers have ended."""
+        """The choices of a whole response, after all answers have ended."""
 
 
 class AnswerResponse:
-    """An ASGI response from the answers of a service, as they come or as a whole.
+    """An ASGI response made of a service's answers, streamed or whole.
 
-    A client that goes away cancels them. Errors before the first token are raised, so that the
-    response has their status; later ones end the stream with an event that says so.
+    A client that disconnects cancels them. Errors before the first token are raised, so that the
+    response gets their status; later ones end the stream with an error event.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class AnswerResponse:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response."""
         work = self._send_events(send) if self._stream else self._send_whole(send)
-        with contextlib.suppress(ClientDisconnect):  # nobody reads the rest
+        with contextlib.suppress(ClientDisconnect):  # the client is gone
             await while_connected(receive, work)
 
     async def _send_whole(self, send: Send) -> None:
@@ -86,7 +86,7 @@ class AnswerResponse:
         await _send_part(send, encode_json(response), more=False)
 
     def _take(self, index: int, item: Piece | Ending) -> list[Json]:
-        """What an item adds, as choices of chunks."""
+        """Convert an item to choices of chunks."""
         if isinstance(item, Piece):
             choice = self._shape.piece(index, item)
             return [] if choice is None else [choice]
@@ -108,7 +108,7 @@ class AnswerResponse:
         await _send_part(send, last, more=False)
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
-        """Server-sent events; those that are there together come as one."""
+        """Server-sent events; items that are available together share one."""
         head = self._shape.head(streamed=True)
         usage: Json = {"usage": None} if self._include_usage else {}
         choices = self._shape.opening()
@@ -124,7 +124,7 @@ class AnswerResponse:
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, _Result]) -> _Result:
-    """Do ``work``, and cancel it when the client closes the connection: ClientDisconnect then."""
+    """Run ``work``, and cancel it if the client disconnects, with ClientDisconnect."""
     working = asyncio.create_task(work)
     gone = asyncio.create_task(_disconnected(receive))
     try:

@@ -1,4 +1,4 @@
-"""The thread that parses, renders and tokenises, one request at a time."""
+"""A thread that parses, renders and tokenises, one request at a time."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ _Result = TypeVar("_Result")
 
 
 class Run(Protocol):
-    """Does a job in the thread; raises what the job raises."""
+    """Runs a job in the thread; raises its errors."""
 
     def __call__(self, job: Callable[[], _Result], /) -> Awaitable[_Result]:
-        """What the job returns."""
+        """The job's result."""
 
 
 class TextThread:
-    """A thread whose users take turns, since a template's process serves one at a time.
+    """A thread used in turns, since a template's process serves one caller at a time.
 
-    They wait in the event loop: one that is cancelled leaves the queue, and of its jobs only the
-    one that has begun is still done. Only one large request at a time is parsed and in memory so.
+    Callers wait in the event loop: a cancelled one leaves the queue, and only its running job is
+    completed. So only one large request at a time is parsed and held in memory.
     """
 
     def __init__(self) -> None:
@@ -31,14 +31,14 @@ class TextThread:
 
     @contextlib.asynccontextmanager
     async def turn(self) -> AsyncGenerator[Run, None]:
-        """Wait for a turn, for any number of jobs."""
+        """Wait for a turn; run any number of jobs in it."""
         await self._turn.acquire()
         last: asyncio.Future[Any] | None = None
 
         async def run(job: Callable[[], _Result], /) -> _Result:
             nonlocal last
             last = running = asyncio.get_running_loop().run_in_executor(self._thread, job)
-            return await asyncio.shield(running)  # a thread goes on when its caller is cancelled
+            return await asyncio.shield(running)  # a thread continues when its caller is cancelled
 
         try:
             yield run

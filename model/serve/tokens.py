@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize, with the fields of vLLM and those of llama.cpp."""
+"""POST /tokenize and /detokenize, with the fields of vLLM and of llama.cpp."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _SPECIAL = ("add_special_tokens", "add_special")  # vLLM's name and llama.cpp's
 def encode_text(
     model: ServedModel, text: str, special: bool = True, parse: bool = True
 ) -> tuple[int, ...]:
-    """A plain prompt; ``special`` adds BOS where the model wants one, ``parse`` reads control
+    """Tokenise a plain prompt; ``special`` adds BOS if the model wants it, ``parse`` parses control
     tokens."""
     check_length(model, text)
     return tuple(model.tokenizer.encode(text, parse_special=parse, add_bos=special))
 
 
 def check_length(model: ServedModel, text: str) -> None:
-    """Refuse a text that cannot fit before it is tokenised, which takes seconds for a megabyte."""
+    """Refuse a text that cannot fit before tokenising it, which takes seconds for a megabyte."""
     if len(text) > model.context * _longest_token(model.tokenizer):
         raise ContextFullError(
             f"a text of {len(text):,} characters does not fit the context of {model.context} tokens"
@@ -33,7 +33,7 @@ def check_length(model: ServedModel, text: str) -> None:
 
 
 def check_tokens(model: ServedModel, count: int) -> None:
-    """Refuse a prompt of so many tokens that nothing can follow it."""
+    """Refuse a prompt that leaves no room for an answer."""
     if count >= model.context:
         raise ContextFullError(
             f"the prompt has {count} tokens, the context is {model.context} with the answer"
@@ -42,7 +42,7 @@ def check_tokens(model: ServedModel, count: int) -> None:
 
 @cache
 def _longest_token(tokenizer: Tokenizer) -> int:
-    """Bytes of the longest token."""
+    """Length of the longest token in bytes."""
     return max(len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size))
 
 
@@ -60,20 +60,23 @@ def tokenize(fields: Fields, model: ServedModel, limits: Limits) -> Json:
 def _tokens(fields: Fields, model: ServedModel, limits: Limits) -> tuple[int, ...]:
     if fields.raw("messages") is not None:
         if fields.flag("add_special_tokens"):
-            fields.fail("add_special_tokens", "is not for messages: the chat template has them")
+            fields.fail(
+                "add_special_tokens",
+                "cannot be used with messages: the chat template has special tokens",
+            )
         prompt = read_conversation(fields, model, limits).render(model)
         check_length(model, prompt.text)
         return tuple(template_of(model).tokens(prompt))
     name = "content" if fields.raw("content") is not None else "prompt"
     given = [flag for flag in _SPECIAL if fields.raw(flag) is not None]
-    # as the two servers have it: llama.cpp adds nothing unless asked
+    # as in the two servers: llama.cpp adds nothing by default
     special = fields.flag(given[0]) if given else name == "prompt"
     parse = fields.raw("parse_special") is None or fields.flag("parse_special")
     return encode_text(model, fields.needed_text(name), special, parse)
 
 
 def _pieces(model: ServedModel, ids: tuple[int, ...]) -> list[Json]:
-    """llama.cpp's objects: the text of a token, or its bytes where these are no UTF-8."""
+    """llama.cpp's objects: the text of a token, or its bytes if they are not UTF-8."""
     pieces: list[Json] = []
     for token in ids:
         raw = model.tokenizer.token_bytes(token)

@@ -1,4 +1,4 @@
-"""Tools that a request offers, and whether they must be called."""
+"""Tools offered in a request, and whether a call is required."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """``offered`` are descriptions as the template takes them.
+    """Tool descriptions, ``offered``, in the form of the template.
 
-    Where a call ``is_required``, it is one of the tool ``name``, or of any where that is None.
+    If a call ``is_required``, it must be of the tool ``name``, or of any if that is None.
     """
 
     offered: tuple[Json, ...] = ()
     is_required: bool = False
     name: str | None = None
-    parallel: bool = True  # whether an answer may have several calls
+    parallel: bool = True  # several calls per answer allowed
 
     @property
     def schemas(self) -> dict[str, dict[str, Any]]:
@@ -35,7 +35,7 @@ class Tools:
 
 
 def read_tools(fields: Fields, limits: Limits) -> Tools:
-    """tools, tool_choice and parallel_tool_calls; ApiError where they do not fit together."""
+    """Read tools, tool_choice and parallel_tool_calls; ApiError if they are inconsistent."""
     offered = tuple(_read_tool(tool, limits) for tool in fields.objects("tools", limits.tools))
     if len({tool["function"]["name"] for tool in offered}) < len(offered):
         fields.fail("tools", "has two functions of the same name")
@@ -66,7 +66,7 @@ def _read_tool(tool: Fields, limits: Limits) -> Json:
 
 
 def _required_name(fields: Fields, offered: Sequence[Json]) -> str:
-    """Of {"type": "function", "function": {"name": ...}}."""
+    """The name in {"type": "function", "function": {"name": ...}}."""
     if not isinstance(fields.raw("tool_choice"), dict):
         fields.fail("tool_choice", "must be none, auto, required, or name a function")
     choice = fields.needed_object("tool_choice")

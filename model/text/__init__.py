@@ -1,1 +1,1 @@
-"""Between text and tokens."""
+"""Text processing: tokenisers, chat templates, answers, constraints."""

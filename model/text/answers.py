@@ -1,7 +1,7 @@
-"""Answers as clients want them: content, reasoning and tool calls apart.
+"""Parse answers into content, reasoning and tool calls.
 
-`find_answer_format` tells from a chat template how its model writes them, `AnswerParser` parts an
-answer while it comes.
+`find_answer_format` infers from a chat template how its model writes them; `AnswerParser` splits a
+streamed answer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from urdir.model.text.tool_calls import CallSplitter, Tools
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """How a model writes reasoning and calls; None: not at all, and calls as gpt-oss if harmony."""
+    """How a model writes reasoning and calls; None: not supported. ``harmony``: as gpt-oss does."""
 
     calls: CallFormat | None = None
     thinks: ThinkTags | None = None
@@ -38,12 +38,12 @@ class AnswerFormat:
 
     @property
     def is_generic(self) -> bool:
-        """Whether tools are described in texts, since the template has no known form of calls."""
+        """Whether tools are described as text, since the template has no known call format."""
         return self.calls is GENERIC
 
 
 def find_answer_format(template: str) -> AnswerFormat:
-    """What the text of a chat template says: the tags that it writes or cuts out decide."""
+    """Infer the format from the text of a chat template, by the tags that it writes or cuts out."""
     if all(tag in template for tag in harmony.EVIDENCE):
         return AnswerFormat(is_harmony=True)
     thinks = next((tags for tags in THINK_TAGS if tags.end in template), None)
@@ -51,9 +51,9 @@ def find_answer_format(template: str) -> AnswerFormat:
 
 
 class AnswerParser:
-    """Parts one answer, whose text comes in pieces, into content, reasoning and calls.
+    """Splits one streamed answer into content, reasoning and calls.
 
-    What comes out does not depend on how the text is cut; text without tags comes out as it is.
+    The result does not depend on how the text is cut; text without tags passes unchanged.
     """
 
     def __init__(
@@ -65,9 +65,9 @@ class AnswerParser:
         tools: Tools | None = None,
         new_id: Callable[[], str] = new_call_id,
     ) -> None:
-        """`prompt` is the rendered conversation: it may end within the thoughts. `begun` is what
-        the answer begins with already, of which nothing comes out. Without `tools` calls are
-        content.
+        """`prompt` is the rendered conversation, which may end within the reasoning. `begun` is the
+        start of the answer that the client already has; it is not reported again. Without `tools`,
+        calls are content.
         """
         numbers = CallNumbers(new_id)
         self._thoughts: ReasoningSplitter | None = None
@@ -78,17 +78,17 @@ class AnswerParser:
             self._rest = CallSplitter(form.calls.tags, tools, numbers)
         if form.thinks is not None:
             self._thoughts = ReasoningSplitter(form.thinks, prompt_begins(form.thinks, prompt))
-        self._known = ""  # text that is held back, and was begun before the answer
+        self._known = ""  # withheld text that the client already has
         if begun:
             self._push((harmony.header(prompt) if form.is_harmony else "") + begun)
             self._known = "".join(part.held for part in (self._thoughts, self._rest) if part)
 
     def push(self, text: str) -> list[Delta]:
-        """What `text` makes known."""
+        """Process more text; what it reveals."""
         return self._new(self._push(text))
 
     def finish(self) -> list[Delta]:
-        """The rest, which was held back."""
+        """End the answer; the text that was still withheld."""
         thoughts, text = ("", "") if self._thoughts is None else self._thoughts.finish()
         rest = [] if self._rest is None else self._rest.push(text) + self._rest.finish()
         return self._new(
@@ -100,7 +100,7 @@ class AnswerParser:
         return _reasoning(thoughts) + self._answer(text)
 
     def _new(self, deltas: list[Delta]) -> list[Delta]:
-        """`deltas` without the text that was known before the answer."""
+        """`deltas` without the text that the client already has."""
         while self._known and deltas:
             first, *others = deltas
             text = first.content or first.reasoning

@@ -1,4 +1,4 @@
-"""Tokenisers that merge pairs: byte-level BPE, BPE over spaced text, SentencePiece's BPE."""
+"""BPE tokenisers: byte-level BPE, BPE over spaced text, SentencePiece's BPE."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from urdir.model.text.vocabulary import Defaults, TokenType, Vocabulary, read_vo
 
 
 class ByteLevelBpe:
-    """GPT-2's BPE over bytes, each byte written as a printable character (model "gpt2").
+    """GPT-2's byte-level BPE, each byte written as a printable character (model "gpt2").
 
-    A word whose pieces are no tokens is spelled in its characters; those that are no tokens either
-    are left out.
+    A piece that is not a token is spelled in characters; characters that are not tokens are
+    dropped.
     """
 
     adds_space = False
@@ -56,7 +56,7 @@ class ByteLevelBpe:
         return ids
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token stands for; special tokens are spelled as they are."""
+        """The bytes of a token; special tokens are spelled literally."""
         token = self.vocabulary.tokens[token_id]
         if self.vocabulary.types[token_id] in (TokenType.CONTROL, TokenType.USER_DEFINED):
             return token.encode()
@@ -93,16 +93,15 @@ class SpacedBpe:
         return ids
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token stands for; special tokens are spelled as they are."""
+        """The bytes of a token; special tokens are spelled literally."""
         return spaced_bytes(self.vocabulary, token_id)
 
 
 class SentencePieceBpe:
-    """SentencePiece's BPE (model "llama"): of all pairs, merge the one with the best score.
+    """SentencePiece's BPE (model "llama"): repeatedly merge the pair with the best score.
 
-    A pair merges if the result is a piece, the best score first, the leftmost of equals first.
-    Control and byte tokens are never the result of a merge. Characters without a piece become
-    bytes.
+    A pair merges if the result is a piece; ties go to the leftmost. Control and byte tokens are
+    never the result of a merge. Characters without a piece become bytes.
     """
 
     def __init__(self, metadata: Metadata) -> None:
@@ -128,41 +127,42 @@ class SentencePieceBpe:
         return ids
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token stands for; special tokens are spelled as they are."""
+        """The bytes of a token; special tokens are spelled literally."""
         return spaced_bytes(self.vocabulary, token_id)
 
 
 def adds_space_prefix(metadata: Metadata) -> bool:
-    """Whether a text begins with a space that nobody wrote; ConfigError for what is no boolean."""
+    """Whether the tokeniser prepends a space to a text; ConfigError if the value is not a
+    boolean."""
     return metadata.optional("tokenizer.ggml.add_space_prefix", bool, True)
 
 
 class _Merges:
-    """tokenizer.ggml.merges: "left right", the first is merged first."""
+    """Merge ranks from tokenizer.ggml.merges: "left right", the first has priority."""
 
     def __init__(self, lines: list[str]) -> None:
         self.ranks = dict(zip(reversed(lines), range(len(lines) - 1, -1, -1), strict=True))
 
     def makes(self, token: str) -> bool:
-        """True if a merge has `token` as its result."""
+        """Whether a merge results in `token`."""
         return any(f"{token[:cut]} {token[cut:]}" in self.ranks for cut in range(1, len(token)))
 
 
 def stored_merges(metadata: Metadata) -> StringArray:
-    """tokenizer.ggml.merges as they lie in the file; ConfigError where they are missing,
-    TokenizerError for one that is no pair, or too long."""
+    """tokenizer.ggml.merges as stored; ConfigError if missing, TokenizerError for an entry that is
+    not a pair, or too long."""
     stored = metadata.require("tokenizer.ggml.merges", StringArray)
     MERGE_NBYTES.check(stored.longest, "tokenizer.ggml.merges", TokenizerError)
     if (place := stored.first_without(" ")) is not None:
-        raise TokenizerError(f"tokenizer.ggml.merges: {stored[place]!r} is no pair of tokens")
+        raise TokenizerError(f"tokenizer.ggml.merges: {stored[place]!r} is not a pair of tokens")
     return stored
 
 
 def _cut_between_words(vocabulary: Vocabulary) -> re.Pattern[str]:
-    """Where text can be cut before it is merged, because no token reaches across.
+    """Where text can be cut before merging, because no token reaches across.
 
-    That is before each U+2581 but where some token has the character in front of it before a
-    U+2581 as well. Short words are merged faster, and remembered.
+    That is before each U+2581, unless some token has the preceding character before a U+2581.
+    Short words merge faster and are cached.
     """
     between = "\ud800"  # in no text
     joined = re.findall(f"[^{between}]{ESCAPED_SPACE}", between.join(vocabulary.tokens))

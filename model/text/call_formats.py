@@ -1,7 +1,6 @@
-"""How kinds of models write tool calls, and how to tell from a chat template which one it is.
+"""Tool call formats: how models write calls, and which format a chat template uses.
 
-The formats are those that the models' own templates (of their repositories on the Hugging Face hub)
-write into a conversation.
+The formats are those of the models' own templates on the Hugging Face hub.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ def as_call(value: Any) -> ToolCall:
     if isinstance(value, dict) and isinstance(value.get("function"), dict):
         value = value["function"]
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
-        raise ValueError("a call is an object with a name")
+        raise ValueError("a call must be an object with a name")
     arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, str):  # JSON within JSON
         arguments = loads(arguments)
@@ -30,7 +29,7 @@ def as_call(value: Any) -> ToolCall:
 
 
 def loads(text: str) -> Any:
-    """The value of JSON; UnfinishedError where it ends within a string, else ValueError."""
+    """Parse JSON; UnfinishedError if it ends within a string, else ValueError."""
     try:
         return json.loads(text, strict=False)
     except json.JSONDecodeError as error:
@@ -40,9 +39,9 @@ def loads(text: str) -> Any:
 
 
 def dumps(arguments: Any) -> str:
-    """The arguments as text; ValueError if they are no object, or nothing that UTF-8 can hold."""
+    """The arguments as text; ValueError if they are not an object or not valid Unicode."""
     if not isinstance(arguments, dict):
-        raise ValueError("arguments are an object")
+        raise ValueError("arguments must be an object")
     text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
     text.encode()
     return text
@@ -76,11 +75,11 @@ def _xml(text: str, tools: Tools) -> list[ToolCall]:
 
 
 def _typed(text: str, schema: Any) -> Any:
-    """A value that is written without quotes: text where the schema says so or JSON fails."""
+    """A value written without quotes: text if the schema says so or JSON parsing fails."""
     wanted = schema.get("type") if isinstance(schema, dict) else None
     if wanted == "string":
         return text
-    for spelled in (text, text.lower()):  # True, as Python writes it
+    for spelled in (text, text.lower()):  # Python writes True
         try:
             value = json.loads(spelled)
         except (ValueError, RecursionError):
@@ -158,7 +157,7 @@ MISTRAL_CALLS = "[TOOL_CALLS]"
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """A way to write calls. A template that has all of `evidence` and none of `against` uses it."""
+    """A call format, used by templates that contain all of `evidence` and none of `against`."""
 
     name: str
     tags: CallTags
@@ -177,7 +176,7 @@ _DEEPSEEK_CONTROLS = (
 )
 _MISTRAL_CONTROLS = (MISTRAL_CALLS, "[CALL_ID]", "[ARGS]")
 
-# The first that fits. gpt-oss writes its own, with its channels: `harmony`.
+# The first match wins. gpt-oss is apart, with its channels: `harmony`.
 CALL_FORMATS = (
     CallFormat("deepseek-v3", CallTags(*_DEEPSEEK_TAGS, _deepseek),
                ("<｜tool▁calls▁begin｜>", "```json"), (), _DEEPSEEK_CONTROLS),
@@ -195,12 +194,12 @@ CALL_FORMATS = (
                ("<|start_header_id|>", "ipython", "parameters"), ("<function=",), (PYTHON_TAG,)),
 )  # fmt: skip
 
-# Of templates that write none of these, with tools described in the text (`generic_tools`).
+# For templates without a known format; tools are described as text (`generic_tools`).
 GENERIC = CallFormat("generic", CallTags(*_TOOL_CALL, _hermes), (), (), _TOOL_CALL)
 
 
 def find_call_format(template: str) -> CallFormat:
-    """The format of the calls that a chat template writes, GENERIC where no known one is in it."""
+    """The call format of a chat template; GENERIC if it contains no known one."""
     for form in CALL_FORMATS:
         if all(e in template for e in form.evidence) and not any(
             e in template for e in form.against

@@ -1,10 +1,10 @@
-"""SentencePiece's table of replacements (tokenizer.ggml.precompiled_charsmap), NFKC as a rule.
+"""SentencePiece's normalisation table (tokenizer.ggml.precompiled_charsmap), usually NFKC.
 
     u32 nbytes  u32 nodes[nbytes / 4]  NUL-terminated replacements
 
-The nodes are Darts-clone's double array: a trie over bytes. Of a node, bits 10 to 30 are the offset
-of its children (times 256 if bit 9 is set), bit 8 says that a key ends here, and bits 0 to 7 and 31
-must be the byte that leads here. Of a leaf, bits 0 to 30 are where its replacement begins.
+The nodes are Darts-clone's double array: a trie over bytes. In a node, bits 10 to 30 are the offset
+of its children (times 256 if bit 9 is set), bit 8 marks the end of a key, and bits 0 to 7 and 31
+must equal the byte that leads to it. In a leaf, bits 0 to 30 are the start of its replacement.
 Source: Yata and others, https://github.com/s-yata/darts-clone.
 """
 
@@ -18,35 +18,35 @@ from urdir.model.files.limits import CHARSMAP_NBYTES
 from urdir.model.files.metadata import Metadata
 
 _KEY = "tokenizer.ggml.precompiled_charsmap"
-#: Bytes that a table may make of one. NFKC makes 11, of U+FDFA.
+#: Largest expansion that a table may have, in bytes per byte. NFKC has 11, for U+FDFA.
 MOST_GROWTH = 64
-#: Bytes of the longest keys that are looked at; for longer ones any replacement counts.
+#: Longest key in bytes that the expansion check examines; longer keys count with any replacement.
 _LONGEST_KEY = 256
 
 
 class CharsMap:
-    """Replaces the longest keys it knows, from the left; an empty one changes nothing."""
+    """Replaces the longest matching keys, from left to right; an empty map changes nothing."""
 
     def __init__(self, nodes: list[int], replacements: bytes, growth: float = 1.0) -> None:
-        """``growth`` is how many bytes the table can make of one."""
+        """``growth`` is the largest expansion, in bytes per byte."""
         self._nodes = nodes
         self._replacements = replacements
         self.growth = growth
 
     @classmethod
     def read(cls, metadata: Metadata) -> CharsMap:
-        """The table of a file; TokenizerError for one that is no table."""
+        """The table of a file; TokenizerError if malformed."""
         stored = metadata.optional(_KEY, np.ndarray, None)
         if stored is None:
             return cls([], b"")
         if stored.dtype.itemsize != 1 or len(stored) < 4:
-            raise TokenizerError(f"{_KEY} is no table of bytes")
+            raise TokenizerError(f"{_KEY} is not an array of bytes")
         return cls.parse(stored.tobytes())
 
     @classmethod
     def parse(cls, blob: bytes) -> CharsMap:
-        """The table as it is stored; TokenizerError for one that is no table, or makes more than
-        `MOST_GROWTH` bytes of one."""
+        """Parse a stored table; TokenizerError if malformed, or if it expands beyond
+        `MOST_GROWTH`."""
         CHARSMAP_NBYTES.check(len(blob), _KEY, TokenizerError)
         nbytes = int.from_bytes(blob[:4], "little")
         if nbytes % 4 or not 0 < nbytes < len(blob) - 4:
@@ -54,11 +54,11 @@ class CharsMap:
         nodes, replacements = np.frombuffer(blob, "<u4", nbytes // 4, 4), blob[4 + nbytes :]
         growth = _growth(nodes, replacements)
         if growth > MOST_GROWTH:
-            raise TokenizerError(f"{_KEY} makes {growth:,.0f} bytes of one, at most {MOST_GROWTH}")
+            raise TokenizerError(f"{_KEY} expands text {growth:,.0f} times, at most {MOST_GROWTH}")
         return cls(nodes.tolist(), replacements, growth)
 
     def replace(self, text: str) -> str:
-        """`text` with the longest keys replaced; TokenizerError if the table leads astray."""
+        """`text` with the longest keys replaced; TokenizerError if the table is inconsistent."""
         if not self._nodes:
             return text
         raw = text.encode()
@@ -74,7 +74,7 @@ class CharsMap:
         return b"".join(pieces).decode("utf-8", "replace")
 
     def _longest(self, raw: bytes, at: int) -> tuple[int, bytes]:
-        """(length of the longest key at `at`, its replacement); length 0: there is none."""
+        """(length of the longest key at `at`, its replacement); length 0: no key matches."""
         length, leaf = 0, 0
         place = self._children(0)
         for offset in range(at, len(raw)):
@@ -104,11 +104,11 @@ class CharsMap:
 
 
 def _growth(nodes: NDArray[np.uint32], replacements: bytes) -> float:
-    """The most bytes that a key is replaced by, for each of its own; at least 1.
+    """The largest expansion of a key in bytes per byte; at least 1.
 
-    The trie is walked level by level. The place of a node, but for its label, is where its parent
-    says that children lie: sorted by that, the children of a level are found at once. Children
-    count once, at the first level that leads to them: there their keys are shortest.
+    The trie is walked level by level. XOR with its label gives a node the place where its parent's
+    children lie: sorted by that, the children of a level are found together. Each node counts once,
+    on the first level that reaches it: there its key is shortest.
     """
     index, label = np.arange(len(nodes)), (nodes & 0xFF).astype(np.int64)
     children = index ^ ((nodes >> 10).astype(np.int64) << ((nodes & 0x200) >> 6))
@@ -116,7 +116,7 @@ def _growth(nodes: NDArray[np.uint32], replacements: bytes) -> float:
     below = below[np.argsort(below ^ label[below], kind="stable")]
     families = below ^ label[below]  # sorted
     ends = np.append(np.flatnonzero(np.frombuffer(replacements, np.uint8) == 0), len(replacements))
-    seen = np.zeros(len(nodes) + 256, np.bool_)  # labels change the last eight bits alone
+    seen = np.zeros(len(nodes) + 256, np.bool_)  # labels change only the last eight bits
     most, length, level = 1.0, 0, children[:1]
     while len(level) and length < _LONGEST_KEY:
         length += 1

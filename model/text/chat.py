@@ -1,14 +1,14 @@
-"""Conversations to prompts, by the model's own chat template.
+"""Chat templates: render conversations to prompts and tokenise them.
 
-The template's markup is parsed for control tokens ("<|im_end|>"). What users wrote is not (message
-contents, calls of tools and their results, descriptions of tools): nobody forges a turn by typing
-one. To tell the two apart in the rendered text, characters of users' texts with which a control
-token can begin are replaced by stand-ins before rendering (`marking`). Their places afterwards are
-what `Tokenizer.encode` takes as `opaque`, and the rest is still encoded in one piece with the
-markup around it, as the model was trained.
+Control tokens ("<|im_end|>") are parsed in the template's markup only, not in what users wrote
+(message contents, calls of tools and their results, descriptions of tools): no user can forge a
+turn by typing one. To tell the two apart in the rendered text, every character of users' texts that
+can begin a control token is replaced by a stand-in before rendering (`marking`). Afterwards their
+positions are passed to `Tokenizer.encode` as `opaque`. The rest is still encoded in one piece with
+the surrounding markup, as in training.
 
-Limits: a template does not see control tokens that stand in contents (it cannot cut at them), and
-one that spells half a control token itself and lets a message complete it is not guarded against.
+Limits: a template does not see control tokens within contents (it cannot cut at them). A template
+that spells half a control token itself and lets a message complete it is not guarded against.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ TEMPLATE_KEY = "tokenizer.chat_template"
 
 
 def find_template(gguf: ModelFile, tokenizer: Callable[[], Tokenizer]) -> str:
-    """The file's template, or the one that its vocabulary is made for, which is said in a warning:
-    the ``tokenizer`` is asked for in this case alone. NoTemplateError where that is not certain."""
+    """The file's template, or the one that its vocabulary is made for, with a warning.
+
+    The ``tokenizer`` is built in the second case only. NoTemplateError if the format is uncertain.
+    """
     source = gguf.metadata.optional(TEMPLATE_KEY, str, None)
     if source is not None:
         return source
@@ -44,17 +46,18 @@ def find_template(gguf: ModelFile, tokenizer: Callable[[], Tokenizer]) -> str:
     if name is None:
         raise NoTemplateError(
             f"{gguf.path}: the file has no chat template ({TEMPLATE_KEY}), and its vocabulary "
-            "fits no known one: name it (chatml, llama3, ...), or continue plain prompts"
+            "fits no known one: give its name (chatml, llama3, ...), or continue plain prompts"
         )
     warnings.warn(
-        f"the file has no chat template: {name} is used, as its tokens have it", stacklevel=2
+        f"the file has no chat template: {name} is used, because it fits the vocabulary",
+        stacklevel=2,
     )
     return named_template(name)
 
 
-#: Who speaks in a conversation.
+#: Roles in a conversation.
 ROLES = ("system", "developer", "user", "assistant", "tool")
-#: What templates see of a message beside its role and content, where it has that.
+#: Optional fields of a message that templates see beside role and content.
 MESSAGE_FIELDS = ("name", "tool_call_id", "reasoning_content", "tool_calls")
 
 
@@ -62,18 +65,18 @@ MESSAGE_FIELDS = ("name", "tool_call_id", "reasoning_content", "tool_calls")
 class Message:
     """One turn of a conversation."""
 
-    role: str  # one of `ROLES`, unless it is for a template of your own
+    role: str  # one of `ROLES`, or one that your own template handles
     content: str
     more: Mapping[str, Any] = field(default_factory=dict)  # `MESSAGE_FIELDS`: JSON
 
     @classmethod
     def of(cls, message: Message | Mapping[str, Any]) -> Message:
-        """A message, or a dictionary of its fields as OpenAI has them; other fields, and those that
-        are None, are ignored. Raises TemplateError."""
+        """A message, or a dictionary of its fields as in OpenAI's API; other fields and None values
+        are ignored. Raises TemplateError."""
         if isinstance(message, Message):
             return message
         if not isinstance(message, Mapping):
-            raise TemplateError(f"{message!r:.80} is no message: {_EXAMPLE}")
+            raise TemplateError(f"{message!r:.80} is not a message: {_EXAMPLE}")
         more = {name: message[name] for name in MESSAGE_FIELDS if message.get(name) is not None}
         role, content = message.get("role"), message.get("content")
         if content is None and "tool_calls" in more:
@@ -89,26 +92,28 @@ _EXAMPLE = "give a list of messages, such as [{'role': 'user', 'content': 'Hi'}]
 
 
 def conversation(messages: Iterable[Message | Mapping[str, Any]], template: str) -> list[Message]:
-    """Messages as objects, with the roles that a template (its source) has for them.
+    """Messages as objects, with roles mapped to those of a template, given as source.
 
-    Raises TemplateError for what is no list of messages, for none, and for a role that is none of
-    `ROLES`.
+    Raises TemplateError for anything but a list of messages, for an empty list, and for a role
+    outside `ROLES`.
     """
     if isinstance(messages, str | bytes | Mapping | Message) or not isinstance(messages, Iterable):
-        raise TemplateError(f"{messages!r:.80} is no conversation: {_EXAMPLE}")
+        raise TemplateError(f"{messages!r:.80} is not a conversation: {_EXAMPLE}")
     found = [Message.of(message) for message in messages]
     if not found:
         raise TemplateError(f"the conversation is empty: {_EXAMPLE}")
     for number, message in enumerate(found):
         if message.role not in ROLES:
             known = ", ".join(ROLES)
-            raise TemplateError(f"message {number} is by {message.role!r:.40}: expected {known}")
+            raise TemplateError(
+                f"message {number} has the role {message.role!r:.40}: expected {known}"
+            )
     return [replace(message, role=role_in(template, message.role)) for message in found]
 
 
 def role_in(template: str, role: str) -> str:
-    """The role that a template has for one of `ROLES`: a developer is the system to those that know
-    no developer."""
+    """Map one of `ROLES` to a template's: developer becomes system if the template has no
+    developer."""
     return "system" if role == "developer" and role not in template else role
 
 
@@ -117,8 +122,8 @@ class Prompt:
     """A rendered conversation."""
 
     text: str
-    opaque: tuple[Span, ...]  # characters of messages with which no control token begins
-    begun: str = ""  # the end of `text` that the answer goes on with, of a message that is open
+    opaque: tuple[Span, ...]  # character spans of messages, where no control token begins
+    begun: str = ""  # the end of `text`, from an open message that the answer continues
 
     @property
     def before(self) -> str:
@@ -132,7 +137,8 @@ class ChatTemplate(Owner):
     def __init__(
         self, source: str, tokenizer: Tokenizer, process: TemplateProcess | None = None
     ) -> None:
-        """`source` is the Jinja template; `process`, which may have begun, is owned from now on."""
+        """`source` is the Jinja template; this object owns `process`, started or not, from now
+        on."""
         self.source = source
         self._tokenizer = tokenizer
         self._process = process or TemplateProcess()
@@ -140,29 +146,28 @@ class ChatTemplate(Owner):
         self._system = SystemText(self._render_turns)
 
     @classmethod
-    def from_gguf(
-        cls, gguf: ModelFile, tokenizer: Tokenizer, given: str | None = None
-    ) -> ChatTemplate:
-        """The template that is ``given`` (Jinja, or a name of `template_names`), or the file's.
+    def of(cls, gguf: ModelFile, tokenizer: Tokenizer, given: str | None = None) -> ChatTemplate:
+        """The ``given`` template (Jinja, or a name of `template_names`), or the file's.
 
-        For a file without one the format that its vocabulary is made for, with a warning;
-        NoTemplateError where that is none.
+        Without either, the format that the vocabulary is made for, with a warning;
+        NoTemplateError if that is uncertain.
         """
         if given is not None:
             return cls(template_text(given), tokenizer)
         return cls(find_template(gguf, lambda: tokenizer), tokenizer)
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
-        """Token ids of the conversation up to where the assistant answers, BOS as the model wants.
+        """Token ids of the conversation up to the assistant's answer, with BOS if the model wants
+        it.
 
-        Raises TemplateError, or TokenizerError for contents that are no valid Unicode.
+        Raises TemplateError, or TokenizerError for contents that are not valid Unicode.
         """
         return self.tokens(self.render(messages))
 
     def tokens(self, prompt: Prompt) -> list[int]:
-        """Token ids of a rendered conversation, BOS as the model wants.
+        """Token ids of a rendered conversation, with BOS if the model wants it.
 
-        Raises TokenizerError for contents that are no valid Unicode.
+        Raises TokenizerError for contents that are not valid Unicode.
         """
         return self._tokenizer.encode(
             prompt.text, parse_special=True, add_bos=True, opaque=prompt.opaque
@@ -176,19 +181,21 @@ class ChatTemplate(Owner):
         *,
         continues: str | None = None,
     ) -> Prompt:
-        """The conversation up to where the assistant answers, as text.
+        """Render the conversation up to the assistant's answer.
 
-        ``tools`` are descriptions in OpenAI's form, ``variables`` what else the template may read
-        ("enable_thinking"); both are JSON. A template without a known form of calls gets tools,
-        calls and results as texts (`generic_tools`). ``continues`` is the field of the last message
-        that the answer goes on with: the prompt ends with it. Raises TemplateError: exceeded
-        limits, syntax, sandbox, the template's own complaint, or that it drops this field.
+        ``tools`` are descriptions in OpenAI's form, ``variables`` are other values for the template
+        ("enable_thinking"); both are JSON. A template without a known call format gets tools, calls
+        and results as text (`generic_tools`). ``continues`` is the field of the last message that
+        the answer continues: the prompt ends with it. Raises TemplateError: exceeded limits,
+        syntax, sandbox, an error raised by the template, or a template that drops this field.
         """
         turns: list[Turn] = [{"role": m.role, "content": m.content, **m.more} for m in messages]
-        if find_answer_format(self.source).is_generic:
-            turns, tools = _told(turns, tools), None
         written: list[Any] = [turns, tools or None, dict(variables or {})]
-        if (length := sum(map(len, set(texts_of(written))))) > OUTPUT_LIMIT:
+        texts = set(texts_of(written))  # refuses values nested too deeply for the steps below
+        if find_answer_format(self.source).is_generic:
+            written[:2] = _as_text(turns, tools), None
+            texts = set(texts_of(written))
+        if (length := sum(map(len, texts))) > OUTPUT_LIMIT:
             raise TemplateError(
                 f"the conversation has {length:,} characters: at most {OUTPUT_LIMIT:,} go through "
                 "a chat template"
@@ -198,10 +205,10 @@ class ChatTemplate(Owner):
         return self._open(written, continues)
 
     def _open(self, written: list[Any], name: str) -> Prompt:
-        """The conversation up to the end of a field of its last message.
+        """Render up to the end of a field of the last message.
 
-        A character that no text has stands after the field while the template renders: what the
-        template trims, and what it adds after the message, does not matter.
+        A character that occurs in no text marks the end of the field during rendering. Trimming by
+        the template, and text that it adds after the message, do not matter.
         """
         turns, tools, more = written
         field = turns[-1].get(name, "")
@@ -211,7 +218,7 @@ class ChatTemplate(Owner):
         at = prompt.text.rfind(end)
         if at < 0:
             raise TemplateError(
-                f"the chat template leaves out the last message's {name}, which cannot be continued"
+                f"the chat template drops the last message's {name}, so it cannot be continued"
             )
         text = prompt.text[:at]
         length = shared_length(text[::-1], field[::-1])
@@ -219,7 +226,7 @@ class ChatTemplate(Owner):
         return Prompt(text, opaque, text[len(text) - length :])
 
     def _render_safely(self, written: list[Any]) -> Prompt:
-        """What users wrote, as text, with tags that the template names where they do no harm."""
+        """Render users' contents as text, with the template's own tags kept if they do no harm."""
         prompt = self._render(written, keeps_tags=False)
         if self._marker.has_tags(written):
             with_tags = self._render(written, keeps_tags=True)
@@ -228,7 +235,7 @@ class ChatTemplate(Owner):
         return prompt
 
     def _render(self, written: list[Any], keeps_tags: bool) -> Prompt:
-        """What users wrote, as text; ``keeps_tags`` leaves tags that the template names."""
+        """Render users' contents as text; ``keeps_tags`` leaves tags that the template names."""
         (turns, tools, more), original = self._marker.marked(written, self.source, keeps_tags)
         rendered = self._render_turns(self._system.placed(turns), tools, more)
         opaque = tuple((i, i + 1) for i, char in enumerate(rendered) if char in original)
@@ -239,13 +246,13 @@ class ChatTemplate(Owner):
         return [token for token in self.tokens(prompt) if self._tokenizer.is_markup(token)]
 
     def close(self) -> None:
-        """End the rendering process; closing twice does nothing."""
+        """End the rendering process. Idempotent."""
         self._process.close()
 
     def _render_turns(
         self, turns: list[Turn], tools: Any = None, more: Mapping[str, Any] | None = None
     ) -> str:
-        """Their text. A template that fails on tools that are none sees them undefined."""
+        """Render turns. A template that fails with tools None is given undefined tools."""
         variables = self._variables(turns, tools, more or {})
         try:
             return self._process.render(self.source, variables)
@@ -259,7 +266,7 @@ class ChatTemplate(Owner):
                 raise error from None
 
     def _variables(self, turns: list[Turn], tools: Any, more: Mapping[str, Any]) -> dict[str, Any]:
-        """What templates expect to be defined."""
+        """Variables that templates expect."""
         return {
             "add_generation_prompt": True,
             "documents": None,
@@ -274,11 +281,11 @@ class ChatTemplate(Owner):
         return "" if token_id is None else self._tokenizer.token_text(token_id)
 
 
-def _told(turns: list[Turn], tools: Sequence[Mapping[str, Any]] | None) -> list[Turn]:
-    """A conversation with its tools, calls and results as texts. Raises TemplateError."""
+def _as_text(turns: list[Turn], tools: Sequence[Mapping[str, Any]] | None) -> list[Turn]:
+    """A conversation with its tools, calls and results as text. Raises TemplateError."""
     try:
         return generic_tools.as_text(turns, tools)
     except (LookupError, TypeError, AttributeError, ValueError, RecursionError):
         raise TemplateError(
-            "a tool, a call or a result has not the form that OpenAI gives it, or nests too deeply"
+            "a tool, a call or a result does not have OpenAI's form, or nests too deeply"
         ) from None

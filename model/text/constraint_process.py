@@ -1,4 +1,4 @@
-"""A process that follows answers under a constraint, as its parent sees it."""
+"""Parent side of a process that applies one constraint to answers."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from urdir.model.text.constraint_worker import (
 )
 from urdir.model.text.sandbox_limits import MEMORY_LIMIT
 
-#: Seconds are a processor's: what else runs on the machine does not count. Fuel is 50 to 100 ns,
-#: where the library counts it; a state of the lexer takes 1 to 2 kB.
+#: Seconds are CPU time: other load on the machine does not count. Fuel is llguidance's measure, 50
+#: to 100 ns each; a lexer state takes 1 to 2 kB.
 LIMITS: dict[str, Any] = {
     "compile_seconds": 1.5,
-    "mask_seconds": 0.25,  # for one token
-    "step_seconds": 0.005,  # for each token, beside answer_seconds for all of an answer
+    "mask_seconds": 0.25,  # per token
+    "step_seconds": 0.005,  # per token; the excess counts against answer_seconds
     "answer_seconds": 1.0,
-    "memory_bytes": MEMORY_LIMIT,  # of address space, the vocabulary's among them
-    "kept_bytes": 64 << 20,  # of a compiled constraint, beside the vocabulary
+    "memory_bytes": MEMORY_LIMIT,  # address space, vocabulary included
+    "kept_bytes": 64 << 20,  # memory of a compiled constraint, without the vocabulary
     "llguidance": {
         "initial_lexer_fuel": 400_000,
         "max_lexer_states": 20_000,
@@ -38,13 +38,13 @@ LIMITS: dict[str, Any] = {
         "verbose_errors": False,
     },
 }
-_PROCESS = 0  # the number of what concerns no answer
-_AHEAD = 64  # masks not read yet: the tokens sent for them fit into a socket
+_PROCESS = 0  # the number of messages that belong to no answer
+_AHEAD = 64  # unread masks: their requests fit into a socket's buffer
 
 
 class Step(NamedTuple):
-    """What may come next: a bit for each token of the vocabulary, in words of u32. ``is_whole``
-    where that is an end id alone.
+    """The allowed next tokens: one bit per token of the vocabulary, in u32 words. ``is_whole`` if
+    only an end id is allowed.
     """
 
     mask: bytes
@@ -62,27 +62,28 @@ class ProcessGoneError(ConstraintError):
 
 
 class Pipe(Protocol):
-    """To a process and back: ``read`` and ``write`` raise ProcessGoneError where it has ended."""
+    """A connection to a process: ``read`` and ``write`` raise ProcessGoneError once it has
+    ended."""
 
     @property
     def is_gone(self) -> bool:
-        """Whether it has ended."""
+        """Whether the process has ended."""
 
     def read(self, size: int) -> bytes:
-        """So many bytes."""
+        """Read exactly ``size`` bytes."""
 
     def write(self, data: bytes) -> None:
-        """Send them all."""
+        """Write all bytes."""
 
     def close(self) -> None:
-        """Closing twice does nothing."""
+        """Close the connection. Idempotent."""
 
 
 class ConstraintProcess(Owner):
-    """A process that holds one constraint and follows the answers under it.
+    """A process that holds one constraint and tracks the answers under it.
 
-    Each answer has a number and is one thread's at a time; those of several threads may use the
-    process together.
+    Each answer has a number and is used by one thread at a time; answers of several threads may
+    share the process.
     """
 
     def __init__(self, pipe: Pipe) -> None:
@@ -90,9 +91,9 @@ class ConstraintProcess(Owner):
         self._pipe = pipe
         self._numbers = itertools.count(1)
         self._used = {_PROCESS}
-        self._unused: deque[int] = deque()  # finalisers add to it, who must not wait for a lock
+        self._unused: deque[int] = deque()  # finalisers append to it, and must not wait for a lock
         self._replies: dict[int, tuple[int, bytes]] = {}
-        self._sent, self._read = 0, -1  # it says first that it is ready
+        self._sent, self._read = 0, -1  # the first reply reports that the process is ready
         self._writing = threading.Lock()
         self._reading = threading.Lock()
 
@@ -100,14 +101,14 @@ class ConstraintProcess(Owner):
         self.close()
 
     def wait_until_ready(self) -> None:
-        """Raises ProcessGoneError where it does not start, or has been killed since."""
+        """Raises ProcessGoneError if the process does not start, or was killed since."""
         self.receive(_PROCESS)
         if self._pipe.is_gone:
             raise ProcessGoneError
 
     def compile(self, grammar: str) -> None:
-        """Make it a process of this grammar, in llguidance's form; ``start`` is what may come
-        first. Raises ConstraintError.
+        """Compile a grammar in llguidance's form; ``start`` becomes the first mask. Raises
+        ConstraintError.
         """
         body = grammar.encode()
         try:
@@ -118,12 +119,12 @@ class ConstraintProcess(Owner):
 
     @property
     def is_used(self) -> bool:
-        """Whether an answer goes on."""
+        """Whether an answer is in progress."""
         return len(self._used) - 1 > len(self._unused)
 
     @property
     def is_gone(self) -> bool:
-        """Whether it has ended, as far as is known without waiting."""
+        """Whether the process is known to have ended; does not wait."""
         return self._pipe.is_gone
 
     def begin(self) -> int:
@@ -133,16 +134,16 @@ class ConstraintProcess(Owner):
         return number
 
     def send(self, number: int, token: int) -> None:
-        """An answer goes on by a token: what may come then is computed from now on. Raises
+        """Send the next token of an answer; the process starts computing the mask after it. Raises
         ProcessGoneError.
         """
-        with self._reading:  # else both sides could wait until the other one reads
+        with self._reading:  # otherwise both sides could block, each waiting for the other to read
             while self._sent - self._read >= _AHEAD:
                 self._read_reply()
         self._send(STEP, number, token)
 
     def receive(self, number: int) -> Step:
-        """What may come after the token that was sent. Raises ConstraintError."""
+        """The mask after the last token sent. Raises ConstraintError."""
         with self._reading:
             while number not in self._replies:
                 self._read_reply()
@@ -153,11 +154,11 @@ class ConstraintProcess(Owner):
         return Step(body, result == IS_WHOLE)
 
     def forget(self, number: int) -> None:
-        """An answer is over."""
+        """Release a finished answer."""
         self._unused.append(number)
 
     def close(self) -> None:
-        """End the process, at once or when its time is over; closing twice does nothing."""
+        """End the process, at once or when its time is over. Idempotent."""
         self._pipe.close()
 
     def _read_reply(self) -> None:
@@ -165,7 +166,7 @@ class ConstraintProcess(Owner):
             result, number, size = HEADER.unpack(self._pipe.read(HEADER.size))
             body = self._pipe.read(size)
         self._read += 1
-        if number in self._used:  # others are over
+        if number in self._used:  # others have finished
             self._replies[number] = result, body
 
     def _send(self, operation: int, number: int, value: int, body: bytes = b"") -> None:
@@ -182,7 +183,7 @@ class ConstraintProcess(Owner):
 
     @contextmanager
     def _whole(self) -> Iterator[None]:
-        """End the process where Ctrl-C leaves half a message: what follows would mean nothing."""
+        """End the process if Ctrl-C leaves a partial message: later ones would be misread."""
         try:
             yield
         except BaseException:

@@ -1,5 +1,5 @@
-"""How processes for constraints start: forked from one that knows the vocabulary, or, where the
-system cannot fork, each by itself.
+"""Starts constraint processes: by forking one that has the vocabulary, or separately on systems
+without fork.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from urdir.model.text.constraint_process import LIMITS, ConstraintProcess, Proce
 from urdir.model.text.sandbox_process import SandboxProcess
 from urdir.model.text.tokenizer import Tokenizer
 
-_GIVEN_UP = 10.0  # seconds of wall clock for a reply: somebody may have stopped the process
+_GIVEN_UP = 10.0  # seconds of wall clock for a reply: the process may have been stopped
 _CAN_FORK = hasattr(os, "fork") and hasattr(socket, "send_fds")
 
 
 class ConstraintStarter(Owner):
-    """Starts processes that know the vocabulary of ``tokenizer``, for all threads.
+    """Starts processes that have the vocabulary of ``tokenizer``. Thread-safe.
 
-    The first takes about a second for 150,000 tokens. Where the system can fork, the others take
-    milliseconds, and there is always one ahead.
+    The first start takes about a second for 150,000 tokens. With fork, further starts take
+    milliseconds, and one process is always started in advance.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -49,17 +49,17 @@ class ConstraintStarter(Owner):
             process = spare if spare is not None and _is_ready(spare) else self._started()
             source = self._opened()
             if source.is_quick:
-                with suppress(ProcessGoneError):  # the next start finds out
+                with suppress(ProcessGoneError):  # the next start reports it
                     self._spare = source.start()
             return process
 
     def close(self) -> None:
-        """End the processes that have no constraint; closing twice does nothing."""
+        """End the processes without a constraint. Idempotent."""
         with self._lock:
             self._close()
 
     def _started(self) -> ConstraintProcess:
-        for _ in range(2):  # somebody may have killed the source
+        for _ in range(2):  # the source may have been killed
             with suppress(ProcessGoneError):
                 process = self._opened().start()
                 if _is_ready(process):
@@ -88,7 +88,7 @@ class _Source(Protocol):
 
 
 class _Forks(Owner):
-    """A process that knows the vocabulary, and forks."""
+    """A process with the vocabulary that forks on request."""
 
     is_quick = True
 
@@ -103,9 +103,9 @@ class _Forks(Owner):
                 raise
 
     def start(self) -> ConstraintProcess:
-        """Have it fork; the new process may not be ready yet. Raises ProcessGoneError."""
+        """Fork a process, which may not be ready yet. Raises ProcessGoneError."""
         ours, theirs = socket.socketpair()
-        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)  # masks wait there
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)  # buffers masks
         process = ConstraintProcess(_SocketPipe(ours))
         try:
             with theirs:
@@ -116,13 +116,13 @@ class _Forks(Owner):
         return process
 
     def close(self) -> None:
-        """End it; those that it has forked go on."""
+        """End the source; processes forked from it continue."""
         self._control.close()
         self._process.close()
 
 
 class _Spawns:
-    """Starts Python and reads the vocabulary for each."""
+    """Starts a Python process and loads the vocabulary for each constraint."""
 
     is_quick = False
 
@@ -157,7 +157,7 @@ class _SocketPipe:
     def read(self, size: int) -> bytes:
         try:
             data: bytes = self._reader.read(size)
-        except (OSError, ValueError):  # it takes too long; this end is closed
+        except (OSError, ValueError):  # timeout; this end is closed
             data = b""
         if len(data) < size:
             self.close()
@@ -172,7 +172,7 @@ class _SocketPipe:
             raise ProcessGoneError from None
 
     def close(self) -> None:
-        with suppress(OSError):  # a thread that reads sees it, too
+        with suppress(OSError):  # also wakes a reading thread
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
         self._reader.close()
@@ -217,7 +217,7 @@ def _is_ready(process: ConstraintProcess) -> bool:
 
 
 def _settings(tokenizer: Tokenizer) -> dict[str, Any]:
-    """What a worker needs of a vocabulary."""
+    """The vocabulary in the form that a worker takes."""
     ids = range(tokenizer.vocab_size)
     tokens = [tokenizer.token_bytes(token) for token in ids]
     ends = tokenizer.end_ids
@@ -232,7 +232,7 @@ def _settings(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _prepare(process: SandboxProcess, settings: Mapping[str, Any]) -> None:
-    """Give a process its vocabulary. Raises ModelError."""
+    """Send a process its vocabulary. Raises ModelError."""
     reply = process.prepare(settings)
     if reply is None:
         raise ModelError(f"constrained output: its process does not start ({process.exit_code})")

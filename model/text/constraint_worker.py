@@ -1,19 +1,18 @@
-"""Processes that follow answers under constraints, which come from strangers (`constraint_process`
-is their parent).
+"""Worker process that applies untrusted constraints (parent side: `constraint_process`).
 
-llguidance bounds what it computes by fuel, but not everywhere: one token under twenty patterns that
-are joined by "and" can take it minutes and gigabytes. So each constraint has a process of its own,
-which the system ends when it has computed for too long or takes too much memory.
+llguidance bounds its computation by fuel, but not everywhere: one token under twenty patterns
+joined by "and" can take minutes and gigabytes. So each constraint has its own process, which the
+system ends when it has computed for too long or takes too much memory.
 
-`sandbox_main` starts one process, which makes what all constraints share of the vocabulary. Where
-the system can fork, each socket that comes over the socket `control` becomes another process;
-elsewhere the first is one for a constraint itself.
+`sandbox_main` starts one process, which builds the vocabulary data shared by all constraints. On
+systems with fork, each socket received over the socket `control` becomes a new process; elsewhere
+the first process serves one constraint itself.
 
-Such a process says that it is ready, and then takes requests:
+Such a process reports that it is ready, and then takes requests:
     request: HEADER of operation, number of an answer, value
-    reply:   HEADER of result, number of an answer, size; then that many bytes: a mask, or why not
+    reply:   HEADER of result, number of an answer, size; then that many bytes: a mask or an error
 
-`COMPILE` (value: bytes of the grammar, which follow) and `STEP` (value: a token; the first begins
+`COMPILE` (value: size of the grammar, which follows) and `STEP` (value: a token; the first begins
 the answer) have a reply, `FORGET` has none.
 """
 
@@ -38,14 +37,14 @@ if TYPE_CHECKING:
     from urdir.model.text.sandbox_main import Messages
 
 HEADER = struct.Struct("<BIi")
-#: Operations: compile a grammar; an answer goes on by a token; it is over.
+#: Operations: compile a grammar; append a token to an answer; release an answer.
 COMPILE, STEP, FORGET = range(3)
-#: Results: a mask; a mask of end ids alone; an error.
+#: Results: a mask; a mask of end ids only; an error.
 GOES_ON, IS_WHOLE, FAILED = range(3)
 
 
 class _Tokens:
-    """The vocabulary as llguidance.TokenizerWrapper takes it."""
+    """The vocabulary in the form of llguidance.TokenizerWrapper."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self.special_token_ids = settings["special"]
@@ -60,12 +59,12 @@ class _Tokens:
             start += length
 
     def __call__(self, text: bytes) -> list[int]:
-        """Tokens of forced text, which grammars have to spare."""
+        """Tokenise forced text; grammars only need this rarely."""
         return []
 
 
 class _Memory:
-    """What this process takes beyond what it had; 0 where the system does not say."""
+    """Memory of this process above its start; 0 if the system does not report it."""
 
     def __init__(self) -> None:
         self._file: IO[bytes] | None = None
@@ -75,7 +74,7 @@ class _Memory:
         self._start = self.taken()
 
     def taken(self) -> int:
-        """In bytes."""
+        """Bytes in use above the start."""
         if self._file is None:
             return 0
         self._file.seek(0)
@@ -84,18 +83,18 @@ class _Memory:
 
 @dataclass(slots=True)
 class _Answer:
-    """An answer so far; it has so many seconds left beside those of every token."""
+    """An answer so far, with the seconds left beyond the budget of each token."""
 
     matcher: Any
     seconds: float
 
 
 class _ConstraintError(Exception):
-    """The library has refused."""
+    """llguidance reported an error."""
 
 
 class _Follower:
-    """Follows the answers under one constraint. ``new_matcher`` makes the matcher of a grammar."""
+    """Tracks the answers under one constraint. ``new_matcher`` makes the matcher of a grammar."""
 
     def __init__(self, new_matcher: Callable[[str], Any], settings: Mapping[str, Any]) -> None:
         self._new_matcher = new_matcher
@@ -107,7 +106,7 @@ class _Follower:
 
     def run(self, reader: IO[bytes], writer: IO[bytes]) -> None:
         """Answer requests until the parent closes the pipe."""
-        _reply(writer, GOES_ON, 0, b"")  # it is ready
+        _reply(writer, GOES_ON, 0, b"")  # ready
         while len(header := reader.read(HEADER.size)) == HEADER.size:
             operation, number, value = HEADER.unpack(header)
             if operation == FORGET:
@@ -118,7 +117,7 @@ class _Follower:
                     result, body = self._compile(reader.read(value).decode())
                 else:
                     result, body = self._step(number, value)
-            except BaseException as error:  # a panic of the library is no Exception
+            except BaseException as error:  # a panic in the library is not an Exception
                 result, body = FAILED, str(error).encode(errors="replace")
             _limit_time(0)
             _reply(writer, result, number, body)
@@ -129,10 +128,8 @@ class _Follower:
         return self._mask(self._start)
 
     def _step(self, number: int, token: int) -> tuple[int, bytes]:
-        """The mask after a token. Most take less than ``step_seconds``, and the others together
-        ``answer_seconds``.
-        """
-        start = time.thread_time()  # exact even with a timer; that of the process is not
+        """The mask after a token. Time above ``step_seconds`` counts against ``answer_seconds``."""
+        start = time.thread_time()  # exact even with a timer; process time is not
         _limit_time(self._limits["mask_seconds"])
         if (answer := self._answers.get(number)) is None:
             answer = _Answer(self._start.deep_copy(), self._limits["answer_seconds"])
@@ -141,7 +138,7 @@ class _Follower:
         reply = self._mask(answer.matcher)
         answer.seconds -= max(0.0, time.thread_time() - start - self._limits["step_seconds"])
         if answer.seconds < 0:
-            raise _ConstraintError("its tokens take too long to be found: make it simpler")
+            raise _ConstraintError("computing its tokens takes too long: make it simpler")
         return reply
 
     def _mask(self, matcher: Any) -> tuple[int, bytes]:
@@ -161,7 +158,7 @@ def _reply(writer: IO[bytes], result: int, number: int, body: bytes) -> None:
 
 
 def _limit_time(seconds: float) -> None:
-    """Have the system end this process after it has computed for so long; 0: never."""
+    """Have the system end this process after ``seconds`` of CPU time; 0: never."""
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_PROF, seconds)
     elif seconds:
@@ -171,14 +168,14 @@ def _limit_time(seconds: float) -> None:
 
 
 def serve(settings: Mapping[str, Any], messages: Messages, limits: ModuleType) -> None:
-    """Follow answers, or start processes that do, until the parent closes the pipe."""
+    """Apply constraints, or start processes that do, until the parent closes the pipe."""
     try:
         new_matcher = _matchers(settings)
-    except BaseException as error:  # a panic of the library is no Exception
+    except BaseException as error:  # a panic in the library is not an Exception
         messages.write({"error": str(error)})
         return
     gc.collect()
-    gc.freeze()  # a process that is forked leaves these pages alone
+    gc.freeze()  # forked processes keep sharing these pages
     messages.write({})
 
     def follow(reader: IO[bytes], writer: IO[bytes]) -> None:
@@ -204,14 +201,15 @@ def _matchers(settings: Mapping[str, Any]) -> Callable[[str], Any]:
 
 
 def _fork_for_each(control: socket.socket, follow: Callable[[IO[bytes], IO[bytes]], None]) -> None:
-    """Start a process for each socket that comes."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system forgets those that end
+    """Fork a process for each socket received."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps ended children
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, 1, 1)
         if not message:
             return
         for descriptor in descriptors:
-            with contextlib.suppress(OSError):  # too many processes: the parent sees it closed
+            # with too many processes the parent sees the socket closed
+            with contextlib.suppress(OSError):
                 if os.fork() == 0:
                     control.close()
                     try:

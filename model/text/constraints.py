@@ -1,4 +1,4 @@
-"""What an answer may be: JSON, JSON that a schema describes, an expression, a grammar.
+"""Constraints on answers: JSON, a JSON schema, a regular expression, a choice, a grammar.
 
 A `Constraint` is only text; `matcher` compiles it for a tokeniser. All kinds are Lark grammars in
 llguidance's dialect (its docs/syntax.md), in which `%json` embeds a schema.
@@ -17,18 +17,18 @@ from typing import Any
 from urdir.model.errors import ConstraintError
 from urdir.model.text.json_spacing import json_options
 
-MAX_BYTES = 128 * 1024  # of a grammar
-_MAX_MULTIPLE = 10_000  # its remainders are states of an automaton
-_MAX_JSON_DEPTH = 100  # llguidance's reader takes 128
+MAX_BYTES = 128 * 1024  # of grammar text
+_MAX_MULTIPLE = 10_000  # each remainder is a state of an automaton
+_MAX_JSON_DEPTH = 100  # llguidance's limit is 128
 _UNREADABLE = re.compile(r"[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """Answers that are allowed, by a grammar.
+    """Allowed answers, as a grammar.
 
     `frame`, if any, is the grammar of the whole answer, in which `@answer` stands for `grammar`: it
-    lets a model think first. `markers` are texts that may be control tokens of a model: the rule
+    allows reasoning first. `markers` are texts that may be control tokens of a model: the rule
     `marker_0` is the first of them, `until_0` any text up to and including it.
     """
 
@@ -39,7 +39,7 @@ class Constraint:
     def __post_init__(self) -> None:
         text = self.grammar + self.frame
         if _UNREADABLE.search(text):
-            raise ConstraintError("the constraint is no valid Unicode: it has a lone surrogate")
+            raise ConstraintError("the constraint is not valid Unicode: it has a lone surrogate")
         if (size := len(text.encode())) > MAX_BYTES:
             raise ConstraintError(
                 f"the constraint has {size:,} bytes, more than {MAX_BYTES:,}: make it smaller"
@@ -54,11 +54,11 @@ class Constraint:
     def json_schema(
         cls, schema: Mapping[str, Any] | bool, *, whitespace_pattern: str | None = None
     ) -> Constraint:
-        """JSON that `schema` describes; what cannot be enforced is refused when it is compiled.
+        """JSON that matches `schema`; compiling refuses keywords that cannot be enforced.
 
-        oneOf is taken for anyOf. White space is at most one blank after `:` and `,`, or what
-        ``whitespace_pattern`` or the schema's `x-guidance` says (`json_spacing`). Raises
-        ConstraintError: too large, too deep, no JSON, or an option that is not supported.
+        oneOf is treated as anyOf. White space is at most one blank after `:` and `,`, unless
+        ``whitespace_pattern`` or the schema's `x-guidance` is given (`json_spacing`). Raises
+        ConstraintError: too large, too deep, not JSON, or an unsupported option.
         """
         return cls(f"start: {embedded(schema, whitespace_pattern)}")
 
@@ -66,26 +66,26 @@ class Constraint:
     def choice(cls, texts: Sequence[str]) -> Constraint:
         """One of `texts`; ConstraintError if there are none."""
         if not texts:
-            raise ConstraintError("a choice of no texts")
+            raise ConstraintError("the choice is empty")
         return cls("start: " + " | ".join(map(json.dumps, texts)))
 
     @classmethod
     def regex(cls, pattern: str) -> Constraint:
         """Text that matches `pattern` as a whole (Rust's syntax; no look-around)."""
-        # a slash ends the expression in Lark, and so does a line
+        # a slash or a line feed would end the expression in Lark
         escaped = re.sub(r"\\.|/|\n", _escape, pattern, flags=re.DOTALL)
         return cls(f"start: /{escaped}/" if pattern else 'start: ""')
 
     @classmethod
     def lark(cls, grammar: str) -> Constraint:
-        """Text of the rule `start` of a Lark grammar, without a %llguidance line."""
+        """Text of the rule `start` of a Lark grammar without a %llguidance line."""
         if "%llguidance" in grammar:
             raise ConstraintError("leave %llguidance out of the grammar: options cannot be set")
         return cls("".join(_checked(grammar)))
 
 
 def embedded(schema: Mapping[str, Any] | bool, whitespace_pattern: str | None = None) -> str:
-    """`schema` as a part of a Lark rule; see `Constraint.json_schema`."""
+    """`schema` as part of a Lark rule; see `Constraint.json_schema`."""
     if not isinstance(schema, Mapping | bool):
         raise ConstraintError("a schema must be an object, true or false")
     if schema is not False:
@@ -95,10 +95,10 @@ def embedded(schema: Mapping[str, Any] | bool, whitespace_pattern: str | None = 
     try:
         text = json.dumps(schema, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ConstraintError(f"the schema is no JSON: {error}") from None
+        raise ConstraintError(f"the schema is not JSON: {error}") from None
     if _depth(text) > _MAX_JSON_DEPTH:
         raise ConstraintError(f"the schema nests deeper than {_MAX_JSON_DEPTH}")
-    # read back: `schema` may hold what JSON has no types for, such as tuples
+    # parse again: `schema` may hold Python types that JSON lacks, such as tuples
     multiples = [Decimal(str(value)) for value in _multiples(json.loads(text)) if value]
     lowest = min((value.normalize().as_tuple().exponent for value in multiples), default=0)
     scaled = [abs(int(value.scaleb(-int(lowest)))) for value in multiples]
@@ -111,7 +111,7 @@ def embedded(schema: Mapping[str, Any] | bool, whitespace_pattern: str | None = 
 
 
 def _checked(grammar: str) -> Iterator[str]:
-    """The grammar with its schemas checked and written anew, so that no escape hides a key."""
+    """The grammar with its schemas checked and re-serialised, so that no escape hides a key."""
     end = 0
     for found in re.finditer(r"%json\s*", grammar):
         if found.start() < end:
@@ -119,7 +119,7 @@ def _checked(grammar: str) -> Iterator[str]:
         try:
             schema, after = json.JSONDecoder().raw_decode(grammar, found.end())
         except (ValueError, RecursionError) as error:
-            raise ConstraintError(f"what follows %json is no JSON: {error}") from None
+            raise ConstraintError(f"the text after %json is not JSON: {error}") from None
         yield grammar[end : found.start()] + embedded(schema)
         end = after
     yield grammar[end:]
@@ -139,7 +139,7 @@ def _multiples(schema: Any) -> Iterator[float]:
 
 
 def _depth(text: str) -> int:
-    """How deep JSON text nests."""
+    """Nesting depth of JSON text."""
     depth = deepest = 0
     for bracket in re.findall(r'"(?:[^"\\]|\\.)*"|([][{}])', text):
         if bracket:
@@ -149,5 +149,5 @@ def _depth(text: str) -> int:
 
 
 def _escape(found: re.Match[str]) -> str:
-    """A slash or a line feed, escaped; what is escaped already as it is."""
+    """Escape a slash or a line feed, unless already escaped."""
     return {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}.get(found[0], found[0])

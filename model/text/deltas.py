@@ -1,4 +1,4 @@
-"""What becomes known of an answer that comes in pieces, and what parts one has in common."""
+"""Deltas of a streamed answer, and the base of parsers that split it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """A part of the call with number `index`; here always a whole one."""
+    """A part of the call with number `index`; always a whole call here."""
 
     index: int
     id: str
@@ -28,7 +28,7 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What became known of an answer: one of the three."""
+    """New content, reasoning or call of an answer: exactly one of the three."""
 
     content: str = ""
     reasoning: str = ""
@@ -36,12 +36,12 @@ class Delta:
 
 
 def as_content(text: str) -> list[Delta]:
-    """The text as a part of the answer; nothing of an empty one."""
+    """The text as content; an empty list if it is empty."""
     return [Delta(content=text)] if text else []
 
 
 def new_call_id() -> str:
-    """An id as OpenAI's look."""
+    """A random id in OpenAI's style."""
     return f"call_{secrets.token_hex(12)}"
 
 
@@ -60,18 +60,18 @@ class CallNumbers:
 
 
 class Splitter:
-    """Base: parts text that comes in pieces, and holds back what may be the beginning of more."""
+    """Base class: splits streamed text, and withholds text that may begin a tag."""
 
     def __init__(self) -> None:
         self._held = ""
 
     @property
     def held(self) -> str:
-        """Text that may yet be part of something else."""
+        """Text that may still be part of something else."""
         return self._held
 
     def push(self, text: str) -> list[Delta]:
-        """What `text` makes known."""
+        """Process more text; what it reveals."""
         self._held += text
         deltas: list[Delta] = []
         while (found := self._step()) is not None:
@@ -79,5 +79,5 @@ class Splitter:
         return deltas
 
     def _step(self) -> list[Delta] | None:
-        """What the next part of the held text is; None where more must come."""
+        """Consume the next part of the withheld text; None if more is needed."""
         raise NotImplementedError

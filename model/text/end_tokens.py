@@ -1,7 +1,7 @@
-"""Which tokens end an answer, and which are markup by their text alone.
+"""End-of-answer tokens, and tokens that are markup by their text alone.
 
-Files say it in keys only in part. The names and the exceptions are those of llama.cpp
-(llama-vocab.cpp, `special_eog_ids`), so that an answer ends here where it ends there.
+Metadata name only some of them. The names and exceptions are those of llama.cpp (llama-vocab.cpp,
+`special_eog_ids`), so that answers end at the same token as there.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _END_NAMES = frozenset(
     }
 )
 
-# Tokens of code models, by role. Where a key of the file gives the role, the names do not count.
+# Fill-in-the-middle tokens by role. If metadata give the role, the names do not count.
 _FILL_END_NAMES = {
     "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
     "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
@@ -43,7 +43,7 @@ _FILL_END_NAMES = {
 }
 FILL_ROLES = tuple(_FILL_END_NAMES)
 
-# They part the messages of one answer of gpt-oss.
+# Separators of the messages in one answer of gpt-oss.
 _CHANNEL_NAMES = frozenset({"<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"})
 
 # Old files list these as ordinary text; typed by a user they must not become markup.
@@ -63,10 +63,10 @@ _MARKUP_NAMES = (
 def find_end_ids(
     id_of: Mapping[str, int], given: Iterable[int], fill: Mapping[str, int | None]
 ) -> frozenset[int]:
-    """Tokens after which an answer is over.
+    """Tokens that end an answer.
 
-    `given` are the ids that the file names (end of sequence, of turn, of message), `fill` those it
-    has for `FILL_ROLES`.
+    `given` are the ids that the metadata name (end of sequence, of turn, of message), `fill` those
+    of `FILL_ROLES`.
     """
     ends = {id_of[name] for name in _END_NAMES if name in id_of} | set(given)
     for role, names in _FILL_END_NAMES.items():
@@ -86,7 +86,7 @@ def find_end_ids(
 
 
 def find_markup(id_of: Mapping[str, int], end_ids: Collection[int]) -> dict[str, int]:
-    """The tokens that are control tokens whatever type a file gives them."""
+    """Tokens that are control tokens whatever type a file gives them."""
     found = {name: id_of[name] for name in _MARKUP_NAMES if name in id_of}
     if "</s>" in found and found["</s>"] not in end_ids:
         del found["</s>"]
@@ -94,12 +94,12 @@ def find_markup(id_of: Mapping[str, int], end_ids: Collection[int]) -> dict[str,
 
 
 def find_shown_ids(id_of: Mapping[str, int]) -> frozenset[int]:
-    """Markup that is printed: gpt-oss and Solar Open write several messages an answer."""
+    """Markup that is printed: gpt-oss and Solar Open write several messages per answer."""
     names = _CHANNEL_NAMES | ({"<|end|>"} if _end_closes_a_message(id_of) else set())
     return frozenset(id_of[name] for name in names if name in id_of)
 
 
 def _end_closes_a_message(id_of: Mapping[str, int]) -> bool:
-    """True where an answer goes on after <|end|>, until <|return|>, <|call|> or <|flush|>."""
+    """Whether an answer continues after <|end|>, until <|return|>, <|call|> or <|flush|>."""
     calls = "<|call|>" in id_of or "<|calls|>" in id_of
     return "<|end|>" in id_of and calls and ("<|return|>" in id_of or "<|flush|>" in id_of)

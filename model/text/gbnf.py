@@ -1,9 +1,9 @@
-"""Grammars as llguidance takes them: Lark as it is, GBNF (llama.cpp's grammars) converted.
+"""Grammars for llguidance: Lark unchanged, GBNF (llama.cpp's grammars) converted to Lark.
 
 GBNF is described in llama.cpp's grammars/README.md. A rule that refers to no recursive rule becomes
-one expression of the lexer: a grammar without recursion is a single one, which allows exactly the
-texts that GBNF does. In a recursive grammar such an expression takes the longest text that it can,
-as every lexer does: give what follows `[a-z]*` a first character that is no letter.
+one lexer expression: a grammar without recursion is a single one, which matches exactly the texts
+that GBNF does. In a recursive grammar such an expression takes the longest match, as every lexer
+does: give what follows `[a-z]*` a first character that is not a letter.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _ROOT = "root"
 
 
 def as_lark(grammar: str) -> str:
-    """A Lark grammar for `Constraint.lark`, of one in GBNF or in Lark.
+    """Convert a grammar in GBNF or Lark to one for `Constraint.lark`.
 
-    Lark may begin with `%llguidance {}`, by which llama.cpp knows it. Raises ConstraintError for
-    GBNF that is malformed, or names tokens (`<...>`).
+    Lark may begin with `%llguidance {}`, llama.cpp's marker for it. Raises ConstraintError for
+    malformed GBNF, and for token references (`<...>`).
     """
     if _RULE.search(grammar) is None:
         return _NO_OPTIONS.sub("", grammar, count=1) if _NO_OPTIONS.match(grammar) else grammar
@@ -58,7 +58,7 @@ def as_lark(grammar: str) -> str:
 
 
 class _Rule:
-    """The parts of a rule in Lark's syntax; names of other rules among them."""
+    """A rule converted to Lark: parts, some of them names of other rules."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
@@ -66,42 +66,42 @@ class _Rule:
         self._needs_item = True
 
     def add(self, text: str, is_name: bool = False) -> None:
-        """A literal, a class or another rule."""
+        """Append a literal, a class or another rule."""
         self._parts.append((text, is_name))
         self._needs_item = False
         if is_name:
             self.names.add(text)
 
     def divide(self, text: str) -> None:
-        """A bar or a bracket; what is left out before it is an empty text."""
+        """Append a bar or bracket; an empty alternative before it becomes an empty text."""
         if self._needs_item and text != "(":
             self.add('""')
         self._parts.append((text, False))
         self._needs_item = text != ")"
 
     def repeat(self, times: str) -> bool:
-        """How often the last part comes; False where nothing precedes."""
+        """Repeat the last part; False if there is none."""
         if self._needs_item:
             return False
         self._parts.append((times, False))
         return True
 
     def text(self, called: dict[str, str]) -> str:
-        """The rule, with others as they are `called`."""
+        """The rule in Lark, with rule names replaced by ``called``."""
         if self._needs_item:
             self.add('""')
         return " ".join(called[text] if is_name else text for text, is_name in self._parts)
 
 
 def _rules(grammar: str) -> Iterator[tuple[str, _Rule]]:
-    """The rules by name, in order. Their structure is left to the Lark parser."""
+    """The rules by name, in order. The Lark parser checks their structure."""
     seen: set[str] = set()
     name, rule = "", None
     at = 0
     while at < len(grammar):
         found = _TOKEN.match(grammar, at)
         if found is None:
-            _fail(grammar, at, "what comes here is not GBNF, or names a token")
+            _fail(grammar, at, "this is not GBNF, or refers to a token")
         at, kind = found.end(), str(found.lastgroup)
         if kind == "space":
             continue
@@ -110,20 +110,26 @@ def _rules(grammar: str) -> Iterator[tuple[str, _Rule]]:
                 yield name, rule
             name, rule = found["rule"], _Rule()
             if name in seen:
-                _fail(grammar, found.start(), f"the rule {name!r} is there twice")
+                _fail(grammar, found.start(), f"the rule {name!r} is defined twice")
             seen.add(name)
         elif rule is None:
             _fail(grammar, found.start(), "a rule begins with its name and '::='")
-        elif kind == "name":
-            rule.add(found[kind], is_name=True)
-        elif kind in _PARTS:
-            rule.add(_PARTS[kind](found[kind], grammar, found.start()))
-        elif kind != "times":
-            rule.divide(found[kind])
-        elif not rule.repeat(re.sub(r"\s", "", found[kind])):
-            _fail(grammar, found.start(), f"nothing comes before {found[kind]!r}")
+        else:
+            _add_to(rule, kind, found[kind], grammar, found.start())
     if rule is not None:
         yield name, rule
+
+
+def _add_to(rule: _Rule, kind: str, text: str, grammar: str, at: int) -> None:
+    """Add a token at position ``at`` of the grammar to a rule."""
+    if kind == "name":
+        rule.add(text, is_name=True)
+    elif kind in _PARTS:
+        rule.add(_PARTS[kind](text, grammar, at))
+    elif kind != "times":
+        rule.divide(text)
+    elif not rule.repeat(re.sub(r"\s", "", text)):
+        _fail(grammar, at, f"nothing precedes {text!r}")
 
 
 def _regular(rules: dict[str, _Rule]) -> set[str]:
@@ -150,20 +156,20 @@ def _literal(text: str, grammar: str, at: int) -> str:
 
 
 def _class(text: str, grammar: str, at: int) -> str:
-    """A class as a regular expression, in which no character has a meaning of its own."""
+    """A class as a regular expression with every character escaped."""
     negated = text.startswith("^")
     raw = list(_CHARACTER.finditer(text, int(negated)))
     characters = list(_characters(text[int(negated) :], grammar, at))
     if not characters:
         if negated:
             return _ANY
-        _fail(grammar, at, "a class of no characters")
+        _fail(grammar, at, "an empty character class")
     items, i = [], 0
     while i < len(characters):
         is_range = i + 2 < len(characters) and raw[i + 1][0] == "-"
         last = characters[i + 2] if is_range else characters[i]
         if last < characters[i]:
-            _fail(grammar, at, "a range of characters that ends before it begins")
+            _fail(grammar, at, "a character range in reverse order")
         first = _spelled(characters[i])
         items.append(f"{first}-{_spelled(last)}" if is_range else first)
         i += 3 if is_range else 1
@@ -187,11 +193,11 @@ def _characters(text: str, grammar: str, at: int) -> Iterator[str]:
         if code:
             number = int(code, 16)
             if number > 0x10FFFF or 0xD800 <= number < 0xE000:
-                _fail(grammar, at, f"{found[0]} is no character")
+                _fail(grammar, at, f"{found[0]} is not a character")
             yield chr(number)
         elif found[4]:
             if found[4] not in _ESCAPES:
-                _fail(grammar, at, f"{found[0]!r} is no escape")
+                _fail(grammar, at, f"{found[0]!r} is not an escape")
             yield _ESCAPES[found[4]]
         else:
             yield found[5]

@@ -1,8 +1,7 @@
-"""Tools for chat templates that know none: described in the system text, with calls and results as
-text in the conversation (llama.cpp's generic handler does the same).
+"""Tool use for chat templates without tool support: tools, calls and results as plain text.
 
-Calls are written as Hermes writes them, between tags that most models have seen:
-`call_formats.GENERIC` reads them.
+Tools are described in the system text, as in llama.cpp's generic handler. Calls use Hermes tags,
+which most models have seen: `call_formats.GENERIC` parses them.
 """
 
 from __future__ import annotations
@@ -28,11 +27,10 @@ The tools, with the JSON schemas of their parameters:
 
 
 def as_text(turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]] | None) -> list[Turn]:
-    """A conversation without tools, calls and results: the same, told in its texts.
+    """A conversation with tools, calls and results converted to text.
 
-    ``turns`` are as templates take them, ``tools`` descriptions in OpenAI's form. Results become a
-    user's turn, together with those beside them and what the user says next: templates often
-    want user and assistant by turns.
+    ``turns`` are those for the template, ``tools`` descriptions in OpenAI's form. Adjacent results
+    and the user text after them become one user turn: templates often require alternating roles.
     """
     names: dict[str, str] = {}
     told: list[Turn] = []
@@ -69,7 +67,7 @@ def _with_calls(turn: Turn) -> Turn:
 
 def _call(function: Mapping[str, Any]) -> str:
     arguments = function.get("arguments", {})
-    if isinstance(arguments, str):  # JSON, where it can be read
+    if isinstance(arguments, str):  # JSON, if it parses
         with contextlib.suppress(ValueError, RecursionError):
             arguments = json.loads(arguments)
     return _json({"name": function["name"], "arguments": arguments})

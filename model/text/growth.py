@@ -1,10 +1,11 @@
-"""How many bytes the steps of a tokenizer.json can make of one: a product over its steps.
+"""Bound on the expansion by the steps of a tokenizer.json: bytes per byte, a product over steps.
 
-Forty steps that double make a terabyte of one character, and the library ends the process when it
-cannot allocate. So a file is refused before the library sees it, and a text before it would become
-too long. Pieces between added tokens are normalised one by one, and a piece may be one byte: what a
-step puts before each counts in full. The figures of Unicode are the most over all characters, by
-tokenizers 0.23 (normal forms: Unicode Standard Annex 15, table "Maximum Expansion Factors").
+Forty doubling steps make a terabyte from one character, and the library aborts the process when it
+cannot allocate. So such a file is refused before the library loads it, and a long text before it
+could expand too far. Pieces between added tokens are normalised one by one, and a piece may be one
+byte: a step's prefix counts in full for each. Figures for Unicode are the maximum over all
+characters in tokenizers 0.23 (normal forms: Unicode Standard Annex 15, table "Maximum Expansion
+Factors").
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from urdir.model.text.charsmap import CharsMap
 
 Step = Mapping[str, Any]
 
-#: Bytes for one; the most that is known of published models is 176, of SentencePiece's as
-#: transformers converts them: NFKC as a table (11), a regular expression for spaces replaced by a
+#: Largest accepted expansion. The maximum of published models is 176, for SentencePiece as
+#: converted by transformers: NFKC as a table (11), a regular expression that replaces spaces by a
 #: mark (4), and a mark before words (4).
 MOST = 256
-#: Bytes that a text may become: as much again some hundred times is what the library takes for it.
+#: Largest expanded text in bytes; the library takes some hundred times as much memory for it.
 MOST_BYTES = 64 << 20
 #: Bytes that a model's options may add to the spelling of a token.
 MOST_AFFIX = 256
@@ -31,25 +32,25 @@ _SAME = 1.0
 
 
 def text_growth(description: Step) -> float:
-    """Bytes for one of all steps. Raises TokenizerError beyond `MOST`, UnsupportedError for a step
-    that is not known; what a malformed file raises otherwise is the caller's to translate."""
+    """The expansion of all steps. Raises TokenizerError beyond `MOST`, UnsupportedError for an
+    unknown step; the caller translates other errors of malformed files."""
     found = 1.0
     for part, kinds in _PARTS.items():
         found *= _of(description.get(part), part, kinds)
         if not found <= MOST:
-            raise TokenizerError(f"its steps make more than {MOST} bytes of one")
+            raise TokenizerError(f"its steps may expand text more than {MOST} times")
     _check_model(description["model"])
     return found
 
 
 def check_text(text: str, growth: float) -> None:
-    """Raise TokenizerError for a text that would become too long."""
+    """Raise TokenizerError for a text that could expand too far."""
     if len(text) * 4 * growth > MOST_BYTES and len(text.encode("utf-8", "replace")) * growth > (
         MOST_BYTES
     ):
         raise TokenizerError(
-            f"the text has {len(text):,} characters, of which the steps of tokenizer.json could "
-            f"make more than {MOST_BYTES >> 20} MiB"
+            f"the text has {len(text):,} characters, which tokenizer.json could expand to "
+            f"more than {MOST_BYTES >> 20} MiB"
         )
 
 
@@ -76,7 +77,7 @@ def _bert(step: Step) -> float:
 
 
 def _replace(step: Step) -> float:
-    """Of a pattern that may match nothing the content stands between all bytes, too."""
+    """If the pattern may match nothing, the content is also inserted between all bytes."""
     pattern, nbytes = step["pattern"], len(step["content"].encode())
     literal = pattern.get("String")
     return max(1.0, nbytes / len(literal.encode())) if literal else 1.0 + nbytes
@@ -91,7 +92,7 @@ def _precompiled(step: Step) -> float:
 
 
 def _byte_level(step: Step) -> float:
-    """Each byte is a character of one or two; a space before a piece, too."""
+    """Each byte becomes a character of one or two bytes; a piece may get a leading space."""
     return 4.0 if step.get("add_prefix_space", True) else 2.0
 
 
@@ -101,7 +102,7 @@ def _metaspace(step: Step) -> float:
 
 
 def _template(step: Step) -> float:
-    """The tokens of a text stand wherever the template names it."""
+    """The text's tokens occur wherever the template names it."""
     return float(max(1, sum("Sequence" in piece for piece in step["single"])))
 
 
@@ -154,7 +155,7 @@ _INNER = {
 
 
 def _check_model(model: Step) -> None:
-    """Options of which every character, or every token of it, gets a copy."""
+    """Options that are copied for every character or every token of it."""
     for name in ("unk_token", "continuing_subword_prefix", "end_of_word_suffix"):
         if len(str(model.get(name) or "")) > MOST_AFFIX:
             raise TokenizerError(f"its {name} has more than {MOST_AFFIX} characters")

@@ -1,8 +1,8 @@
-"""Answers of gpt-oss: messages with a channel and a recipient (OpenAI's harmony format).
+"""gpt-oss's answer format (OpenAI harmony): messages with a channel and a recipient.
 
 `<|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...`: the
-channel `analysis` is reasoning, a recipient `functions.NAME` makes a message a call, and all else
-is content.
+channel `analysis` is reasoning, a recipient `functions.NAME` marks a tool call, and all else is
+content.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ CHANNEL, MESSAGE, START, END = "<|channel|>", "<|message|>", "<|start|>", "<|end
 EVIDENCE = (CHANNEL, MESSAGE, START)
 CONTROLS = (CHANNEL, MESSAGE, START, END, "<|constrain|>")
 
-_HEADERS = (CHANNEL, START, " to=functions.")  # what a header begins with
+_HEADERS = (CHANNEL, START, " to=functions.")  # the possible starts of a header
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=functions\.([^\s<]+)")
 
 
 def header(prompt: str) -> str:
-    """What a prompt that ends within the assistant's message has of it."""
+    """The part of an unfinished assistant message at the end of a prompt."""
     return prompt.rpartition(f"{START}assistant")[2]
 
 
 class HarmonySplitter(Splitter):
-    """Parts text that comes in pieces into reasoning, content and calls.
+    """Splits streamed text into reasoning, content and calls.
 
-    Text without a header is content, and so are calls whose arguments cannot be read.
+    Text without a header is content, and so are calls with invalid arguments.
     """
 
     def __init__(self, numbers: CallNumbers) -> None:
         super().__init__()
         self._numbers = numbers
-        self._header: str | None = ""  # of the message; None where the next text is a header
+        self._header: str | None = ""  # of the current message; None: the next text is a header
         self._is_start = True
 
     def finish(self) -> list[Delta]:
-        """The rest: what was held back."""
+        """End the answer; the text that was still withheld."""
         deltas = self.push("")
         rest, self._held = self._held, ""
         return deltas + (as_content(rest) if self._header is None else self._body(rest))
@@ -64,7 +64,7 @@ class HarmonySplitter(Splitter):
         return []
 
     def _find_end(self) -> list[Delta] | None:
-        """The message up to what ends it: <|end|>, or the header of the next."""
+        """The message up to its end: <|end|>, or the header of the next."""
         assert self._header is not None
         ends = [i for tag in (END, START, CHANNEL) if (i := self._held.find(tag)) >= 0]
         if ends:
@@ -73,7 +73,7 @@ class HarmonySplitter(Splitter):
             self._header, self._is_start = "", True
             return deltas
         if _RECIPIENT.search(self._header):
-            return None  # a call comes out as one
+            return None  # a call is reported as a whole
         cut = len(self._held) - begun(self._held, (END, START, CHANNEL))
         if not cut:
             return None

@@ -1,6 +1,6 @@
-"""The tokeniser of a tokenizer.json, run by the `tokenizers` library that defines the format.
+"""Tokeniser of a tokenizer.json, run by the `tokenizers` library that defines the format.
 
-Special tokens are cut out by `Tokenizer` as with every other kind, so that here they are text.
+`Tokenizer` cuts out special tokens as for every other kind, so they are plain text here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ESCAPED_SPACE = "▁"  # U+2581
 
 
 class HuggingFaceTokens:
-    """Whatever tokenizer.json says (model "huggingface"); see `files.pretrained.tokens`."""
+    """The tokeniser of tokenizer.json (model "huggingface"); see `files.pretrained.tokens`."""
 
     def __init__(self, metadata: Metadata) -> None:
         text = metadata.require(_PREFIX + "json", str)
@@ -38,7 +38,7 @@ class HuggingFaceTokens:
             self._engine = self._inner = _engine(text)
             if _drops_first_prefixes(description):
                 self._inner = _engine(json.dumps(description))
-        except Exception as error:  # the library raises nothing more specific
+        except Exception as error:  # the library raises no more specific class
             raise TokenizerError(f"tokenizer.json cannot be used: {one_line(str(error))}") from None
         self._is_byte_level = _is_byte_level(description)
         self.adds_space = _strips_a_space(description)
@@ -46,17 +46,17 @@ class HuggingFaceTokens:
         self.vocabulary = self._read_vocabulary(metadata)
 
     def encode(self, text: str, after_special: bool) -> list[int]:
-        """Token ids of text without special tokens, with which a text begins."""
+        """Token ids of text without special tokens, at the start of a text."""
         check_text(text, self._growth)
         return list(self._engine.encode(text, add_special_tokens=False).ids)
 
     def encode_inside(self, text: str, after_special: bool) -> list[int]:
-        """Token ids of text without special tokens that others stand before."""
+        """Token ids of text without special tokens, after other tokens."""
         check_text(text, self._growth)
         return list(self._inner.encode(text, add_special_tokens=False).ids)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token stands for; added tokens are spelled as they are."""
+        """The bytes of a token; added tokens are spelled literally."""
         token = self.vocabulary.tokens[token_id]
         if token_id in self._added:
             return token.encode()
@@ -67,7 +67,7 @@ class HuggingFaceTokens:
         return token.replace(_ESCAPED_SPACE, " ").encode()
 
     def _adds_bos(self, bos_id: int | None) -> bool:
-        """Whether the post-processor begins a text with BOS."""
+        """Whether the post-processor prepends BOS."""
         return bos_id is not None and self._engine.encode("a").ids[:1] == [bos_id]
 
     def _read_vocabulary(self, metadata: Metadata) -> Vocabulary:
@@ -112,7 +112,8 @@ class HuggingFaceTokens:
         )
 
     def _type(self, token_id: int, token: str) -> TokenType:
-        """Added tokens that are no special ones are text: the library finds them itself."""
+        """Token types. Added tokens that are not special are text: the library finds them
+        itself."""
         added = self._added.get(token_id)
         if added is not None:
             return TokenType.CONTROL if added.special else TokenType.NORMAL
@@ -146,7 +147,7 @@ def _engine(description: str) -> Engine:
 
 
 def _parts(description: dict[str, Any], kind: str) -> list[dict[str, Any]]:
-    """The steps of a decoder, normalizer or pre_tokenizer, one after the other."""
+    """The steps of a decoder, normalizer or pre_tokenizer, in order."""
     step = description.get(kind)
     if step is None:
         return []
@@ -155,7 +156,7 @@ def _parts(description: dict[str, Any], kind: str) -> list[dict[str, Any]]:
 
 
 def _drops_first_prefixes(description: dict[str, Any]) -> bool:
-    """Change it for text that does not stand at the start: "first" means there. Whether that
+    """Adapt the description to text that is not at the start, the meaning of "first"; whether that
     changed anything."""
     changed = False
     for step in _parts(description, "pre_tokenizer"):
@@ -165,8 +166,8 @@ def _drops_first_prefixes(description: dict[str, Any]) -> bool:
 
 
 def _is_byte_level(description: dict[str, Any]) -> bool:
-    """Whether tokens are spelled in byte-level BPE's alphabet; UnsupportedError for a decoder that
-    is neither that nor SentencePiece's.
+    """Whether tokens use byte-level BPE's alphabet; UnsupportedError for a decoder that is neither
+    that nor SentencePiece's.
     """
     kinds = [step["type"] for step in _parts(description, "decoder")]
     if kinds == ["ByteLevel"]:

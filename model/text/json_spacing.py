@@ -1,8 +1,7 @@
-r"""White space between the parts of constrained JSON: one blank after `:` and `,`, or what the
-request says.
+r"""White space in constrained JSON: one blank after `:` and `,`, or a requested pattern.
 
-Some models write blanks for ever where they may. So whatever a request says becomes a pattern of a
-bounded length: of regular expressions the runs of blanks, such as `[ \n]*` or `\n?[ ]{0,8}`.
+Some models write blanks forever if allowed. So any requested white space becomes a pattern of
+bounded length, made of runs of blanks such as `[ \n]*` or `\n?[ ]{0,8}`.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from typing import Any
 
 from urdir.model.errors import ConstraintError
 
-MOST_BLANKS = 32  # of a run
-_MOST_RUNS = 4  # of a pattern
+MOST_BLANKS = 32  # in a run
+_MOST_RUNS = 4  # in a pattern
 _ANY = " \t\r\n"
 _ESCAPES = {
     **{r"\n": "\n", r"\r": "\r", r"\t": "\t", r"\s": _ANY},
@@ -33,16 +32,16 @@ _SUPPORTED = (
 def json_options(given: Any, whitespace_pattern: str | None) -> dict[str, Any]:
     """llguidance's options of a schema (its docs/json_schema.md) with bounded white space.
 
-    ``given`` are those of the schema itself, its `x-guidance`; ``whitespace_pattern`` is vLLM's
-    field, for white space wherever JSON may have some. Raises ConstraintError: an unknown option, a
-    wrong type, or a pattern of something else than blanks.
+    ``given`` are the schema's own, `x-guidance`; ``whitespace_pattern`` is vLLM's field, for white
+    space wherever JSON allows it. Raises ConstraintError: an unknown option, a wrong type, or a
+    pattern that matches more than blanks.
     """
     if not isinstance(given, Mapping):
         raise ConstraintError("x-guidance must be an object")
     options = {name: _read(name, value) for name, value in given.items() if value is not None}
     if whitespace_pattern is not None:
         if "whitespace_pattern" in options:
-            raise ConstraintError("whitespace_pattern: x-guidance has one, too; leave one out")
+            raise ConstraintError("whitespace_pattern: x-guidance has one too; leave one out")
         options["whitespace_pattern"] = bounded_blanks("whitespace_pattern", whitespace_pattern)
     if options.pop("whitespace_flexible", False):
         options.setdefault("whitespace_pattern", bounded_blanks("", r"\s*"))
@@ -59,7 +58,7 @@ def json_options(given: Any, whitespace_pattern: str | None) -> dict[str, Any]:
 def bounded_blanks(name: str, pattern: Any) -> str:
     r"""``pattern`` with each run of blanks bounded by `MOST_BLANKS`: `[ \n]*` is up to 32 of them.
 
-    Raises ConstraintError, which has ``name``, for a pattern of anything else.
+    Raises ConstraintError, which names ``name``, for a pattern of anything else.
     """
     if not isinstance(pattern, str) or not re.fullmatch(_PATTERN, pattern):
         raise ConstraintError(f"{name}: {_SUPPORTED}")
@@ -77,7 +76,7 @@ def _run(name: str, blanks: str, repeat: str) -> str:
 
 
 def _bounds(repeat: str) -> tuple[int, int]:
-    """How often at least and at most."""
+    """Minimum and maximum number of repetitions."""
     known = {"": (1, 1), "?": (0, 1), "*": (0, MOST_BLANKS), "+": (1, MOST_BLANKS)}
     if repeat in known:
         return known[repeat]
@@ -122,5 +121,5 @@ _OPTIONS: dict[str, Callable[[str, Any], Any]] = {
 def _read(name: str, value: Any) -> Any:
     if name not in _OPTIONS:
         known = ", ".join(_OPTIONS)
-        raise ConstraintError(f"x-guidance: {str(name)[:40]!r} is none of its options, {known}")
+        raise ConstraintError(f"x-guidance: {str(name)[:40]!r} is not a known option, {known}")
     return _OPTIONS[name](f"x-guidance.{name}", value)

@@ -1,4 +1,4 @@
-"""RWKV's tokeniser (tokenizer.ggml.model "rwkv"): the longest token at each place, over bytes."""
+"""RWKV's tokeniser (tokenizer.ggml.model "rwkv"): greedy longest match over bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ESCAPED = {b"t": b"\t", b"n": b"\n", b"r": b"\r"}
 class LongestMatch:
     r"""Tokens are bytes, written as text with escapes (`\n`, `\xe4`).
 
-    A byte that begins no token becomes the unknown token, or nothing where there is none.
+    A byte that begins no token becomes the unknown token, or is dropped if there is none.
     """
 
     adds_space = False
@@ -45,12 +45,12 @@ class LongestMatch:
         return ids
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token stands for."""
+        """The bytes of a token."""
         return self._tokens[token_id]
 
 
 def _unescape(token: str) -> bytes:
-    r"""The bytes of a token: `\t`, `\n`, `\r`, `\x` and two digits; others stand for themselves."""
+    r"""The bytes of a token: `\t`, `\n`, `\r`, `\x` and two digits; others are literal."""
 
     def unescaped(match: re.Match[bytes]) -> bytes:
         digits, char = match.groups()

@@ -1,11 +1,11 @@
-"""What users wrote, marked so that no control token begins in it, whatever a template does to it.
+"""Marks users' texts so that no control token begins in them, whatever a template does.
 
-Every character with which one can begin is replaced by a stand-in from Unicode's private use area
-before a template sees it. A template may trim, cut, join or delete: no character that is left can
-begin a control token. Afterwards the stand-ins are turned back.
+Every character that can begin a control token is replaced by a stand-in from Unicode's private use
+area before a template sees it. A template may trim, cut, join or delete: no remaining character can
+begin a control token. Afterwards the stand-ins are replaced back.
 
-Templates look for some tags in contents themselves, as "</think>". Those that a template names may
-be left as they are; who asks for this has to compare what comes of it.
+Templates search contents for some tags themselves, as "</think>". Tags that a template names may be
+kept; the caller must then compare the results.
 """
 
 from __future__ import annotations
@@ -26,27 +26,26 @@ _MOST_LEVELS = 100
 
 
 class Marker:
-    """Marks texts for a template and a vocabulary's control tokens, given by their texts."""
+    """Marks texts for a template and the control tokens of a vocabulary, given as texts."""
 
     def __init__(self, source: str, control: Collection[str]) -> None:
         first = "".join({text[0] for text in control if not text[0].isalnum()})
-        # "striptags" makes "<" of "&lt;"
+        # "striptags" turns "&lt;" into "<"
         self._starts = frozenset(first.lower() + first.upper() + "&")
-        # Letters begin ordinary words, which templates compare. So of such a token all of its text
-        # must be there.
+        # Letters begin ordinary words, which templates compare. Such tokens must match in full.
         words = (text for text in control if text[0].isalnum())
         self._words = sorted({w for text in words for w in (text, text.lower(), text.upper())})
         self._tags = _tags(source, self._starts, control)
 
     def has_tags(self, value: Any) -> bool:
-        """Whether some string of a JSON value has a tag that the template names."""
+        """Whether a string of a JSON value contains a tag that the template names."""
         return any(self._tags.search(text) for text in texts_of(value))
 
     def marked(self, value: Any, source: str, keeps_tags: bool) -> tuple[Any, dict[str, str]]:
-        """A JSON value with stand-ins in all strings, and what each stands for.
+        """A JSON value with stand-ins in all strings, and the character that each replaces.
 
-        A stand-in is in no string of the value, nor in ``source``. Raises TemplateError where
-        there are too few.
+        A stand-in occurs neither in the value nor in ``source``. Raises TemplateError if there are
+        too few.
         """
         texts = set(texts_of(value))
         places = {text: self._places(text, keeps_tags) for text in texts}
@@ -73,8 +72,8 @@ class Marker:
 
 
 def texts_of(value: Any, levels: int = _MOST_LEVELS) -> Iterator[str]:
-    """All strings of a JSON value, keys included. Raises TemplateError beyond so many ``levels`` of
-    objects and lists, before Python's stack ends in what else walks through them."""
+    """All strings of a JSON value, keys included. Raises TemplateError beyond ``levels`` of
+    nesting, before later recursion overflows Python's stack."""
     if isinstance(value, str):
         yield value
         return
@@ -90,8 +89,8 @@ def texts_of(value: Any, levels: int = _MOST_LEVELS) -> Iterator[str]:
 
 
 def unused_character(texts: Iterable[str]) -> str:
-    """A character of Unicode's private use area that none of ``texts`` has; TemplateError if all
-    are used."""
+    """A character of Unicode's private use area that occurs in none of ``texts``; TemplateError if
+    all are used."""
     for character in _unused(texts):
         return character
     raise TemplateError(_USED_UP)
@@ -99,7 +98,7 @@ def unused_character(texts: Iterable[str]) -> str:
 
 def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
     """A JSON value with each of its strings changed. Keys and roles that are words stay: templates
-    look for them."""
+    compare them."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
@@ -115,7 +114,7 @@ def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _tags(source: str, starts: Collection[str], control: Iterable[str]) -> re.Pattern[str]:
-    """The strings in a template's expressions that begin as control tokens do, but are none."""
+    """Strings in a template's expressions that begin like control tokens but are none."""
     literals = (a or b for block in _BLOCK.findall(source) for a, b in _LITERAL.findall(block))
     tags = {text.strip() for text in literals if text.strip()[:1] in starts}
     tags = {tag for tag in tags if 1 < len(tag) <= _LONGEST_TAG}
@@ -132,7 +131,7 @@ def _tags(source: str, starts: Collection[str], control: Iterable[str]) -> re.Pa
 
 
 def _stand_ins(characters: Iterable[str], texts: Sequence[str]) -> dict[str, str]:
-    """A private use character for each of `characters`, one that none of `texts` holds."""
+    """A private use character for each of `characters` that occurs in none of `texts`."""
     chosen = dict(zip(sorted(characters), _unused(texts), strict=False))
     if len(chosen) < len(set(characters)):
         raise TemplateError(_USED_UP)
@@ -140,6 +139,6 @@ def _stand_ins(characters: Iterable[str], texts: Sequence[str]) -> dict[str, str
 
 
 def _unused(texts: Iterable[str]) -> Iterator[str]:
-    """Characters of the private use area that are in none of `texts`."""
+    """Characters of the private use area that occur in none of `texts`."""
     used = set().union(*texts)
     return (chr(code) for code in _PRIVATE_USE if chr(code) not in used)

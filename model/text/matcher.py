@@ -1,5 +1,6 @@
-"""Which token may come next under a constraint, by llguidance (extra `serve`) in processes of their
-own (`constraint_worker`): what strangers send costs this process neither time nor memory.
+"""Token masks of constrained answers, computed by llguidance (extra `serve`) in separate processes.
+
+Untrusted constraints cost this process neither time nor memory (`constraint_worker`).
 """
 
 from __future__ import annotations
@@ -24,52 +25,52 @@ from urdir.model.text.tokenizer import Tokenizer
 
 Mask = NDArray[np.uint32]
 
-# Where text is forced a mask has every token that fits, not only the library's choice of one: it
-# would ask our tokeniser for that at every step.
+# In forced text a mask has every token that fits, not only the library's choice, which would need
+# our tokeniser at every step.
 _OPTIONS = '%llguidance {"no_forcing": true}\n'
-_KEPT = 32  # compiled constraints that no answer uses
-_MOST = 64  # constraints of all answers
-_AT_ONCE = 2  # constraints that are compiled
-_QUEUE = 16  # those that wait for that, and for how many seconds
+_KEPT = 32  # compiled constraints without an answer
+_MOST = 64  # constraints in use
+_AT_ONCE = 2  # constraints being compiled
+_QUEUE = 16  # constraints waiting to be compiled; seconds that they wait
 _WAIT = 2.0
 
 
 class Matcher:
-    """Follows one answer under a constraint; not for use by two threads at once.
+    """Applies a constraint to one answer. Not thread-safe.
 
-    What may come is computed by another process, from when a token is accepted until a mask is
-    wanted.
+    Another process computes the mask, from the time a token is accepted until the mask is read.
     """
 
     def __init__(
         self, process: ConstraintProcess, n_tokens: int, failed: Callable[[], None]
     ) -> None:
-        """``process`` holds a compiled constraint. ``failed`` is called where it fails, which may
-        be for a limit.
+        """``process`` holds a compiled constraint. ``failed`` is called when it fails, possibly by
+        exceeding a limit.
         """
         self._process = process
         self._number = process.begin()
         finalize(self, process.forget, self._number)
         self._n_words = -(-n_tokens // 32)
         self._failed = failed
-        self._step: Step | None = process.start  # None: it is being computed
+        self._step: Step | None = process.start  # None: being computed
         self._error: ConstraintError | None = None
 
     def mask(self, into: Mask) -> None:
-        """Set bit i % 32 of word i // 32 of `into` where token i may come, and clear the others.
+        """Set bit i % 32 of word i // 32 of `into` if token i is allowed next, and clear the
+        others.
 
-        `into` has ceil(tokens / 32) words of u32, or more, which are cleared. End ids are allowed
-        where the answer may end. Raises ConstraintError where a limit is exceeded on the way.
+        `into` has at least ceil(tokens / 32) words of u32; extra words are cleared. End ids are
+        allowed if the answer may end. Raises ConstraintError if a limit was exceeded.
         """
         if into.dtype != np.uint32 or into.ndim != 1 or not into.flags.c_contiguous:
-            raise ModelError("a mask of tokens is one row of u32, without gaps")
+            raise ModelError("a token mask must be one contiguous row of u32")
         if len(into) < self._n_words:
             raise ModelError(f"a mask needs {self._n_words} words, not {len(into)}")
         into[: self._n_words] = np.frombuffer(self._known().mask, np.uint32)
         into[self._n_words :] = 0
 
     def accept(self, token_id: int) -> None:
-        """Go on with a token that was chosen; ConstraintError for one that is not allowed."""
+        """Append a chosen token; ConstraintError if it is not allowed."""
         mask, _ = self._known()
         is_known = 0 <= token_id < 8 * len(mask)
         if not is_known or not mask[token_id // 8] >> token_id % 8 & 1:
@@ -83,11 +84,11 @@ class Matcher:
 
     @property
     def is_done(self) -> bool:
-        """True where nothing but an end id may come, or one has."""
+        """Whether only an end id is allowed, or one was accepted."""
         return self._known().is_whole
 
     def _known(self) -> Step:
-        """What may come, once it is computed."""
+        """Wait for the allowed next tokens."""
         if self._error is not None:
             raise self._error
         if self._step is None:
@@ -104,39 +105,42 @@ class Matcher:
 
 
 class ConstraintCompiler(Owner):
-    """Compiles constraints for one tokeniser, and keeps those used last; for all threads.
+    """Compiles constraints for one tokeniser and caches recent ones. Thread-safe.
 
-    Each has a process, with limits of time and memory (`constraint_process`); so others go on
-    where one takes too much.
+    Each constraint has a process with limits of time and memory (`constraint_process`), so others
+    continue if one exceeds them.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Raises ModelError where llguidance is missing or the vocabulary has no end id."""
+        """Raises ModelError if llguidance is missing or the vocabulary has no end id."""
         if importlib.util.find_spec("llguidance") is None:
             raise ModelError("constrained output needs llguidance: pip install 'urdir[serve]'")
         if not tokenizer.end_ids:
-            raise ModelError("constrained output needs an end-of-sequence token; there is none")
+            raise ModelError(
+                "constrained output needs an end-of-sequence token, which the vocabulary lacks"
+            )
         self._tokenizer = tokenizer
         self._starter = ConstraintStarter(tokenizer)
         self._lock = threading.Lock()
         self._compiled: OrderedDict[Constraint, ConstraintProcess] = OrderedDict()
-        self._processes: WeakSet[ConstraintProcess] = WeakSet()  # also of answers alone
+        # includes uncached processes that answers still use
+        self._processes: WeakSet[ConstraintProcess] = WeakSet()
         self._turns = threading.Semaphore(_AT_ONCE)
         self._waiting = 0
 
     def matcher(self, constraint: Constraint) -> Matcher:
-        """A matcher at the start of an answer. The first takes a second or two for 260,000 tokens,
-        and one of a constraint that is compiled microseconds.
+        """A matcher at the start of an answer. The first call takes a second or two for 260,000
+        tokens, one for a cached constraint microseconds.
 
-        Raises ConstraintError: malformed, not supported, too large, or no text matches. Raises
-        BusyError where too many are compiled or in use.
+        Raises ConstraintError: malformed, unsupported, too large, or no text matches. Raises
+        BusyError if too many constraints are being compiled or in use.
         """
         process = self._kept(constraint) or self._compile(constraint)
         n_tokens = self._tokenizer.vocab_size
         return Matcher(process, n_tokens, lambda: self._drop(constraint, process))
 
     def close(self) -> None:
-        """End the processes, also those of answers; closing twice does nothing."""
+        """End the processes, including those of answers. Idempotent."""
         self._starter.close()
         with self._lock:
             processes = list(self._compiled.values())
@@ -154,8 +158,8 @@ class ConstraintCompiler(Owner):
             return process
 
     def _drop(self, constraint: Constraint, process: ConstraintProcess) -> None:
-        """Answers from now on begin anew: a lexer's states are shared by its matchers and grow with
-        them, so that all of them are near a limit that one has reached."""
+        """Remove a constraint from the cache. Its matchers share the lexer's states, which grow
+        with use: if one reaches a limit, all are near it."""
         with self._lock:
             if self._compiled.get(constraint) is process:
                 del self._compiled[constraint]
@@ -164,7 +168,7 @@ class ConstraintCompiler(Owner):
         grammar = self._grammar(constraint)
         self._starter.begin()
         with self._turn():
-            if (kept := self._kept(constraint)) is not None:  # others waited for it, too
+            if (kept := self._kept(constraint)) is not None:  # another thread compiled it meanwhile
                 return kept
             self._make_room()
             process = self._starter.start()
@@ -180,7 +184,7 @@ class ConstraintCompiler(Owner):
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """Wait for others that are compiled. Raises BusyError."""
+        """Wait for a free compilation slot. Raises BusyError."""
         with self._lock:
             if self._waiting >= _QUEUE:
                 raise _busy("too many constraints are being compiled")
@@ -198,17 +202,17 @@ class ConstraintCompiler(Owner):
             self._turns.release()
 
     def _make_room(self) -> None:
-        """Drop constraints that no answer uses, the oldest first, for another. Raises BusyError."""
+        """Evict unused constraints, the oldest first. Raises BusyError."""
         with self._lock:
             unused = [key for key, process in self._compiled.items() if not process.is_used]
             too_many = max(len(unused) - _KEPT, len(self._processes) - _MOST) + 1
             for key in unused[: max(too_many, 0)]:
                 del self._compiled[key]
             if len(self._processes) >= _MOST:
-                raise _busy(f"the answers under way have {_MOST} different constraints")
+                raise _busy(f"answers in progress use {_MOST} different constraints")
 
     def _grammar(self, constraint: Constraint) -> str:
-        """What llguidance compiles."""
+        """The text that llguidance compiles."""
         grammar = _OPTIONS + constraint.grammar
         markers = "".join(self._rules(i, marker) for i, marker in enumerate(constraint.markers))
         if not constraint.frame:

@@ -1,7 +1,7 @@
-"""The merging that BPE and SentencePiece share: of all adjacent pairs, join the best, repeatedly.
+"""The merge loop of BPE and SentencePiece: repeatedly join the best adjacent pair.
 
-Written here and not handed to the `tokenizers` library, which takes half a second to build the
-tables of a vocabulary of 262,144 tokens; words that were cut before are looked up.
+Not left to the `tokenizers` library, which takes half a second to build the tables of a vocabulary
+of 262,144 tokens; merged words are cached.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ _REMEMBERED = 1 << 16  # words
 
 
 class Merger:
-    """Joins neighbours while `ranks` knows the pair: the lowest rank first, the leftmost of equals.
+    """Joins adjacent pairs with a rank: the lowest rank first, the leftmost of equals first.
 
-    `ranks` is asked for left + `between` + right. A space between gives BPE's merges as GGUF files
-    list them; nothing between gives SentencePiece, whose pairs rank by the piece they make.
+    `ranks` is indexed by left + `between` + right. A space between gives BPE's merges as GGUF files
+    list them; an empty string gives SentencePiece, whose pairs rank by the piece they make.
     """
 
     def __init__(self, ranks: Mapping[str, float], between: str) -> None:
@@ -26,7 +26,7 @@ class Merger:
         self._known: dict[str, list[str]] = {}
 
     def __call__(self, word: str) -> list[str]:
-        """The pieces of `word`, from left to right; characters that join nothing stay alone."""
+        """The pieces of `word`, from left to right; characters without a merge stay alone."""
         pieces = self._known.get(word)
         if pieces is None:
             pieces = self._merge(word)
@@ -38,11 +38,11 @@ class Merger:
 
     def _merge(self, word: str) -> list[str]:
         ranks, between = self._ranks, self._between
-        pieces = list(word)  # "" where a piece has gone into one further left
+        pieces = list(word)  # "": merged into a piece further left
         n = len(pieces)
         after = list(range(1, n + 1))  # n: none
         before = list(range(-1, n - 1))
-        queue: list[tuple[float, int, str]] = []  # rank, place of the left one, the joined text
+        queue: list[tuple[float, int, str]] = []  # rank, position of the left piece, joined text
         for i in range(n - 1):
             left, right = pieces[i], pieces[i + 1]
             if (rank := ranks.get(left + between + right)) is not None:
@@ -52,7 +52,7 @@ class Merger:
             _, i, joined = heappop(queue)
             right_place = after[i]
             if right_place == n or pieces[i] + pieces[right_place] != joined or not pieces[i]:
-                continue  # one of the two has been joined meanwhile
+                continue  # one of the two was merged meanwhile
             pieces[i], pieces[right_place] = joined, ""
             after[i] = follower = after[right_place]
             if follower < n:

@@ -1,6 +1,6 @@
-"""Chat templates that come with urdir, for files that have none: by name, or by the vocabulary.
+"""Built-in chat templates for files without one: by name, or inferred from the vocabulary.
 
-The names are llama.cpp's (`--chat-template`), the formats those of the models' cards. Each is a
+Names are llama.cpp's (`--chat-template`), formats those of the models' cards. Each template is a
 file in `data/chat_templates`.
 """
 
@@ -16,10 +16,10 @@ from urdir.model.files.metadata import Metadata
 from urdir.model.foreign import one_line
 
 _FOLDER = Path(__file__).parents[1] / "data" / "chat_templates"
-#: Formats that differ in calls of tools alone, which these templates leave out.
+#: Formats that differ only in tool calls, which these templates omit.
 _ALIASES = {"granite-4.0": "granite", "granite-4.1": "granite"}
 
-#: Special tokens by which a format is known: the first row whose tokens a vocabulary has all.
+#: Special tokens that identify a format: the first row whose tokens are all in the vocabulary.
 _BY_TOKENS: tuple[tuple[str, frozenset[str]], ...] = tuple(
     (name, frozenset(tokens.split()))
     for name, tokens in (
@@ -42,7 +42,7 @@ _BY_TOKENS: tuple[tuple[str, frozenset[str]], ...] = tuple(
         ("chatglm4", "[gMASK] <sop> <|user|> <|assistant|>"),
     )
 )
-#: The same, of which one kind of tokeniser has one format and the other another.
+#: As above, for formats that depend on the kind of tokeniser.
 _BY_KIND: tuple[tuple[frozenset[str], dict[str, str]], ...] = (
     (
         frozenset({"[INST]", "[/INST]", "[SYSTEM_PROMPT]"}),
@@ -51,18 +51,18 @@ _BY_KIND: tuple[tuple[frozenset[str], dict[str, str]], ...] = (
     (frozenset({"[INST]", "[/INST]"}), {"llama": "mistral-v3", "gpt2": "mistral-v3-tekken"}),
     (frozenset({"<|user|>", "<|assistant|>", "<|end|>"}), {"llama": "phi3"}),
 )
-#: Tokens of later models that have an earlier one's tokens, and another format.
+#: Tokens of later models that share an earlier one's tokens but not its format.
 _LATER = ("<end_of_utterance>", "<|START_RESPONSE|>", "<think>", "/nothink", "[THINK]")
 
 
 @cache
 def template_names() -> tuple[str, ...]:
-    """Every name that `named_template` knows."""
+    """Every name that `named_template` accepts."""
     return tuple(sorted([*(path.stem for path in _FOLDER.glob("*.jinja")), *_ALIASES]))
 
 
 def named_template(name: str) -> str:
-    """The Jinja template of that name; SettingsError where there is none."""
+    """The Jinja template of that name; SettingsError if unknown."""
     if name not in template_names():
         near = get_close_matches(name, template_names(), 5, 0.5)
         near += [other for other in template_names() if other.startswith(name) and name]
@@ -74,12 +74,12 @@ def named_template(name: str) -> str:
 
 
 def template_text(given: str) -> str:
-    """``given`` if it is a Jinja template, else the one that it names, or SettingsError."""
+    """``given`` if it is a Jinja template, else the template of that name, or SettingsError."""
     return given if "{{" in given or "{%" in given else named_template(given)
 
 
 def fitting_template(metadata: Metadata, special: Collection[str]) -> str | None:
-    """The name of the one format that a vocabulary with these ``special`` tokens is made for.
+    """The name of the only format that fits a vocabulary with these ``special`` tokens.
 
     None where several formats are possible, as for most SentencePiece vocabularies.
     """

@@ -1,7 +1,7 @@
-"""PLaMo-2's tokeniser (tokenizer.ggml.model "plamo2"): the cheapest way of cutting a text.
+"""PLaMo-2's tokeniser (tokenizer.ggml.model "plamo2"): the segmentation with the lowest cost.
 
-Like a unigram model, but from the end of the text, in whole ten-thousandths of a score, and with
-bytes for characters that are no piece.
+As a unigram model, but computed from the end of the text, in integer ten-thousandths of a score,
+and with bytes for characters that are not pieces.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from urdir.model.text.spelling import check_bytes, read_scores
 from urdir.model.text.vocabulary import Defaults, TokenType, read_vocabulary
 
 _UNKNOWN_COST = 10_000_000
-_GREATEST_COST = 20_000_000  # a piece that costs as much is never taken
+_GREATEST_COST = 20_000_000  # a piece with this cost is never taken
 
 
 class Plamo:
-    """The cheapest pieces; of equals the longest first one."""
+    """The segmentation of lowest cost; of equals the longest first piece wins."""
 
     adds_space = False
 
@@ -32,7 +32,7 @@ class Plamo:
             raise TokenizerError(f"the vocabulary has no token <0x{missing:02X}>")
         byte_ids = set(self.vocabulary.ids(TokenType.BYTE))
         self._pieces: dict[str, tuple[int, int]] = {}  # (token, cost)
-        self._longest: dict[str, int] = {}  # of the pieces that begin with a character
+        self._longest: dict[str, int] = {}  # by first character: length of the longest piece
         for piece, token_id in self.vocabulary.words().items():
             if token_id in byte_ids or not math.isfinite(scores[token_id]):
                 continue
@@ -46,7 +46,9 @@ class Plamo:
         text = text.removeprefix("\ufeff")
         n = len(text)
         cost = [0] * (n + 1)  # of the rest of the text
-        first: list[tuple[int | None, int]] = [(None, n)] * n  # (token, where it ends) of that rest
+        first: list[tuple[int | None, int]] = [
+            (None, n)
+        ] * n  # (token, its end) of the rest of the text
         for start in range(n - 1, -1, -1):
             cost[start] = 1 << 60
             for end in range(min(start + self._longest.get(text[start], 0), n), start, -1):
@@ -69,13 +71,13 @@ class Plamo:
         return ids
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token stands for."""
+        """The bytes of a token."""
         token = self.vocabulary.tokens[token_id]
         if self.vocabulary.types[token_id] == TokenType.BYTE:
-            return bytes([int(token[3:-1], 16)])  # "<0x0A>", checked when it was built
+            return bytes([int(token[3:-1], 16)])  # "<0x0A>", checked at construction
         return token.encode()
 
 
 def _rounded(value: float) -> int:
-    """To the nearest whole number, halves away from zero."""
+    """Round to the nearest integer, halves away from zero."""
     return math.floor(abs(value) + 0.5) * (1 if value >= 0 else -1)

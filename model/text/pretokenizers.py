@@ -1,9 +1,9 @@
-"""How BPE cuts text into words before it merges, by tokenizer.ggml.pre.
+"""Pre-tokenisers: how BPE splits text into words before merging, by tokenizer.ggml.pre.
 
-The expressions are those of the models' own tokenizer.json (Oniguruma syntax), where llama.cpp's
-differ because its regex engine knows less; which models have which is what llama.cpp's
-llama-vocab.cpp says. Several are applied one after the other, each within the pieces that the one
-before left; what an expression does not match stays a piece of its own.
+The expressions are those of the models' own tokenizer.json (Oniguruma syntax); llama.cpp's differ
+where its regex engine is more limited. The mapping of models to expressions is that of llama.cpp's
+llama-vocab.cpp. Several expressions apply in sequence, each within the pieces of the previous one;
+text that an expression does not match stays a piece of its own.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ from urdir.model.errors import UnsupportedError
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """One way of cutting text into words.
+    """A way to split text into words.
 
-    `byte_level` words are written in the 256 printable characters that stand for bytes; the others
-    are text in which U+2581 stands for a space.
+    `byte_level` words use the 256 printable characters that stand for bytes; the others are text in
+    which U+2581 stands for a space.
     """
 
     patterns: tuple[str, ...]
-    whole_words: bool = False  # a word that is a token is taken as it is, merges or not
-    whole_newlines: bool = False  # the same for words of newlines
+    whole_words: bool = False  # a word that is a token is not merged
+    whole_newlines: bool = False  # the same for words of newlines only
     adds_bos: bool = False  # default of tokenizer.ggml.add_bos_token
-    always_adds_bos: bool = False  # whatever tokenizer.ggml.add_bos_token says
+    always_adds_bos: bool = False  # overrides tokenizer.ggml.add_bos_token
     byte_level: bool = True
 
     def splitter(self) -> Any:
-        """The `tokenizers` pre-tokeniser that cuts so; its pieces make up the text."""
+        """The `tokenizers` pre-tokeniser for these expressions; its pieces concatenate to the
+        text."""
         return pre_tokenizers.Sequence(
             [pre_tokenizers.Split(Regex(p), "isolated") for p in self.patterns]
         )
@@ -53,7 +54,7 @@ def _one_of(*alternatives: str) -> str:
 
 
 def _cased(ending: str, mark: str = "") -> str:
-    """Words that change from capitals to small letters once: "HTTPServer" is "HTTPServer"."""
+    """Words with at most one change from capitals to small letters: "HTTPServer" stays whole."""
     upper = rf"[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}{mark}]"
     lower = rf"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}{mark}]"
     before = r"[^\r\n\p{L}\p{N}]?"
@@ -118,7 +119,7 @@ _BAILING = PreTokenizer(
     )
 )
 
-# One entry a behaviour; its names as in tokenizer.ggml.pre.
+# One entry per behaviour; its names are values of tokenizer.ggml.pre.
 _NAMES: tuple[tuple[PreTokenizer, str], ...] = (
     (
         PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2_WORDS, r"\p{N}+", r"[0-9][0-9][0-9]")),

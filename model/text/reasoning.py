@@ -1,4 +1,4 @@
-"""What a model thinks before it answers, kept apart from the answer: <think>...</think>."""
+"""Separates a model's reasoning from its answer: <think>...</think>."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from urdir.model.text.tags import begun_after_space
 
 @dataclass(frozen=True, slots=True)
 class ThinkTags:
-    """What stands before and after the thoughts of a kind of models."""
+    """The tags around the reasoning of a kind of model."""
 
     begin: str
     end: str
 
 
-# A template that writes or cuts out thoughts names the tag.
+# A template that writes or cuts out reasoning contains the tag.
 THINK_TAGS = (
     ThinkTags("<think>", "</think>"),
     ThinkTags("[THINK]", "[/THINK]"),
@@ -25,21 +25,22 @@ THINK_TAGS = (
 
 
 class _State(Enum):
-    START = auto()  # nothing but white space so far, or a part of the tag
+    START = auto()  # only white space or part of the tag so far
     THOUGHTS = auto()
-    AFTER = auto()  # white space after the thoughts
+    AFTER = auto()  # white space after the reasoning
     ANSWER = auto()
 
 
 class ReasoningSplitter:
-    """Parts text that comes in pieces into thoughts and answer.
+    """Splits streamed text into reasoning and answer.
 
-    Thoughts stand at the start only; the same tags later are text. White space around the thoughts
-    belongs to the tags. An answer without tags comes out as it is.
+    Reasoning occurs at the start only; later tags are text. White space around the reasoning
+    belongs to the tags. An answer without tags passes unchanged.
     """
 
     def __init__(self, tags: ThinkTags, begun: bool = False) -> None:
-        """`begun`: the prompt ends with the tag (`prompt_begins`), the text is thoughts at once."""
+        """`begun`: the prompt ends with the tag (`prompt_begins`), so the text starts as
+        reasoning."""
         self._tags = tags
         self._begun = begun
         self._at_first_thought = True
@@ -48,11 +49,11 @@ class ReasoningSplitter:
 
     @property
     def held(self) -> str:
-        """Text that may yet be part of a tag."""
+        """Text that may still be part of a tag."""
         return self._held
 
     def push(self, text: str) -> tuple[str, str]:
-        """(thoughts, answer) that `text` makes known."""
+        """(reasoning, answer) that `text` reveals."""
         self._held += text
         thoughts = ""
         if self._state is _State.START:
@@ -68,7 +69,7 @@ class ReasoningSplitter:
         return thoughts, ""
 
     def finish(self) -> tuple[str, str]:
-        """The rest: what was held back."""
+        """End the answer; the text that was still withheld."""
         rest = self._take(len(self._held))
         if self._state is _State.AFTER:
             return "", ""
@@ -101,14 +102,14 @@ class ReasoningSplitter:
 
 
 def prompt_begins(tags: ThinkTags, prompt: str) -> bool:
-    """True where a rendered prompt ends with the tag, so that the answer begins with thoughts."""
+    """Whether a rendered prompt ends with the tag, so that the answer begins with reasoning."""
     return prompt.rstrip().endswith(tags.begin)
 
 
 def is_thinking(tags: ThinkTags, prompt: str, begun: str = "") -> bool | None:
-    """Whether what comes next is a thought: True, False, or None where the answer decides.
+    """Whether the next text is reasoning: True, False, or None if the model decides.
 
-    `prompt` is the rendered conversation up to the answer, `begun` what the answer begins with.
+    `prompt` is the rendered conversation up to the answer, `begun` the start of the answer.
     """
     if begun.strip():
         thinks = prompt_begins(tags, prompt) or begun.lstrip().startswith(tags.begin)

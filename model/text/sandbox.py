@@ -1,4 +1,4 @@
-"""A chat template's rendering process, as its parent sees it."""
+"""Parent side of the chat template rendering process."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from urdir.model.foreign import one_line
 from urdir.model.owner import Owner
 from urdir.model.text.sandbox_process import SandboxProcess
 
-TIME_LIMIT = 2.0  # seconds for one rendering
+TIME_LIMIT = 2.0  # seconds per rendering
 
 
 class TemplateProcess(Owner):
-    """Renders templates in a process with limits (2 s, 512 MB, 1 MB of output). It gets none of
-    this process's environment, and on Linux it can open no file and start no process.
+    """Renders templates in a process with limits: 2 s, 512 MB, 1 MB of output.
 
-    The process starts with the first rendering or `begin`, stays for the next, and is replaced
-    after it had to be killed. Not for use by two threads at once.
+    The process gets none of this process's environment; on Linux it can open no file and start no
+    process. It starts with the first rendering or `begin`, is reused, and is replaced after being
+    killed. Not thread-safe.
     """
 
     def __init__(self, time_limit: float = TIME_LIMIT) -> None:
-        """``time_limit`` is in seconds of wall clock, for one rendering."""
+        """``time_limit`` is in seconds of wall clock, per rendering."""
         self._time_limit = time_limit
         self._process: SandboxProcess | None = None
-        self._sent = 0  # requests to the process so far; its replies have their numbers
+        self._sent = 0  # number of requests so far; replies repeat the number
 
     def begin(self) -> None:
         """Start the process; the first rendering waits until it is ready."""
@@ -34,11 +34,12 @@ class TemplateProcess(Owner):
         self._process = SandboxProcess("template_worker")
 
     def check(self, template: str) -> None:
-        """Raise TemplateError for a template that does not compile; none of it is run."""
+        """Compile a template without running it; TemplateError if it is invalid."""
         self._answer(template, None)
 
     def render(self, template: str, variables: Mapping[str, Any]) -> str:
-        """The text. Raises TemplateError: limits, syntax, sandbox, or the template's own."""
+        """Render a template. Raises TemplateError: limits, syntax, sandbox, or raised by the
+        template."""
         return self._answer(template, variables)
 
     def _answer(self, template: str, variables: Mapping[str, Any] | None) -> str:
@@ -46,10 +47,10 @@ class TemplateProcess(Owner):
         try:
             was_idle = self._sent > 0
             reply, timed_out = self._ask(request)
-            if reply is None and was_idle and not timed_out:  # it died since the last rendering
+            if reply is None and was_idle and not timed_out:  # it died after the last rendering
                 self.close()
                 reply, timed_out = self._ask(request)
-        except BaseException:  # Ctrl-C: the reply to come would answer the next request
+        except BaseException:  # Ctrl-C: the pending reply would be taken for the next request's
             self.close()
             raise
         if reply is None or timed_out or reply.get("fatal"):
@@ -66,24 +67,24 @@ class TemplateProcess(Owner):
 
     @property
     def pid(self) -> int | None:
-        """The process, None while there is none."""
+        """Process id, or None before it starts."""
         return None if self._process is None else self._process.pid
 
     def close(self) -> None:
-        """End the process; closing twice does nothing."""
+        """End the process. Idempotent."""
         process, self._process = self._process, None
         if process is not None:
             process.close()
 
     def _ask(self, request: Mapping[str, Any]) -> tuple[dict[str, Any] | None, bool]:
-        """The reply to a request (None: the process died), and whether time ran out."""
+        """The reply to a request (None: the process died), and whether it timed out."""
         process = self._ready()
         self._sent += 1
         reply, timed_out = process.exchange({"id": self._sent, **request}, self._time_limit)
         return (None if reply is None or reply.get("id") != self._sent else reply), timed_out
 
     def _ready(self) -> SandboxProcess:
-        """The process, which is waiting for a request."""
+        """The process, waiting for a request."""
         if self._process is None:
             self.begin()
         assert self._process is not None

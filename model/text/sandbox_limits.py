@@ -1,9 +1,9 @@
-"""What a process for strangers' text takes from itself before the first of it comes.
+"""Restrictions that a process for untrusted text imposes on itself before it reads any.
 
-It needs no files, no processes and no network: it reads requests and writes replies through pipes
-that are open already. Loaded by sandbox_main.py by its path, so it imports nothing of urdir.
+It needs no files, processes or network: it reads requests and writes replies through pipes that are
+already open. sandbox_main.py loads this file by path, so it imports nothing of urdir.
 
-Every measure is of use without the others, and each is left out where the system lacks it.
+Each restriction is useful without the others, and is omitted if the system lacks it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | 1  # SECCOMP_RET_ALLOW, SECCOMP_RET_E
 _LOAD, _JUMP_EQUAL, _RETURN = 0x20, 0x15, 0x06
 _SYSCALL_AT, _ARCHITECTURE_AT = 0, 4  # in struct seccomp_data
 
-#: What Python calls while it works: memory, pipes that are open, time, threads' locks, its end.
-#: x86-64's and arm64's numbers (asm/unistd_64.h, asm-generic/unistd.h); None: not there.
+#: System calls that Python makes while running: memory, open pipes, time, locks of threads, exit.
+#: Numbers of x86-64 and arm64 (asm/unistd_64.h, asm-generic/unistd.h); None: does not exist.
 _CALLS: dict[str, tuple[int | None, int | None]] = {
     "read": (0, 63),
     "write": (1, 64),
@@ -59,8 +59,8 @@ _MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 
 
 def confine(memory: int = MEMORY_LIMIT) -> None:
-    """Take them, and all but ``memory`` bytes of address space. Whatever Python imports later on
-    must have been imported before.
+    """Apply the restrictions, and limit address space to ``memory`` bytes. Imports after this call
+    fail.
     """
     _go_first()
     _limit_resources(memory)
@@ -74,7 +74,7 @@ def confine(memory: int = MEMORY_LIMIT) -> None:
 
 
 def _go_first() -> None:
-    """Where memory is short, Linux ends this process before others."""
+    """Make this process Linux's first choice to kill when memory is short."""
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
 
@@ -96,7 +96,7 @@ def _limit_resources(memory: int) -> None:
 
 
 def _allow_calls(libc: ctypes.CDLL) -> None:
-    """Install a filter of system calls; all but those of the table fail with EPERM."""
+    """Install a seccomp filter: system calls outside the table fail with EPERM."""
     if platform.machine() not in _MACHINES or sys.maxsize < 1 << 32:
         return
     architecture, column = _MACHINES[platform.machine()]
@@ -106,7 +106,8 @@ def _allow_calls(libc: ctypes.CDLL) -> None:
     def instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
         return struct.pack("HBBI", code, if_true, if_false, value)
 
-    end = len(allowed)  # where the filter refuses, counted from behind the first comparison
+    # jump target for refusal, relative to the instruction after the first comparison
+    end = len(allowed)
     program = [
         instruction(_LOAD, _ARCHITECTURE_AT),
         instruction(_JUMP_EQUAL, architecture, 0, end + 1),

@@ -1,13 +1,14 @@
-"""How a process for work on strangers' text starts (`sandbox_process` is its parent's side).
+"""Entry point of processes for untrusted text (parent side: `sandbox_process`).
 
     python -I -S sandbox_main.py WORKER
 
-loads WORKER.py of this folder, by its path: nothing of urdir is imported. Then `serve` of that
-module has the process: it prepares, takes from itself what it does not need (`sandbox_limits`), and
-answers requests until the parent closes the pipe.
+loads WORKER.py of this folder by path: nothing of urdir is imported. `serve` of that module then
+prepares, restricts the process (`sandbox_limits`), and answers requests until the parent closes the
+pipe.
 
-Messages are JSON, each after its length in bytes (u32, little endian). The first has the settings,
-with "path", where Python finds modules. The first reply says that the worker is ready.
+Messages are JSON, each preceded by its length in bytes (u32, little endian). The first has the
+settings, with "path", Python's module search path. The first reply reports that the worker is
+ready.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _LENGTH = struct.Struct("<I")
 
 
 class Messages:
-    """Messages that come from ``reader`` and go to ``writer``."""
+    """JSON messages, read from ``reader`` and written to ``writer``."""
 
     def __init__(self, reader: IO[bytes], writer: IO[bytes]) -> None:
         self.reader = reader
@@ -49,7 +50,7 @@ class Messages:
 
 
 def _module(stem: str) -> ModuleType:
-    """A module of this folder, which is on no path."""
+    """Load a module of this folder, which is on no path."""
     spec = importlib.util.spec_from_file_location(stem, Path(__file__).with_name(f"{stem}.py"))
     assert spec is not None
     assert spec.loader is not None
@@ -59,10 +60,10 @@ def _module(stem: str) -> ModuleType:
 
 
 def main() -> None:
-    """Run the worker that the command line names."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
+    """Run the worker named on the command line."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     messages = Messages(sys.stdin.buffer, os.fdopen(os.dup(1), "wb"))
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nobody else writes among the replies
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # stray output must not mix with replies
     settings = messages.read()
     if settings is not None:
         sys.path[:] = settings["path"]

@@ -1,4 +1,4 @@
-"""A process for work on strangers' text, as its parent sees it."""
+"""Parent side of a process for untrusted text."""
 
 from __future__ import annotations
 
@@ -14,22 +14,21 @@ from typing import Any
 from urdir.model.owner import Owner
 from urdir.model.text.sandbox_main import Messages
 
-_START_LIMIT = 30.0  # seconds for Python to start and for the worker to prepare
-# What Python may need to start (Windows; a shared libpython).
+_START_LIMIT = 30.0  # seconds for Python and the worker to start
+# Environment variables that Python may need to start (Windows; a shared libpython).
 _INHERITED = ("SYSTEMROOT", "LD_LIBRARY_PATH")
 
 
 class SandboxProcess(Owner):
-    """Python with a worker of this folder (`sandbox_main`), and nothing of this process's
-    environment. It starts at once, beside what its parent does. ``descriptors`` are inherited.
+    """A Python process with a worker of this folder (`sandbox_main`) and an empty environment.
 
-    Not for use by two threads at once.
+    It starts at once, concurrently with the parent. ``descriptors`` are inherited. Not thread-safe.
     """
 
     def __init__(self, worker: str, descriptors: Sequence[int] = ()) -> None:
-        # By path, not -m: it must start even where only this process can find urdir.
-        # -I, -S: nothing of the environment, nor what a site adds to Python, runs in it.
-        # A session of its own: no Ctrl-C.
+        # By path, not -m: it must start even if only this process can find urdir.
+        # -I, -S: ignore the environment and site packages.
+        # Its own session: no Ctrl-C.
         script = str(Path(__file__).with_name("sandbox_main.py"))
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", script, worker],
@@ -46,23 +45,23 @@ class SandboxProcess(Owner):
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Process id."""
         return self._process.pid
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs."""
+        """Exit code; None while it runs."""
         return self._process.poll()
 
     def prepare(self, settings: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Send the worker its settings; its first reply, None where it does not start."""
+        """Send the worker its settings; its first reply, or None if it does not start."""
         path = [os.path.abspath(folder) for folder in sys.path if folder]
         return self.exchange({"path": path, **settings}, _START_LIMIT)[0]
 
     def exchange(
         self, request: Mapping[str, Any], seconds: float
     ) -> tuple[dict[str, Any] | None, bool]:
-        """Send a request; the reply (None: the process died), and whether time ran out."""
+        """Send a request; the reply (None: the process died), and whether it timed out."""
         expired = threading.Event()
 
         def expire() -> None:
@@ -74,15 +73,15 @@ class SandboxProcess(Owner):
         try:
             self.messages.write(request)
             return self.messages.read(), expired.is_set()
-        except (OSError, ValueError):  # it died while we wrote; what it wrote is no JSON
+        except (OSError, ValueError):  # it died during the write; its reply is not JSON
             return None, expired.is_set()
         finally:
             timer.cancel()
 
     def close(self) -> None:
-        """End the process; closing twice does nothing."""
+        """End the process. Idempotent."""
         self._process.kill()
         self._process.wait()
         for pipe in (self.messages.writer, self.messages.reader):
-            with contextlib.suppress(OSError):  # unsent bytes for a process that is gone
+            with contextlib.suppress(OSError):  # unsent bytes for an ended process
                 pipe.close()

@@ -1,4 +1,4 @@
-"""How tokens write bytes and spaces, for the kinds of tokenisers that share a way."""
+"""Spelling of bytes and spaces in tokens, shared by several kinds of tokenisers."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ ESCAPED_SPACE = "▁"  # U+2581
 
 
 def read_scores(metadata: Metadata, n_tokens: int) -> NDArray[Any]:
-    """tokenizer.ggml.scores, one a token; TokenizerError for another number of them, or NaN."""
+    """tokenizer.ggml.scores, one per token; TokenizerError for a wrong number of them, or NaN."""
     scores = metadata.require("tokenizer.ggml.scores", np.ndarray)
     if len(scores) != n_tokens:
         raise TokenizerError(
             f"tokenizer.ggml.scores has {len(scores)} entries for {n_tokens} tokens"
         )
     if np.isnan(scores).any():
-        raise TokenizerError("tokenizer.ggml.scores: NaN is no score")
+        raise TokenizerError("tokenizer.ggml.scores contains NaN")
     return scores
 
 
 class Speller:
-    """Pieces to ids; a piece that is no token becomes its bytes, or the unknown token."""
+    """Maps pieces to ids; a piece that is not a token becomes bytes, or the unknown token."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.words = vocabulary.words()
@@ -53,23 +53,23 @@ def spaced_bytes(vocabulary: Vocabulary, token_id: int) -> bytes:
     """The bytes of a token in an alphabet that writes spaces as U+2581."""
     token, token_type = vocabulary.tokens[token_id], vocabulary.types[token_id]
     if token_type == TokenType.BYTE:
-        return bytes([int(token[3:-1], 16)])  # "<0x0A>", checked when it was built
+        return bytes([int(token[3:-1], 16)])  # "<0x0A>", checked at construction
     if token_type in (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN):
         return token.encode()
     return token.replace(ESCAPED_SPACE, " ").encode()
 
 
 def check_bytes(metadata: Metadata) -> None:
-    """TokenizerError for a byte token that is not written as one."""
+    """Raise TokenizerError for a byte token that is not spelled as one."""
     stored = stored_tokens(metadata)
     for token_id in np.flatnonzero(read_types(metadata, len(stored)) == TokenType.BYTE).tolist():
         token = stored[token_id]
         if not re.fullmatch(r"<0x[0-9A-Fa-f]{2}>", token):
-            raise TokenizerError(f"token {token_id} {token!r} is no byte token such as <0x0A>")
+            raise TokenizerError(f"token {token_id} {token!r} is not a byte token such as <0x0A>")
 
 
 def _byte_alphabet() -> dict[str, bytes]:
-    """The printable characters that GPT-2's encoder.py writes bytes as."""
+    """GPT-2's printable characters for bytes (encoder.py)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in printable]
     chars = {chr(byte): bytes([byte]) for byte in printable}

@@ -1,7 +1,7 @@
-"""The system text of a conversation, for templates that know no system role or drop it.
+"""Placement of the system text for templates without a system role.
 
-Which they do is found by rendering, as in llama.cpp: the text then goes before that of the first
-user turn.
+Whether a template drops or refuses the role is found by rendering, as in llama.cpp; the text then
+precedes that of the first user turn.
 """
 
 from __future__ import annotations
@@ -13,26 +13,27 @@ from typing import Any
 from urdir.model.errors import TemplateError
 
 Turn = dict[str, Any]
-_NEEDLE = "urdir-7f3a"  # in no template
+_NEEDLE = "urdir-7f3a"  # occurs in no template
 
 
 class SystemText:
-    """Where the system text of one template goes."""
+    """Places the system text for one template."""
 
     def __init__(self, render: Callable[[list[Turn]], str]) -> None:
-        """`render` gives the text of turns, or raises TemplateError."""
+        """`render` renders turns, or raises TemplateError."""
         self._render = render
         self._is_taken: bool | None = None
 
     def placed(self, turns: list[Turn]) -> list[Turn]:
-        """The turns as the template takes them; warns once if the system text is moved."""
+        """The turns in the form that the template accepts; warns once if the system text is
+        moved."""
         if not turns or turns[0]["role"] != "system":
             return turns
         if self._is_taken is None:
             self._is_taken = self._takes_system_role()
             if not self._is_taken:
                 warnings.warn(
-                    "the chat template takes no system text: it goes into the first user turn",
+                    "the chat template has no system role: its text goes into the first user turn",
                     stacklevel=3,
                 )
         if self._is_taken:
@@ -44,7 +45,7 @@ class SystemText:
         return [{**user, "content": f"{system['content']}\n{user['content']}"}, *others]
 
     def _takes_system_role(self) -> bool:
-        """False if a system text is refused or dropped, and a user's is not."""
+        """Whether a system text is rendered; True as well if a user's text is not."""
         user = {"role": "user", "content": "a"}
         return self._shows([{"role": "system", "content": _NEEDLE}, user]) or not self._shows(
             [{**user, "content": _NEEDLE}]

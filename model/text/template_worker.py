@@ -1,10 +1,9 @@
-"""The process that renders chat templates, which come from strangers (`sandbox` is its parent).
+"""Worker process that renders untrusted chat templates (parent side: `sandbox`).
 
 Jinja's sandbox keeps a template from reaching Python, but bounds neither time nor memory: this
-process limits itself, and its parent kills it after a time.
-
-Requests and replies (`sandbox_main` starts this and says how they are sent):
-    {"path": [str], "timezone": str or null}            ->  {"id": 0}, once it is ready
+process limits itself, and its parent kills it after a timeout.
+Requests and replies (`sandbox_main` starts this and describes the framing):
+    {"path": [str], "timezone": str or null}            ->  {"id": 0}, when ready
     {"id": int, "template": str, "variables": {...} or null}    ->
         {"id": int, "text": str} or {"id": int, "error": str, "fatal": bool}
 Without variables the template is only compiled, and the text is empty.
@@ -29,11 +28,11 @@ if TYPE_CHECKING:
 
 OUTPUT_LIMIT = 1 << 20  # characters
 ERROR_LIMIT = 1000  # characters
-ORPHAN_SECONDS = 10  # after which a render ends itself, should the parent have died
+ORPHAN_SECONDS = 10  # a rendering ends after this time, in case the parent died
 
 
 def _environment() -> Environment:
-    """The environment that chat templates are written for (that of Hugging Face's library)."""
+    """The Jinja environment that chat templates expect (that of Hugging Face's transformers)."""
     from jinja2 import nodes
     from jinja2.exceptions import SecurityError
     from jinja2.ext import Extension
@@ -41,7 +40,7 @@ def _environment() -> Environment:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Sandbox(ImmutableSandboxedEnvironment):
-        """Stricter: a name with an underscore in front is an error, never 'undefined'."""
+        """Stricter sandbox: a name with a leading underscore is an error, never undefined."""
 
         def getattr(self, obj: Any, attribute: str) -> Any:
             if attribute.startswith("_"):
@@ -50,12 +49,11 @@ def _environment() -> Environment:
 
         def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
             name = type(obj).__name__
-            raise SecurityError(
-                f"it reaches for the attribute '{attribute}' of a {name}: not allowed"
-            )
+            raise SecurityError(f"access to the attribute '{attribute}' of a {name} is not allowed")
 
     class Generation(Extension):
-        """`{% generation %}...{% endgeneration %}` marks text for training; it is just text."""
+        """`{% generation %}...{% endgeneration %}` marks text for training; rendered as plain
+        text."""
 
         tags = {"generation"}  # noqa: RUF012 (so declared in Jinja)
 
@@ -84,7 +82,7 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 class _Renderer:
-    """Renders; keeps the last template compiled, since every turn of a chat uses it."""
+    """Renders templates; caches the last one compiled, since every turn of a chat uses it."""
 
     def __init__(self) -> None:
         self._environment = _environment()
@@ -115,18 +113,18 @@ def _reply(renderer: _Renderer, request: Mapping[str, Any], memory: int) -> dict
         return {"error": "it nests too deeply", "fatal": False}
     except TemplateSyntaxError as error:
         return {"error": f"syntax error in line {error.lineno}: {error.message}", "fatal": False}
-    except Exception as error:  # whatever a stranger's template makes Python raise
+    except Exception as error:  # an untrusted template can raise anything
         text = str(error) if isinstance(error, TemplateError) else repr(error)
         return {"error": text[:ERROR_LIMIT], "fatal": False}
 
 
 def _alarm(seconds: int) -> None:
-    """End this process after `seconds`, 0 for never."""
+    """End this process after `seconds`; 0: never."""
     if hasattr(signal, "alarm"):
         signal.alarm(seconds)
 
 
-#: What Jinja and Python import only when a template comes to it.
+#: Template that triggers the lazy imports of Jinja and Python.
 _LATE = (
     *("jinja2.constants", "jinja2.debug", "html", "pprint", "textwrap", "traceback"),
     *("encodings.unicode_escape", "unicodedata"),
@@ -136,7 +134,7 @@ _WARM_UP = """{% macro f(x) %}{{ x | tojson }}{% endmacro %}{{ f({"a": [1.5, non
 
 
 def _prepared(settings: Mapping[str, Any]) -> _Renderer:
-    """A renderer that needs nothing more of the system."""
+    """A renderer that needs no further files."""
     if settings["timezone"] is not None:
         os.environ["TZ"] = settings["timezone"]
     if hasattr(time, "tzset"):

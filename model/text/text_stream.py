@@ -1,4 +1,4 @@
-"""Tokens to printable text, as they come."""
+"""Streaming detokenisation: tokens to printable text."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from urdir.model.text.tokenizer import Tokenizer
 
 
 class TextStream:
-    """Turns a sequence of tokens into pieces of text that can be printed at once.
+    """Turns a stream of tokens into pieces of text that can be printed at once.
 
-    Control tokens are not printed but those whose texts are `shown` (`AnswerFormat.shown`),
-    characters never cut, and text that may become a stop string is held back until it is known not
-    to. `stopped_by` is the stop string that was found, whose text is not printed; nothing is
-    printed after it. The pieces put together do not depend on how the text was cut into tokens: the
-    stop string that is complete first wins.
+    Control tokens are not printed unless their texts are in `shown` (`AnswerFormat.shown`).
+    Characters are never cut, and text that may become a stop string is withheld until decided.
+    `stopped_by` is the stop string that was found; neither it nor anything after it is printed. The
+    concatenated pieces do not depend on how text was tokenised: the stop string that completes
+    first wins.
     """
 
     def __init__(
         self, tokenizer: Tokenizer, stops: Sequence[str] = (), shown: Iterable[str] = ()
     ) -> None:
         if not all(stops):
-            raise SettingsError("a stop string is empty: leave it out")
+            raise SettingsError("empty stop string: leave it out")
         self.stopped_by: str | None = None
         self._tokenizer = tokenizer
         self._stops = tuple(stops)
@@ -33,13 +33,13 @@ class TextStream:
         self._held = ""
 
     def push(self, token_id: int) -> str:
-        """The text that `token_id` completes; often empty."""
+        """Append a token; the text that it completes, often empty."""
         if self._tokenizer.is_control(token_id) and token_id not in self._shown:
             return ""
         return self._print(self._decoder.decode(self._tokenizer.token_bytes(token_id)))
 
     def finish(self) -> str:
-        """The rest: what was held back, and U+FFFD for a character that was never completed."""
+        """End the stream; the withheld text, and U+FFFD for an incomplete character."""
         text = self._print(self._decoder.decode(b"", final=True))
         if self.stopped_by is None:
             text += self._held

@@ -1,9 +1,9 @@
-"""Text to tokens and back, from a GGUF file's own vocabulary.
+"""Tokeniser: text to tokens and back, by a GGUF file's own vocabulary.
 
 The kinds are in `tokenizer_models`: byte-level BPE, SentencePiece's BPE and others.
 
-Tokens with a role ("<|im_end|>") are cut out of the text beforehand, where they may be: nowhere in
-what a user wrote (`opaque` spans), so that no message can forge a turn.
+Special tokens ("<|im_end|>") are cut out of the text first, except in what a user wrote (`opaque`
+spans), so that no message can forge a turn.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ Span = tuple[int, int]
 
 
 class Tokenizer:
-    """Encodes and decodes; immutable once built (`Tokenizer.from_gguf`)."""
+    """Encodes and decodes; immutable once built (`Tokenizer.of`)."""
 
     def __init__(self, model: TokenModel, name: str = "") -> None:
-        """`name` is general.name, by which Phi-3 is known: its markup takes the spaces after it."""
+        """`name` is general.name, which identifies Phi-3: its markup absorbs following spaces."""
         vocabulary = model.vocabulary
         self._model = model
-        # only tokenizer.json tells the start of a text from the text after a special token
+        # only tokenizer.json distinguishes the start of a text from text after a special token
         self._encode_inside = getattr(model, "encode_inside", model.encode)
         self._types = vocabulary.types
         self.vocab_size = len(vocabulary.tokens)
@@ -53,7 +53,7 @@ class Tokenizer:
         self._strips = re.search("phi-?3", name.lower()) is not None
 
     @classmethod
-    def from_gguf(cls, gguf: ModelFile) -> Tokenizer:
+    def of(cls, gguf: ModelFile) -> Tokenizer:
         """Build the tokeniser that `gguf` describes.
 
         Raises TokenizerError (no vocabulary, or a malformed one), ConfigError (a missing or
@@ -63,8 +63,8 @@ class Tokenizer:
 
     @classmethod
     def checked(cls, gguf: ModelFile) -> Callable[[], Tokenizer]:
-        """What builds the tokeniser of a file, whose vocabulary is checked at once; raises what
-        `from_gguf` does."""
+        """Check the vocabulary of a file at once; returns a function that builds the tokeniser.
+        Raises as `of`."""
         check = _checked_kind(gguf)
         name = gguf.metadata.optional("general.name", str, "")
         with _about(gguf), foreign(_UNUSABLE, TokenizerError):
@@ -84,7 +84,7 @@ class Tokenizer:
 
     @staticmethod
     def is_there(gguf: ModelFile) -> bool:
-        """Whether the file has a vocabulary, of a known kind."""
+        """Whether the file has a vocabulary of a known kind."""
         try:
             _checked_kind(gguf)
         except (TokenizerError, UnsupportedError):
@@ -102,10 +102,10 @@ class Tokenizer:
     ) -> list[int]:
         """Token ids of `text`.
 
-        `parse_special` takes the texts of control tokens for these tokens, except within the
-        `opaque` spans (sorted, none overlapping). `add_bos` begins with BOS if the model wants one
-        and `text` brings none; `add_eos` ends with EOS in the same way.
-        Raises TokenizerError for text that is no valid Unicode, or that a library fails on.
+        `parse_special` maps the texts of control tokens to these tokens, except within the `opaque`
+        spans (sorted, not overlapping). `add_bos` prepends BOS if the model wants one and `text`
+        does not begin with it; `add_eos` appends EOS likewise. Raises TokenizerError for text that
+        is not valid Unicode, or that a library fails on.
         """
         _check_unicode(text)
         fragments: list[Span | int] = [(0, len(text))] if text else []
@@ -117,7 +117,7 @@ class Tokenizer:
                     strip = self._strips and special not in _NEVER_STRIP
                     fragments = _cut(text, fragments, special, token_id, hidden, strip)
         ids: list[int] = []
-        after_special = True  # SentencePiece: the start counts as well
+        after_special = True  # SentencePiece: also true at the start
         for index, fragment in enumerate(fragments):
             if isinstance(fragment, int):
                 ids.append(fragment)
@@ -134,7 +134,7 @@ class Tokenizer:
         return ids
 
     def _strip(self, piece: str, fragments: Sequence[Span | int], index: int) -> str:
-        """``piece``, which is fragment ``index``, without white space that its neighbours take."""
+        """``piece``, fragment ``index``, without white space that its neighbours absorb."""
         vocabulary = self._model.vocabulary
         if index and fragments[index - 1] in vocabulary.strips_after:
             piece = piece.lstrip()
@@ -143,11 +143,11 @@ class Tokenizer:
         return piece
 
     def decode(self, ids: Iterable[int], *, keep_control: bool = False) -> str:
-        """The text of `ids`, the inverse of `encode`; bytes that are no UTF-8 become U+FFFD."""
+        """The text of `ids`, the inverse of `encode`; invalid UTF-8 becomes U+FFFD."""
         return b"".join(self._pieces(ids, keep_control)).decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token stands for, often part of a character only.
+        """The bytes of a token, often only part of a character.
 
         Raises TokenizerError for an id outside the vocabulary.
         """
@@ -160,27 +160,27 @@ class Tokenizer:
         return self._model.vocabulary.tokens[token_id]
 
     def control_tokens(self) -> Mapping[str, int]:
-        """The texts that `parse_special` turns into control tokens, and these tokens."""
+        """Control tokens by the texts that `parse_special` maps to them."""
         return self._controls
 
     def special_texts(self) -> frozenset[str]:
-        """Of the tokens that are cut out of a text before its words are: control tokens, and those
-        that a file calls user-defined."""
+        """Texts of tokens that are cut out before words are split: control tokens, and user-defined
+        ones."""
         return frozenset(text for text, _ in self._specials)
 
     def control_id(self, text: str) -> int | None:
-        """The control token that `text` spells, None where it is ordinary text."""
+        """The control token that `text` spells, or None for ordinary text."""
         return self._controls.get(text)
 
     def is_markup(self, token_id: int) -> bool:
-        """True for tokens that no text becomes, printed or not: control and unknown tokens."""
+        """Whether no text encodes to this token: control and unknown tokens, printed or not."""
         return self._types[token_id] in (TokenType.CONTROL, TokenType.UNKNOWN)
 
     def is_control(self, token_id: int) -> bool:
-        """True for tokens that are never printed: control tokens, the unknown token, padding rows.
+        """Whether a token is never printed: control tokens, the unknown token, padding rows.
 
-        An embedding may have more rows than the vocabulary has tokens; those rows have no text.
-        Control tokens that part the messages of one answer (gpt-oss) are printed.
+        Padding rows are rows of the embedding beyond the vocabulary. Control tokens that separate
+        the messages of one answer (gpt-oss) are printed.
         """
         if token_id >= self.vocab_size:
             return True
@@ -213,7 +213,7 @@ _NEVER_STRIP = ("<unk>", "<s>", "<|endoftext|>")
 
 
 def _longest_first(vocabulary: Vocabulary) -> list[tuple[str, int]]:
-    """(text, id) of the special tokens, in the order in which they are looked for."""
+    """(text, id) of the special tokens, in search order."""
     pairs = [(vocabulary.tokens[i], i) for i in vocabulary.ids(*_SPECIAL_TYPES)]
     return sorted((p for p in pairs if p[0]), key=lambda pair: -len(pair[0].encode()))
 
@@ -226,7 +226,7 @@ def _cut(
     opaque: Sequence[Span],
     strip: bool,
 ) -> list[Span | int]:
-    """Replace `special` within the spans by its id; with `strip` the spaces after it go too."""
+    """Replace `special` within the spans by its id; `strip` also removes the spaces after it."""
     result: list[Span | int] = []
     for fragment in fragments:
         if isinstance(fragment, int):
@@ -248,7 +248,7 @@ def _cut(
 def _occurrences(
     text: str, special: str, start: int, end: int, opaque: Sequence[Span]
 ) -> Iterator[int]:
-    """Where `special` stands in text[start:end], from the left, clear of the opaque spans."""
+    """Positions of `special` in text[start:end] outside the opaque spans, from the left."""
     while (found := text.find(special, start, end)) >= 0:
         after = found + len(special)
         last = bisect_left(opaque, (after, 0)) - 1  # the last span that begins before `after`
@@ -264,12 +264,12 @@ def _check_unicode(text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise TokenizerError(
-            f"the text is no valid Unicode: lone surrogate at character {error.start}"
+            f"the text is not valid Unicode: lone surrogate at character {error.start}"
         ) from None
 
 
 def _checked_kind(gguf: ModelFile) -> Callable[[Metadata], Checked]:
-    """What checks the vocabulary of a file, which must be there and of a known kind."""
+    """The check for a file's vocabulary, which must exist and be of a known kind."""
     from urdir.model.text.pretokenizers import pre_tokenizer
     from urdir.model.text.tokenizer_models import TOKEN_MODELS
 
@@ -279,7 +279,7 @@ def _checked_kind(gguf: ModelFile) -> Callable[[Metadata], Checked]:
         if kind in ("no_vocab", "none"):
             raise TokenizerError(
                 "the file has no vocabulary (tokenizer.ggml.model), so text cannot be "
-                "tokenised; 'show', 'logits' and 'bench' do without"
+                "tokenised; 'show', 'logits' and 'bench' need none"
             )
         if kind not in TOKEN_MODELS:
             raise UnsupportedError(
@@ -293,7 +293,7 @@ def _checked_kind(gguf: ModelFile) -> Callable[[Metadata], Checked]:
 
 @contextmanager
 def _about(gguf: ModelFile) -> Iterator[None]:
-    """Errors about the vocabulary of a file name it."""
+    """Prefix errors about the vocabulary with the file's name."""
     try:
         yield
     except (TokenizerError, UnsupportedError) as error:

@@ -1,8 +1,8 @@
-"""The kinds of tokenisers, by tokenizer.ggml.model: those of GGUF files, and tokenizer.json.
+"""Tokeniser kinds by tokenizer.ggml.model: those of GGUF files, and tokenizer.json.
 
-A vocabulary is checked before a device is opened, and built beside that. Checks of the usual kinds
-decode nothing: those of 128,256 tokens with their merges take 20 ms, building them 260 ms. Seldom
-ones are built to be checked.
+A vocabulary is checked before a device is opened, and built concurrently with that. Checks of the
+common kinds decode nothing: for 128,256 tokens with merges they take 20 ms, building 260 ms. Rare
+kinds are built to be checked.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from urdir.model.text.vocabulary import Vocabulary, check_vocabulary
 
 
 class TokenModel(Protocol):
-    """A vocabulary and the rule that cuts ordinary text into its tokens."""
+    """A vocabulary and the algorithm that splits ordinary text into its tokens."""
 
     vocabulary: Vocabulary
     adds_space: bool  # before the text and after each special token
@@ -35,11 +35,11 @@ class TokenModel(Protocol):
         """Token ids of text without special tokens."""
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token stands for."""
+        """The bytes of a token."""
 
 
 class Checked(NamedTuple):
-    """A vocabulary with which nothing is wrong: its tokens, and what builds it."""
+    """A valid vocabulary: its size, and the function that builds it."""
 
     n_tokens: int
     build: Callable[[], TokenModel]
@@ -70,8 +70,8 @@ def _sentence_piece(metadata: Metadata) -> Checked:
     return Checked(n_tokens, partial(SentencePieceBpe, metadata))
 
 
-def _seldom(module: str, name: str) -> Callable[[Metadata], Checked]:
-    """The class ``name`` of a module that is imported for the files that need it."""
+def _rare(module: str, name: str) -> Callable[[Metadata], Checked]:
+    """Checks by building the class ``name`` of a module that is imported on demand."""
 
     def built(metadata: Metadata) -> Checked:
         model: TokenModel = getattr(import_module(f"urdir.model.text.{module}"), name)(metadata)
@@ -84,8 +84,8 @@ TOKEN_MODELS: dict[str, Callable[[Metadata], Checked]] = {
     "gpt2": _bpe,
     "gemma4": lambda metadata: _spaced(metadata, pre_tokenizer("gemma4")),
     "llama": _sentence_piece,
-    "t5": _seldom("unigram", "Unigram"),
-    "rwkv": _seldom("longest_match", "LongestMatch"),
-    "plamo2": _seldom("plamo", "Plamo"),
-    "huggingface": _seldom("huggingface", "HuggingFaceTokens"),
+    "t5": _rare("unigram", "Unigram"),
+    "rwkv": _rare("longest_match", "LongestMatch"),
+    "plamo2": _rare("plamo", "Plamo"),
+    "huggingface": _rare("huggingface", "HuggingFaceTokens"),
 }

@@ -1,7 +1,7 @@
-"""Tool calls cut out of an answer that comes in pieces; the formats are in `call_formats`.
+"""Extracts tool calls from a streamed answer; the formats are in `call_formats`.
 
-A call is held back until it is whole, and comes out as one: what turns out to be none is text
-again, as it was written.
+A call is withheld until complete and reported as a whole; text that turns out not to be a call is
+released unchanged.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ Tools = Mapping[str, Mapping[str, Any]]
 
 
 class UnfinishedError(ValueError):
-    """The text ends within a value: what was taken for its end is a part of it."""
+    """The text ends within a value: the supposed end tag is part of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallTags:
-    """Where calls stand in an answer, and how they are read."""
+    """The tags around calls, and the parser of the text between them."""
 
     begin: str
-    end: str | None  # None: they go on to the end of the answer
-    read: Callable[[str, Tools], list[ToolCall]]  # what stands between; ValueError for no calls
+    end: str | None  # None: calls extend to the end of the answer
+    read: Callable[[str, Tools], list[ToolCall]]  # the text between; ValueError if it is not a call
     may_be_bare: Callable[[str], bool | None] | None = None
-    """Whether an answer that begins so is nothing but calls, without tags; None: not known yet."""
+    """Whether an answer with this start consists of calls without tags; None: not known yet."""
 
 
-_MAX_ENDS = 16  # of one call, found within its values
+_MAX_ENDS = 16  # end tags within the values of one call
 
 
 class CallSplitter(Splitter):
-    """Parts text that comes in pieces into content and calls.
+    """Splits streamed text into content and calls.
 
-    White space around calls belongs to their tags. Calls that cannot be read are content.
+    White space around calls belongs to their tags. Calls that do not parse are content.
     """
 
     def __init__(self, tags: CallTags, tools: Tools, numbers: CallNumbers) -> None:
@@ -46,16 +46,16 @@ class CallSplitter(Splitter):
         self._tags = tags
         self._tools = tools
         self._numbers = numbers
-        self._space = ""  # between the content and a call that may come
-        self._begin = ""  # the tag of the calls that `_held` begins with
+        self._space = ""  # between the content and a possible call
+        self._begin = ""  # the start tag of the calls at the start of `_held`
         self._is_call = False
         self._is_start = tags.may_be_bare is not None
         self._after_call = False
-        self._searched = 0  # there is no end of the calls before
-        self._ends = 0  # that were found within values
+        self._searched = 0  # no end tag before this position
+        self._ends = 0  # end tags found within values
 
     def finish(self) -> list[Delta]:
-        """The rest: what was held back."""
+        """End the answer; the text that was still withheld."""
         deltas = self.push("")
         while self._is_call:
             try:
@@ -67,7 +67,7 @@ class CallSplitter(Splitter):
         return [*deltas, *as_content(rest)]
 
     def _step(self) -> list[Delta] | None:
-        """What the next part of the held text is; None where more must come."""
+        """Consume the next part of the withheld text; None if more is needed."""
         if self._is_call:
             return self._find_end()
         if self._is_start:
@@ -116,7 +116,7 @@ class CallSplitter(Splitter):
         return self._give(calls, found + len(end))
 
     def _read(self, inner: str) -> list[ToolCall]:
-        """The calls that stand between tags, none where it cannot be read."""
+        """The calls in the text between tags; empty if it does not parse."""
         try:
             return self._tags.read(inner, self._tools)
         except UnfinishedError:
@@ -125,7 +125,7 @@ class CallSplitter(Splitter):
             return []
 
     def _give(self, calls: list[ToolCall], count: int) -> list[Delta]:
-        """`calls` for the next `count` characters; without calls the tag was text after all."""
+        """Report `calls` for the next `count` characters; without calls the tag was plain text."""
         self._is_call, self._after_call = False, bool(calls)
         if not calls:
             count = len(self._begin) or count

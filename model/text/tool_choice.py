@@ -1,4 +1,4 @@
-"""Constraints that fit how a model writes: calls that it must make, answers after its thoughts."""
+"""Constraints in a model's own answer format: required tool calls, answers after reasoning."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ def required_call(
     name: str | None = None,
     many: bool = False,
 ) -> Constraint:
-    """An answer that is a call of one of `tools`, of `name` if given; with `many` one or more.
+    """Constrain an answer to a call of one of `tools`, of `name` if given; `many` allows several.
 
-    The call is written as the model writes them, with arguments that the function's schema
-    describes, and may come after thoughts; `prompt` is the rendered conversation. gpt-oss makes
-    one call an answer. Raises ConstraintError: no such tool, no tools, or a schema that
-    `Constraint.json_schema` refuses.
+    The call is written in the model's format, with arguments that match the function's schema, and
+    may follow reasoning; `prompt` is the rendered conversation. gpt-oss makes one call per answer.
+    Raises ConstraintError: no such tool, no tools, or a schema that `Constraint.json_schema`
+    refuses.
     """
     if name is not None and name not in tools:
-        raise ConstraintError(f"a call of {name!r} is required, which is none of the tools")
+        raise ConstraintError(f"a call of {name!r} is required, but there is no such tool")
     if not tools:
-        raise ConstraintError("a call is required, and there are no tools")
+        raise ConstraintError("a call is required, but no tools are given")
     chosen = tools if name is None else {name: tools[name]}
     rules = _Rules()
     if form.is_harmony:
@@ -54,11 +54,11 @@ def after_thoughts(
     tools: Tools | None = None,
     many: bool = False,
 ) -> Constraint:
-    """`constraint`, which is none of `required_call`, for what follows a model's free thoughts.
+    """Apply `constraint` after a model's unconstrained reasoning. Not for `required_call`.
 
-    `prompt` is the rendered conversation, which may begin or end the thoughts, `begun` what the
-    answer begins with already. In place of what `constraint` allows, a call of one of `tools` may
-    come, with `many` several; unless the answer has begun.
+    `prompt` is the rendered conversation, which may begin or end the reasoning, `begun` the start
+    of the answer. Unless the answer has begun, a call of one of `tools` may replace it; `many`
+    allows several.
     """
     rules = _Rules(constraint.markers)
     offered = {} if begun.strip() or tools is None else tools
@@ -74,7 +74,7 @@ def after_thoughts(
 
 
 def _thoughts(rules: _Rules, form: AnswerFormat, prompt: str, begun: str) -> str:
-    """The rest of a model's thoughts, or thoughts that may be left out; "" for none."""
+    """The rest of the reasoning, or optional reasoning; "" for none."""
     if form.thinks is None:
         return ""
     match is_thinking(form.thinks, prompt, begun):
@@ -88,7 +88,7 @@ def _thoughts(rules: _Rules, form: AnswerFormat, prompt: str, begun: str) -> str
 
 
 def _harmony_start(rules: _Rules, prompt: str, begun: str, tools: Tools) -> str:
-    """gpt-oss's thoughts, and `@answer` in its last channel or a call of a tool."""
+    """gpt-oss's reasoning, then `@answer` in the final channel or a tool call."""
     final = f"{rules.marker(harmony.CHANNEL)} {_text('final')} {rules.marker(harmony.MESSAGE)}"
     if not begun.strip():
         calls = f" | {_harmony_calls(rules, tools)}" if tools else ""
@@ -102,26 +102,26 @@ _SPACE = r"/[ \n]{0,4}/"
 
 
 class _Rules:
-    """The markers of a grammar that is being written, and its rules beside `start`."""
+    """Markers of a grammar under construction, and its rules besides `start`."""
 
     def __init__(self, markers: tuple[str, ...] = ()) -> None:
         self._markers = list(markers)
         self._others: list[str] = []
 
     def marker(self, text: str) -> str:
-        """The name of a rule for a tag."""
+        """The name of a rule that matches a tag."""
         return f"marker_{self._index(text)}"
 
     def until(self, text: str) -> str:
-        """The name of a rule for any text up to and including a tag."""
+        """The name of a rule that matches text up to and including a tag."""
         return f"until_{self._index(text)}"
 
     def add(self, name: str, rule: str) -> None:
-        """A rule; `name` may have attributes."""
+        """Add a rule; `name` may have attributes."""
         self._others.append(f"{name}: {rule}")
 
     def constraint(self, start: str) -> Constraint:
-        """The grammar whose rule `start` this is."""
+        """The grammar with this rule `start`."""
         return Constraint(
             "\n".join([f"start: {start}", *self._others]), markers=tuple(self._markers)
         )
@@ -141,14 +141,14 @@ def _object(schema: Schema) -> Schema:
 
 
 def _calls(rules: _Rules, form: AnswerFormat, tools: Tools, many: bool) -> str:
-    """A call as a model writes them, with `many` one or more."""
+    """A call in the model's format; `many` allows several."""
     if form.calls is None:
         raise ConstraintError("a call cannot be required without a chat template")
     return _WRITERS[form.calls.name](rules, tools, many)
 
 
 def _either(calls: list[str], between: str = "", many: bool = False) -> str:
-    """One of `calls`; with `many` more of them after it, with `between` before each."""
+    """One of `calls`; `many` allows more after it, with `between` before each."""
     one = "(" + " | ".join(calls) + ")"
     return f"{one} ({between} {one})*" if many else one
 
@@ -170,7 +170,7 @@ def _hermes(rules: _Rules, tools: Tools, many: bool) -> str:
 
 
 def _llama(rules: _Rules, tools: Tools, many: bool) -> str:
-    """Calls without tags. They are cut where JSON is: an answer in JSON may begin as they do."""
+    """Calls without tags. The cut follows JSON: an answer in JSON may begin like a call."""
     calls = []
     for name, schema in tools.items():
         key, value, arguments = map(_text, ('"name"', json.dumps(name), '"parameters"'))
@@ -223,7 +223,7 @@ def _xml(rules: _Rules, tools: Tools, many: bool) -> str:
 
 
 def _parameters(schema: Schema) -> list[str]:
-    """The parameters of a function, in the schema's order; text is free, all else is JSON."""
+    """The parameters of a function in schema order; strings are free text, all else is JSON."""
     shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     written = []
     for key, value in schema.get("properties", {}).items():
@@ -240,18 +240,18 @@ def _parameters(schema: Schema) -> list[str]:
 
 
 def _analysis(rules: _Rules) -> str:
-    """gpt-oss's thoughts and the beginning of its next message."""
+    """gpt-oss's reasoning and the start of its next message."""
     channel, message = rules.marker(harmony.CHANNEL), rules.marker(harmony.MESSAGE)
     return f"{channel} {_text('analysis')} {message} {_analysis_end(rules)}"
 
 
 def _analysis_end(rules: _Rules) -> str:
-    """The rest of gpt-oss's thoughts and the beginning of its next message."""
+    """The rest of gpt-oss's reasoning and the start of its next message."""
     return f"{rules.until(harmony.END)} {rules.marker(harmony.START)} {_text('assistant')}"
 
 
 def _harmony_calls(rules: _Rules, tools: Tools) -> str:
-    """One call, after which the model's answer ends."""
+    """One call, which ends the answer."""
     channel, message = rules.marker(harmony.CHANNEL), rules.marker(harmony.MESSAGE)
     json_follows = f"{rules.marker('<|constrain|>')} {_text('json')} {message}"
     calls = [

@@ -1,7 +1,7 @@
-"""SentencePiece's unigram model (tokenizer.ggml.model "t5"): the likeliest way of cutting a text.
+"""SentencePiece's unigram model (tokenizer.ggml.model "t5"): the most probable segmentation.
 
-Each piece has a logarithmic probability, and the cut with the greatest sum is found position by
-position (Viterbi). A character that is no piece costs `_UNKNOWN_PENALTY` more than the worst piece.
+Each piece has a log probability; the segmentation with the greatest sum is found by Viterbi search.
+A character that is not a piece costs `_UNKNOWN_PENALTY` more than the worst piece.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _UNKNOWN_PENALTY = 10.0  # SentencePiece's kUnkPenalty
 
 
 class Unigram:
-    """The likeliest pieces of normalised text; characters without a piece become the unknown token.
+    """The most probable pieces of normalised text; other characters become the unknown token.
 
-    Decoding gives the normalised text: what the normalisation merged or replaced stays so.
+    Decoding returns the normalised text, not the original.
     """
 
     def __init__(self, metadata: Metadata) -> None:
@@ -42,7 +42,7 @@ class Unigram:
             score = 0.0 if token_id in user_defined else scores[token_id]
             self._pieces[self.vocabulary.tokens[token_id]] = (token_id, score)
         self._pieces.pop("", None)
-        self._longest: dict[str, int] = {}  # of the pieces that begin with a character
+        self._longest: dict[str, int] = {}  # by first character: length of the longest piece
         for piece in self._pieces:
             self._longest[piece[0]] = max(len(piece), self._longest.get(piece[0], 0))
         worst = min((scores[i] for i in self.vocabulary.ids(TokenType.NORMAL)), default=0.0)
@@ -53,7 +53,7 @@ class Unigram:
         text = self._normalised(text)
         best = np.full(len(text) + 1, -np.inf).tolist()  # sum of scores up to a position
         best[0] = 0.0
-        last: list[tuple[int, int]] = [(0, 0)] * len(best)  # (token, where it begins)
+        last: list[tuple[int, int]] = [(0, 0)] * len(best)  # (token, its start)
         for start, char in enumerate(text):
             one_character = False
             for end in range(start + 1, min(start + self._longest.get(char, 0), len(text)) + 1):
@@ -75,11 +75,11 @@ class Unigram:
         return ids[::-1]
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token stands for; special tokens are spelled as they are."""
+        """The bytes of a token; special tokens are spelled literally."""
         return spaced_bytes(self.vocabulary, token_id)
 
     def _normalised(self, text: str) -> str:
-        """`text` with characters replaced, and a U+2581 where words begin."""
+        """`text` with characters replaced, and a U+2581 at the start of words."""
         pieces: list[str] = []
         within_word = prepended = False
         for char in self._charsmap.replace(text):

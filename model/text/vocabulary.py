@@ -1,4 +1,4 @@
-"""The vocabulary of a GGUF file: token texts, their types, and the ids with a role."""
+"""Vocabulary of a GGUF file: token texts, their types, and special token ids."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ADDS = ("add_bos_token", "add_eos_token")
 
 
 class TokenType(IntEnum):
-    """tokenizer.ggml.token_type; a number that is none of these is kept as `UNDEFINED`."""
+    """tokenizer.ggml.token_type; unknown numbers become `UNDEFINED`."""
 
     UNDEFINED = 0
     NORMAL = 1
@@ -33,14 +33,14 @@ class TokenType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What holds where a file does not say; ids beyond the vocabulary do not."""
+    """Defaults for metadata that a file lacks; ids beyond the vocabulary are ignored."""
 
     bos: int | None = None
     eos: int | None = None
     unknown: int | None = None
     adds_bos: bool = False
     adds_eos: bool = False
-    always_adds_bos: bool = False  # whatever the file says
+    always_adds_bos: bool = False  # overrides the file
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +49,17 @@ class Vocabulary:
 
     tokens: list[str]  # as stored: byte-level or SentencePiece alphabet
     types: bytes  # TokenType of each
-    id_of: dict[str, int]  # by text, the first of duplicates; empty texts are left out
+    id_of: dict[str, int]  # by text, the first of duplicates; without empty texts
     bos_id: int | None
     eos_id: int | None
     eot_id: int | None  # end of turn
-    eom_id: int | None  # end of message, before a tool's answer
+    eom_id: int | None  # end of message, before a tool result
     unknown_id: int | None
-    end_ids: frozenset[int]  # an answer is over after one of these
+    end_ids: frozenset[int]  # an answer ends with one of these
     shown_ids: frozenset[int]  # printed although their type may be CONTROL
-    adds_bos: bool  # a prompt begins with BOS, which there is
-    adds_eos: bool  # a text that is complete ends with EOS, which there is
-    strips_after: frozenset[int] = frozenset()  # tokens that take the white space after them
+    adds_bos: bool  # prompts begin with BOS, which exists
+    adds_eos: bool  # complete texts end with EOS, which exists
+    strips_after: frozenset[int] = frozenset()  # tokens that absorb the white space after them
     strips_before: frozenset[int] = frozenset()
 
     def ids(self, *types: TokenType) -> list[int]:
@@ -79,7 +79,7 @@ class Vocabulary:
 
 
 def check_vocabulary(metadata: Metadata) -> int:
-    """Raise what `read_vocabulary` would, at once: no token is decoded. The number of tokens."""
+    """Check without decoding any token; returns their number. Raises as `read_vocabulary`."""
     count = len(stored_tokens(metadata))
     for name in (*_ROLES, *FILL_ROLES):
         read_role(metadata, name, count)
@@ -96,8 +96,8 @@ def read_vocabulary(
 ) -> Vocabulary:
     """Read `tokenizer.ggml.{tokens,token_type,*_token_id,add_*_token}`.
 
-    Tokens known as markup are made control tokens whatever the file says, unless `is_word`.
-    Raises ConfigError or TokenizerError, naming the key that is missing or wrong.
+    Tokens known as markup become control tokens whatever the file says, unless `is_word`.
+    Raises ConfigError or TokenizerError, naming the missing or wrong key.
     """
     tokens = stored_tokens(metadata).decoded()
     id_of = dict(zip(reversed(tokens), range(len(tokens) - 1, -1, -1), strict=True))
@@ -135,8 +135,8 @@ def read_vocabulary(
 
 
 def stored_tokens(metadata: Metadata) -> StringArray:
-    """The tokens as they lie in the file; ConfigError where they are missing, TokenizerError for
-    none, and for too many or too long ones."""
+    """The tokens as stored; ConfigError if missing, TokenizerError if there are none, too many, or
+    too long ones."""
     stored = metadata.require(_PREFIX + "tokens", StringArray)
     if not stored:
         raise TokenizerError(f"{_PREFIX}tokens is empty")
@@ -148,7 +148,7 @@ def stored_tokens(metadata: Metadata) -> StringArray:
 def read_role(
     metadata: Metadata, name: str, n_tokens: int, default: int | None = None
 ) -> int | None:
-    """The token with a role ("bos"); TokenizerError for one that there is not."""
+    """The token with a role ("bos"); TokenizerError if it is outside the vocabulary."""
     key = f"{_PREFIX}{name}_token_id"
     token_id = metadata.optional(key, int, None)
     if token_id is None:
@@ -159,8 +159,8 @@ def read_role(
 
 
 def read_types(metadata: Metadata, n_tokens: int) -> NDArray[np.uint8]:
-    """The type of each token; TokenizerError for another number of them, or too many to be cut out
-    of texts."""
+    """The type of each token; TokenizerError for a wrong number of them, or too many special
+    tokens."""
     key = _PREFIX + "token_type"
     array = metadata.optional(key, np.ndarray, None)
     if array is None:

@@ -13,7 +13,7 @@ from urdir.ptxgen.kernels.logits_rows import LogitsRows
 from urdir.ptxgen.kernels.sampling import (
     SETTINGS_WORDS,
     adjust,
-    pack_settings,
+    random_settings,
     unpack_settings,
 )
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, ceil_div
@@ -127,11 +127,8 @@ class AdjustLogits(LogitsRows):
     def _settings(self, rng: np.random.Generator, known: int) -> Array:
         """One sequence's settings: every adjustment on or off."""
         biased = rng.permutation(self.n_vocab)[: rng.choice([0, 1, 7, 300])]
-        return pack_settings(
-            repeat_penalty=float(rng.choice([0.8, 1.0, 1.1, 1.5])),
-            repeat_last_n=int(rng.choice([-1, 0, 3, 64])),
-            presence_penalty=float(rng.choice([0.0, 0.5, -1.2])),
-            frequency_penalty=float(rng.choice([0.0, 0.3, -0.1])),
+        return random_settings(
+            rng,
             logit_bias={int(token): float(rng.uniform(-100, 100)) for token in biased},
             answer_at=int(rng.integers(0, known, endpoint=True)),
             min_tokens=int(rng.choice([0, 2, self.max_len])),

@@ -123,7 +123,7 @@ class Advance(KernelSpec):
                 continue
             at, s = position[row], inputs["sequence"][row]
             if at == state["known"][s]:
-                if sampled[row] in _end_ids(inputs["settings"][s], int(at)):
+                if sampled[row] in end_ids_at(inputs["settings"][s], int(at)):
                     position[row] = IDLE
                 if at < self.max_len:
                     state["tokens"][s, at] = sampled[row]
@@ -193,7 +193,7 @@ class Advance(KernelSpec):
         return {p.name: inputs[p.name] for p in self.params if p.access is not Access.OUT}
 
 
-def _end_ids(settings: Array, at: int) -> list[int]:
+def end_ids_at(settings: Array, at: int) -> list[int]:
     """What ends a sequence as the token at a place: its end ids, and a token that is none."""
     record = unpack_settings(settings)
     is_early = max(at - int(record["answer_at"]), 0) < record["min_tokens"]

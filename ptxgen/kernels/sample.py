@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.kernels.logits_rows import LogitsRows
-from urdir.ptxgen.kernels.sampling import SETTINGS_WORDS, pack_settings, sample
+from urdir.ptxgen.kernels.sampling import SETTINGS_WORDS, random_settings, sample
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, ceil_div
 
 
 @dataclass(frozen=True)
 class Sample(LogitsRows):
-    """The next token of every row: top-k, top-p, min-p, temperature, draw.
+    """The next token of every row: filters, temperature, draw.
 
     Row r is the token at ``position[r]`` of sequence s = ``sequence[r]``; its ``logits[r]``, which
     AdjustLogits may have changed, choose the one after it by ``settings[s]``
@@ -103,15 +103,3 @@ class Sample(LogitsRows):
             "logits": self._random_logits(rng),
             "settings": np.stack([random_settings(rng) for _ in range(self.sequences)]),
         }
-
-
-def random_settings(rng: np.random.Generator) -> Array:
-    """One sequence's settings: every filter on or off, the greedy choice now and then."""
-    return pack_settings(
-        temperature=float(rng.choice([0.0, 0.3, 0.8, 1.0, 1.7])),
-        top_k=int(rng.choice([0, 1, 5, 40, 700, 1500])),
-        top_p=float(rng.choice([0.2, 0.9, 0.95, 1.0])),
-        min_p=float(rng.choice([0.0, 0.01, 0.05, 0.3])),
-        seed=int(rng.integers(0, 2**64, dtype=np.uint64)),
-        nonce=int(rng.integers(0, 3)),
-    )

@@ -10,7 +10,8 @@ same tokens; probabilities are f64 here.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,89 +29,119 @@ Logits = npt.NDArray[np.float32]
 Words = npt.NDArray[np.uint32]
 Ids = npt.NDArray[np.int64]
 
+_HIGHEST = float(np.finfo(np.float32).max)
+_LOWEST_PENALTY = float(np.finfo(np.float32).tiny)
+_WORD = 2**32 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of the record, made of a ``setting``, which is ``unset`` where it is not given.
+
+    ``examples`` are values that the examples of kernels choose from.
+    """
+
+    name: str
+    kind: npt.DTypeLike
+    setting: str
+    unset: Any
+    pack: Callable[[Any], Any] = lambda value: value
+    examples: tuple[float, ...] = ()
+
+
+def _padded(values: Iterable[float], length: int) -> list[float]:
+    """``values`` and zeros, ``length`` of them together."""
+    found = list(values)
+    return found + [0] * (length - len(found))
+
+
+def _up_to_word(value: int) -> int:
+    """The value, or the highest of a word."""
+    return min(value, _WORD)
+
+
+_F32, _U32, _U64 = np.float32, np.uint32, np.uint64
+_BIAS_KIND, _ID_KIND = (_F32, MOST_BIASES), (_U32, MOST_BIASES)
 #: The settings of one sequence in device memory. Kernels read groups of four words at once: each
 #: begins at a multiple of 16 bytes, and so does every record.
-SETTINGS = np.dtype(
-    [
-        ("temperature", np.float32),  # 0 or less: greedy
-        ("top_k", np.uint32),  # 0: off
-        ("top_p", np.float32),  # 1 or more: off
-        ("log_min_p", np.float32),  # natural logarithm of min_p; -inf: off
-        ("repeat_penalty", np.float32),  # 1: off
-        ("repeat_last_n", np.uint32),  # 0: off; 2^32 - 1: the whole history
-        ("presence_penalty", np.float32),  # 0: off
-        ("frequency_penalty", np.float32),  # 0: off
-        ("seed", np.uint64),
-        ("nonce", np.uint64),  # sets requests with one seed apart
-        ("answer_at", np.uint32),  # where the generated tokens begin
-        ("min_tokens", np.uint32),  # so many of them before an end id
-        ("end_count", np.uint32),
-        ("bias_count", np.uint32),
-        ("logprobs", np.uint32),  # 0: not wanted; 1 + the number of likely tokens
-        ("reserved", np.uint32, 3),
-        ("end_ids", np.uint32, MOST_END_IDS),
-        ("bias_ids", np.uint32, MOST_BIASES),  # no two alike
-        ("biases", np.float32, MOST_BIASES),
-    ]
-)
+RECORD: tuple[Part, ...] = (
+    # 0 or less: greedy
+    Part("temperature", _F32, "temperature", 0.0, lambda t: np.clip(t, -_HIGHEST, _HIGHEST),
+         (0.0, 0.3, 0.8, 1.0, 1.7)),
+    # 0: off
+    Part("top_k", _U32, "top_k", 0, _up_to_word, (0, 1, 5, 40, 700, 1500)),
+    # 1 or more: off
+    Part("top_p", _F32, "top_p", 1.0, examples=(0.2, 0.9, 0.95, 1.0)),
+    # natural logarithm; -inf: off
+    Part("log_min_p", _F32, "min_p", 0.0, lambda p: math.log(p) if p > 0.0 else -math.inf,
+         (0.0, 0.01, 0.05, 0.3)),
+    # 1: off
+    Part("repeat_penalty", _F32, "repeat_penalty", 1.0,
+         lambda p: np.clip(p, _LOWEST_PENALTY, _HIGHEST), (0.8, 1.0, 1.1, 1.5)),
+    # 0: off; 2^32 - 1: the whole history
+    Part("repeat_last_n", _U32, "repeat_last_n", 0, lambda n: _WORD if n < 0 else _up_to_word(n),
+         (-1, 0, 3, 64)),
+    # 0: off
+    Part("presence_penalty", _F32, "presence_penalty", 0.0, examples=(0.0, 0.5, -1.2)),
+    # 0: off
+    Part("frequency_penalty", _F32, "frequency_penalty", 0.0, examples=(0.0, 0.3, -0.1)),
+    Part("seed", _U64, "seed", 0),
+    # sets requests with one seed apart
+    Part("nonce", _U64, "nonce", 0, examples=(0, 1, 2)),
+    # where the generated tokens begin
+    Part("answer_at", _U32, "answer_at", 0),
+    # so many of them before an end id
+    Part("min_tokens", _U32, "min_tokens", 0, _up_to_word),
+    Part("end_count", _U32, "end_ids", (), len),
+    Part("bias_count", _U32, "logit_bias", (), len),
+    # 0: not wanted; 1 + the number of likely tokens
+    Part("logprobs", _U32, "logprobs", None, lambda n: 0 if n is None else 1 + n),
+    Part("reserved", (_U32, 3), "reserved", 0),
+    Part("end_ids", (_U32, MOST_END_IDS), "end_ids", (), lambda ids: _padded(ids, MOST_END_IDS)),
+    # no two alike
+    Part("bias_ids", _ID_KIND, "logit_bias", (), lambda of: _padded(dict(of), MOST_BIASES)),
+    Part("biases", _BIAS_KIND, "logit_bias", (),
+         lambda of: _padded(dict(of).values(), MOST_BIASES)),
+)  # fmt: skip
+SETTINGS = np.dtype([(part.name, part.kind) for part in RECORD])
 SETTINGS_WORDS = SETTINGS.itemsize // 4
 #: Byte offsets of its parts.
 OFFSETS: Mapping[str, int] = {name: at[1] for name, at in (SETTINGS.fields or {}).items()}
+#: The most entries of settings that are several.
+_MOST = {"end_ids": MOST_END_IDS, "logit_bias": MOST_BIASES}
+_UNSET = {part.setting: part.unset for part in RECORD}
 
-_HIGHEST = float(np.finfo(np.float32).max)
-_LOWEST_PENALTY = float(np.finfo(np.float32).tiny)
 
-
-def pack_settings(
-    *,
-    temperature: float = 0.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-    repeat_penalty: float = 1.0,
-    repeat_last_n: int = 0,
-    presence_penalty: float = 0.0,
-    frequency_penalty: float = 0.0,
-    logit_bias: Mapping[int, float] | None = None,
-    seed: int = 0,
-    nonce: int = 0,
-    logprobs: int | None = None,
-    answer_at: int = 0,
-    min_tokens: int = 0,
-    end_ids: Sequence[int] = (),
-) -> Words:
+def pack_settings(**given: Any) -> Words:
     """One sequence's row of the kernels' ``settings``, (SETTINGS_WORDS,) u32.
 
-    ``top_k`` 0, ``top_p`` 1, ``min_p`` 0, ``repeat_penalty`` 1 and the other penalties 0 turn a
-    filter off; ``repeat_last_n`` -1 looks back over the whole history. ``logprobs`` is how many
-    likely tokens are wanted beside the chosen one, None: nothing. Raises PtxgenError for more than
-    MOST_END_IDS end ids, MOST_BIASES biases or MOST_LIKELY likely tokens.
+    What is not ``given`` is off, or greedy: `RECORD` names the settings. ``repeat_last_n`` -1 looks
+    back over the whole history. ``logit_bias`` are pairs, or a mapping, of token ids and numbers.
+    ``logprobs`` is how many likely tokens are wanted beside the chosen one, None: nothing. Raises
+    PtxgenError for an unknown setting, and for more than MOST_END_IDS end ids, MOST_BIASES biases
+    or MOST_LIKELY likely tokens.
     """
-    bias = dict(logit_bias or {})
+    if unknown := given.keys() - _UNSET.keys():
+        raise PtxgenError(f"sampling settings: no setting is called {', '.join(sorted(unknown))}")
+    values = _UNSET | given
     for count, most, what in (
-        (len(end_ids), MOST_END_IDS, "end ids"),
-        (len(bias), MOST_BIASES, "logit biases"),
-        (logprobs or 0, MOST_LIKELY, "likely tokens"),
+        *((len(values[name]), most, name.replace("_", " ")) for name, most in _MOST.items()),
+        (values["logprobs"] or 0, MOST_LIKELY, "likely tokens"),
     ):
         if count > most:
             raise PtxgenError(f"sampling settings: {count} {what}, at most {most}")
     record = np.zeros(1, SETTINGS)
-    record["temperature"] = np.clip(temperature, -_HIGHEST, _HIGHEST)
-    record["top_k"] = min(top_k, 2**32 - 1)
-    record["top_p"] = top_p
-    record["log_min_p"] = math.log(min_p) if min_p > 0.0 else -math.inf
-    record["repeat_penalty"] = np.clip(repeat_penalty, _LOWEST_PENALTY, _HIGHEST)
-    record["repeat_last_n"] = 2**32 - 1 if repeat_last_n < 0 else min(repeat_last_n, 2**32 - 1)
-    record["presence_penalty"] = presence_penalty
-    record["frequency_penalty"] = frequency_penalty
-    record["seed"], record["nonce"] = seed, nonce
-    record["answer_at"], record["min_tokens"] = answer_at, min(min_tokens, 2**32 - 1)
-    record["end_count"], record["bias_count"] = len(end_ids), len(bias)
-    record["logprobs"] = 0 if logprobs is None else 1 + logprobs
-    record["end_ids"][0, : len(end_ids)] = list(end_ids)
-    record["bias_ids"][0, : len(bias)] = list(bias.keys())
-    record["biases"][0, : len(bias)] = list(bias.values())
+    for part in RECORD:
+        record[part.name] = part.pack(values[part.setting])
     return record.view(np.uint32)
+
+
+def random_settings(rng: np.random.Generator, **given: Any) -> Words:
+    """One sequence's settings: each with ``examples`` is one of them, and those that are
+    ``given``."""
+    drawn = {of.setting: rng.choice(of.examples).item() for of in RECORD if of.examples}
+    drawn["seed"] = int(rng.integers(0, 2**64, dtype=np.uint64))
+    return pack_settings(**drawn | given)
 
 
 def unpack_settings(settings: Words) -> Any:

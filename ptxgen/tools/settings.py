@@ -216,26 +216,28 @@ def _value(hint: Any, text: str, where: str) -> Any:
     if type(None) in options and text.lower() in _NONE:
         return None
     for option in options:
-        if typing.get_origin(option) is Literal:
-            for choice in typing.get_args(option):
-                if str(choice) == text:
-                    return choice
-        elif option is Format:
-            found = {name.lower(): value for name, value in _formats().items()}
-            if text.lower() in found:
-                return found[text.lower()]
-        elif option is bool:
-            if text.lower() in _BOOLEANS:
-                return _BOOLEANS[text.lower()]
-        elif option in (int, float, str):
-            try:
-                value = option(text)
-            except ValueError:
-                continue
-            if option is float and not math.isfinite(value):
-                raise SettingError(f"{where}={text}: not a finite number")
+        value = _as_option(option, text)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise SettingError(f"{where}={text}: not a finite number")
+        if value is not None:
             return value
     raise SettingError(f"{where}={text}: not {_text(hint)}")
+
+
+def _as_option(option: Any, text: str) -> Any:
+    """``text`` as a value of one type; None where it is none."""
+    if typing.get_origin(option) is Literal:
+        return next((each for each in typing.get_args(option) if str(each) == text), None)
+    if option is Format:
+        return {name.lower(): each for name, each in _formats().items()}.get(text.lower())
+    if option is bool:
+        return _BOOLEANS.get(text.lower())
+    if option not in (int, float, str):
+        return None
+    try:
+        return option(text)
+    except ValueError:
+        return None
 
 
 def _formats() -> Mapping[str, Format]:

@@ -210,7 +210,7 @@ def _as_a_pipe(path: Path) -> None:
         (lambda path: path.chmod(0o620), "writable by other users"),
         (_by_a_link, "cannot read"),
         pytest.param(_by_another_user, "belongs to another user", marks=needs_root),
-        (_as_a_pipe, "no regular file"),
+        (_as_a_pipe, "not a regular file"),
     ],
 )
 def test_a_planted_entry_is_never_read(tmp_path: Path, kind: str, plant: Plant, why: str) -> None:

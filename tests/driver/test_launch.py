@@ -171,7 +171,10 @@ def test_arguments_are_copied_at_the_call(
         ({"block": (64, 32, 1)}, ["threads of a block is 2,048, the limit is 1,024"]),
         ({"shared_bytes": 1 << 20}, ["shared_bytes is 1,048,576, the limit is "]),
         ({"cluster": (16, 1, 1), "grid": (16, 1, 1)}, [r"cluster\.x is 16, the limit is 8"]),
-        ({"cluster": (2, 1, 1), "grid": (3, 1, 1)}, [r"grid\.x is 3, no multiple of the cluster"]),
+        (
+            {"cluster": (2, 1, 1), "grid": (3, 1, 1)},
+            [r"grid\.x is 3, not a multiple of the cluster"],
+        ),
         ({"grid": (1.0, 1, 1)}, [r"grid\.x is 1\.0, a float"]),
     ],
 )

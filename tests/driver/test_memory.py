@@ -109,7 +109,7 @@ def test_transfers_are_checked(device: Device) -> None:
         (lambda: buffer.upload([1, 2]), "a numpy array is needed, not list"),  # type: ignore[arg-type]
         (lambda: buffer.upload(np.array([None])), "holds Python objects"),
         (lambda: buffer.download("f4", 5), r"bytes \[0, 20\) are not in 'x'"),
-        (lambda: buffer.download("f4", offset=2), "no whole number of float32"),
+        (lambda: buffer.download("f4", offset=2), "not a whole number of float32"),
         (lambda: buffer.fill(256), "256 is not a byte"),
         (lambda: buffer.copy_from(device.allocate(17, "y")), "copy from 'y'"),
     ]

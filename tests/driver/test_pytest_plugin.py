@@ -255,7 +255,7 @@ def test_injected_faults(run: Run) -> None:
         """
     )
     result.assert_outcomes(passed=2, errors=1)
-    result.stdout.fnmatch_lines(["*injected, but never struck: allocation, instantiate*"])
+    result.stdout.fnmatch_lines(["*injected, but never occurred: allocation, instantiate*"])
 
 
 # ---- registering ----

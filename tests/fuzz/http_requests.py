@@ -16,6 +16,7 @@ import numpy as np
 from tests.fuzz import trees
 from urdir.model.engine.requests.answer import Answer
 from urdir.model.engine.requests.request import Ending, Finish, Piece, Request, TokenChoice
+from urdir.model.engine.sampling_settings import DEFAULTS, SETTINGS
 from urdir.model.errors import ModelError
 from urdir.model.files.demo import demo_model
 from urdir.model.files.gguf import Gguf
@@ -55,9 +56,9 @@ _FUNCTION = {"name": "f", "description": "a function", "parameters": _SCHEMA}
 _TOOLS = {"tools": [{"type": "function", "function": _FUNCTION}]}
 _CALL = {"type": "function", "id": "c", "function": {"name": "f", "arguments": '{"x": 3}'}}
 _SETTINGS = {
-    **{"temperature": 0.5, "top_p": 0.9, "top_k": 40, "min_p": 0.05, "seed": 7, "n": 2},
-    **{"repetition_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": -0.5},
-    **{"repeat_last_n": 64, "logit_bias": {"5": -100, "7": 1.5}, "stop": ["x", "yy"]},
+    **{name: getattr(DEFAULTS, name) for name, of in SETTINGS.items() if of.field_of},
+    **{"seed": 7, "n": 2, "repetition_penalty": 1.1, "frequency_penalty": -0.5},
+    **{"logit_bias": {"5": -100, "7": 1.5}, "stop": ["x", "yy"]},
     **{"min_tokens": 1, "max_tokens": 9, "ignore_eos": False, "user": "me"},
 }
 _TURNS = [
@@ -120,7 +121,7 @@ class HttpTarget:
 
     def __init__(self, folder: Path) -> None:
         with Gguf(demo_model()) as gguf:
-            tokenizer = Tokenizer.from_gguf(gguf)
+            tokenizer = Tokenizer.of(gguf)
         self._service = _MadeUp(tokenizer)
         self._app = make_app(self._service, Access(), Limits(), ServerMetrics(self._service))
         self._loop = asyncio.new_event_loop()

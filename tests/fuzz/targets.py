@@ -84,7 +84,7 @@ class GgufTarget:
         self._path.write_bytes(header)
         os.truncate(self._path, max(size, len(header)))
         with Gguf(self._path) as gguf:
-            for use in (Config.from_gguf, _use_tokenizer):
+            for use in (Config.of, _use_tokenizer):
                 _put_up_with(use, gguf)
 
 
@@ -128,7 +128,7 @@ class SafetensorsTarget:
             if name in self._sizes:
                 os.truncate(path, path.stat().st_size + self._sizes[name])
         with open_model(self._folder) as model:
-            _put_up_with(Config.from_gguf, model)
+            _put_up_with(Config.of, model)
 
 
 class TokenizerTarget:
@@ -224,7 +224,7 @@ class TemplateTarget:
 
     def __init__(self, folder: Path) -> None:
         with Gguf(demo_model()) as gguf:
-            self._tokenizer = Tokenizer.from_gguf(gguf)
+            self._tokenizer = Tokenizer.of(gguf)
             self._base = gguf.metadata.require("tokenizer.chat_template", str)
         self._process = TemplateProcess(time_limit=0.5)  # two renderings are one input
         self._process.render("", {})  # the first loads what the limits are not for

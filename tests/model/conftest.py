@@ -191,11 +191,12 @@ def vocab_file(
 def reference_file(
     tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
 ) -> Callable[[str], Path]:
-    """The path of a model of `data/families` or `data/golden` ("gemma2-dense"), or of the folder of
-    ``--references``; unpacked."""
+    """The path of a model of `data/families`, `data/golden` or `data/drafts` ("gemma2-dense"), or
+    of the folder of ``--references``; unpacked."""
     folder = tmp_path_factory.mktemp("references")
     given = pytestconfig.getoption("--references")
-    folders = [DATA / "golden", DATA / "families"] if given is None else [given]
+    kinds = ("golden", "families", "drafts")
+    folders = [DATA / kind for kind in kinds] if given is None else [given]
 
     @functools.cache
     def unpack(name: str) -> Path:

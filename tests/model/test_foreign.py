@@ -79,13 +79,13 @@ def test_merges_of_tokens_that_do_not_exist(
         Gguf(make_gguf(values)) as gguf,
         pytest.raises(TokenizerError, match=f"{gguf.path}: ") as caught,
     ):
-        Tokenizer.from_gguf(gguf)
+        Tokenizer.of(gguf)
     assert str(caught.value).isprintable()
 
 
 def test_a_text_that_a_library_fails_on(demo_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As it does on 12 million blanks, of which a regular expression makes too much."""
-    tokenizer = Tokenizer.from_gguf(Gguf(demo_file))
+    tokenizer = Tokenizer.of(Gguf(demo_file))
 
     def panic(text: str, after_special: bool) -> list[int]:
         raise PanicException("retry-limit-in-match over")
@@ -97,6 +97,6 @@ def test_a_text_that_a_library_fails_on(demo_file: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.full
 def test_twelve_million_blanks(demo_file: Path) -> None:
-    tokenizer = Tokenizer.from_gguf(Gguf(demo_file))
+    tokenizer = Tokenizer.of(Gguf(demo_file))
     with pytest.raises(TokenizerError, match="cut into tokens"):
         tokenizer.encode(" " * 12_000_000)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.attention.kv_layout import KV_DTYPES, KvLayout, quantise, to_bf16
+from urdir.ptxgen.kernels.attention.kv_layout import KvLayout, quantise, to_bf16
+from urdir.ptxgen.kernels.attention.kv_types import KV_DTYPES
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from urdir.driver.device import Device
 from urdir.driver.harness import run_kernel
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.attention.kv_layout import KV_DTYPES, KvLayout
+from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
+from urdir.ptxgen.kernels.attention.kv_types import KV_DTYPES
 from urdir.ptxgen.kernels.attention.prepare_tokens import PrepareTokens
 from urdir.ptxgen.tools.assemble import assemble
 

@@ -11,13 +11,14 @@ import pytest
 
 from urdir.driver.harness import run_kernel
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.sample import Sample, random_settings
+from urdir.ptxgen.kernels.sample import Sample
 from urdir.ptxgen.kernels.sampling import (
     INVALID_TOKEN,
     SETTINGS_WORDS,
     distribution,
     pack_settings,
     random_bits,
+    random_settings,
 )
 from urdir.ptxgen.render.jinja import environment
 from urdir.ptxgen.spec import Access, KernelSpec, LaunchShape, Param

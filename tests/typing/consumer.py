@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +55,14 @@ from urdir.model import (
     ChatTemplate,
     Config,
     ContextFullError,
+    DraftSettings,
     Ending,
     Engine,
+    EngineOptions,
     Finish,
     Generation,
     Gguf,
+    Loading,
     Message,
     ModelError,
     Piece,
@@ -122,11 +126,12 @@ async def streamed(engine: Engine) -> Ending | None:
 
 def token_by_token(engine: Engine) -> Statistics:
     """The same with a template and a generation of one's own."""
-    wanted = SessionSettings(4096, "f16", sequences=2, page_len=16)
+    drafts = DraftSettings(most=3, longest=4, shortest=2)
+    wanted = SessionSettings(4096, "f16", sequences=2, page_len=16, drafts=drafts)
     session = Session(engine.device, engine.weights, wanted)
     tokenizer: Tokenizer = engine.tokenizer
     config: Config = engine.config
-    with ChatTemplate.from_gguf(engine.gguf, tokenizer) as template:
+    with ChatTemplate.of(engine.file, tokenizer) as template:
         prompt = template.encode([Message("user", "What is 2 plus 3?")])
     try:
         request = Request(prompt=tuple(prompt), settings=SamplingSettings(), limit=50)
@@ -136,6 +141,25 @@ def token_by_token(engine: Engine) -> Statistics:
         raise ModelError("too long") from exc
     assert generation.statistics.finish is Finish.END
     return generation.statistics
+
+
+def sooner() -> Engine:
+    """The first graphs are recorded while weights are loaded."""
+    with Engine.opening("model.gguf", device="cuda:1", text=True, kv_dtype="q8_0") as loading:
+        prepare(loading)
+        return Engine(loading)
+
+
+def prepare(loading: Loading) -> None:
+    """What needs no weights."""
+    prompt = loading.tokenizer.encode("Once")
+    loading.prepare(Request(prompt=tuple(prompt), settings=SamplingSettings()))
+
+
+def by_options(options: EngineOptions) -> Engine:
+    """The arguments as one value."""
+    with Loading(replace(options, text=True)) as loading:
+        return Engine(loading)
 
 
 def service(engine: Engine) -> Service:
@@ -225,6 +249,7 @@ def main() -> None:
             together(Plan("nothing"))
         with Engine.open(demo_model()) as engine:
             print(answers(engine), token_by_token(engine), service(engine), weights(Path("x")))
+            print(engine.file.path, sooner(), by_options(EngineOptions(context=0)))
     except (NoDeviceError, NoDriverError, OutOfMemoryError) as exc:
         print(exc)
     except (CudaError, LaunchError, LifetimeError, MismatchError) as exc:

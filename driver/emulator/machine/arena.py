@@ -1,8 +1,8 @@
 """Storage for register files, shared by all programs.
 
 Only one launch runs at a time, so the register files of all programs may lie in one place: a few
-megabytes that stay in the processor's caches, instead of as many per kernel. A launch that is
-suspended keeps its arena, and the next one takes another.
+megabytes that stay in the CPU caches, instead of as many per kernel. A suspended launch keeps its
+arena, and the next one takes another.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ALIGNMENT = 64
 
 
 class Arena:
-    """One block of memory and the launch that uses it now."""
+    """A block of memory and the launch that uses it."""
 
     def __init__(self, nbytes: int) -> None:
         self.data = np.zeros(nbytes, np.uint8)
@@ -29,7 +29,7 @@ class Arena:
 
     @property
     def is_free(self) -> bool:
-        """Whether no launch that still exists uses it."""
+        """Whether no live launch uses it."""
         return self._owner is None or self._owner() is None
 
     def take(self, owner: object) -> None:
@@ -49,7 +49,7 @@ class Carver:
         self._at = 0
 
     def array(self, shape: tuple[int, ...], element: str | type[Any]) -> Array:
-        """An uninitialised array; every launch begins with whatever the last one left."""
+        """An uninitialised array, with the contents left by the last launch."""
         dtype = np.dtype(element)
         nbytes = dtype.itemsize * int(np.prod(shape))
         start = self._at

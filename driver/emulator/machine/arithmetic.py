@@ -1,6 +1,6 @@
 """Floating-point arithmetic that numpy lacks: fused, directed, flushed, saturated.
 
-Everything is a function of whole arrays and exact unless it says otherwise.
+Functions work on whole arrays and are exact unless stated otherwise.
 """
 
 from __future__ import annotations

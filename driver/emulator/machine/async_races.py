@@ -1,15 +1,15 @@
-"""The sanitizer for asynchronous accesses: bulk copies, st.async, and wgmma's operands.
+"""Sanitizer for asynchronous accesses: bulk copies, st.async, and wgmma operands.
 
-Besides being ordered as all accesses are (see races.py),
+In addition to the ordering of all accesses (see races.py):
 
-- what generic instructions have written must be made visible by fence.proxy.async, between the
-  write and a wgmma or bulk copy that reads or overwrites it; an mbarrier's initial state too, or by
-  fence.mbarrier_init (PTX ISA, "Async proxy"). The writers may do that, before those who issue the
-  asynchronous access are ordered after them, or these afterwards;
-- what a wgmma or bulk copy reads must stay as it is until it has been waited for, see async_reads.
+- Generic writes must be made visible by fence.proxy.async between the write and a wgmma or bulk
+  copy that reads or overwrites the data; an mbarrier's initial state also by fence.mbarrier_init
+  (PTX ISA, "Async proxy"). Either the writers fence before the issuing threads are ordered after
+  them, or the issuing threads fence afterwards.
+- The source of a wgmma or bulk copy must not change until it was waited for, see async_reads.
 
-The destination of a bulk copy or st.async counts as written by the thread that issued it, at the
-end of the mbarrier's phase. (That global memory is read by bulk copies is not looked at.)
+The destination of a bulk copy or st.async counts as written by the issuing thread at the end of the
+mbarrier's phase. (Reads of global memory by bulk copies are not checked.)
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class Sanitizer(RaceDetector):
     """Raises KernelFault at the first race, missing fence, or barrier that some threads miss."""
 
     def begin(self, launch: WatchedLaunch) -> None:
-        """A launch begins."""
+        """Start of a launch."""
         super().begin(launch)
         texts = self.program.instructions
-        #: PTX lines whose writes are asynchronous.
+        #: PTX lines with asynchronous writes.
         self._async_lines = np.array([n for n, text in texts.items() if _ASYNC.match(text)])
 
     def begin_wave(self, wave: Wave, first_cta: int) -> None:
-        """Shared memory is new."""
+        """Start of a wave: shared memory is new."""
         super().begin_wave(wave, first_cta)
         warps = wave.lanes // WARP
         self._warpgroups = -(-wave.lanes_per_cta // WARPGROUP)
@@ -54,17 +54,17 @@ class Sanitizer(RaceDetector):
         #: Kinds of readers: the warpgroups of a CTA, and bulk copies.
         self._reads = AsyncReads(nbytes, self._warpgroups + 1)
         self._committed: dict[int, int] = {}
-        #: Lanes of each warp that have written shared memory since its last fence.proxy.async, or
-        #: since they have converged in the epoch beside.
+        #: Lanes of each warp that wrote shared memory since its last fence.proxy.async, or since
+        #: they converged in the epoch stored with them.
         self._writers = np.zeros(warps, np.uint32)
         self._writers_since = np.zeros(warps, np.int64)
-        #: mbarrier -> copies under way: bytes of the wave's shared memory, as a shift, the lanes.
+        #: mbarrier -> copies in flight: bytes of the wave's shared memory, as a shift, the lanes.
         self._landings: dict[int, list[tuple[Array, int, Array]]] = {}
 
     # ---- generic accesses ----
 
     def touch(self, access: Access) -> None:
-        """As of all accesses; and remember which lanes write shared memory."""
+        """Check an access, and record which lanes write shared memory."""
         if access.is_shared and access.action in ("store", "atomic"):
             self._note_writers(access.lanes - self.first_lane)
         super().touch(access)
@@ -92,7 +92,7 @@ class Sanitizer(RaceDetector):
                 self._writers[warp] = 0
 
     def check_write(self, access: Access, place: Place, offset: Array) -> None:
-        """What asynchronous operations read is not to be written before they are complete."""
+        """Refuse writes to memory that pending asynchronous operations read."""
         if place.base >= 0:
             return
         found = self._reads.overwritten(offset, access.lanes, self.clocks)
@@ -110,7 +110,7 @@ class Sanitizer(RaceDetector):
     # ---- mbarriers ----
 
     def signal(self, line: int, mbarrier: Array, lanes: Array, rows: Array) -> None:
-        """Whoever arrives must know that the mbarrier has been initialised."""
+        """Check that an arriving thread knows that the mbarrier was initialised."""
         self._check_initialised(line, mbarrier, lanes, rows)
         super().signal(line, mbarrier, lanes, rows)
 
@@ -163,8 +163,8 @@ class Sanitizer(RaceDetector):
         self._report_pair(writer, reader, self._where(-1, at), why)
 
     def operand(self, line: int, lanes: Array, groups: Array, offsets: Array) -> None:
-        """A wgmma of the warpgroups whose first lanes these are reads 16 bytes at each of the
-        offsets (W, n) in the wave's shared memory, as part of a group each."""
+        """Record that a wgmma of the warpgroups whose first lanes these are reads 16 bytes at each
+        of the offsets (W, n) in the wave's shared memory, as part of a group each."""
         for lane, group, where in zip(lanes.tolist(), groups.tolist(), offsets, strict=True):
             first = lane + self.first_lane
             warps = first // WARP + np.arange(WARPGROUP // WARP)
@@ -173,13 +173,13 @@ class Sanitizer(RaceDetector):
             self._reads.begin(where, AsyncRead(kind, line, first, group, warps))
 
     def wgmma_wait(self, lanes: Array, before: Array) -> None:
-        """The groups of these warpgroups with numbers below ``before`` (W,) are complete."""
+        """Groups of these warpgroups with numbers below ``before`` (W,) are complete."""
         for lane, limit in zip(lanes.tolist(), before.tolist(), strict=True):
             kind = lane % self.wave.lanes_per_cta // WARPGROUP
             self._reads.wait(kind, lane + self.first_lane, limit, self.clocks)
 
     def bulk_store(self, line: int, to: Array, origin: Array, size: Array, lanes: Array) -> None:
-        """Shared memory is read until the thread has waited for that."""
+        """Shared memory is read until the thread has waited for it."""
         for i, lane, steps in bulk_copies(size, lanes):
             thread = lane + self.first_lane
             where = (origin[i] + steps).astype(np.int64) + int(self.rows(np.array([thread]))[0])
@@ -190,12 +190,12 @@ class Sanitizer(RaceDetector):
             self.pieces(line, "store", to[i] + steps, lane)
 
     def bulk_commit(self, line: int, lanes: Array) -> None:
-        """A group of each of these lanes ends."""
+        """Close the current group of each lane."""
         for lane in (lanes + self.first_lane).tolist():
             self._committed[lane] = self._committed.get(lane, 0) + 1
 
     def bulk_wait(self, line: int, groups: int, lanes: Array) -> None:
-        """All but the last groups of each lane have read what they copy."""
+        """All but the last groups of each lane have read their sources."""
         for lane in (lanes + self.first_lane).tolist():
             if lane in self._committed:
                 before = self._committed[lane] - groups
@@ -213,7 +213,7 @@ class Sanitizer(RaceDetector):
         lanes: Array,
         masks: Array | None,
     ) -> None:
-        """Remember what will have landed when the mbarriers' phases end."""
+        """Record what lands when the mbarriers' phases end."""
         every = [None] * to.size if masks is None else np.broadcast_to(masks, to.shape).tolist()
         for i, lane, steps in bulk_copies(size, lanes):
             self.pieces(line, "load", origin[i] + steps, lane)
@@ -222,7 +222,7 @@ class Sanitizer(RaceDetector):
     def bulk_send(
         self, line: int, to: Array, origin: Array, size: Array, mbarrier: Array, lanes: Array
     ) -> None:
-        """The source counts as read when the copy is issued."""
+        """Count the source as read when the copy is issued."""
         for i, lane, steps in bulk_copies(size, lanes):
             thread = lane + self.first_lane
             where = (origin[i] + steps).astype(np.int64) + int(self.rows(np.array([thread]))[0])
@@ -251,7 +251,7 @@ class Sanitizer(RaceDetector):
     def store_async(
         self, line: int, to: Array, data: Array, shift: int, mbarrier: Array, lanes: Array
     ) -> None:
-        """Remember what will have landed when the mbarriers' phases end."""
+        """Record what lands when the mbarriers' phases end."""
         issuers = lanes + self.first_lane
         own = self.rows(issuers).astype(np.uint64)
         local, home = self.wave.cluster_space.resolve(to, own, None)
@@ -263,7 +263,7 @@ class Sanitizer(RaceDetector):
             self._landings.setdefault(slot, []).append((where[some], shift, issuers[some]))
 
     def observe(self, line: int, mbarrier: Array, done: Array, lanes: Array) -> None:
-        """Seeing the end of a phase acquires, also what copies have written until now."""
+        """Acquire at the end of a phase, including the writes of copies up to now."""
         self._check_initialised(line, mbarrier, lanes, self.rows(lanes + self.first_lane))
         slots = mbarrier[done].astype(np.int64) + self.rows(lanes[done] + self.first_lane)
         for slot in np.unique(slots).tolist() if self._landings else ():

@@ -1,8 +1,8 @@
-"""What asynchronous operations read of shared memory, and until when.
+"""Reads of shared memory by asynchronous operations, and their ends.
 
-A wgmma reads its operands until one of the warps of its warpgroup has waited for its group, a bulk
-copy to global memory until its thread has waited for that: whoever writes there must be ordered
-after the wait. Of every 16 bytes the last reader of each kind is remembered.
+A wgmma reads its operands until a warp of its warpgroup has waited for its group, a bulk copy to
+global memory until its thread has waited for it: a write there must be ordered after the wait. For
+every 16 bytes the last reader of each kind is stored.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _SHIFT = 4
 
 @dataclass(slots=True)
 class AsyncRead:
-    """One operation: the kind of reader, its line, the lane that issues it (of a warpgroup the
-    first), the group that it is part of, and the warps one of which has to wait for it, with their
-    epochs when they did (None: not yet). Numbers are the launch's.
+    """An asynchronous read: kind of reader, line, issuing lane (of a warpgroup the first), group,
+    and the warps one of which must wait for it, with their epochs at the wait (None: not yet).
+    Numbers are the launch's.
     """
 
     kind: int
@@ -36,7 +36,7 @@ class AsyncRead:
 
 
 class AsyncReads:
-    """Those of all CTAs of a wave. ``kinds`` of readers are told apart."""
+    """Reads of all CTAs of a wave, separately for ``kinds`` kinds of readers."""
 
     def __init__(self, nbytes: int, kinds: int) -> None:
         self._last = np.zeros((kinds, nbytes >> _SHIFT), np.int32)
@@ -44,13 +44,13 @@ class AsyncReads:
         self._pending: list[AsyncRead] = []
 
     def begin(self, offsets: Array, read: AsyncRead) -> None:
-        """16 bytes at each offset in the wave's shared memory are read from now on."""
+        """Start reading 16 bytes at each offset in the wave's shared memory."""
         self._last[read.kind, offsets >> _SHIFT] = len(self._reads)
         self._reads.append(read)
         self._pending.append(read)
 
     def wait(self, kind: int, lane: int, before: int, clocks: Clocks) -> None:
-        """What was issued by this lane, in groups below ``before``, is complete."""
+        """Complete what this lane issued in groups below ``before``."""
         left = []
         for read in self._pending:
             if (read.kind, read.lane) == (kind, lane) and read.group < before:
@@ -62,8 +62,8 @@ class AsyncReads:
     def overwritten(
         self, offsets: Array, lanes: Array, clocks: Clocks
     ) -> tuple[AsyncRead, int, int] | None:
-        """Lanes write at these offsets, 16 bytes at most: a read that may still be going on, the
-        lane that writes and where; None where there is no such."""
+        """Find a possibly pending read under a write of at most 16 bytes per lane: the read, the
+        writing lane and the offset; None if there is none."""
         if len(self._reads) == 1:
             return None
         units = offsets >> _SHIFT

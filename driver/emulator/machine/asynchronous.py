@@ -1,4 +1,4 @@
-"""cp.async: copies of single threads (PTX ISA 9.7.9.25.3), as late as they may be.
+"""cp.async: copies of single threads (PTX ISA 9.7.9.25.3), as late as permitted.
 
 A copy reads its source when it is issued and lands when its completion is observed: at
 ``wait_group`` by the issuing thread, or when a thread polls the mbarrier that it signals. Until
@@ -23,8 +23,8 @@ Array = npt.NDArray[Any]
 
 @dataclass(slots=True)
 class _Copy:
-    """cp.async of several lanes; ``group`` is the number of the group each will be part of, and
-    ``announced`` whether an mbarrier counts it.
+    """cp.async of several lanes; ``group`` is the number of each lane's group, ``announced``
+    whether an mbarrier counts it.
     """
 
     lanes: Array
@@ -53,7 +53,7 @@ class _Copy:
 
 @dataclass(slots=True)
 class _Copied:
-    """Lanes arrive at an mbarrier when their copies so far have landed."""
+    """Arrival of lanes at an mbarrier when their copies so far have landed."""
 
     copies: Asynchronous
     lanes: Array
@@ -65,7 +65,7 @@ class _Copied:
 
 
 class Asynchronous:
-    """Copies under way of all CTAs of a wave."""
+    """Copies in flight of all CTAs of a wave."""
 
     def __init__(self, lanes: int, mbarriers: MBarriers, memory: GlobalSpace) -> None:
         self.mbarriers = mbarriers

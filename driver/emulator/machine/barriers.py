@@ -20,7 +20,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(slots=True)
 class Barrier:
-    """One barrier number: threads arrived per CTA, how many are awaited, and who waits where."""
+    """A barrier number: threads arrived per CTA, threads expected, waiting lanes."""
 
     arrived: Array
     #: 0: every live thread of the CTA.
@@ -41,7 +41,8 @@ class Barriers:
         self.table: dict[int, Barrier] = {}
 
     def arrive(self, number: int, count: int, lanes: Lanes, pc: int | None) -> None:
-        """Lanes arrive at a barrier and, unless ``pc`` is None, wait there to go on at ``pc``."""
+        """Lanes arrive at a barrier and, unless ``pc`` is None, wait there to continue at
+        ``pc``."""
         barrier = self.table.get(number)
         if barrier is None:
             zeros = np.zeros(self.ctas, np.int64)
@@ -77,7 +78,7 @@ class Barriers:
         return released
 
     def waiting(self) -> list[tuple[str, int, Lanes]]:
-        """(name of the barrier, pc to go on at, lanes) of everybody who waits."""
+        """(name of the barrier, pc to continue at, lanes) of all waiting lanes."""
         queues = [(f"barrier {number}", barrier.waiting) for number, barrier in self.table.items()]
         queues.append(("the barrier of the cluster", self.cluster.waiting))
         return [(name, pc, lanes) for name, queue in queues for pc, lanes in queue]

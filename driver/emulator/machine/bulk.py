@@ -1,8 +1,8 @@
-"""Bulk copies and st.async (PTX ISA 9.7.9.25.4, 9.7.9.12), as late as they may be.
+"""Bulk copies and st.async (PTX ISA 9.7.9.25.4, 9.7.9.12), as late as permitted.
 
-A copy to shared memory reads its source when it is issued, and lands when a thread polls the
-mbarrier that it signals. A copy to global memory reads shared memory when its thread waits for that
-(``wait_group.read``), and lands at its ``wait_group``, or when the grid ends.
+A copy to shared memory reads its source when issued, and lands when a thread polls its mbarrier. A
+copy to global memory reads shared memory when its thread waits for that (``wait_group.read``), and
+lands at its ``wait_group``, or when the grid ends.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _APART = "the mbarrier is not in the shared memory that the data goes to"
 
 @dataclass(slots=True)
 class _Store:
-    """A copy to global memory: ``group`` is the number of the group it is or will be part of."""
+    """A copy to global memory: ``group`` is the number of its group."""
 
     lane: int
     group: int
@@ -46,7 +46,7 @@ class _Store:
 
 
 class BulkCopies:
-    """Those under way, of all CTAs of a wave."""
+    """Bulk copies in flight of all CTAs of a wave."""
 
     def __init__(
         self, lanes: int, mbarriers: MBarriers, memory: GlobalSpace, cluster: ClusterSpace
@@ -75,7 +75,7 @@ class BulkCopies:
         rows: Array,
         masks: Array | None = None,
     ) -> None:
-        """cp.async.bulk from global to shared memory, of all CTAs in ``masks`` where given."""
+        """cp.async.bulk from global to shared memory; of all CTAs in ``masks`` if given."""
         every = [None] * to.size if masks is None else np.broadcast_to(masks, to.shape).tolist()
         for i, nbytes in enumerate(np.broadcast_to(size, to.shape).tolist()):
             with _lane(i):
@@ -96,7 +96,7 @@ class BulkCopies:
     def _send(
         self, to: Array, steps: Array, data: Array, barrier: Array, row: Array, mask: int | None
     ) -> None:
-        """The copy of one lane is under way: it lands at an mbarrier beside its destination."""
+        """Start the copy of one lane: it lands at an mbarrier beside its destination."""
         local, home = self.cluster.resolve(to, row, None)
         at, beside = self.cluster.resolve(barrier, row, None)
         if home[0] != beside[0]:
@@ -133,7 +133,7 @@ class BulkCopies:
             with _lane(i):
                 steps = _pieces(int(origin[i]), int(to[i]), nbytes)
                 row = np.broadcast_to(rows[i], steps.shape)
-                self.shared.load(origin[i] + steps, PIECE, row)  # it may be read from now on
+                self.shared.load(origin[i] + steps, PIECE, row)  # may be read from now on
                 self.memory.memory.check(to[i] + steps, PIECE, "store")
             lane = int(lanes[i])
             group = int(self._committed[lane])
@@ -174,7 +174,7 @@ class BulkCopies:
                 )  # fmt: skip
 
     def finish(self) -> None:
-        """All CTAs have ended: what is left lands."""
+        """All CTAs have ended: pending copies land."""
         for store in self._stores:
             self._land(store)
         self._stores = []
@@ -189,7 +189,7 @@ class BulkCopies:
 
 
 def _pieces(shared: int, outside: int, nbytes: int) -> Array:
-    """Offsets of the 16-byte pieces of a copy; raises AccessFault where it is not made of such."""
+    """Offsets of the 16-byte pieces of a copy; AccessFault if it is not a multiple of these."""
     if shared % 16 or outside % 16 or nbytes % 16 or nbytes <= 0:
         raise AccessFault(
             0,
@@ -202,7 +202,7 @@ def _pieces(shared: int, outside: int, nbytes: int) -> Array:
 
 @contextmanager
 def _lane(i: int) -> Iterator[None]:
-    """A fault on the way is one of lane ``i``."""
+    """Attribute a fault inside the context to lane ``i``."""
     try:
         yield
     except AccessFault as fault:

@@ -1,11 +1,11 @@
-"""Vector clocks of warps: which of two accesses of different threads is known to come first.
+"""Vector clocks of warps: whether one of two accesses is known to precede the other.
 
-Every warp counts its epochs; it begins a new one whenever others may learn of what it has done.
-What a warp knows of another is the last epoch of it that is ordered before its own next access.
-Within a CTA that is a table, between CTAs a sparse one: few warps ever meet another CTA's.
+Every warp counts epochs and begins a new one whenever others may learn of its accesses. A warp
+knows, for each other warp, the last epoch that is ordered before its own next access. Within a CTA
+that is a table, between CTAs a sparse one: few warps ever meet another CTA's.
 
-What a fence.proxy.async has made visible to asynchronous copies and wgmma is counted in the same
-way, and travels with the rest: by every release to those who acquire.
+What fence.proxy.async made visible to asynchronous copies and wgmma is counted in the same way, and
+is passed on by the same releases and acquires.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
-#: Epochs known of the warps of some CTAs: CTA -> (warps,) int32; under ~CTA those that asynchronous
-#: accesses see.
+#: Known epochs of the warps of some CTAs: CTA -> (warps,) int32; under ~CTA those visible to
+#: asynchronous accesses.
 Knowledge = dict[int, Array]
 
 
 def join(into: Knowledge, other: Knowledge) -> None:
-    """Add what ``other`` knows."""
+    """Merge the knowledge of ``other``."""
     for cta, epochs in other.items():
         into[cta] = np.maximum(into[cta], epochs) if cta in into else epochs.copy()
 
@@ -33,18 +33,19 @@ class Clocks:
 
     def __init__(self, ctas: int, warps: int) -> None:
         self.warps = warps
-        #: The epoch that each warp is in.
+        #: The current epoch of each warp.
         self.now: Array = np.ones(ctas * warps, np.int32)
         self._near: Array = np.zeros((ctas, warps, warps), np.int32)
         self._near_fenced: Array = np.zeros((ctas, warps, warps), np.int32)
         self._far: dict[int, Knowledge] = {}
 
     def known(self, warp: Array, other: Array) -> Array:
-        """The last epoch of each ``other`` warp that each ``warp`` is ordered after."""
+        """The last epoch of each ``other`` warp that precedes each ``warp``."""
         return self._epochs(self._near, warp, other, is_fenced=False)
 
     def fenced(self, warp: Array, other: Array) -> Array:
-        """The last epoch of each ``other`` warp that asynchronous accesses of each ``warp`` see."""
+        """The last epoch of each ``other`` warp visible to asynchronous accesses of each
+        ``warp``."""
         return self._epochs(self._near_fenced, warp, other, is_fenced=True)
 
     def _epochs(self, near: Array, warp: Array, other: Array, is_fenced: bool) -> Array:
@@ -60,13 +61,13 @@ class Clocks:
         return epochs
 
     def converged(self, warp: int) -> int:
-        """The epoch in which the lanes of a warp have last converged."""
+        """The epoch of a warp's last convergence."""
         cta, at = divmod(warp, self.warps)
         return int(self._near[cta, at, at])
 
     def fence(self, warp: int, is_whole: bool) -> None:
-        """fence.proxy.async: asynchronous accesses see what the warp knows, and if all lanes that
-        have written take part, what it has done."""
+        """fence.proxy.async: asynchronous accesses see what the warp knows, and its own accesses if
+        all lanes that wrote take part."""
         cta, at = divmod(warp, self.warps)
         seen = self._near[cta, at].copy()
         if is_whole:
@@ -97,7 +98,7 @@ class Clocks:
                 self._far[warp] = dict(together)
 
     def release(self, warp: int) -> Knowledge:
-        """All that a warp has done and knows; it begins a new epoch."""
+        """All that a warp did and knows; it begins a new epoch."""
         cta, at = divmod(warp, self.warps)
         knowledge = dict(self._far.get(warp, {}))
         epochs = self._near[cta, at].copy()
@@ -108,11 +109,11 @@ class Clocks:
         return knowledge
 
     def has_met(self, warp: int, cta: int) -> bool:
-        """Whether a warp knows of anything that another CTA has done."""
+        """Whether a warp knows of any access by another CTA."""
         return cta in self._far.get(warp, {})
 
     def acquire(self, warp: int, knowledge: Knowledge) -> None:
-        """A warp learns of what others have released."""
+        """A warp learns what others released."""
         cta, at = divmod(warp, self.warps)
         far = {other: epochs for other, epochs in knowledge.items() if other not in (cta, ~cta)}
         for key, near in ((cta, self._near), (~cta, self._near_fenced)):

@@ -16,8 +16,8 @@ Array = npt.NDArray[Any]
 class ClusterBarrier:
     """The barriers of all clusters of a wave, one each.
 
-    A phase ends when every thread of the cluster that has not ended has arrived. A thread that has
-    arrived must wait before it arrives again, so that it is never more than a phase behind.
+    A phase ends when every live thread of the cluster has arrived. A thread that has arrived must
+    wait before it arrives again, so it is at most one phase behind.
     """
 
     def __init__(
@@ -26,16 +26,16 @@ class ClusterBarrier:
         self.watch = watch
         self.lanes_per_cluster = cluster_size * lanes_per_cta
         clusters = ctas // cluster_size
-        #: The phase that each cluster is in, and how many live threads have arrived in it.
+        #: The current phase of each cluster, and the number of live threads that arrived in it.
         self._phase = np.ones(clusters, np.int32)
         self._arrived = np.zeros(clusters, np.int64)
-        #: The phase in which each lane has arrived without having waited since; 0: none.
+        #: The phase in which each lane arrived without having waited since; 0: none.
         self._own = np.zeros(clusters * self.lanes_per_cluster, np.int32)
         self.waiting: list[tuple[int, Lanes]] = []
         self._is_used = False
 
     def arrive(self, lanes: Lanes) -> int | None:
-        """Lanes arrive; returns the first of them that should have waited before."""
+        """Lanes arrive; returns the first that should have waited before."""
         index = lanes.numbers()
         cluster = index // self.lanes_per_cluster
         self._is_used = True
@@ -46,7 +46,7 @@ class ClusterBarrier:
         return None
 
     def wait(self, pc: int, lanes: Lanes) -> int | None:
-        """Lanes wait, to go on at ``pc``; returns the first of them that has not arrived."""
+        """Lanes wait, to continue at ``pc``; returns the first that has not arrived."""
         index = lanes.numbers()
         if (stray := self._own[index] == 0).any():
             return int(index[stray.argmax()])
@@ -54,7 +54,7 @@ class ClusterBarrier:
         return None
 
     def end(self, index: Array) -> None:
-        """Lanes have ended: nobody waits for them any more, nor do their arrivals count."""
+        """Remove ended lanes and their arrivals from the counts."""
         if not self._is_used:
             return
         cluster = index // self.lanes_per_cluster

@@ -1,7 +1,7 @@
-"""What orders the threads of a cluster: barrier.cluster.arrive releases, .wait acquires.
+"""Ordering within a cluster: barrier.cluster.arrive releases, .wait acquires.
 
-An arrival with .relaxed releases only what a fence before it has. Until its first wait a warp knows
-nothing of the other CTAs, not even that they have begun.
+An arrival with .relaxed releases only what a fence before it released. Until its first wait a warp
+knows nothing of the other CTAs, not even that they have started.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from urdir.driver.emulator.machine.wave import Wave
 
 
 class ClusterOrdering(Ordering):
-    """Keeps the clocks of a launch in clusters. Clusters are numbered in their wave."""
+    """Clocks of a launch with clusters. Clusters are numbered in their wave."""
 
     def begin_wave(self, wave: Wave, first_cta: int) -> None:
         """The barriers of the clusters are new."""
         super().begin_wave(wave, first_cta)
-        #: Cluster -> what has been released in the phase it is in, and in the one before.
+        #: Cluster -> what was released in the current phase, and in the one before.
         self._present: dict[int, Knowledge] = {}
         self._past: dict[int, Knowledge] = {}
         self._in_phase: list[tuple[Block, Array]] = []
-        #: Warps of the wave that have waited for the rest of their cluster.
+        #: Warps of the wave that have waited for their cluster.
         self._have_met = np.zeros(wave.lanes // WARP, np.bool_)
 
     def cluster_arrive(self, block: Block, lanes: Array) -> None:
@@ -40,7 +40,7 @@ class ClusterOrdering(Ordering):
                 join(self._present.setdefault(self._cluster(warp), {}), given)
 
     def cluster_complete(self, clusters: Array) -> None:
-        """A phase is over: what was released in it can be acquired from now on."""
+        """A phase ends: its releases can be acquired from now on."""
         for cluster in np.flatnonzero(clusters).tolist():
             self._past[cluster] = self._present.pop(cluster, {})
         still = []
@@ -53,7 +53,7 @@ class ClusterOrdering(Ordering):
         self._in_phase = still
 
     def cluster_wait(self, lanes: Array) -> None:
-        """Those who have waited acquire."""
+        """Waiting lanes acquire."""
         warps = np.unique(lanes // WARP)
         self._have_met[warps] = True
         for warp in warps.tolist():
@@ -64,7 +64,7 @@ class ClusterOrdering(Ordering):
         return int(warp * WARP // self.wave.lanes_per_cta // self.wave.cluster_size)
 
     def check_begun(self, access: Access) -> None:
-        """The shared memory of another CTA may be touched once that is known to have begun."""
+        """Check that another CTA is known to have started before its shared memory is accessed."""
         size = self.wave.lanes_per_cta
         home = self.rows_of(access) // self.shared.stride + self.first_lane // size
         foreign = np.flatnonzero(home != access.lanes // size)

@@ -19,22 +19,22 @@ from urdir.driver.emulator.machine.spaces import Changes, SharedSpace
 
 Array = npt.NDArray[Any]
 
-#: More bytes than any CTA has.
+#: More bytes than a CTA can have.
 _WINDOW_BITS = 24
 _OFFSET = (1 << _WINDOW_BITS) - 1
-#: Ranks from this one on, which no cluster has, are not told apart.
+#: Ranks from this one on, which no cluster has, are not distinguished.
 _LAST_RANK = 254
 
 
 def map_rank(address: Array, rank: Array) -> Array:
-    """mapa: the same place in the shared memory of the CTA of that rank."""
+    """mapa: the same offset in the shared memory of the CTA with that rank."""
     window = np.minimum(rank, np.uint32(_LAST_RANK)).astype(address.dtype) + address.dtype.type(1)
     mapped: Array = (address & address.dtype.type(_OFFSET)) | window << _WINDOW_BITS
     return mapped
 
 
 class ClusterSpace(SharedSpace):
-    """``.shared::cluster``: like .shared, in the row of the CTA that the address names."""
+    """``.shared::cluster``: like .shared, in the row of the addressed CTA."""
 
     def __init__(self, memory: SharedMemory, changes: Changes, size: int, ctas: int) -> None:
         super().__init__(memory, changes)
@@ -43,9 +43,9 @@ class ClusterSpace(SharedSpace):
         self.live: Array = np.ones(ctas, np.int64)
 
     def resolve(self, address: Array, rows: Array, q: Array | None) -> tuple[Array, Array]:
-        """Offsets in a CTA's shared memory, and where the row of that CTA begins.
+        """Offsets in a CTA's shared memory, and the start of that CTA's row.
 
-        Raises AccessFault for a lane (of ``q``, None for all) whose CTA is not there.
+        Raises AccessFault for a lane (of ``q``, None for all) that addresses a missing CTA.
         """
         window = (address >> np.uint64(_WINDOW_BITS)).astype(np.int64)
         if not window.any():
@@ -57,9 +57,9 @@ class ClusterSpace(SharedSpace):
         return address & np.uint64(_OFFSET), (cta * stride).astype(np.uint64)
 
     def members(self, home: Array, mask: int) -> Array:
-        """Where the shared memory begins of each CTA in a mask of ranks, given one of the cluster.
+        """The start of the shared memory of each CTA in a mask of ranks, given one of the cluster.
 
-        Raises AccessFault for ranks that are not there.
+        Raises AccessFault for missing ranks.
         """
         stride = self.memory.stride
         first = int(home[0]) // stride // self.size * self.size
@@ -128,7 +128,7 @@ def _rank(address: int) -> str:
 
 @contextmanager
 def _naming_rank(address: Array) -> Iterator[None]:
-    """A fault on the way says whose memory it was."""
+    """Add the rank of the addressed memory to a fault."""
     try:
         yield
     except AccessFault as fault:

@@ -1,10 +1,10 @@
-"""An entry translated, block by block, to Python over numpy arrays.
+"""Translation of an entry, block by block, to Python over numpy arrays.
 
 Each block of straight-line code becomes a function. A group that is a range of whole warps runs
-``f<pc>()``, whose names are views of the register file itself. Any other group runs ``g<pc>(L)``,
-the same text over gathered copies of the registers that it reads, written back at its end. Python
-compiles a function when it is first needed: many never are. A function returns the next pc, ``~pc``
-when the scheduler must look at the block's ``ending`` first, or the mask of the lanes that take a
+``f<pc>()``, whose names are views of the register file. Any other group runs ``g<pc>(L)``, the same
+text over gathered copies of the registers that it reads, which are written back at its end. Python
+compiles a function when it is first needed; many never are. A function returns the next pc, ``~pc``
+if the scheduler must look at the block's ``ending`` first, or the mask of the lanes that take a
 branch.
 """
 
@@ -54,13 +54,13 @@ class Function:
     _code: CodeType | None = None
 
     def add(self, line: str, source: int = 0) -> None:
-        """Another line, and the PTX line that it is of."""
+        """Append a line, and the PTX line of its origin."""
         self.parts.append(line)
         self.lines.append(source)
 
     @property
     def code(self) -> CodeType:
-        """What defines the function; compiled when first asked for."""
+        """The compiled definition of the function; compiled at first use."""
         if self._code is None:
             self._code = compile("\n".join(self.parts), self.filename, "exec")
         return self._code
@@ -68,7 +68,7 @@ class Function:
 
 @dataclass(slots=True, eq=False)
 class Program:
-    """One entry, ready to run on any number of lanes."""
+    """An entry, ready to run on any number of lanes."""
 
     name: str
     layout: EntryLayout
@@ -99,7 +99,7 @@ class Program:
     cluster: tuple[int, ...] | None
     _scattered: dict[int, Function] = field(default_factory=dict)
     _watched: Program | None = None
-    #: Idle register files, see wave.py.
+    #: Unused register files, see wave.py.
     idle: dict[object, list[Any]] = field(default_factory=dict)
 
     def scattered(self, pc: int) -> CodeType:
@@ -110,7 +110,7 @@ class Program:
 
     @property
     def watched(self) -> Program:
-        """The same program, its text reporting to a watcher (see watch.py)."""
+        """The same program with a text that reports to a watcher (see watch.py)."""
         if self._watched is None:
             self._watched = self.compile_watched()
         return self._watched
@@ -122,7 +122,7 @@ class Program:
 
     @property
     def exit(self) -> int:
-        """The pc of threads that have ended."""
+        """The pc of ended threads."""
         return len(self.blocks)
 
 
@@ -176,7 +176,7 @@ def compile_entry(module: Module, entry_name: str, target: str, watched: bool = 
 def check_target(module: Module, target: str) -> int:
     """The number of the module's target, 90 for "sm_90a".
 
-    Raises CompileError where ``target`` does not run it, and for versions that do not fit.
+    Raises CompileError if ``target`` cannot run it, or for unsuitable versions.
     """
     first = FIRST_VERSION.get(module.target)
     if first is None:
@@ -202,7 +202,7 @@ def check_target(module: Module, target: str) -> int:
 
 
 def _register_estimate(layout: EntryLayout) -> int:
-    """32-bit registers a thread, at most what declared ones need (no allocation is modelled)."""
+    """32-bit registers per thread, an upper bound from declarations (no allocation is modelled)."""
     words = sum(max(1, width // 4) for width in layout.widths if width)
     return min(255, max(16, words))
 
@@ -218,7 +218,7 @@ class _Whole:
 
 
 def _emit_all(emitter: Emitter, layout: EntryLayout, codes: list[Code]) -> None:
-    """Instructions in a row, with the checks of registers that asynchronous products use."""
+    """Emit consecutive instructions, with checks of registers used by asynchronous products."""
     for stretch in stretches(codes):
         if touched := touches(layout, stretch):
             emitter.check(touched)

@@ -1,9 +1,9 @@
-"""What a kernel's accesses cost on hardware: counted per PTX line while the emulator runs it.
+"""Counters of a kernel's accesses per PTX line, as a hardware profiler would report them.
 
-The models are those of NVIDIA's profilers: a warp's global access is one request, made of as many
-32-byte sectors as its lanes touch; a shared access takes a wavefront for each different word that
-falls into one of the 32 four-byte banks, 8-byte accesses by half warps and 16-byte ones by quarter
-warps. A bulk copy is a request of one lane on either side. What wgmma reads is not counted. Caches
+The models are those of NVIDIA's profilers: a global access of a warp is one request, made of the
+32-byte sectors that its lanes touch; a shared access takes a wavefront for each distinct word in
+the same one of the 32 four-byte banks, 8-byte accesses per half warp and 16-byte ones per quarter
+warp. A bulk copy is a request of one lane on either side. Reads of wgmma are not counted. Caches
 and time are not modelled. Two runs on equal inputs count the same.
 """
 
@@ -28,8 +28,8 @@ BANK_BYTES = 4
 class AccessCount:
     """A line's accesses of one kind: "global load", "shared store", "global copy" ...
 
-    ``parts`` are sectors (global) or wavefronts (shared), ``fewest`` as many as the same lanes and
-    bytes would need at least.
+    ``parts`` are sectors (global) or wavefronts (shared), ``fewest`` the minimum for the same lanes
+    and bytes.
     """
 
     line: int
@@ -52,12 +52,12 @@ class BlockCount:
 
 
 class Counters(Watch):
-    """Counts one launch; or several of one program, one after the other."""
+    """Counts of one launch, or of several launches of one program in sequence."""
 
     def __init__(self) -> None:
         self.accesses: dict[tuple[int, str], AccessCount] = {}
         self.blocks: dict[int, BlockCount] = {}
-        #: Line of a barrier -> warps that arrived.
+        #: Line of a barrier -> number of arriving warps.
         self.barriers: dict[int, int] = defaultdict(int)
         self.texts: dict[int, str] = {}
 
@@ -82,7 +82,7 @@ class Counters(Watch):
     def pieces(
         self, line: int, action: str, address: Array, lane: int, space: str = "memory"
     ) -> None:
-        """Count the part of a bulk copy on one side: consecutive bytes, one request of one lane."""
+        """Count one side of a bulk copy: consecutive bytes, one request of one lane."""
         is_global = space == "memory"
         unit = SECTOR_BYTES if is_global else BANKS * BANK_BYTES
         kind = f"{'global' if is_global else 'shared'} {action}"
@@ -119,7 +119,7 @@ class Counters(Watch):
 
 
 def _by_row(access: Access, warp: Array) -> Iterator[tuple[Access, Array]]:
-    """An access in parts that go to one CTA's shared memory each: its banks are its own."""
+    """Split an access by the CTA whose shared memory it accesses: each has its own banks."""
     if access.rows is None:
         yield access, warp
         return

@@ -1,4 +1,4 @@
-"""What a failed or waiting wave tells: kernel, PTX line, threads, addresses."""
+"""Diagnosis of a failed or waiting wave: kernel, PTX line, threads, addresses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from urdir.driver.emulator.machine.groups import Extent, Lanes, thread_name
 from urdir.driver.emulator.machine.wave import Wave
 from urdir.ptxgen.ptx import Address, Register, Symbol
 
-#: What a fault's message begins with -> its usual cause.
+#: Start of a fault's message -> its usual cause.
 _HINTS = {
     "out-of-bounds": "is the tail guarded, and do index, stride and offset count elements or "
     "bytes as they should?",
@@ -49,7 +49,7 @@ class Diagnosis:
         return KernelFault(code, f"kernel {self.program.name}: {message}")
 
     def line(self, block: Block) -> str:
-        """The instruction that ends a block."""
+        """The last instruction of a block."""
         return f"PTX line {block.instruction.line} ({block.instruction.text})"
 
     def thread(self, lane: int) -> str:
@@ -100,7 +100,7 @@ class Diagnosis:
             yield f"{self.threads(lanes)} wait at PTX line {line} for {whom}"
 
     def _polled_address(self, block: Block, lanes: Lanes) -> str:
-        """The address that a polling instruction looks at."""
+        """The address that a polling instruction reads."""
         for operand in block.polled.operands if block.polled else ():
             if not isinstance(operand, Address):
                 continue

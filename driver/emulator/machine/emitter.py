@@ -1,4 +1,4 @@
-"""Writes the Python of one basic block: operands become names of typed numpy views.
+"""Emitter of the Python text of a basic block: operands become names of typed numpy views.
 
 ``r3_u4`` is register 3 of every lane of the group as uint32, ``r3_f4`` the same bytes as float32,
 ``t0_f8`` a scratch array, ``k7`` a constant (0-d array), ``s_tid_x_u4`` a special register, ``n``
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from urdir.driver.emulator.machine.layout import EntryLayout
     from urdir.driver.emulator.machine.register_rules import Stretch
 
-#: PTX type -> numpy element; bf16 and the packed types are their bits.
+#: PTX type -> numpy element; bf16 and packed types are bits.
 NUMPY: Mapping[str, str] = {
     **{f"{kind}{bits}": f"{'i' if kind == 's' else 'u'}{bits // 8}"
        for kind in "bus" for bits in (8, 16, 32, 64)},
@@ -30,19 +30,19 @@ NUMPY: Mapping[str, str] = {
     "pred": "b1",
 }  # fmt: skip
 
-#: Special registers that change while a kernel runs.
+#: Special registers that change during a kernel.
 CLOCKS = frozenset(
     ("%clock", "%clock64", "%clock_hi", "%globaltimer", "%globaltimer_lo", "%globaltimer_hi")
 )
 
-#: How an access is ordered with others (PTX ISA 8.4); weak where nothing is said.
+#: Memory order of an access (PTX ISA 8.4); weak by default.
 ORDERS = frozenset(("volatile", "relaxed", "mmio", "acquire", "release", "acq_rel"))
 
 Handler = Callable[["Emitter", re.Match[str]], None]
 
 
 class Unsupported(CompileError):  # noqa: N818 - says what it is
-    """An operand or form that the emulator cannot take; the compiler adds the line."""
+    """An operand or form that the emulator does not support; the compiler adds the line."""
 
 
 class Emitter:
@@ -53,7 +53,7 @@ class Emitter:
         self.watched = watched
         self.lines: list[str] = []
         self.sources: list[int] = []
-        #: Names of views used, register number -> elements.
+        #: Views by register number and element.
         self.used: dict[int, set[str]] = {}
         #: Registers whose old values the block needs, and those it writes.
         self.needed: set[int] = set()
@@ -127,7 +127,7 @@ class Emitter:
     # ---- operands ----
 
     def temp(self, element: str) -> str:
-        """A scratch array of n elements; the instruction's own."""
+        """A scratch array of n elements, private to the instruction."""
         name = f"t{self._scratch}_{element}"
         self._scratch += 1
         self.temps.add(name)
@@ -141,7 +141,7 @@ class Emitter:
         return name
 
     def register(self, name: str, element: str, old: bool = True) -> str:
-        """The view of a register as ``element``: its low bytes where it is wider."""
+        """The view of a register as ``element``: its low bytes if it is wider."""
         number = self.layout.number(name)
         width = self.layout.width(number)
         size = int(element[1])
@@ -156,7 +156,7 @@ class Emitter:
         return f"r{number}_{element}"
 
     def special(self, name: str, element: str) -> str:
-        """A special register; the low half of a 64-bit one is not implied."""
+        """A special register; a 64-bit name does not imply its low half."""
         known = self.layout.special(name)
         if known is None:
             raise self.fail(f"special register {name} is not supported")
@@ -240,10 +240,10 @@ class Emitter:
         return self.register(register.name, "b1")
 
     def target(self, operand: Operand, element: str, apart_from: Sequence[Operand] = ()) -> str:
-        """An array (n,) to write the result to; guards and wider registers are handled after.
+        """An array (n,) for the result; guards and wider registers are handled afterwards.
 
-        A result narrower than its register is extended by the element's signedness. The array is
-        none of the registers ``apart_from``, so that it may be written before they are read.
+        A result narrower than its register is extended by the element's signedness. The array
+        differs from the registers ``apart_from``, so that it may be written before they are read.
         """
         if isinstance(operand, Discard):
             return self.temp(element)
@@ -268,7 +268,7 @@ class Emitter:
         return result
 
     def direct_target(self, operand: Operand, element: str) -> tuple[str, str]:
-        """The register's view to assign to, with the guard left to the caller; and its element."""
+        """The register's view to assign to, and its element; the caller applies the guard."""
         if not isinstance(operand, Register) or operand.name not in self.layout.numbers:
             raise self.fail(f"cannot write to {operand}")
         number = self.layout.number(operand.name)
@@ -323,7 +323,7 @@ class Emitter:
 
 
 def constant_array(value: int | float, element: str, kind: str) -> np.ndarray[Any, Any] | None:
-    """A 0-d array of ``element``; None where the constant does not fit the type."""
+    """A 0-d array of ``element``; None if the constant does not fit the type."""
     if element == "b1":
         return np.array(bool(value), np.bool_)
     bits = 8 * int(element[1])

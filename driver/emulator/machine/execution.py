@@ -1,4 +1,4 @@
-"""A launch of a program: its waves of CTAs, one after the other."""
+"""Execution of a launch: its waves of CTAs in sequence."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["DEFAULT_BUDGET", "GridExecution", "Status"]
 
 Extent = tuple[int, int, int]
 
-#: Instructions (of a group, whatever its lanes) that a launch may run.
+#: Maximum number of instructions of a launch, counted per group.
 DEFAULT_BUDGET = 10_000_000
 
 
@@ -26,8 +26,8 @@ class GridExecution:
     """One launch of a program. ``run`` again after YIELDED or DEPENDENCY_WAIT.
 
     ``params`` is the parameter block as laid out by ``program.param_layout``; ``shared_bytes``
-    counts dynamic shared memory; ``symbols`` are the addresses of module-level variables; a
-    ``watch`` is told what the kernel does.
+    counts dynamic shared memory; ``symbols`` are the addresses of module-level variables; ``watch``
+    receives the kernel's events.
     """
 
     def __init__(
@@ -77,14 +77,14 @@ class GridExecution:
             watch.begin(self)
 
     def release_dependencies(self) -> None:
-        """The kernels before this one are complete."""
+        """Mark the preceding kernels as complete."""
         self.dependencies_pending = False
 
     def run(self, alone: bool = False) -> Status:
         """Run as far as possible; raises KernelFault.
 
-        A grid whose threads all wait for memory that none of them changes is YIELDED, or a
-        deadlock (KernelFault) when it is ``alone``: nothing else can run.
+        A grid whose threads all wait for memory that none of them changes is YIELDED, or a deadlock
+        (KernelFault) if it is ``alone``: nothing else can run.
         """
         if self._done:
             return Status.DONE
@@ -105,7 +105,7 @@ class GridExecution:
                 self._run = None
 
     def waits_for(self) -> str:
-        """What the spinning or waiting groups are at, for messages."""
+        """The instructions at which spinning or waiting groups are, for messages."""
         return self._run.waits() if self._run else ""
 
     def _next_wave(self) -> WaveRun | None:

@@ -1,4 +1,4 @@
-"""What a kernel does wrong: the machine's internal signals and the fault the driver reports."""
+"""Faults of kernels: internal signals of the machine, and the fault that the driver reports."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class KernelFault(Exception):  # noqa: N818 - the driver names it so
 
 
 class CompileError(Exception):
-    """PTX that the emulated device cannot take, as ptxas would refuse it."""
+    """PTX that the emulated device cannot run; ptxas would refuse it as well."""
 
     def __init__(self, message: str, code: str = INVALID_PTX) -> None:
         super().__init__(message)
@@ -34,8 +34,8 @@ class CompileError(Exception):
 class AccessFault(Exception):  # noqa: N818 - a signal
     """A lane's memory access failed; the machine adds kernel, line and thread.
 
-    ``position`` counts the lanes that took part in the access; ``line`` is the PTX line where it is
-    not that of the generated line that raises.
+    ``position`` counts the lanes of the access; ``line`` is the PTX line if it differs from that of
+    the generated line that raises.
     """
 
     def __init__(self, position: int, code: str, message: str, line: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""Conversions between formats and arithmetic of half precision (f16, bf16 as bits)."""
+"""Conversions between formats, and arithmetic in half precision (f16, bf16 as bits)."""
 
 from __future__ import annotations
 
@@ -82,7 +82,8 @@ def _finish_half(x: Array, kind: str, finish: str) -> Array:
 
 
 def half_add(a: Array, b: Array, kind: str, finish: str) -> Array:
-    """Sum of f16 or bf16 bits: exact in float64 but for bf16 of far exponents, rounded to odd."""
+    """Sum of f16 or bf16 bits: exact in float64, except bf16 with distant exponents, rounded to
+    odd."""
     x, y = half_to_f64(a, kind), half_to_f64(b, kind)
     return _finish_half(to_odd(x, y, x + y), kind, finish)
 

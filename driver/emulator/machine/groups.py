@@ -1,4 +1,4 @@
-"""Groups of lanes that are at one pc."""
+"""Groups of lanes at one pc."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Lanes:
 
 
 def cta_index(number: Any, grid: Extent, cluster: Extent) -> tuple[Any, Any, Any]:
-    """Where in the grid a CTA is: they are numbered cluster by cluster, x fastest in both."""
+    """The grid position of a CTA: they are numbered cluster by cluster, x fastest in both."""
     x, y, z = cluster
     which, rank = number // (x * y * z), number % (x * y * z)
     across, down = grid[0] // x, grid[1] // y
@@ -83,7 +83,7 @@ def cta_index(number: Any, grid: Extent, cluster: Extent) -> tuple[Any, Any, Any
 
 
 def thread_name(cta: int, tid: int, block: Extent, grid: Extent, cluster: Extent) -> str:
-    """A thread and its CTA as messages name them, from their numbers."""
+    """A thread and its CTA for messages, from their numbers."""
     x, y, _ = block
     return (
         f"thread ({tid % x}, {tid // x % y}, {tid // (x * y)}) "

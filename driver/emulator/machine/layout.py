@@ -1,4 +1,4 @@
-"""Where things of an entry are: register numbers, parameters, shared variables, constants."""
+"""Layout of an entry: register numbers, parameters, shared variables, constants."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _specials() -> dict[str, Special]:
         table[f"%{name}"] = Special(f"s_{name}", 4, True)
     for name in ("clock64", "globaltimer", "gridid"):
         table[f"%{name}"] = Special(f"s_{name}", 8, True)
-    table["row offset"] = Special("s_row", 8, False)  # where the lane's CTA is in shared memory
+    table["row offset"] = Special("s_row", 8, False)  # start of the lane's CTA in shared memory
     return table
 
 
@@ -57,7 +57,7 @@ CARRY = "carry flag"
 
 
 class EntryLayout:
-    """Everything about an entry that is known before its instructions are translated."""
+    """Properties of an entry that are known before its instructions are translated."""
 
     def __init__(self, module: Module, entry: Entry) -> None:
         self.entry = entry
@@ -81,7 +81,7 @@ class EntryLayout:
         self.globals = {v.name for v in variables if v.space in ("global", "const")}
         #: Registers that wgmma uses for A or D.
         self.fragments = _fragments(entry)
-        #: Other objects that the generated text names.
+        #: Other objects named by the generated text.
         self.kept: dict[str, object] = {}
         self.constants: dict[tuple[str, bytes], str] = {}
         self.constant_arrays: dict[str, np.ndarray[Any, Any]] = {}
@@ -95,7 +95,7 @@ class EntryLayout:
         return self.widths[number]
 
     def special(self, name: str) -> Special | None:
-        """What is known of a special register."""
+        """The description of a special register."""
         return SPECIALS.get(name)
 
     def keep(self, thing: object) -> str:
@@ -105,7 +105,7 @@ class EntryLayout:
         return name
 
     def constant(self, array: np.ndarray[Any, Any]) -> str:
-        """The name of a constant array, the same for equal ones."""
+        """The name of a constant array; equal arrays share one."""
         key = (array.dtype.str, array.tobytes())
         name = self.constants.get(key)
         if name is None:

@@ -1,7 +1,7 @@
 """Matrix instructions of a warp: mma.sync, ldmatrix, stmatrix, movmatrix (PTX ISA 9.7.14).
 
-Products are exact, sums are taken in float64 and rounded once to float32 (hardware rounds or cuts
-in between, in an order that it does not document); integers are exact and wrap.
+Products are exact; sums are taken in float64 and rounded once to float32 (hardware rounds or
+truncates in between, in an undocumented order); integers are exact and wrap.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""mbarriers of all CTAs of a wave (PTX ISA 9.7.13.15), and what lands when they are looked at.
+"""mbarriers of all CTAs of a wave (PTX ISA 9.7.13.15), and copies that land when they are polled.
 
-An asynchronous copy that signals an mbarrier lands as late as it may: when a thread polls that
+An asynchronous copy that signals an mbarrier lands as late as permitted: when a thread polls that
 mbarrier. Until then its destination counts as never written.
 """
 
@@ -19,15 +19,15 @@ from urdir.driver.emulator.machine.spaces import Changes
 
 Array = npt.NDArray[Any]
 
-#: Bytes that an mbarrier can be told to expect (PTX ISA 9.7.13.15.2, "tx-count").
+#: Maximum transaction count of an mbarrier (PTX ISA 9.7.13.15.2, "tx-count").
 MOST_BYTES = (1 << 20) - 1
 
 
 class Arrival(Protocol):
-    """Something that an mbarrier counts once it is complete."""
+    """An event that an mbarrier counts once it is complete."""
 
     def land(self, shared: SharedMemory) -> tuple[int, int]:
-        """Complete it; returns how many arrivals and how many bytes that is."""
+        """Complete it; returns the numbers of arrivals and bytes."""
 
 
 @dataclass(slots=True)
@@ -46,9 +46,9 @@ class Landing:
 
 
 class MBarriers:
-    """Known by their slot: the number of their 8-byte word in the wave's shared memory.
+    """mbarriers by slot: the number of their 8-byte word in the wave's shared memory.
 
-    Methods take ``rows`` (n,), where the shared memory begins that each lane's address is in.
+    Methods take ``rows`` (n,), the start of the shared memory of each lane's address.
     """
 
     def __init__(self, shared: SharedMemory, changes: Changes) -> None:
@@ -125,11 +125,11 @@ class MBarriers:
         return state
 
     def expect_arrivals(self, slot: Array) -> None:
-        """One more arrival each, in this phase."""
+        """Expect one more arrival each in this phase."""
         np.add.at(self._pending, slot, 1)
 
     def arrives_later(self, slot: int, arrival: Arrival) -> None:
-        """Something is under way that the mbarrier counts."""
+        """Register a pending event that the mbarrier counts."""
         self._arrivals.setdefault(slot, []).append(arrival)
         self._awaited[slot] = True
 
@@ -143,7 +143,7 @@ class MBarriers:
         return complete
 
     def _complete(self, slot: Array) -> None:
-        """Phases without pending arrivals and bytes end."""
+        """End the phases without pending arrivals and bytes."""
         done = np.unique(slot[(self._pending[slot] == 0) & (self._bytes[slot] == 0)])
         self._phase[done] ^= 1
         self._pending[done] = self._expected[done]

@@ -1,9 +1,9 @@
-"""Global memory of an emulated device: every access of host or kernel is checked.
+"""Global memory of an emulated device, with every access of host and kernel checked.
 
 An allocation, device or pinned host, is a lazily committed zero array (large ones cost nothing
-until touched) and a shadow of the same size that holds 0xFF for every written byte. Addresses
-are only numbers: 512-byte aligned, with a red zone after each allocation, and never given twice. So
-the message of an access after free can name the allocation.
+until touched) and a shadow of the same size that holds 0xFF for every written byte. Addresses are
+only numbers: 512-byte aligned, with a red zone after each allocation, and never reused, so that the
+message of an access after free can name the allocation.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ BASE_ADDRESS = 0x7A00_0000_0000
 ALIGNMENT = 512
 RED_ZONE = 512
 
-#: The element that an access of 1 << k bytes moves (complex128 is a 16-byte row).
+#: The element of an access of 1 << k bytes (complex128 is a 16-byte row).
 ELEMENTS = tuple(np.dtype(name) for name in ("u1", "u2", "u4", "u8", "c16"))
 
-#: Shadow of a byte that has been written.
+#: Shadow value of a written byte.
 WRITTEN = 0xFF
 _SCAN = 4096
-#: Freed allocations remembered for messages.
+#: Number of freed allocations kept for messages.
 _REMEMBERED = 4096
 
 
 class OutOfMemory(MemoryError):  # noqa: N818 - CUDA_ERROR_OUT_OF_MEMORY
-    """An allocation above what the emulated device has left."""
+    """An allocation exceeds the free memory of the emulated device."""
 
 
 class MemoryRangeError(ValueError):
-    """A host-side access or free that no live allocation covers."""
+    """A host-side access or free outside a live allocation."""
 
 
 @dataclass(slots=True, eq=False)
@@ -71,7 +71,7 @@ class Allocation:
         return self.written_to >= self.nbytes
 
     def scan(self) -> bool:
-        """Advance ``written_to``; costs what it advances by. Returns ``is_written``."""
+        """Advance ``written_to``, at a cost proportional to the advance. Returns ``is_written``."""
         self.written_to = written_prefix(self.shadows[0], self.written_to)
         return self.is_written
 
@@ -88,7 +88,7 @@ class Allocation:
 
 
 def written_prefix(shadow: Array, start: int) -> int:
-    """How many bytes of ``shadow`` are known to be written, of which the first ``start`` are."""
+    """Length of the written prefix of ``shadow``, whose first ``start`` bytes are known."""
     while start < shadow.size:
         chunk = shadow[start : start + _SCAN]
         first = int(chunk.argmin())
@@ -169,7 +169,7 @@ class Memory:
             del self._starts[at], self._allocations[at]
 
     def find(self, address: int) -> Allocation | None:
-        """The live allocation that holds ``address``, as far as this device may reach it."""
+        """The live allocation at ``address``, if this device may access it."""
         return self.find_own(address)
 
     def find_own(self, address: int) -> Allocation | None:
@@ -186,7 +186,7 @@ class Memory:
         return tuple(a for a in self._allocations if a.live)
 
     def describe(self, address: int) -> str:
-        """Where ``address`` lies: in, after or before which allocation."""
+        """The position of ``address``: in, after or before which allocation."""
         if address < 4096:
             return "a null pointer" if address == 0 else "next to a null pointer"
         at = bisect.bisect(self._starts, address) - 1
@@ -219,7 +219,7 @@ class Memory:
         return allocation is not None and address + nbytes <= allocation.end
 
     def read(self, address: int, nbytes: int) -> bytes:
-        """A copy of ``nbytes`` bytes (zeros where never written)."""
+        """A copy of ``nbytes`` bytes (zeros if never written)."""
         return self.view(address, nbytes).tobytes()
 
     def write(self, address: int, data: bytes | bytearray | memoryview | Array) -> None:
@@ -246,8 +246,8 @@ class Memory:
             allocation.mark_written(offset, count * width)
 
     def copy(self, destination: int, source: int, nbytes: int, owner: Memory | None = None) -> None:
-        """Copy between (possibly overlapping) ranges; never-written bytes stay never written.
-        ``owner`` is the memory of the source, where that is another one.
+        """Copy between (possibly overlapping) ranges; never-written bytes stay so. ``owner`` is the
+        memory of the source, if different.
         """
         if not nbytes:
             return
@@ -283,7 +283,7 @@ class Memory:
         return values
 
     def store(self, addresses: Array, values: Array, shift: int) -> None:
-        """Write elements of 1 << shift bytes; of lanes with one address the last one wins."""
+        """Write elements of 1 << shift bytes; of lanes with equal addresses the last one wins."""
         allocation, index = self._locate(addresses, shift, "store")
         if allocation is None:
             for at, _ in self._by_allocation(addresses, shift, "store"):
@@ -314,13 +314,13 @@ class Memory:
         return operation(allocation.views[shift], index, None)
 
     def check(self, addresses: Array, shift: int, action: str) -> None:
-        """Raise AccessFault where an access of 1 << shift bytes is not possible."""
+        """Raise AccessFault for an invalid access of 1 << shift bytes."""
         self._locate(addresses, shift, action)
 
     def _locate(self, addresses: Array, shift: int, action: str) -> tuple[Allocation | None, Array]:
-        """The one allocation that all addresses lie in and their element index in it.
+        """The allocation of all addresses, and their element index in it.
 
-        None where the addresses are fine but lie in several allocations.
+        None if the addresses are valid but lie in several allocations.
         """
         allocation = self.find(int(addresses[0]))
         if allocation is not None:

@@ -1,4 +1,4 @@
-"""The table of instructions: pattern of the opcode -> what writes its Python, and who has it."""
+"""Table of instructions: opcode pattern -> emitter, and the targets that have it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ Version = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A form of an instruction; ``sm`` and ``version`` are the first that have it.
+    """A form of an instruction; ``sm`` and ``version`` are the first that support it.
 
-    ``only`` are the targets that have it, where they are not all that are new enough.
-    ``converges`` marks the ``.sync`` operations, which wait for the lanes of their warp, and
-    ``warpgroup`` those that wait for the other warps of their warpgroup, too;
-    ``polls`` those whose repetition means waiting for somebody else; ``branches`` those that
-    cannot be guarded lane by lane and are branched around instead.
+    ``only`` lists the targets if not all newer ones support it. ``converges`` marks ``.sync``
+    operations, which wait for the lanes of their warp, ``warpgroup`` those that also wait for the
+    other warps of their warpgroup; ``polls`` operations that a waiting loop repeats; ``branches``
+    those that cannot be guarded per lane and are branched around instead.
     """
 
     pattern: re.Pattern[str]
@@ -53,7 +52,7 @@ def operation(
 ) -> Callable[[Handler], Handler]:
     """Decorator: the handler of every opcode that ``pattern`` matches as a whole.
 
-    The alternatives before the first dot are the opcodes' first parts.
+    The alternatives before the first dot are the opcodes' stems.
     """
 
     def register(handler: Handler) -> Handler:
@@ -72,7 +71,7 @@ def operation(
 def find(
     instruction: Instruction, target: str, version: Version
 ) -> tuple[Operation, re.Match[str]]:
-    """The operation of an instruction; raises CompileError where the target has none."""
+    """The operation of an instruction; CompileError if the target lacks it."""
     try:
         return _find(instruction.opcode, target, version)
     except CompileError as exc:

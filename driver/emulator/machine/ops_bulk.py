@@ -71,4 +71,4 @@ def _wait(e: Emitter, m: re.Match[str]) -> None:
 
 @operation(rf"cp\.async\.bulk\.prefetch\.L2\.global{_HINT}", 90, (8, 0), branches=True)
 def _prefetch(e: Emitter, m: re.Match[str]) -> None:
-    """Nothing changes but the time that it takes."""
+    """No effect: only time would change."""

@@ -18,7 +18,7 @@ SHIFT = {1: 0, 2: 1, 4: 2, 8: 3, 16: 4}
 
 
 def _guarded(e: Emitter) -> str:
-    """Enter the block of a guarded access; returns the suffix that picks the active lanes."""
+    """Open the block of a guarded access; returns the suffix that picks the active lanes."""
     if e.mask is None:
         return ""
     e.line(f"if (c := count_nonzero({e.mask})):")
@@ -46,7 +46,7 @@ def _elements(e: Emitter, operand: Operand, vector: str | None) -> tuple[Operand
 
 
 def _is_shared(e: Emitter, space: str | None, operand: Operand) -> str:
-    """The Python name of the space to go to."""
+    """The Python name of the address space."""
     if space is None:
         base = operand.base if isinstance(operand, Address) else None
         if isinstance(base, Symbol) and base.name in e.layout.shared:
@@ -209,7 +209,7 @@ def _atom(e: Emitter, m: re.Match[str]) -> None:
 @operation(r"applypriority\.global\.L2::evict_normal|discard\.global\.L2")
 @operation(r"pmevent(?:\.mask)?")
 def _no_effect(e: Emitter, m: re.Match[str]) -> None:
-    """Lanes of the emulator see every store at once; only a watcher is told of fences."""
+    """Lanes see every store at once; only a watcher receives fences."""
     parts = e.instruction.parts
     if parts[:3] == ("fence", "proxy", "async") or parts[:2] == ("fence", "mbarrier_init"):
         e.watch("fence_proxy", "L")

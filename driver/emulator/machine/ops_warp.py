@@ -87,5 +87,5 @@ def _elect(e: Emitter, m: re.Match[str]) -> None:
 
 @operation(r"bar\.warp\.sync", converges=True)
 def _bar_warp(e: Emitter, m: re.Match[str]) -> None:
-    """Lanes have converged when they come here."""
+    """Lanes have already converged here."""
     e.watch("converge", "L")

@@ -1,4 +1,4 @@
-"""wgmma and setmaxnreg: what a whole warpgroup does together (PTX ISA 9.7.15, 9.7.19.5)."""
+"""wgmma and setmaxnreg: operations of whole warpgroups (PTX ISA 9.7.15, 9.7.19.5)."""
 
 from __future__ import annotations
 

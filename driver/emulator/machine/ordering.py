@@ -1,4 +1,4 @@
-"""What orders the threads of a launch: barriers, fences, releases and acquires.
+"""Ordering of the threads of a launch: barriers, fences, releases and acquires.
 
 Threads of one CTA are ordered by a barrier (bar, barrier, mbarrier), lanes of one warp also by
 bar.warp.sync, any two threads by a release (or a fence before a strong write) that the other
@@ -28,25 +28,25 @@ Location = tuple[int, int]
 
 
 class Ordering(Watch):
-    """Keeps the clocks of a launch."""
+    """Maintains the clocks of a launch."""
 
     def begin(self, launch: WatchedLaunch) -> None:
-        """A launch begins."""
+        """Start of a launch."""
         super().begin(launch)
         self._clocks: Clocks | None = None
         self._released: dict[Location, Knowledge] = {}
-        #: By warp: what a strong write publishes since its fence, what a fence will acquire.
+        #: Per warp: what a strong write publishes since its fence, what a fence will acquire.
         self._fenced: dict[int, Knowledge] = {}
         self._seen: dict[int, Knowledge] = {}
 
     def begin_wave(self, wave: Wave, first_cta: int) -> None:
-        """Shared memory and barriers are new."""
+        """Start of a wave: shared memory and barriers are new."""
         super().begin_wave(wave, first_cta)
         if self._clocks is None:
             ctas = self.grid[0] * self.grid[1] * self.grid[2]
             self._clocks = Clocks(ctas, wave.lanes_per_cta // WARP)
         self._released = {at: known for at, known in self._released.items() if at[0] == 0}
-        #: Barrier number and CTA -> what those who arrived have released.
+        #: Barrier number and CTA -> what the arrivals released.
         self._barriers: dict[tuple[int, int], Knowledge] = {}
         self._arrived: dict[int, list[tuple[Block, Array]]] = {}
 
@@ -63,7 +63,7 @@ class Ordering(Watch):
     # ---- memory ----
 
     def synchronise(self, access: Access, where: Array) -> None:
-        """A strong operation: lane by lane, for they may meet at one address."""
+        """Process a strong operation lane by lane, since lanes may share an address."""
         action, order = access.action, access.order
         for at, lane in zip(where.tolist(), access.lanes.tolist(), strict=True):
             key, warp = (int(access.is_shared), at), lane // WARP
@@ -78,7 +78,7 @@ class Ordering(Watch):
                     join(self._released.setdefault(key, {}), given)
 
     def fence(self, line: int, lanes: Array) -> None:
-        """What was seen is acquired, what was done is released to who sees the next write."""
+        """Acquire what was read, publish what was done with the next write."""
         for warp in np.unique((lanes + self.first_lane) // WARP).tolist():
             if seen := self._seen.pop(warp, None):
                 self.clocks.acquire(warp, seen)
@@ -93,7 +93,7 @@ class Ordering(Watch):
         self._at_mbarriers(mbarrier, lanes, rows, self.release_at)
 
     def observe(self, line: int, mbarrier: Array, done: Array, lanes: Array) -> None:
-        """Seeing the end of a phase acquires."""
+        """Observing the end of a phase acquires."""
         rows = self.rows(lanes[done] + self.first_lane)
         self._at_mbarriers(mbarrier[done], lanes[done], rows, self._acquire_at)
 
@@ -105,7 +105,7 @@ class Ordering(Watch):
             act((1, where), warp)
 
     def release_at(self, key: Location, warp: int) -> None:
-        """A warp releases what it has done, to warps that acquire at a location."""
+        """A warp releases to warps that acquire at a location."""
         join(self._released.setdefault(key, {}), self.clocks.release(warp))
 
     def _acquire_at(self, key: Location, warp: int) -> None:
@@ -130,7 +130,7 @@ class Ordering(Watch):
             join(self._barriers.setdefault(key, {}), self.clocks.release(warp))
 
     def complete(self, number: int, ctas: Array) -> None:
-        """Those who waited acquire."""
+        """Waiting warps acquire."""
         size = self.wave.lanes_per_cta
         still = []
         here: list[tuple[Block, Array]] = []
@@ -155,7 +155,7 @@ class Ordering(Watch):
             self.clocks.converge(warps)
 
     def _share(self, warps: range) -> None:
-        """Fences count for all warps that meet: "all fence, barrier, one writes the flag" works."""
+        """Share fences of all meeting warps, for "all fence, barrier, one writes the flag"."""
         for of_warp in (self._fenced, self._seen):
             together: Knowledge = {}
             for warp in warps if of_warp else ():
@@ -164,7 +164,7 @@ class Ordering(Watch):
                 of_warp[warp] = dict(together)
 
     def _check_warps(self, block: Block, number: int | str, lanes: Array) -> None:
-        """bar.sync is .aligned: the threads of a warp come to the same one together."""
+        """Check that bar.sync, which is .aligned, is reached by the threads of a warp together."""
         parts = block.instruction.parts
         if parts[0] == "barrier" and "aligned" not in parts:
             return
@@ -179,12 +179,13 @@ class Ordering(Watch):
                 f"barrier {number} in divergent code: {self.line(block.instruction.line)} is "
                 f"reached by {count[i]} of the {whole[i]} threads of a warp, by "
                 f"{self.thread(int(inside[0]) + self.first_lane)} but not by "
-                f"{self.thread(missing)}; hint: move the barrier to where all threads of the CTA "
-                "come by"
+                f"{self.thread(missing)}; hint: move the barrier to code that all threads of the "
+                "CTA execute"
             )
 
     def _check_threads(self, number: int, here: Sequence[tuple[Block, Array]]) -> None:
-        """A barrier without a count is for all threads of the CTA, also those that have ended."""
+        """Check that a barrier without a count is reached by all threads of the CTA, ended ones
+        too."""
         whole = [(b, lanes) for b, lanes in here if b.barrier and b.barrier.count is None]
         if not whole or len(whole) < len(here):
             return

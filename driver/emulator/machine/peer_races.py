@@ -1,11 +1,11 @@
-"""The sanitizer between devices: memory that two devices touch with nothing to order them.
+"""Sanitizer between devices: unordered accesses of two devices to the same memory.
 
 Two accesses of one address by different devices, one of them a write, are a race unless both are
-strong operations, or the later device knows of the earlier access. It learns of all that another
-has done so far when it acquires what that has released (or reads it strongly, then a fence), when
-its work waits for an event of the other's, or when it is queued after the host has waited for the
-other's. All of a device counts as one thread here: a race can be missed, an order cannot. Copies
-and fills are not looked at.
+strong operations, or the later device knows of the earlier access. It learns of all past work of
+another device when it acquires what that one released (or reads it strongly, then fences), when its
+work waits for an event of the other's, or when it is queued after the host waited for the other's.
+All of a device counts as one thread: races can be missed, but reported ones are real. Copies and
+fills are not checked.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _EPOCH = (1 << _STRONG) - 1
 
 @dataclass(slots=True)
 class _Shadow:
-    """The last write and the last read of every unit: device + 1, strong, epoch; and by what."""
+    """The last write and read of every unit: device + 1, strong, epoch, and the access's number."""
 
     writes: Stamps
     reads: Stamps
@@ -40,7 +40,7 @@ class _Shadow:
 
     @classmethod
     def of(cls, nbytes: int) -> _Shadow:
-        """Nothing has been touched; costs nothing until it is."""
+        """An untouched shadow, which costs nothing until touched."""
         units = -(-nbytes >> _UNIT) + 1
         return cls(
             np.zeros(units, np.int64),
@@ -51,13 +51,13 @@ class _Shadow:
 
 
 class DeviceOrder:
-    """What each of some devices, and the host, knows of what the others have done."""
+    """The knowledge that each device, and the host, has of the others' work."""
 
     def __init__(self, devices: int) -> None:
         self._now = np.ones(devices, np.int64)
         self._known = np.zeros((devices, devices), np.int64)
         self._host = np.zeros(devices, np.int64)
-        #: By address; by device: what a strong write publishes, what a fence will acquire.
+        #: By address; per device: what a strong write publishes, what a fence will acquire.
         self._released: dict[int, Stamps] = {}
         self._fenced: list[Stamps | None] = [None] * devices
         self._seen: list[Stamps | None] = [None] * devices
@@ -68,11 +68,11 @@ class DeviceOrder:
     # ---- work and the host ----
 
     def queued(self) -> Stamps:
-        """What work that is queued now may rely on."""
+        """The knowledge of work that is queued now."""
         return self._host.copy()
 
     def release(self, device: int) -> Stamps:
-        """All that a device has done and knows so far; what it does next is later."""
+        """Everything that a device did and knows; later work is newer."""
         self._known[device, device] = self._now[device]
         self._now[device] += 1
         known: Stamps = self._known[device].copy()
@@ -89,7 +89,7 @@ class DeviceOrder:
     # ---- accesses ----
 
     def fence(self, device: int) -> None:
-        """What was seen is acquired; what was done is released to who sees the next write."""
+        """Acquire what was read; publish what was done with the next write."""
         if (seen := self._seen[device]) is not None:
             self.acquire(device, seen)
             self._seen[device] = None
@@ -103,7 +103,7 @@ class DeviceOrder:
         by: str,
         fault: Callable[[str], KernelFault],
     ) -> None:
-        """Compare with what other devices did before, and remember. ``by`` names the access."""
+        """Compare with earlier accesses of other devices, and record. ``by`` names the access."""
         shadow = self._shadows.get(allocation.address)
         if shadow is None:
             shadow = self._shadows[allocation.address] = _Shadow.of(allocation.nbytes)
@@ -149,7 +149,7 @@ class DeviceOrder:
         return int(races[0]) if races.size else None
 
     def _synchronise(self, device: int, access: Access) -> None:
-        """A strong operation acquires, or sees, what was released there; and releases."""
+        """A strong operation acquires, or reads, what was released there; and releases."""
         places = access.address.tolist()
         if access.action != "store":
             for found in [self._released[at] for at in places if at in self._released]:

@@ -1,4 +1,4 @@
-"""The sanitizer: accesses of different threads that nothing orders, and barriers that miss some.
+"""Sanitizer: unordered accesses of different threads, and barriers that some threads miss.
 
 Two accesses of one address by different threads, one of them a write, are a race unless
 
@@ -7,10 +7,10 @@ Two accesses of one address by different threads, one of them a write, are a rac
 - or one is ordered before the other, see ordering.py;
 - or both write the same value: it does not matter which was last.
 
-Shuffles, votes and matrix instructions order no memory accesses, nor does it help that the lanes
-of a warp usually run in lockstep (PTX ISA, Memory Consistency Model). Of a byte only the last write
-and two reads are remembered: a race can be missed. cp.async counts as a write of the thread that
-issued it, at its wait. For other asynchronous accesses see async_races.py.
+Shuffles, votes and matrix instructions order no memory accesses, and lockstep of a warp does not
+either (PTX ISA, Memory Consistency Model). For each byte only the last write and two reads are
+stored: a race can be missed. cp.async counts as a write of the issuing thread at its wait. For
+other asynchronous accesses see async_races.py.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _HINTS = {
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Some memory: who touched it, its contents, and its address (-1 for shared memory)."""
+    """A memory: its accesses, contents and base address (-1 for shared memory)."""
 
     shadow: Shadow
     views: tuple[Array, ...]
@@ -61,19 +61,19 @@ class Place:
 class RaceDetector(ClusterOrdering):
     """Raises KernelFault at the first race, or barrier that not all threads reach together.
 
-    ``devices`` is there where several devices may touch the same memory.
+    ``devices`` is given if several devices may access the same memory.
     """
 
     def __init__(self, devices: DeviceOrder | None = None) -> None:
         self._devices = devices
 
     def begin(self, launch: WatchedLaunch) -> None:
-        """A launch begins."""
+        """Start of a launch."""
         super().begin(launch)
         self._global: dict[int, Shadow] = {}
 
     def begin_wave(self, wave: Wave, first_cta: int) -> None:
-        """Shared memory is new."""
+        """Start of a wave: shared memory is new."""
         super().begin_wave(wave, first_cta)
         self._shared = Shadow(wave.shared.views[0].size)
         self._left = np.full(wave.ctas, wave.threads)
@@ -82,7 +82,7 @@ class RaceDetector(ClusterOrdering):
     # ---- accesses ----
 
     def touch(self, access: Access) -> None:
-        """Compare with what came before, and remember."""
+        """Compare with earlier accesses, and record."""
         if access.is_shared:
             where = access.address.astype(np.int64) + self.rows_of(access)
             if access.rows is not None:
@@ -106,7 +106,7 @@ class RaceDetector(ClusterOrdering):
             self.synchronise(access, where)
 
     def _by_allocation(self, access: Access) -> Iterator[tuple[Allocation, Access]]:
-        """An access in parts, without the lanes that are in no allocation: those fault anyway."""
+        """Split an access by allocation, without lanes outside all: those fault anyway."""
         left = access
         while left.lanes.size:
             allocation = self.memory.find(int(left.address[0]))
@@ -134,7 +134,7 @@ class RaceDetector(ClusterOrdering):
             shadow.read(index, code)
             return
         if access.values is not None:
-            # Writing the value that is there already is harmless.
+            # Rewriting the present value is harmless.
             values = np.ascontiguousarray(access.values).view(place.views[shadow.shift].dtype)
             writes[place.views[shadow.shift][index] == values] = 0
         for past in (writes, shadow.reads[index], shadow.others[index]):
@@ -151,20 +151,20 @@ class RaceDetector(ClusterOrdering):
                 self._report(int(code[at]), int(winners[at]), place, int(index[at]))
 
     def fence(self, line: int, lanes: Array) -> None:
-        """It is one for the other devices, too."""
+        """A fence also counts for other devices."""
         super().fence(line, lanes)
         if self._devices is not None:
             self._devices.fence(self.memory.ordinal)
 
     def check_write(self, access: Access, place: Place, offset: Array) -> None:
-        """For other rules about writes."""
+        """Hook for further rules about writes."""
 
     def _compare(self, past: Array, code: Array, place: Place, index: Array) -> None:
         if (at := self._unordered(past, code)) is not None:
             self._report(int(past[at]), int(code[at]), place, int(index[at]))
 
     def _unordered(self, past: Array, code: Array) -> int | None:
-        """The first position where an access may run before ``past`` is over."""
+        """The first position where ``past`` may not have finished before an access."""
         if not past.any():
             return None
         before, now = lane_of(past), lane_of(code)
@@ -178,8 +178,8 @@ class RaceDetector(ClusterOrdering):
         return int(races[0]) if races.size else None
 
     def landed(self, line: int, copies: Sequence[Any]) -> None:
-        """A thread has waited for its copies: from now on they are writes of this moment, but for
-        those of which an mbarrier tells the others."""
+        """A thread has waited for its copies: they count as written now, except those announced by
+        an mbarrier."""
         for copy in copies:
             left = ~copy.announced
             if left.any():
@@ -187,7 +187,7 @@ class RaceDetector(ClusterOrdering):
                 self.rewrite(offset, copy.shift, copy.lanes[left] + self.first_lane)
 
     def rewrite(self, offset: Array, shift: int, lanes: Array) -> None:
-        """Copies of these lanes count as written now, where no other write has come since."""
+        """Count copies of these lanes as written now, unless written since."""
         index, each = self._shared.units(offset, shift)
         lanes = np.repeat(lanes, each)
         issued = self._shared.writes[index]
@@ -198,7 +198,8 @@ class RaceDetector(ClusterOrdering):
     # ---- ends ----
 
     def end(self, lanes: Array) -> None:
-        """A CTA may end when the others of its cluster have done with its shared memory."""
+        """Check that a CTA ends only after others in its cluster are done with its shared
+        memory."""
         if self.wave.cluster_size == 1:
             return
         cta, count = np.unique(lanes // self.wave.lanes_per_cta, return_counts=True)
@@ -207,7 +208,7 @@ class RaceDetector(ClusterOrdering):
             self._check_visits(ended)
 
     def _check_visits(self, cta: int) -> None:
-        """A visit is over when any warp of the CTA knows of it."""
+        """A remote access is over when any warp of the CTA knows of it."""
         shadow, stride = self._shared, self.shared.stride
         units = slice(*(at >> shadow.shift for at in (cta * stride, (cta + 1) * stride)))
         size = self.wave.lanes_per_cta
@@ -258,7 +259,7 @@ class RaceDetector(ClusterOrdering):
         )
 
     def _where(self, base: int, offset: int) -> str:
-        """An address, and which variable or parameter it belongs to."""
+        """An address, and its variable or parameter."""
         if base < 0:
             cta, address = divmod(offset, self.shared.stride)
             lane = cta * self.wave.lanes_per_cta + self.first_lane

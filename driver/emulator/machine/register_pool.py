@@ -1,8 +1,8 @@
 """Registers that warpgroups hand to each other: setmaxnreg (PTX ISA 9.7.19.5).
 
-The emulator allocates no registers. It takes a CTA to begin with as many a thread as its directives
-allow, for that is what ptxas gives a kernel with setmaxnreg. (Where the entry has neither .maxnreg
-nor .minnctapersm ptxas ignores setmaxnreg, which lint reports.)
+The emulator allocates no registers. It assumes that a CTA starts with as many per thread as its
+directives allow, since ptxas gives a kernel with setmaxnreg that many. (If the entry has neither
+.maxnreg nor .minnctapersm, ptxas ignores setmaxnreg, which lint reports.)
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from urdir.ptxgen.ptx.architecture import SM_REGISTERS
 
 Array = npt.NDArray[Any]
 
-#: ptxas gives a thread no more, and a multiple of the other number.
+#: ptxas gives a thread at most this many, a multiple of the other number.
 _MOST, _UNIT = 255, 8
 
 
 def registers_at_start(directives: Mapping[str, tuple[int, ...]], threads: int) -> int:
-    """Registers that a thread of an entry begins with, in CTAs of so many threads."""
+    """Registers per thread at the start of an entry with CTAs of ``threads`` threads."""
     if "maxnreg" in directives:
         return directives["maxnreg"][0]
     threads = math.prod(directives.get("maxntid", directives.get("reqntid", (threads,))))
@@ -35,7 +35,7 @@ def registers_at_start(directives: Mapping[str, tuple[int, ...]], threads: int) 
 
 
 class RegisterPool:
-    """What the threads of each warpgroup of a wave may use, ``per_cta`` warpgroups to a CTA."""
+    """Registers available to the threads of each warpgroup of a wave, ``per_cta`` per CTA."""
 
     def __init__(self, warpgroups: int, per_cta: int, at_start: int) -> None:
         self.at_start = at_start
@@ -46,12 +46,12 @@ class RegisterPool:
     def clear(self) -> None:
         """New CTAs."""
         self._held[:] = self.at_start
-        #: The line of the last setmaxnreg.inc; 0: there has been none.
+        #: The line of the last setmaxnreg.inc; 0: none so far.
         self._line = 0
 
     def change(self, which: Array, count: int, is_more: bool, line: int) -> None:
-        """setmaxnreg of some warpgroups; raises AccessFault at the first that has it the wrong way
-        round."""
+        """setmaxnreg of some warpgroups; AccessFault at the first whose change has the wrong
+        direction."""
         held = self._held[which]
         wrong = held > count if is_more else held < count
         if wrong.any():
@@ -66,7 +66,7 @@ class RegisterPool:
             self._line = line
 
     def finish(self) -> None:
-        """All CTAs have ended: their warpgroups must have had room for what they held last."""
+        """All CTAs have ended: check that their last register counts fit together."""
         if not self._line:
             return
         held = self._held.reshape(-1, self._per_cta)

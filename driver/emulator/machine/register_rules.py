@@ -1,9 +1,8 @@
-"""When registers may be touched that wgmma uses (PTX ISA 9.7.15.3, wgmma.fence, wgmma.mma_async).
+"""Rules for registers that wgmma uses (PTX ISA 9.7.15.3, wgmma.fence, wgmma.mma_async).
 
-Until a wgmma has been waited for, nothing else may touch its accumulators, nor write the registers
-that it reads A from. What other instructions have done with these registers must be followed by a
-wgmma.fence before a wgmma uses them. Registers are bits of Python integers, so that a check costs
-little.
+Until a wgmma was waited for, other instructions must not access its accumulators nor write the
+registers of A. After other instructions accessed these registers, a wgmma.fence must precede the
+next wgmma that uses them. Register sets are bits of Python integers, which makes checks cheap.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from urdir.driver.emulator.machine.faults import LAUNCH_FAILED, AccessFault
 
 @dataclass(frozen=True, slots=True)
 class Touch:
-    """The registers of an instruction, as bits: those that it reads, and those that it writes."""
+    """The registers that an instruction reads and writes, as bits."""
 
     line: int
     text: str
@@ -35,8 +34,8 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """The registers of a wgmma: accumulators in their order, these as bits, and those of A as bits
-    (0 where it is in memory)."""
+    """The registers of a wgmma: accumulators in order and as bits, and A's as bits (0 if A is in
+    memory)."""
 
     line: int
     text: str
@@ -47,13 +46,13 @@ class Operands:
 
 @dataclass(slots=True)
 class _State:
-    """One warpgroup: wgmmas that are not waited for, each with the number of its group."""
+    """One warpgroup: pending wgmmas, each with the number of its group."""
 
     pending: list[tuple[int, Operands]] = field(default_factory=list)
-    #: All accumulators, and all registers of A, of the pending ones.
+    #: All accumulators and A registers of the pending ones.
     d: int = 0
     a: int = 0
-    #: What has run since the last fence; None: there has been no fence.
+    #: Instructions since the last fence; None: no fence yet.
     since: dict[Stretch, None] | None = None
 
 
@@ -78,7 +77,7 @@ class RegisterRules:
         self._states = [_State() for _ in range(self._count)]
 
     def run(self, stretch: Stretch, warpgroups: Iterable[int]) -> None:
-        """Threads of these warpgroups are about to run other instructions."""
+        """Check other instructions that threads of these warpgroups are about to run."""
         for at, number in enumerate(warpgroups):
             state = self._states[number]
             if (stretch.reads | stretch.writes) & state.d or stretch.writes & state.a:
@@ -87,7 +86,7 @@ class RegisterRules:
                 state.since[stretch] = None
 
     def multiply(self, operands: Operands, group: int, warpgroups: Iterable[int]) -> None:
-        """Warpgroups are about to issue a wgmma, as part of a group."""
+        """Check a wgmma that warpgroups are about to issue as part of a group."""
         for at, number in enumerate(warpgroups):
             state = self._states[number]
             self._check_fence(state, operands, at)
@@ -114,7 +113,7 @@ class RegisterRules:
     # ---- faults ----
 
     def _early(self, state: _State, stretch: Stretch, at: int) -> None:
-        """Other instructions touch a register of a pending wgmma."""
+        """Report an access to a register of a pending wgmma."""
         for touch in stretch.touches:
             for _, o in state.pending:
                 if bits := (touch.reads | touch.writes) & o.d:
@@ -150,7 +149,7 @@ class RegisterRules:
                     )  # fmt: skip
 
     def _check_overlap(self, state: _State, operands: Operands, at: int) -> None:
-        """Wgmmas may follow each other on the same accumulators, in no other way."""
+        """Check that pending wgmmas share registers only as equal accumulators."""
         for _, o in state.pending:
             if operands.accumulators != o.accumulators and operands.d & o.d:
                 what = f"has some of the accumulators of {_of(o)}, but not all, or in another order"
@@ -170,7 +169,7 @@ class RegisterRules:
         return self._names[(bits & -bits).bit_length() - 1]
 
     def _fault(self, by: Touch | Operands, at: int, what: str, hint: str) -> AccessFault:
-        """``at`` counts the warpgroups of the group; the caller turns it into a lane."""
+        """A fault; ``at`` counts the warpgroups of the group, the caller converts it to a lane."""
         return AccessFault(at, LAUNCH_FAILED, f"{what}; hint: {hint}", by.line)
 
 

@@ -1,4 +1,4 @@
-"""Who touched which bytes: the last write and the last reads of every unit of some memory.
+"""Shadow memory: the last write and last reads of every unit of a memory.
 
 An access is one number: a flag for strong operations (atomic, volatile, relaxed ...), the lane of
 the launch, the epoch of its warp and the PTX line. A unit is four bytes, or fewer once a smaller
@@ -21,7 +21,7 @@ _STRONG = _LANE + _LANE_BITS
 
 
 def encode(lanes: Array, epochs: Array, line: int, is_strong: bool) -> Array:
-    """Accesses as numbers, none of them 0: epochs begin at 1. The last epoch has no end."""
+    """Accesses as non-zero numbers: epochs begin at 1. The last epoch has no end."""
     epochs = np.minimum(epochs, (1 << _EPOCH_BITS) - 1).astype(np.int64)
     code: Array = (lanes.astype(np.int64) << _LANE) | (epochs << _EPOCH)
     code |= line | int(is_strong) << _STRONG
@@ -53,16 +53,16 @@ def is_strong(code: Array) -> Array:
 
 
 class Shadow:
-    """``nbytes`` bytes; 0 stands for no access.
+    """Shadow of ``nbytes`` bytes; 0 stands for no access.
 
-    ``reads`` holds the last read, ``others`` the last one before it of another warp: where several
-    warps read in turn, a later write can be compared with two of them.
+    ``reads`` holds the last read, ``others`` the last earlier one by another warp: if several warps
+    read alternately, a later write can be compared with two of them.
     """
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
         self.shift = 2
-        #: Units before the first and from the last on have never been touched.
+        #: Units outside this range have never been accessed.
         self._touched = [1 << 62, 0]
         self.writes, self.reads, self.others = self._fresh()
 
@@ -83,7 +83,7 @@ class Shadow:
         return [np.zeros(-(-self.nbytes // (1 << self.shift)), np.int64) for _ in range(3)]
 
     def _refine(self, shift: int) -> None:
-        """Make units smaller; the time grows with the memory touched so far."""
+        """Make units smaller, in time proportional to the accessed memory."""
         times = 1 << (self.shift - shift)
         low, high = self._touched
         coarse = (self.writes, self.reads, self.others)
@@ -108,7 +108,7 @@ class Shadow:
             self.others[index[beside]] = code[beside]
 
     def write(self, index: Array, code: Array) -> None:
-        """Record writes; what was read before is ordered before them, or has been reported."""
+        """Record writes; earlier reads are ordered before them, or were reported."""
         self.writes[index] = code
         self.reads[index] = 0
         self.others[index] = 0

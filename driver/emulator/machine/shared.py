@@ -25,9 +25,9 @@ _COPY_FLAGS = tuple(np.full(1 << k, _COPYING, np.uint8).view(ELEMENTS[k])[0] for
 
 
 class SharedMemory:
-    """``nbytes`` of each of ``ctas`` CTAs; addresses count from the start of a CTA's row.
+    """``nbytes`` for each of ``ctas`` CTAs; addresses count from the start of a CTA's row.
 
-    Methods take ``rows`` (n,) uint64, where each lane's row begins, beside the addresses.
+    Methods take ``rows`` (n,) uint64, the start of each lane's row, beside the addresses.
     """
 
     def __init__(self, ctas: int, nbytes: int, variables: Mapping[str, SharedVariable]) -> None:
@@ -41,7 +41,7 @@ class SharedMemory:
         self._written_to = 0
 
     def clear(self) -> None:
-        """New CTAs: nothing is written."""
+        """Reset for new CTAs: nothing is written."""
         shadow = self.shadows[0].reshape(-1, self.stride)
         shadow[:, : self.nbytes] = 0
         shadow[:, self.nbytes :] = WRITTEN
@@ -62,14 +62,14 @@ class SharedMemory:
         return values
 
     def store(self, addresses: Array, values: Array, shift: int, rows: Array) -> None:
-        """Write elements; of lanes with one address the last one wins."""
+        """Write elements; of lanes with equal addresses the last one wins."""
         index = self.locate(addresses, shift, rows, "store")
         self.views[shift][index] = values
         if self._written_to < self.shadows[0].size:
             self.shadows[shift][index] = ALL_WRITTEN[shift]
 
     def unwrite(self, addresses: Array, shift: int, rows: Array) -> None:
-        """An asynchronous copy has begun: its destination counts as never written."""
+        """Mark the destination of a pending asynchronous copy as never written."""
         index = self.locate(addresses, shift, rows, "asynchronous copy")
         self.shadows[shift][index] = _COPY_FLAGS[shift]
         self._written_to = min(self._written_to, int(index.min()) << shift)
@@ -105,7 +105,7 @@ class SharedMemory:
         return AccessFault.of(position, what, 1 << shift, place)
 
     def describe(self, address: int) -> str:
-        """Which variable an address lies in."""
+        """The variable at an address."""
         if address >= self.nbytes:
             return f"the CTA has {self.nbytes} bytes of shared memory"
         for v in self.variables.values():

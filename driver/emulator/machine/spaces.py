@@ -1,4 +1,4 @@
-"""The one place where loads, stores and atomics of a kernel meet memory.
+"""Address spaces: the single path from a kernel's loads, stores and atomics to memory.
 
 Generated code calls a space with all lanes' operands; ``q`` picks the lanes of a guarded access
 (None for all). A fault's position is translated back to the lanes of the group.
@@ -26,7 +26,8 @@ def pick(values: Array, q: Array | None) -> Array:
 
 
 class Changes:
-    """Counts what could let a waiting group go on: stores, and atomics that changed a value."""
+    """Counts events that could release a waiting group: stores, and atomics that changed a
+    value."""
 
     count = 0
 

@@ -1,4 +1,4 @@
-"""Instructions between wgmmas, and what they do with the registers that wgmma uses."""
+"""Stretches of instructions between wgmmas, and their accesses to wgmma registers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def stretches(codes: Sequence[Code]) -> Iterator[Sequence[Code]]:
 
 
 def touches(layout: EntryLayout, codes: Sequence[Code]) -> Stretch | None:
-    """What a stretch does with the registers that wgmma uses; None: nothing, or it is a wgmma."""
+    """Accesses of a stretch to wgmma registers; None: there are none, or it is a wgmma."""
     found = []
     for code in codes if layout.fragments else ():
         i = code.instruction

@@ -1,4 +1,4 @@
-"""Module-level .global and .const variables: their place in memory and their first values."""
+"""Module-level .global and .const variables: addresses and initial values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from urdir.ptxgen.ptx import Module
 
 
 def place_variables(module: Module, memory: Memory) -> dict[str, int]:
-    """Allocate and initialise them (with zeros where the text says nothing): name -> address.
+    """Allocate and initialise the variables (zeros by default): name -> address.
 
     The result is the ``symbols`` of every GridExecution of the module's entries. Raises
     CompileError for an extern variable: there is no other module that could define it.
@@ -28,7 +28,7 @@ def place_variables(module: Module, memory: Memory) -> dict[str, int]:
             array = constant_array(value.value, element, value.kind)
             if array is None:
                 raise CompileError(
-                    f"PTX line {variable.line}: {variable.name}: {value.value} is no "
+                    f"PTX line {variable.line}: {variable.name}: {value.value} is not a "
                     f".{variable.type}"
                 )
             values[at] = array

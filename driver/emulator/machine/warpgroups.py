@@ -1,8 +1,8 @@
-"""The warpgroups of a wave: wgmma under way, and registers that warpgroups hand to each other.
+"""The warpgroups of a wave: pending wgmma, and registers passed between warpgroups.
 
-A product is computed when it is issued, from what shared memory holds then. Accumulators stay
-matrices until they are waited for: only then do they go back to the registers, which nothing may
-touch before (see register_rules.py).
+A product is computed when issued, from the present contents of shared memory. Accumulators stay
+matrices until they are waited for: only then do they return to the registers, which must not be
+accessed before (see register_rules.py).
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class Multiply:
     d: tuple[int, ...]
     a: tuple[int, ...]
     b: int
-    #: Whether D is added to: a predicate and whether it counts negated, or a constant.
+    #: Whether D is accumulated: a predicate and whether it is negated, or a constant.
     scale_d: int | bool
     is_negated: bool
-    #: 1 or -1, what the product is multiplied with.
+    #: 1 or -1, a factor of the product.
     sign: int
-    #: Whether A and B have K as their second dimension in memory, not the first.
+    #: Whether K is the second dimension of A and B in memory.
     a_transposed: bool
     b_transposed: bool
 
@@ -53,12 +53,12 @@ class _Accumulators:
     def __init__(self, warpgroups: int, n: int, kind: str) -> None:
         self.kind = kind
         self.matrices = np.zeros((warpgroups, wgmma.M, n), wgmma.ACCUMULATORS[kind][0])
-        #: The group of the last wgmma that is not waited for; -1: there is none.
+        #: The group of the last pending wgmma; -1: none.
         self.group = np.full(warpgroups, -1, np.int64)
 
 
 class Watcher(Protocol):
-    """What a watcher is told, see `Watch`."""
+    """Events for a watcher, see `Watch`."""
 
     def operand(self, line: int, lanes: Array, groups: Array, offsets: Array) -> None:
         """Warpgroups read shared memory."""
@@ -68,7 +68,7 @@ class Watcher(Protocol):
 
 
 class Warpgroups:
-    """Numbered CTA by CTA, each rounded up to whole warpgroups."""
+    """Warpgroups, numbered CTA by CTA, each CTA rounded up to whole warpgroups."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Warpgroups:
 
     def clear(self) -> None:
         """New CTAs."""
-        #: How many groups each warpgroup has committed.
+        #: Number of groups that each warpgroup has committed.
         self._committed = np.zeros(self._count, np.int64)
         self._rules.clear()
         self._pool.clear()
@@ -109,18 +109,18 @@ class Warpgroups:
         return which
 
     def complete(self, numbers: Array) -> Array:
-        """Which warpgroups all threads have come to, given those of the lanes that have."""
+        """Which warpgroups have all their threads among the given lanes."""
         complete: Array = np.bincount(numbers, minlength=self._count) == WARPGROUP
         return complete
 
     def incomplete(self, alive: Array) -> Array:
-        """Which warpgroups lack threads, given the lanes that are threads and have not ended."""
+        """Which warpgroups lack threads, given the live lanes."""
         return ~self.complete(self._number[alive])
 
-    # ---- told by generated code; lanes are a group's ----
+    # ---- called by generated code; lanes are a group's ----
 
     def run(self, stretch: Stretch, lanes: Array) -> None:
-        """Lanes are about to run instructions that touch registers which wgmma uses."""
+        """Lanes are about to run instructions that access wgmma registers."""
         numbers, first = np.unique(self._number[lanes], return_index=True)
         try:
             self._rules.run(stretch, numbers.tolist())

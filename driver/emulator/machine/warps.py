@@ -1,4 +1,4 @@
-"""What the lanes of a warp exchange: shuffles, votes, reductions (PTX ISA 9.7.9, 9.7.13).
+"""Exchange between the lanes of a warp: shuffles, votes, reductions (PTX ISA 9.7.9, 9.7.13).
 
 A group's values are laid out as (warps, 32) arrays. A group of whole warps is such an array
 already; of a scattered group the absent lanes are filled in.

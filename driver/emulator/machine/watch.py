@@ -1,9 +1,8 @@
-"""Watching a kernel run: the events that a watcher is told of.
+"""Watchers: events of a running kernel.
 
 A launch with a watcher runs the program's watched translation (`Program.watched`), whose text
-reports every access, fence and block. Without one nothing is reported, at no cost.
-Lanes of a launch are numbered CTA by CTA, each rounded up to whole warps; those of a wave count
-from its first CTA.
+reports every access, fence and block. Without a watcher there is no cost. Lanes of a launch are
+numbered CTA by CTA, each rounded up to whole warps; those of a wave count from its first CTA.
 """
 
 from __future__ import annotations
@@ -30,10 +29,9 @@ Array = npt.NDArray[Any]
 class Access:
     """An access of 1 << shift bytes at (n,) addresses by (n,) lanes of the launch.
 
-    ``action`` is "load", "store", "atomic", or "copy" (what lands later); ``order`` is
-    "weak", or the word of the instruction that makes it a strong operation; ``values`` (n,) are
-    those of a plain store; ``rows`` (n,) where the shared memory begins that each lane goes to,
-    None where that is its own CTA's.
+    ``action`` is "load", "store", "atomic", or "copy" (which lands later); ``order`` is "weak", or
+    the qualifier of a strong operation; ``values`` (n,) are those of a plain store; ``rows`` (n,)
+    is the start of the accessed shared memory per lane, None if it is its own CTA's.
     """
 
     line: int
@@ -55,7 +53,7 @@ class Access:
         )
 
     def split(self) -> tuple[Access, Access]:
-        """By generic addresses: what goes to shared memory, and what to global."""
+        """Split by generic addresses: accesses to shared memory, and to global memory."""
         window = np.uint64(SHARED_WINDOW)
         inside = (self.address >= window) & (self.address < window + np.uint64(1 << 32))
         shared = self.pick(inside)
@@ -64,7 +62,7 @@ class Access:
 
 
 class WatchedLaunch(Protocol):
-    """What a watcher looks at in a launch that begins."""
+    """Interface of a launch for its watcher."""
 
     program: Program
     grid: tuple[int, int, int]
@@ -73,16 +71,17 @@ class WatchedLaunch(Protocol):
 
 
 def bulk_copies(size: Array, lanes: Array) -> Iterator[tuple[int, int, Array]]:
-    """Of every lane's bulk copy its number, the lane, and the offsets of its pieces of 16 bytes."""
+    """For every bulk copy of a lane: its number, the lane, and the offsets of its 16-byte
+    pieces."""
     for number, nbytes in enumerate(np.broadcast_to(size, lanes.shape).tolist()):
         yield number, int(lanes[number]), np.arange(0, nbytes, 16, dtype=np.uint64)
 
 
 class Watch:
-    """Base of watchers: keeps where a launch stands; every event does nothing here.
+    """Base class of watchers; every event does nothing here.
 
     Generated code calls the methods whose first argument is ``line`` or ``pc``. Lanes are numbered
-    in their wave, but for those of an `Access` (see `touch`), which are the launch's.
+    in their wave, except those of an `Access` (see `touch`), which are the launch's.
     """
 
     program: Program
@@ -93,7 +92,7 @@ class Watch:
     #: The launch's number of the wave's first lane.
     first_lane: int
 
-    # ---- told by the machine ----
+    # ---- called by the machine ----
 
     def begin(self, launch: WatchedLaunch) -> None:
         """A launch begins."""
@@ -128,7 +127,7 @@ class Watch:
     def end(self, lanes: Array) -> None:
         """Lanes of the wave have ended."""
 
-    # ---- told by generated code ----
+    # ---- called by generated code ----
 
     def block(self, pc: int, last: int, lanes: Array) -> None:
         """A group of the wave runs the blocks ``pc`` to ``last``."""
@@ -160,7 +159,7 @@ class Watch:
                 self.touch(access)
 
     def touch(self, access: Access) -> None:
-        """An access; stores are told before they happen, the others after."""
+        """An access; stores are reported before they happen, others after."""
 
     def landed(self, line: int, copies: Sequence[Any]) -> None:
         """cp.async of these lanes are complete, at their own wait."""
@@ -181,7 +180,7 @@ class Watch:
         lanes: Array,
         masks: Array | None,
     ) -> None:
-        """cp.async.bulk from global to shared memory, of the CTAs in ``masks`` where given."""
+        """cp.async.bulk from global to shared memory; of the CTAs in ``masks`` if given."""
         for i, lane, steps in bulk_copies(size, lanes):
             self.pieces(line, "load", origin[i] + steps, lane)
             self.pieces(line, "copy", to[i] + steps, lane, "cluster")
@@ -251,14 +250,14 @@ class Watch:
         return self.rows(access.lanes) if access.rows is None else access.rows.astype(np.int64)
 
     def cta(self, lane: int) -> tuple[int, int, int]:
-        """Where in the grid the CTA of a lane of the launch is."""
+        """The grid position of the CTA of a launch's lane."""
         return cta_index(lane // self.wave.lanes_per_cta, self.grid, self.wave.cluster)
 
     def line(self, number: int) -> str:
-        """A PTX line as messages name it."""
+        """A PTX line for messages."""
         return f"PTX line {number} ({self.program.instructions.get(number, '')})"
 
     def thread(self, lane: int) -> str:
-        """A lane of the launch as messages name it."""
+        """A lane of the launch for messages."""
         cta, tid = divmod(lane, self.wave.lanes_per_cta)
         return thread_name(cta, tid, self.wave.block, self.grid, self.wave.cluster)

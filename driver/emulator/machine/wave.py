@@ -66,8 +66,8 @@ class Wave:
     """Registers, special registers and shared memory of ``ctas`` CTAs of one program.
 
     Lanes are numbered CTA by CTA, each rounded up to whole warps (``lanes_per_cta``); the CTAs of a
-    cluster are always together. ``watch`` is what the generated code calls ``watch``: a `Watch`
-    where the program is the watched translation, None otherwise.
+    cluster are always in one wave. ``watch`` is the object that generated code calls ``watch``: a
+    `Watch` in the watched translation, None otherwise.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Wave:
         return registers, {name: carver.array(*shape) for name, shape in shapes.items()}
 
     def _names(self, watch: Any) -> dict[str, Any]:
-        """What generated code of any block calls by name."""
+        """Names that generated code may use in any block."""
         layout, shared = self.program.layout, SharedSpace(self.shared, self.changes)
         return {
             **_TYPES,
@@ -225,7 +225,7 @@ class Wave:
             array.reshape(self.ctas, -1)[...] = values[:, None]
 
     def begin(self, memory: Memory, params: bytes, symbols: Mapping[str, int]) -> None:
-        """Make ready for new CTAs: parameters, addresses of variables, fresh shared memory."""
+        """Prepare for new CTAs: parameters, addresses of variables, fresh shared memory."""
         self.memory.memory = memory
         self.params[: len(params)] = np.frombuffer(params, np.uint8)
         for name, address in symbols.items():
@@ -236,12 +236,13 @@ class Wave:
                 owner.clear()
 
     def end(self) -> None:
-        """The CTAs are complete: forget the memory, which may be gone before the next ones."""
+        """The CTAs are complete: drop the reference to memory, which may be freed before the
+        next."""
         del self.memory.memory
         self.arena.release()
 
     def all_flags(self) -> Array:
-        """Which lanes are threads (all, but for a last warp that is not full), (lanes,) bool."""
+        """Which lanes are threads (all except the rest of a partial last warp), (lanes,) bool."""
         flags: Array = self.numbers % self.lanes_per_cta < self.threads
         return flags
 
@@ -265,7 +266,7 @@ class Wave:
             self.set_special(stem, value)
 
     def sleep(self, nanoseconds: Array) -> None:
-        """nanosleep: the emulated clock goes on."""
+        """nanosleep: advance the emulated clock."""
         self.time += int(nanoseconds.max())
 
     # ---- functions ----
@@ -298,7 +299,7 @@ class Wave:
         return functions
 
     def _define(self, functions: Functions, space: dict[str, Any], pc: int) -> Any:
-        """Put a block's function into its place, and call it for the first time."""
+        """Define a block's function, and call it for the first time."""
         exec(self.program.whole[pc].code, space)  # the translated kernel
         function = functions[pc] = space[f"whole{pc}"]
         return function()
@@ -315,7 +316,7 @@ class Wave:
                 self._gathered = dict(self.common)
                 self._gathered |= {f"R{number}": a for number, a in self.registers.items()}
                 self._gathered |= {f"S_{name}": a for name, a in self.specials.items()}
-            code = self.program.scattered(pc)  # it may keep more objects than those before
+            code = self.program.scattered(pc)  # it may register more objects
             self._gathered |= self.program.layout.kept
             exec(code, self._gathered)  # the translated kernel
             self._scattered[pc] = self._gathered[f"g{pc}"]

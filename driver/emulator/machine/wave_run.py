@@ -1,4 +1,4 @@
-"""Runs one wave: groups of lanes at one pc, the lowest pc first."""
+"""Execution of one wave: groups of lanes at one pc, the lowest pc first."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ Array = npt.NDArray[Any]
 
 #: Iterations of a polling loop before its group lets others run.
 YIELD_AFTER = 4
-#: Rounds of all groups, with no change between them, that make a deadlock.
+#: Rounds of all groups without a change that count as a deadlock.
 IDLE_ROUNDS = 64
-#: The same, before the caller is asked to run something else.
+#: The same, before control returns to the caller.
 IDLE_ROUNDS_SHARED = 2
 
 
 class Status(enum.Enum):
-    """Where a grid stands."""
+    """State of a grid."""
 
     DONE = "done"
     DEPENDENCY_WAIT = "waits for the kernels before it"
@@ -42,7 +42,7 @@ class Status(enum.Enum):
 
 
 class Launch(Protocol):
-    """What a wave looks at in its grid."""
+    """Interface of the grid for its waves."""
 
     program: Program
     grid: tuple[int, int, int]
@@ -53,7 +53,7 @@ class Launch(Protocol):
 
 
 class WaveRun:
-    """Where the lanes of a wave are."""
+    """Execution state of a wave's lanes."""
 
     def __init__(self, launch: Launch, wave: Wave, first_cta: int) -> None:
         self.launch = launch
@@ -65,7 +65,7 @@ class WaveRun:
         wave.cluster_space.live = self._live
         self._alive: Array | None = None
         self._ready: dict[int, Lanes] = {0: wave.all_lanes()}
-        #: Lanes at a .sync operation whose warps are not complete.
+        #: Lanes at a .sync operation with incomplete warps.
         self._parked: dict[int, Lanes] = {}
         self._yielded: list[tuple[int, Lanes, Block]] = []
         self._dependents: list[tuple[int, Lanes]] = []
@@ -94,8 +94,8 @@ class WaveRun:
             elif self._parked or self._barriers.waiting():
                 raise self.diagnosis.fault(
                     LAUNCH_TIMEOUT,
-                    f"deadlock: {self.waits()}, and nobody else will come; hint: every thread that "
-                    "the barrier's count, or the member mask, includes must reach it",
+                    f"deadlock: {self.waits()}, and no other thread will arrive; hint: every "
+                    "thread that the barrier's count, or the member mask, includes must reach it",
                 )
             else:
                 self._finish()
@@ -112,7 +112,7 @@ class WaveRun:
                 raise self.diagnosis.access(fault, self.wave.all_lanes()) from None
 
     def _next_round(self, alone: bool) -> bool:
-        """Let the groups that yielded poll again; False when that is in vain for now."""
+        """Let yielded groups poll again; False if that is currently futile."""
         state = (
             self.wave.changes.count,
             sorted((pc, lanes.start, lanes.count) for pc, lanes, _ in self._yielded),
@@ -135,14 +135,14 @@ class WaveRun:
     # ---- groups ----
 
     def _put(self, pc: int, lanes: Lanes) -> None:
-        """Make a group ready, together with the lanes that are at its pc."""
+        """Make a group ready, merged with the lanes at its pc."""
         for others in (self._ready, self._parked):
             if pc in others:
                 lanes = others.pop(pc).merge(lanes)
         self._ready[pc] = lanes
 
     def _run_group(self, pc: int, lanes: Lanes) -> None:
-        """Run a group until it meets, splits, waits or ends, or a lower pc must run first."""
+        """Run a group until it merges, splits, waits or ends, or a lower pc must run first."""
         program = self.program
         if program.blocks[pc].is_for_warpgroups:
             found = self._met(program.blocks[pc], pc, lanes)
@@ -231,7 +231,7 @@ class WaveRun:
         self._put_or_end(block.next, others)
 
     def _attend(self, block: Block, next_pc: int, lanes: Lanes) -> None:
-        """Act on a block's ending for all lanes of a group."""
+        """Handle a block's ending for all lanes of a group."""
         if block.ending is Ending.EXIT:
             self._exit(lanes)
         elif block.ending is Ending.BARRIER:
@@ -283,7 +283,7 @@ class WaveRun:
     # ---- barriers and convergence ----
 
     def _passes(self, block: Block, lanes: Lanes) -> bool:
-        """Whether the group is all threads of its CTAs, so that nobody waits at the barrier."""
+        """Whether the group is all threads of its CTAs, so that none has to wait at the barrier."""
         assert block.barrier is not None
         size = self.wave.lanes_per_cta
         count = block.barrier.count
@@ -328,7 +328,7 @@ class WaveRun:
         return self.diagnosis.fault(
             LAUNCH_FAILED,
             f"{self.diagnosis.line(block)}: {self.diagnosis.thread(lane)} {what}; hint: "
-            "barrier.cluster.arrive and barrier.cluster.wait take turns in every thread",
+            "barrier.cluster.arrive and barrier.cluster.wait must alternate in every thread",
         )
 
     def _by_value(self, operand: Operand, lanes: Lanes) -> list[tuple[int, Lanes]]:
@@ -345,7 +345,7 @@ class WaveRun:
             self._put(pc, lanes)
 
     def _converged(self, block: Block, pc: int, lanes: Lanes) -> Lanes | None:
-        """Lanes whose warps are complete at a .sync operation; the others are parked."""
+        """Lanes with complete warps at a .sync operation; the others are parked."""
         index = lanes.numbers()
         warp = index // WARP
         here = np.zeros(self.wave.lanes, np.bool_)
@@ -362,7 +362,7 @@ class WaveRun:
         return self._park(pc, lanes, ((present & wanted) == wanted)[warp])
 
     def _met(self, block: Block, pc: int, lanes: Lanes) -> Lanes | None:
-        """Lanes whose warpgroups are complete at an operation of warpgroups."""
+        """Lanes with complete warpgroups at an operation of warpgroups."""
         warpgroups = self.wave.warpgroups
         assert warpgroups is not None
         alive = self.wave.all_flags() if self._alive is None else self._alive

@@ -1,10 +1,10 @@
 """Matrix products of a warpgroup, wgmma (PTX ISA 9.7.15): fragments, operands in shared memory.
 
-Products are exact, sums are taken in float64 and rounded once an instruction to the accumulators'
-type (hardware cuts in between, in a way that it does not document).
+Products are exact; sums are taken in float64 and rounded once per instruction to the accumulators'
+type (hardware truncates in between, in an undocumented way).
 
 A warpgroup is four warps; its 128 lanes hold the fragments of A (64, 16) and D (64, N). Matrices in
-shared memory consist of rows of 16 bytes, eight values each, which a descriptor finds.
+shared memory consist of rows of 16 bytes, eight values each, which a descriptor addresses.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ class Descriptor:
         return Descriptor(start, leading, stride, bits >> 49 & 7, (16, 128, 64, 32)[bits >> 62])
 
     def rows(self, extent: int, is_transposed: bool) -> Array:
-        """The addresses of a matrix of ``extent`` x K values, as 16-byte rows: (extent, 2), or
-        where it is transposed (K, extent / 8). uint64."""
+        """The addresses of a matrix of ``extent`` x K values, as 16-byte rows: (extent, 2), or if
+        transposed (K, extent / 8). uint64."""
         return self._swizzle(self.start + _offsets(self, extent, is_transposed)).astype(np.uint64)
 
     def _swizzle(self, address: Array) -> Array:
-        """Rows of the 16 bytes trade places within each 128: the row's number is changed by that of
-        the 128 bytes, counted from where the pattern starts."""
+        """Swizzle: permute the 16-byte rows within each 128 bytes by XOR with the number of the
+        128-byte row, counted from the start of the pattern."""
         if self.swizzle == 16:
             return address
         line = (address >> 7) - self.base
@@ -74,7 +74,7 @@ def _offsets(d: Descriptor, extent: int, is_transposed: bool) -> Array:
 
 @functools.lru_cache(maxsize=256)
 def _offsets_of(leading: int, stride: int, swizzle: int, extent: int, is_transposed: bool) -> Array:
-    """Where the 16-byte rows are before swizzling (PTX ISA 9.7.15.5.1, "Canonical layouts")."""
+    """Positions of the 16-byte rows before swizzling (PTX ISA 9.7.15.5.1, "Canonical layouts")."""
     wide = swizzle // 16  # rows side by side in a pattern
     if is_transposed:
         k, at = np.arange(K)[:, None], np.arange(extent // ROW)

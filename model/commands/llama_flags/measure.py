@@ -1,12 +1,13 @@
-"""Flags of llama-bench and llama-batched-bench."""
+"""Served flags of llama-bench and llama-batched-bench."""
 
 from __future__ import annotations
 
 from urdir.model.commands import values
-from urdir.model.commands.flags import VALUE, Accepted, Flag, Refused, Served
-from urdir.model.commands.llama_flags.groups import BENCH
+from urdir.model.commands.flags import Served
 
-FLAGS: tuple[Flag, ...] = (
+BENCH = ("bench",)
+
+SERVED: tuple[Served, ...] = (
     *(
         Served(
             names, BENCH, text, {"type": kind, "default": default, "dest": dest, "metavar": "N,..."}
@@ -60,10 +61,4 @@ FLAGS: tuple[Flag, ...] = (
         "how to print it: md, csv, json, jsonl or sql (md)",
         {"choices": ("md", "csv", "json", "jsonl", "sql"), "default": "md", "metavar": "FORM"},
     ),
-    Refused("-npp", BENCH, "-npp", "-p has prompt tokens, -npl sequences"),
-    Refused("-ntg", BENCH, "-ntg", "-n has tokens decoded, -npl sequences"),
-    Refused("-pps --is-pp-shared", BENCH, "shared prompt", "-d N is context of its own", takes=0),
-    Refused("-oe --output-err", BENCH, "second report", "-o json 2> FILE keeps progress"),
-    Accepted("--delay", BENCH, "tests follow each other", VALUE),
-    Accepted("--n-gen-warmup", BENCH, "every test runs once before it is timed", VALUE),
 )

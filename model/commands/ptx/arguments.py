@@ -98,13 +98,13 @@ def one_kernel(args: argparse.Namespace) -> KernelSpec:
 def of_model(args: argparse.Namespace, gpu: Gpu, every: bool = True) -> tuple[ModelKernel, ...]:
     """The specialisations that --model uses on ``gpu``; prompts of several sizes are folded
     unless ``every`` one is asked for."""
-    from urdir.model.engine.defaults import chosen_context
+    from urdir.model.engine.options import chosen_context
     from urdir.model.families.config import Config
     from urdir.model.files.source import open_model
     from urdir.model.measure.model_kernels import folded, model_kernels
 
     with open_model(args.model) as gguf:
-        config = Config.from_gguf(gguf)
+        config = Config.of(gguf)
         context = chosen_context(config, args.ctx_size)
         with Progress("planning"):
             found = model_kernels(gguf, config, context, gpu.native_target, gpu.sm_count)

@@ -24,7 +24,8 @@ from urdir.ptxgen.kernels.advance import Advance
 from urdir.ptxgen.kernels.attention.choice import decode_attention, split_attention
 from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
-from urdir.ptxgen.kernels.attention.kv_layout import KvDtype, KvLayout
+from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
+from urdir.ptxgen.kernels.attention.kv_types import KvDtype
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
 from urdir.ptxgen.kernels.rotation import turns_table
 
@@ -271,10 +272,7 @@ class CachedAttention(Owner):
         if len(prompts) > 1:
             raise ModelError(f"prompts of one step begin at several lengths: {sorted(prompts)}")
         try:
-            for op in grown:
-                for sequence in op.sequences:
-                    start, longest = self.lengths[op.layer][sequence], self._longest(sequence)
-                    self.cache.reserve(sequence, start, start + op.tokens, stored=longest)
+            self._reserve(grown)
             for op in operations:
                 self._place(op, is_grown=any(op.layer == other.layer for other in grown))
             queue()
@@ -289,6 +287,13 @@ class CachedAttention(Owner):
                 self.lengths[op.layer][sequence] += op.tokens
             if not op.is_prompt:  # "advance" has moved them on
                 self._placed[op.layer] = [(s, p + 1) for s, p in self._placed[op.layer]]
+
+    def _reserve(self, grown: Sequence[Operation]) -> None:
+        """Make room for the tokens that operations append."""
+        for op in grown:
+            for sequence in op.sequences:
+                start, longest = self.lengths[op.layer][sequence], self._longest(sequence)
+                self.cache.reserve(sequence, start, start + op.tokens, stored=longest)
 
     def _place(self, operation: Operation, is_grown: bool) -> None:
         """Put an operation's rows in device memory, where they are not what is there already."""

@@ -25,7 +25,7 @@ from urdir.model.families.layers import LayerConfig
 from urdir.model.families.stored import Linear, StoredMatrix, of_any_layer, stored_in
 from urdir.model.memory.weights import Weights
 from urdir.model.memory.workspace import open_workspace, workspace_sizes
-from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
+from urdir.ptxgen.kernels.attention.kv_types import KvDtype
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device

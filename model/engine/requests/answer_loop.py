@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from urdir.driver.errors import DriverError, loses_device
 from urdir.model.engine.requests.answer import Answer, Item
 from urdir.model.engine.requests.choices import Choose, DeviceChoices, HostChoices
+from urdir.model.engine.requests.drafting import Drafting
 from urdir.model.engine.requests.launcher import Launcher
 from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.metrics import Metrics
@@ -77,12 +78,13 @@ class AnswerLoop(Owner):
                 end_ids=end_ids,
                 limits=limits,
                 waits=choose is not None,
+                drafting=Drafting.of(session.parts.state),
             )
             self._answers = answers = OpenAnswers(scheduler)
             launcher = Launcher(session, scheduler, answers, clock)
             self._launcher = owners.enter_context(launcher)
             choices = (
-                DeviceChoices(session)
+                DeviceChoices(session, scheduler)
                 if choose is None
                 else HostChoices(session, scheduler, answers, choose)
             )

@@ -10,7 +10,7 @@ import numpy as np
 from urdir.model.engine.requests.answer import Answer
 from urdir.model.engine.requests.open_answers import OpenAnswers
 from urdir.model.engine.requests.scheduler import Scheduler
-from urdir.model.engine.requests.step_plan import StepPlan
+from urdir.model.engine.requests.step_plan import Chosen, StepPlan
 from urdir.model.engine.sampling import Logits, sample
 
 if TYPE_CHECKING:
@@ -25,20 +25,31 @@ Choose = Callable[[Answer, Sequence[int], Logits], int]
 class Choices(Protocol):
     """What steps have chosen."""
 
-    def tokens(self, plan: StepPlan) -> list[int]:
-        """One for each of the choosers of a complete step. Raises ModelError, DriverError."""
+    def tokens(self, plan: StepPlan) -> list[Chosen]:
+        """For each of the choosers of a complete step; nothing where one has ended meanwhile.
+        Raises ModelError, DriverError."""
 
 
 class DeviceChoices:
     """The tokens that the device has chosen and gone on with."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, scheduler: Scheduler) -> None:
         self._state = session.parts.state
+        self._scheduler = scheduler
 
-    def tokens(self, plan: StepPlan) -> list[int]:
+    def tokens(self, plan: StepPlan) -> list[Chosen]:
         """See `Choices`."""
-        chosen = self._state.chosen
-        return [chosen(sequence, position) for sequence, position in plan.places]
+        sequences, choosers = plan.batch.choosing, plan.choosers
+        drafts = plan.batch.drafts or (0,) * len(choosers)
+        return [self._of(*each) for each in zip(choosers, sequences, drafts, strict=True)]
+
+    def _of(self, number: int, sequence: int, wanted: int) -> Chosen:
+        """What was chosen for a request: where its tokens stood is known from the steps before."""
+        if (position := self._scheduler.last(number)) is None:
+            return Chosen(())
+        count, drafts = self._state.accepted(sequence, position) if wanted else (1, 0)
+        places = range(position, position + count)
+        return Chosen(tuple(self._state.chosen(sequence, at) for at in places), drafts)
 
 
 class HostChoices:
@@ -53,22 +64,22 @@ class HostChoices:
         self._answers = answers
         self._choose = choose
 
-    def tokens(self, plan: StepPlan) -> list[int]:
-        """See `Choices`. Answers that have ended meanwhile get any token."""
+    def tokens(self, plan: StepPlan) -> list[Chosen]:
+        """See `Choices`."""
         places, parts = plan.places, self._parts
         if not places:
             return []
         logits = parts.work["logits"].download(np.float32, (len(places), parts.config.vocab_size))
-        tokens = []
+        chosen = []
         for number, (sequence, position), row in zip(plan.choosers, places, logits, strict=True):
             if (answer := self._answers.get(number)) is None:
-                tokens.append(0)
+                chosen.append(Chosen(()))
                 continue
             token = self._choose(answer, self._scheduler.tokens(number), row)
             if position + 1 < parts.state.max_len:
                 parts.state.write_tokens(sequence, position + 1, [token])
-            tokens.append(token)
-        return tokens
+            chosen.append(Chosen((token,)))
+        return chosen
 
 
 def draw(answer: Answer, tokens: Sequence[int], logits: Logits) -> int:

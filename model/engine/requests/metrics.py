@@ -31,6 +31,8 @@ class Metrics:
     generated_tokens: int = 0
     steps: int = 0
     preemptions: int = 0
+    drafted_tokens: tuple[int, ...] = ()  # by place in a step
+    accepted_tokens: tuple[int, ...] = ()  # of these
     busy_seconds: float = 0.0  # in which the device ran steps
     idle_seconds: float = 0.0  # between steps, while there was work to do
     graph_bytes: int = 0  # of device memory, that recorded steps take
@@ -60,7 +62,9 @@ class Metrics:
             prompt_tokens=counts.prompt_tokens,
             generated_tokens=counts.generated_tokens,
             steps=counts.steps,
-            preemptions=counts.set_back,
+            preemptions=counts.preemptions,
+            drafted_tokens=tuple(counts.drafted),
+            accepted_tokens=tuple(counts.accepted),
             busy_seconds=clock.busy_seconds if clock else 0.0,
             idle_seconds=clock.idle_seconds if clock else 0.0,
             graph_bytes=graph_bytes,

@@ -30,22 +30,30 @@ class Reader:
 
     def read(self, plan: StepPlan) -> None:
         """Take the tokens of a step that is complete."""
-        tokens, places = self._choices.tokens(plan), plan.places
-        for number, (sequence, _), token in zip(plan.choosers, places, tokens, strict=True):
-            answer = self._answers.get(number)
-            if token == INVALID_TOKEN and answer is not None:
-                self._answers.fail(answer, self._session.queue.no_choice(sequence))
-        for outcome in self._scheduler.chosen(plan, tokens):
+        chosen, sequences = self._choices.tokens(plan), plan.batch.choosing
+        for number, sequence, of in zip(plan.choosers, sequences, chosen, strict=True):
+            if of.tokens[:1] == (INVALID_TOKEN,):
+                self._fail(number, sequence)
+        for outcome in self._scheduler.chosen(plan, chosen):
+            if outcome.token == INVALID_TOKEN:
+                self._fail(outcome.request, sequences[outcome.row])
+                continue
             with self._answers.alone(outcome.request):
-                self._tell(outcome, self._choice(outcome, *places[outcome.row]))
+                self._tell(outcome, self._choice(outcome, sequences[outcome.row]))
 
-    def _choice(self, outcome: Outcome, sequence: int, position: int) -> TokenChoice:
-        """What is known of a token that was chosen after the one at ``position``."""
+    def _fail(self, number: int, sequence: int) -> None:
+        """No token could be chosen for an answer."""
+        if (answer := self._answers.get(number)) is not None:
+            self._answers.fail(answer, self._session.queue.no_choice(sequence))
+
+    def _choice(self, outcome: Outcome, sequence: int) -> TokenChoice:
+        """What is known of a token that was chosen."""
         likely = self._answers[outcome.request].request.settings.logprobs
         if likely is None:
             return TokenChoice(outcome.token)
         state = self._session.parts.state
-        return TokenChoice(outcome.token, *state.log_probabilities(sequence, position, likely))
+        known = state.log_probabilities(sequence, outcome.position, likely)
+        return TokenChoice(outcome.token, *known)
 
     def _tell(self, outcome: Outcome, choice: TokenChoice) -> None:
         """Turn a token into text, and the end of an answer into its ending."""

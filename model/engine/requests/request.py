@@ -33,8 +33,8 @@ class Request:
     tokens that are ``shown``. A ``constraint`` says which tokens may come next, from those before:
     each step waits for the token of the last one then. Settings without a seed get a new one here:
     ``settings.seed`` repeats the answer. What is known of the prompt's beginning is shared with
-    requests of the same ``scope`` alone, a name of some bytes that is no secret. Raises ModelError
-    for an empty prompt, SettingsError.
+    requests of the same ``scope`` alone, a name of some bytes that is no secret. Without ``drafts``
+    every step takes one token of it. Raises ModelError for an empty prompt, SettingsError.
     """
 
     prompt: tuple[int, ...]
@@ -45,6 +45,7 @@ class Request:
     constraint: Constraint | None = None
     shown: frozenset[str] = frozenset()
     scope: bytes = b""
+    drafts: bool = True
 
     def __post_init__(self) -> None:
         if not self.prompt:
@@ -84,10 +85,13 @@ class Piece(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Ending:
     """Why an answer ended, and the tokens it took: of the prompt, of that found in the cache, and
-    of the answer, an end token not counted. ``stopped_by`` is the stop string."""
+    of the answer, an end token not counted. ``stopped_by`` is the stop string. ``accepted_tokens``
+    are those of the ``drafted_tokens`` that stood."""
 
     finish: Finish
     prompt_tokens: int
     cached_tokens: int
     generated_tokens: int
     stopped_by: str | None = None
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0

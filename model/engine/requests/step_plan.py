@@ -15,7 +15,8 @@ class StepPlan:
     """The rows of a step: a ``batch``, and the requests that its rows are of.
 
     Decode row r processes the token at ``positions[r]`` for request ``requests[r]``; the step
-    before may be choosing it still. Segment i is of request ``prompts[i]``. ``admitted`` are the
+    before may be choosing it still. Where there are drafts, that is the last place at which it may
+    be. Segment i is of request ``prompts[i]``. ``admitted`` are the
     requests whose sequences are new, with these.
     """
 
@@ -27,7 +28,9 @@ class StepPlan:
 
     def after(self, steps: int) -> StepPlan:
         """The step of the same rows, none of them a prompt's, so many steps later."""
-        positions = tuple([at + steps for at in self.positions])
+        drafts = self.batch.drafts or (0,) * len(self.positions)
+        pairs = zip(self.positions, drafts, strict=True)
+        positions = tuple([at + steps * (1 + count) for at, count in pairs])
         return StepPlan(self.batch, self.requests, positions, self.prompts, self.admitted)
 
     def of(self, requests: Container[int]) -> StepPlan:
@@ -36,9 +39,13 @@ class StepPlan:
             return self
         rows = [row for row, number in enumerate(self.requests) if number in requests]
         parts = [part for part, number in enumerate(self.prompts) if number in requests]
-        decode, segments = self.batch.decode, self.batch.segments
+        decode, segments, drafts = self.batch.decode, self.batch.segments, self.batch.drafts
         return StepPlan(
-            Batch(tuple(decode[row] for row in rows), tuple(segments[part] for part in parts)),
+            Batch(
+                tuple(decode[row] for row in rows),
+                tuple(segments[part] for part in parts),
+                tuple(drafts[row] for row in rows) if drafts else (),
+            ),
             tuple(self.requests[row] for row in rows),
             tuple(self.positions[row] for row in rows),
             tuple(self.prompts[part] for part in parts),
@@ -66,16 +73,28 @@ class StepPlan:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sequence after the step."""
+        """Tokens of the longest sequence after the step, at most."""
         ends = [segment.end for segment in self.batch.segments]
-        return max([*ends, *(position + 1 for position in self.positions)])
+        drafts = self.batch.drafts or (0,) * len(self.positions)
+        pairs = zip(self.positions, drafts, strict=True)
+        return max([*ends, *(position + 1 + count for position, count in pairs)])
+
+
+class Chosen(NamedTuple):
+    """The tokens that a step chose for a request, one after the other: one, and one for each of the
+    ``drafts`` that stood."""
+
+    tokens: tuple[int, ...]
+    drafts: int = 0
 
 
 class Outcome(NamedTuple):
-    """A token that a step chose for a request: the ``row``-th of its choosers. ``ending`` is there
-    where the answer ends by it; an end token is no part of the answer."""
+    """A token that a step chose for a request, the ``row``-th of its choosers, after the one at
+    ``position``. ``ending`` is there where the answer ends by it; an end token is no part of the
+    answer."""
 
     request: int
     row: int
+    position: int
     token: int
     ending: Ending | None

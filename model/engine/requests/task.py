@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from urdir.model.engine.requests.drafting import Acceptance
 from urdir.model.engine.requests.request import Finish, Request
 
 
@@ -9,20 +10,26 @@ class Task:
     """How far a request of up to ``context`` tokens is that came at time ``arrived``.
 
     ``tokens`` are those that are known. The first ``stored`` are in storage once all planned steps
-    have run, ``complete`` of them now; there is ``room`` for more, and none past ``end`` are ever
+    have run, ``complete`` of them now; where steps have drafts, these are the most that may be, and
+    ``reached`` the most that ever were; there is ``room`` for more, and none past ``end`` are ever
     processed. Segments process the first ``prefill``, decode rows the others. ``in_flight`` planned
-    steps with rows of it are not complete. ``slot`` is -1 while it waits.
+    steps with rows of it are not complete. ``slot`` is -1 while it waits. Of the ``drafted`` tokens
+    as many as ``accepted`` stood; ``acceptance`` is None where it takes no drafts.
     """
 
     __slots__ = (
+        "acceptance",
+        "accepted",
         "arrived",
         "cached",
         "complete",
+        "drafted",
         "end",
         "has_begun",
         "in_flight",
         "number",
         "prefill",
+        "reached",
         "request",
         "room",
         "slot",
@@ -40,7 +47,9 @@ class Task:
         self.end = min(context, most)
         self.waits = request.constraint is not None
         self.slot = -1
-        self.stored = self.complete = self.room = self.prefill = 0
+        self.stored = self.complete = self.reached = self.room = self.prefill = 0
+        self.drafted = self.accepted = 0
+        self.acceptance: Acceptance | None = None
         self.in_flight = self.cached = 0
         self.has_begun = False
 
@@ -48,6 +57,13 @@ class Task:
     def answered(self) -> int:
         """Tokens of the answer, an end token included."""
         return len(self.tokens) - len(self.request.prompt)
+
+    def advance(self, drafts: int, tokens: int) -> None:
+        """A step with so many drafts is complete and chose so many tokens."""
+        self.in_flight -= 1
+        self.complete += tokens
+        self.reached = max(self.reached, self.stored)
+        self.stored -= 1 + drafts - tokens
 
     def finish(self, end_ids: frozenset[int], context: int) -> Finish | None:
         """Why the answer ends by its last token; None where it goes on."""

@@ -1,5 +1,5 @@
-"""One file for each group of related architectures: how their metadata becomes a description.
+"""Architectures: one file for each group of related ones, from GGUF metadata to a description.
 
-A module lists its architectures, by the name that GGUF files use, in ``ARCHITECTURES``. A new file
-here is found by itself (`registry`).
+A module lists its architectures in ``ARCHITECTURES``, keyed by the name that GGUF files use. The
+registry finds every module in this folder (`registry`).
 """

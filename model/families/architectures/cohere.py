@@ -1,9 +1,8 @@
-"""Command R and Command A (Cohere): attention beside a network, both of one LayerNorm without bias;
-the embedding is the output matrix, too.
+"""Command R and Command A (Cohere): attention and FFN in parallel, tied embeddings.
 
-Keys: those of `parts` and `rope`, attention.layer_norm_epsilon, logit_scale (0: none); cohere2:
-attention.sliding_window, attention.sliding_window_pattern. llama.cpp: `src/models/` command-r.cpp,
-cohere2.cpp.
+Both branches read one LayerNorm without bias. Keys: those of `parts` and `rope`,
+attention.layer_norm_epsilon, logit_scale (0: none); cohere2: attention.sliding_window,
+attention.sliding_window_pattern. llama.cpp: `src/models/` command-r.cpp, cohere2.cpp.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ from urdir.model.families.windows import windowed_layers
 
 
 def command_r(file: Reader) -> Description:
-    """Command R; from 64 layers on each head of queries and keys is normalised by weights of its
-    own."""
+    """Command R; from 64 layers on, every query and key head has its own norm weights."""
     norm, (key_dim, _) = layer_norm(file), head_dims(file)
     rope = read_rope(file, "interleaved", key_dim, factors=False)
     has_norms = file.layer_count() >= 64
@@ -40,7 +38,8 @@ def command_r(file: Reader) -> Description:
 
 
 def cohere2(file: Reader) -> Description:
-    """Command R7B and Command A: three of four layers have a window, and only those have RoPE."""
+    """Command R7B and Command A: three of four layers use a sliding window; only those have
+    RoPE."""
     rope = read_rope(file, "interleaved", head_dims(file)[0], factors=False)
     windowed, window = windowed_layers(file, 4), file.size("attention.sliding_window")
     attends = windowed_mixer(file, windowed, window, rope, None)

@@ -1,12 +1,12 @@
-"""DeepSeek V2, V3 and R1, Kimi K2 and others of that kind, Mistral 4: attention by a latent vector
-(MLA, arXiv 2405.04434), mixtures of many small experts (arXiv 2401.06066). llama.cpp: `src/models/`
-deepseek2.cpp, mistral4.cpp.
+"""DeepSeek V2, V3, R1, Kimi K2, Mistral 4 and similar models: MLA and fine-grained experts.
 
+MLA is multi-head latent attention (arXiv 2405.04434); the experts are those of arXiv 2401.06066.
 Keys: those of `parts`, `rope`, `latent` and `mixtures`, attention.layer_norm_rms_epsilon;
-attention.q_lora_rank, rope.dimension_count (the part of a head that rotates),
+attention.q_lora_rank, rope.dimension_count (the rotated part of a head),
 rope.scaling.yarn_log_multiplier, attention.temperature_scale and temperature_length;
 expert_feed_forward_length, expert_shared_count, expert_gating_func, expert_weights_norm,
-expert_weights_scale, leading_dense_block_count.
+expert_weights_scale, leading_dense_block_count. llama.cpp: `src/models/` deepseek2.cpp,
+mistral4.cpp.
 """
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Mixture
 from urdir.model.families.latent import latent_attention, latent_head_dims
 from urdir.model.families.mixtures import expert_width, scoring, shared_count, unless_dense
+from urdir.model.families.nextn import NextnKind
+from urdir.model.families.parts import rms_norm
 from urdir.model.families.reader import Reader
 from urdir.model.families.rope import RopeConfig, read_rope
 from urdir.model.families.scored_experts import scored_experts
 from urdir.ptxgen.kernels.attention.own_token import Temperature
 
-#: Layers of the models without a low rank of queries, whatever their metadata say.
+#: Layer counts of the models without a low-rank query projection, whatever their metadata say.
 _LITE = (26, 27)
 
 
 def deepseek2(file: Reader) -> Description:
-    """All of them. Files made before the keys and values of heads were stored apart (attn_kv_b) are
+    """DeepSeek 2 layout. Old files that store keys and values as one matrix (attn_kv_b) are
     refused."""
     vocab = file.stored.get("token_embd.weight", (0,))[0]
     layers = file.layer_count()
@@ -45,7 +47,10 @@ def deepseek2(file: Reader) -> Description:
         return scored_experts(file, index, beside, scores=scores, choice_bias="optional")
 
     return rms_decoder(
-        file, lambda index: _attention(file, index, rank), unless_dense(file, network)
+        file,
+        lambda index: _attention(file, index, rank),
+        unless_dense(file, network),
+        nextn=NextnKind(rms_norm(file), passes_normed=True),
     )
 
 
@@ -64,9 +69,9 @@ def _attention(file: Reader, layer: int, rank: int) -> Attention:
 
 
 def _rope(file: Reader, key_dim: int) -> tuple[RopeConfig, float]:
-    """The rotation, and the scale of scores. YaRN multiplies scores by m^2 (arXiv 2309.00071), and
-    not what rotates: the magnitude of its rotation is divided out (llama.cpp: `deepseek2.cpp`,
-    `llama-context.cpp`)."""
+    """The rotation and the scale of attention scores. YaRN multiplies scores by m^2 (arXiv
+    2309.00071) and leaves rotated values unscaled: the magnitude of the rotation is divided out
+    (llama.cpp: `deepseek2.cpp`, `llama-context.cpp`)."""
     rope = read_rope(file, "interleaved", key_dim, factors=False)
     scaling, growth = rope.scaling, math.log(rope.scaling.factor)
     stored = file.optional("rope.scaling.attn_factor", float, 1.0)

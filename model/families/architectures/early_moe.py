@@ -1,4 +1,4 @@
-"""Early mixtures of large experts: Snowflake's Arctic, Databricks' DBRX, Grok and Phi-3.5-MoE.
+"""Early mixtures of few large experts: Snowflake Arctic, DBRX, Grok and Phi-3.5-MoE.
 
 llama.cpp: `src/models/` arctic.cpp, dbrx.cpp, grok.cpp, phimoe.cpp with the layers of phi3.cpp.
 
@@ -6,7 +6,7 @@ Keys: those of `parts` and `rope`, feed_forward_length for the experts. DBRX: at
 attention.layer_norm_epsilon. Grok: expert_feed_forward_length (default: feed_forward_length),
 embedding_scale, logit_scale, attention.output_scale, attn_logit_softcapping,
 final_logit_softcapping, rope.scaling.yarn_beta_fast and yarn_attn_factor, with the defaults of Grok
-1; router_logit_softcapping and attention.temperature_length change nothing there.
+1; router_logit_softcapping and attention.temperature_length have no effect there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import math
 from dataclasses import replace
 
 from urdir.model.errors import ConfigError
-from urdir.model.families.dense import decoder, mixer, rms_decoder, turning
+from urdir.model.families.dense import decoder, mixer, rms_decoder, shared_rope
 from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Mixture
 from urdir.model.families.layers import Block, Branch, LayerConfig
@@ -26,9 +26,9 @@ from urdir.ptxgen.kernels.rotation import RopeScaling
 
 
 def arctic(file: Reader) -> Description:
-    """Arctic: a dense network of the width of the stream after attention, and beside it experts
-    that read the layer's input."""
-    norm, attends = rms_norm(file), mixer(file, turning(file, "interleaved"))
+    """Arctic: a dense FFN as wide as the hidden size, in parallel with experts that read the
+    layer's input."""
+    norm, attends = rms_norm(file), mixer(file, shared_rope(file, "interleaved"))
 
     def layer(index: int) -> LayerConfig:
         small = dense(file, index, width=file.hidden, bias="absent")
@@ -50,7 +50,7 @@ def dbrx(file: Reader) -> Description:
     return decoder(
         file,
         layer_norm(file),
-        mixer(file, turning(file, "half"), clamp=max(clamp, 0.0)),
+        mixer(file, shared_rope(file, "half"), clamp=max(clamp, 0.0)),
         lambda index: _softmax_experts(file, index),
         norms=("attn_norm", "attn_output_norm"),
         output="required",
@@ -58,8 +58,8 @@ def dbrx(file: Reader) -> Description:
 
 
 def phimoe(file: Reader) -> Description:
-    """Phi-3.5-MoE (arXiv 2404.14219): norms, attention's output and logits have biases."""
-    attends = mixer(file, turning(file, "half", factors=True), output_bias="required")
+    """Phi-3.5-MoE (arXiv 2404.14219): biases in norms, attention output and logits."""
+    attends = mixer(file, shared_rope(file, "half", factors=True), output_bias="required")
     if not file.has("output.bias"):
         raise ConfigError("tensor 'output.bias' is missing")
     return rms_decoder(
@@ -72,9 +72,9 @@ def phimoe(file: Reader) -> Description:
 
 
 def grok(file: Reader) -> Description:
-    """Grok 1 and 2: soft-capped scores, norms before and after; Grok 2 has a dense network beside
-    the experts, their sum times sqrt(1/2)."""
-    norm, rope = rms_norm(file), turning(file, "half")
+    """Grok 1 and 2: soft-capped scores, norms before and after each block. Grok 2 adds a dense FFN
+    to the experts and scales the sum by sqrt(1/2)."""
+    norm, rope = rms_norm(file), shared_rope(file, "half")
     attends = mixer(
         file,
         replace(rope, scaling=_grok_scaling(file, rope.scaling)),
@@ -115,8 +115,8 @@ def grok(file: Reader) -> Description:
 
 
 def _grok_scaling(file: Reader, scaling: RopeScaling) -> RopeScaling:
-    """With Grok's own default of the fast end; the factor of YaRN's magnitude counts only where
-    YaRN itself is off (llama.cpp: `llama-context.cpp`)."""
+    """RoPE scaling with Grok's default beta_fast. The factor of YaRN's magnitude applies only where
+    YaRN is off (llama.cpp: `llama-context.cpp`)."""
     fast = file.number("rope.scaling.yarn_beta_fast", 8.0)
     magnitude = file.number("rope.scaling.yarn_attn_factor", 1.0)
     if scaling.ext_factor:

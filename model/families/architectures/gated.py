@@ -1,7 +1,7 @@
-"""Decoders with gated attention or a stream that comes back: Muse Glimmer, Spark 2.5, Talkie.
+"""Decoders with gated attention or a re-injected embedding: Muse Glimmer, Spark 2.5, Talkie.
 
-Keys: those of `parts` and `rope`, attention.layer_norm_rms_epsilon; more at each family. llama.cpp:
-`src/models/` muse-glimmer.cpp, spark2-5.cpp, talkie.cpp.
+Keys: those of `parts` and `rope`, attention.layer_norm_rms_epsilon; each family lists its own.
+llama.cpp: `src/models/` muse-glimmer.cpp, spark2-5.cpp, talkie.cpp.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from urdir.model.families.attention import Attention, QkNorm
-from urdir.model.families.dense import decoder, plain, rms_decoder, windowed_mixer
+from urdir.model.families.dense import decoder, rms_decoder, weightless, windowed_mixer
 from urdir.model.families.description import Description
 from urdir.model.families.layers import LayerConfig
 from urdir.model.families.parts import (
@@ -31,8 +31,8 @@ from urdir.ptxgen.kernels.norm import Norm
 
 
 def muse_glimmer(file: Reader) -> Description:
-    """Muse Glimmer: normalised embedding and heads, gates by value; three of four layers have a
-    window, and only those have RoPE.
+    """Muse Glimmer: normalised embedding, QK norms, elementwise attention gates; three of four
+    layers use a sliding window, and only those have RoPE.
 
     Keys: attention.sliding_window, attention.sliding_window_pattern, rope.freq_base_swa,
     rope.dimension_count_swa, logit_scale, final_logit_softcapping (default 30; 0: none).
@@ -63,14 +63,15 @@ def muse_glimmer(file: Reader) -> Description:
         layer,
         file.norm("output_norm", None, norm),
         output="required",
-        embedding_norm=plain(norm),
+        embedding_norm=weightless(norm),
         logit_scale=file.number("logit_scale"),
         softcap=file.amount("final_logit_softcapping", 30.0),
     )
 
 
 def spark2_5(file: Reader) -> Description:
-    """Spark 2.5 (iFlytek): gates by head, GELU gates in the network, windows in some layers.
+    """Spark 2.5 (iFlytek): per-head attention gates, GELU-gated FFN, sliding windows in some
+    layers.
 
     Keys: attention.sliding_window, attention.sliding_window_pattern (a flag for each layer),
     rope.freq_base_swa, rope.dimension_count_swa.
@@ -88,12 +89,12 @@ def spark2_5(file: Reader) -> Description:
 
 
 def talkie(file: Reader) -> Description:
-    """Talkie: norms without weights; heads are normalised after they have been rotated, queries
-    times a weight for each head; the normalised embedding comes back after every layer, times
-    layer_output_scale. Key: logit_scale.
+    """Talkie: norms without weights; QK norms follow RoPE, with a learned scale for each query
+    head. After every layer the normalised embedding is added, times layer_output_scale. Key:
+    logit_scale.
     """
     norm = rms_norm(file)
-    bare = plain(norm)
+    bare = weightless(norm)
     rope = read_rope(file, "half", head_dims(file)[0], factors=False)
 
     def mixer(layer: int) -> Attention:

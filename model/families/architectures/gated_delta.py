@@ -1,6 +1,6 @@
-"""Qwen 3.5 and Qwen3-Next: three of four layers are linear attention by the gated delta rule (Yang
-et al. 2024, arXiv 2412.06464), the others attention with a gate by value. llama.cpp: `src/models/`
-qwen35.cpp, qwen35moe.cpp, qwen3next.cpp.
+"""Qwen 3.5 and Qwen3-Next: gated delta rule in three of four layers, gated attention in the rest.
+
+The delta rule is that of Yang et al. 2024 (arXiv 2412.06464); attention is gated elementwise.
 
     x += o (RMSNorm(delta(silu(conv(qkv x')))) * silu(z x'))         x' = RMSNorm(x)
     x += o (attention(x') * sigmoid(gate x'))                       in the other layers
@@ -8,9 +8,10 @@ qwen35.cpp, qwen35moe.cpp, qwen3next.cpp.
 
 Keys: those of `parts`, `rope` and `mixtures`, attention.layer_norm_rms_epsilon;
 attention.recurrent_layers (a flag for each layer) or full_attention_interval (default 4);
-ssm.conv_kernel, ssm.state_size (a head), ssm.group_count (heads of keys), ssm.time_step_rank (heads
-of values), ssm.inner_size (all values); rope.dimension_sections (Qwen 3.5),
-expert_feed_forward_length, expert_shared_feed_forward_length.
+ssm.conv_kernel, ssm.state_size (head dimension), ssm.group_count (key heads), ssm.time_step_rank
+(value heads), ssm.inner_size (all value heads together); rope.dimension_sections (Qwen 3.5),
+expert_feed_forward_length, expert_shared_feed_forward_length. llama.cpp: `src/models/` qwen35.cpp,
+qwen35moe.cpp, qwen3next.cpp.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Callable
 
 from urdir.model.errors import ConfigError
 from urdir.model.families.attention import Attention, OutputGate
-from urdir.model.families.dense import turning
+from urdir.model.families.dense import shared_rope
 from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Mixture
 from urdir.model.families.layers import Network
@@ -33,6 +34,7 @@ from urdir.model.families.mixtures import (
     shared_expert,
     shared_width,
 )
+from urdir.model.families.nextn import NextnKind
 from urdir.model.families.parts import (
     head_dims,
     heads,
@@ -49,21 +51,21 @@ from urdir.model.families.stored import Linear
 
 
 def qwen35(file: Reader) -> Description:
-    """Qwen 3.5, dense, for text."""
-    rope = with_sections(file, turning(file, "half"), interleaved=True)
+    """Qwen 3.5, dense, text only."""
+    rope = with_sections(file, shared_rope(file, "half"), interleaved=True)
     return _decoder(file, rope, lambda layer: plain_dense(file, layer))
 
 
 def qwen35moe(file: Reader) -> Description:
-    """Qwen 3.5 with experts, for text."""
-    rope = with_sections(file, turning(file, "half"), interleaved=True)
+    """Qwen 3.5 with experts, text only."""
+    rope = with_sections(file, shared_rope(file, "half"), interleaved=True)
     return _decoder(file, rope, _experts(file))
 
 
 def qwen3next(file: Reader) -> Description:
-    """Qwen3-Next: the projections of beta and alpha are one matrix, heads of keys next to each
-    other. The matrix ssm_in of older files is not used beside attn_qkv."""
-    return _decoder(file, turning(file, "half"), _experts(file))
+    """Qwen3-Next: beta and alpha are one matrix, interleaved by key head. Older files store a
+    matrix ssm_in beside attn_qkv, which is ignored."""
+    return _decoder(file, shared_rope(file, "half"), _experts(file))
 
 
 def _decoder(file: Reader, rope: RopeConfig, network: Callable[[int], Network]) -> Description:
@@ -77,15 +79,18 @@ def _decoder(file: Reader, rope: RopeConfig, network: Callable[[int], Network]) 
         ),
         file.norm("output_norm", None, norm),
         unused=("ssm_in.weight",),
+        nextn=NextnKind(norm, passes_normed=True),
     )
 
 
 def _recurrent_layers(file: Reader) -> list[bool]:
     name = "attention.recurrent_layers"
     if file.has_key(name):
-        return file.by_layer(name, bool)
-    interval = file.size("full_attention_interval", 4)
-    return [(layer + 1) % interval != 0 for layer in range(file.layer_count())]
+        flags = file.by_layer(name, bool)
+    else:
+        interval = file.size("full_attention_interval", 4)
+        flags = [(layer + 1) % interval != 0 for layer in file.described_layers]
+    return [flag and layer not in file.nextn_layers for layer, flag in enumerate(flags)]
 
 
 def _experts(file: Reader) -> Callable[[int], Mixture]:
@@ -104,12 +109,12 @@ def _experts(file: Reader) -> Callable[[int], Mixture]:
 
 
 def _attention(file: Reader, layer: int, rope: RopeConfig) -> Attention:
-    """Each head of the matrix of queries is followed by its gate."""
+    """Gated attention: in the rows of attn_q each head is followed by its gate."""
     (queries, keys), (dim, value_dim) = heads(file, layer), head_dims(file)
     if value_dim != dim:
         raise ConfigError(
-            f"keys of {dim} values ({file.key('attention.key_length')}) and values of {value_dim} "
-            "(attention.value_length): expected as many"
+            f"key heads have {dim} values ({file.key('attention.key_length')}), "
+            f"value heads {value_dim} (attention.value_length); expected the same number"
         )
     both, k, v = qkv(file, layer, (2 * queries * dim, keys * dim, keys * dim))
     return Attention(
@@ -133,9 +138,9 @@ def _delta_net(file: Reader, layer: int) -> Recurrence:
     queries, values = file.size("ssm.group_count"), file.size("ssm.time_step_rank")
     if values % queries or file.size("ssm.inner_size") != values * dim:
         raise ConfigError(
-            f"{values} heads of {dim} values ({file.key('ssm.time_step_rank')}, ssm.state_size), "
-            f"{queries} of keys (ssm.group_count), {file.size('ssm.inner_size')} values in all "
-            "(ssm.inner_size)"
+            f"{values} value heads ({file.key('ssm.time_step_rank')}) of {dim} values "
+            f"(ssm.state_size), {queries} key heads (ssm.group_count), "
+            f"{file.size('ssm.inner_size')} values in all (ssm.inner_size)"
         )
     width = 2 * queries * dim + values * dim
     alpha, beta = _gates(file, layer, queries, values)
@@ -160,8 +165,8 @@ def _delta_net(file: Reader, layer: int) -> Recurrence:
 
 
 def _gates(file: Reader, layer: int, queries: int, values: int) -> tuple[Linear, Linear]:
-    """The matrices of alpha and beta: their own, or as one with the betas of a head of keys before
-    its alphas."""
+    """The projections of alpha and beta: separate, or one matrix that stores the betas of each key
+    head before its alphas."""
     hidden = file.hidden
     if file.architecture != "qwen3next":
         alpha = file.linear("ssm_alpha", layer, values, hidden, bias="absent")

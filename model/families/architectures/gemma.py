@@ -1,6 +1,6 @@
-"""Gemma 1 to 3 (arXiv 2403.08295, 2408.00118, 2503.19786): GELU gates, an embedding times
-sqrt(hidden), which is the output matrix, too. The 1 of (1 + weight) is in the stored norms.
+"""Gemma 1 to 3 (arXiv 2403.08295, 2408.00118, 2503.19786): GELU gates, tied scaled embedding.
 
+The embedding is multiplied by sqrt(hidden). Stored norm weights include the 1 of (1 + weight).
 Keys: those of `parts` and `rope`, attention.layer_norm_rms_epsilon; Gemma 2 and 3:
 attention.sliding_window, attention.sliding_window_pattern, rope.freq_base_swa,
 rope.dimension_count_swa, final_logit_softcapping; Gemma 2: attn_logit_softcapping.
@@ -43,7 +43,7 @@ def gemma(file: Reader) -> Description:
 
 
 def gemma2(file: Reader) -> Description:
-    """Gemma 2: every second layer has a window; soft-caps of scores and logits."""
+    """Gemma 2: a sliding window in every second layer; soft-capped scores and logits."""
     key_dim, _ = head_dims(file)
     rope = read_rope(file, "half", key_dim, factors=False)
     local = windowed_rope(file, rope, key_dim, scaled=True)
@@ -61,7 +61,7 @@ def gemma2(file: Reader) -> Description:
 
 
 def gemma3(file: Reader) -> Description:
-    """Gemma 3: normalised heads; five of six layers have a window, and rotate by another base."""
+    """Gemma 3: QK norms; five of six layers use a sliding window and their own RoPE base."""
     key_dim, window = head_dims(file)[0], optional_window(file)
     rope = read_rope(file, "half", key_dim, factors=False)
     local = windowed_rope(file, rope, key_dim, scaled=False, base=1e4) if window else rope
@@ -76,7 +76,8 @@ def gemma3(file: Reader) -> Description:
 
 
 def _scale(file: Reader, largest: int) -> float:
-    """The largest models, known by their number of layers, divide by the root of hidden / heads."""
+    """The scale of attention scores: the largest model, known by its layer count, divides by
+    sqrt(hidden / heads)."""
     if file.layer_count() == largest:
         return 1.0 / math.sqrt(file.hidden // file.size_at("attention.head_count", 0))
     return 1.0 / math.sqrt(head_dims(file)[0])

@@ -1,6 +1,7 @@
-"""Gemma 4 (Google 2026): Gemma 3 with wider heads in layers that attend to everything, keys that
-may serve as values, late layers that use the keys and values of earlier ones, and embeddings for
-each layer.
+"""Gemma 4 (Google 2026): shared KV caches, per-layer embeddings, wider heads in global layers.
+
+It extends Gemma 3: full-attention layers have wider heads, keys may serve as values, late layers
+reuse the keys and values of earlier ones, and every layer has its own token embedding.
 
 Keys: those of `parts` and `rope`, attention.layer_norm_rms_epsilon, attention.sliding_window,
 attention.sliding_window_pattern (a flag for each layer), attention.key_length_swa and
@@ -30,7 +31,7 @@ from urdir.ptxgen.kernels.norm import Norm
 
 
 def gemma4(file: Reader) -> Description:
-    """Gemma 4, dense or with experts beside the dense networks."""
+    """Gemma 4, dense or with experts in parallel with the dense FFN."""
     norm, windowed = rms_norm(file), flagged_layers(file)
     for kind in ("key", "value"):
         file.required(f"attention.{kind}_length_swa", int)
@@ -72,22 +73,22 @@ def gemma4(file: Reader) -> Description:
 
 
 def _source(file: Reader, windowed: list[bool], own: int, layer: int) -> int | None:
-    """The layer whose keys and values a late layer uses: of the last two that have their own, the
-    one before last has a window, the last has none."""
+    """The layer whose keys and values a late layer reuses. Of the last two layers with their own
+    cache, the first uses a window and the second attends globally."""
     if layer < own:
         return None
     source = own - (2 if windowed[layer] else 1)
     if source < 0 or windowed[source] != windowed[layer]:
         raise ConfigError(
-            f"layer {layer} shares no keys and values of its kind "
+            f"layer {layer} has no earlier layer of its kind whose keys and values it could reuse "
             f"({file.key('attention.shared_kv_layers')}, sliding_window_pattern)"
         )
     return source
 
 
 def _ropes(file: Reader, windowed: list[bool]) -> dict[bool, RopeConfig]:
-    """How layers rotate, with a window or without: those without by divided frequencies, so that a
-    part of the head stands (nearly) still."""
+    """The rotations of windowed and of global layers. Global layers divide the frequencies, so that
+    part of each head hardly rotates."""
     full_dim, local_dim = head_dims(file)[0], head_dims(file, windowed=True)[0]
     rope = read_rope(file, "half", full_dim, factors=False)
     local = windowed_rope(file, rope, local_dim, scaled=False, base=1e4)
@@ -120,7 +121,7 @@ def _attention(
         if not file.has("attn_v.weight", layer):
             v = None
     q_norm = file.norm("attn_q_norm", layer, norm, key_dim)
-    # a layer without keys of its own has nothing to normalise there
+    # a layer that reuses a cache has no keys to normalise
     k_norm = q_norm if source is not None else file.norm("attn_k_norm", layer, norm, key_dim)
     return Attention(
         heads=queries,
@@ -140,8 +141,7 @@ def _attention(
 
 
 def _network(file: Reader, layer: int, norm: Norm) -> Block:
-    """A dense network, and experts beside it where the layer has a router: each with norms of its
-    own."""
+    """A dense FFN; in layers with a router, experts in parallel, each branch with its own norms."""
     network = dense(file, layer, GELU, bias="absent")
     before, after = (file.norm(name, layer, norm) for name in ("ffn_norm", "post_ffw_norm"))
     if not file.has("ffn_gate_inp.weight", layer):
@@ -158,7 +158,7 @@ def _network(file: Reader, layer: int, norm: Norm) -> Block:
 
 
 def _router(file: Reader, layer: int, norm: Norm) -> Router:
-    """It reads a norm of its own of the stream; each expert's result has a scale."""
+    """The router: it reads its own norm of the residual stream; each expert has an output scale."""
     weight = file.vector("ffn_gate_inp.scale", layer, file.hidden)
     route = router(file, layer, normalize=True)
     scale = None
@@ -197,7 +197,7 @@ def _layer_embeddings(file: Reader, norm: Norm, width: int) -> LayerEmbeddings:
 
 
 def _unused(file: Reader, sources: list[int | None]) -> Iterator[str]:
-    """Keys and values stored for layers that use those of others."""
+    """Stored K and V matrices of layers that reuse another layer's cache."""
     for layer, source in enumerate(sources):
         for name in ("attn_k", "attn_v", "attn_k_norm"):
             if source is not None and file.has(f"{name}.weight", layer):

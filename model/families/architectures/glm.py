@@ -1,4 +1,4 @@
-"""GLM (arXiv 2406.12793): RoPE of a part of each head, gates and ups stored as one matrix.
+"""GLM (arXiv 2406.12793): partial RoPE, gate and up stored as one matrix.
 
 Keys: those of `parts` and `rope`, attention.layer_norm_rms_epsilon; for GLM 4 of 2025
 rope.dimension_sections. llama.cpp: `src/models/` chatglm.cpp, glm4.cpp.
@@ -25,8 +25,8 @@ def chatglm(file: Reader) -> Description:
 
 
 def glm4(file: Reader) -> Description:
-    """GLM 4 of 2025: norms after attention and network, too. With positions of several axes (GLM
-    4V) halves rotate together instead of neighbours."""
+    """GLM 4 of 2025: norms after attention and FFN too. Multi-axis positions (GLM 4V) rotate halves
+    instead of neighbours."""
     rope = read_rope_by_axes(file, head_dims(file)[0])
     return decoder(
         file,

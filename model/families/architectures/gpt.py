@@ -1,8 +1,9 @@
-"""GPT-2 (Radford et al. 2019) and its relatives: LayerNorm with biases, mostly GELU without gates.
+"""GPT-2 (Radford et al. 2019) and its relatives: LayerNorm with biases, mostly ungated GELU.
 
-Keys: those of `parts`, of `rope` where heads rotate, attention.layer_norm_epsilon; more at each
-family. llama.cpp: `src/models/` gpt2.cpp, starcoder.cpp, starcoder2.cpp, bloom.cpp, codeshell.cpp,
-gptneox.cpp, falcon.cpp, jais.cpp, jais2.cpp, mpt.cpp, nemotron.cpp, orion.cpp, stablelm.cpp.
+Keys: those of `parts`, of `rope` in models with RoPE, attention.layer_norm_epsilon; each family
+lists its own. llama.cpp: `src/models/` gpt2.cpp, starcoder.cpp, starcoder2.cpp, bloom.cpp,
+codeshell.cpp, gptneox.cpp, falcon.cpp, jais.cpp, jais2.cpp, mpt.cpp, nemotron.cpp, orion.cpp,
+stablelm.cpp.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def _decoder(
     attends: dict[str, Any] | None = None,
     **options: Any,
 ) -> Description:
-    """Equal layers; ``attends``: further fields of `Attention`."""
+    """A decoder of equal layers; ``attends`` are further fields of `Attention`."""
     fields = {"qkv_bias": qkv_bias, "output_bias": output_bias, **(attends or {})}
     return decoder(
         file,
@@ -77,21 +78,21 @@ def starcoder2(file: Reader) -> Description:
 
 
 def codeshell(file: Reader) -> Description:
-    """CodeShell (arXiv 2403.15747); the output matrix serves as embedding in files without one."""
+    """CodeShell (arXiv 2403.15747); files without an embedding tie it to the output matrix."""
     embedding = "token_embd" if file.has("token_embd.weight") else "output"
     return _decoder(file, _rope(file), output="required", embedding=embedding)
 
 
 def bloom(file: Reader) -> Description:
-    """BLOOM (arXiv 2211.05100): ALiBi, a norm of the embedding."""
+    """BLOOM (arXiv 2211.05100): ALiBi, normalised embedding."""
     norm = file.norm("token_embd_norm", None, layer_norm(file), bias="required")
     attends = {"max_bias": 8.0}
     return _decoder(file, None, qkv_bias="required", attends=attends, embedding_norm=norm)
 
 
 def jais(file: Reader) -> Description:
-    """Jais (arXiv 2308.16149): ALiBi (attention.max_alibi_bias), scores divided by the head's
-    width, SwiGLU."""
+    """Jais (arXiv 2308.16149): ALiBi (attention.max_alibi_bias), scores divided by the head
+    dimension, SwiGLU."""
     max_bias = file.amount("attention.max_alibi_bias")
     attends = {"max_bias": max_bias, "scale": 1.0 / head_dims(file)[1]}
     return _decoder(
@@ -105,8 +106,8 @@ def jais2(file: Reader) -> Description:
 
 
 def nemotron(file: Reader) -> Description:
-    """Nemotron 3 and 4 (arXiv 2402.16819): squared ReLU, RoPE of a part of each head. The 1 of
-    LayerNorm's (1 + weight) is in the stored weights."""
+    """Nemotron 3 and 4 (arXiv 2402.16819): squared ReLU, partial RoPE. Stored LayerNorm weights
+    include the 1 of (1 + weight)."""
     return _decoder(
         file, _rope(file), RELU2, output_bias="optional", bias="optional", output="required"
     )
@@ -126,8 +127,8 @@ def orion(file: Reader) -> Description:
 
 
 def gptneox(file: Reader) -> Description:
-    """GPT-NeoX (arXiv 2204.06745), Pythia: attention beside the network, each with a norm, where
-    use_parallel_residual says so."""
+    """GPT-NeoX (arXiv 2204.06745), Pythia: with use_parallel_residual, attention and FFN in
+    parallel, each with its own norm."""
     side_by_side = file.required("use_parallel_residual", bool)
     return _decoder(
         file, _rope(file), qkv_bias="required", side_by_side=side_by_side, output="required"
@@ -135,8 +136,8 @@ def gptneox(file: Reader) -> Description:
 
 
 def mpt(file: Reader) -> Description:
-    """MPT (MosaicML 2023): ALiBi or learned positions, hardly a bias, activations that may be
-    divided by stored values.
+    """MPT (MosaicML 2023): ALiBi or learned positions, few biases, activations optionally divided
+    by stored values.
 
     Keys: attention.max_alibi_bias, attention.clamp_kqv (0: none).
     """
@@ -166,8 +167,8 @@ def mpt(file: Reader) -> Description:
 
 
 def falcon(file: Reader) -> Description:
-    """Falcon (arXiv 2311.16867): attention beside the network, of one norm, or (40B: attn_norm_2)
-    of two."""
+    """Falcon (arXiv 2311.16867): attention and FFN in parallel, on one norm or (40B: attn_norm_2)
+    on two."""
     norm, rope = layer_norm(file), _rope(file)
     second = file.anywhere("attn_norm_2.weight")
 
@@ -184,8 +185,8 @@ def falcon(file: Reader) -> Description:
 
 
 def stablelm(file: Reader) -> Description:
-    """StableLM (arXiv 2402.17834): LayerNorm and SwiGLU; heads may have norms. Without ffn_norm
-    (12B) attention is beside the network."""
+    """StableLM (arXiv 2402.17834): LayerNorm, SwiGLU, optional QK norms. Without ffn_norm (12B)
+    attention and FFN run in parallel."""
     norm, (key_dim, _) = layer_norm(file), head_dims(file)
     rope = _rope(file)
 

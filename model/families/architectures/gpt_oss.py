@@ -1,9 +1,10 @@
-"""gpt-oss (arXiv 2508.10925): windows in every second layer, a sink for each head, biases
-everywhere, and experts whose SwiGLU is limited to 7 and has up + 1.
+"""gpt-oss (arXiv 2508.10925): alternating sliding windows, attention sinks, clamped SwiGLU experts.
+
+Every projection has a bias.
 
     experts: down(gate' sigmoid(1.702 gate') (up' + 1))     gate' = min(gate, 7), |up'| <= 7
 
-Weights are the softmax of the logits that were chosen. Keys: those of `parts`, `rope` and
+Expert weights are the softmax over the chosen logits. Keys: those of `parts`, `rope` and
 `windows`, expert_feed_forward_length. llama.cpp: `src/models/openai-moe.cpp`.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from urdir.model.families.dense import rms_decoder, turning, windowed_mixer
+from urdir.model.families.dense import rms_decoder, shared_rope, windowed_mixer
 from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Mixture
 from urdir.model.families.mixtures import expert_width, mixture, router
@@ -23,9 +24,9 @@ from urdir.ptxgen.kernels.activation import Activation
 
 
 def gpt_oss(file: Reader) -> Description:
-    """Of 20 and of 120 billion parameters."""
+    """gpt-oss-20b and gpt-oss-120b."""
     windowed, window = windowed_layers(file, 2), file.size("attention.sliding_window")
-    full = turning(file, "half")
+    full = shared_rope(file, "half")
     local = windowed_rope(file, full, head_dims(file)[0], scaled=True)
 
     def sinks(index: int) -> dict[str, Any]:

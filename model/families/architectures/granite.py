@@ -1,8 +1,8 @@
-"""Granite (IBM) and MiniCPM (arXiv 2404.06395): LLaMA with scales in many places.
+"""Granite (IBM) and MiniCPM (arXiv 2404.06395): LLaMA with scaled embedding, residuals and logits.
 
 Keys: those of `parts` and `rope`, attention.layer_norm_rms_epsilon, logit_scale (divides),
 residual_scale, embedding_scale, attention.scale, those of `mixtures` and (not MiniCPM)
-expert_shared_feed_forward_length; 0 is as good as absent. llama.cpp: `src/models/` granite.cpp,
+expert_shared_feed_forward_length; 0 counts as absent. llama.cpp: `src/models/` granite.cpp,
 granite-moe.cpp, granite-swa.cpp, minicpm.cpp.
 """
 
@@ -22,7 +22,7 @@ from urdir.model.families.windows import flagged_layers
 
 
 def granite(file: Reader) -> Description:
-    """Granite 3 and 4; without RoPE where rope.scaling.finetuned is false."""
+    """Granite 3 and 4; without RoPE if rope.scaling.finetuned is false."""
     return _granite(file, file.optional("rope.scaling.finetuned", bool, True))
 
 
@@ -42,10 +42,10 @@ def _granite(file: Reader, rotates: bool) -> Description:
 
 
 def granite_swa(file: Reader) -> Description:
-    """Granite with windows and sinks.
+    """Granite with sliding windows and attention sinks.
 
     Keys: attention.sliding_window, attention.sliding_window_pattern (a flag for each layer),
-    attention.rope_pattern (which layers rotate; only an array counts).
+    attention.rope_pattern (layers with RoPE; ignored unless it is an array).
     """
     windowed, window = flagged_layers(file), file.size("attention.sliding_window")
     layers, pattern = file.layer_count(), "attention.rope_pattern"
@@ -67,8 +67,8 @@ def granite_swa(file: Reader) -> Description:
 
 
 def minicpm(file: Reader) -> Description:
-    """MiniCPM 1 and 2; old files lack the scales, which then follow from sizes as in llama.cpp
-    (where the default of logit_scale is the inverse of what newer files have)."""
+    """MiniCPM 1 and 2. Old files lack the scales; they follow from sizes as in llama.cpp, whose
+    default of logit_scale is the inverse of the value in newer files."""
     rope = read_rope(file, "interleaved", head_dims(file)[0])
     return _scaled(
         file,

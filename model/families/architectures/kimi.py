@@ -1,6 +1,6 @@
-"""Kimi Linear (arXiv 2510.26692) and Ling 3: most layers are Kimi Delta Attention, the delta rule
-with a gate for each key, the others attention by a latent vector. llama.cpp: `src/models/`
-kimi-linear.cpp, bailingmoe3.cpp.
+"""Kimi Linear (arXiv 2510.26692) and Ling 3: Kimi Delta Attention in most layers, MLA in the rest.
+
+Kimi Delta Attention is the delta rule with a gate for each key channel.
 
     x += o (RMSNorm(delta(q, k, v, f x', b x')) * sigmoid(g x'))    q, k, v = silu(conv(W x'))
     x += o attention(x')                                            in the other layers
@@ -8,7 +8,8 @@ kimi-linear.cpp, bailingmoe3.cpp.
 
 Keys: those of `parts`, `latent`, `kimi_delta` and `mixtures`; rope.dimension_count,
 expert_feed_forward_length, expert_shared_count, expert_gating_func, expert_weights_scale,
-leading_dense_block_count; what a function below names.
+leading_dense_block_count; each family lists its own. llama.cpp: `src/models/` kimi-linear.cpp,
+bailingmoe3.cpp.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from urdir.model.families.mixtures import (
     shared_width,
     unless_dense,
 )
-from urdir.model.families.parts import output_gate
+from urdir.model.families.nextn import NextnKind
+from urdir.model.families.parts import output_gate, rms_norm
 from urdir.model.families.reader import Reader
 from urdir.model.families.recurrent import KimiDelta
 from urdir.model.families.rope import read_rope_by_axes
@@ -36,8 +38,8 @@ from urdir.model.families.scored_experts import scored_experts
 
 
 def kimi_linear(file: Reader) -> Description:
-    """Kimi Linear: no layer rotates anything; decays and gates of a delta rule have a low rank, as
-    many as a head has values. llama.cpp loads biases of Q, K and V for nothing."""
+    """Kimi Linear: no RoPE; decays and gates are low-rank products, of rank head dimension.
+    llama.cpp loads biases of Q, K and V without using them."""
     heads, dim = heads_of_all(file), latent_head_dims(file)[0]
     shared = file.optional("rope.dimension_count", int, dim)
 
@@ -58,7 +60,7 @@ def kimi_linear(file: Reader) -> Description:
 
 
 def bailingmoe3(file: Reader) -> Description:
-    """Ling 3 (inclusionAI): the latent heads rotate and are gated; decays have a floor.
+    """Ling 3 (inclusionAI): MLA with RoPE and output gates; decays have a lower bound.
 
     Keys: those of `rope`, attention.q_lora_rank, kda.gate_lower_bound, kda.safe_gate (false is
     refused), rope.dimension_sections, expert_shared_feed_forward_length, expert_weights_norm,
@@ -72,8 +74,8 @@ def bailingmoe3(file: Reader) -> Description:
     floor = file.required("kda.gate_lower_bound", float)
     if not file.optional("kda.safe_gate", bool, True) or floor >= 0.0:
         raise UnsupportedError(
-            f"{file.key('kda.gate_lower_bound')} is {floor} (kda.safe_gate): only gates with a "
-            "bound below 0 are supported"
+            f"{file.key('kda.gate_lower_bound')} is {floor} (kda.safe_gate): only a bound "
+            "below 0 is supported"
         )
     rope = read_rope_by_axes(file, dim)
     limits = file.by_layer("swiglu_clamp_exp", float, 0.0)
@@ -99,7 +101,8 @@ def bailingmoe3(file: Reader) -> Description:
         width = shared_width(file, expert_width(file, index) * max(1, shared_count(file)))
         return scored_experts(file, index, width, inside, beside)
 
-    return kimi_decoder(file, attends, delta, network)
+    nextn = NextnKind(rms_norm(file), passes_normed=True)
+    return kimi_decoder(file, attends, delta, network, nextn)
 
 
 ARCHITECTURES = {"kimi-linear": kimi_linear, "bailingmoe3": bailingmoe3}

@@ -1,14 +1,16 @@
-"""Kimi K3: Kimi Delta Attention beside gated latent attention, experts of a narrower vector, and
-residuals that recall streams of layers long before. llama.cpp: `src/models/` kimi-k3.cpp.
+"""Kimi K3: Kimi Delta Attention and gated MLA, latent experts, attention residuals.
+
+Attention residuals mix the residual stream with copies banked by earlier layers. llama.cpp:
+`src/models/` kimi-k3.cpp.
 
     y = sum of p_i s_i over the banked streams and x, p = softmax(w . RMSNorm(s_i))
-    x += mixer(RMSNorm(y))          every so many layers x is banked first, and begins anew
-    x += network(RMSNorm(y))        y anew, with weights of its own
+    x += mixer(RMSNorm(y))          every block_size layers x is banked first and restarts at 0
+    x += network(RMSNorm(y))        y is computed again, with its own weights
 
 Keys: those of `parts`, `latent`, `kimi_delta` and `mixtures`; rope.dimension_count,
-attention.q_lora_rank, kda.gate_lower_bound, attn_res.block_size (layers from one bank to the next;
-0: none), activation.situ_beta and situ_linear_beta, expert_latent_length (0: as wide as the
-stream), expert_feed_forward_length, expert_shared_count, expert_gating_func, expert_weights_norm,
+attention.q_lora_rank, kda.gate_lower_bound, attn_res.block_size (layers between banked streams;
+0: none), activation.situ_beta and situ_linear_beta, expert_latent_length (0: the hidden size),
+expert_feed_forward_length, expert_shared_count, expert_gating_func, expert_weights_norm,
 expert_weights_scale, leading_dense_block_count.
 """
 
@@ -33,7 +35,7 @@ from urdir.ptxgen.kernels.recall import MAX_BANKS
 
 
 def kimi_k3(file: Reader) -> Description:
-    """Kimi K3, for text. Without kda.gate_lower_bound decays are those of Kimi Linear."""
+    """Kimi K3, text only. Without kda.gate_lower_bound decays are those of Kimi Linear."""
     heads, (dim, value_dim) = heads_of_all(file), latent_head_dims(file)
     shared = file.optional("rope.dimension_count", int, dim)
     floor = file.optional("kda.gate_lower_bound", float, 0.0)
@@ -66,8 +68,8 @@ def kimi_k3(file: Reader) -> Description:
         return replace(description, ignored_keys=file.ignored_keys)
     if description.n_layers > every * MAX_BANKS:
         raise UnsupportedError(
-            f"{file.key('attn_res.block_size')} is {every} of {description.n_layers} layers: "
-            f"more than {MAX_BANKS} streams to recall"
+            f"{file.key('attn_res.block_size')} is {every} with {description.n_layers} layers: "
+            f"more than {MAX_BANKS} banked streams"
         )
     return replace(
         description,

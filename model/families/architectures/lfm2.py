@@ -1,12 +1,13 @@
-"""LFM2 of Liquid AI, dense and with experts: short convolutions between gates in most layers, in
-the others attention with normalised heads. llama.cpp: `src/models/` lfm2.cpp, lfm2moe.cpp.
+"""LFM2 (Liquid AI), dense and with experts: gated short convolutions, attention in some layers.
+
+Attention has QK norms. llama.cpp: `src/models/` lfm2.cpp, lfm2moe.cpp.
 
     x += o (c * conv(b * h))       b, c, h = in_proj x'     x' = RMSNorm(x)
     x += network(x')                                        x' = RMSNorm(x)
 
-Keys: those of `parts`, `rope` and `mixtures`, attention.layer_norm_rms_epsilon; shortconv.l_cache,
-the taps of the convolution; attention.head_count_kv, 0 for a layer with a convolution; of the dense
-one attention.sliding_window, of the other expert_feed_forward_length, expert_gating_func and
+Keys: those of `parts`, `rope` and `mixtures`, attention.layer_norm_rms_epsilon; shortconv.l_cache
+(taps of the convolution); attention.head_count_kv (0: the layer is a convolution); dense models:
+attention.sliding_window; models with experts: expert_feed_forward_length, expert_gating_func,
 leading_dense_block_count.
 """
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from urdir.model.families.attention import Attention
-from urdir.model.families.dense import turning
+from urdir.model.families.dense import shared_rope
 from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Mixture
 from urdir.model.families.layers import Network
@@ -46,7 +47,7 @@ def lfm2(file: Reader) -> Description:
 
 
 def lfm2moe(file: Reader) -> Description:
-    """LFM2 with experts: scores with a bias that chooses, weights that sum to 1."""
+    """LFM2 with experts: a selection bias; weights sum to 1."""
     scores = scoring(file)
 
     def experts(index: int) -> Mixture:
@@ -58,7 +59,7 @@ def lfm2moe(file: Reader) -> Description:
 
 def _decoder(file: Reader, network: Callable[[int], Network], window: int = 0) -> Description:
     norm, (key_dim, _) = rms_norm(file), head_dims(file)
-    rope = turning(file, "half")
+    rope = shared_rope(file, "half")
     kv_heads = file.by_layer("attention.head_count_kv", int)
 
     def attends(index: int) -> Attention:

@@ -1,6 +1,6 @@
-"""The decoder of LLaMA (Touvron et al. 2023, arXiv 2302.13971) and its nearest relatives: RMSNorm
-before attention with grouped queries (GQA, Ainslie et al. 2023, arXiv 2305.13245) and before
-SwiGLU.
+"""LLaMA (Touvron et al. 2023, arXiv 2302.13971) and its nearest relatives.
+
+RMSNorm, grouped-query attention (GQA, Ainslie et al. 2023, arXiv 2305.13245), SwiGLU.
 
     x += O attention(rope(Q x'), rope(K x'), V x')        x' = RMSNorm(x)
     x += down(silu(gate x') * up x')                      x' = RMSNorm(x)
@@ -33,7 +33,7 @@ from urdir.ptxgen.kernels.rotation import RopeStyle
 
 
 def llama(file: Reader) -> Description:
-    """Llama 1 to 3, Mistral, Mixtral, TinyLlama, SmolLM and others that GGUF calls "llama".
+    """Llama 1 to 3, Mistral, Mixtral, TinyLlama, SmolLM and all else that GGUF names "llama".
 
     The converter permutes the rows of Q and K, so that neighbours rotate together.
     """
@@ -46,8 +46,7 @@ def qwen2(file: Reader) -> Description:
 
 
 def qwen3(file: Reader) -> Description:
-    """Qwen 3 (arXiv 2505.09388), dense: each head of queries and keys is normalised before it
-    rotates."""
+    """Qwen 3 (arXiv 2505.09388), dense: QK norms before RoPE."""
     return _decoder(file, "half", head_norm=True)
 
 

@@ -1,5 +1,7 @@
-"""Llama 4 (Meta 2025): chunks of 8192 positions in three of four layers; every fourth layer does
-not rotate, and its queries are scaled by their position; every n-th layer has experts.
+"""Llama 4 (Meta 2025): chunked attention with RoPE in three of four layers, interleaved experts.
+
+Chunks have 8192 positions. Every fourth layer attends globally without RoPE and scales queries by
+position. Every n-th layer has experts.
 
     x += O attention(norm(rope(Q x')), norm(rope(K x')), V x')       norms without weights
     x += sum of expert_e(score_e x') + shared(x')           score = sigmoid(logit), the best chosen
@@ -15,7 +17,7 @@ from dataclasses import replace
 
 from urdir.model.errors import UnsupportedError
 from urdir.model.families.attention import Attention, QkNorm
-from urdir.model.families.dense import plain, rms_decoder, turning
+from urdir.model.families.dense import rms_decoder, shared_rope, weightless
 from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Dense, Mixture
 from urdir.model.families.mixtures import expert_width, mixture, plain_dense, router, shared_expert
@@ -29,16 +31,16 @@ _CHUNK = 8192
 
 
 def llama4(file: Reader) -> Description:
-    """Scout (16 experts) normalises queries and keys, Maverick (128) does not."""
+    """Llama 4: Scout (16 experts) has QK norms, Maverick (128) has none."""
     window = "attention.sliding_window"
     if not file.count(window, _CHUNK):
-        # llama.cpp stops at its first token, for want of a temperature
-        raise UnsupportedError(f"{file.key(window)} is 0: a Llama 4 without chunks")
+        # llama.cpp fails at the first token: it has no temperature for this case
+        raise UnsupportedError(f"{file.key(window)} is 0: chunked attention is required")
     file.required("interleave_moe_layer_step", int)
     step, chunked = file.count("interleave_moe_layer_step"), windowed_layers(file, 4)
-    full = turning(file, "interleaved", factors=True)
+    full = shared_rope(file, "interleaved", factors=True)
     local = windowed_rope(file, full, head_dims(file)[0], scaled=True)
-    norm = plain(rms_norm(file))
+    norm = weightless(rms_norm(file))
     norms = None
     if file.size("expert_count") != 128:
         norms = QkNorm(norm, norm, after_rope=True)

@@ -1,8 +1,8 @@
-"""Decoders whose layers run more than once: HRM-Text (after the Hierarchical Reasoning Model, arXiv
-2506.21734) and Nanbeige. Each run has keys and values of its own.
+"""Decoders that run their layers more than once: HRM-Text and Nanbeige.
 
-Keys: those of `parts` and `rope`, attention.layer_norm_rms_epsilon; more at each family. llama.cpp:
-`src/models/` hrm-text.cpp, nanbeige.cpp.
+HRM-Text follows the Hierarchical Reasoning Model (arXiv 2506.21734). Each run has its own KV cache.
+Keys: those of `parts` and `rope`, attention.layer_norm_rms_epsilon; each family lists its own.
+llama.cpp: `src/models/` hrm-text.cpp, nanbeige.cpp.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from urdir.model.errors import ConfigError
 from urdir.model.families.attention import OutputGate
-from urdir.model.families.dense import plain
+from urdir.model.families.dense import weightless
 from urdir.model.families.description import Description
 from urdir.model.families.layers import LayerConfig
 from urdir.model.families.parts import (
@@ -30,15 +30,15 @@ from urdir.model.files.limits import LAYERS
 
 
 def hrm_text(file: Reader) -> Description:
-    """Two stacks of layers, L and H, each with a stream of its own.
+    """HRM-Text: two stacks of layers, L and H, each with its own residual stream.
 
-        l = norm(L(h + l))      hrm.l_cycles times; l begins as hrm.z_l_init, h as the embedding
-        h = norm(H(h + l))      all of it hrm.h_cycles times; logits are of h
+        l = norm(L(h + l))      hrm.l_cycles times; l starts as hrm.z_l_init, h as the embedding
+        h = norm(H(h + l))      the two lines repeat hrm.h_cycles times; logits are made of h
 
-    All norms are without weights, attention has gates by value. Keys: hrm.layers_per_stack,
+    No norm has weights; attention has elementwise gates. Keys: hrm.layers_per_stack,
     hrm.h_cycles, hrm.l_cycles, embedding_scale (0: none).
     """
-    norm, (key_dim, value_dim) = plain(rms_norm(file)), head_dims(file)
+    norm, (key_dim, value_dim) = weightless(rms_norm(file)), head_dims(file)
     rope = read_rope(file, "half", key_dim, factors=False)
     per_stack = file.size("hrm.layers_per_stack")
     high, low = file.size("hrm.h_cycles"), file.size("hrm.l_cycles")
@@ -46,7 +46,7 @@ def hrm_text(file: Reader) -> Description:
     if runs != file.size("block_count") - file.count("nextn_predict_layers") or runs > LAYERS.most:
         raise ConfigError(
             f"{file.key('block_count')} is {file.size('block_count')}, "
-            f"the cycles of {file.key('hrm')} have {runs} layers (at most {LAYERS.most})"
+            f"the cycles of {file.key('hrm')} run {runs} layers (at most {LAYERS.most})"
         )
 
     def layer(index: int) -> LayerConfig:
@@ -79,14 +79,14 @@ def hrm_text(file: Reader) -> Description:
 
 
 def nanbeige(file: Reader) -> Description:
-    """Nanbeige 4: LLaMA's layers num_loops times, with the last norm between (unless
-    skip_loop_final_norm)."""
+    """Nanbeige 4: LLaMA's layers run num_loops times, with the final norm between runs unless
+    skip_loop_final_norm is set."""
     norm = rms_norm(file)
     rope = read_rope(file, "interleaved", head_dims(file)[0])
     loops, count = file.size("num_loops", 1), file.layer_count()
     if loops * count > LAYERS.most:
         raise ConfigError(
-            f"{file.key('num_loops')} is {loops} of {count} layers: over {LAYERS.most}"
+            f"{file.key('num_loops')} is {loops}: more than {LAYERS.most} layers in all"
         )
     output_norm = file.norm("output_norm", None, norm)
     between = None if file.optional("skip_loop_final_norm", bool, False) else output_norm

@@ -1,5 +1,4 @@
-"""Mamba (Gu & Dao 2023, arXiv 2312.00752), Falcon Mamba and Jamba (arXiv 2403.19887). llama.cpp:
-`src/models/` mamba-base.cpp, mamba.cpp, jamba.cpp.
+"""Mamba (Gu & Dao 2023, arXiv 2312.00752), Falcon Mamba and Jamba (arXiv 2403.19887).
 
     x += o (scan(u, dt, B, C) * silu(z))     u = silu(conv(h));  h, z = ssm_in x'   x' = RMSNorm(x)
                                              dt = softplus(ssm_dt low);  low, B, C = ssm_x u
@@ -7,12 +6,13 @@
 Keys: those of `parts` and `mixtures`, attention.layer_norm_rms_epsilon; ssm.conv_kernel,
 ssm.inner_size (channels), ssm.state_size (values of a channel), ssm.time_step_rank (the low rank of
 dt), ssm.dt_b_c_rms (Falcon: low, B and C are normalised, without weights);
-attention.head_count_kv, 0 for a layer of Mamba (Jamba).
+attention.head_count_kv (Jamba; 0: the layer is a Mamba layer). llama.cpp: `src/models/`
+mamba-base.cpp, mamba.cpp, jamba.cpp.
 """
 
 from __future__ import annotations
 
-from urdir.model.families.dense import plain
+from urdir.model.families.dense import weightless
 from urdir.model.families.description import Description
 from urdir.model.families.layers import Block, Branch, LayerConfig, Network
 from urdir.model.families.mixtures import dense_width, mixture, plain_dense, router
@@ -25,7 +25,7 @@ from urdir.model.families.stored import Normalization
 def mamba(file: Reader) -> Description:
     """Mamba and Falcon Mamba."""
     norm = rms_norm(file)
-    bare = plain(norm) if file.optional("ssm.dt_b_c_rms", bool, False) else None
+    bare = weightless(norm) if file.optional("ssm.dt_b_c_rms", bool, False) else None
 
     def layer(index: int) -> LayerConfig:
         mixer = _mixer(file, index, (bare, bare, bare))
@@ -35,7 +35,7 @@ def mamba(file: Reader) -> Description:
 
 
 def jamba(file: Reader) -> Description:
-    """Jamba: attention without RoPE in some layers, experts in some; low, B and C are
+    """Jamba: some layers are attention without RoPE, some have experts; low, B and C are
     normalised."""
     norm, kv_heads = rms_norm(file), file.by_layer("attention.head_count_kv", int)
     size, rank = file.size("ssm.state_size"), file.size("ssm.time_step_rank")

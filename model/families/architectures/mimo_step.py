@@ -1,10 +1,11 @@
-"""MiMo-V2 and Step 3.5: mixtures of experts with windows in most layers, which rotate with a base
-of their own (by default 10000); layers without a router are dense.
+"""MiMo-V2 and Step 3.5: mixtures of experts with sliding windows in most layers.
+
+Windowed layers have their own RoPE base (default 10000). Layers without a router are dense.
 
 llama.cpp: `src/models/` mimo2.cpp, step35.cpp.
 
 Keys: those of `parts`, `rope`, `windows` and `mixtures`: expert_feed_forward_length. MiMo:
-attention.value_scale. Step: expert_shared_feed_forward_length, expert_gating_func (by default 2),
+attention.value_scale. Step: expert_shared_feed_forward_length, expert_gating_func (default 2),
 expert_weights_norm, expert_weights_scale, swiglu_clamp_exp, swiglu_clamp_shexp.
 """
 
@@ -13,11 +14,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from urdir.model.families.dense import rms_decoder, turning, windowed_mixer
+from urdir.model.families.dense import rms_decoder, shared_rope, windowed_mixer
 from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Dense, Mixture
 from urdir.model.families.mixtures import (
     DENSE,
+    EXPERTS,
     expert_width,
     limited,
     mixture,
@@ -26,6 +28,7 @@ from urdir.model.families.mixtures import (
     scoring,
     without,
 )
+from urdir.model.families.nextn import NextnKind
 from urdir.model.families.parts import (
     head_dims,
     head_norms,
@@ -42,10 +45,13 @@ from urdir.model.families.windows import (
 
 
 def mimo2(file: Reader) -> Description:
-    """MiMo-V2 (arXiv 2601.02780): values of another width than keys, sinks in some layers; layers
-    without a router are dense."""
+    """MiMo-V2 (arXiv 2601.02780): value heads are narrower or wider than key heads; attention sinks
+    in some layers. Layers without a router are dense, and so are MTP heads, whatever they store."""
     windowed, window = flagged_layers(file), file.size("attention.sliding_window")
-    full, value_scale = turning(file, "half"), file.optional("attention.value_scale", float, 0.0)
+    full, value_scale = (
+        shared_rope(file, "half"),
+        file.optional("attention.value_scale", float, 0.0),
+    )
     local = windowed_rope(file, full, head_dims(file)[0], scaled=False, base=1e4)
 
     def sinks(index: int) -> dict[str, Any]:
@@ -65,23 +71,34 @@ def mimo2(file: Reader) -> Description:
     )
 
     def network(index: int) -> Dense | Mixture:
-        if not file.has("ffn_gate_inp.weight", index):
+        if index in file.nextn_layers or not file.has("ffn_gate_inp.weight", index):
             return plain_dense(file, index)
         route = router(file, index, "sigmoid", normalize=True, choice_bias="optional")
         return mixture(file, index, route, expert_width(file, index))
 
-    biases = [f"attn_{name}.bias" for name in ("q", "k", "v", "qkv")]
-    description = rms_decoder(file, attends, network, output="required", unused=biases)
+    unused = [f"attn_{name}.bias" for name in ("q", "k", "v", "qkv")]
+    nextn = NextnKind(rms_norm(file), passes_normed=False)
+    description = rms_decoder(
+        file,
+        attends,
+        network,
+        output="required",
+        unused=(*unused, "layer_output_norm.weight"),
+        nextn=nextn,
+    )
+    experts = (f"blk.{index}.{name}" for index in file.nextn_layers for name in EXPERTS)
+    loaded = tuple(name for name in experts if name in file.stored)
+    description = replace(description, unused_tensors=description.unused_tensors + loaded)
     return without(description, file, Mixture, DENSE)
 
 
 def step35(file: Reader) -> Description:
-    """Step 3.5: layers without a window rotate half as many values and have the file's frequency
-    factors; attention may be gated by head; activated gates and up products are limited (of the
-    dense layers as of the shared expert). Layers without a router are dense."""
+    """Step 3.5: full-attention layers rotate half as many values, with the file's frequency
+    factors; optional per-head attention gates. The shared expert and the dense layers clamp the
+    activated gate and the up product."""
     norm, (key_dim, _) = rms_norm(file), head_dims(file)
     windowed, window = flagged_layers(file), file.size("attention.sliding_window")
-    whole = turning(file, "half")
+    whole = shared_rope(file, "half")
     local = windowed_rope(file, whole, key_dim, scaled=False, base=1e4)
     full = replace(whole, dim=whole.dim // 2)
     check_dim(file, "rope.dimension_count", full.dim, key_dim)
@@ -111,7 +128,8 @@ def step35(file: Reader) -> Description:
             file, index, width, inside, beside, scores=scores, choice_bias="optional"
         )
 
-    description = rms_decoder(file, attends, network, output="required")
+    nextn = NextnKind(norm, passes_normed=False)
+    description = rms_decoder(file, attends, network, output="required", nextn=nextn)
     return without(description, file, Mixture, DENSE)
 
 

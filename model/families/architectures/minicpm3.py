@@ -1,10 +1,11 @@
-"""MiniCPM 3 (OpenBMB, arXiv 2404.06395): attention by a latent vector as in `deepseek2`, dense
-networks, and scales that only depend on sizes. llama.cpp: `src/models/` minicpm3.cpp.
+"""MiniCPM 3 (OpenBMB, arXiv 2404.06395): MLA as in `deepseek2`, dense FFNs, fixed scales.
+
+The scales depend on sizes only. llama.cpp: `src/models/` minicpm3.cpp.
 
     x = 12 embedding,  x += 1.4 / sqrt(layers) network(RMSNorm(x)),  logits = 256 / hidden output x'
 
 Keys: those of `parts` and `rope`, attention.layer_norm_rms_epsilon; attention.kv_lora_rank (the
-latent vector), attention.q_lora_rank, rope.dimension_count (the part of a head that rotates).
+latent vector), attention.q_lora_rank, rope.dimension_count (the rotated part of a head).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import math
 
 from urdir.model.families.attention import Attention, Latent
-from urdir.model.families.dense import rms_decoder, turning
+from urdir.model.families.dense import rms_decoder, shared_rope
 from urdir.model.families.description import Description
 from urdir.model.families.mixtures import plain_dense
 from urdir.model.families.parts import head_dims, rms_norm
@@ -22,7 +23,7 @@ from urdir.model.families.rope import RopeConfig
 
 def minicpm3(file: Reader) -> Description:
     """MiniCPM3 4B."""
-    rope = turning(file, "half", factors=True)
+    rope = shared_rope(file, "half", factors=True)
     return rms_decoder(
         file,
         lambda layer: _attention(file, layer, rope),
@@ -34,8 +35,8 @@ def minicpm3(file: Reader) -> Description:
 
 
 def _attention(file: Reader, layer: int, rope: RopeConfig) -> Attention:
-    """The keys of a head are stored beside its values (attn_kv_b), so that what makes its queries
-    fit for the latent vector is their transposed matrix. All of a head may rotate."""
+    """MLA of a layer. The file stores a head's key rows beside its value rows (attn_kv_b);
+    absorbing them into the query needs their transpose. A head may rotate as a whole."""
     hidden, norm, (key_dim, value_dim) = file.hidden, rms_norm(file), head_dims(file)
     heads, still = file.size_at("attention.head_count", layer), key_dim - rope.dim
     latent, rank = file.size("attention.kv_lora_rank"), file.size("attention.q_lora_rank")

@@ -1,11 +1,12 @@
-"""MiniMax-01 (arXiv 2501.08313): seven of eight layers have lightning attention, whose states decay
-at rates that follow from the layer and the head, the others softmax attention; all have experts.
-llama.cpp: `src/models/` minimax-01.cpp.
+"""MiniMax-01 (arXiv 2501.08313): lightning attention in seven of eight layers, experts in all.
+
+Lightning attention decays its states at rates fixed by layer and head; the other layers are
+softmax attention. llama.cpp: `src/models/` minimax-01.cpp.
 
     x = attention(x') + s x',   x = experts(x') + s x'        x' = RMSNorm(x)
 
-What is kept of the stream is its norm, times a scale s. The stream here is x / s, as which it is
-x' + network(x') / s: what reads it is a norm, whose epsilon is then that of the file over s^2.
+The residual is the norm of the stream times a scale s. The stream here is x / s, which becomes
+x' + network(x') / s: only norms read it, with the file's epsilon divided by s^2.
 
 Keys: those of `parts`, `rope` and `mixtures`, attention.layer_norm_rms_epsilon, residual_scale (s);
 attention.recurrent_layers (a flag for each layer) or full_attention_interval (default 8);
@@ -26,7 +27,7 @@ from urdir.model.families.rope import read_rope
 from urdir.model.families.stored import Slopes
 from urdir.ptxgen.kernels.norm import Norm
 
-#: Between these s is 3.56, that of the published model.
+#: Accepted range of s; the published model has 3.56.
 _SCALES = (2.0**-16, 2.0**16)
 
 
@@ -69,12 +70,12 @@ def _recurrent_layers(file: Reader) -> list[bool]:
 
 
 def _lightning(file: Reader, layer: int) -> Lightning:
-    """Rows of attn_qkv are the query, the key and the value of one head after the other."""
+    """Lightning attention: attn_qkv holds query, key and value of each head in turn."""
     heads, (dim, value_dim) = file.size_at("attention.head_count", layer), head_dims(file)
     if value_dim != dim:
         raise ConfigError(
-            f"keys of {dim} values ({file.key('attention.key_length')}) and values of {value_dim} "
-            "(attention.value_length): expected as many"
+            f"key heads have {dim} values ({file.key('attention.key_length')}), "
+            f"value heads {value_dim} (attention.value_length); expected the same number"
         )
     width = heads * dim
     qkv = file.linear("attn_qkv", layer, 3 * width, file.hidden, bias="absent")

@@ -1,9 +1,11 @@
-"""MiniMax M3: heads with norms, experts as in DeepSeek V3 (arXiv 2412.19437) with the activation of
-gpt-oss, and sparse attention. llama.cpp: `src/models/` minimax-m3.cpp.
+"""MiniMax M3: QK norms, experts as in DeepSeek V3, block-sparse attention.
+
+The experts (arXiv 2412.19437) use the activation of gpt-oss. llama.cpp: `src/models/`
+minimax-m3.cpp.
 
 In layers with experts a row attends to the attention.indexer.top_k blocks of
-attention.indexer.block_size tokens that an index of their own finds best. Sequences of no more than
-these have all of them: only such contexts are taken, and the tensors of the index are not used.
+attention.indexer.block_size tokens that an indexer scores highest. Shorter sequences attend to
+every block: only contexts of that length are supported, and the indexer's tensors are unused.
 
 Keys: those of `parts`, `rope` and `mixtures`, attention.layer_norm_rms_epsilon; the two above;
 expert_feed_forward_length, expert_shared_count, expert_gating_func, expert_weights_norm,
@@ -14,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from urdir.model.families.dense import mixer, rms_decoder, turning
+from urdir.model.families.dense import mixer, rms_decoder, shared_rope
 from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Dense, Mixture
 from urdir.model.families.mixtures import expert_width, leading_dense, plain_dense, shared_count
@@ -27,7 +29,7 @@ _INDEX = tuple(f"indexer.{name}.weight" for name in ("q_proj", "k_proj", "q_norm
 
 
 def minimax_m3(file: Reader) -> Description:
-    """All of its layers as they are for contexts of a few blocks."""
+    """MiniMax M3 for contexts short enough that attention is not sparse."""
 
     def network(index: int) -> Dense | Mixture:
         if index < leading_dense(file):
@@ -35,7 +37,7 @@ def minimax_m3(file: Reader) -> Description:
         beside = shared_count(file) * expert_width(file, index)
         return scored_experts(file, index, beside, SWIGLU_OAI)
 
-    attends = mixer(file, turning(file, "half"), head_norm=True)
+    attends = mixer(file, shared_rope(file, "half"), head_norm=True)
     description = rms_decoder(file, attends, network, output="required", unused=_INDEX)
     blocks, size = (file.size(f"attention.indexer.{name}") for name in ("top_k", "block_size"))
     return replace(

@@ -1,5 +1,6 @@
-"""OLMo (arXiv 2402.00838), OLMo 2 and 3 (arXiv 2501.00656), and EXAONE 4 (arXiv 2507.11407), which
-have norms after attention and network only.
+"""OLMo 1 to 3 (arXiv 2402.00838, 2501.00656) and EXAONE 4 (arXiv 2507.11407).
+
+All but OLMo 1 have norms after attention and FFN only.
 
 Keys: those of `parts` and `rope`; OLMo: attention.layer_norm_epsilon, attention.clamp_kqv (0:
 none); the others: attention.layer_norm_rms_epsilon, attention.sliding_window,
@@ -11,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from urdir.model.families.dense import decoder, mixer, plain, windowed_mixer
+from urdir.model.families.dense import decoder, mixer, weightless, windowed_mixer
 from urdir.model.families.description import Description
 from urdir.model.families.parts import (
     attention,
@@ -39,14 +40,14 @@ def olmo(file: Reader) -> Description:
         norm,
         lambda layer: attention(file, layer, rope, clamp=clamp, output_bias="absent"),
         lambda layer: dense(file, layer, bias="absent"),
-        norms=(plain(norm), plain(norm)),
-        output_norm=plain(norm),
+        norms=(weightless(norm), weightless(norm)),
+        output_norm=weightless(norm),
     )
 
 
 def olmo2(file: Reader) -> Description:
-    """OLMo 2: all queries are normalised as one row, and so are all keys. OLMo 3: three of four
-    layers have a window and rotate without context extension."""
+    """OLMo 2 and 3: one norm over all query heads, one over all key heads. OLMo 3: three of four
+    layers use a sliding window and RoPE without context extension."""
     norm, rope = rms_norm(file), read_rope(file, "half", head_dims(file)[0], factors=False)
     local = replace(rope, scaling=RopeScaling.none())
     window = optional_window(file)
@@ -67,7 +68,7 @@ def olmo2(file: Reader) -> Description:
 
 
 def exaone4(file: Reader) -> Description:
-    """EXAONE 4: normalised heads. With 64 layers (32B) three of four have a window (default 4096),
+    """EXAONE 4: QK norms. With 64 layers (32B) three of four use a sliding window (default 4096),
     and only those have RoPE."""
     rope = read_rope(file, "half", head_dims(file)[0])
     attends = mixer(file, rope, head_norm=True)

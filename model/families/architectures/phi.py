@@ -14,7 +14,7 @@ from urdir.model.families.rope import read_rope
 
 
 def phi2(file: Reader) -> Description:
-    """Phi 1, 1.5 and 2: attention beside a network, both of one LayerNorm; biases everywhere."""
+    """Phi 1, 1.5 and 2: attention and FFN in parallel on one LayerNorm; biases everywhere."""
     rope = read_rope(file, "half", head_dims(file)[0], factors=False)
     return decoder(
         file,
@@ -30,8 +30,8 @@ def phi2(file: Reader) -> Description:
 
 
 def phi3(file: Reader) -> Description:
-    """Phi 3 and 4: LLaMA with fused matrices and LongRoPE (arXiv 2402.13753). As in llama.cpp, no
-    layer has a window (attention.sliding_window)."""
+    """Phi 3 and 4: LLaMA with fused matrices and LongRoPE (arXiv 2402.13753). As in llama.cpp,
+    attention.sliding_window is ignored."""
     rope = read_rope(file, "half", head_dims(file)[0])
     return decoder(
         file,

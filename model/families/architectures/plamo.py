@@ -32,7 +32,7 @@ from urdir.model.families.windows import optional_window, optional_windows
 
 
 def plamo(file: Reader) -> Description:
-    """PLaMo 13B: attention beside the network, both of one norm."""
+    """PLaMo 13B: attention and FFN in parallel on one norm."""
     rope = read_rope(file, "half", head_dims(file)[0], factors=False)
     return decoder(
         file,
@@ -46,8 +46,8 @@ def plamo(file: Reader) -> Description:
 
 
 def plamo2(file: Reader) -> Description:
-    """PLaMo 2: Mamba by heads where attention.head_count_kv is 0, else attention whose heads have
-    norms of their own; norms before and after."""
+    """PLaMo 2: Mamba with heads where attention.head_count_kv is 0, else attention with QK norms;
+    norms before and after each block."""
     rope = read_rope(file, "half", head_dims(file)[0], factors=False)
     kv_heads = file.by_layer("attention.head_count_kv", int)
 
@@ -73,13 +73,13 @@ def _attention(file: Reader, layer: int, rope: RopeConfig) -> Attention:
 
 
 def _mamba(file: Reader, layer: int) -> Selective:
-    """Rows of ``ssm_in`` are the gate of a head, then its input. Norms have no ".weight" in their
-    names."""
+    """Mamba with heads. Rows of ``ssm_in`` are a head's gate, then its input. Norm tensors have no
+    ".weight" suffix."""
     hidden, inner = file.hidden, file.size("ssm.inner_size")
     count, size = file.size("ssm.time_step_rank"), file.size("ssm.state_size")
     if inner % count:
         raise ConfigError(
-            f"{inner} values of {count} heads ({file.key('ssm.inner_size')}, ssm.time_step_rank)"
+            f"{inner} values in {count} heads ({file.key('ssm.inner_size')}, ssm.time_step_rank)"
         )
     if groups := file.count("ssm.group_count"):
         raise UnsupportedError(f"{file.key('ssm.group_count')} is {groups}, expected 0")
@@ -108,7 +108,7 @@ def _mamba(file: Reader, layer: int) -> Selective:
 
 
 def _normed_after(file: Reader, layer: int, mixer: Attention | Selective) -> LayerConfig:
-    """Norms before and after; those have no ".weight" in their names."""
+    """A layer with norms before and after; the latter's tensors have no ".weight" suffix."""
     norm = rms_norm(file)
 
     def after(name: str) -> Normalization:
@@ -123,7 +123,7 @@ def _normed_after(file: Reader, layer: int, mixer: Attention | Selective) -> Lay
 
 
 def plamo3(file: Reader) -> Description:
-    """PLaMo 3: normalised heads, norms before and after, windows in seven of eight layers."""
+    """PLaMo 3: QK norms, norms before and after, sliding windows in seven of eight layers."""
     key_dim, window = head_dims(file)[0], optional_window(file)
     rope = read_rope(file, "half", key_dim, factors=False)
     local = windowed_rope(file, rope, key_dim, scaled=False, base=1e4) if window else rope

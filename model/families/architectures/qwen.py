@@ -1,5 +1,6 @@
-"""The first Qwen (arXiv 2309.16609), and the text decoders of Qwen 2 VL (arXiv 2409.12191) and
-Qwen 3 VL (arXiv 2511.21631).
+"""Qwen 1 (arXiv 2309.16609), and the text decoders of Qwen 2 VL and Qwen 3 VL.
+
+arXiv 2409.12191, 2511.21631.
 
 Keys: those of `parts` and `rope`, attention.layer_norm_rms_epsilon, rope.dimension_sections (VL).
 llama.cpp: `src/models/` qwen.cpp, qwen2vl.cpp, qwen3vl.cpp.
@@ -24,8 +25,8 @@ from urdir.ptxgen.kernels.norm import Norm
 
 
 def qwen(file: Reader) -> Description:
-    """Qwen 1: feed_forward_length counts both halves of the gated network. Of the 3 * hidden rows
-    of attn_qkv llama.cpp uses the first ones, where there are fewer KV heads than heads."""
+    """Qwen 1: feed_forward_length counts both halves of the gated FFN. With fewer KV heads than
+    heads, only the first of the 3 * hidden rows of attn_qkv are used, as in llama.cpp."""
     key_dim, _ = head_dims(file)
     rope = read_rope(file, "half", key_dim, factors=False)
 
@@ -51,8 +52,8 @@ def qwen(file: Reader) -> Description:
 
 
 def qwen2vl(file: Reader) -> Description:
-    """Qwen 2 VL. Where the file has no epsilon of norms, or 0, it is 0: llama.cpp does not read it.
-    Nor does it use the bias of the output that it loads."""
+    """Qwen 2 VL. A missing norm epsilon counts as 0, as in llama.cpp, which does not read it. The
+    output bias is ignored, as there."""
     eps = file.amount("attention.layer_norm_rms_epsilon")
     rope = with_sections(file, read_rope(file, "half", head_dims(file)[0], factors=False))
     return decoder(
@@ -66,8 +67,8 @@ def qwen2vl(file: Reader) -> Description:
 
 
 def qwen3vl(file: Reader) -> Description:
-    """Qwen 3 VL: normalised heads, axes by turns. What images add to the first layers (deepstack)
-    is none of the text."""
+    """Qwen 3 VL: QK norms, interleaved axes. Deepstack adds image features to the first layers and
+    has no effect on text."""
     norm, (key_dim, _) = rms_norm(file), head_dims(file)
     rope = read_rope(file, "half", key_dim, factors=False)
     rope = with_sections(file, rope, interleaved=True)

@@ -1,9 +1,10 @@
-"""Qwen's mixtures of experts, and those with layers of the same kind: OLMoE, MiniMax-M2 and
-Tencent's Hunyuan-A13B. llama.cpp: `src/models/` qwen2moe.cpp, qwen3moe.cpp, qwen3vlmoe.cpp,
-olmoe.cpp, minimax-m2.cpp, hunyuan-moe.cpp.
+"""Qwen's mixtures of experts and close relatives: OLMoE, MiniMax-M2 and Hunyuan-A13B.
+
+llama.cpp: `src/models/` qwen2moe.cpp, qwen3moe.cpp, qwen3vlmoe.cpp, olmoe.cpp, minimax-m2.cpp,
+hunyuan-moe.cpp.
 
 Keys: those of `parts`, `rope` and `mixtures`: expert_feed_forward_length (default:
-feed_forward_length shared by the experts that are used; OLMoE, MiniMax and Hunyuan have
+feed_forward_length divided by the number of used experts; OLMoE, MiniMax and Hunyuan read
 feed_forward_length instead), expert_shared_feed_forward_length (Qwen 2, Hunyuan),
 expert_gating_func (MiniMax), rope.dimension_sections (Qwen 3 VL).
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from urdir.model.families.attention import Attention
-from urdir.model.families.dense import mixer, rms_decoder, turning
+from urdir.model.families.dense import mixer, rms_decoder, shared_rope
 from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Mixture
 from urdir.model.families.mixtures import (
@@ -33,7 +34,7 @@ from urdir.model.families.stored import Linear
 
 
 def qwen2moe(file: Reader) -> Description:
-    """Qwen 1.5 and 2 (arXiv 2407.10671): beside the experts a shared one with a gate of its own."""
+    """Qwen 1.5 and 2 (arXiv 2407.10671): a shared expert with its own gate."""
 
     def network(index: int) -> Mixture:
         width = shared_width(file, 0) or dense_width(file, index)
@@ -46,17 +47,17 @@ def qwen2moe(file: Reader) -> Description:
             shared_gate=Linear(file.matrix("ffn_gate_inp_shexp", index, file.hidden)),
         )
 
-    return rms_decoder(file, mixer(file, turning(file, "half")), network, output="required")
+    return rms_decoder(file, mixer(file, shared_rope(file, "half")), network, output="required")
 
 
 def qwen3moe(file: Reader) -> Description:
-    """Qwen 3 (arXiv 2505.09388): normalised heads, weights that sum to 1."""
-    return _qwen3(file, turning(file, "half"))
+    """Qwen 3 (arXiv 2505.09388): QK norms; expert weights sum to 1."""
+    return _qwen3(file, shared_rope(file, "half"))
 
 
 def qwen3vlmoe(file: Reader) -> Description:
     """The text decoder of Qwen 3 VL (arXiv 2511.21631)."""
-    return _qwen3(file, with_sections(file, turning(file, "half"), interleaved=True))
+    return _qwen3(file, with_sections(file, shared_rope(file, "half"), interleaved=True))
 
 
 def _qwen3(file: Reader, rope: RopeConfig) -> Description:
@@ -67,7 +68,7 @@ def _qwen3(file: Reader, rope: RopeConfig) -> Description:
 
 
 def olmoe(file: Reader) -> Description:
-    """OLMoE (arXiv 2409.02060): all queries are normalised as one row, and so are all keys."""
+    """OLMoE (arXiv 2409.02060): one norm over all query heads, one over all key heads."""
 
     def network(index: int) -> Mixture:
         return mixture(file, index, router(file, index), dense_width(file, index))
@@ -76,7 +77,7 @@ def olmoe(file: Reader) -> Description:
 
 
 def minimax_m2(file: Reader) -> Description:
-    """MiniMax-M2: OLMoE's attention; chosen by biased scores."""
+    """MiniMax-M2: OLMoE's attention; a selection bias."""
     scores = scoring(file)
 
     def network(index: int) -> Mixture:
@@ -87,7 +88,7 @@ def minimax_m2(file: Reader) -> Description:
 
 
 def _row_normed(file: Reader) -> Callable[[int], Attention]:
-    norm, rope = rms_norm(file), turning(file, "half")
+    norm, rope = rms_norm(file), shared_rope(file, "half")
 
     def build(index: int) -> Attention:
         norms = row_norms(file, index, norm)
@@ -97,9 +98,9 @@ def _row_normed(file: Reader) -> Callable[[int], Attention]:
 
 
 def hunyuan_moe(file: Reader) -> Description:
-    """Hunyuan-A13B: a shared expert; heads are normalised after they have been rotated."""
+    """Hunyuan-A13B: a shared expert; QK norms follow RoPE."""
     norm, (key_dim, _) = rms_norm(file), head_dims(file)
-    rope = turning(file, "half")
+    rope = shared_rope(file, "half")
 
     def attends(index: int) -> Attention:
         norms = head_norms(file, index, norm, key_dim, after_rope=True)

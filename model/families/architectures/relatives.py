@@ -1,6 +1,6 @@
-"""Decoders that differ from LLaMA's in a detail: RMSNorm before attention and before a network.
+"""Decoders that differ from LLaMA's in a detail.
 
-Keys: those of `parts` and `rope`, attention.layer_norm_rms_epsilon; more at each family.
+Keys: those of `parts` and `rope`, attention.layer_norm_rms_epsilon; each family lists its own.
 llama.cpp: `src/models/` arcee.cpp, apertus.cpp, baichuan.cpp, ernie4-5.cpp, paddleocr.cpp,
 exaone.cpp, hunyuan-vl.cpp, internlm2.cpp, maincoder.cpp, mistral3.cpp, pangu-embed.cpp, refact.cpp,
 seed-oss.cpp, smollm3.cpp, xverse.cpp.
@@ -34,7 +34,7 @@ from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.attention.own_token import Temperature
 from urdir.ptxgen.kernels.rotation import RopeStyle
 
-#: Tensors of llama.cpp's common layer that some families load and do not use.
+#: Tensors of llama.cpp's common layer that some families load without using them.
 _BIASES = ("attn_output.bias", "ffn_gate.bias", "ffn_up.bias", "ffn_down.bias")
 _FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
@@ -53,8 +53,8 @@ def _decoder(
     network: Callable[[int], Network] | None = None,
     **options: Any,
 ) -> Description:
-    """The same attention and ``network`` (SwiGLU) in all layers; ``attends``: further fields of
-    `Attention`."""
+    """A decoder of equal layers with ``network`` (default SwiGLU); ``attends`` are further fields
+    of `Attention`."""
     fields = attends or {}
     return decoder(
         file,
@@ -66,7 +66,7 @@ def _decoder(
 
 
 def arcee(file: Reader) -> Description:
-    """Arcee AFM: squared ReLU without gates."""
+    """Arcee AFM: ungated squared ReLU."""
     rope = _rope(file, "interleaved", factors=True)
     return decoder(
         file,
@@ -77,10 +77,10 @@ def arcee(file: Reader) -> Description:
 
 
 def apertus(file: Reader) -> Description:
-    """Apertus (arXiv 2509.14233): xIELU (arXiv 2411.13010) without gates, normalised heads.
+    """Apertus (arXiv 2509.14233): ungated xIELU (arXiv 2411.13010), QK norms.
 
     Keys: xielu.alpha_n, alpha_p, beta, eps (without the architecture's name, for all layers or
-    each). Stored alphas are what softplus is taken of; beta is added to the negative one.
+    each). Softplus is applied to stored alphas; beta is added to the negative one.
     """
     norm, (key_dim, _) = rms_norm(file), head_dims(file)
     rope = _rope(file, "half", factors=True)
@@ -106,8 +106,8 @@ def _softplus(x: float) -> float:
 
 
 def baichuan(file: Reader) -> Description:
-    """Baichuan (arXiv 2309.10305): RoPE with 32 layers (7B), ALiBi with 40 (13B). llama.cpp knows
-    no positions for any other number of layers."""
+    """Baichuan (arXiv 2309.10305): RoPE with 32 layers (7B), ALiBi with 40 (13B). Other layer
+    counts have no positions in llama.cpp."""
     layers = file.layer_count()
     rope = _rope(file, "interleaved") if layers == 32 else None
     max_bias = 8.0 if layers == 40 else 0.0
@@ -115,12 +115,12 @@ def baichuan(file: Reader) -> Description:
 
 
 def ernie4_5(file: Reader) -> Description:
-    """ERNIE 4.5, dense. The bias of attention's output is not used."""
+    """ERNIE 4.5, dense. The bias of attention's output is ignored."""
     return _decoder(file, _rope(file, "interleaved"), unused=("attn_output.bias",))
 
 
 def paddleocr(file: Reader) -> Description:
-    """PaddleOCR-VL: ERNIE 4.5, with positions of several axes."""
+    """PaddleOCR-VL: ERNIE 4.5 with multi-axis positions."""
     rope = with_sections(file, _rope(file, "half"))
     return _decoder(file, rope, output_bias="optional")
 
@@ -131,7 +131,7 @@ def exaone(file: Reader) -> Description:
 
 
 def hunyuan(file: Reader, *, axes: bool = False) -> Description:
-    """Hunyuan, dense: heads are normalised after they have been rotated.
+    """Hunyuan, dense: QK norms follow RoPE.
 
     Keys: rope.scaling.alpha, NTK-aware scaling of the base. With ``axes`` (the text decoder of
     Hunyuan-VL) rope.dimension_sections.
@@ -158,7 +158,7 @@ def internlm2(file: Reader) -> Description:
 
 
 def maincoder(file: Reader) -> Description:
-    """Maincoder: heads are normalised after they have been rotated."""
+    """Maincoder: QK norms follow RoPE."""
     norm, (key_dim, _) = rms_norm(file), head_dims(file)
     rope = _rope(file, "interleaved")
 
@@ -170,7 +170,7 @@ def maincoder(file: Reader) -> Description:
 
 
 def mistral3(file: Reader) -> Description:
-    """Ministral 3 and Mistral Small 3: LLaMA, with queries that grow with their position.
+    """Ministral 3 and Mistral Small 3: LLaMA with queries scaled by position.
 
     Key: attention.temperature_scale; the step is the original context length.
     """
@@ -187,14 +187,14 @@ def mistral3(file: Reader) -> Description:
 
 
 def pangu(file: Reader) -> Description:
-    """openPangu-Embedded: a bias of attention's output. Factors of frequencies are not used."""
+    """openPangu-Embedded: attention output has a bias. Frequency factors are ignored."""
     return _decoder(file, _rope(file, "half"), output_bias="required", unused=_FACTORS)
 
 
 def refact(file: Reader) -> Description:
-    """Refact: ALiBi. Biases (but those of Q, K and V) are not used.
+    """Refact: ALiBi. Biases other than those of Q, K and V are ignored.
 
-    llama.cpp loads experts where there are any, but computes only silu(x') in their place.
+    llama.cpp loads experts if the file has any, but computes only silu(x') in their place.
     """
     has_any = has_experts(file)
     unused = (
@@ -209,7 +209,7 @@ def refact(file: Reader) -> Description:
 
 
 def seed_oss(file: Reader) -> Description:
-    """Seed-OSS: the network's norm is called post_attention_norm."""
+    """Seed-OSS: the FFN norm is named post_attention_norm."""
     return _decoder(file, _rope(file, "half"), norms=("attn_norm", "post_attention_norm"))
 
 

@@ -1,20 +1,21 @@
-"""Mamba-2 (Dao & Gu 2024, arXiv 2405.21060) and decoders that mix its layers with attention:
-Granite 4, Falcon-H1, Nemotron-H. llama.cpp: `src/models/` mamba-base.cpp, mamba2.cpp,
-granite-hybrid.cpp, falcon-h1.cpp, nemotron-h.cpp.
+"""Mamba-2 (Dao & Gu 2024, arXiv 2405.21060) and hybrids: Granite 4, Falcon-H1, Nemotron-H.
+
+llama.cpp: `src/models/` mamba-base.cpp, mamba2.cpp, granite-hybrid.cpp, falcon-h1.cpp,
+nemotron-h.cpp.
 
     x += o RMSNorm(ssd(silu(conv(xBC)), dt) * silu(z))        z, xBC, dt = ssm_in x'
                                                               x' = RMSNorm(x)
 
 Keys: those of `parts`, `rope` and `mixtures`, attention.layer_norm_rms_epsilon; ssm.conv_kernel,
 ssm.inner_size (values of all heads), ssm.time_step_rank (heads), ssm.group_count (heads of B and
-C), ssm.state_size (values of such a head); what a function below names.
+C), ssm.state_size (values of such a head); each family lists its own.
 """
 
 from __future__ import annotations
 
-from urdir.model.errors import ConfigError, UnsupportedError
+from urdir.model.errors import ConfigError
 from urdir.model.families.description import Description
-from urdir.model.families.feed_forward import Mixture
+from urdir.model.families.feed_forward import LatentExperts, Mixture
 from urdir.model.families.layers import Block, Branch, LayerConfig, Network
 from urdir.model.families.mixtures import (
     divided_width,
@@ -26,6 +27,7 @@ from urdir.model.families.mixtures import (
     weights_norm,
     weights_scale,
 )
+from urdir.model.families.nextn import NextnKind
 from urdir.model.families.parts import (
     RELU2,
     attention,
@@ -42,7 +44,7 @@ from urdir.ptxgen.kernels.norm import Norm
 
 
 def mamba2(file: Reader) -> Description:
-    """Mamba-2: nothing but its layers."""
+    """Mamba-2: every layer is one Mamba-2 mixer, without an FFN."""
     norm = rms_norm(file)
     return model(
         file,
@@ -52,10 +54,10 @@ def mamba2(file: Reader) -> Description:
 
 
 def granitehybrid(file: Reader) -> Description:
-    """Granite 4 (IBM): attention where attention.head_count_kv is not 0, a network in every layer.
+    """Granite 4 (IBM): attention where attention.head_count_kv is not 0, an FFN in every layer.
 
-    Keys: logit_scale (divides), residual_scale, embedding_scale, attention.scale (0 is none of
-    them), rope.scaling.finetuned (false: no RoPE), expert_shared_feed_forward_length.
+    Keys: logit_scale (divides), residual_scale, embedding_scale, attention.scale (0 counts as
+    absent), rope.scaling.finetuned (false: no RoPE), expert_shared_feed_forward_length.
     """
     norm, shared = rms_norm(file), shared_width(file, 0)
     scale = file.amount("attention.scale") or None
@@ -83,8 +85,8 @@ def granitehybrid(file: Reader) -> Description:
 
 
 def falcon_h1(file: Reader) -> Description:
-    """Falcon-H1 (arXiv 2507.22448): attention and Mamba-2 side by side in every layer. llama.cpp
-    loads the bias of attention's output and RoPE factors for nothing."""
+    """Falcon-H1 (arXiv 2507.22448): attention and Mamba-2 in parallel in every layer. llama.cpp
+    loads the bias of attention's output and RoPE factors without using them."""
     norm, normed = rms_norm(file), file.anywhere("ssm_norm.weight")
     rope = read_rope(file, "half", head_dims(file)[0], factors=False)
 
@@ -107,34 +109,41 @@ def falcon_h1(file: Reader) -> Description:
 
 
 def nemotron_h(file: Reader) -> Description:
-    """Nemotron-H (arXiv 2504.03624), and Nemotron 3 with experts: a layer is attention without
-    RoPE, Mamba-2 or a network, by feed_forward_length and attention.head_count_kv, 0 where there is
-    none.
+    """Nemotron-H (arXiv 2504.03624), and Nemotron 3 with experts.
 
-    Keys: attention.layer_norm_epsilon where there is none of RMS; expert_feed_forward_length,
-    expert_shared_feed_forward_length, expert_weights_norm, expert_weights_scale.
+    Each layer is one of Mamba-2, attention without RoPE, or an FFN: feed_forward_length is 0 in
+    layers without an FFN, attention.head_count_kv in those without attention. An MTP head has
+    attention and experts.
+    Keys: attention.layer_norm_epsilon if the RMS epsilon is absent; expert_feed_forward_length,
+    expert_shared_feed_forward_length, expert_weights_norm, expert_weights_scale; moe_latent_size:
+    experts read a narrower vector.
     """
     eps = file.amount("attention.layer_norm_rms_epsilon")
     norm = Norm("rms", eps or file.number("attention.layer_norm_epsilon"))
     kv_heads = file.by_layer("attention.head_count_kv", int)
     widths = file.by_layer("feed_forward_length", int)
-    if file.count("moe_latent_size"):
-        raise UnsupportedError(f"experts of a latent vector ({file.key('moe_latent_size')})")
 
     def network(index: int) -> Network:
         if widths[index]:
             return _network(file, index)
         return attention(file, index, None) if kv_heads[index] else _mixer(file, index, norm)
 
-    return model(
-        file,
-        lambda index: _alone(file, index, network(index), norm),
-        file.norm("output_norm", None, norm),
-    )
+    def layer(index: int) -> LayerConfig:
+        if index not in file.nextn_layers:
+            return _alone(file, index, network(index), norm)
+        norms = (file.norm(f"{name}_norm", index, norm) for name in ("attn", "post_attention"))
+        first, second = norms
+        return sequential(attention(file, index, None), _network(file, index), (first, second))
+
+    nextn = None
+    if file.nextn_layers:
+        centred = Norm("layer", file.number("attention.layer_norm_epsilon"))
+        nextn = NextnKind(norm, passes_normed=True, head_norm=centred)
+    return model(file, layer, file.norm("output_norm", None, norm), nextn=nextn)
 
 
 def _network(file: Reader, layer: int) -> Network:
-    """Nemotron's networks have no gates."""
+    """Nemotron's FFN, which has no gate."""
     if not has_experts(file):
         return dense(file, layer, RELU2, gated=False)
     route = router(
@@ -147,8 +156,15 @@ def _network(file: Reader, layer: int) -> Network:
     )
     width = file.size("expert_shared_feed_forward_length")
     shared = dense(file, layer, RELU2, gated=False, width=width, suffix="_shexp", bias="absent")
+    width, latent = divided_width(file, layer), None
+    if file.count("moe_latent_size") or file.has("ffn_latent_down.weight", layer):
+        narrow = file.count("moe_latent_size") or file.hidden
+        latent = LatentExperts(
+            file.linear("ffn_latent_down", layer, narrow, file.hidden, bias="absent"),
+            file.linear("ffn_latent_up", layer, file.hidden, narrow, bias="absent"),
+        )
     experts: Mixture = mixture(
-        file, layer, route, divided_width(file, layer), RELU2, shared=shared, gate="absent"
+        file, layer, route, width, RELU2, shared=shared, gate="absent", latent=latent
     )
     return experts
 

@@ -1,8 +1,8 @@
-"""Decoders whose layers differ in width: Deci and Nemotron from a search of architectures (Puzzle,
-arXiv 2411.19146), and OpenELM (arXiv 2404.14619).
+"""Decoders whose layers differ in width: Deci, Nemotron from Puzzle's search, and OpenELM.
 
-Keys: those of `parts` (with numbers of heads and widths for each layer) and `rope`,
-attention.layer_norm_rms_epsilon. llama.cpp: `src/models/` deci.cpp, openelm.cpp.
+arXiv 2411.19146 (Puzzle), 2404.14619 (OpenELM). Keys: those of `parts` (head counts and widths for
+each layer) and `rope`, attention.layer_norm_rms_epsilon. llama.cpp: `src/models/` deci.cpp,
+openelm.cpp.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from urdir.model.families.rope import read_rope
 
 
 def deci(file: Reader) -> Description:
-    """DeciLM, Llama-3.1-Nemotron: LLaMA with layers that have no heads (no attention), or no KV
-    heads (a matrix, attn_output, instead of attention).
+    """DeciLM, Llama-3.1-Nemotron: LLaMA, some of whose layers lack attention.
 
-    A layer without a network (feed_forward_length 0) does nothing, as in llama.cpp: its attention,
-    if it has any, counts for nothing.
+    Layers without heads have no attention. Layers without KV heads have one matrix, attn_output,
+    instead. A layer without an FFN (feed_forward_length 0) does nothing, as in llama.cpp: its
+    attention is ignored.
     """
     norm = rms_norm(file)
     rope = read_rope(file, "interleaved", head_dims(file)[0])
@@ -62,8 +62,7 @@ def deci(file: Reader) -> Description:
 
 
 def openelm(file: Reader) -> Description:
-    """OpenELM: normalised heads, numbers of heads and widths that grow from layer to layer; the
-    embedding is the output matrix, too."""
+    """OpenELM: QK norms, head counts and widths that grow from layer to layer; tied embeddings."""
     norm, (key_dim, _) = rms_norm(file), head_dims(file)
     rope = read_rope(file, "half", key_dim, factors=False)
 

@@ -1,12 +1,12 @@
-"""Mixtures of experts in decoders in which most layers attend to a window: Arcee's Trinity (afmoe),
-Poolside's Laguna, K-EXAONE, JetBrains' Mellum 2, Maple and SmallThinker.
+"""Mixtures of experts with sliding windows in most layers: Trinity, Laguna, K-EXAONE and others.
 
+Arcee's Trinity (afmoe), Poolside's Laguna, K-EXAONE, JetBrains' Mellum 2, Maple and SmallThinker.
 llama.cpp: `src/models/` afmoe.cpp, laguna.cpp, exaone-moe.cpp, mellum.cpp, maple.cpp,
 smallthinker.cpp.
 
-Keys: those of `parts`, `rope`, `windows` and `mixtures`: expert_feed_forward_length and, where a
-function below asks for them, expert_shared_count, expert_shared_feed_forward_length,
-leading_dense_block_count, expert_gating_func (by default 2), expert_weights_norm,
+Keys: those of `parts`, `rope`, `windows` and `mixtures`: expert_feed_forward_length and, in the
+families that read them, expert_shared_count, expert_shared_feed_forward_length,
+leading_dense_block_count, expert_gating_func (default 2), expert_weights_norm,
 expert_weights_scale, swiglu_clamp_exp.
 """
 
@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from urdir.model.families.attention import Attention
-from urdir.model.families.dense import rms_decoder, turning, windowed_mixer
+from urdir.model.families.dense import rms_decoder, shared_rope, windowed_mixer
 from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Mixture
 from urdir.model.families.mixtures import (
@@ -55,10 +55,10 @@ from urdir.ptxgen.kernels.rotation import RopeScaling
 
 
 def afmoe(file: Reader) -> Description:
-    """Trinity (arXiv 2602.17004): norms before and after, attention gated by value; every fourth
-    layer does not rotate. A file without a window has none anywhere."""
+    """Trinity (arXiv 2602.17004): norms before and after, elementwise attention gates; every fourth
+    layer has no RoPE. A file without a window size has no windowed layer."""
     norm, (key_dim, _) = rms_norm(file), head_dims(file)
-    window, full = optional_window(file), turning(file, "half")
+    window, full = optional_window(file), shared_rope(file, "half")
     windowed = optional_windows(file, window, 4)
     local = windowed_rope(file, full, key_dim, scaled=True)
 
@@ -87,9 +87,9 @@ def afmoe(file: Reader) -> Description:
 
 
 def laguna(file: Reader) -> Description:
-    """Laguna: attention gated by head or by value, whichever the tensor is; windows rotate as they
-    were trained, other layers with the context extended."""
-    key_dim, window, full = head_dims(file)[0], optional_window(file), turning(file, "half")
+    """Laguna: attention gates per head or per element, by the shape of the tensor; only
+    full-attention layers extend the RoPE context."""
+    key_dim, window, full = head_dims(file)[0], optional_window(file), shared_rope(file, "half")
     windowed = optional_windows(file, window, 4, full_first=True)
     local = windowed_rope(file, full, key_dim, scaled=False)
     local = replace(local, scaling=RopeScaling.none())
@@ -112,9 +112,9 @@ def laguna(file: Reader) -> Description:
 
 
 def exaone_moe(file: Reader) -> Description:
-    """K-EXAONE (arXiv 2601.01739): only layers with a window rotate."""
-    file.count("expert_shared_count")  # one, whatever it says
-    windowed, rope = windowed_layers(file, 4), turning(file, "half", factors=True)
+    """K-EXAONE (arXiv 2601.01739): only windowed layers have RoPE."""
+    file.count("expert_shared_count")  # there is one, whatever this says
+    windowed, rope = windowed_layers(file, 4), shared_rope(file, "half", factors=True)
     attends = windowed_mixer(file, windowed, _window(file), rope, None, head_norm=True)
     scores = scoring(file)
 
@@ -126,8 +126,8 @@ def exaone_moe(file: Reader) -> Description:
 
 
 def mellum(file: Reader) -> Description:
-    """Mellum 2: windows rotate as they were trained, with the base of all layers."""
-    window, full = optional_window(file), turning(file, "half")
+    """Mellum 2: windowed layers use RoPE without context extension; one base for all layers."""
+    window, full = optional_window(file), shared_rope(file, "half")
     windowed = optional_windows(file, window, 4)
     local = replace(full, scaling=RopeScaling.none())
     attends = windowed_mixer(file, windowed, window, local, full, head_norm=True)
@@ -139,8 +139,8 @@ def mellum(file: Reader) -> Description:
 
 
 def maple(file: Reader) -> Description:
-    """Maple: only layers with a window rotate; gate and up products of the experts are limited."""
-    rope = windowed_rope(file, turning(file, "half"), head_dims(file)[0], scaled=True)
+    """Maple: only windowed layers have RoPE; experts clamp the gate and up products."""
+    rope = windowed_rope(file, shared_rope(file, "half"), head_dims(file)[0], scaled=True)
     windowed, window = flagged_layers(file), _window(file)
     attends = windowed_mixer(file, windowed, window, rope, None, head_norm=True)
     limits = file.by_layer("swiglu_clamp_exp", float)
@@ -154,10 +154,10 @@ def maple(file: Reader) -> Description:
 
 
 def smallthinker(file: Reader) -> Description:
-    """SmallThinker (arXiv 2507.20984): the router reads what the layer reads, before attention;
-    ReGLU. Windows are of 4096 tokens, and every fourth layer does not rotate (but in llama.cpp all
-    do if there are four)."""
-    layers, full = file.layer_count(), turning(file, "half")
+    """SmallThinker (arXiv 2507.20984): the router reads the layer's input, before attention; ReGLU.
+    Windows have 4096 tokens, and every fourth layer has no RoPE (except in models of four layers,
+    as in llama.cpp)."""
+    layers, full = file.layer_count(), shared_rope(file, "half")
     window = 4096 if optional_window(file) else 0
     windowed = optional_windows(file, window, 4, full_first=True)
     local = windowed_rope(file, full, head_dims(file)[0], scaled=True)
@@ -181,11 +181,11 @@ def smallthinker(file: Reader) -> Description:
     return rms_decoder(file, attends, network)
 
 
-# ---- what several of them have ----
+# ---- shared by several families ----
 
 
 def _window(file: Reader) -> int:
-    """The window of layers that have one."""
+    """The window size of windowed layers."""
     return file.size("attention.sliding_window")
 
 
@@ -195,7 +195,7 @@ def _chosen_with_bias(
     bias: Presence,
     scores: Scoring | None = None,
 ) -> Callable[[int], Mixture]:
-    """Experts chosen by biased scores (by default sigmoid), beside one of the width ``shared``."""
+    """Experts chosen by biased scores (default sigmoid), and a shared one of width ``shared``."""
     scores = scores or scoring(file, "sigmoid")
     return lambda index: scored_experts(file, index, shared(index), scores=scores, choice_bias=bias)
 

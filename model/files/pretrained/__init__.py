@@ -1,1 +1,1 @@
-"""Models as transformers writes them: a folder of config.json, tokenizer.json, *.safetensors."""
+"""Models in transformers' format: a folder of config.json, tokenizer.json, *.safetensors."""

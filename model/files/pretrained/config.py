@@ -1,7 +1,7 @@
-"""config.json as GGUF metadata. Every field is understood, known to change nothing, or refused.
+"""config.json converted to GGUF metadata. Every field is understood, irrelevant, or refused.
 
-Source: `TextModel.set_gguf_parameters` of llama.cpp's converter and what its families add; the
-meaning of fields is transformers'.
+Source: `TextModel.set_gguf_parameters` of llama.cpp's converter and its model classes; fields have
+transformers' meaning.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from urdir.model.files.pretrained.families import FAMILIES, Family
 
 _T = TypeVar("_T")
 
-#: Fields of every family that say nothing about the answers, or are read elsewhere.
+#: Fields of all families that do not affect answers, or are read elsewhere.
 _IGNORED = frozenset(
     {
         "architectures", "model_type", "auto_map", "dtype", "torch_dtype",
@@ -35,7 +35,7 @@ _IGNORED = frozenset(
     }
 )  # fmt: skip
 _IGNORED_PREFIXES = ("_", "unsloth_")
-#: Fields of every family whose other values make another model.
+#: Fields of all families, with the only supported values.
 _FIXED: Mapping[str, tuple[Any, ...]] = {
     "is_decoder": (True, False),
     "is_encoder_decoder": (False,),
@@ -68,23 +68,23 @@ class Fields:
         return value
 
     def take_number(self, name: str) -> int | float | None:
-        """The value of a field that is a number, as it stands there."""
+        """The value of a numeric field, unconverted."""
         value = self._rest.get(name)
         return self.take(name, int if type(value) is int else float)
 
     def require(self, name: str, kind: type[_T]) -> _T:
-        """The value of a field, which must be there."""
+        """The value of a required field."""
         value = self.take(name, kind)
         if value is None:
             raise ConfigError(f"{self.path}: '{name}' is missing")
         return value
 
     def wrong(self, name: str, value: object) -> ConfigError:
-        """The error for a value that means nothing."""
+        """The error for an invalid value."""
         return ConfigError(f"{self.path}: '{name}' is {_shown(value)}")
 
     def fix(self, name: str, values: tuple[Any, ...]) -> None:
-        """Raises UnsupportedError where a field has another value than one of ``values``."""
+        """Raise UnsupportedError unless a field has one of ``values``."""
         value = self._rest.pop(name, None)
         if value is not None and not any(type(v) is type(value) and v == value for v in values):
             wanted = " or ".join(repr(v) for v in values)
@@ -97,23 +97,21 @@ class Fields:
         self._rest = {key: value for key, value in self._rest.items() if key not in names}
 
     def finish(self) -> None:
-        """Raises UnsupportedError where a field is left that nobody has taken."""
+        """Raise UnsupportedError if a field was never taken."""
         for name in self._rest:
             if not name.startswith(_IGNORED_PREFIXES):
                 value = _shown(self._rest[name])
-                raise UnsupportedError(
-                    f"{self.path}: the field '{_shown(name)}' ({value}) is not known"
-                )
+                raise UnsupportedError(f"{self.path}: unknown field '{_shown(name)}' ({value})")
 
 
 def _shown(value: object) -> str:
-    """A value in a message, which may go to a terminal."""
+    """A value for a message, printable."""
     text = str(value)[:60]
     return text if text.isprintable() else ascii(text)
 
 
 def family_of(config: Mapping[str, Any], path: Path) -> Family:
-    """The table for a model; UnsupportedError where there is none."""
+    """The family of a model; UnsupportedError if unknown."""
     name = config.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
         raise UnsupportedError(
@@ -124,9 +122,9 @@ def family_of(config: Mapping[str, Any], path: Path) -> Family:
 
 
 def read_metadata(config: Mapping[str, Any], family: Family, path: Path) -> dict[str, Value]:
-    """The metadata of a GGUF file of the same model, without the tokeniser's.
+    """The metadata of a GGUF file of the same model, except the tokeniser's.
 
-    Factors of RoPE are in it as arrays, under the names of their tensors. Raises ConfigError or
+    RoPE factors are included as arrays, under the names of their tensors. Raises ConfigError or
     UnsupportedError, naming the field.
     """
     fields = Fields(config, path)
@@ -152,7 +150,7 @@ def read_metadata(config: Mapping[str, Any], family: Family, path: Path) -> dict
 
 
 def _check_layers(fields: Fields, config: Mapping[str, Any], family: Family) -> int:
-    """Check what differs between layers against GGUF's architecture; the width of a head."""
+    """Check per-layer fields against GGUF's architecture; the head dimension."""
     layers, heads, hidden = (
         _size(fields, name, config.get(name), limit)
         for name, limit in (
@@ -169,7 +167,7 @@ def _check_layers(fields: Fields, config: Mapping[str, Any], family: Family) -> 
         expected = ["sliding_attention" if window else "full_attention" for window in windows]
         if len(kinds) != layers or kinds != expected:
             raise UnsupportedError(
-                f"{fields.path}: 'layer_types' is not what '{family.architecture}' means"
+                f"{fields.path}: 'layer_types' differs from that of '{family.architecture}'"
             )
     rotated = fields.take("no_rope_layers", list)
     if rotated is not None and (
@@ -178,7 +176,7 @@ def _check_layers(fields: Fields, config: Mapping[str, Any], family: Family) -> 
         or rotated != [int((i + 1) % 4 != 0) for i in range(len(rotated))]
     ):
         raise UnsupportedError(
-            f"{fields.path}: 'no_rope_layers' is not what '{family.architecture}' means"
+            f"{fields.path}: 'no_rope_layers' differs from that of '{family.architecture}'"
         )
     if family.sqrt_head_scale:
         _check_scale(fields, family, layers, hidden // heads, head_dim)
@@ -186,7 +184,7 @@ def _check_layers(fields: Fields, config: Mapping[str, Any], family: Family) -> 
 
 
 def _size(fields: Fields, name: str, value: object, limit: Limit) -> int:
-    """A size that is used before any tensor is compared with it."""
+    """A size that is used before tensors are compared with it."""
     if type(value) is not int or value <= 0:
         raise fields.wrong(name, value)
     limit.check(value, f"{fields.path}: '{name}'", ConfigError)
@@ -200,21 +198,21 @@ def _is_full(layer: int, full_every: int) -> bool:
 def _check_scale(
     fields: Fields, family: Family, layers: int, hidden_share: int, head_dim: int
 ) -> None:
-    """Gemma: GGUF has no key for the scale of scores; llama.cpp knows the 27B models by their
-    number of layers (`src/models/gemma2.cpp`, `gemma3.cpp`).
+    """Gemma: GGUF has no key for the scale of scores; llama.cpp recognises the 27B models by their
+    layer count (`src/models/gemma2.cpp`, `gemma3.cpp`).
     """
     largest = {"gemma2": 46, "gemma3": 62}[family.architecture]
     expected = hidden_share if layers == largest else head_dim
     given = fields.take("query_pre_attn_scalar", float)
     if given is not None and given != expected:
         raise UnsupportedError(
-            f"{fields.path}: 'query_pre_attn_scalar' is {given:g}; '{family.architecture}' means "
+            f"{fields.path}: 'query_pre_attn_scalar' is {given:g}; '{family.architecture}' has "
             f"{expected}"
         )
 
 
 def _window(fields: Fields, family: Family, found: dict[str, Value]) -> None:
-    """A window over all layers: contexts within it are the same without."""
+    """A window in all layers: it has no effect on contexts up to its size."""
     if not family.window_limits_context:
         return
     window, context = fields.take("sliding_window", int), found.get("context_length")
@@ -222,7 +220,7 @@ def _window(fields: Fields, family: Family, found: dict[str, Value]) -> None:
         found["context_length"] = min(window, context)
 
 
-# Kinds of RoPE scaling, and their parameters: those that become keys, those without.
+# Kinds of RoPE scaling, with their parameters: those that become keys, and others.
 _YARN = {
     "factor": "rope.scaling.factor",
     "original_max_position_embeddings": "rope.scaling.original_context_length",
@@ -239,7 +237,7 @@ def _rope(
     rope = rope | (fields.take("rope_scaling", dict) or {})
     local = fields.take("rope_local_base_freq", float)
     if "full_attention" in rope or "sliding_attention" in rope:
-        # layers with a window rotate by a base of their own
+        # windowed layers have their own base
         by_kind = Fields(rope, fields.path)
         rope = by_kind.take("full_attention", dict) or {}
         windows = Fields(by_kind.take("sliding_attention", dict) or {}, fields.path)
@@ -301,7 +299,7 @@ def _scaling(
 
 
 def _llama3_factors(rope: Fields, head_dim: int, theta: float) -> Value:
-    """What divides each frequency (transformers, `_compute_llama3_parameters`)."""
+    """The divisor of each frequency (transformers, `_compute_llama3_parameters`)."""
     factor, low, high = (
         rope.require(name, float) for name in ("factor", "low_freq_factor", "high_freq_factor")
     )
@@ -323,7 +321,7 @@ def _longrope(rope: Fields, config: Mapping[str, Any], original: int | None) -> 
     if original is None or original < 2:
         raise rope.wrong("original_max_position_embeddings", original)
     ratio = context / original
-    rope.take("factor", float)  # the ratio again
+    rope.take("factor", float)  # redundant: the ratio of contexts
     given = rope.take("attention_factor", float)
     factor = math.sqrt(1 + math.log(ratio) / math.log(original)) if ratio > 1 else 1.0
     found: dict[str, Value] = {

@@ -1,4 +1,4 @@
-"""What models are called by transformers and by GGUF: a table for each ``model_type``.
+"""Names in transformers and in GGUF: a table for each ``model_type``.
 
 Source: `llama.cpp/conversion`, and transformers' `configuration_*.py` for what a field means.
 """
@@ -12,24 +12,24 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One ``model_type``. Whatever is in no table is refused by name."""
+    """One ``model_type``. Names outside the tables are refused."""
 
     architecture: str  # GGUF's
-    #: Modules, with {} for a layer's or an expert's number, and GGUF's names for them.
+    #: Modules, with {} for the number of a layer or expert, and their GGUF names.
     names: Mapping[str, str]
-    #: Fields of config.json and the metadata keys that they become, without the architecture.
+    #: Fields of config.json and their metadata keys, without the architecture.
     keys: Mapping[str, tuple[str, ...]]
-    #: Fields with the values that make no difference to what GGUF's architecture means.
+    #: Fields, with the values that GGUF's architecture implies.
     fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     ignored: frozenset[str] = frozenset()
-    permuted: bool = False  # rows of Q and K, see `tensors`
+    permuted: bool = False  # rows of Q and K are permuted, see `tensors`
     norm_shift: float = 0.0  # added to norms
-    tied: bool = False  # GGUF's architecture has no output matrix of its own
-    #: Every nth layer sees all tokens, the others a window; 0: all layers do.
+    tied: bool = False  # GGUF's architecture has no separate output matrix
+    #: Every nth layer attends globally, the others use a window; 0: all attend globally.
     full_every: int = 0
-    #: GGUF's architecture has no window: contexts up to the model's are the same without it.
+    #: GGUF's architecture has no window: contexts up to the window size are unaffected.
     window_limits_context: bool = False
-    sqrt_head_scale: bool = False  # query_pre_attn_scalar must be what GGUF takes for granted
+    sqrt_head_scale: bool = False  # query_pre_attn_scalar must be GGUF's implied value
 
 
 def _layer(names: Mapping[str, str]) -> dict[str, str]:
@@ -95,7 +95,7 @@ _GELU_TANH = {
 }
 _TIED = {"tie_word_embeddings": (True,)}
 _NO_WINDOW = {"use_sliding_window": (False,)}
-# That there are biases is seen from the tensors.
+# Biases are detected from the tensors.
 _BIASES = frozenset({"attention_bias", "mlp_bias", "use_bias"})
 _WINDOW_UNUSED = frozenset({"sliding_window", "max_window_layers"})
 _ROUTER_TRAINING = frozenset(
@@ -154,7 +154,7 @@ FAMILIES: Mapping[str, Family] = {
         "smollm3",
         _LLAMA_NAMES,
         _KEYS,
-        # GGUF's architecture has no rotation in every fourth layer; see `config`
+        # GGUF's architecture has no RoPE in every fourth layer; see `config`
         _SILU | _NO_WINDOW | {"no_rope_layer_interval": (4,)},
         _BIASES | _WINDOW_UNUSED | {"pretraining_tp"},
         permuted=True,

@@ -1,4 +1,4 @@
-"""A folder as transformers writes it, in the place of a GGUF file."""
+"""A transformers folder as a model file, in place of GGUF."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ from urdir.model.owner import Owner
 class SafetensorsModel(Owner):
     """config.json, tokenizer.json and *.safetensors as a ``ModelFile``: GGUF's keys, names, types.
 
-    Matrices are converted row by row while they are read. ``quantize``
-    ("q8_0", "q4_0", ...; None: as stored) is the type that matrices get; ``name`` what the model is
-    called (None: as its folder).
+    Matrices are converted row by row while read. They get the type ``quantize`` ("q8_0", "q4_0",
+    ...; None: as stored). ``name`` is the model's name (None: the folder's).
     """
 
     format = "safetensors"
@@ -34,14 +33,13 @@ class SafetensorsModel(Owner):
     ) -> None:
         """Check the folder ``path``.
 
-        Raises SafetensorsError for files that are missing or not well formed, UnsupportedError for
-        an architecture, field or tensor that is not understood, ConfigError for sizes that
-        disagree.
+        Raises SafetensorsError for missing or malformed files, UnsupportedError for an unsupported
+        architecture, field or tensor, ConfigError for inconsistent sizes.
         """
         self.path = Path(path)
         config_file = self.path / "config.json"
         if not config_file.exists():
-            raise SafetensorsError(f"{self.path}: there is no config.json in this folder")
+            raise SafetensorsError(f"{self.path}: no config.json in this folder")
         config = read_json(config_file)
         family = family_of(config, config_file)
         values = read_metadata(config, family, config_file)
@@ -73,7 +71,7 @@ class SafetensorsModel(Owner):
         return self.metadata.require("general.architecture", str)
 
     def close(self) -> None:
-        """Forget the tensors and metadata; files are closed when no tensor of them is left."""
+        """Drop the tensors and metadata; files are closed once no tensor of them exists."""
         self.tensors = {}
         self.metadata = Metadata({}, str(self.path))
 

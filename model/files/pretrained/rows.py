@@ -1,4 +1,4 @@
-"""Bytes of a matrix that is converted row by row while it is read."""
+"""Matrices converted row by row while they are read."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from urdir.model.files.tensor_types import TENSOR_TYPES
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
-#: Types of stored tensors that can be converted, with ggml's numbers for them.
+#: Stored types that can be converted, with their ggml numbers.
 GGML_TYPES = {"F32": 0, "F16": 1, "BF16": 30}
 _CHUNK_VALUES = 1 << 20  # converted at once: 4 MiB as f32
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The rows of one or more stored tensors of one shape, one after the other, in some order."""
+    """The rows of one or more stored tensors of equal shape, one after the other, reordered."""
 
     parts: tuple[StoredTensor, ...]
     order: NDArray[np.intp] | None = None  # row i of the result is row order[i] of each part
 
     @property
     def dtype(self) -> str:
-        """Of the elements, as stored."""
+        """Stored element type."""
         return self.parts[0].dtype
 
     @property
     def width(self) -> int:
-        """Elements of a row."""
+        """Elements per row."""
         return self.parts[0].shape[-1]
 
     @property
     def count(self) -> int:
-        """Rows of all parts together."""
+        """Number of rows of all parts."""
         return len(self.parts) * self._rows_each
 
     @property
     def row_nbytes(self) -> int:
-        """Bytes of a row, as stored."""
+        """Bytes per stored row."""
         return self.width * ITEM_NBYTES[self.dtype]
 
     @property
@@ -60,13 +60,13 @@ class Rows:
             if self.order is None:
                 pieces.append(self._read(part, within.start, within.stop))
                 continue
-            wanted = self.order[within]  # of one head or a few: they lie close together
+            wanted = self.order[within]  # within a few heads, so close together
             begin, end = int(wanted.min()), int(wanted.max()) + 1
             pieces.append(self._read(part, begin, end)[wanted - begin])
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
     def _read(self, part: int, first: int, last: int) -> Bytes:
-        """Rows [first, last) of a part, in its own order."""
+        """Rows [first, last) of a part, in stored order."""
         read = self.parts[part].data[first * self.row_nbytes : last * self.row_nbytes]
         return read.reshape(last - first, self.row_nbytes)
 
@@ -80,9 +80,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class RowBytes:
-    """A tensor's bytes, of which a slice is made when it is read; stands in for an array. Threads
-    may read slices at the same time.
-    """
+    """Bytes of a tensor, converted when a slice is read; replaces an array. Thread-safe."""
 
     make: Callable[[int, int], Bytes]  # rows [first, last) -> (last - first, row_nbytes)
     rows: int
@@ -106,8 +104,8 @@ class RowBytes:
 
 
 def row_bytes(rows: Rows, type_id: int) -> Any:
-    """The bytes of ``rows`` as the ggml type ``type_id``: a view of the file where they lie in it
-    as they are, else a ``RowBytes``.
+    """The bytes of ``rows`` as the ggml type ``type_id``: a view of the file if no conversion is
+    needed, else a ``RowBytes``.
     """
     of = TENSOR_TYPES[type_id]
     row_nbytes = rows.width // of.block * of.nbytes

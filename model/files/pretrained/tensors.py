@@ -1,8 +1,8 @@
-"""Stored tensors under GGUF's names, shapes and types, as llama.cpp's converter makes them.
+"""Stored tensors with GGUF's names, shapes and types, as llama.cpp's converter makes them.
 
-What it does to values (`llama.cpp/conversion`): the rows of queries and keys of some families are
-permuted, so that neighbours turn together; some norms get 1 added; experts are stacked. Vectors
-and the router's matrices become F32.
+Conversions (`llama.cpp/conversion`): rows of queries and keys of some families are permuted, so
+that neighbours rotate together; some norms get 1 added; experts are stacked. Vectors and router
+matrices become F32.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from urdir.model.files.safetensors import StoredTensor
 from urdir.model.files.tensor_types import TENSOR_TYPES
 
 _NUMBERS = re.compile(r"(?<=\.)\d+(?=\.)")
-#: GGUF names of what stays F32 whatever the rest is.
+#: GGUF names of tensors that are always F32.
 _ALWAYS_F32 = re.compile(r"_norm\.weight$|\.ffn_gate_inp\.weight$|\.bias$")
-#: Buffers that old checkpoints hold; they follow from the configuration.
+#: Buffers in old checkpoints that follow from the configuration.
 _BUFFERS = (".rotary_emb.inv_freq", ".attn.masked_bias", ".attn.bias")
 
 Group = dict[int | None, StoredTensor]
@@ -44,10 +44,10 @@ def convert_tensors(
     quantize: str | None,
     path: Path,
 ) -> dict[str, Tensor]:
-    """The model's tensors by GGUF name. Matrices become ``quantize`` (None: they stay as stored).
+    """The model's tensors by GGUF name. Matrices get the type ``quantize`` (None: as stored).
 
-    ``tied`` leaves out an output matrix. Raises UnsupportedError for a tensor or dtype that is not
-    understood, SafetensorsError for tensors that do not fit each other.
+    ``tied`` omits the output matrix. Raises UnsupportedError for an unsupported tensor or dtype,
+    SafetensorsError for inconsistent tensors.
     """
     wanted = None if quantize is None else quantised_type(quantize)
     kept: list[str] = []
@@ -62,7 +62,7 @@ def convert_tensors(
         tensors[name] = _tensor(name, rows, family, wanted, kept)
     if kept:
         warnings.warn(
-            f"{path}: {len(kept)} tensors keep their type, since their rows are no multiple of "
+            f"{path}: {len(kept)} tensors keep their type, since their rows are not a multiple of "
             f"{quantize}'s block: {', '.join(kept[:4])}{', ...' if len(kept) > 4 else ''}",
             stacklevel=2,
         )
@@ -70,7 +70,7 @@ def convert_tensors(
 
 
 def vector(name: str, values: NDArray[Any]) -> Tensor:
-    """An F32 tensor made of values."""
+    """An F32 tensor of values."""
     array = np.ascontiguousarray(values, np.float32)
     data = array.reshape(-1).view(np.uint8)
     data.flags.writeable = False
@@ -95,23 +95,22 @@ def _grouped(
 
 
 def _gguf_name(name: str, family: Family, path: Path) -> tuple[str, int | None]:
-    """The GGUF name, and the number of the expert where the tensor is one's."""
+    """The GGUF name, and the expert's number for a tensor of an expert."""
     module, _, suffix = name.rpartition(".")
-    if suffix not in ("weight", "bias"):  # parameters that are no module's
+    if suffix not in ("weight", "bias"):  # parameters without a module
         module, suffix = name, "weight"
     numbers = _NUMBERS.findall(module + ".")
     pattern = family.names.get(_NUMBERS.sub("{}", module + ".")[:-1])
     if pattern is None or any(number != str(int(number[:9])) for number in numbers):
         raise UnsupportedError(
-            f"{path}: tensor '{name}' is no part of a '{family.architecture}' model as "
-            "supported here"
+            f"{path}: tensor '{name}' is not supported in a '{family.architecture}' model"
         )
     gguf_name = f"{pattern.format(*numbers)}.{suffix}"
     return gguf_name, int(numbers[1]) if len(numbers) > 1 else None
 
 
 def _stack(name: str, group: Group, path: Path) -> tuple[StoredTensor, ...]:
-    """The tensors of a group in order of their experts, once they are found to be alike."""
+    """The tensors of a group in expert order, checked to be alike."""
     first = next(iter(group.values()))
     for tensor in group.values():
         if tensor.dtype not in GGML_TYPES:
@@ -145,7 +144,7 @@ def _order(group: Group, heads: int | None, path: Path) -> NDArray[np.intp] | No
     rows = tensor.shape[0]
     if rows % (2 * heads):
         raise SafetensorsError(
-            f"{path}: tensor '{tensor.name}' has {rows} rows, which are not {heads} even heads"
+            f"{path}: tensor '{tensor.name}' has {rows} rows, not {heads} heads of even size"
         )
     return np.arange(rows).reshape(heads, 2, -1).swapaxes(1, 2).reshape(-1)
 
@@ -167,6 +166,6 @@ def _tensor(name: str, rows: Rows, family: Family, wanted: int | None, kept: lis
 
 
 def _values(rows: Rows) -> NDArray[np.float32]:
-    """A vector; its elements are ordered as rows are."""
+    """A vector; elements are ordered like rows."""
     values: NDArray[np.float32] = Rows(rows.parts).floats(0, 1)[0]
     return values if rows.order is None else values[rows.order]

@@ -1,8 +1,8 @@
-"""What a folder says about text, as metadata: tokenizer.json, chat template, ids with a role.
+"""Text metadata of a folder: tokenizer.json, chat template, special token ids.
 
-Keys: GGUF's where it has one (tokenizer.huggingface.json among them, see GGUF's specification);
-tokenizer.huggingface.{bos_token, eos_token, end_token_ids} are our own, for what GGUF says by ids
-or not at all. The tokeniser's kind is "huggingface".
+Keys are GGUF's if it has one (including tokenizer.huggingface.json, see GGUF's specification).
+tokenizer.huggingface.{bos_token, eos_token, end_token_ids} are our own, for values that GGUF gives
+by id or not at all. The tokeniser's kind is "huggingface".
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from urdir.model.files.open_file import read_whole
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object in a file. Raises SafetensorsError."""
+    """Parse a file as a JSON object. Raises SafetensorsError."""
     text = read_whole(path, "a JSON file", JSON_NBYTES, SafetensorsError)
     return parse_json(text, f"{path}: the file", SafetensorsError)
 
 
 def text_metadata(folder: Path, config: Mapping[str, Any]) -> dict[str, Value]:
-    """The metadata; without any of a vocabulary where there is no tokenizer.json."""
+    """The metadata; without a vocabulary if there is no tokenizer.json."""
     settings = _optional_json(folder / "tokenizer_config.json")
     found: dict[str, Value] = {}
     if (template := _template(folder, settings)) is not None:
@@ -61,7 +61,8 @@ def _optional_json(path: Path) -> dict[str, Any]:
 
 
 def _template(folder: Path, settings: Mapping[str, Any]) -> str | None:
-    """A file of its own, or the one in tokenizer_config.json, of several that called "default"."""
+    """The template file, or the one in tokenizer_config.json, of several the one named
+    "default"."""
     file = folder / "chat_template.jinja"
     if file.exists():
         return _text(file)

@@ -26,22 +26,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.attention.kv_types import KV_DTYPES, MIN_PAGE_LEN, KvDtype
 from urdir.ptxgen.spec import Access, Param
-
-#: Element types a KV cache can hold.
-KvDtype = Literal["f32", "f16", "bf16", "q8_0"]
-KV_DTYPES: tuple[KvDtype, ...] = ("f32", "f16", "bf16", "q8_0")
 
 #: Values of a q8_0 group: they share a scale.
 GROUP = 32
-#: The shortest page: a CTA's step then takes few pages.
-MIN_PAGE_LEN = 16
 
 _ELEMENT_BYTES: Mapping[KvDtype, int] = {"f32": 4, "f16": 2, "bf16": 2, "q8_0": 1}
 _SCALE_BYTES = 2

@@ -410,7 +410,7 @@ FAULTS = {
     "arrives twice": (
         "barrier.cluster.arrive;\nbarrier.cluster.arrive;",
         r"PTX line \d+ \(barrier.cluster.arrive\): thread \(0, 0, 0\) of CTA \(0, 0, 0\) arrives "
-        "again before it has waited; hint: barrier.cluster.arrive and .* take turns",
+        "again before it has waited; hint: barrier.cluster.arrive and .* must alternate",
     ),
     "waits without arriving": (
         """barrier.cluster.arrive;

@@ -24,7 +24,7 @@ from urdir.model.families.config import Config
 from urdir.model.files.gguf import Gguf
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
-from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
+from urdir.ptxgen.kernels.attention.kv_types import KvDtype
 
 #: Where the rows of a step stand, each in a sequence of its own; 2048 is an idle one.
 POSITIONS = (0, 3, 2048, 140)
@@ -47,7 +47,7 @@ def weights(request: pytest.FixtureRequest, device: Device) -> Iterator[Weights]
         / f"nano-{request.param}-q4_k_m.gguf"
     )
     with Gguf(path) as gguf:
-        config = replace(Config.from_gguf(gguf), context_length=2048)
+        config = replace(Config.of(gguf), context_length=2048)
         with Weights.load(gguf, config, device) as loaded:
             yield loaded
 

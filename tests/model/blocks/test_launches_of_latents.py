@@ -34,7 +34,7 @@ def blocks(session: Session, shape: StepShape) -> int:
 
 def test_attention_puts_heads_together_where_all_rows_are_decoded() -> None:
     model = SyntheticModel("deepseek-v2-lite", "q4_k_m")
-    config = Config.from_gguf(model)
+    config = Config.of(model)
     with (
         paper_device("sm_90a", 132) as device,
         Weights(model, config, device) as weights,

@@ -51,7 +51,7 @@ def test_one_token_has_fewer_launches(name: str, reference_file: Callable[[str],
 def test_launches_of_a_layer_of_mamba() -> None:
     """Its states of 16 values move on at the end of a product."""
     model = SyntheticModel("mamba-2.8b", "q4_k_m")
-    config, settings = Config.from_gguf(model), SessionSettings(64)
+    config, settings = Config.of(model), SessionSettings(64)
     with (
         paper_device("sm_90a", 132) as device,
         Weights(model, config, device) as weights,

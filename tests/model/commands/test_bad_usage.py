@@ -86,7 +86,7 @@ def test_bad_usage_exits_with_2(cli: Cli, argv: tuple[str, ...], message: str) -
 def test_what_is_no_name_is_bad_usage(cli: Cli, words: tuple[str, ...]) -> None:
     code, out, err = cli(*words)
     assert (code, out) == (2, "")
-    assert "is no name such as hf:org/repo" in err
+    assert "is not a name such as hf:org/repo" in err
     assert "Traceback" not in err
 
 

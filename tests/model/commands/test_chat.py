@@ -171,7 +171,7 @@ def test_commands(conversation: Conversation, capsys: pytest.CaptureFixture[str]
     assert "0 of 100 tokens" in err
     assert "system: Be kind." in err
     assert conversation.system == "Be kind."
-    assert (conversation.args.temp, conversation.args.seed) == (0.25, 5)
+    assert (conversation.args.temperature, conversation.args.seed) == (0.25, 5)
     assert conversation.args.top_k == 40
     assert "temperature  0.25" in err
     assert "top-k" not in err  # what is not changed

@@ -13,7 +13,7 @@ import pytest
 
 from urdir.model.cli import COMMANDS
 from urdir.model.commands import options
-from urdir.model.engine.sampling_settings import BOUNDS, DEFAULTS, OPENAI, SamplingSettings
+from urdir.model.engine.sampling_settings import DEFAULTS, OPENAI, SETTINGS, SamplingSettings
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -67,16 +67,17 @@ def test_flags_that_are_not_given_leave_what_is_usual() -> None:
     assert options.sampling_settings(args, OPENAI) == replace(OPENAI, temperature=0)
 
 
-FLAGGED = ("top_k", "top_p", "min_p", "repeat_penalty", "repeat_last_n", "seed")
+FLAGGED = [name for name, of in SETTINGS.items() if of.bounds is not None and of.flags]
 
 
-@pytest.mark.parametrize("name", [*FLAGGED, "presence_penalty", "frequency_penalty", "min_tokens"])
+@pytest.mark.parametrize("name", [*FLAGGED, "min_tokens"])
 def test_flags_have_the_bounds_of_their_settings(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     parser = argparse.ArgumentParser()
     options.add_sampling(parser)
-    flag, bounds = f"--{name.replace('_', '-')}", BOUNDS[name]
+    flag, bounds = f"--{name.replace('_', '-')}", SETTINGS[name].bounds
+    assert bounds is not None
     for value in (bounds.low, bounds.high):
         args = parser.parse_args([f"{flag}={value}"])
         assert getattr(options.sampling_settings(args), name) == value

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from urdir.model.cli import build_parser
-from urdir.model.commands.flags import NOTHING, PERHAPS, Accepted, Flag, Refused, Served
+from urdir.model.commands.flags import (
+    NOTHING,
+    PERHAPS,
+    Accepted,
+    Flag,
+    Refused,
+    Served,
+    add_flags,
+)
 from urdir.model.commands.llama_flags import FLAGS
+from urdir.model.commands.llama_flags.unserved import UNSERVED, read_unserved
 from urdir.model.commands.parser import Parser
 from urdir.model.commands.prompts import given_variables
 
@@ -60,6 +71,31 @@ def test_no_flag_is_in_the_table_twice(command: str) -> None:
     assert len(names) == len(set(names)) > 60
 
 
+def test_every_flag_is_of_some_command() -> None:
+    """Sections of unserved.toml are named after them."""
+    assert {group for flag in FLAGS for group in flag.groups} == set().union(*GROUPS.values())
+    assert tomllib.loads(UNSERVED.read_text()).keys() == {"accepted", "refused"}
+
+
+@pytest.mark.parametrize(
+    ("takes", "values", "off"),
+    [("--a -b", [None], None), ("--a N", ["8"], None), ("--a N=-1", ["-1", "-1.0"], -1),
+     ("--a x|y", ["x", "y"], None), ("--a [on|off|auto]", [None, "on"], None)],
+)  # fmt: skip
+def test_what_a_flag_takes_is_said_as_help_says_it(
+    takes: str, values: list[str | None], off: float | None, tmp_path: Path
+) -> None:
+    file = tmp_path / "unserved.toml"
+    file.write_text(f'accepted.run."it is so" = "{takes}"\nrefused.chat."x: y" = ["{takes}"]\n')
+    accepted, refused = read_unserved(file)
+    assert accepted.groups == ("run",)
+    assert refused == Refused(accepted.names, ("chat",), "x: y", accepted.takes, off)
+    parser = Parser(prog="p")
+    add_flags(parser, [accepted], "run")
+    for value in values:
+        parser.parse([accepted.names.split()[0], *([] if value is None else [value])])
+
+
 @pytest.mark.parametrize("command", GROUPS)
 def test_every_flag_of_the_table_is_known_to_its_command(
     command: str, parsers: dict[str, Parser]
@@ -91,7 +127,7 @@ def test_flags_that_matter_are_refused_with_what_is_nearest(
             parsers[command].parse([command, *words])
         assert end.value.code == 2
         (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith(f"urdir {command}: {name}: there is no {flag.what}: {flag.nearest}")
+        assert line.startswith(f"urdir {command}: {name}: there is no {flag.why}")
         if flag.off is not None:
             parsers[command].parse([command, name, str(flag.off)])
             assert capsys.readouterr().err == ""
@@ -144,7 +180,7 @@ def test_what_a_server_does_not_do_is_refused(
         (["--prompt=--x=y"], "prompt", "--x=y"),
         (["-r", "a", "--stop", "b"], "stop", ["a", "b"]),
         (["-ngl", "all"], "gpu_layers", None),
-        (["--temperature", "0"], "temp", 0.0),
+        (["--temperature", "0"], "temperature", 0.0),
         (["model.gguf", "-n", "5", "-", "a prompt"], "words", ["model.gguf", "-", "a prompt"]),
         (["-n", "5", "--", "-x", "y"], "words", ["-x", "y"]),
         (["-dev", "CUDA1"], "device", "cuda:1"),

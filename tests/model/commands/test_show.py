@@ -41,7 +41,7 @@ def test_show_says_first_whether_it_runs(
         assert (code, out, err.count("\n")) == (1, "", 1)
         assert message in err
     path = make_gguf({"general.architecture": "nomic-bert-moe"})
-    assert "it makes embeddings, which are not computed" in cli("run", path, "x")[2]
+    assert "it computes embeddings, which are not supported" in cli("run", path, "x")[2]
     message = cli("run", write_llama("rwkv7.gguf", arch="rwkv7"), "x")[2]
     assert len(message) < 250  # no list of all architectures
 
@@ -82,7 +82,7 @@ def test_show_has_the_memory_of_each_rank(cli: Cli) -> None:
     assert rest[at + 1].split()[:2] == ["context", "rank"]
     assert [row.split()[:2] for row in rest[at + 2 : at + 4]] == [["512", "0"], ["512", "1"]]
     code, out, _ = cli("show", "demo", "--gpus", "5000")
-    assert (code, "is no work for 5000 GPUs" in out) == (1, True)
+    assert (code, "cannot be split between 5000 GPUs" in out) == (1, True)
 
 
 def test_show_describes_layers_that_differ(cli: Cli, reference_file: Callable[[str], Path]) -> None:
@@ -154,3 +154,23 @@ def test_show_prints_short_arrays_whole(cli: Cli, make_gguf: Callable[..., Path]
     assert "cannot run: " in text.splitlines()[0]
     assert "[16, 24, 24, 0]" in text
     assert "[9 values]" in text
+
+
+def test_show_says_what_a_draft_is_and_what_heads_cost(
+    cli: Cli, reference_file: Callable[[str], Path]
+) -> None:
+    heads = reference_file("mtp-mimo2")
+    code, out, _ = cli("show", heads)
+    assert code == 0
+    assert "2 heads for predicting several tokens (--draft mtp):" in out
+    facts = json.loads(cli("show", heads, "--json")[1])["draft"]
+    # of each head keys of 64 values and values of 32 in f16, for one head of keys
+    assert facts == {"kind": "mtp", "heads": 2, "weights": facts["weights"], "cache": 2 * 2 * 96}
+    assert 100_000 < facts["weights"] < 1_000_000
+
+    code, out, _ = cli("show", reference_file("eagle3-d2t.draft"))
+    assert code == 1
+    assert "this is an EAGLE-3 draft, give it to its model" in out.splitlines()[0]
+    assert "EAGLE-3 of 128 values for a model of 128, reads the streams before" in out
+    assert "its layers 1, 2, 3, 72 tokens of its own; token_embd of the model" in out
+    assert json.loads(cli("show", "demo", "--json")[1])["draft"] == {}

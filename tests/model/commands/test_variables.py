@@ -162,7 +162,7 @@ def test_flags_of_the_table_are_accepted_or_refused_here_too(
             with pytest.raises(SystemExit) as end:
                 parser.parse([])
         assert end.value.code == 2
-        start = f"urdir {command}: ${variable.name}: {variable.flag}: there is no {flag.what}"
+        start = f"urdir {command}: ${variable.name}: {variable.flag}: there is no {flag.why}"
         assert capsys.readouterr().err.startswith(start)
     assert min(kinds.values()) > 10
 

@@ -111,10 +111,19 @@ def reference_golden(pytestconfig: pytest.Config) -> Callable[[str, str], Path]:
     folder = _references_folder(pytestconfig)
 
     def find(kind: str, name: str) -> Path:
-        path: Path = _references().golden_of(folder or DATA / kind, name)
+        path: Path = _references().golden_of(folder or DATA / kind.rsplit(maxsplit=1)[-1], name)
         return path
 
     return find
+
+
+@pytest.fixture(scope="session")
+def parts_of(pytestconfig: pytest.Config) -> Callable[[str], tuple[str, str | None]]:
+    """The names of a draft's model and of its own file, if it has one."""
+    folder = _references_folder(pytestconfig) or DATA / "drafts"
+    of: Callable[[str], tuple[str, str | None]]
+    of = functools.partial(_references().parts_of, folder)
+    return of
 
 
 @pytest.fixture(scope="session")

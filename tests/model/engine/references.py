@@ -3,6 +3,8 @@
 - families: ``NAME.gguf.xz`` (or ``NAME.gguf``) and ``NAME.npz``, which has ``tokens``, ``logits``
   and ``native``, the error of llama.cpp's own kernels;
 - golden: the same without ``native``;
+- drafts: ``NAME.npz`` has ``draft_logits``; the draft is ``NAME.draft.gguf.xz``, or a part of
+  ``NAME.gguf.xz``, and its model ``NAME.target.gguf.xz``, or what `target_of` names;
 - folders: ``NAME/config.json``, weights, and ``NAME/golden.npz``.
 
 What needs something that is not implemented is named with the reason.
@@ -18,8 +20,10 @@ import numpy as np
 import pytest
 
 #: Endings of names: what another file needs, and the logits of which are in the other's npz.
-_PARTS = {".draft": "drafts are not implemented", ".adapter": "adapters are not implemented"}
+_PARTS = {".draft": "drafts have tests of their own", ".adapter": "adapters are not implemented"}
 _TARGET = ".target"
+#: Drafts that are models by themselves, and those that draft a block in one pass.
+_PLAIN, _BLOCK = "simple-", "dflash-"
 
 
 def golden_of(folder: Path, name: str) -> Path:
@@ -30,13 +34,54 @@ def golden_of(folder: Path, name: str) -> Path:
 def found_in(folder: Path, kind: str) -> list[Any]:
     """The names of the references of a kind, as `pytest.param`; those that cannot be run are
     skipped with the reason."""
-    pairs = _folders(folder) if kind == "folders" else _files(folder, kind)
+    kinds = {"folders": _folders, "drafts": _drafts}
+    kinds |= {"plain drafts": _plain_drafts, "block drafts": _block_drafts}
+    found = kinds.get(kind)
+    pairs = _files(folder, kind) if found is None else found(folder)
     return [
         pytest.param(
             name, marks=[pytest.mark.skip(reason=f"{name}: {why}")] if why else [], id=name
         )
         for name, why in pairs
     ]
+
+
+def target_of(folder: Path, name: str) -> str:
+    """The model of a draft: its own, or that of all drafts, or of those of its kind that are
+    accepted often."""
+    if name.startswith("mtp-"):
+        return name
+    if any(folder.glob(f"{name}{_TARGET}.gguf*")):
+        return f"{name}{_TARGET}"
+    if not name.endswith("-high"):
+        return "target-any"
+    return "target-close" if name.startswith(_PLAIN) else "target-high"
+
+
+def parts_of(folder: Path, name: str) -> tuple[str, str | None]:
+    """The names of the model of a draft and of its own file, if it has one."""
+    return target_of(folder, name), None if name.startswith("mtp-") else f"{name}.draft"
+
+
+def _drafts(folder: Path) -> Iterator[tuple[str, str]]:
+    kinds = ("mtp-", "eagle3-")
+    for path in sorted(folder.glob("*.npz")):
+        name = path.stem
+        is_draft = name.startswith("mtp-") or any(folder.glob(f"{name}.draft.gguf*"))
+        if not is_draft or name.startswith((_PLAIN, _BLOCK)):
+            continue
+        why = "" if name.startswith(kinds) else "drafts of this kind are not implemented"
+        yield name, why
+
+
+def _block_drafts(folder: Path) -> Iterator[tuple[str, str]]:
+    for path in sorted(folder.glob(f"{_BLOCK}*.npz")):
+        yield path.stem, ""
+
+
+def _plain_drafts(folder: Path) -> Iterator[tuple[str, str]]:
+    for path in sorted(folder.glob(f"{_PLAIN}*.npz")):
+        yield path.stem, ""
 
 
 def _files(folder: Path, kind: str) -> Iterator[tuple[str, str]]:

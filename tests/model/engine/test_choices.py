@@ -39,7 +39,7 @@ def device(device_name: str) -> Iterator[Device]:
 @pytest.fixture(scope="module")
 def weights(device: Device) -> Iterator[Weights]:
     path = Path(__file__).parents[2] / "data" / "golden" / "nano-llama-q8_0.gguf"
-    with Gguf(path) as gguf, Weights.load(gguf, Config.from_gguf(gguf), device) as loaded:
+    with Gguf(path) as gguf, Weights.load(gguf, Config.of(gguf), device) as loaded:
         yield loaded
 
 

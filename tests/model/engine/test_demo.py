@@ -67,7 +67,7 @@ def test_answers(
         questions = sorted(QUESTIONS, key=_length)[:3]
     with (
         Engine.open(device=device_name, **place) as engine,
-        ChatTemplate.from_gguf(engine.gguf, engine.tokenizer) as template,
+        ChatTemplate.of(engine.file, engine.tokenizer) as template,
     ):
         missed = {
             question["id"]: answer

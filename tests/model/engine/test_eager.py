@@ -26,7 +26,7 @@ from urdir.model.files.gguf import Gguf
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
 from urdir.model.verify.conformance import relative_rms
-from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
+from urdir.ptxgen.kernels.attention.kv_types import KvDtype
 
 PROMPT = [3, 141, 59, 26, 5]
 #: Prompt steps round activations and weights to f16 for the tensor cores: 5e-4 of each product of
@@ -44,7 +44,7 @@ def device(device_name: str) -> Iterator[Device]:
 def weights(device: Device) -> Iterator[Weights]:
     path = Path(__file__).parent.parent.parent / "data" / "golden" / "nano-llama-q4_k_m.gguf"
     with Gguf(path) as gguf:
-        config = replace(Config.from_gguf(gguf), context_length=2048)
+        config = replace(Config.of(gguf), context_length=2048)
         with Weights.load(gguf, config, device) as loaded:
             yield loaded
 

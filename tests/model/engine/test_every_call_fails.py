@@ -49,7 +49,7 @@ def use(api: Any, data: Path, cache: Path) -> list[int]:
     with (
         Gguf(data / "golden" / "nano-llama-q8_0.gguf") as gguf,
         Device.open("emulator", api=api, cache_folder=cache) as device,
-        Weights.load(gguf, Config.from_gguf(gguf), device) as weights,
+        Weights.load(gguf, Config.of(gguf), device) as weights,
         stepping(device, weights, SessionSettings(context=32)) as eager,
     ):
         eager.feed([1, 5, 6, 7])

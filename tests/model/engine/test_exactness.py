@@ -13,7 +13,7 @@ from urdir.model.families.config import Config
 from urdir.model.families.synthetic import SyntheticModel
 from urdir.model.measure.model_kernels import model_kernels
 from urdir.model.verify.conformance import Logits, relative_rms
-from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
+from urdir.ptxgen.kernels.attention.kv_types import KvDtype
 from urdir.ptxgen.kernels.linear.products.gemv import Gemv
 from urdir.ptxgen.spec import KernelSpec
 
@@ -26,7 +26,7 @@ ROUNDING = {"gemm_small", "gemm", "gemm_wgmma", "pack", "prefill_attention", "pr
 def specs(kv_dtype: KvDtype, exact: bool, context: int) -> list[KernelSpec]:
     """Every kernel of a large model's steps."""
     model = SyntheticModel("llama-3.1-8b", "q4_k_m")
-    config = Config.from_gguf(model)
+    config = Config.of(model)
     found = model_kernels(model, config, context, "sm_90a", 132, kv_dtype, exact)
     return [kernel.spec for kernel in found]
 

@@ -194,7 +194,7 @@ def test_a_tie_is_one(
             return super()._route(of, logits)
 
     with np.load(DATA / f"{name}.npz") as golden, Gguf(reference_file(name)) as file:
-        Watching(file, Config.from_gguf(file), 64).logits(golden["tokens"])
+        Watching(file, Config.of(file), 64).logits(golden["tokens"])
     assert np.min(margins, axis=0)[TIES[name]] < TIE
 
 

@@ -46,9 +46,9 @@ def test_an_allocation_that_fails_while_loading_frees_the_rest(
     free, _ = faulty.memory_info()
     api.inject("allocation", nth=nth)
     with pytest.raises(OutOfMemoryError, match="needs"):
-        Weights.load(gguf, Config.from_gguf(gguf), faulty)
+        Weights.load(gguf, Config.of(gguf), faulty)
     assert faulty.memory_info()[0] == free
-    with Weights.load(gguf, Config.from_gguf(gguf), faulty) as weights:
+    with Weights.load(gguf, Config.of(gguf), faulty) as weights:
         assert weights.nbytes > 900_000  # the next attempt works
 
 
@@ -56,7 +56,7 @@ def test_an_allocation_that_fails_while_loading_frees_the_rest(
 def test_an_allocation_that_fails_in_a_session_frees_the_rest(
     gguf: Gguf, faulty: Device, api: Any, nth: int
 ) -> None:
-    with Weights.load(gguf, Config.from_gguf(gguf), faulty) as weights:
+    with Weights.load(gguf, Config.of(gguf), faulty) as weights:
         free, _ = faulty.memory_info()
         api.inject("allocation", nth=nth)
         with pytest.raises(OutOfMemoryError):
@@ -68,7 +68,7 @@ def test_a_module_that_does_not_load_leaves_the_sequence_as_it_was(
     gguf: Gguf, faulty: Device, api: Any
 ) -> None:
     with (
-        Weights.load(gguf, Config.from_gguf(gguf), faulty) as weights,
+        Weights.load(gguf, Config.of(gguf), faulty) as weights,
         stepping(faulty, weights, SessionSettings(context=32)) as eager,
     ):
         eager.feed([1])
@@ -84,7 +84,7 @@ def test_a_poisoned_context_is_named_and_everything_can_be_closed(
     gguf: Gguf, faulty: Device, api: Any
 ) -> None:
     with (
-        Weights.load(gguf, Config.from_gguf(gguf), faulty) as weights,
+        Weights.load(gguf, Config.of(gguf), faulty) as weights,
         stepping(faulty, weights, SessionSettings(context=32)) as eager,
     ):
         eager.feed([1])
@@ -98,7 +98,7 @@ def test_a_poisoned_context_is_named_and_everything_can_be_closed(
 def test_a_context_larger_than_memory_tells_needed_and_available_bytes(
     gguf: Gguf, faulty: Device
 ) -> None:
-    config = Config.from_gguf(gguf)
+    config = Config.of(gguf)
     with pytest.raises(ModelError, match=r"[\d,]+ bytes needed .*, [\d,]+ available"):
         MemoryPlan.of(gguf, config, SessionBudget.of(config, 4, SessionSettings(1 << 20))).check(
             faulty

@@ -39,7 +39,7 @@ def session(device_name: str) -> Iterator[Session]:
     with (
         Device.open(device_name) as device,
         Gguf(DATA / "golden" / "nano-llama-q8_0.gguf") as gguf,
-        Weights.load(gguf, replace(Config.from_gguf(gguf), context_length=1024), device) as weights,
+        Weights.load(gguf, replace(Config.of(gguf), context_length=1024), device) as weights,
         Session(device, weights, SessionSettings(CONTEXT, chunk=8)) as opened,
     ):
         yield opened

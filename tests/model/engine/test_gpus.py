@@ -261,7 +261,7 @@ def test_columns_that_are_cut_are_those_of_the_file() -> None:
             np.array(tensor.data[:]).reshape(tensor.shape[0], -1),
             reference.GGMLQuantizationType(tensor.type_id),
         )
-        shares = shares_of(Config.from_gguf(gguf), gguf, 2)
+        shares = shares_of(Config.of(gguf), gguf, 2)
         for share, device in zip(shares, group, strict=True):
             down = share.layers[0].dense_networks[0].down
             assert down.matrix.columns is not None

@@ -20,10 +20,10 @@ from urdir.model.engine.realizar import EagerSteps
 from urdir.model.engine.session import Session
 from urdir.model.families.config import Config
 from urdir.model.families.shapes import Shape
-from urdir.model.memory.session_settings import SessionSettings
-from urdir.model.memory.weights import Split, Weights, shares_of
+from urdir.model.memory.session_settings import SessionSettings, Split
+from urdir.model.memory.weights import Weights, shares_of
 from urdir.model.verify.conformance import relative_rms
-from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
+from urdir.ptxgen.kernels.attention.kv_types import KvDtype
 from urdir.ptxgen.kernels.attention.prefill_block import PrefillBlock
 from urdir.ptxgen.kernels.attention.prompt import PromptAttention
 
@@ -115,7 +115,7 @@ def test_prompts_walk_over_cached_tokens_in_blocks(
     reference_model: Any,
 ) -> None:
     model = random_model(SHAPE, "Q8_0")
-    config = Config.from_gguf(model)
+    config = Config.of(model)
     settings = SessionSettings(512, kv_dtype, chunk=128, page_len=page_len)
     with (
         Weights.load(model, config, device) as weights,
@@ -143,7 +143,7 @@ def test_ranks_walk_with_their_own_heads_or_layers(
     layers = 1 if split == "tensors" else 2
     keys = {**SHAPE.keys, "leading_dense_block_count": layers}
     model = random_model(replace(SHAPE, layers=layers, keys=keys), "Q8_0")
-    config = Config.from_gguf(model)
+    config = Config.of(model)
     with ExitStack() as owners:
         group = owners.enter_context(Group.open(device_name, ranks))
         needs_wgmma(group[0])

@@ -17,7 +17,7 @@ from urdir.model.families.shapes import Shape
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
 from urdir.model.verify.conformance import relative_rms
-from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
+from urdir.ptxgen.kernels.attention.kv_types import KvDtype
 from urdir.ptxgen.kernels.attention.latent_decode import LatentDecode
 
 SHAPE = Shape(
@@ -50,7 +50,7 @@ def test_steps_of_rows_beside_each_other(
 ) -> None:
     """A long and a short sequence in each step, then one of them alone after tokens were undone."""
     model = random_model(SHAPE, "Q8_0")
-    config = Config.from_gguf(model)
+    config = Config.of(model)
     rng = np.random.default_rng(3)
     tokens = [rng.integers(0, SHAPE.vocab, count + STEPS).tolist() for count in PROMPTS]
     settings = SessionSettings(256, kv_dtype, sequences=2, chunk=128, page_len=page_len)

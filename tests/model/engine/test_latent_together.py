@@ -18,7 +18,7 @@ from urdir.model.families.config import Config
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
 from urdir.model.verify.conformance import relative_rms
-from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
+from urdir.ptxgen.kernels.attention.kv_types import KvDtype
 
 #: Tokens of each sequence's prompt, and of its whole text.
 PROMPTS, TEXTS = (201, 130, 7, 340, 66), (207, 134, 15, 344, 70)
@@ -89,7 +89,7 @@ def test_a_row_is_what_it_is_alone(
 ) -> None:
     """Within tolerance; launch by launch and as graphs bit for bit."""
     model = random_model(SHAPE, "Q8_0")
-    config = Config.from_gguf(model)
+    config = Config.of(model)
     settings = SessionSettings(512, kv_dtype, chunk=384, page_len=page_len, sequences=sequences)
     runs = []
     with Weights.load(model, config, device) as weights:
@@ -117,7 +117,7 @@ def test_a_prompt_has_the_same_bits_beside_others(
 ) -> None:
     """Its rows see their own keys alone, wherever in a walk these are."""
     model = random_model(SHAPE, "Q8_0")
-    config = Config.from_gguf(model)
+    config = Config.of(model)
     one, other = (texts()[n] for n in (0, 3))
     found = []
     with Weights.load(model, config, device) as weights:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from tests.model.stepping import answer
 from urdir.driver import bindings
 from urdir.driver.errors import DriverError
 from urdir.model.engine.engine import Engine
-from urdir.model.engine.generate import Generation
+from urdir.model.engine.loading import Loading
 from urdir.model.engine.requests.request import Request
 from urdir.model.engine.runner import Steps
 from urdir.model.engine.sampling_settings import GREEDY
@@ -46,14 +46,19 @@ def model(data: Path) -> Path:
     return data / "golden" / "nano-llama-q8_0.gguf"
 
 
-def open_engine(model: Path | None, **more: Any) -> Engine:
-    return Engine.open(model, device="emulator", context=32, cache_folder=None, **more)
+def open_engine(
+    model: Path | None, work: Callable[[Loading], None] = lambda loading: None, **more: Any
+) -> Engine:
+    """An engine, after ``work`` while its weights were loaded."""
+    keywords = {"device": "emulator", "context": 32, "cache_folder": None, **more}
+    with Engine.opening(model, **keywords) as loading:
+        work(loading)
+        return Engine(loading)
 
 
-def prepare(engine: Engine, tokens: int) -> None:
+def prepare(loading: Loading, tokens: int) -> None:
     """Record the graphs of a prompt of so many tokens."""
-    request = Request(prompt=(1,) * tokens, settings=GREEDY)
-    Generation(engine.session, None, request).prepare()
+    loading.prepare(Request(prompt=(1,) * tokens, settings=GREEDY))
 
 
 # ---- side by side ----
@@ -73,17 +78,17 @@ def test_the_caller_prepares_while_device_tokeniser_and_weights_are_not_ready(
 
         return run
 
-    def meanwhile(engine: Engine) -> None:
-        prepare(engine, 5)
+    def work(loading: Loading) -> None:
+        prepare(loading, 5)
         assert not gc.isenabled()
         prepared.set()
 
     checked = Tokenizer.checked
     monkeypatch.setattr(Weights, "upload", later(Weights.upload))
     monkeypatch.setattr(Tokenizer, "checked", lambda gguf: later(checked(gguf)))
-    with open_engine(None, text=True, meanwhile=meanwhile) as engine:
+    with open_engine(None, work, text=True) as engine:
         assert engine.tokenizer.encode("a")
-        parts = {"driver", "file", "device", "tokenizer", "weights", "meanwhile"}
+        parts = {"driver", "file", "device", "tokenizer", "weights", "graphs"}
         assert engine.seconds.keys() == parts
 
 
@@ -97,7 +102,7 @@ def test_what_was_prepared_is_what_runs(
 
     with open_engine(model) as engine:
         expected = first_token(engine)
-    with open_engine(model, meanwhile=lambda engine: prepare(engine, len(prompt))) as engine:
+    with open_engine(model, lambda loading: prepare(loading, len(prompt))) as engine:
         recorded: list[Any] = []
         monkeypatch.setattr(Steps, "_recording", lambda self, shape: recorded.append(shape))
         assert first_token(engine) == expected
@@ -106,7 +111,7 @@ def test_what_was_prepared_is_what_runs(
 
 @pytest.mark.parametrize("tokens", [1, 32, 1000])
 def test_prompts_of_any_length_can_be_prepared_for(api: Any, model: Path, tokens: int) -> None:
-    with open_engine(model, meanwhile=lambda engine: prepare(engine, tokens)) as engine:
+    with open_engine(model, lambda loading: prepare(loading, tokens)) as engine:
         assert engine.session.steps.graph_bytes
 
 
@@ -132,7 +137,7 @@ def test_prompts_of_any_length_can_be_prepared_for(api: Any, model: Path, tokens
 def test_a_fault_in_any_thread_ends_the_opening(api: Any, model: Path, kind: str, nth: int) -> None:
     api.inject(kind, nth=nth)
     with pytest.raises(DriverError):
-        open_engine(model, meanwhile=lambda engine: prepare(engine, 3))
+        open_engine(model, lambda loading: prepare(loading, 3))
     assert not api.pending_faults()
 
 
@@ -182,11 +187,28 @@ def test_a_kind_of_vocabulary_is_refused_before_anything_is_allocated(
 
 
 def test_the_caller_fails(api: Any, model: Path) -> None:
-    def meanwhile(engine: Engine) -> None:
+    def work(loading: Loading) -> None:
         raise ModelError("an empty prompt")
 
     with pytest.raises(ModelError, match="empty prompt"):
-        open_engine(model, meanwhile=meanwhile)
+        open_engine(model, work)
+
+
+def test_a_model_becomes_an_engine_once(api: Any, model: Path) -> None:
+    with Engine.opening(model, device="emulator", context=32, cache_folder=None) as loading:
+        assert loading.config.n_layers == 2
+        assert loading.device.is_emulated
+        with Engine(loading) as engine:
+            assert answer(engine.session, [1, 2], 1)
+            with pytest.raises(ModelError, match="an engine already"):
+                Engine(loading)
+
+
+def test_a_model_that_is_closed_becomes_no_engine(api: Any, model: Path) -> None:
+    with Engine.opening(model, device="emulator", context=32, cache_folder=None) as loading:
+        pass
+    with pytest.raises(ModelError, match="is closed"):
+        Engine(loading)
 
 
 def test_a_file_without_a_vocabulary_opens(api: Any, model: Path) -> None:
@@ -203,10 +225,10 @@ def test_ctrl_c_stops_an_upload(api: Any, model: Path, monkeypatch: pytest.Monke
         if stop.wait(PATIENCE):
             ended.set()
 
-    def meanwhile(engine: Engine) -> None:
+    def work(loading: Loading) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Weights, "upload", upload)
     with pytest.raises(KeyboardInterrupt):
-        open_engine(model, meanwhile=meanwhile)
+        open_engine(model, work)
     assert ended.is_set()

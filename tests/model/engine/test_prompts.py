@@ -46,7 +46,7 @@ def gguf() -> Iterator[Gguf]:
 
 @pytest.fixture(scope="module")
 def weights(gguf: Gguf, device: Device) -> Iterator[Weights]:
-    with Weights.load(gguf, Config.from_gguf(gguf), device) as loaded:
+    with Weights.load(gguf, Config.of(gguf), device) as loaded:
         yield loaded
 
 
@@ -147,7 +147,7 @@ def test_what_is_pending_is_forked_cut_and_stepped_together(
 
 def test_a_small_device_gets_smaller_steps(gguf: Gguf) -> None:
     """The largest that fit beside weights and cache; where none does, the smallest is named."""
-    config = Config.from_gguf(gguf)
+    config = Config.of(gguf)
     wanted = SessionSettings(config.context_length)
 
     def place(free: int) -> Place:

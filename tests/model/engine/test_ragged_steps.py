@@ -37,7 +37,7 @@ def device(device_name: str) -> Iterator[Device]:
 @pytest.fixture(scope="module")
 def weights(device: Device) -> Iterator[Weights]:
     path = Path(__file__).parents[2] / "data" / "golden" / "nano-llama-q8_0.gguf"
-    with Gguf(path) as gguf, Weights.load(gguf, Config.from_gguf(gguf), device) as loaded:
+    with Gguf(path) as gguf, Weights.load(gguf, Config.of(gguf), device) as loaded:
         yield loaded
 
 
@@ -151,7 +151,7 @@ def test_shapes_are_few(device: Device, weights: Weights) -> None:
 def test_rows_of_packed_norms_are_what_they_are_alone(device: Device) -> None:
     """Five sequences of Q4_K and Q6_K: norms that products begin are packed."""
     path = Path(__file__).parents[2] / "data" / "golden" / "nano-llama-q4_k_m.gguf"
-    with Gguf(path) as gguf, Weights.load(gguf, Config.from_gguf(gguf), device) as weights:
+    with Gguf(path) as gguf, Weights.load(gguf, Config.of(gguf), device) as weights:
         with stepping(device, weights, SessionSettings(CONTEXT, sequences=5)) as eager:
             for sequence in range(5):
                 eager.feed([sequence + 5], sequence)

@@ -351,7 +351,7 @@ def test_logits_are_the_reference_s(
 ) -> None:
     shape, kind = CASES[case]
     model = random_model(shape, kind)
-    config = Config.from_gguf(model)
+    config = Config.of(model)
     tokens = random_tokens(shape.vocab)
     with (
         Weights.load(model, config, device) as weights,
@@ -386,7 +386,7 @@ def test_logits_on_several_devices_are_the_reference_s(
     (shape, kind), (ranks, whole) = CASES[case], RANKS[case]
     needs_gpus(ranks)
     model = random_model(shape, kind)
-    config = Config.from_gguf(model)
+    config = Config.of(model)
     shares, tokens = shares_of(config, model, ranks), random_tokens(shape.vocab)
     assert {networks - cut for cut, networks in map(cut_networks, shares)} == {whole}
     with ExitStack() as owners:

@@ -54,7 +54,7 @@ def model(request: pytest.FixtureRequest, random_model: Callable[..., Any]) -> A
 
 @pytest.fixture
 def weights(model: Any, device: Device) -> Iterator[Weights]:
-    with Weights.load(model, Config.from_gguf(model), device) as loaded:
+    with Weights.load(model, Config.of(model), device) as loaded:
         yield loaded
 
 

@@ -176,7 +176,7 @@ VOCABULARY = {
     "no boolean": (given(add_bos_token=3), ConfigError, "add_bos_token"),
     "merges missing": (given(merges=None), ConfigError, "merges' is missing"),
     "merges of a wrong kind": (given(merges=3.5), ConfigError, "merges"),
-    "no pair": (each("merges", with_item(7, "hello")), TokenizerError, "'hello' is no pair"),
+    "not a pair": (each("merges", with_item(7, "hello")), TokenizerError, "'hello' is not a pair"),
     "a long merge": (each("merges", with_item(7, "a " * 4097)), TokenizerError, "of a merge"),
     "a byte that is none": (
         both(
@@ -187,7 +187,7 @@ VOCABULARY = {
             ),
         ),
         TokenizerError,
-        "no byte token",
+        "not a byte token",
     ),
     "scores missing": (given(model="llama"), ConfigError, "scores' is missing"),
     "scores of few": (
@@ -198,7 +198,7 @@ VOCABULARY = {
     "a score that is none": (
         both(sentence_piece, each("scores", with_item(3, np.nan))),
         TokenizerError,
-        "NaN is no score",
+        "scores contains NaN",
     ),
     "a prefix of a wrong kind": (
         both(sentence_piece, given(add_space_prefix=1)),
@@ -299,7 +299,7 @@ def test_the_command_line_refuses_a_template(
 def test_the_command_line_refuses_a_vocabulary(
     no_device: None, changed: Maker, cli: Callable[..., tuple[int, str, str]], command: str,
 ) -> None:  # fmt: skip
-    change, _, message = VOCABULARY["no pair"]
+    change, _, message = VOCABULARY["not a pair"]
     words = {
         "run": ["-p", "Hello"], "serve": ["--port", "0"],
         "logits": ["--tokens", "1", "--output", "x.npy"],

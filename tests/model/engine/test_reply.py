@@ -48,11 +48,11 @@ def test_chat_and_generate_in_one_line() -> None:
 
 
 BAD: list[tuple[Any, dict[str, Any], type[ModelError], str]] = [
-    ("hi", {}, TemplateError, "'hi' is no conversation: give a list of messages, such as"),
-    (QUESTION, {}, TemplateError, "is no conversation"),
-    (Message("user", "x"), {}, TemplateError, "is no conversation"),
+    ("hi", {}, TemplateError, "'hi' is not a conversation: give a list of messages, such as"),
+    (QUESTION, {}, TemplateError, "is not a conversation"),
+    (Message("user", "x"), {}, TemplateError, "is not a conversation"),
     (None, {}, TemplateError, "None is no conversation"),
-    (["hi"], {}, TemplateError, "'hi' is no message: give a list of messages"),
+    (["hi"], {}, TemplateError, "'hi' is not a message: give a list of messages"),
     ([], {}, TemplateError, "the conversation is empty"),
     ([QUESTION | {"role": "usr"}], {}, TemplateError, "message 0 is by 'usr': expected system, "),
     ([QUESTION, Message("usr", "x")], {}, TemplateError, "message 1 is by 'usr'"),
@@ -170,7 +170,7 @@ class Printer:
 def test_what_notebooks_show() -> None:
     explanation = explain(Argmax.smallest_example())
     with Gguf(demo_model()) as gguf:
-        config = Config.from_gguf(gguf)
+        config = Config.of(gguf)
     for value, short, line in (
         (explanation, "<Explanation of argmax on sm_90a>", "global memory: "),
         (config, "<Config llama, 6 layers, hidden 256, ", "layers 0-5:"),

@@ -80,7 +80,7 @@ def test_logits_are_those_of_float64_on_the_same_cache(
                 margins.append(best[:, of.used - 1] - best[:, of.used])
                 return super()._route(of, logits)
 
-        expected = OnCache(engine.gguf, engine.config, 48).logits(tokens)
+        expected = OnCache(engine.file, engine.config, 48).logits(tokens)
     decided = np.min(margins, axis=0)[ends - 1] > TIE
     assert decided[1:3].all()
     assert relative_rms(np.stack(found)[decided], expected[ends - 1][decided]) <= 1e-3

@@ -44,7 +44,7 @@ def device(device_name: str) -> Iterator[Device]:
 @pytest.fixture
 def weights(data: Path, device: Device) -> Iterator[Weights]:
     with Gguf(data / "golden" / "nano-llama-q8_0.gguf") as gguf:
-        config = replace(Config.from_gguf(gguf), context_length=1024)
+        config = replace(Config.of(gguf), context_length=1024)
         with Weights.load(gguf, config, device) as loaded:
             yield loaded
 
@@ -210,6 +210,8 @@ def test_the_next_bucket_is_ready_before_it_is_needed(
     device: Device, weights: Weights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No graph is recorded at once in the middle of a stream, and tokens are as without."""
+    if not device.is_emulated:
+        pytest.skip("a GPU's steps of so small a model take less time than a graph")
     at_once: list[StepShape] = []
     make_ready = Steps.make_ready
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,13 +14,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from tests.sampling_table import GUIDE, guide_with_table
 from urdir.model.engine.batch import Output
 from urdir.model.engine.requests.request import Request
 from urdir.model.engine.sampling import distribution, sample, uniform
-from urdir.model.engine.sampling_settings import BOUNDS, DEFAULTS, GREEDY, OPENAI, SamplingSettings
+from urdir.model.engine.sampling_settings import (
+    DEFAULTS,
+    GREEDY,
+    OPENAI,
+    SETTINGS,
+    SamplingSettings,
+)
 from urdir.model.errors import ModelError, SettingsError
 from urdir.model.serve.interface import Defaults
-from urdir.ptxgen.kernels.sampling import SETTINGS, SETTINGS_WORDS
+from urdir.ptxgen.kernels.sampling import RECORD, SETTINGS_WORDS
+from urdir.ptxgen.kernels.sampling import SETTINGS as DEVICE_SETTINGS
 
 OFF = SamplingSettings(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 
@@ -169,7 +177,7 @@ def test_settings_as_the_device_reads_them() -> None:
     )
     words = settings.words(answer_at=9, end_ids={5, 3})
     assert (words.shape, words.dtype) == ((SETTINGS_WORDS,), np.uint32)
-    (record,) = words.view(SETTINGS)
+    (record,) = words.view(DEVICE_SETTINGS)
     assert record["temperature"] == np.float32(0.7)
     assert record["top_k"] == 40
     assert record["top_p"] == np.float32(0.9)
@@ -181,7 +189,7 @@ def test_settings_as_the_device_reads_them() -> None:
     assert (record["bias_count"], record["bias_ids"][0], record["biases"][0]) == (1, 7, 1.5)
     assert record["logprobs"] == 3
     most = SamplingSettings(100, 2**31, 1.0, 0.0, 100, 2**31, 2**64 - 1)
-    (extreme,) = most.words().view(SETTINGS)
+    (extreme,) = most.words().view(DEVICE_SETTINGS)
     assert extreme["temperature"] == extreme["repeat_penalty"] == 100
     assert extreme["top_k"] == extreme["repeat_last_n"] == 2**31
     assert extreme["log_min_p"] == -np.inf
@@ -194,7 +202,7 @@ def test_without_a_seed_every_answer_draws_a_new_one() -> None:
     assert len({each.seed for each in drawn}) == 3
     assert all(replace(each, seed=None) == settings for each in drawn)
     assert all(each.with_seed() is each for each in drawn)
-    seeds = {int(settings.words().view(SETTINGS)["seed"][0]) for _ in range(3)}
+    seeds = {int(settings.words().view(DEVICE_SETTINGS)["seed"][0]) for _ in range(3)}
     assert len(seeds) == 3
     requests = [Request(prompt=(1,), settings=settings) for _ in range(3)]
     assert len({request.settings.seed for request in requests}) == 3
@@ -338,10 +346,22 @@ def test_the_defaults_are_llama_cpp_s_for_all_and_openai_s_for_the_server() -> N
     assert (OPENAI.temperature, OPENAI.top_k, OPENAI.top_p, OPENAI.min_p) == (1.0, 0, 1.0, 0.0)
 
 
+def test_the_device_has_every_setting() -> None:
+    assert {part.setting for part in RECORD} == SETTINGS.keys() | {
+        *("answer_at", "end_ids"),  # of a request
+        "reserved",
+    }
+
+
+def test_the_readme_has_the_table() -> None:
+    text = GUIDE.read_text(encoding="utf-8")
+    assert guide_with_table(text) == text, "run tests/sampling_table.py"
+
+
 def test_every_number_has_bounds_that_its_default_keeps() -> None:
-    numbers = {each.name for each in fields(SamplingSettings)} - {"logit_bias"}
-    assert set(BOUNDS) == numbers
-    for name, bounds in BOUNDS.items():
+    numbers = {name: of.bounds for name, of in SETTINGS.items() if of.bounds is not None}
+    assert SETTINGS.keys() - numbers.keys() == {"logit_bias"}
+    for name, bounds in numbers.items():
         for value in (bounds.low, bounds.high):
             SamplingSettings(**{name: value})  # type: ignore[arg-type]
         for value in (bounds.low - 1, bounds.high + 1):

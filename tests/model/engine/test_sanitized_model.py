@@ -13,7 +13,7 @@ from urdir.driver import bindings
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.realizar import EagerSteps
 from urdir.model.memory import exchange
-from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
+from urdir.ptxgen.kernels.attention.kv_types import KvDtype
 
 
 def answer(path: Path, kv_dtype: KvDtype, gpus: int | None = None) -> tuple[list[int], np.ndarray]:

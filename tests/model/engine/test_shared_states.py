@@ -20,8 +20,7 @@ from urdir.model.engine.requests.request import Ending, Piece, Request
 from urdir.model.engine.requests.service import Service
 from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.engine.session import Session
-from urdir.model.memory.session_settings import SessionSettings
-from urdir.model.memory.weights import Split
+from urdir.model.memory.session_settings import SessionSettings, Split
 from urdir.model.verify.conformance import relative_rms
 
 #: A state beside attention, in one layer, and in all of a model without attention.

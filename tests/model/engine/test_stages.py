@@ -14,7 +14,7 @@ from tests.model.stepping import answer, logits_of, logits_of_each, set_sampling
 from urdir.driver import bindings
 from urdir.driver.device import Probe
 from urdir.driver.errors import DriverError, GroupError
-from urdir.model.engine import defaults
+from urdir.model.engine import options
 from urdir.model.engine.batch import Batch, Output, Segment
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.generate import Generation
@@ -146,7 +146,7 @@ def test_the_chunks_of_a_prompt_follow_each_other(engines: tuple[Engine, Engine]
 def test_prompts_are_cut_so_that_every_rank_has_work(
     split: Any, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(defaults, "MOST_PASSED_CHUNK", 16)
+    monkeypatch.setattr(options, "MOST_PASSED_CHUNK", 16)
     path = DATA / "golden" / "nano-llama-q8_0.gguf"
     with Engine.open(path, device="emulator", gpus=2, split=split, context=64) as engine:
         assert engine.session.shapes.chunks[-1] == rows
@@ -221,7 +221,7 @@ def test_steps_of_tokens_and_prompts_are_those_of_one_device(
 
 def test_each_rank_has_its_layers_alone() -> None:
     with Gguf(demo_model()) as gguf:
-        config = Config.from_gguf(gguf)
+        config = Config.of(gguf)
         stages = shares_of(config, gguf, 3, "layers")
         assert sum((stage.layers for stage in stages), ()) == config.layers
         whole = weight_sizes(gguf, config)
@@ -285,7 +285,7 @@ def test_what_is_not_split_is_refused(reference_file: Callable[[str], Path]) -> 
 
     refused(reference_file("gemma4-e"), 2, "layers that share a cache")
     refused(reference_file("lfm2-dense"), 2, "layers of different kinds")
-    refused(reference_file("nano-llama-f32"), 3, "2 layers are no work for 3 GPUs")
+    refused(reference_file("nano-llama-f32"), 3, "2 layers cannot be split between 3 GPUs")
     refused(reference_file("gemma3-dense"), 2, "layers of different kinds")
 
     class Watcher:

@@ -16,7 +16,7 @@ import pytest
 from urdir.model.files.gguf import Gguf, Tensor
 from urdir.model.files.metadata import Metadata
 
-FAMILIES = Path(__file__).parents[2] / "data" / "families"
+DATA = Path(__file__).parents[2] / "data"
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,8 @@ class Model:
 def _golden(name: str) -> Model:
     with TemporaryDirectory() as folder:
         path = Path(folder) / f"{name}.gguf"
-        path.write_bytes(lzma.decompress((FAMILIES / f"{name}.gguf.xz").read_bytes()))
+        packed = (DATA / kind / f"{name}.gguf.xz" for kind in ("families", "drafts"))
+        path.write_bytes(lzma.decompress(next(p for p in packed if p.exists()).read_bytes()))
         with Gguf(path) as file:
             return Model(Path(name), file.architecture, file.metadata, file.tensors)
 

@@ -9,7 +9,7 @@ from urdir.model.families.layers import Network
 
 
 def read(model: Any) -> Config:
-    return Config.from_gguf(model)
+    return Config.of(model)
 
 
 def second(config: Config, layer: int) -> Network:

@@ -72,7 +72,7 @@ def tensor(shape: tuple[int, ...], type_id: int = F32) -> tuple[int, tuple[int, 
 
 def read(make_gguf: Maker, files: Files) -> Config:
     with Gguf(make_gguf(*files)) as file:
-        return Config.from_gguf(file)
+        return Config.of(file)
 
 
 def heads(mixer: Attention) -> tuple[int, int, int, int]:
@@ -100,7 +100,7 @@ def has_qkv_bias(mixer: Attention) -> bool:
 def refused(make_gguf: Maker, files: Files, error: type[ModelError] = ConfigError) -> str:
     path = make_gguf(*files)
     with Gguf(path) as file, pytest.raises(error) as caught:
-        Config.from_gguf(file)
+        Config.of(file)
     message = str(caught.value)
     assert message.startswith(f"{path}: ")
     assert message.count(str(path)) == 1
@@ -129,7 +129,7 @@ def test_sizes_of_a_small_model(make_gguf: Maker) -> None:
 
 def test_the_demo_model(demo_file: Path) -> None:
     with Gguf(demo_file) as file:
-        config = Config.from_gguf(file)
+        config = Config.of(file)
     assert (config.n_layers, config.hidden, config.vocab_size) == (6, 256, 2048)
     assert {width_of(layer) for layer in config.layers} == {768}
     assert {heads(mixer_of(layer)) for layer in config.layers} == {(4, 2, 64, 64)}
@@ -144,7 +144,7 @@ def test_a_description_names_every_tensor_of_every_model_once(
     others = ("gemma3-dense", "phi3-dense", "llama-dense")  # two ropes, stacked matrices, factors
     for path in (*map(reference_file, (*names, *others)), demo_file):
         with Gguf(path) as file:
-            config = Config.from_gguf(file)
+            config = Config.of(file)
             table = list(stored_in(config))
             found = {
                 name: (tensor.shape, tensor.type_name) for name, tensor in file.tensors.items()
@@ -176,7 +176,7 @@ def test_what_tells_the_families_apart(
     reference_file: Callable[[str], Path], name: str, style: str, qkv_bias: bool, qk_norm: bool
 ) -> None:
     with Gguf(reference_file(name)) as file:
-        config = Config.from_gguf(file)
+        config = Config.of(file)
     assert config.architecture in name
     for layer in config.layers:
         mixer = mixer_of(layer)
@@ -267,7 +267,7 @@ def test_norms_of_heads_are_qwen3_s(make_gguf: Maker) -> None:
         for name in ("attn_q_norm", "attn_k_norm"):
             tensors[f"blk.{layer}.{name}.weight"] = tensor((HEAD_DIM,))
     message = refused(make_gguf, (metadata, tensors), UnsupportedError)
-    assert "tensor 'blk.0.attn_q_norm.weight' is no part of a 'llama' model" in message
+    assert "tensor 'blk.0.attn_q_norm.weight' is not supported in a 'llama' model" in message
     metadata = {key.replace("llama.", "qwen3."): value for key, value in metadata.items()}
     metadata["general.architecture"] = "qwen3"
     layers = read(make_gguf, (metadata, tensors)).layers
@@ -332,7 +332,7 @@ def test_a_missing_key_is_named(make_gguf: Maker, key: str) -> None:
         ("llama.block_count", 512, "tensor 'blk.2.attn_q.weight' (64, 64) is missing"),
         ("llama.embedding_length", 0, "embedding_length"),
         ("llama.attention.head_count", 0, "head_count"),
-        ("llama.attention.head_count_kv", 3, "4 query heads are no multiple of 3 KV heads"),
+        ("llama.attention.head_count_kv", 3, "4 query heads are not a multiple of 3 KV heads"),
         ("llama.attention.layer_norm_rms_epsilon", 0.0, "rms_epsilon' is 0.0"),
         ("llama.attention.layer_norm_rms_epsilon", float("nan"), "not a finite number"),
         ("llama.rope.dimension_count", 0, "dimension_count is 0"),
@@ -386,7 +386,7 @@ def test_every_wrong_shape_is_named_with_both_shapes(make_gguf: Maker) -> None:
         expected = ", ".join(map(str, shape))
         found = ", ".join(map(str, tensors[name][1]))
         assert (
-            f"tensor '{name}' has shape ({found}), the metadata asks for ({expected})"
+            f"tensor '{name}' has shape ({found}), the metadata require ({expected})"
         ) in refused(make_gguf, (metadata, tensors))
 
 
@@ -405,7 +405,7 @@ def test_a_tensor_type_that_is_not_supported_is_named(
     metadata, tensors = small_model()
     tensors[name] = tensor(tensors[name][1], type_id)
     message = refused(make_gguf, (metadata, tensors), UnsupportedError)
-    assert f"tensor '{name}' has type {type_name}; supported there: " in message
+    assert f"tensor '{name}' has type {type_name}; supported here: " in message
 
 
 @pytest.mark.parametrize(
@@ -415,11 +415,11 @@ def test_a_tensor_type_that_is_not_supported_is_named(
 def test_a_tensor_that_would_be_ignored_is_refused(make_gguf: Maker, name: str) -> None:
     metadata, tensors = small_model()
     tensors[name] = tensor((HIDDEN,))
-    assert f"tensor '{name}' is no part of a 'llama' model" in refused(
+    assert f"tensor '{name}' is not supported in a 'llama' model" in refused(
         make_gguf, (metadata, tensors), UnsupportedError
     )
 
 
 def test_a_vocabulary_without_a_model_is_refused(vocab_file: Callable[[str], Path]) -> None:
     with Gguf(vocab_file("llama-spm")) as file, pytest.raises(ConfigError, match="token_embd"):
-        Config.from_gguf(file)
+        Config.of(file)

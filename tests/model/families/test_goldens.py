@@ -42,7 +42,7 @@ def test_logits_are_llama_cpp_s(packed: Path, tmp_path: Path, reference_model: A
     path.write_bytes(lzma.decompress(packed.read_bytes()))
     golden = np.load(packed.with_name(f"{_name(packed)}.npz"))
     with Gguf(path) as file:
-        logits = reference_model(file, Config.from_gguf(file), CONTEXT).logits(golden["tokens"])
+        logits = reference_model(file, Config.of(file), CONTEXT).logits(golden["tokens"])
     error = np.sqrt(np.mean((logits - golden["logits"]) ** 2)) / golden["logits"].std()
     assert error < TOLERANCE
 

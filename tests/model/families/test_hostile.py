@@ -116,7 +116,7 @@ def outcome(file: Any, *names: str) -> Config | None:
     ``names``."""
     begin = time.perf_counter()
     try:
-        config = Config.from_gguf(file)
+        config = Config.of(file)
     except (ConfigError, UnsupportedError) as error:
         config = None
         text = str(error)
@@ -247,7 +247,7 @@ def test_keys_have_values_that_cannot_be(
 def test_tensors_are_missing(name: str, golden: Golden) -> None:
     """Without a tensor that files may lack, another model is described."""
     file = golden(name)
-    unused = set(Config.from_gguf(file).unused_tensors)
+    unused = set(Config.of(file).unused_tensors)
     roles = Counter(map(role_of, file.tensors))
     for missing in file.tensors:
         rest = {n: t for n, t in file.tensors.items() if n != missing}
@@ -264,7 +264,7 @@ def test_tensors_are_not_what_they_should_be(
 ) -> None:
     """Layers take turns: each change is tried in one layer of two, or in all with ``--full``."""
     file = golden(name)
-    unused = set(Config.from_gguf(file).unused_tensors)
+    unused = set(Config.of(file).unused_tensors)
     roles = Counter(map(role_of, file.tensors))
     begun: Counter[str] = Counter()
     for tensor in file.tensors.values():
@@ -309,14 +309,14 @@ def test_tensors_too_many(name: str, golden: Golden) -> None:
     for extra in ("blk.0.other.weight", "other", "blk.999.attn_q.weight", "blk..", "blk.x.ffn_up"):
         tensors = {**file.tensors, extra: replace(some, name=extra)}
         with pytest.raises((ConfigError, UnsupportedError), match=extra.replace(".", r"\.")):
-            Config.from_gguf(replace(file, tensors=tensors))
+            Config.of(replace(file, tensors=tensors))
 
 
 def test_factors_that_no_frequency_can_have(golden: Golden) -> None:
     """They are read when a model is loaded: whatever is no positive number is refused by name."""
     found = 0
     for name in NAMES:
-        for rope in Config.from_gguf(golden(name)).ropes:
+        for rope in Config.of(golden(name)).ropes:
             for context in (1, 1 << 20) if rope.factors else ():
                 chosen = rope.at_context(context)
                 assert chosen.factors is not None

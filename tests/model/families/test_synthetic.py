@@ -109,7 +109,7 @@ FILE_GB = {
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_shape_is_a_model_that_config_accepts(name: str) -> None:
     """All of whose keys are read, but those that files of a family have and do not need."""
-    config = Config.from_gguf(SyntheticModel(name))
+    config = Config.of(SyntheticModel(name))
     assert (config.n_layers, config.hidden) == (SHAPES[name].layers, SHAPES[name].hidden)
     arch = SHAPES[name].arch
     unused = {"feed_forward_length"} if SHAPES[name].experts else set()
@@ -254,7 +254,7 @@ def test_a_small_one_is_loaded(kind: str, device_name: str, tiny: Tiny) -> None:
     model = tiny(kind)
     with (
         Device.open(device_name) as device,
-        Weights.load(model, Config.from_gguf(model), device) as weights,
+        Weights.load(model, Config.of(model), device) as weights,
     ):
         q = weights.matrix(StoredMatrix.whole("blk.0.attn_q.weight", 256, 256))
         layout = Layout(FORMATS[model.tensors["blk.0.attn_q.weight"].type_name], 256, 256)
@@ -273,7 +273,7 @@ def test_a_small_one_decodes(kind: str, device_name: str, tiny: Tiny) -> None:
     model = tiny(kind)
     with (
         Device.open(device_name) as device,
-        Weights.load(model, Config.from_gguf(model), device) as weights,
+        Weights.load(model, Config.of(model), device) as weights,
         stepping(device, weights, SessionSettings(16)) as eager,
     ):
         eager.feed([1, 2, 3])
@@ -300,7 +300,7 @@ def test_a_small_mixture_decodes(
     model = SyntheticModel("tiny", kind)
     with (
         Device.open(device_name) as device,
-        Weights.load(model, Config.from_gguf(model), device) as weights,
+        Weights.load(model, Config.of(model), device) as weights,
         stepping(device, weights, SessionSettings(16)) as eager,
     ):
         eager.feed([1, 2, 3])
@@ -312,5 +312,5 @@ def test_a_small_mixture_decodes(
 def test_unknown_shapes_and_types_are_refused() -> None:
     with pytest.raises(SettingsError, match=r"no shape 'gpt-5': one of llama-3\.2-1b"):
         SyntheticModel("gpt-5", "q4_k_m")
-    with pytest.raises(SettingsError, match="no type of weights 'q9': one of"):
+    with pytest.raises(SettingsError, match="no weight type 'q9': one of"):
         SyntheticModel("llama-3.1-8b", "q9")

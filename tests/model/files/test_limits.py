@@ -1,4 +1,4 @@
-"""The table of limits in the package's README."""
+"""The table of limits in model/MODELS.md."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from urdir.model.errors import GgufError
 from urdir.model.files.limits import LIMITS
 
 
-def test_the_readme_lists_every_limit() -> None:
-    readme = (Path(__file__).parents[3] / "model" / "README.md").read_text()
+def test_the_document_lists_every_limit() -> None:
+    readme = (Path(__file__).parents[3] / "model" / "MODELS.md").read_text()
     rows = [f"| {limit.what} | {limit.most:,} | {limit.known} |" for limit in LIMITS]
-    table = readme.split("## What a file may count")[1].split("\n##")[0].split("|---|---|---|\n")[1]
+    table = readme.split("## Limits of files")[1].split("\n##")[0].split("|---|---|---|\n")[1]
     assert table.strip().splitlines() == rows
 
 

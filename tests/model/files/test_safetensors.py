@@ -61,13 +61,13 @@ def test_a_file_made_by_hand(tmp_path: Path) -> None:
     ("content", "message"),
     [
         (b"", "the file is empty"),
-        (b"abc", "3 bytes are no safetensors file"),
+        (b"abc", "3 bytes are not a safetensors file"),
         (file_bytes(GOOD, b"abcdef", size=2**63), "claims a header of 9,223,372,036,854,775,808"),
         (file_bytes(GOOD, b"", size=1000), "claims a header of 1,000 bytes"),
         (file_bytes(b"{", b""), "the header is no JSON"),
         (file_bytes(b"\xff{}", b""), "the header is no JSON"),
         (file_bytes(b"[" * 100_000, b""), "too deeply nested"),
-        (file_bytes(b"[]", b""), "the header is no JSON object"),
+        (file_bytes(b"[]", b""), "the header is not a JSON object"),
         (file_bytes(b'{"a":{"dtype":"U8","dtype":"I8"}}'), "has 'dtype' twice"),
         (
             file_bytes(
@@ -99,7 +99,7 @@ def test_a_file_made_by_hand(tmp_path: Path) -> None:
         (file_bytes({"a": [1]}, b"abcd"), "'a' has other fields"),
         (file_bytes({"": entry(0, 4, [4])}, b"abcd"), "no printable name"),
         (file_bytes({"a\nb": entry(0, 4, [4])}, b"abcd"), "no printable name"),
-        (file_bytes({"__metadata__": 3}), "__metadata__ is no object"),
+        (file_bytes({"__metadata__": 3}), "__metadata__ is not an object"),
     ],
 )  # fmt: skip
 def test_hostile_files_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
@@ -177,14 +177,14 @@ def test_an_index_of_two_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("weight_map", "message"),
     [
-        (None, "there is no weight_map"),
-        ({}, "there is no weight_map"),
+        (None, "no weight_map"),
+        ({}, "no weight_map"),
         ({"a": "../x.safetensors"}, "'../x.safetensors' is no name of a file"),
         ({"a": "/etc/passwd"}, "'/etc/passwd' is no name of a file"),
-        ({"a": "..\\x.safetensors"}, "is no name of a file"),
+        ({"a": "..\\x.safetensors"}, "is not the name of a file"),
         ({"a": "x.bin"}, "'x.bin' is no name of a file"),
         ({"a": 3}, "'3' is no name of a file"),
-        ({"a": ["x.safetensors"]}, "is no name of a file"),
+        ({"a": ["x.safetensors"]}, "is not the name of a file"),
         ({"a": "z.safetensors"}, "z.safetensors: no such file"),
         ({"a": "x.safetensors"}, "tensor 'b' of x.safetensors is not listed"),
         ({"a": "x.safetensors", "b": "y.safetensors"}, "tensor 'b' of x.safetensors is not listed"),
@@ -205,7 +205,7 @@ def test_a_tensor_in_two_files(tmp_path: Path) -> None:
     index = {"weight_map": {"a": "x.safetensors", "b": "y.safetensors"}}
     both = {"a": entry(0, 2, [2]), "b": entry(2, 4, [2])}
     folder = _folder(tmp_path, index, x={"a": entry(0, 2, [2])}, y=both)
-    with pytest.raises(SafetensorsError, match=r"'a' is in x\.safetensors as well"):
+    with pytest.raises(SafetensorsError, match=r"'a' also occurs in x\.safetensors"):
         read_folder(folder)
 
 

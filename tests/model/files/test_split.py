@@ -52,7 +52,7 @@ def test_any_part_opens_the_whole_model(
             ours = gguf.tensors[name]
             assert (ours.shape, ours.type_id) == (tensor.shape, tensor.type_id)
             assert np.array_equal(ours.data[:], tensor.data[:])
-        assert Config.from_gguf(gguf) == Config.from_gguf(whole)
+        assert Config.of(gguf) == Config.of(whole)
         values = {key: whole.metadata[key] for key in whole.metadata}
         for key, value in values.items():
             assert np.array_equal(gguf.metadata[key], value), key
@@ -124,7 +124,7 @@ def test_parts_that_do_not_fit(
 
 def test_a_tensor_in_two_parts(make_parts: Parts) -> None:
     parts = make_parts(_keys(0), _keys(1), tensors="aa")
-    with pytest.raises(GgufError, match=r"tensor 'a' is in x-00001-of-00002.gguf as well"):
+    with pytest.raises(GgufError, match=r"tensor 'a' also occurs in x-00001-of-00002.gguf"):
         Gguf(parts[0])
 
 

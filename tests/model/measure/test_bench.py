@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import io
 import json
@@ -20,11 +21,14 @@ import pytest
 from urdir.driver import execute
 from urdir.driver.device import Device
 from urdir.driver.errors import CudaError, OutOfMemoryError
+from urdir.model.commands import bench as bench_command
+from urdir.model.commands import opening
 from urdir.model.commands.bench_printers import printer
 from urdir.model.commands.bench_report import LoadConditions, Section
 from urdir.model.commands.values import number_list
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.engine import Engine
+from urdir.model.engine.options import EngineOptions
 from urdir.model.engine.session import Session
 from urdir.model.families.config import Config
 from urdir.model.families.synthetic import SyntheticModel
@@ -98,7 +102,7 @@ def test_bytes_of_an_8b_step() -> None:
     """All weights but the embedding table, which is looked up, and 128 KiB of keys and values for
     each token of context."""
     model = SyntheticModel("llama-3.1-8b", "q4_k_m")
-    config = Config.from_gguf(model)
+    config = Config.of(model)
     with (
         paper_device("sm_90", 132) as device,
         Weights(model, config, device) as weights,
@@ -117,7 +121,7 @@ def test_bytes_of_an_8b_step() -> None:
 
 def test_tied_weights_are_read_and_sequences_add_keys() -> None:
     model = SyntheticModel("llama-3.2-1b", "q4_k_m")
-    config = Config.from_gguf(model)
+    config = Config.of(model)
     cache = CacheShape.of(config, SessionSettings(200), rows=16)
     whole = sum(t.nbytes for t in model.tensors.values())
     assert bytes_per_step(model, config, cache, 0) == whole
@@ -128,7 +132,7 @@ def test_tied_weights_are_read_and_sequences_add_keys() -> None:
 def test_operations_of_an_8b_prompt() -> None:
     """Two a value of the layers' matrices and token; of the output matrix for one token alone; and
     those of attention, four a query head, dim and key."""
-    config = Config.from_gguf(SyntheticModel("llama-3.1-8b", "q4_k_m"))
+    config = Config.of(SyntheticModel("llama-3.1-8b", "q4_k_m"))
     layer = 4096 * (4096 + 2 * 1024 + 4096 + 3 * 14336)
     keys = sum(range(101, 611))  # of each token, itself included
     products = 2 * (510 * 32 * layer + 128256 * 4096)
@@ -136,7 +140,7 @@ def test_operations_of_an_8b_prompt() -> None:
 
 
 def test_operations_of_a_mixture_are_those_of_the_experts_used() -> None:
-    config = Config.from_gguf(SyntheticModel("qwen3-30b-a3b", "q4_k_m"))
+    config = Config.of(SyntheticModel("qwen3-30b-a3b", "q4_k_m"))
     assert flops_of(config, 1) == pytest.approx(2 * 3.0e9, rel=0.05)  # 3.3e9 with the embedding
 
 
@@ -158,7 +162,7 @@ def test_rows_agree_with_themselves(engine: Engine) -> None:
     case = BenchCase((3,), (4,), (0, 2), repeats=2, sequences=(1, 3), pairs=((2, 3),))
     rates = Rates(read=1e9, product=1e12)
     tests = ("pp3", "tg4", "tg4 x 3", "pp2+tg3")
-    every = list(bench(engine.session, engine.gguf, rates, case))
+    every = list(bench(engine.session, engine.file, rates, case))
     assert [row.test for row in every] == [*tests, *(f"{test} @ d2" for test in tests)]
     prompt, single, three, pair = rows = every[4:]
     assert prompt.bytes_per_token is prompt.share is prompt.host_us_per_token is None
@@ -180,7 +184,7 @@ def test_rows_agree_with_themselves(engine: Engine) -> None:
         assert row.host_us_per_token
         assert 0 < row.host_us_per_token < 1e3 * row.ms_per_token
     cache = engine.session.parts.cache.shape
-    needed = bytes_per_step(engine.gguf, engine.config, cache, 4, 3)
+    needed = bytes_per_step(engine.file, engine.config, cache, 4, 3)
     assert three.bytes_per_token == round(needed / 3)
 
 
@@ -195,7 +199,7 @@ def test_decoding_may_reach_the_end_of_the_context(
         str(nano), device=device_name, context=case.context, sequences=count
     ) as engine:
         assert engine.session.shapes.lengths == (case.context,) == (256,)
-        rows = list(bench(engine.session, engine.gguf, Rates(1e9, 1e12), case))
+        rows = list(bench(engine.session, engine.file, Rates(1e9, 1e12), case))
     assert [(row.test, type(row)) for row in rows] == [(f"{name} @ d250", BenchRow)]
 
 
@@ -416,14 +420,15 @@ def test_what_fails_is_a_row(cli: Cli, nano: Path, caplog: pytest.LogCaptureFixt
 def test_sequences_without_room_are_rows(
     cli: Cli, nano: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened = Engine.open
+    opened = opening.open_engine
 
-    def short(*args: Any, **more: Any) -> Engine:
-        if more["sequences"] > 1:
+    def short(args: argparse.Namespace, wanted: EngineOptions) -> Engine:
+        assert wanted.sequences is not None
+        if wanted.sequences > 1:
             raise OutOfMemoryError("CUDA_ERROR_OUT_OF_MEMORY", 2, "cuMemAlloc of the cache")
-        return opened(*args, **more)
+        return opened(args, wanted)
 
-    monkeypatch.setattr(Engine, "open", short)
+    monkeypatch.setattr(bench_command, "open_engine", short)
     code, out, _ = cli("bench", nano, *FAILING, "-o", "json")
     assert code == 1
     rows = json.loads(out)["rows"]
@@ -444,7 +449,7 @@ def test_a_lost_device_ends_the_run(engine: Engine, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(_Bench, "_decoded", lost)
     case = BenchCase((2,), (2,), repeats=1, sequences=(1, 2))
-    rows = bench(engine.session, engine.gguf, Rates(1e9, 1e12), case)
+    rows = bench(engine.session, engine.file, Rates(1e9, 1e12), case)
     assert next(rows).test == "pp2"
     failed = next(rows)
     assert isinstance(failed, FailedRow)

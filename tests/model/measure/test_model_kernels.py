@@ -33,7 +33,7 @@ from urdir.model.memory.buckets import chunks_of
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
+from urdir.ptxgen.kernels.attention.kv_types import KvDtype
 from urdir.ptxgen.kernels.rotation import RopeScaling
 
 CONTEXT = 64
@@ -78,7 +78,7 @@ def test_it_finds_what_a_session_loads(
 ) -> None:
     files = PtxFiles(dump=tmp_path)
     with Gguf(nano) as gguf, Device.open("emulator", ptx_files=files) as device:
-        config = Config.from_gguf(gguf)
+        config = Config.of(gguf)
         sm_count = device.properties.sm_count
         found = model_kernels(gguf, config, CONTEXT, "sm_90a", sm_count, kv_dtype, exact)
         with (
@@ -105,7 +105,7 @@ def test_it_finds_what_a_session_loads(
 
 def test_counts_are_those_of_the_plans(nano: Path) -> None:
     with Gguf(nano) as gguf, Device.open("emulator") as device:
-        config = Config.from_gguf(gguf)
+        config = Config.of(gguf)
         found = model_kernels(gguf, config, CONTEXT, "sm_90a", device.properties.sm_count)
         with (
             Weights(gguf, config, device) as weights,
@@ -178,7 +178,7 @@ def test_it_says_which_steps_use_a_kernel() -> None:
 
 def test_prompts_of_several_sizes_are_folded_by_what_they_do(nano: Path) -> None:
     with Gguf(nano) as gguf:
-        found = model_kernels(gguf, Config.from_gguf(gguf), 512, "sm_90a", 132)
+        found = model_kernels(gguf, Config.of(gguf), 512, "sm_90a", 132)
     kept = folded(found)
     assert len(kept) < len(found) / 2
     assert sum(len(kernel.alike) for kernel in kept) == len(found) - len(kept)
@@ -217,7 +217,7 @@ def test_targets_and_shapes_that_cannot_be() -> None:
 def test_walks_of_as_many_rows_have_the_same_kernels() -> None:
     """Whatever their lengths: these are parameters, and decide the grids."""
     model = SyntheticModel("deepseek-v2-lite")
-    config = Config.from_gguf(model)
+    config = Config.of(model)
     with paper_device("sm_90a", 132) as device:
         weights = Weights(model, config, device)
         with Session(device, weights, SessionSettings(8192)) as session:

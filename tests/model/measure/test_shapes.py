@@ -52,11 +52,11 @@ def test_every_shape_has_plans(
     name: str, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of so many layers, unless ``--full``: the kernels of all others but `WHOLE` are the same."""
-    assert Config.from_gguf(SyntheticModel(name)).layers
+    assert Config.of(SyntheticModel(name)).layers
     if name not in WHOLE - BY_TYPE and not pytestconfig.getoption("--full"):
         monkeypatch.setitem(SHAPES, name, first_layers(SHAPES[name], MORE_LAYERS.get(name, LAYERS)))
     model = SyntheticModel(name)
-    kernels = model_kernels(model, Config.from_gguf(model), CONTEXT, "sm_90a", 132)
+    kernels = model_kernels(model, Config.of(model), CONTEXT, "sm_90a", 132)
     assert any(kernel.per_step(prompt=False) for kernel in kernels)
     assert any(kernel.per_step(prompt=True) for kernel in kernels)
 
@@ -68,7 +68,7 @@ SPILT = {("gemma-4-e4b", "flash_decode"): 16}
 def launched(name: str) -> set[KernelSpec]:
     """What steps of one to 64 sequences launch on an H200, and steps of prompts."""
     model = SyntheticModel(name)
-    config = Config.from_gguf(model)
+    config = Config.of(model)
     settings = SessionSettings(min(8192, config.context_length), sequences=64)
     with (
         paper_device("sm_90a", 132) as device,

@@ -24,7 +24,7 @@ from urdir.model.memory.budget import (
 from urdir.model.memory.fitting import Place, fitting_settings
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
-from urdir.ptxgen.kernels.attention.kv_layout import KvDtype
+from urdir.ptxgen.kernels.attention.kv_types import KvDtype
 
 #: An arena rounds each of its parts up to this.
 ALIGNMENT = 256
@@ -38,7 +38,7 @@ def test_a_session_takes_what_its_budget_says(
     data: Path, emulator: Device, kv_dtype: KvDtype, exact: bool, sequences: int, page_len: int
 ) -> None:
     with Gguf(data / "golden" / "nano-llama-q8_0.gguf") as gguf:
-        config = Config.from_gguf(gguf)
+        config = Config.of(gguf)
         settings = SessionSettings(
             24, kv_dtype, exact=exact, sequences=sequences, page_len=page_len
         )
@@ -61,7 +61,7 @@ def test_rows_of_prompts_begin_where_kernels_take_them(data: Path, sequences: in
     """Beside those of any number of sequences: at multiples of 16 bytes."""
     with Gguf(data / "golden" / "nano-llama-q8_0.gguf") as gguf:
         settings = SessionSettings(64, sequences=sequences, page_len=16)
-        budget = SessionBudget.of(Config.from_gguf(gguf), 4, settings)
+        budget = SessionBudget.of(Config.of(gguf), 4, settings)
     shapes = ShapeBuckets.of(budget.chunks, budget.cache.max_len, budget.state.rows)
     for decode in range(1, sequences):
         batch = Batch(tuple(range(decode)), (Segment(decode, 0, 3, chooses=True),))
@@ -72,7 +72,7 @@ def test_rows_of_prompts_begin_where_kernels_take_them(data: Path, sequences: in
 
 def test_a_context_that_the_model_does_not_take_is_refused(data: Path) -> None:
     with Gguf(data / "golden" / "nano-llama-q8_0.gguf") as gguf:
-        config = Config.from_gguf(gguf)
+        config = Config.of(gguf)
     check_context(config, config.context_length)
     for context in (0, config.context_length + 1):
         with pytest.raises(ModelError, match="the model takes 1 to"):
@@ -84,7 +84,7 @@ def test_sequences_leave_half_of_the_memory_to_pages(
 ) -> None:
     """The most of a halving whose states, once more, would fit beside one sequence's pages."""
     with Gguf(reference_file("qwen35-dense")) as gguf:
-        config = Config.from_gguf(gguf)
+        config = Config.of(gguf)
         wanted = SessionSettings(256, sequences=256, page_len=16, shared_states=0)
         place = Place(gguf, config, emulator)
         free = emulator.memory_info()[0]
@@ -102,7 +102,7 @@ def test_sequences_leave_half_of_the_memory_to_pages(
         assert sequences(needed(64) - 4096) == 32
         assert sequences(0) == 1
     with Gguf(reference_file("llama-dense")) as gguf:
-        place = Place(gguf, Config.from_gguf(gguf), emulator)
+        place = Place(gguf, Config.of(gguf), emulator)
         assert place.most_sequences(wanted, 0.0) == 256
 
 
@@ -112,7 +112,7 @@ def test_states_to_share_take_a_quarter_of_what_is_left(
     """None where sequences could not share them; pages have the rest."""
     free = emulator.memory_info()[0]
     with Gguf(reference_file("qwen35-dense")) as gguf:
-        config = Config.from_gguf(gguf)
+        config = Config.of(gguf)
         wanted = SessionSettings(256, sequences=2, page_len=16, shared_states=0)
         place = Place(gguf, config, emulator)
         one = place.plan(wanted, shared_states=1).recurrent - place.plan(wanted).recurrent
@@ -127,7 +127,7 @@ def test_states_to_share_take_a_quarter_of_what_is_left(
         assert place.most_states(contiguous, 1.0) == 0
     for name in ("lfm2-dense", "llama-dense"):  # a ring; no state at all
         with Gguf(reference_file(name)) as gguf:
-            place = Place(gguf, Config.from_gguf(gguf), emulator)
+            place = Place(gguf, Config.of(gguf), emulator)
             assert place.most_states(replace(wanted, chunk=16), 1.0) == 0
 
 

@@ -26,7 +26,8 @@ from urdir.model.memory.cache_groups import Group, PagedGroup
 from urdir.model.memory.cache_shape import CachedLayer, CacheShape
 from urdir.model.memory.kv_cache import KvCache
 from urdir.model.memory.session_settings import SessionSettings
-from urdir.ptxgen.kernels.attention.kv_layout import KvDtype, KvLayout
+from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
+from urdir.ptxgen.kernels.attention.kv_types import KvDtype
 
 PAGE = 16
 #: Of the ring of layer 0: it has the next power of two above WINDOW - 1 + ROWS places.
@@ -383,7 +384,7 @@ def test_a_beginning_is_refused_whole(device: Device, stream: Stream) -> None:
         with pytest.raises(ContextFullError, match="3 pages of 16 tokens are needed, 2 of 5"):
             cache.match(1, range(32), 33, spare=17)
         assert (cache.pages(1), cache.free_tokens) == ((), 2 * PAGE)
-        with pytest.raises(ModelError, match="5 tokens to look for, and room for 4"):
+        with pytest.raises(ModelError, match="5 tokens to look up, but 4"):
             cache.match(1, range(5), 4)
         assert cache.match(1, range(32), 33, spare=PAGE) == 32
         assert cache.free_tokens == PAGE
@@ -450,6 +451,6 @@ def test_a_latent_token_is_stored_once(
     reference_file: Callable[[str], Path], dtype: KvDtype
 ) -> None:
     with Gguf(reference_file("deepseek2-moe")) as gguf:
-        config = Config.from_gguf(gguf)
+        config = Config.of(gguf)
     shape = CacheShape.of(config, SessionSettings(64, dtype, page_len=16), rows=8)
     assert shape.read_nbytes(1) == config.n_layers * {"f16": 2 * 576, "q8_0": 576 + 36}[dtype]

@@ -38,7 +38,7 @@ def test_every_matrix_is_repacked_exactly(
     with (
         Gguf(reference_file(f"nano-llama-{kind}")) as gguf,
         Device.open(device_name) as device,
-        Weights.load(gguf, Config.from_gguf(gguf), device) as weights,
+        Weights.load(gguf, Config.of(gguf), device) as weights,
     ):
         for name in ("token_embd", "output", "blk.1.attn_q", "blk.1.attn_v", "blk.1.ffn_down"):
             tensor = gguf.tensors[f"{name}.weight"]
@@ -69,7 +69,7 @@ def test_several_threads_copy_every_byte_once(
     with (
         Gguf(data / "golden" / "nano-llama-q6_k.gguf") as gguf,
         Device.open(device_name) as device,
-        Weights.load(gguf, Config.from_gguf(gguf), device) as weights,
+        Weights.load(gguf, Config.of(gguf), device) as weights,
     ):
         tensor = gguf.tensors["blk.1.ffn_down.weight"]
         matrix = weights.matrix(StoredMatrix.whole(tensor.name, *tensor.shape))
@@ -82,7 +82,7 @@ def test_norms_are_kept_as_they_are(data: Path, device_name: str) -> None:
     with (
         Gguf(data / "golden" / "nano-llama-q8_0.gguf") as gguf,
         Device.open(device_name) as device,
-        Weights.load(gguf, Config.from_gguf(gguf), device) as weights,
+        Weights.load(gguf, Config.of(gguf), device) as weights,
     ):
         tensor = gguf.tensors["blk.0.ffn_norm.weight"]
         kept = weights.vector(StoredVector.whole(tensor.name, *tensor.shape))
@@ -91,7 +91,7 @@ def test_norms_are_kept_as_they_are(data: Path, device_name: str) -> None:
 
 def test_sizes_are_told_beforehand_and_no_larger_than_the_file(data: Path) -> None:
     with Gguf(data / "golden" / "nano-llama-q4_k_m.gguf") as gguf:
-        sizes = weight_sizes(gguf, Config.from_gguf(gguf))
+        sizes = weight_sizes(gguf, Config.of(gguf))
         for name, nbytes in sizes.items():
             if name in gguf.tensors:
                 tensor = gguf.tensors[name]

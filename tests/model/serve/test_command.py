@@ -21,6 +21,7 @@ import pytest
 
 from urdir.model.cli import main
 from urdir.model.commands import serve as command
+from urdir.model.engine.options import EngineOptions
 from urdir.model.engine.requests import async_service
 from urdir.model.serve.guard import Access
 from urdir.model.serve.interface import Defaults
@@ -63,8 +64,8 @@ spec = importlib.util.spec_from_file_location("conftest", sys.argv[1])
 toys = sys.modules["conftest"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(toys)
 gguf = Gguf(demo_model())
-tokenizer = Tokenizer.from_gguf(gguf)
-with ChatTemplate.from_gguf(gguf, tokenizer) as template:
+tokenizer = Tokenizer.of(gguf)
+with ChatTemplate.of(gguf, tokenizer) as template:
     lost = DeviceLostError(sys.argv[3]) if sys.argv[3] else None
     service = toys.ToyService(
         toys.ToyModel(tokenizer, template), delay=float(sys.argv[2]), lost=lost
@@ -73,6 +74,20 @@ with ChatTemplate.from_gguf(gguf, tokenizer) as template:
     code = main(["serve", "--port", "0", *sys.argv[4:]])
 print(code, *service.ended, service.cancelled)
 """
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[EngineOptions]:
+    """Put `ENGINE` in place of engines; what they are to be opened with."""
+    opened: list[EngineOptions] = []
+
+    def load(args: object, wanted: EngineOptions) -> contextlib.nullcontext[None]:
+        opened.append(wanted)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(command, "load", load)
+    monkeypatch.setattr(command, "begin_warm_up", lambda loading, seconds: None)
+    monkeypatch.setattr("urdir.model.engine.engine.Engine", lambda loading: ENGINE)
+    return opened
 
 
 class Process:
@@ -150,7 +165,7 @@ def test_an_interrupt_answers_what_is_open_and_ends(process: Callable[..., Proce
     out, err = server.end()
     assert lines[-2:] == ["data: [DONE]", ""]
     assert out == "0 drained closed 0\n"
-    assert "open requests are answered" in err
+    assert "finishing open requests" in err
     assert "Traceback" not in err
 
 
@@ -260,8 +275,7 @@ def test_flags_of_access_and_of_requests(
     found: list[Any] = []
     monkeypatch.setattr("urdir.model.serve.server.serve", lambda *given: found.append(given[2:4]))
     monkeypatch.setattr("urdir.model.serve.server.listen", lambda *where: socket.socket())
-    opens = lambda *given, **more: found.append(more) or ENGINE  # noqa: E731
-    monkeypatch.setattr(command, "open_engine", opens)
+    options = stand_in(monkeypatch)
     monkeypatch.setattr(
         async_service,
         "AsyncService",
@@ -273,13 +287,13 @@ def test_flags_of_access_and_of_requests(
     words += ["--chat-template", "chatml", "-np", "-1", "-b", "64"]
     words += ["--no-prefix-sharing"]
     assert cli("serve", *words)[::2] == (0, ROOM)
-    opened, (model, queue), (access, limits) = found
+    (opened,), (model, queue), (access, limits) = options, *found
     assert not queue.share_prefixes
     assert (access.api_keys, access.origins) == (("a", "b", "one", "two"), ("x", "y"))
     assert not access.page
     assert (limits.stalled_seconds, limits.silent_seconds) == (600, 600)
-    assert (opened["sequences"], opened["chunk"]) == (None, 64)
-    assert opened["chat_template"] == named_template("chatml")
+    assert (opened.sequences, opened.chunk) == (None, 64)
+    assert opened.chat_template == named_template("chatml")
     usual = Defaults()
     assert model.defaults == Defaults(
         settings=replace(usual.settings, temperature=0.6, seed=7),
@@ -305,7 +319,7 @@ def test_names_of_the_model(
     found: list[Any] = []
     monkeypatch.setattr("urdir.model.serve.server.serve", lambda *given: None)
     monkeypatch.setattr("urdir.model.serve.server.listen", lambda *where: socket.socket())
-    monkeypatch.setattr(command, "open_engine", lambda *given, **more: ENGINE)
+    stand_in(monkeypatch)
     monkeypatch.setattr(
         async_service, "AsyncService", lambda engine, make, **more: found.append(make(None))
     )

@@ -133,7 +133,9 @@ def test_the_limit_of_open_files_is_raised_as_far_as_is_needed(
         limit[:] = [given]
         assert (room(1000), limit[-1]) == (found, raised)
     limit[:] = [(52, 52)]
-    with pytest.raises(ModelError, match="52 open files are too few, 52 are used: raise `ulimit"):
+    with pytest.raises(
+        ModelError, match="the limit of 52 open files is too low, 52 are in use: raise `ulimit"
+    ):
         room(1000)
 
 
@@ -171,7 +173,7 @@ def test_a_line_for_each_second_without_files(
     with caplog.at_level(logging.ERROR):
         assert asyncio.run(run()) == [b"hello"] * 20
     lines = [record.getMessage() for record in caplog.records]
-    assert lines == ["no connection is accepted for 0.2 s: Too many open files"] * 2
+    assert lines == ["accepting no connections for 0.2 s: Too many open files"] * 2
     assert tried[2] - tried[0] > 0.35
 
 

@@ -307,7 +307,7 @@ def test_errors_are_shown(page: Browser, server: Any) -> None:
     server.service.error = ValueError("secret")
     page.type("#input", "Hi" + ENTER)
     page.answer()
-    assert page.text(".error") == "the server failed; its log says how"
+    assert page.text(".error") == "internal error; see the server's log"
     assert page.run("document.getElementById('input').value") == "Hi"
     page.type("#input", " there")
     page.type("#input", ENTER)

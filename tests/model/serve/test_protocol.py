@@ -85,7 +85,9 @@ def test_health(server: Any) -> None:
 def test_metrics(start: Any) -> None:
     server = start()
     server.service.delay = 0.002
-    now = Metrics(**{each.name: 100 + i for i, each in enumerate(fields(Metrics))})
+    by_place = {"drafted_tokens": (9, 5), "accepted_tokens": (7, 2)}
+    counts = {each.name: 100 + i for i, each in enumerate(fields(Metrics))}
+    now = Metrics(**(counts | by_place))
     server.service.metrics = lambda: now
     server.openai().chat.completions.create(model="toy", **HI)
     list(server.openai().chat.completions.create(model="toy", stream=True, n=2, **HI))
@@ -95,7 +97,10 @@ def test_metrics(start: Any) -> None:
         for sample in family.samples:
             samples[sample.name, tuple(sorted(sample.labels.items()))] = sample.value
     of_now = ("running", "queued", "pages_used", "pages_total", "states_kept", "states_total")
-    for each in fields(Metrics):
+    for name, values in by_place.items():
+        for place, value in enumerate(values, 1):
+            assert samples[f"urdir_{name}_total", (("place", str(place)),)] == value
+    for each in (each for each in fields(Metrics) if each.name not in by_place):
         is_gauge = each.name in of_now or each.name.startswith("graph")
         name = f"urdir_{each.name}" if is_gauge else f"urdir_{each.name}_total"
         assert samples[name, ()] == getattr(now, each.name)
@@ -112,16 +117,16 @@ def test_metrics(start: Any) -> None:
         ("POST", "/v1/embeddings", 404, "no embeddings"),
         ("POST", "/v1/responses", 404, "use /v1/chat/completions"),
         ("POST", "/v1/audio/speech", 404, "no audio"),
-        ("POST", "/v1/images/generations", 404, "no images"),
+        ("POST", "/v1/images/generations", 404, "no image generation"),
         ("POST", "/v1/moderations", 404, "no moderation"),
         ("GET", "/v1/files", 404, "no files"),
         ("POST", "/embeddings", 404, "no embeddings"),
-        ("POST", "/completion", 404, "at /v1/completions"),
-        ("GET", "/slots", 404, "/metrics says"),
+        ("POST", "/completion", 404, "use /v1/completions"),
+        ("GET", "/slots", 404, "/metrics counts"),
         ("POST", "/api/chat", 404, "use /v1/chat/completions"),
-        ("POST", "/v1/messages", 404, "OpenAI's protocol"),
-        ("GET", "/elsewhere", 404, "there is no GET /elsewhere"),
-        ("GET", CHAT, 405, f"there is no GET {CHAT}"),
+        ("POST", "/v1/messages", 404, "OpenAI's API"),
+        ("GET", "/elsewhere", 404, "no such endpoint: GET /elsewhere"),
+        ("GET", CHAT, 405, f"no such endpoint: GET {CHAT}"),
     ],
 )
 def test_what_there_is_not(server: Any, method: str, path: str, status: int, words: str) -> None:
@@ -155,7 +160,7 @@ def test_api_keys(start: Any) -> None:
 
 def test_a_server_without_the_page(start: Any) -> None:
     http = start(Access(page=False)).http()
-    assert http.get("/").json()["error"]["message"] == "there is no GET /"
+    assert http.get("/").json()["error"]["message"] == "no such endpoint: GET /"
     assert http.get("/health").status_code == 200
 
 

@@ -42,14 +42,16 @@ TEMPLATES = ["chatml", "gemma", "mistral-v7", "deepseek3"]
 class Service:
     """Answers with ``answer``; with random tokens where there is a constraint."""
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, template: ChatTemplate, compiler: ConstraintCompiler
+    ) -> None:
         engine = SimpleNamespace(
             name="toy",
             session=SimpleNamespace(context=4096),
             tokenizer=tokenizer,
             template=template,
         )
-        self.compiler = ConstraintCompiler(tokenizer)
+        self.compiler = compiler
         self.model = EngineModel(cast(Any, engine), (), cast(Any, self), Defaults())
         self.requests: list[Request] = []
         self.answer = ""
@@ -100,7 +102,8 @@ def served(request: Any, toy_texts: Any, _running: Any) -> Iterator[Any]:
     tokenizer, _ = toy_texts
     with (
         ChatTemplate(named_template(request.param), tokenizer) as template,
-        _running(Service(tokenizer, template)) as server,
+        ConstraintCompiler(tokenizer) as compiler,
+        _running(Service(tokenizer, template, compiler)) as server,
     ):
         yield server
 

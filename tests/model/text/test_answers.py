@@ -367,7 +367,7 @@ def test_gpt_oss_and_the_demo_model(demo_file: Path) -> None:
 
 
 def test_a_parser_sees_the_control_tokens_that_it_needs(demo_file: Path) -> None:
-    tokenizer = Tokenizer.from_gguf(Gguf(demo_file))
+    tokenizer = Tokenizer.of(Gguf(demo_file))
     form = FORMATS["hermes"]
     assert form.calls is not None
     form = replace(form, calls=replace(form.calls, controls=("<|im_start|>", "no such token")))

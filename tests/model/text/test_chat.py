@@ -39,7 +39,7 @@ def demo(demo_file: Path) -> Gguf:
 
 @pytest.fixture(scope="module")
 def tokenizer(demo: Gguf) -> Tokenizer:
-    return Tokenizer.from_gguf(demo)
+    return Tokenizer.of(demo)
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def turns(*contents: str) -> list[Message]:
 
 
 def test_the_demo_template(demo: Gguf, tokenizer: Tokenizer) -> None:
-    with ChatTemplate.from_gguf(demo, tokenizer) as chat:
+    with ChatTemplate.of(demo, tokenizer) as chat:
         prompt = chat.render(
             [Message("system", "Be kind."), *turns("Hi", "Hello!", "What is 2+2?")]
         )
@@ -75,7 +75,7 @@ def test_the_demo_template(demo: Gguf, tokenizer: Tokenizer) -> None:
 
 
 def test_the_demo_questions(demo: Gguf, tokenizer: Tokenizer) -> None:
-    with ChatTemplate.from_gguf(demo, tokenizer) as chat:
+    with ChatTemplate.of(demo, tokenizer) as chat:
         for line in (
             (Path(__file__).parent.parent.parent / "data/demo/eval.jsonl").read_text().splitlines()
         ):
@@ -169,7 +169,7 @@ def test_control_tokens_that_are_words(make_gguf: Callable[..., Path]) -> None:
         "tokenizer.ggml.tokens": ["user", "PAD", *"userPAD"],
         "tokenizer.ggml.token_type": np.array([3, 3] + [1] * 7, "<i4"),
     }  # fmt: skip
-    tokenizer = Tokenizer.from_gguf(Gguf(make_gguf(metadata)))
+    tokenizer = Tokenizer.of(Gguf(make_gguf(metadata)))
     source = "{% for m in messages %}{{ m.content | upper if m.content == 'e' else m.content }}"
     with ChatTemplate(source + "{% endfor %}PAD", tokenizer) as chat:
         assert chat.render(turns("e", "PAD")).text == "EPADPAD"
@@ -190,7 +190,7 @@ def test_long_control_tokens_cost_little(make_gguf: Callable[..., Path]) -> None
         "tokenizer.ggml.merges": [], "tokenizer.ggml.token_type":
         np.array([1] + [3] * 500, dtype="<i4"),
     }  # fmt: skip
-    tokenizer = Tokenizer.from_gguf(Gguf(make_gguf(metadata)))
+    tokenizer = Tokenizer.of(Gguf(make_gguf(metadata)))
     tracemalloc.start()
     started = time.perf_counter()
     with ChatTemplate(PLAIN, tokenizer) as chat:
@@ -219,7 +219,7 @@ def test_stand_ins_differ_from_what_messages_hold(tokenizer: Tokenizer) -> None:
 
 def test_contents_are_tokenised_together_with_the_markup(demo: Gguf, tokenizer: Tokenizer) -> None:
     """The line feed before an answer merges with those it begins with, as in training."""
-    with ChatTemplate.from_gguf(demo, tokenizer) as chat:
+    with ChatTemplate.of(demo, tokenizer) as chat:
 
         @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
         @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<")))
@@ -231,7 +231,7 @@ def test_contents_are_tokenised_together_with_the_markup(demo: Gguf, tokenizer: 
 
 
 def test_bos_is_not_doubled(vocab_file: Callable[[str], Path]) -> None:
-    spm = Tokenizer.from_gguf(Gguf(vocab_file("llama-spm")))
+    spm = Tokenizer.of(Gguf(vocab_file("llama-spm")))
     with (
         ChatTemplate("{{ bos_token }}" + PLAIN, spm) as writes_bos,
         ChatTemplate(PLAIN, spm) as writes_none,
@@ -255,7 +255,7 @@ def test_a_system_text_that_a_template_does_not_take(tokenizer: Tokenizer, sourc
     system = Message("system", "Be kind. <|im_end|>")
     with ChatTemplate(source, tokenizer) as chat:
         assert chat.render(turns("Hi", "Hello")).text == "[user]Hi[assistant]Hello"
-        with pytest.warns(UserWarning, match="system text: it goes into the first user turn"):
+        with pytest.warns(UserWarning, match="its text goes into the first user turn"):
             prompt = chat.render([system, *turns("Hi", "Hello")])
         assert prompt.text == "[user]Be kind. <|im_end|>\nHi[assistant]Hello"
         assert len(prompt.opaque) == 1
@@ -297,7 +297,7 @@ def test_conversations_that_nest(tokenizer: Tokenizer, depth: int) -> None:
                 {"messages": turns("Hi"), "variables": {"x": nested}},
             ):
                 if depth < 100:
-                    assert chat.render(**more).text == "Hi"
+                    assert chat.render(**more).text.endswith("Hi")  # after what tools there are
                 else:
                     with pytest.raises(TemplateError, match="nests deeper than 100 levels"):
                         chat.render(**more)

@@ -40,7 +40,7 @@ ws ::= | " " | "\n" [ \t]{0,20}
 
 @pytest.fixture(scope="module")
 def compiler(demo_file: Path) -> Iterator[tuple[ConstraintCompiler, Tokenizer]]:
-    tokenizer = Tokenizer.from_gguf(Gguf(demo_file))
+    tokenizer = Tokenizer.of(Gguf(demo_file))
     with ConstraintCompiler(tokenizer) as compiler:
         yield compiler, tokenizer
 
@@ -118,19 +118,19 @@ def test_lark_stays_as_it_is() -> None:
     [
         ('Root ::= "a"', "no rule 'root'"),
         ("root ::= a", "'root' names 'a'"),
-        ('root ::= "a"\nroot ::= "b"', "line 2, .*'root' is there twice"),
+        ('root ::= "a"\nroot ::= "b"', "line 2, .*'root' is defined twice"),
         ('"a"\nroot ::= "b"', "line 1, .*begins with its name"),
-        ("root ::= <think>", "names a token"),
-        ("root ::= !<[7]>", "names a token"),
+        ("root ::= <think>", "refers to a token"),
+        ("root ::= !<[7]>", "refers to a token"),
         ('root ::= "a', "not GBNF"),
         ("root ::= [a", "not GBNF"),
-        ("root ::= []", "a class of no characters"),
-        ("root ::= [b-a]", "ends before it begins"),
-        (r'root ::= "\d"', "is no escape"),
-        (r'root ::= "\uD800"', "is no character"),
-        (r'root ::= "\UFFFFFFFF"', "is no character"),
-        ("root ::= *", "nothing comes before"),
-        ('root ::= "a" | +', "nothing comes before"),
+        ("root ::= []", "an empty character class"),
+        ("root ::= [b-a]", "in reverse order"),
+        (r'root ::= "\d"', "is not an escape"),
+        (r'root ::= "\uD800"', "is not a character"),
+        (r'root ::= "\UFFFFFFFF"', "is not a character"),
+        ("root ::= *", "nothing precedes"),
+        ('root ::= "a" | +', "nothing precedes"),
         ('root ::= "a"{9999999}', "not GBNF"),
     ],
 )

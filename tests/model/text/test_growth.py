@@ -231,7 +231,7 @@ def test_the_growth_of_a_table(data: Path) -> None:
 
     assert CharsMap.parse(table((b"a", b"x" * 30), (b"b", b"yy"))).replace("ab") == "x" * 30 + "yy"
     assert CharsMap.parse(table((b"a", b"x" * 30), (b"b", b"yy"))).growth == 30
-    with pytest.raises(TokenizerError, match="makes 65 bytes of one, at most 64"):
+    with pytest.raises(TokenizerError, match="expands text 65 times, at most 64"):
         CharsMap.parse(table((b"b", b"yy"), (b"a", b"x" * 65)))
     with pytest.raises(TokenizerError, match="at most 4,194,304"):
         CharsMap.parse(bytes(5 << 20))

@@ -31,7 +31,7 @@ BLANKS = " \t\r\n"
 
 @pytest.fixture(scope="module")
 def tokenizer(demo_file: Path) -> Tokenizer:
-    return Tokenizer.from_gguf(Gguf(demo_file))
+    return Tokenizer.of(Gguf(demo_file))
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +169,7 @@ def test_an_object_of_the_request(reader: Reader) -> None:
         ({"whitespace_flexible": "yes"}, "must be true or false"),
         ({"item_separator": ";"}, "x-guidance.item_separator: must be ',' between blanks"),
         ({"key_separator": ".*:"}, "x-guidance.key_separator: must be ':' between blanks"),
-        ({"indent": 2}, "'indent' is none of its options, item_separator"),
+        ({"indent": 2}, "'indent' is not a known option, item_separator"),
         ([], "must be an object"),
     ],
 )
@@ -179,7 +179,7 @@ def test_options_that_are_refused(options: Any, message: str) -> None:
 
 
 def test_two_patterns() -> None:
-    with pytest.raises(ConstraintError, match="x-guidance has one, too"):
+    with pytest.raises(ConstraintError, match="x-guidance has one too"):
         Constraint.json_schema(
             {"x-guidance": {"whitespace_pattern": " ?"}}, whitespace_pattern=" ?"
         )

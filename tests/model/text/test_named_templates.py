@@ -78,10 +78,10 @@ def test_the_others(process: TemplateProcess) -> None:
 
 def test_a_system_text_that_a_format_has_not_goes_to_the_user(demo_file: Path) -> None:
     gguf = Gguf(demo_file)
-    tokenizer = Tokenizer.from_gguf(gguf)
+    tokenizer = Tokenizer.of(gguf)
     messages = [Message(turn["role"], turn["content"]) for turn in [SYSTEM, *TURNS]]
     with (
-        ChatTemplate.from_gguf(gguf, tokenizer, "yandex") as template,
+        ChatTemplate.of(gguf, tokenizer, "yandex") as template,
         pytest.warns(UserWarning, match="goes into the first user turn"),
     ):
         text = template.render(messages).text
@@ -143,11 +143,11 @@ def test_a_file_without_a_template(vocab_file: Callable[[str], Path]) -> None:
     known, unknown = Gguf(vocab_file("llama-bpe")), Gguf(vocab_file("llama-spm"))
     with (
         pytest.warns(UserWarning, match="no chat template: llama3 is used"),
-        ChatTemplate.from_gguf(known, Tokenizer.from_gguf(known)) as template,
+        ChatTemplate.of(known, Tokenizer.of(known)) as template,
     ):
         assert template.source == named_template("llama3")
     with pytest.raises(TemplateError, match=r"no chat template.*plain prompts"):
-        ChatTemplate.from_gguf(unknown, Tokenizer.from_gguf(unknown))
+        ChatTemplate.of(unknown, Tokenizer.of(unknown))
 
 
 def test_names_that_are_none(demo_file: Path, cli: Cli) -> None:

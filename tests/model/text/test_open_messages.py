@@ -32,7 +32,7 @@ USER = Message("user", "Count.")
 
 @pytest.fixture(scope="module")
 def tokenizer(demo_file: Path) -> Tokenizer:
-    return Tokenizer.from_gguf(Gguf(demo_file))
+    return Tokenizer.of(Gguf(demo_file))
 
 
 @pytest.fixture(scope="module")
@@ -96,10 +96,10 @@ def test_thoughts_and_answers_of_templates_that_think(render: Render) -> None:
 
 def test_a_field_that_the_template_drops(render: Render) -> None:
     thought = Message("assistant", "", {"reasoning_content": "Let me"})
-    with pytest.raises(TemplateError, match="leaves out the last message's reasoning_content"):
+    with pytest.raises(TemplateError, match="drops the last message's reasoning_content"):
         render(named_template("chatml"), USER, thought, continues="reasoning_content")
     source = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
-    with pytest.raises(TemplateError, match="leaves out the last message's content"):
+    with pytest.raises(TemplateError, match="drops the last message's content"):
         render(source, USER, Message("assistant", "One"), continues="content")
 
 

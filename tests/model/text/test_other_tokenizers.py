@@ -31,7 +31,7 @@ BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 def build(make_gguf: Maker, tokens: list[str], types: list[int], **keys: Any) -> Tokenizer:
     metadata = {"tokens": tokens, "token_type": np.array(types, np.int32), **keys}
-    return Tokenizer.from_gguf(
+    return Tokenizer.of(
         Gguf(make_gguf({f"tokenizer.ggml.{key}": value for key, value in metadata.items()}))
     )
 
@@ -106,8 +106,8 @@ def test_unigram_takes_the_likeliest_way(make_gguf: Maker) -> None:
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        (np.zeros(3, np.uint8), "is no table of bytes"),
-        (np.zeros(9, np.int32), "is no table of bytes"),
+        (np.zeros(3, np.uint8), "is not an array of bytes"),
+        (np.zeros(9, np.int32), "is not an array of bytes"),
         (np.zeros(9, np.uint8), "0 bytes of nodes in 9 bytes"),
         (np.frombuffer(struct.pack("<II", 8, 0), np.uint8), "8 bytes of nodes in 8 bytes"),
         (np.frombuffer(struct.pack("<IIx", 3, 0), np.uint8), "3 bytes of nodes in 9 bytes"),

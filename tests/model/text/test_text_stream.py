@@ -17,7 +17,7 @@ from urdir.model.text.tokenizer import Tokenizer
 
 @pytest.fixture(scope="module")
 def tokenizer(demo_file: Path) -> Tokenizer:
-    return Tokenizer.from_gguf(Gguf(demo_file))
+    return Tokenizer.of(Gguf(demo_file))
 
 
 class Chunks:
@@ -90,7 +90,7 @@ def test_a_stop_string_of_split_characters() -> None:
 
 
 def test_an_empty_stop_string_is_refused(tokenizer: Tokenizer) -> None:
-    with pytest.raises(SettingsError, match="stop string is empty"):
+    with pytest.raises(SettingsError, match="empty stop string"):
         TextStream(tokenizer, ("a", ""))
 
 

@@ -287,7 +287,7 @@ def test_plans_agree(device_name: str) -> None:
 @pytest.mark.slow
 def test_plans_run_edited_ptx(tmp_path: Path) -> None:
     with Gguf(demo_model()) as gguf:
-        used = model_kernels(gguf, Config.from_gguf(gguf), check.CONTEXT, "sm_90a", sm_count=4)
+        used = model_kernels(gguf, Config.of(gguf), check.CONTEXT, "sm_90a", sm_count=4)
     spec = next(kernel.spec for kernel in used if kernel.spec.name == "argmax")
     path = tmp_path / f"{spec.key('sm_90')}.ptx"
     path.write_text("// edited\n" + spec.ptx("sm_90"))

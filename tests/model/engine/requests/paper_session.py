@@ -95,6 +95,7 @@ class PaperSession:
             config=SimpleNamespace(vocab_size=VOCABULARY),
             cache=SimpleNamespace(pools=()),
             state=SimpleNamespace(
+                drafts=None,
                 write_tokens=self.write_tokens,
                 write_sampling=lambda sequence, words: None,
                 chosen=lambda sequence, position: TOKEN,

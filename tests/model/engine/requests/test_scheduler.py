@@ -10,7 +10,7 @@ from tests.model.engine.requests.toy_storage import ToyStorage
 from urdir.model.engine.batch import Batch, Segment
 from urdir.model.engine.requests.request import Finish, Request
 from urdir.model.engine.requests.scheduler import Scheduler
-from urdir.model.engine.requests.step_plan import StepPlan
+from urdir.model.engine.requests.step_plan import Chosen, StepPlan
 from urdir.model.memory.walk import Walk
 
 
@@ -160,7 +160,7 @@ def test_planning_takes_far_less_than_a_step() -> None:
         plan = scheduler.plan()
         seconds.append(time.perf_counter() - start)
         assert plan is not None
-        scheduler.chosen(plan, [1] * len(plan.choosers))
+        list(scheduler.chosen(plan, [Chosen((1,))] * len(plan.choosers)))
     assert plan is not None
     assert len(plan.batch.decode) == 256
     assert sorted(seconds)[len(seconds) // 2] < 0.5e-3

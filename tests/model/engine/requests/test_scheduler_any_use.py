@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 
 import pytest
 from hypothesis import settings
@@ -27,12 +28,13 @@ REQUESTS = st.builds(
     ignore_end=st.booleans(),
     constraint=st.sampled_from([None, None, object()]),
     scope=st.sampled_from([b"", b"", b"a", b"b"]),
+    drafts=st.sampled_from([True, True, False]),
 )
 
 
 class AnyUse(RuleBasedStateMachine):
     """Requests come, go and end at any time, with too few pages for all of them, beside states or
-    not, or with places of their own; prompts may walk."""
+    not, or with places of their own; prompts may walk, and steps have drafts."""
 
     @initialize(
         pages=st.integers(5, 12),
@@ -41,6 +43,7 @@ class AnyUse(RuleBasedStateMachine):
         more=st.sampled_from([0, 1, 3]),
         kind=st.sampled_from(["pages", "places", "states"]),
         places=st.integers(0, 4),
+        drafts=st.none() | st.randoms(use_true_random=False),
         walk=st.sampled_from([None, Walk(unit=4, step=8, room=2, most=4, rows=4)]),
     )
     def start(
@@ -51,6 +54,7 @@ class AnyUse(RuleBasedStateMachine):
         more: int,
         kind: str,
         places: int,
+        drafts: Random | None,
         walk: Walk | None,
     ) -> None:
         self.now = 0.0
@@ -59,7 +63,9 @@ class AnyUse(RuleBasedStateMachine):
             storage = ToyPlaces(slots, 4 * pages)
         elif kind == "states":
             storage = ToyRecurrent(pages, 4, slots, places)
-        self.server = Server(storage, 32, small_limits(walk=walk), lambda: self.now, more)
+            drafts = None
+        limits = small_limits(walk=walk)
+        self.server = Server(storage, 32, limits, lambda: self.now, more, drafts)
         self.cancelled = 0
 
     @rule(request=REQUESTS, answers=st.integers(1, 3))
@@ -80,7 +86,7 @@ class AnyUse(RuleBasedStateMachine):
         if not self.server.requests:
             return
         number = data.draw(st.sampled_from(sorted(self.server.requests)))
-        has_ended = number not in self.server.scheduler._tasks
+        has_ended = number not in self.server.scheduler.tasks.by_number
         ending = self.server.scheduler.cancel(number)
         assert (ending is None) == has_ended
         if ending is not None:
@@ -90,7 +96,7 @@ class AnyUse(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([1, 20, 50]))
     def wait(self, seconds: int) -> None:
         self.now += seconds
-        waiting = {task.number: task for task in self.server.scheduler._waiting}
+        waiting = {task.number: task for task in self.server.scheduler.tasks.waiting}
         late = self.server.scheduler.dropped()
         for number, task in waiting.items():
             waited = self.now - task.arrived

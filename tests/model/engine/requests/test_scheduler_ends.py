@@ -11,6 +11,7 @@ from tests.model.engine.requests.toy_server import Server, ask, small_limits
 from tests.model.engine.requests.toy_storage import ToyStorage
 from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.request import Ending, Finish, Request
+from urdir.model.engine.requests.step_plan import Chosen
 from urdir.model.engine.sampling_settings import GREEDY
 from urdir.model.errors import BusyError, ContextFullError, ModelError, SettingsError
 
@@ -107,5 +108,5 @@ def test_bad_stops_are_refused(stops: Any) -> None:
     server.add(ask(1))
     plan = server.plan()
     assert plan is not None
-    with pytest.raises(ModelError, match="2 tokens of a step that chooses 1"):
-        server.scheduler.chosen(plan, [1, 2])
+    with pytest.raises(ModelError, match="2 choices of a step that chooses 1"):
+        server.scheduler.chosen(plan, [Chosen((1,)), Chosen((2,))])

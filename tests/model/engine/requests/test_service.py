@@ -77,7 +77,7 @@ def questions(device_name: str, request: pytest.FixtureRequest) -> list[tuple[li
     few = device_name == "emulator" and not request.config.getoption("--full")
     with (
         Engine.open(device="emulator") as engine,
-        ChatTemplate.from_gguf(engine.gguf, engine.tokenizer) as template,
+        ChatTemplate.of(engine.file, engine.tokenizer) as template,
     ):
         return [
             (template.encode([Message(m["role"], m["content"]) for m in q["messages"]]), answer)

@@ -80,7 +80,7 @@ def tokenizer(make_gguf: Callable[..., Path]) -> Tokenizer:
         "token_type": np.array([1] * (VOCAB - 1) + [3], np.int32),
     }  # fmt: skip
     with Gguf(make_gguf({f"tokenizer.ggml.{key}": value for key, value in keys.items()})) as gguf:
-        return Tokenizer.from_gguf(gguf)
+        return Tokenizer.of(gguf)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from urdir.model.engine.batch import Batch, Output, Segment, ShapeBuckets, StepS
 from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.request import Request
 from urdir.model.engine.requests.scheduler import Scheduler
+from urdir.model.engine.requests.step_plan import Chosen
 from urdir.model.engine.requests.warm_up import WarmUp, likely_shapes
 from urdir.model.engine.run_ahead import AT_ONCE
 from urdir.model.engine.sampling_settings import GREEDY
@@ -93,7 +94,7 @@ def test_whoever_comes_together_finds_graphs(
         scheduler.add(Request(prompt=(1,) * prompt, settings=GREEDY, limit=40))
     while (plan := scheduler.plan()) is not None:
         assert shapes.of_batch(plan.batch, plan.longest, Output.GREEDY) in likely
-        scheduler.chosen(plan, [5] * len(plan.choosers))
+        list(scheduler.chosen(plan, [Chosen((5,))] * len(plan.choosers)))
 
 
 class Divided(Room):
@@ -119,7 +120,7 @@ def test_divided_prompts_find_graphs(prompt: int) -> None:
     while (plan := scheduler.plan()) is not None:
         ends.append(plan.longest)
         assert shapes.of_batch(plan.batch, plan.longest, Output.GREEDY) in likely
-        scheduler.chosen(plan, [5] * len(plan.choosers))
+        list(scheduler.chosen(plan, [Chosen((5,))] * len(plan.choosers)))
     assert (prompt - 1) // 64 * 64 in ends
 
 

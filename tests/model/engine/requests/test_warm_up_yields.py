@@ -77,7 +77,8 @@ def test_what_takes_long_is_another_thread_s(
     while warm_up.left:
         warm_up.work(0.001)
     assert all(session.steps.is_recorded(shape) for shape in SHAPES)
-    assert {thread for thread, _ in long_calls} == {"recording_0"}
+    own = threading.current_thread().name
+    assert own not in {thread for thread, _ in long_calls}
     instantiated = [name for _, name in long_calls if name == "cuGraphInstantiate"]
     assert len(instantiated) == len(SHAPES)
     assert any(name != "cuGraphInstantiate" for _, name in long_calls)
@@ -146,23 +147,23 @@ def test_a_step_that_needs_the_graph_waits_for_it(
 
 
 @pytest.mark.parametrize("name", ["cuGraphInstantiate", "cuModuleLoadData"])
-def test_what_fails_there_is_raised_here(session: Session, name: str) -> None:
+def test_what_fails_there_is_raised_here(emulated_session: Session, name: str) -> None:
     """Nothing of it stays, and it may be tried again."""
-    api: Any = session.parts.device.api
+    api: Any = emulated_session.parts.device.api
     shape = StepShape(2, 256, Output.SAMPLE)
     graphs = api.live()
     api.inject(name, 1)
     with pytest.raises(CudaError, match=name):
-        prepare_all(session, shape)
+        prepare_all(emulated_session, shape)
     assert {**api.live(), "module": 0} == {**graphs, "module": 0}  # kernels may be used again
-    prepare_all(session, shape)
-    assert session.steps.is_recorded(shape)
+    prepare_all(emulated_session, shape)
+    assert emulated_session.steps.is_recorded(shape)
 
 
-def test_closing_ends_what_has_begun(session: Session) -> None:
+def test_closing_ends_what_has_begun(emulated_session: Session) -> None:
     """At whichever piece: no thread runs, and no graph is left."""
-    parts, api = session.parts, session.parts.device.api
-    session.steps.record(SHAPES)
+    parts, api = emulated_session.parts, emulated_session.parts.device.api
+    emulated_session.steps.record(SHAPES)
     live, threads = api.live(), threading.active_count()
     pieces = 0
     while True:

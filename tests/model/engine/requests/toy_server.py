@@ -8,18 +8,22 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from random import Random
 from typing import Any
 
 from tests.model.engine.requests.toy_storage import UNWRITTEN, Toy, ToyStorage
+from urdir.model.engine.requests.drafting import Acceptance, Drafting
 from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.request import Ending, Finish, Request
 from urdir.model.engine.requests.scheduler import Scheduler
-from urdir.model.engine.requests.step_plan import StepPlan
+from urdir.model.engine.requests.step_plan import Chosen, StepPlan
+from urdir.model.memory.draft_settings import DraftSettings
 from urdir.model.memory.pages import common_length
 
 END = 0
 VOCABULARY = 6
-LETTERS = 8  # of each sequence: as many steps may be under way
+MOST_DRAFTS = 3
+LETTERS = 8 * (1 + MOST_DRAFTS)  # of each sequence: as many tokens may be in flight
 
 
 def advance(state: int, token: int) -> int:
@@ -49,32 +53,80 @@ def answer_to(request: Request, context: int) -> tuple[list[int], Finish]:
         state = advance(state, token)
 
 
-class ToyDevice:
-    """Runs steps: tokens of sequences are in its memory, and it chooses the next ones."""
+class AnyDrafts(Drafting):
+    """Any number of drafts for each answer that takes some."""
 
-    def __init__(self, storage: Toy) -> None:
+    def __init__(self, random: Random) -> None:
+        super().__init__(DraftSettings(most=MOST_DRAFTS), 1000)
+        self._random = random
+
+    def choose(self, answers: Sequence[Acceptance | None]) -> list[int]:
+        return [0 if of is None else self._random.randint(0, MOST_DRAFTS) for of in answers]
+
+
+class ToyDevice:
+    """Runs steps: tokens of sequences are in its memory, and it chooses the next ones.
+
+    ``last`` is the place of each sequence's pending token. Drafts are right or wrong by ``random``.
+    """
+
+    def __init__(self, storage: Toy, random: Random) -> None:
         self.storage = storage
         self.tokens: list[dict[int, int]] = [{} for _ in range(storage.slots)]
+        self.last = [0] * storage.slots
         self.mailbox: dict[tuple[int, int], int] = {}
+        self.counts: dict[tuple[int, int], Chosen] = {}
+        self._random = random
 
     def upload(self, sequence: int, tokens: Sequence[int]) -> None:
         self.tokens[sequence] = dict(enumerate(tokens))
+        self.last[sequence] = len(tokens) - 1
 
     def run(self, plan: StepPlan) -> None:
         """Process the rows of a step, and put the tokens that it chooses into the mailbox."""
-        for sequence, position in zip(plan.batch.decode, plan.positions, strict=True):
-            self._process(sequence, position, position + 1)
+        drafts = plan.batch.drafts or (0,) * len(plan.positions)
+        rows = zip(plan.batch.decode, plan.positions, drafts, strict=True)
         for segment in plan.batch.segments:
             self._process(segment.sequence, segment.start, segment.end)
             self.storage.segment(segment.sequence, segment.end)
-        for sequence, position in plan.places:
-            token = next_token(self.storage.read(sequence, position))
-            self.tokens[sequence][position + 1] = token
-            self.mailbox[sequence, position % LETTERS] = token
+            if segment.chooses:
+                assert self.last[segment.sequence] == segment.end - 1
+                self._choose(segment.sequence, 0)
+        for sequence, latest, count in rows:
+            position = self.last[sequence]
+            assert position <= latest
+            self._draft(sequence, position, count)
+            self._process(sequence, position, position + 1 + count)
+            self._choose(sequence, count)
 
-    def chosen(self, sequence: int, position: int) -> int:
-        """The token after the one at ``position``, unless another has taken its place."""
-        return self.mailbox[sequence, position % LETTERS]
+    def _draft(self, sequence: int, position: int, count: int) -> None:
+        """Put drafts after the pending token: tokens that will be chosen, or others."""
+        state = self.storage.read(sequence, position - 1) if position else 1
+        for at in range(position, position + count):
+            state = advance(state, self.tokens[sequence][at])
+            wrong = self._random.random() < 0.3
+            self.tokens[sequence][at + 1] = (next_token(state) + wrong) % VOCABULARY
+
+    def _choose(self, sequence: int, count: int) -> None:
+        """Choose tokens after the pending one and after each draft that stands."""
+        position, chosen = self.last[sequence], []
+        for at in range(position, position + count + 1):
+            token = next_token(self.storage.read(sequence, at))
+            chosen.append(token)
+            self.mailbox[sequence, at % LETTERS] = token
+            stands = at < position + count and self.tokens[sequence][at + 1] == token
+            self.tokens[sequence][at + 1] = token
+            if not stands:
+                break
+        self.counts[sequence, position % LETTERS] = Chosen(tuple(chosen), count)
+        self.last[sequence] += len(chosen)
+
+    def chosen(self, sequence: int, position: int) -> Chosen:
+        """The tokens after the one at ``position``, unless others have taken their places."""
+        chosen = self.counts[sequence, position % LETTERS]
+        places = range(position, position + len(chosen.tokens))
+        assert chosen.tokens == tuple(self.mailbox[sequence, at % LETTERS] for at in places)
+        return chosen
 
     def _process(self, sequence: int, start: int, end: int) -> None:
         state = self.storage.read(sequence, start - 1) if start else 1
@@ -94,15 +146,18 @@ class Server:
         limits: Limits | None = None,
         clock: Callable[[], float] = lambda: 0.0,
         more: int = 0,
+        drafts: Random | None = None,
     ) -> None:
-        """Where nothing changes, ``more`` steps are launched together with the first."""
-        self.storage, self.device = storage, ToyDevice(storage)
+        """Where nothing changes, ``more`` steps are launched together with the first. ``drafts``
+        says how many steps have, and which are right."""
+        self.storage, self.device = storage, ToyDevice(storage, drafts or Random(0))
         self.scheduler = Scheduler(
             storage,
             slots=storage.slots,
             context=context,
             end_ids=frozenset({END}),
             limits=limits or small_limits(),
+            drafting=None if drafts is None else AnyDrafts(drafts),
             clock=clock,
         )
         self.more = more
@@ -127,10 +182,10 @@ class Server:
     def plan(self) -> StepPlan | None:
         """Plan a step and queue it, and some more of the same rows if that may be."""
         scheduler = self.scheduler
-        oldest = next(iter(scheduler._running), None)
+        oldest = next(iter(scheduler.tasks.running), None)
         plan = scheduler.plan()
         if oldest is not None:
-            assert oldest in scheduler._running  # never set back
+            assert oldest in scheduler.tasks.running  # never preempted
         if plan is not None:
             self.check_plan(plan)
             for number, sequence in plan.admitted:
@@ -146,12 +201,17 @@ class Server:
     def complete(self) -> None:
         """The oldest step is complete."""
         plan = self.queued.popleft()
-        tokens = [self.device.chosen(*place) for place in plan.places]
-        outcomes = self.scheduler.chosen(plan, tokens)
-        self.wasted += len(tokens) - len(outcomes)
-        for outcome in outcomes:
+        lasts = [self.scheduler.last(number) for number in plan.choosers]
+        chosen = [
+            Chosen(()) if last is None else self.device.chosen(sequence, last)
+            for sequence, last in zip(plan.batch.choosing, lasts, strict=True)
+        ]
+        self.wasted += sum(last is None for last in lasts)
+        for outcome in self.scheduler.chosen(plan, chosen):
             assert plan.choosers[outcome.row] == outcome.request
-            assert tokens[outcome.row] == outcome.token
+            last = lasts[outcome.row]
+            assert last is not None
+            assert chosen[outcome.row].tokens[outcome.position - last] == outcome.token
             if outcome.ending is None or outcome.ending.finish is not Finish.END:
                 self.answers[outcome.request].append(outcome.token)
             if outcome.ending is not None:
@@ -209,10 +269,13 @@ class Server:
         self.storage.check()
         self.check_answers()
         scheduler = self.scheduler
-        running, waiting = list(scheduler._running), [t.number for t in scheduler._waiting]
-        assert running + waiting == sorted(running + waiting) == sorted(scheduler._tasks)
-        slots = [task.slot for task in scheduler._running.values()]
-        assert sorted(slots + scheduler._slots) == list(range(self.storage.slots))
+        running, waiting = (
+            list(scheduler.tasks.running),
+            [t.number for t in scheduler.tasks.waiting],
+        )
+        assert running + waiting == sorted(running + waiting) == sorted(scheduler.tasks.by_number)
+        slots = [task.slot for task in scheduler.tasks.running.values()]
+        assert sorted(slots + scheduler.tasks.free_slots) == list(range(self.storage.slots))
         for slot, held in enumerate(self.storage.held):
             assert slot in slots or not held
         assert self.begun == sorted(self.begun)

@@ -1,0 +1,157 @@
+"""A model and its draft, described together and opened on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from urdir.model.blocks.draft import (
+    EMBEDDED,
+    GIVEN,
+    JOINED,
+    PASSED_ON,
+    DraftLaunches,
+    DraftParts,
+)
+from urdir.model.blocks.draft_dflash import DFlashDraft
+from urdir.model.blocks.draft_eagle3 import Eagle3Draft
+from urdir.model.blocks.draft_nextn import NextnDraft
+from urdir.model.blocks.draft_streams import NO_STREAM, STREAMS_READ
+from urdir.model.engine.block_drafts import BlockDraft
+from urdir.model.engine.chain_drafts import ChainDraft
+from urdir.model.engine.drafts import Draft, DraftShape
+from urdir.model.engine.session import Session
+from urdir.model.errors import UnsupportedError
+from urdir.model.families.config import Config
+from urdir.model.families.dflash import DFlash, dflash
+from urdir.model.families.draft_file import DraftConfig, read_token_map
+from urdir.model.families.eagle3 import eagle3
+from urdir.model.families.tapped import nextn_heads, tapped
+from urdir.model.memory.budget import MemoryPlan, SessionBudget, check_context
+from urdir.model.memory.weights import Weights, weight_sizes
+from urdir.model.text.same_vocabulary import check_same_vocabulary
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from urdir.driver.device import Device
+    from urdir.model.files.model_file import ModelFile
+    from urdir.model.memory.session_settings import SessionSettings
+
+
+#: Drafts in files of their own that read the model's streams, by general.architecture: how they are
+#: described, and what they launch.
+FILE_DRAFTS: Mapping[
+    str,
+    tuple[Callable[[ModelFile, Config], DraftConfig], Callable[[DraftParts], DraftLaunches]],
+] = {"eagle3": (eagle3, Eagle3Draft), "dflash": (dflash, DFlashDraft)}
+#: Further drafts that are no models by themselves, which are not supported.
+OTHER_DRAFTS = ("dspark", "dflash2", "gemma4-assistant")
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A model and a draft that fits it. ``config`` describes the model, which keeps the streams
+    that the draft reads, ``own`` the draft's layers, whose weights are in ``file``; None: they are
+    the model's. ``widths`` are those of its further intermediates, ``most`` the tokens that it can
+    draft at once, 0: any number; more than one of ``slots``: in a pass of as many rows.
+    ``token_map`` (n,) u32 are the model's tokens of the draft's, where it has its own."""
+
+    gguf: ModelFile
+    config: Config
+    own: Config
+    widths: Mapping[str, int]
+    launches: Callable[[DraftParts], DraftLaunches]
+    most: int = 0
+    file: ModelFile | None = None
+    slots: int = 1
+    token_map: npt.NDArray[np.uint32] | None = None
+
+    def at_context(self, context: int) -> Pair:
+        """The same for sequences of up to ``context`` tokens. Raises SettingsError for more than
+        the model takes."""
+        check_context(self.config, context)
+        config, own = (of.at_context(context) for of in (self.config, self.own))
+        return replace(self, config=config, own=own)
+
+
+def nextn_pair(gguf: ModelFile) -> Pair:
+    """A model whose draft are its own heads for predicting several tokens. Raises UnsupportedError
+    for a file without any."""
+    config = Config.of(gguf, nextn=True)
+    if not config.nextn:
+        key = f"{gguf.architecture}.nextn_predict_layers"
+        raise UnsupportedError(
+            f"{gguf.path}: there are no layers for predicting several tokens (MTP, '{key}'): give "
+            "the file of a draft model"
+        )
+    hidden, heads = config.hidden, len(config.nextn)
+    return Pair(
+        gguf,
+        tapped(config, [config.n_layers]),
+        nextn_heads(config),
+        {EMBEDDED: hidden, JOINED: 2 * hidden, GIVEN: hidden, PASSED_ON: hidden},
+        NextnDraft,
+        heads if heads > 1 else 0,
+    )
+
+
+def file_pair(gguf: ModelFile, file: ModelFile) -> Pair:
+    """A model and a draft in a ``file`` of its own that reads the model's streams. Raises
+    UnsupportedError for another kind and for one that does not fit the model, ConfigError."""
+    if file.architecture in OTHER_DRAFTS:
+        raise UnsupportedError(
+            f"{file.path}: drafts of the kind {file.architecture!r} are not supported; "
+            f"{', '.join(FILE_DRAFTS)}, and models with the same vocabulary, are"
+        )
+    config, (describe, launches) = Config.of(gguf), FILE_DRAFTS[file.architecture]
+    own = describe(file, config)
+    check_same_vocabulary(gguf, file)
+    hidden, given = own.hidden, [of for of in own.target_layers if of < config.n_layers]
+    widths = {EMBEDDED: hidden, JOINED: 2 * hidden, GIVEN: hidden, PASSED_ON: hidden}
+    widths[STREAMS_READ] = own.fc.cols
+    if len(given) < len(own.target_layers):
+        widths[NO_STREAM] = own.target_hidden
+    block = own.block if isinstance(own, DFlash) else 1
+    return Pair(
+        gguf,
+        tapped(config, given),
+        own,
+        widths,
+        launches,
+        most=block - 1,
+        file=file,
+        slots=block,
+        token_map=read_token_map(file, config) if own.token_map else None,
+    )
+
+
+def is_plain(file: ModelFile) -> bool:
+    """Whether a draft is a model by itself."""
+    return file.architecture not in (*FILE_DRAFTS, *OTHER_DRAFTS)
+
+
+@contextmanager
+def open_pair(pair: Pair, device: Device, settings: SessionSettings, most: int) -> Iterator[Draft]:
+    """A session of the model, and the draft of up to ``most`` tokens beside it. Raises ModelError
+    where there is too little memory."""
+    pair = pair.at_context(settings.context)
+    most = min(most, pair.most or most)
+    shape = DraftShape(pair.own, settings, pair.widths, most, most + 1 if pair.slots > 1 else 1)
+    budget = SessionBudget.of(pair.config, device.properties.sm_count, settings)
+    plan = MemoryPlan.of(pair.gguf, pair.config, budget)
+    more = sum(weight_sizes(pair.file, pair.own).values()) if pair.file else 0
+    beside = plan.workspace + shape.nbytes(device)
+    replace(plan, workspace=beside, weights=plan.weights + more).check(device)
+    with ExitStack() as owners:
+        weights = owners.enter_context(Weights.load(pair.gguf, pair.config, device))
+        own = weights
+        if pair.file is not None:
+            own = owners.enter_context(Weights.load(pair.file, pair.own, device))
+        session = owners.enter_context(Session(device, weights, settings))
+        kind = ChainDraft if pair.slots == 1 else BlockDraft
+        draft = kind(session, shape, own, pair.launches, pair.token_map)
+        yield owners.enter_context(draft)

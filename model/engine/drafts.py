@@ -1,0 +1,228 @@
+"""A draft beside a session: its steps, by plans that are run launch by launch."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from urdir.driver import execute
+from urdir.driver.plan import Plan
+from urdir.model.blocks.draft import GIVEN, DraftLaunches, DraftParts, TokenRows
+from urdir.model.blocks.parts import LayerParts
+from urdir.model.blocks.rows import Rows
+from urdir.model.engine.session import Session
+from urdir.model.errors import ModelError
+from urdir.model.memory.buckets import chunks_of, row_bucket
+from urdir.model.memory.cache_shape import CacheShape
+from urdir.model.memory.draft_memory import DraftRows, DraftRowsShape, draft_workspace_sizes
+from urdir.model.memory.kv_cache import KvCache
+from urdir.model.memory.workspace import open_workspace
+from urdir.model.owner import Owner
+
+if TYPE_CHECKING:
+    from urdir.driver.device import Device
+    from urdir.driver.execute import BoundPlan
+    from urdir.model.families.config import Config
+    from urdir.model.memory.session_settings import SessionSettings
+    from urdir.model.memory.weights import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class DraftShape:
+    """What a draft with layers as ``config`` describes takes on a device beside its weights, for
+    sessions of ``settings``; ``widths`` as `draft_workspace_sizes` has them, zeros at first.
+    ``most`` tokens at most are drafted at once, of a block by as many ``slots``, else one after the
+    other."""
+
+    config: Config
+    settings: SessionSettings
+    widths: Mapping[str, int]
+    most: int
+    slots: int = 1
+
+    @property
+    def chunk(self) -> int:
+        """The most rows of a prompt in a step."""
+        settings = self.settings
+        return chunks_of(settings.exact, min(settings.chunk, settings.context))[-1]
+
+    @property
+    def rows(self) -> DraftRowsShape:
+        """The rows of a step."""
+        rows = row_bucket(self.settings.sequences)
+        return DraftRowsShape(rows, rows + self.chunk, self.most + 1)
+
+    @property
+    def block_rows(self) -> int:
+        """The rows of a step that drafts."""
+        return row_bucket(self.rows.rows * self.slots)
+
+    @property
+    def cache(self) -> CacheShape:
+        """The cache of keys and values."""
+        return CacheShape.of(self.config, self.settings, max(self.chunk, 2 * (self.most + 1)))
+
+    def workspace(self, sm_count: int) -> dict[str, int]:
+        """Bytes of intermediates by name."""
+        return draft_workspace_sizes(
+            self.config,
+            self.cache,
+            self.block_rows,
+            self.chunk,
+            sm_count,
+            exact=self.settings.exact,
+            widths=self.widths,
+        )
+
+    def nbytes(self, device: Device) -> int:
+        """Bytes on a device."""
+        sizes = self.cache.sizes() | self.rows.sizes() | self.workspace(device.properties.sm_count)
+        return sum(sizes.values())
+
+
+@dataclass(frozen=True, slots=True)
+class DraftStep:
+    """What a plan is for: what the target has "given", the "keys" of a head, a "head" as a whole,
+    "drafts" one after the other, or a "block". It has ``rows`` rows, of a ``prompt`` or not, that
+    attend to ``keys`` keys, and as many ``drafts``."""
+
+    kind: Literal["given", "keys", "head", "drafts", "block"]
+    rows: int
+    keys: int = 0
+    head: int = 0
+    drafts: int = 0
+    prompt: bool = False
+
+
+class Draft(Owner):
+    """A draft of ``session``'s model, with a cache of its own; all is queued on its stream.
+
+    ``weights`` are the draft's. ``launches`` are what it is made of, for what it reads and writes;
+    ``token_map`` (n,) u32 the model's token of each of the draft's, where it has its own. A row is
+    (sequence, its token's position); tokens are those of the session's state.
+    """
+
+    launches: DraftLaunches
+
+    def __init__(
+        self,
+        session: Session,
+        shape: DraftShape,
+        weights: Weights,
+        launches: Callable[[DraftParts], DraftLaunches],
+        token_map: npt.NDArray[np.uint32] | None = None,
+    ) -> None:
+        target = session.parts
+        device, stream = target.device, session.stream
+        self.session, self.shape = session, shape
+        self._bound: dict[DraftStep, BoundPlan] = {}
+        with ExitStack() as owners:
+            cache = owners.enter_context(KvCache(device, shape.cache, stream))
+            sizes = shape.workspace(device.properties.sm_count)
+            work = owners.enter_context(open_workspace(device, sizes, "draft workspace"))
+            for name in shape.widths:
+                work[name].fill(0)
+            self.rows = owners.enter_context(DraftRows(device, shape.rows, stream))
+            own = LayerParts(
+                device=device,
+                config=shape.config,
+                weights=weights,
+                cache=cache,
+                work=work,
+                exact=target.exact,
+            )
+            places = None
+            if token_map is not None:
+                nbytes = token_map.nbytes
+                held = owners.enter_context(device.allocate(nbytes, "draft tokens"))
+                held.upload(token_map)
+                places = held.slice(0, nbytes)
+            self.parts = DraftParts(target=target, own=own, token_map=places)
+            self.launches = launches(self.parts)
+            self._owners = owners.pop_all()
+
+    # ---- hidden states that the target gives ----
+
+    def begin(self, sequence: int = 0) -> None:
+        """Forget a sequence; what is given next is the hidden state before its first token."""
+        self.parts.own.cache.truncate(sequence, 0)
+        self.parts.own.work[GIVEN].fill(0, self.session.stream)
+
+    def take(self, rows: int = 1) -> None:
+        """Take over the hidden states of the first rows of the target's last step."""
+        self._run(DraftStep("given", rows))
+
+    # ---- tokens that are known ----
+
+    def keep(self, sequence: int, start: int, end: int) -> None:
+        """Process the tokens from ``start`` to ``end`` with as many hidden states that are given,
+        for keys and values alone, in all heads."""
+        if (tokens := end - start) > (most := self.shape.chunk):
+            raise ModelError(f"{tokens} tokens at once: a step has room for {most}")
+        count = next(c for c in (1, *chunks_of(self.parts.own.exact)) if c >= tokens)
+        rows = [(sequence, position) for position in range(start, end)]
+        at = self._write(rows, count, prompt=count > 1)
+        for head in range(self.launches.heads):
+            keys = self.session.shapes.keys(at)
+            self._run(DraftStep("keys", count, keys, head, prompt=count > 1))
+
+    # ---- tokens that are drafted ----
+
+    @abstractmethod
+    def propose(self, lasts: Sequence[tuple[int, int, int]], count: int) -> list[list[int]]:
+        """Draft ``count`` tokens after each of the ``lasts``: (sequence, position, token), each
+        with the hidden state that is given in its row. What the draft keeps of these positions is
+        overwritten when they are processed again."""
+
+    # ---- plans ----
+
+    def _write(
+        self, rows: Sequence[tuple[int, int]], count: int, *, prompt: bool, more: int = 0
+    ) -> int:
+        """Write rows, with room in the cache; returns how long the longest sequence is then."""
+        lag, cache = self.launches.lag, self.parts.own.cache
+        for sequence in {sequence for sequence, _ in rows}:
+            places = [position - lag for s, position in rows if s == sequence]
+            cache.reserve(sequence, min(places), max(places) + 1 + more)
+        written = [(sequence, position - lag, position) for sequence, position in rows]
+        self.rows.write(written, count, prompt=prompt)
+        return max(position - lag for _, position in rows) + 1 + more
+
+    def _run(self, step: DraftStep) -> None:
+        device = self.parts.own.device
+        if step not in self._bound:
+            self._bound[step] = execute.bind(self.plan(step), device)
+        execute.run(self._bound[step], device, self.session.stream)
+
+    def plan(self, step: DraftStep) -> Plan:
+        """The launches of a step."""
+        plan, rows = Plan(f"draft {step.kind}"), self._rows(step)
+        if step.kind == "given":
+            self.launches.append_given(plan, rows)
+        else:
+            given = self.parts.own.work[GIVEN]
+            self.launches.append_keys(plan, rows, step.head, self._tokens, given)
+        return plan
+
+    @property
+    def _tokens(self) -> TokenRows:
+        state, rows = self.parts.target.state, self.rows
+        places = rows["sequence"], rows["token_position"]
+        return TokenRows(state["tokens"], state.sequences, state.max_len, *places)
+
+    def _rows(self, step: DraftStep) -> Rows:
+        places = self.rows["sequence"], self.rows["position"]
+        rows = Rows(step.rows, step.keys, 0, *places)
+        if not step.prompt:
+            return rows
+        return replace(rows, prompt=step.rows, segments=1, segment=self.rows["segment"])
+
+    def close(self) -> None:
+        """Free what the draft has; closing twice does nothing."""
+        self._owners.close()

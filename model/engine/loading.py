@@ -1,0 +1,185 @@
+"""The first phase of an engine: all is ready but the weights, and nothing can run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from urdir.model.engine.opening import Opening
+from urdir.model.engine.pieces import announce, driver_loader, open_file, open_group, template_of
+from urdir.model.engine.texts import Texts
+from urdir.model.errors import ModelError
+from urdir.model.owner import Owner
+
+if TYPE_CHECKING:
+    from urdir.driver.device import Device
+    from urdir.driver.group import Group
+    from urdir.model.engine.batch import ShapeBuckets
+    from urdir.model.engine.options import EngineOptions
+    from urdir.model.engine.requests.request import Request
+    from urdir.model.engine.requests.warm_up import WarmUp
+    from urdir.model.engine.session import Session
+    from urdir.model.families.config import Config
+    from urdir.model.files.model_file import ModelFile
+    from urdir.model.memory.weights import Weights
+    from urdir.model.text.chat import ChatTemplate
+    from urdir.model.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """What an engine is made of; ``seconds`` has what opening each part took."""
+
+    file: ModelFile
+    texts: Texts
+    config: Config
+    group: Group
+    weights: Sequence[Weights]
+    session: Session
+    host_sampling: bool
+    seconds: Mapping[str, float]
+
+
+class Loading(Owner):
+    """A model whose weights are being loaded: prompts can be tokenised and steps recorded.
+
+    ``Engine(loading)`` waits for the weights and owns all of it from then on. Until then closing it
+    ends the threads and frees what they made. The file is checked whole before a device is opened,
+    with what ``text`` and ``chat`` need, and a vocabulary that it has; the memory that it needs is
+    compared with what is free before anything is allocated. Raises ModelError, and DriverError for
+    a device that is absent or fails; nothing stays open then, and no thread runs.
+    """
+
+    def __init__(self, options: EngineOptions) -> None:
+        with ExitStack() as unless_done:
+            self._opening = unless_done.enter_context(Opening(driver_loader(options.device)))
+            self._parts = _open_parts(self._opening, options)
+            unless_done.pop_all()
+        self._is_open = True
+
+    @property
+    def config(self) -> Config:
+        """The model's description."""
+        return self._parts.config
+
+    @property
+    def device(self) -> Device:
+        """The device, or that of rank 0."""
+        return self._parts.group[0]
+
+    @property
+    def shapes(self) -> ShapeBuckets:
+        """The shapes of the steps that the engine will have."""
+        return self._parts.session.shapes
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """See `Engine.tokenizer`."""
+        return self._parts.texts.tokenizer
+
+    @property
+    def template(self) -> ChatTemplate:
+        """See `Engine.template`."""
+        return self._parts.texts.template
+
+    def prepare(self, request: Request) -> None:
+        """Record the graphs of a request's prompt and of its first token."""
+        from urdir.model.engine.batch import Output
+
+        session = self._parts.session
+        output = Output.of(request.settings, masked=request.constraint is not None)
+        output = Output.LOGITS if self._parts.host_sampling else output
+        shapes, length = [], 0
+        end = min(len(request.prompt), session.context)
+        with self._opening.timed("graphs"):
+            while length < end:
+                shape, length = session.shapes.prompt(length, end, output)
+                shapes.append(shape)
+            session.steps.record(shapes)
+
+    def warm_up(self, on_graph: Callable[[], None], **likely: Any) -> WarmUp:
+        """What records the likeliest steps, now or later; ``likely`` is for `likely_shapes`."""
+        from urdir.model.engine.requests.warm_up import WarmUp, likely_shapes
+
+        session = self._parts.session
+        states = session.storage.shared_states
+        divided = states is not None and states.places > 0
+        shapes = likely_shapes(session.shapes, **likely, divided=divided)
+        return WarmUp(session.steps, shapes, on_graph=on_graph)
+
+    def finish(self) -> tuple[EngineParts, ExitStack]:
+        """Wait for the weights: all parts, and what closes them. It can be done once."""
+        if not self._is_open:
+            raise ModelError("the model is closed, or an engine already")
+        self._opening.wait_for_upload()
+        self._is_open = False
+        return self._parts, self._opening.hand_over()
+
+    def close(self) -> None:
+        """End the threads and free all of it, unless an engine owns it."""
+        self._is_open = False
+        self._opening.close()
+
+
+def _open_parts(opening: Opening, options: EngineOptions) -> EngineParts:
+    """The parts of an engine, which ``opening`` owns. Weights are being loaded."""
+    file, config, texts = _open_file(opening, options)
+    group = partial(
+        open_group, options.device, options.gpus, options.cache_folder, options.ptx_files
+    )
+    opening.open_devices(group)
+    # imported while the device is opened
+    from urdir.model.engine.session import Session
+    from urdir.model.memory.fitting import fitting_settings
+    from urdir.model.memory.weights import Weights, shares_of
+
+    context = options.chosen_context(config)
+    config = config.at_context(context)
+    devices = opening.group()
+    shares = shares_of(config, file, len(devices), options.split)
+    ranks = [*zip(shares, devices, strict=True)]
+    announce(devices[0], file)
+    settings = fitting_settings(
+        file,
+        ranks,
+        options.session(*ranks[0], context),
+        memory_share=options.memory_share,
+        fewer_sequences=options.sequences is None,
+    )
+    weights = [opening.own(Weights(file, share, device)) for share, device in ranks]
+    opening.upload(weights, file)
+    session = opening.own(
+        Session(devices[0], weights[0], settings, observer=options.observer, peers=weights[1:])
+    )
+    if session.exchange is not None:
+        devices.notes.append(session.exchange.describe_faults)
+    return EngineParts(
+        *(file, texts, config, devices, weights, session),
+        host_sampling=options.host_sampling,
+        seconds=opening.seconds,
+    )
+
+
+def _open_file(opening: Opening, options: EngineOptions) -> tuple[ModelFile, Config, Texts]:
+    """The file, checked, while the driver is loaded."""
+    source = options.chat_template
+    if source is not None:
+        from urdir.model.text.named_templates import template_text
+
+        source = template_text(source)
+    process = None if options.chat is False else opening.template_process()
+    from urdir.model.families.config import Config
+
+    with opening.timed("file"):
+        file = opening.own(open_file(options.path, options.quantize))
+        config = Config.of(file)
+        needed = options.text or options.chat is not False
+        tokenizer = opening.tokenizer(file, needed=needed)
+        if process is not None:
+            source = source or template_of(file, tokenizer, bool(options.chat))
+            if source is not None:
+                process.check(source)
+    return file, config, opening.own(Texts(file, tokenizer, source, process))

@@ -1,0 +1,170 @@
+"""The options of an engine: the keywords of `Engine.open`, their defaults and their bounds.
+
+numpy is not imported: it would delay the driver, which is loaded first.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Concatenate, Literal, ParamSpec, TypeVar, get_args
+
+from urdir.model.errors import SettingsError
+from urdir.model.memory.buckets import MOST_CHUNK, MOST_PASSED_CHUNK
+from urdir.model.memory.session_settings import SessionSettings, Split
+
+if TYPE_CHECKING:
+    from urdir.driver.device import Device
+    from urdir.driver.ptx_files import PtxFiles
+    from urdir.model.engine.runner import Observer
+    from urdir.model.families.config import Config
+    from urdir.model.families.synthetic import SyntheticModel
+    from urdir.model.memory.draft_settings import DraftSettings
+    from urdir.ptxgen.kernels.attention.kv_types import KvDtype
+
+#: Tokens of context.
+DEFAULT_CONTEXT = 4096
+#: The same for many users, who share the memory: a sequence takes what it has.
+LONG_CONTEXT = 32768
+#: Sequences, and tokens of a page, for many users.
+SEQUENCES, EMULATED_SEQUENCES, PAGE_LEN = 256, 8, 64
+
+_Parameters = ParamSpec("_Parameters")
+_Options = TypeVar("_Options")
+_Class = TypeVar("_Class")
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What `Engine.open` takes; SettingsError names the option that is out of range.
+
+    ``path``: "demo" (and None), a GGUF file, any part of a split one, or a folder as transformers
+    writes it, whose matrices become ``quantize`` ("q8_0", "q4_0", ...) while they are loaded.
+
+    ``device``: auto, cuda[:i] or emulator[:sm_NN]. With ``gpus``, a number or the ordinals of some,
+    each GPU has a share of every layer (`families.share`), or ``split`` by layers a run of them
+    (`families.stages`); ``device`` then says of which kind they are.
+
+    ``context``: tokens of a sequence. None is the smaller of the model's and 4096, 0 the model's.
+    The cache stores ``kv_dtype``; ``exact`` keeps activations in f32. ``sequences`` fit at once.
+    Their cache is made of ``pages`` of ``page_len`` tokens (0: contiguous). Up to ``chunk`` tokens
+    of a prompt (2048, split by layers 256) are processed at once, fewer where memory is short.
+
+    ``memory_share``, of the memory that is free, is for many users: the cache has as many pages of
+    ``page_len`` tokens (64) as fit it; ``sequences`` (None) are 256, fewer where recurrent layers
+    have large states, some of which are kept for requests that begin alike; the context is up to
+    32768.
+
+    ``drafts``: steps verify drafts of the next tokens, so that one may take several: the answers
+    are the same (`DraftSettings`). Models with recurrent layers, and those split by layers, take
+    none.
+
+    ``text``: the file must have a vocabulary, which is read in a thread of its own. ``chat``: it
+    must have a chat template as well (None: one that it has must compile). ``chat_template``, Jinja
+    or a name such as "chatml", replaces the file's.
+
+    ``cache_folder`` keeps compiled kernels: "user" is the user's (`user_cache_folder`), None keeps
+    none. ``ptx_files`` are folders of edited PTX to use and of PTX to write. ``host_sampling``
+    chooses tokens on the host. ``observer`` looks at every step.
+    """
+
+    path: str | os.PathLike[str] | SyntheticModel | None = None
+    _: KW_ONLY
+    quantize: str | None = None
+    device: str = "auto"
+    gpus: int | Sequence[int] | None = None
+    split: Split = "tensors"
+    context: int | None = None
+    kv_dtype: KvDtype = "f16"
+    exact: bool = False
+    sequences: int | None = 1
+    memory_share: float = 0.0
+    page_len: int = 0
+    pages: int | None = None
+    chunk: int | None = None
+    drafts: DraftSettings | None = None
+    text: bool = False
+    chat: bool | None = False
+    chat_template: str | None = None
+    cache_folder: Path | Literal["user"] | None = "user"
+    ptx_files: PtxFiles | None = None
+    host_sampling: bool = False
+    observer: Observer | None = None
+
+    def __post_init__(self) -> None:
+        if self.split not in get_args(Split):
+            expected = " or ".join(get_args(Split))
+            raise SettingsError(f"split is {self.split!r}: expected {expected}")
+        if not 0 <= self.memory_share <= 1:
+            raise SettingsError(f"memory_share is {self.memory_share}: expected 0 (off) to 1")
+        self._session(self.context or DEFAULT_CONTEXT, SEQUENCES, MOST_CHUNK)
+
+    def chosen_context(self, config: Config) -> int:
+        """Tokens of context for a model; see `chosen_context`."""
+        most = LONG_CONTEXT if self.memory_share else DEFAULT_CONTEXT
+        return chosen_context(config, self.context, most)
+
+    def session(self, config: Config, device: Device, context: int) -> SessionSettings:
+        """The most that is wanted of a session on a device that has ``config`` of a model: where
+        ``sequences`` or ``chunk`` are None, as many as pay."""
+        sequences = EMULATED_SEQUENCES if device.is_emulated else SEQUENCES
+        chunk = MOST_CHUNK if config.stage is None else MOST_PASSED_CHUNK
+        return self._session(context, sequences, chunk)
+
+    def _session(self, context: int, sequences: int, chunk: int) -> SessionSettings:
+        """The settings of a session, with these where the options leave them open."""
+        return SessionSettings(
+            context,
+            self.kv_dtype,
+            exact=self.exact,
+            sequences=sequences if self.sequences is None else self.sequences,
+            page_len=self.page_len or (PAGE_LEN if self.memory_share else 0),
+            pages=self.pages,
+            chunk=self.chunk or chunk,
+            drafts=self.drafts,
+        )
+
+
+def chosen_context(config: Config, context: int | None, most: int = DEFAULT_CONTEXT) -> int:
+    """Tokens of context for a model: ``context``, 0 being the model's, or where that is None the
+    smaller of the model's and ``most``. SettingsError for more than the model's."""
+    from urdir.model.memory.budget import check_context
+
+    if context is None:
+        return min(most, config.context_length)
+    check_context(config, context or config.context_length)
+    return context or config.context_length
+
+
+def from_keywords(
+    make: Callable[_Parameters, _Options],
+) -> Callable[
+    [Callable[[type[_Class], _Options], _Result]],
+    Callable[Concatenate[type[_Class], _Parameters], _Result],
+]:
+    """Let a class method that takes options take the arguments of ``make``, which makes them.
+
+    Type checkers read them from ``make``, `inspect.signature` and ``help`` too.
+    """
+
+    def decorate(
+        method: Callable[[type[_Class], _Options], _Result],
+    ) -> Callable[Concatenate[type[_Class], _Parameters], _Result]:
+        @wraps(method)
+        def call(
+            cls: type[_Class], /, *args: _Parameters.args, **keywords: _Parameters.kwargs
+        ) -> _Result:
+            return method(cls, make(*args, **keywords))
+
+        own = inspect.signature(method)
+        own_class, _ = own.parameters.values()
+        taken = inspect.signature(make).parameters.values()
+        vars(call)["__signature__"] = own.replace(parameters=[own_class, *taken])
+        return call
+
+    return decorate

@@ -1,0 +1,1 @@
+"""Speculation: drafts of the next tokens, their verification and acceptance in one step."""

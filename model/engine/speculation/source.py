@@ -1,0 +1,50 @@
+"""Where drafts come from: launches at the beginning of a step that propose the next tokens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from urdir.ptxgen.kernels.speculation.ngram_drafts import NgramDrafts
+
+if TYPE_CHECKING:
+    from urdir.driver.plan import Plan
+    from urdir.model.blocks.parts import StepParts
+    from urdir.model.engine.batch import StepShape
+    from urdir.model.memory.draft_settings import DraftSettings
+
+
+class DraftSource(Protocol):
+    """Proposes tokens for the sequences of a step, on the device.
+
+    When its launches run, ``known[s]`` of `DecodeState` says how many ``tokens`` of sequence s are
+    valid: the last one is pending. That alone says what was accepted of earlier drafts. A source
+    with a cache of its own processes the tokens from where it was up to the pending one; what it
+    holds beyond is overwritten.
+    """
+
+    def append(self, plan: Plan, parts: StepParts, shape: StepShape) -> None:
+        """Append launches that propose drafts for the rows of a step of ``shape``.
+
+        For each row r with ``place[r]`` 0 whose ``position[r]`` is below ``max_len``, of sequence
+        s = ``sequence[r]``: up to ``wanted[r]`` tokens at ``tokens[s, known[s]]`` and after it, as
+        far as ``max_len`` allows, and their number in ``found[s]``. ``wanted[r]`` is at most
+        ``shape.drafts``. The positions of rows are stale: use ``known``.
+        """
+
+
+class NgramSource:
+    """What followed the last tokens where they were before: `NgramDrafts`."""
+
+    def __init__(self, settings: DraftSettings) -> None:
+        self._settings = settings
+
+    def append(self, plan: Plan, parts: StepParts, shape: StepShape) -> None:
+        """See `DraftSource`."""
+        state, settings = parts.state, self._settings
+        kernel = NgramDrafts(
+            *(state.max_len, shape.rows, state.sequences),
+            longest=settings.longest,
+            shortest=settings.shortest,
+            always=settings.chance is not None,
+        )
+        plan.launch(kernel, "drafts", **{p.name: state[p.name] for p in kernel.params})

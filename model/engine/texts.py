@@ -1,0 +1,62 @@
+"""The tokeniser and the chat template of an open file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from urdir.model.owner import Owner
+
+if TYPE_CHECKING:
+    from urdir.model.files.model_file import ModelFile
+    from urdir.model.text.chat import ChatTemplate
+    from urdir.model.text.sandbox import TemplateProcess
+    from urdir.model.text.tokenizer import Tokenizer
+
+
+class Texts(Owner):
+    """Both, built when first used: a file without a vocabulary can still be measured.
+
+    ``source`` is a template in place of the file's; ``process``, which may have begun, renders it
+    and is closed by the caller.
+    """
+
+    def __init__(
+        self,
+        file: ModelFile,
+        read_tokenizer: Callable[[], Tokenizer],
+        source: str | None = None,
+        process: TemplateProcess | None = None,
+    ) -> None:
+        self._file = file
+        self._read_tokenizer = read_tokenizer
+        self._source = source
+        self._process = process
+        self._tokenizer: Tokenizer | None = None
+        self._template: ChatTemplate | None = None
+        self._owners = ExitStack()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The file's tokeniser; ModelError where it has none."""
+        if self._tokenizer is None:
+            self._tokenizer = self._read_tokenizer()
+        return self._tokenizer
+
+    @property
+    def template(self) -> ChatTemplate:
+        """The chat template; NoTemplateError where there is none."""
+        if self._template is None:
+            from urdir.model.text.chat import ChatTemplate, find_template
+
+            source = self._source
+            if source is None:
+                source = find_template(self._file, lambda: self.tokenizer)
+            opened = ChatTemplate(source, self.tokenizer, self._process)
+            self._template = self._owners.enter_context(opened)
+        return self._template
+
+    def close(self) -> None:
+        """End the template's process; closing twice does nothing."""
+        self._owners.close()

@@ -1,0 +1,131 @@
+"""EAGLE-3 drafts (Li et al. 2025, arXiv 2503.01840) for a model: one layer that reads the streams
+of some of the model's layers. llama.cpp: `src/models/eagle3.cpp`.
+
+    g = fc . [the streams before the target layers]           with norm_before_fc: fc . norm([..])
+    a = [norm(embedding of the next token) ; norm(g)]
+    x = g + O attention(rope(Q a), rope(K a), V a)            with norm_before_residual: norm(g) +
+    x += down(silu(gate x') * up x')                          x' = norm(x)
+    logits of the token after the next = output . norm(x)
+
+Where the draft goes on from its own token, x takes the place of g. Keys: those of `parts` and
+`rope`, attention.layer_norm_rms_epsilon; those of `draft_file`; norm_before_fc,
+norm_before_residual. Tensors: those of `draft_file`, enc.output_norm (before fc), attn_norm (of the
+embedding), attn_norm_2 (of g).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+from urdir.model.errors import UnsupportedError
+from urdir.model.families.attention import Attention
+from urdir.model.families.config import Config
+from urdir.model.families.description import Description
+from urdir.model.families.draft_file import (
+    MAP,
+    DraftConfig,
+    described,
+    read_ends,
+    read_target_layers,
+)
+from urdir.model.families.feed_forward import Dense
+from urdir.model.families.parts import dense, head_dims, heads, rms_norm, sequential
+from urdir.model.families.reader import Reader
+from urdir.model.families.rope import read_rope
+from urdir.model.families.stored import Linear, Normalization
+from urdir.model.files.model_file import ModelFile
+from urdir.ptxgen.kernels.norm import Norm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Eagle3(DraftConfig):
+    """A draft of one layer, whose attention's matrices have twice as many columns."""
+
+    streams_norm: Normalization | None
+    token_norm: Normalization
+    hidden_norm: Normalization
+    norm_before_residual: bool
+
+    @property
+    def mixer(self) -> Attention:
+        """The attention of its layer."""
+        mixer = self.layers[0].attention
+        assert mixer is not None
+        return mixer
+
+    @property
+    def network(self) -> tuple[Dense, Normalization]:
+        """The network of its layer, and the norm before it."""
+        branch = self.layers[0].blocks[1].branches[0]
+        assert isinstance(branch.network, Dense)
+        assert branch.norm is not None
+        return branch.network, branch.norm
+
+
+def eagle3(gguf: ModelFile, target: Config) -> Eagle3:
+    """The draft in a file, for the model ``target``; raises as `draft_file.described`."""
+    return described(gguf, target, _described)
+
+
+def _described(file: Reader, target: Config) -> Eagle3:
+    if file.layer_count() != 1:
+        raise UnsupportedError(f"a draft of {file.layer_count()} layers: one is supported")
+    norm, hidden, layers = rms_norm(file), file.hidden, read_target_layers(file)
+    streams = file.size("target_hidden_size", hidden)
+    wide, before_fc = len(layers) * streams, file.optional("norm_before_fc", bool, False)
+    residual = file.optional("norm_before_residual", bool, False)
+    description = _layer(file, norm, target)
+    return Eagle3(
+        **{field.name: getattr(description, field.name) for field in fields(description)},
+        target_layers=layers,
+        target_hidden=streams,
+        fc=file.linear("fc", None, hidden, wide, bias="absent"),
+        streams_norm=file.norm("enc.output_norm", None, norm, wide) if before_fc else None,
+        token_norm=file.norm("attn_norm", 0, norm),
+        hidden_norm=file.norm("attn_norm_2", 0, norm),
+        norm_before_residual=residual,
+        shares_embedding=not file.has("token_embd.weight"),
+        shares_output=not file.has("output.weight"),
+        token_map=file.has(MAP),
+    )
+
+
+def _layer(file: Reader, norm: Norm, target: Config) -> Description:
+    """The draft as a model of one layer."""
+    embedding, output = read_ends(file, target)
+    before = file.norm("ffn_norm", 0, norm)
+    layer = sequential(_attention(file), dense(file, 0, bias="absent"), (None, before))
+    return Description(
+        architecture=file.architecture,
+        layers=(layer,),
+        hidden=file.hidden,
+        vocab_size=output.rows,
+        context_length=file.size("context_length"),
+        embedding=embedding,
+        output=output,
+        output_norm=file.norm("output_norm", None, norm),
+        unused_tensors=(MAP,) if file.has(MAP) else (),
+        ignored_keys=file.ignored_keys,
+    )
+
+
+def _attention(file: Reader) -> Attention:
+    (queries, keys), (dim, value_dim) = heads(file, 0), head_dims(file)
+    hidden = file.hidden
+
+    def product(name: str, rows: int) -> Linear:
+        return file.linear(f"attn_{name}", 0, rows, 2 * hidden, bias="absent")
+
+    return Attention(
+        heads=queries,
+        kv_heads=keys,
+        key_dim=dim,
+        value_dim=value_dim,
+        scale=1.0 / math.sqrt(dim),
+        q=product("q", queries * dim),
+        k=product("k", keys * dim),
+        v=product("v", keys * value_dim),
+        o=file.linear("attn_output", 0, hidden, queries * value_dim, bias="absent"),
+        rope=read_rope(file, "interleaved", dim),
+    )

@@ -1,0 +1,43 @@
+"""How drafts of the next tokens are made, and how many."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from urdir.model.errors import SettingsError
+from urdir.ptxgen.kernels.speculation.limits import MOST_DRAFTS, MOST_NGRAM
+
+#: Where drafts come from: "ngram", what followed the last tokens where they were before.
+DRAFT_KINDS = ("ngram",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftSettings:
+    """Speculation: up to ``most`` drafts of a sequence in each step, at least ``least``.
+
+    Drafts of ``kind`` "ngram" follow the latest earlier occurrence of the last ``longest`` tokens,
+    or of fewer, down to ``shortest``. With a ``chance`` drafts are not compared with what the model
+    chooses, but accepted with that probability: answers are wrong, their speed is that of drafts
+    of that quality. SettingsError names the field and the value that is out of range.
+    """
+
+    kind: str = "ngram"
+    most: int = 7
+    least: int = 0
+    longest: int = 4
+    shortest: int = 2
+    chance: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in DRAFT_KINDS:
+            raise SettingsError(f"drafts of {self.kind!r}: expected {', '.join(DRAFT_KINDS)}")
+        if not 1 <= self.most <= MOST_DRAFTS:
+            raise SettingsError(f"at most {self.most} drafts: expected 1 to {MOST_DRAFTS}")
+        if not 0 <= self.least <= self.most:
+            raise SettingsError(f"at least {self.least} drafts: expected 0 to {self.most}")
+        if not 1 <= self.shortest <= self.longest <= MOST_NGRAM:
+            raise SettingsError(
+                f"n-grams of {self.shortest} to {self.longest} tokens: expected 1 to {MOST_NGRAM}"
+            )
+        if self.chance is not None and not 0 <= self.chance <= 1:
+            raise SettingsError(f"drafts accepted with probability {self.chance}: expected 0 to 1")

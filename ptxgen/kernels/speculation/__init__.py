@@ -1,0 +1,1 @@
+"""Several tokens a step: drafts, the rows that verify them, and how many are accepted."""

@@ -1,0 +1,104 @@
+"""Where the rows of a step stand: at the pending tokens of their sequences, and at drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.advance import IDLE
+from urdir.ptxgen.kernels.speculation.limits import MOST_DRAFTS
+from urdir.ptxgen.kernels.speculation.spec import DraftedRows
+from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, ceil_div
+
+
+@dataclass(frozen=True)
+class PlaceRows(DraftedRows):
+    """The begin of a step: position[r] = known[s] - 1 + place[r], the place of the pending token of
+    s = sequence[r], or of a draft after it.
+
+    A row of more than ``found[s]`` drafts, a row without work and the rows of a sequence that has
+    ended become idle, their positions IDLE. So the host need not know how far a sequence came.
+
+    With ``beside`` rows of a step that has prompts, too, which come first in ``step_sequence`` and
+    ``step_position``, these are placed at pending tokens alike; idle ones stay as they are.
+    """
+
+    beside: int = 0
+
+    name = "place_rows"
+    template = ("urdir.templates", "speculation/place_rows.ptx.j2")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.beside <= 1024:
+            raise PtxgenError(f"place_rows: beside must be in 0 ... 1024, not {self.beside}")
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        step = (
+            Param("step_sequence", "u32", ("beside",), Access.IN),
+            Param("step_position", "u32", ("beside",), Access.INOUT),
+        )
+        return (
+            Param("sequence", "u32", ("rows",), Access.IN),
+            Param("place", "u32", ("rows",), Access.IN),
+            Param("position", "u32", ("rows",), Access.INOUT),
+            Param("known", "u32", ("sequences",), Access.IN),
+            Param("found", "u32", ("sequences",), Access.IN),
+            *(step if self.beside else ()),
+        )
+
+    @property
+    def launch_shape(self) -> LaunchShape:
+        threads = 32 * ceil_div(max(self.rows, self.beside), 32)
+        return LaunchShape(grid=(1, 1, 1), block=(threads, 1, 1))
+
+    def reference(self, **inputs: Any) -> dict[str, Array]:
+        position, known = inputs["position"].copy(), inputs["known"]
+        for row, place in enumerate(inputs["place"].tolist()):
+            s = inputs["sequence"][row]
+            first = IDLE if place == IDLE else inputs["position"][row - place]
+            is_idle = first >= self.max_len or place > inputs["found"][s]
+            position[row] = IDLE if is_idle else known[s] - 1 + place
+        if not self.beside:
+            return {"position": position}
+        beside = inputs["step_position"].copy()
+        active = beside < self.max_len
+        beside[active] = known[inputs["step_sequence"][active]] - 1
+        return {"position": position, "step_position": beside}
+
+    @classmethod
+    def examples(cls) -> Mapping[str, PlaceRows]:
+        return {
+            "one row": cls(max_len=9),
+            "rows of some sequences": cls(max_len=50, rows=13, sequences=5),
+            "many rows": cls(max_len=99, rows=96, sequences=40),
+            "beside prompts": cls(max_len=30, rows=5, sequences=9, beside=48),
+        }
+
+    def flops(self) -> int:
+        return 0
+
+    def bytes_moved(self) -> int:
+        """Rows, and what they read of their sequences."""
+        return 24 * self.rows + 16 * self.beside
+
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        """Rows at positions that are not known; fewer drafts than rows of them."""
+        rows = self._random_rows(rng, min(MOST_DRAFTS, 7))
+        most, known = rows.pop("wanted"), rows["known"]
+        found = np.zeros(self.sequences, np.uint32)
+        found[rows["sequence"]] = rng.integers(0, most, endpoint=True)
+        found[rng.random(self.sequences) < 0.5] = MOST_DRAFTS
+        rows["found"] = found
+        stale = rng.integers(0, self.max_len, self.rows)
+        rows["position"] = np.where(rows["position"] == IDLE, IDLE, stale).astype(np.uint32)
+        rows["step_sequence"] = rng.integers(0, self.sequences, self.beside).astype(np.uint32)
+        stale = known[rows["step_sequence"]] - 1
+        stale[rng.random(self.beside) < 0.3] = IDLE
+        rows["step_position"] = stale
+        return {p.name: rows[p.name] for p in self.params}
