@@ -28,7 +28,7 @@ _NOISE = 1 << 20  # values
 
 def product_rate(device: Device) -> float:
     """Operations per second of a large product of f16 weights, the median of a few runs, of the
-    fastest kernel that there is; a smaller product where memory is short.
+    fastest available kernel; a smaller product if memory is short.
     """
     size = EMULATOR_SIZE if device.is_emulated else GPU_SIZE
     free, _ = device.memory_info()
