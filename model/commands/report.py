@@ -51,6 +51,8 @@ def print_statistics(statistics: Statistics) -> None:
     took = f" in {seconds_text(s.generate_seconds)}" if s.generate_seconds else ""
     if s.generate_seconds >= _SHORT_SECONDS:
         took += f", {s.tokens_per_second:.1f} tokens/s"
+    if s.drafted_tokens:
+        took += f", {s.accepted_tokens} of {s.drafted_tokens} drafts accepted"
     print(
         f"[{s.prompt_tokens} prompt tokens ({s.cached_tokens} cached), "
         f"{first}{s.generated_tokens} generated{took}, seed {s.seed}]",

@@ -57,8 +57,8 @@ class Segment:
 @dataclass(frozen=True, slots=True)
 class Batch:
     """What a step processes: the last token of each sequence of ``decode``, and ``segments`` of
-    prompts, of other sequences; or after each last token up to so many ``drafts`` of those after
-    it, none where there is nothing."""
+    prompts, of other sequences; or after each last token up to ``drafts`` drafts of the next
+    ones, none if ``drafts`` is empty."""
 
     decode: tuple[int, ...]
     segments: tuple[Segment, ...] = ()

@@ -18,6 +18,7 @@ from urdir.model.text.tokenizer import Tokenizer
 @dataclass(slots=True)
 class Statistics:
     """What a generation did, filled while it runs; ``seed`` repeats a drawn answer.
+    ``accepted_tokens`` are those of the ``drafted_tokens`` that were accepted, known at the end.
 
     Times are seconds of wall clock: ``prompt_seconds`` until the first token is known,
     ``generate_seconds`` from then on.
@@ -27,6 +28,8 @@ class Statistics:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     prompt_seconds: float = 0.0
     generate_seconds: float = 0.0
     finish: Finish = Finish.INTERRUPTED
@@ -103,5 +106,7 @@ class Generation:
                         raise item
                     if isinstance(item, Ending):
                         self.statistics.finish = item.finish
+                        self.statistics.drafted_tokens = item.drafted_tokens
+                        self.statistics.accepted_tokens = item.accepted_tokens
                         return
                     yield item

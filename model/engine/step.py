@@ -15,6 +15,7 @@ from urdir.model.blocks.recall import append_output_recall
 from urdir.model.blocks.rows import OutputRows, Rows
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.speculation.launches import append_acceptance, append_placed_rows
+from urdir.model.engine.speculation.source import DraftSource
 from urdir.ptxgen.kernels.adjust_logits import AdjustLogits
 from urdir.ptxgen.kernels.advance import Advance
 from urdir.ptxgen.kernels.argmax import Argmax
@@ -27,12 +28,15 @@ def build_plan(parts: StepParts, shape: StepShape) -> Plan:
     return completed(building(parts, shape))
 
 
-def building(parts: StepParts, shape: StepShape) -> Generator[None, None, Plan]:
-    """`build_plan` in small pieces, one a layer: the plan is what the generator returns."""
+def building(
+    parts: StepParts, shape: StepShape, source: DraftSource | None = None
+) -> Generator[None, None, Plan]:
+    """`build_plan` in small pieces, one a layer: the plan is what the generator returns. Drafts are
+    those of ``source``; None: of earlier text."""
     steps = "step" if shape.steps == 1 else f"steps x {shape.steps}"
     plan = Plan(f"{shape.kind} {steps}, {shape.rows} rows, {shape.keys} keys")
     prompts = (shape.prompt, shape.segments, shape.begins, shape.walk)
-    append_placed_rows(plan, parts, shape)
+    append_placed_rows(plan, parts, shape, source)
     rows = Rows.of(parts.state, shape.rows, shape.keys, *prompts, drafts=shape.drafts > 0)
     x = append_embedding(plan, parts, rows)
     *others, final = range(parts.config.n_layers)

@@ -34,7 +34,8 @@ MAILBOX_SLOTS = 8
 
 
 def mailbox_slots(drafts: DraftSettings | None) -> int:
-    """How many tokens of a sequence the host may be late in reading: a power of two."""
+    """Maximum number of tokens of a sequence that the host may lag behind in reading: a power of
+    two."""
     return MAILBOX_SLOTS << (0 if drafts is None else drafts.most.bit_length())
 
 
@@ -209,8 +210,8 @@ class DecodeState(Owner):
         return token
 
     def accepted(self, sequence: int, position: int) -> tuple[int, int]:
-        """How many tokens a step with drafts, now complete, chose after ``position``, that of the
-        sequence's last token, and of how many drafts."""
+        """Number of tokens that a completed step with drafts chose from ``position`` on, that of
+        the pending token, and number of drafts that it verified."""
         assert self._counts is not None
         word = self._counts[sequence * self.slots + position % self.slots]
         return word & 0xFFFF, word >> 16

@@ -13,7 +13,7 @@ DRAFT_KINDS = ("ngram",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftSettings:
-    """Speculation: up to ``most`` drafts a sequence in each step, at least ``least`` if any.
+    """Speculation: up to ``most`` drafts of a sequence in each step, at least ``least``.
 
     Drafts of ``kind`` "ngram" follow the latest earlier occurrence of the last ``longest`` tokens,
     or of fewer, down to ``shortest``. With a ``chance`` drafts are not compared with what the model

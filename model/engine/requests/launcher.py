@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from urdir.model.engine.requests.scheduler import Scheduler
 from urdir.model.engine.requests.step_plan import StepPlan
 from urdir.model.engine.run_ahead import AT_ONCE, FEW, RunAhead
 from urdir.model.engine.step_clock import Span, StepClock
+from urdir.model.memory.buckets import ROWS
 from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
@@ -44,9 +46,10 @@ class _Step:
 
 @dataclass(frozen=True, slots=True)
 class _Launch:
-    """The steps of one launch, and its time where that is wanted."""
+    """The steps of one launch, their shape, and its time where that is wanted."""
 
     plans: Sequence[StepPlan]
+    shape: StepShape
     span: Span | None
 
 
@@ -70,8 +73,12 @@ class Launcher(Owner):
         self._ahead: RunAhead[_Launch] = RunAhead(session.parts.device, session.stream)
         self.clock = clock
         self._look_ahead: Callable[[], bool] = _done
-        self._expected: tuple[int, Output, int, int, bool] | None = None
+        self._expected: tuple[int, Output, int, int, bool, int] | None = None
         self._next: StepShape | None = None  # the step after the first token of an answer alone
+        self._last: tuple[int, Output] | None = None  # length and output of the last step
+        self._begun_at: float | None = None  # when the oldest launch has begun, where that is known
+        if scheduler.drafting is not None:
+            scheduler.drafting.is_ready = self._is_drafted_ready
 
     def __len__(self) -> int:
         """Launches that are not read."""
@@ -121,7 +128,7 @@ class Launcher(Owner):
         for number, segment in zip(plan.prompts, plan.batch.segments, strict=True):
             with self._answers.alone(number):
                 session.storage.keep_prefix(segment.sequence, segment.end)
-        self._ahead.queued(_Launch(plans, span))
+        self._ahead.queued(_Launch(plans, shape, span))
         with _in_advance():
             self._expect(plans[-1], shape)
         return True
@@ -130,6 +137,7 @@ class Launcher(Owner):
         """Wait for the oldest launch; the steps that are complete then. Meanwhile graphs are
         prepared for the answers that go on."""
         launch = self._ahead.wait(self._use_wait)
+        self._note_time(launch)
         if self.clock is not None and launch.span is not None:
             self.clock.read(launch.span)
         return launch.plans
@@ -137,6 +145,7 @@ class Launcher(Owner):
     def clear(self) -> None:
         """Forget what is queued: nobody reads it."""
         self._ahead.clear()
+        self._begun_at = None
         self.rest()
 
     def rest(self) -> None:
@@ -192,6 +201,8 @@ class Launcher(Owner):
         wanted = {self._answers[number].output for number in plan.choosers}
         output = next((kind for kind in _OUTPUTS if kind in wanted), Output.NONE)
         shape = self._session.shapes.of_batch(plan.batch, plan.longest, output)
+        if shape.drafts:
+            shape = self._recorded(shape)
         several = None
         if len(plan.choosers) <= FEW:
             several = self._session.graphs.several(shape, plan.longest)
@@ -212,15 +223,52 @@ class Launcher(Owner):
         if not choosers:
             return
         rows, drafted = choosers + sum(last.batch.drafts), shape.drafts > 0
+        wished = 0 if self._scheduler.drafting is None else self._scheduler.drafting.wished
         end, longest = self._scheduler.end(last), last.longest
         if longest < end and not last.requests and not self._scheduler.queued:
             self._next = self._session.shapes.decode(rows, longest + 1, output)
-        expected = (rows, output, longest // _STRIDE, end, drafted)
+        self._last = longest, output
+        expected = (rows, output, longest // _STRIDE, end, drafted, wished)
         if expected != self._expected:
             self._expected = expected
             steps = AT_ONCE if choosers <= FEW and output.is_token else 1
             prepare = self._session.graphs.prepare
-            self._look_ahead = partial(prepare, rows, output, longest, end, steps, drafted)
+            pieces = [partial(prepare, rows, output, longest, end, steps, drafted)]
+            if wished > rows:
+                pieces.append(partial(prepare, wished, output, longest, end, steps, True))
+            if drafted:
+                pieces.append(partial(prepare, choosers, output, longest, end, steps))
+            self._look_ahead = partial(_first, pieces)
+
+    def _recorded(self, shape: StepShape) -> StepShape:
+        """The smallest shape with room for the rows of ``shape``, with drafts, that is recorded:
+        near their ends answers have fewer drafts. ``shape`` itself if none is."""
+        steps, most = self._session.steps, self._session.parts.state.rows
+        if steps.observer is None:
+            rows = (rows for rows in ROWS if shape.rows <= rows <= most)
+            shapes = (replace(shape, rows=count) for count in rows)
+            return next((each for each in shapes if steps.is_recorded(each)), shape)
+        return shape
+
+    def _is_drafted_ready(self, rows: int) -> bool:
+        """Whether a step of so many rows, with drafts, takes no preparation now."""
+        steps = self._session.steps
+        if steps.observer is not None:
+            return True
+        if self._last is None:
+            return False
+        longest, output = self._last
+        length = min(longest + 1 + self._session.shapes.drafts, self._session.shapes.lengths[-1])
+        return steps.is_recorded(self._session.shapes.decode(rows, length, output, drafted=True))
+
+    def _note_time(self, launch: _Launch) -> None:
+        """A launch is complete: learn what a step of its rows takes, where it followed another one
+        without a break."""
+        now, begun = time.perf_counter(), self._begun_at
+        self._begun_at = now if self._ahead else None
+        drafting = self._scheduler.drafting
+        if drafting is not None and begun is not None and not launch.shape.prompt:
+            drafting.costs.learn(launch.shape.rows, (now - begun) / len(launch.plans))
 
     def _use_wait(self) -> bool:
         """Do a small piece of preparing for what is expected; False where all is done, or where
@@ -260,6 +308,11 @@ def _in_advance() -> Iterator[None]:
         pass
     except Exception:
         log.exception("a step could not be prepared in advance")
+
+
+def _first(pieces: Sequence[Callable[[], bool]]) -> bool:
+    """Do the first piece of work that is left; False when all is done."""
+    return any(piece() for piece in pieces)
 
 
 def _done() -> bool:

@@ -62,7 +62,7 @@ class Metrics:
             prompt_tokens=counts.prompt_tokens,
             generated_tokens=counts.generated_tokens,
             steps=counts.steps,
-            preemptions=counts.set_back,
+            preemptions=counts.preemptions,
             drafted_tokens=tuple(counts.drafted),
             accepted_tokens=tuple(counts.accepted),
             busy_seconds=clock.busy_seconds if clock else 0.0,

@@ -58,6 +58,13 @@ class Task:
         """Tokens of the answer, an end token included."""
         return len(self.tokens) - len(self.request.prompt)
 
+    def advance(self, drafts: int, tokens: int) -> None:
+        """A step with so many drafts is complete and chose so many tokens."""
+        self.in_flight -= 1
+        self.complete += tokens
+        self.reached = max(self.reached, self.stored)
+        self.stored -= 1 + drafts - tokens
+
     def finish(self, end_ids: frozenset[int], context: int) -> Finish | None:
         """Why the answer ends by its last token; None where it goes on."""
         request, answered = self.request, self.answered

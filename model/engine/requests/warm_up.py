@@ -20,7 +20,7 @@ from urdir.model.engine.batch import Batch, Output, Segment, ShapeBuckets, StepS
 from urdir.model.engine.requests.limits import SOME_ROWS
 from urdir.model.engine.run_ahead import AT_ONCE, FEW
 from urdir.model.engine.runner import Steps
-from urdir.model.memory.buckets import COARSE_CHUNKS, COARSE_ROWS, row_buckets
+from urdir.model.memory.buckets import COARSE_CHUNKS, COARSE_ROWS, MOST_DRAFTED, row_buckets
 
 log = logging.getLogger("urdir.engine")
 
@@ -125,10 +125,19 @@ def _answering(
     yield shapes.decode(users, length, output)
     if users <= FEW:
         yield shapes.decode(users, length, output, AT_ONCE)
+        yield from _drafted(shapes, users, length, output)
     for rows in newcomers if users < shapes.rows else ():
         for end in _ends(shapes, rows, length):
             newcomer = Segment(users, end - rows, end, chooses=True)
             yield shapes.of_batch(Batch(tuple(range(users)), (newcomer,)), length, output)
+
+
+def _drafted(shapes: ShapeBuckets, users: int, length: int, output: Output) -> Iterator[StepShape]:
+    """Of so few answers that go on, with drafts."""
+    most = min(users * (1 + shapes.drafts), MOST_DRAFTED)
+    for rows in (rows for rows in row_buckets(most) if rows > users):
+        for steps in (1, AT_ONCE):
+            yield shapes.decode(rows, length, output, steps, drafted=True)
 
 
 def _asking(

@@ -1,4 +1,4 @@
-"""Limits of speculation, importable without numpy."""
+"""Limits of speculation, for code that must not import numpy."""
 
 from __future__ import annotations
 

@@ -21,8 +21,9 @@ class NgramDrafts(DraftedRows):
     For the row r of a pending token (``place[r]`` 0) of a sequence s that goes on: the last
     ``longest`` tokens of its ``known[s]`` are looked for at earlier places, then one fewer, down to
     ``shortest``; of the longest that is found the latest. The tokens after it are written after the
-    known ones, ``wanted[r]`` of them if they fit: beyond the known tokens the drafts repeat.
-    ``found[s]`` is their number, 0 without a match; with ``always`` the last token then repeats.
+    known ones, ``wanted[r]`` of them if ``max_len`` allows; beyond the known tokens the drafts
+    repeat themselves. ``found[s]`` is their number, 0 if nothing is found; with ``always`` the last
+    token is then repeated.
     """
 
     longest: int = 4
@@ -96,7 +97,7 @@ class NgramDrafts(DraftedRows):
         return 0
 
     def bytes_moved(self) -> int:
-        """At most the tokens of one sequence per row of pending tokens."""
+        """The tokens of one sequence for each row of a pending token, at most."""
         return 4 * min(self.rows, self.sequences) * self.max_len
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:

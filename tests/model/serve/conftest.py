@@ -83,6 +83,7 @@ class ToyService:
     error: Exception | None = None  # raised after ``good`` tokens
     lost: Exception | None = None  # as `health` has it
     good: int = 0
+    drafts: tuple[int, int] = (0, 0)  # of an answer, and those accepted
     requests: list[Request] = field(default_factory=list)
     tokens: int = 0
     running: int = 0
@@ -111,7 +112,8 @@ class ToyService:
                     finish = Finish.LENGTH
                     break
             yield Piece(stream.finish(), ())
-            yield Ending(finish, len(request.prompt), 4, count, stream.stopped_by)
+            drafts = self.drafts if request.drafts else (0, 0)
+            yield Ending(finish, len(request.prompt), 4, count, stream.stopped_by, *drafts)
         except (GeneratorExit, asyncio.CancelledError):
             self.cancelled += 1
             raise

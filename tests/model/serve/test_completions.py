@@ -43,6 +43,18 @@ def test_a_streamed_text(server: Any) -> None:
     assert chunks[-1].usage.completion_tokens == 8
 
 
+def test_drafts_are_counted_and_can_be_switched_off(server: Any) -> None:
+    server.service.drafts = (9, 5)
+    details = ask(server, n=2).usage.completion_tokens_details
+    assert (details.accepted_prediction_tokens, details.rejected_prediction_tokens) == (10, 8)
+    chunks = list(ask(server, stream=True, stream_options={"include_usage": True}))
+    assert chunks[-1].usage.completion_tokens_details.accepted_prediction_tokens == 5
+    for most in (0, 3):
+        usage = ask(server, extra_body={"speculative.n_max": most}).usage
+        assert (usage.completion_tokens_details is None) == (most == 0)
+        assert server.service.requests[-1].drafts == (most > 0)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_echoed_prompt(server: Any, stream: bool) -> None:
     for prompt in ("Hello there. ", server.service.model.tokenizer.encode("Hello there. ")):

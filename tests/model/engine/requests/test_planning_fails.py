@@ -186,7 +186,7 @@ def test_a_launch_fails_the_requests_of_its_step_alone(
 
 def _wait_for_all(scheduler: Scheduler, plan: Callable[[Scheduler], Any]) -> Any:
     """Decode rows, but where one is under way."""
-    for task in scheduler._running.values():
+    for task in scheduler.tasks.running.values():
         task.waits = True
     return plan(scheduler)
 

@@ -86,7 +86,7 @@ class AnyUse(RuleBasedStateMachine):
         if not self.server.requests:
             return
         number = data.draw(st.sampled_from(sorted(self.server.requests)))
-        has_ended = number not in self.server.scheduler._tasks
+        has_ended = number not in self.server.scheduler.tasks.by_number
         ending = self.server.scheduler.cancel(number)
         assert (ending is None) == has_ended
         if ending is not None:
@@ -96,7 +96,7 @@ class AnyUse(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([1, 20, 50]))
     def wait(self, seconds: int) -> None:
         self.now += seconds
-        waiting = {task.number: task for task in self.server.scheduler._waiting}
+        waiting = {task.number: task for task in self.server.scheduler.tasks.waiting}
         late = self.server.scheduler.dropped()
         for number, task in waiting.items():
             waited = self.now - task.arrived

@@ -146,7 +146,7 @@ def test_states_are_lost_with_their_pages() -> None:
     assert cached(server) == [0, 16, 0, 0, 16, 0]
 
 
-def test_an_answer_that_was_set_back_goes_on_from_a_state() -> None:
+def test_an_answer_that_was_preempted_goes_on_from_a_state() -> None:
     server = Server(ToyRecurrent(12, 4, 4, 4), 36, small_limits(ahead=1))
     for number in (1, 2):
         server.add(ask(*[number] * 13, limit=20))
@@ -157,5 +157,5 @@ def test_an_answer_that_was_set_back_goes_on_from_a_state() -> None:
         if server.queued:
             server.complete()
     server.check()
-    assert server.scheduler.counts.set_back
+    assert server.scheduler.counts.preemptions
     assert len(computed) == 2  # nothing was computed from its first token again

@@ -26,6 +26,7 @@ from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.request import Ending, Finish, Request
 from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.errors import ContextFullError
+from urdir.model.memory.draft_settings import DraftSettings
 from urdir.model.text.chat import Message
 from urdir.model.text.constraints import Constraint
 
@@ -116,13 +117,14 @@ class Load:
             await self._answer(Request(prompt=question.prompt * 400))
 
 
-@pytest.fixture
-def engine(device_name: str) -> Iterator[Engine]:
+@pytest.fixture(params=[None, DraftSettings(most=3, least=1)], ids=["plain", "drafts"])
+def engine(device_name: str, request: pytest.FixtureRequest) -> Iterator[Engine]:
     """Of few pages: not all sequences become long at once."""
     size = (
         {"sequences": 24, "pages": 150} if device_name == "cuda" else {"sequences": 4, "pages": 14}
     )
-    with Engine.open(device=device_name, page_len=16, text=True, **size) as opened:
+    options: dict[str, Any] = {"device": device_name, "text": True, "drafts": request.param}
+    with Engine.open(page_len=16, **options, **size) as opened:
         yield opened
 
 

@@ -17,12 +17,13 @@ from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.request import Ending, Finish, Request
 from urdir.model.engine.requests.scheduler import Scheduler
 from urdir.model.engine.requests.step_plan import Chosen, StepPlan
+from urdir.model.memory.draft_settings import DraftSettings
 from urdir.model.memory.pages import common_length
 
 END = 0
 VOCABULARY = 6
 MOST_DRAFTS = 3
-LETTERS = 8 * (1 + MOST_DRAFTS)  # of each sequence: as many tokens may be under way
+LETTERS = 8 * (1 + MOST_DRAFTS)  # of each sequence: as many tokens may be in flight
 
 
 def advance(state: int, token: int) -> int:
@@ -56,6 +57,7 @@ class AnyDrafts(Drafting):
     """Any number of drafts for each answer that takes some."""
 
     def __init__(self, random: Random) -> None:
+        super().__init__(DraftSettings(most=MOST_DRAFTS), 1000)
         self._random = random
 
     def choose(self, answers: Sequence[Acceptance | None]) -> list[int]:
@@ -180,10 +182,10 @@ class Server:
     def plan(self) -> StepPlan | None:
         """Plan a step and queue it, and some more of the same rows if that may be."""
         scheduler = self.scheduler
-        oldest = next(iter(scheduler._running), None)
+        oldest = next(iter(scheduler.tasks.running), None)
         plan = scheduler.plan()
         if oldest is not None:
-            assert oldest in scheduler._running  # never set back
+            assert oldest in scheduler.tasks.running  # never preempted
         if plan is not None:
             self.check_plan(plan)
             for number, sequence in plan.admitted:
@@ -267,10 +269,13 @@ class Server:
         self.storage.check()
         self.check_answers()
         scheduler = self.scheduler
-        running, waiting = list(scheduler._running), [t.number for t in scheduler._waiting]
-        assert running + waiting == sorted(running + waiting) == sorted(scheduler._tasks)
-        slots = [task.slot for task in scheduler._running.values()]
-        assert sorted(slots + scheduler._slots) == list(range(self.storage.slots))
+        running, waiting = (
+            list(scheduler.tasks.running),
+            [t.number for t in scheduler.tasks.waiting],
+        )
+        assert running + waiting == sorted(running + waiting) == sorted(scheduler.tasks.by_number)
+        slots = [task.slot for task in scheduler.tasks.running.values()]
+        assert sorted(slots + scheduler.tasks.free_slots) == list(range(self.storage.slots))
         for slot, held in enumerate(self.storage.held):
             assert slot in slots or not held
         assert self.begun == sorted(self.begun)

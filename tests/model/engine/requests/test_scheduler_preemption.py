@@ -12,17 +12,17 @@ def test_a_small_pool_sets_the_youngest_back_and_all_answers_come_out_right() ->
     rng = np.random.default_rng(0)
     prompts = [rng.integers(1, 5, rng.integers(3, 12)).tolist() for _ in range(12)]
     server = serve([ask(*p, limit=20) for p in prompts], pages=11, slots=6, ahead=2)
-    assert server.scheduler.counts.set_back > 3
+    assert server.scheduler.counts.preemptions > 3
     assert server.begun == list(range(1, 13))
     large = serve([ask(*p, limit=20) for p in prompts])
-    assert large.scheduler.counts.set_back == 0
+    assert large.scheduler.counts.preemptions == 0
     assert large.answers == server.answers
 
 
-def test_a_request_goes_first_that_was_set_back() -> None:
+def test_a_request_goes_first_that_was_preempted() -> None:
     server = Server(ToyStorage(6, 4, 4), context=24, limits=small_limits(ahead=1))
     old, young = server.add(ask(*[1] * 8, limit=16)), server.add(ask(*[2] * 8, limit=16))
-    while not server.scheduler.counts.set_back:
+    while not server.scheduler.counts.preemptions:
         server.plan()
         server.complete()
     late = server.add(ask(1, 1, limit=1))
@@ -37,13 +37,13 @@ def test_none_is_admitted_that_would_soon_set_another_back() -> None:
     server.add(ask(*[2] * 14, limit=2))  # its four pages leave one free: not room for 8 tokens
     server.run()
     server.check()
-    assert (server.admitted, server.scheduler.counts.set_back) == ([1, 2], 0)
+    assert (server.admitted, server.scheduler.counts.preemptions) == ([1, 2], 0)
 
 
-def test_what_was_set_back_waits_for_its_tokens_under_way() -> None:
+def test_what_was_preempted_waits_for_its_tokens_under_way() -> None:
     server = Server(ToyStorage(6, 4, 4), context=24, limits=small_limits(ahead=1))
     old, young = server.add(ask(*[1] * 8, limit=16)), server.add(ask(*[2] * 8, limit=16))
-    while not server.scheduler.counts.set_back:
+    while not server.scheduler.counts.preemptions:
         server.plan()
     server.scheduler.cancel(old)  # there is room for the other again
     assert server.plan() is None

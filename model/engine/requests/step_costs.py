@@ -1,0 +1,51 @@
+"""What a step takes by its rows: as measured, and as on one device where it is not."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from urdir.model.memory.buckets import ROWS, row_bucket
+
+#: Seconds of a step by rows: 8B Q4_K_M on an H200, at few keys. Up to 16, 32 and 64 rows measured,
+#: others between.
+_SECONDS = tuple(
+    1e-3 * ms
+    for ms in (1.299, 1.356, 1.389, 1.484, 2.02, 2.06, 2.10, 2.48, 2.85, 3.4, 3.9, 5.0, 6.0)
+)
+assert len(_SECONDS) == len(ROWS)
+#: Weight of the latest step in a mean; no step counts as more than so many of the mean.
+_WEIGHT, _MOST = 0.1, 1.5
+
+
+class StepCosts:
+    """Seconds of steps, of rows rounded up to those of a graph: an exponential mean of what was
+    measured. Others are as ``seconds`` has them, by as much slower or faster as the next smaller
+    one that was measured."""
+
+    def __init__(self, seconds: Sequence[float] = _SECONDS) -> None:
+        self._seconds = seconds
+        self._measured: dict[int, float] = {}
+
+    def of(self, rows: int) -> float:
+        """Of a step of ``rows`` rows."""
+        at = _bucket(rows)
+        if at in self._measured:
+            return self._measured[at]
+        below = max((known for known in self._measured if known < at), default=None)
+        near = min(self._measured, default=None) if below is None else below
+        scale = 1.0 if near is None else self._measured[near] / self._seconds[near]
+        return scale * self._seconds[at] * max(1.0, rows / ROWS[-1])
+
+    def learn(self, rows: int, seconds: float) -> None:
+        """A step of ``rows`` rows took so long."""
+        at = _bucket(rows)
+        if at not in self._measured:
+            self._measured[at] = seconds
+            return
+        mean = self._measured[at]
+        self._measured[at] += _WEIGHT * (min(seconds, _MOST * mean) - mean)
+
+
+def _bucket(rows: int) -> int:
+    return min(bisect_left(ROWS, row_bucket(rows)), len(ROWS) - 1)
