@@ -10,9 +10,9 @@ import numpy as np
 from urdir.driver import execute
 from urdir.driver.plan import Plan
 from urdir.model.blocks.linear_requests import device_limits
-from urdir.ptxgen.kernels.linear.gemm import Gemm
 from urdir.ptxgen.kernels.linear.packed_choice import choose_packed, packs
-from urdir.ptxgen.kernels.linear.packed_product import PackedProduct
+from urdir.ptxgen.kernels.linear.products.gemm import Gemm
+from urdir.ptxgen.kernels.linear.products.packed_product import PackedProduct
 from urdir.ptxgen.weights.formats import FORMATS
 from urdir.ptxgen.weights.layout import Layout
 

@@ -32,6 +32,10 @@ _BOOLEANS: Mapping[str, bool] = {
 }  # fmt: skip
 
 
+class _NoFieldError(SettingError):
+    """An example has no such field; another one may."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class FieldInfo:
     """A settable field of a spec: dotted ``name``, ``type`` as text, default and example.
@@ -75,7 +79,7 @@ def specialise(kernel: type[S], settings: Sequence[str] = ()) -> S:
             return respecialise(example, settings)
         except SettingError as exc:
             refused.append(exc)
-    raise refused[0]
+    raise next((exc for exc in refused if not isinstance(exc, _NoFieldError)), refused[0])
 
 
 def respecialise(spec: S, settings: Sequence[str]) -> S:
@@ -155,7 +159,7 @@ def _full_name(kernel: KernelSpec, name: str, value: str) -> str:
     if name in records:
         parts = ", ".join(n for n in known if n.startswith(f"{name}."))
         raise SettingError(f"kernel {kernel.name}: set the parts of {name}: {parts}")
-    raise SettingError(f"kernel {kernel.name} has no field {name!r}: one of {', '.join(known)}")
+    raise _NoFieldError(f"kernel {kernel.name} has no field {name!r}: one of {', '.join(known)}")
 
 
 def _replace(record: Any, values: Mapping[str, str], where: str) -> Any:

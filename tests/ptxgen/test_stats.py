@@ -8,7 +8,7 @@ from urdir.ptxgen import ptx
 from urdir.ptxgen.catalog import kernels
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.add import Add
-from urdir.ptxgen.kernels.linear.gemm import Gemm
+from urdir.ptxgen.kernels.linear.products.gemm import Gemm
 from urdir.ptxgen.ptx.architecture import ARCHITECTURES, occupancy
 from urdir.ptxgen.spec import KernelSpec
 from urdir.ptxgen.target import TARGETS, TESTED, Target
