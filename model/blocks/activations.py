@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from urdir.model.blocks.arguments import given
 from urdir.model.memory.norms import NormLayer
-from urdir.ptxgen.kernels.linear.gate import Gate
+from urdir.ptxgen.kernels.linear.prologue.gate import Gate
 
 if TYPE_CHECKING:
     from urdir.driver.memory import PinnedBuffer, Slice

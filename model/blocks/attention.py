@@ -28,7 +28,6 @@ from urdir.ptxgen.kernels.attention.prepare_tokens import PrepareTokens
 from urdir.ptxgen.kernels.attention.scores import PLAIN, Scores
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.normalise import Normalise
-from urdir.ptxgen.weights.packed_few import Order
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Region
@@ -57,7 +56,7 @@ class LayerAttention:
 
     ``sm_count`` and the native ``target`` are the device's, by which kernels are chosen.
 
-    ``exact`` keeps activations f32. Packed heads of few rows are left in that ``order``.
+    ``exact`` keeps activations f32.
     """
 
     label: str
@@ -72,14 +71,13 @@ class LayerAttention:
     token: OwnToken = PLAIN_TOKEN
     constants: Mapping[str, Region] = field(default_factory=dict)
     exact: bool = False
-    order: Order = "units"
 
     def decode_kernel(
         self, token: OwnToken | None, packs: bool = False
     ) -> IncrementalAttention | FlashDecode:
         """The kernel of decoding, which prepares and appends where a token is given; it leaves
         packed heads where it can and ``packs`` asks for it."""
-        kernel = decode_attention(
+        return decode_attention(
             self.heads,
             self.layout,
             self.rows.keys,
@@ -90,7 +88,6 @@ class LayerAttention:
             target=self.target,
             packs=packs,
         )
-        return replace(kernel, order=self.order) if kernel.packs_few else kernel
 
     def prompt_kernel(self, packs: bool) -> PromptAttention:
         """The kernel of prompts; it leaves packed heads where it can and ``packs`` asks for it."""

@@ -23,9 +23,8 @@ from urdir.ptxgen.kernels.attention.choice import fills_sms
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
 from urdir.ptxgen.kernels.attention.prepare_tokens import PrepareTokens
-from urdir.ptxgen.kernels.linear.gate import Gate
+from urdir.ptxgen.kernels.linear.prologue.gate import Gate
 from urdir.ptxgen.kernels.normalise import Normalise
-from urdir.ptxgen.weights.halves import Halves
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
@@ -68,7 +67,6 @@ def _append_attended(
         attention = _append_heads(at, mixer, x, norm)
     else:
         attention, mixer = _append_written(at, mixer, written, x, norm), written
-    attention = replace(attention, order=Halves(at.matrix(mixer.o).format).order)
     packed = _packed_heads(at, mixer) if attention.can_pack else None
     heads = at.work["heads"] if packed is None else packed
     incremental_attention_into(at.plan, attention, heads, packs=packed is not None)
@@ -109,8 +107,6 @@ def _packed_heads(at: LayerStep, mixer: Attention) -> Slice | None:
     matrix = at.matrix(mixer.o)
     if mixer.gate is not None or at.outputs is not None or mixer.latent is not None:
         return None
-    if not at.rows.prompt and at.linear.takes_few_heads(matrix):
-        return at.work["heads"]  # eight packed rows take no more room than four of f32
     return at.work["packed"] if at.linear.packs(matrix) else None
 
 

@@ -77,6 +77,10 @@ class DraftLaunches(Protocol):
     ) -> None:
         """Keys and values of a head alone."""
 
+
+class HeadLaunches(DraftLaunches, Protocol):
+    """A draft whose heads predict the next token of each row."""
+
     def append_head(
         self, plan: Plan, rows: Rows, head: int, tokens: TokenRows, hidden: Slice
     ) -> None:
@@ -160,7 +164,7 @@ class Chain:
 
 
 def append_draft(
-    plan: Plan, draft: DraftLaunches, parts: DraftParts, rows: Rows, chain: Chain, step: int
+    plan: Plan, draft: HeadLaunches, parts: DraftParts, rows: Rows, chain: Chain, step: int
 ) -> None:
     """Append draft number ``step`` of rows: the token after column ``step`` of ``chain``, into the
     next column.
@@ -175,23 +179,25 @@ def append_draft(
     for later in range(head + 1, draft.heads):
         draft.append_keys(plan, rows, later, tokens, hidden)
     draft.append_head(plan, rows, head, tokens, hidden)
-    vocab = parts.own.config.vocab_size
-    argmax, own = Argmax(n=vocab, rows=rows.count), parts.token_map
-    plan.launch(argmax, "draft.argmax", logits=work["logits"], ranks=work["ranks"])
-    kernel = DraftToken(
-        argmax.slices,
-        chain.length,
-        step + 1,
-        rows=rows.count,
-        mapped=0 if own is None else vocab,
-    )
-    plan.launch(kernel, "draft.token", ranks=work["ranks"], tokens=chain.drafts, **given(map=own))
+    append_tokens_of(plan, parts, rows.count, chain.drafts, chain.length, step + 1)
     advance = Advance(parts.target.state.max_len, rows.count, rows.count, sampling=False)
     plan.launch(advance, "draft.advance", position=rows.position)
 
 
+def append_tokens_of(
+    plan: Plan, parts: DraftParts, rows: int, tokens: Slice, columns: int, column: int
+) -> None:
+    """tokens[r, column] = the model's token of the highest logit of each row in the workspace."""
+    vocab, own, work = parts.own.config.vocab_size, parts.token_map, parts.own.work
+    argmax = Argmax(n=vocab, rows=rows)
+    plan.launch(argmax, "draft.argmax", logits=work["logits"], ranks=work["ranks"])
+    mapped = 0 if own is None else vocab
+    kernel = DraftToken(argmax.slices, columns, column, rows=rows, mapped=mapped)
+    plan.launch(kernel, "draft.token", ranks=work["ranks"], tokens=tokens, **given(map=own))
+
+
 def append_drafts(
-    plan: Plan, draft: DraftLaunches, parts: DraftParts, rows: Rows, chain: Chain, count: int
+    plan: Plan, draft: HeadLaunches, parts: DraftParts, rows: Rows, chain: Chain, count: int
 ) -> None:
     """Append ``count`` drafts, one after the other: see `append_draft`."""
     for step in range(count):

@@ -18,20 +18,16 @@ from urdir.model.blocks.draft import (
     append_joined,
     append_logits,
 )
+from urdir.model.blocks.draft_streams import append_given_streams
 from urdir.model.blocks.feed_forward import append_dense
 from urdir.model.blocks.parts import Destination, LayerStep
 from urdir.model.families.eagle3 import Eagle3
-from urdir.model.families.tapped import tap
-from urdir.model.memory.workspace import saved
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
     from urdir.driver.plan import Plan
     from urdir.model.blocks.rows import Rows
     from urdir.model.memory.weights import Matrix
-
-#: The model's streams side by side, f32, in the draft's workspace, and zeros in place of one.
-STREAMS_READ, NO_STREAM = "streams", "no stream"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +48,8 @@ class Eagle3Draft:
     def append_given(self, plan: Plan, rows: Rows) -> None:
         """The product of the model's streams side by side, normalised where the draft says so."""
         own, draft = self.parts.own, self.draft
-        streams, linear = own.work[STREAMS_READ], own.linear(plan, rows)
-        sources = [(self._stream(layer), None) for layer in draft.target_layers]
-        append_joined(plan, "draft.streams", rows.count, draft.target_hidden, sources, streams)
-        if draft.streams_norm is not None:
-            norm, cols = own.weights.norm(draft.streams_norm), draft.fc.cols
-            linear.append_norm("draft.streams_norm", cols, Activations(streams), norm, streams)
-        product = [(own.weights.matrix(draft.fc), own.work[GIVEN])]
-        linear.append("draft.fc", product, Activations(streams))
+        norm = None if draft.streams_norm is None else own.weights.norm(draft.streams_norm)
+        append_given_streams(plan, self.parts, draft, rows, own.work[GIVEN], norm)
 
     def append_keys(
         self, plan: Plan, rows: Rows, head: int, tokens: TokenRows, hidden: Slice
@@ -88,14 +78,6 @@ class Eagle3Draft:
         assert draft.output_norm is not None
         norm = own.weights.norm(draft.output_norm)
         append_logits(plan, self.parts, rows, self._output, Activations(passed), norm)
-
-    def _stream(self, layer: int) -> Slice:
-        """The model's stream before a layer; zeros of the number of its layers, as in llama.cpp,
-        which keeps inputs of layers alone."""
-        target = self.parts.target
-        if layer == target.config.n_layers:
-            return self.parts.own.work[NO_STREAM]
-        return target.work[saved(tap(layer))]
 
     @property
     def _output(self) -> Matrix:

@@ -12,7 +12,7 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.experts.down import ExpertsDown
 from urdir.ptxgen.kernels.experts.tiled import ExpertsSpec
 from urdir.ptxgen.kernels.experts.up import ExpertsUp
-from urdir.ptxgen.kernels.linear.gemv_room import Activations as Rounding
+from urdir.ptxgen.kernels.linear.products.gemv_room import Activations as Rounding
 from urdir.ptxgen.weights.formats import Format
 
 if TYPE_CHECKING:

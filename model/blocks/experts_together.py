@@ -18,7 +18,7 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.experts.choice import most_warps, pays_together
 from urdir.ptxgen.kernels.experts.gemm_small import ExpertsGemmSmall
 from urdir.ptxgen.kernels.experts.spec import MAX_USED
-from urdir.ptxgen.kernels.linear.ends import is_first
+from urdir.ptxgen.kernels.linear.prologue.norm import is_first
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice

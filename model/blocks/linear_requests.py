@@ -11,8 +11,8 @@ from urdir.model.blocks.stream_norms import StreamNorms
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.linear.choice import Limits, LinearRequest, takes_gemm
-from urdir.ptxgen.kernels.linear.gate import Gate
 from urdir.ptxgen.kernels.linear.packed_choice import packs
+from urdir.ptxgen.kernels.linear.prologue.gate import Gate
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 from urdir.ptxgen.weights.halves import Halves
 from urdir.ptxgen.weights.packed_few import Order
@@ -20,11 +20,6 @@ from urdir.ptxgen.weights.packed_few import Order
 if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.model.memory.exchange import RankExchange
-
-#: From how many rows on attention leaves packed heads for products of few rows. On an H200 a step
-#: of 4 sequences of an 8B Q4_K_M model takes 1.381 ms so, else 1.377; of 8 at 4,096 tokens 2.584
-#: ms, else 2.609.
-PACKED_HEADS_FROM = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +98,6 @@ class LinearRequests(StreamNorms):
             return False
         request = self.request(*matrices[: 1 if pair else None], ends=Ends())
         return replace(request, norm=norm.norm, gated=pair).takes_packed
-
-    def takes_few_heads(self, matrix: Matrix) -> bool:
-        """Whether attention leaves few rows packed for the product with the matrix."""
-        return self.rows >= PACKED_HEADS_FROM and self.takes_few_packed(matrix)
 
 
 def device_limits(device: Device) -> Limits:

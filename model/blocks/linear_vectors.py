@@ -12,8 +12,8 @@ from urdir.model.blocks.arguments import given
 from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.linear.choice import LinearRequest
+from urdir.ptxgen.kernels.linear.epilogue.then import PREFIX, Then
 from urdir.ptxgen.kernels.linear.spec import LinearSpec
-from urdir.ptxgen.kernels.linear.then import PREFIX, Then
 
 if TYPE_CHECKING:
     from urdir.driver.memory import PinnedBuffer, Slice

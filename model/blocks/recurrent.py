@@ -10,7 +10,7 @@ from urdir.model.blocks.states import convolution, launch_heads, recurrent_state
 from urdir.model.families.recurrent import Recurrence, ShortConv
 from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.activation import Activation
-from urdir.ptxgen.kernels.linear.gate import Gate
+from urdir.ptxgen.kernels.linear.prologue.gate import Gate
 from urdir.ptxgen.kernels.recurrent.gated_norm import GatedNorm
 
 if TYPE_CHECKING:

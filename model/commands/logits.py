@@ -55,8 +55,8 @@ def add_parser(commands: options.Subparsers) -> None:
     parser.add_argument(
         "--draft",
         metavar="FILE|mtp",
-        help="the logits of a draft as well, which is given the model's hidden states: EAGLE-3, or "
-        "mtp for the model's own heads; or a model with the same vocabulary",
+        help="the logits of a draft as well, which is given the model's hidden states: EAGLE-3, "
+        "DFlash, or mtp for the model's own heads; or a model with the same vocabulary",
     )
     parser.add_argument(
         "--exact", action="store_true", help="keep activations, keys and values in f32 throughout"
@@ -121,7 +121,7 @@ def _logits(args: argparse.Namespace, tokens: list[int]) -> dict[str, Rows]:
 def _with_draft(args: argparse.Namespace, tokens: list[int]) -> dict[str, Rows]:
     """The logits of the model and of its draft. What does not fit is refused before a device is
     opened."""
-    from urdir.model.engine.draft_pair import is_plain, pair_of
+    from urdir.model.engine.draft_pair import file_pair, is_plain, nextn_pair
     from urdir.model.files.demo import DEMO
     from urdir.model.files.source import open_model
     from urdir.model.memory.session_settings import SessionSettings
@@ -140,7 +140,8 @@ def _with_draft(args: argparse.Namespace, tokens: list[int]) -> dict[str, Rows]:
             files.callback(draft.close)
         if file is not None and is_plain(file):
             return _of_two(args, (gguf, file), tokens, settings)
-        return _of_pair(args, pair_of(gguf, file), tokens, settings)
+        pair = nextn_pair(gguf) if file is None else file_pair(gguf, file)
+        return _of_pair(args, pair, tokens, settings)
 
 
 def _of_pair(
@@ -148,23 +149,30 @@ def _of_pair(
 ) -> dict[str, Rows]:
     """The logits of a model and of a draft that is given its hidden states; by head first, where
     the draft are heads of the model."""
-    from urdir.model.engine.draft_logits import logits_with_draft, scattered
+    from urdir.model.engine.block_drafts import BlockDraft
+    from urdir.model.engine.chain_drafts import ChainDraft
+    from urdir.model.engine.draft_logits import logits_with_block, logits_with_draft, scattered
     from urdir.model.engine.draft_pair import open_pair
     from urdir.model.progress import Progress
 
     size = pair.config.vocab_size
     _check_tokens(tokens, size)
-    # a draft that knows the token after the last one has it in a place of its own
-    settings = replace(settings, context=min(settings.context + 1, pair.config.context_length))
+    # what is drafted after the last token has places of its own
+    settings = replace(settings, context=min(len(tokens) + pair.slots, pair.config.context_length))
     with (
         open_device(args) as device,
-        open_pair(pair, device, settings, most=1) as draft,
+        open_pair(pair, device, settings, most=max(1, pair.slots - 1)) as draft,
         Progress("logits", len(tokens)) as progress,
     ):
-        logits, drafted = logits_with_draft(draft, tokens, progress.advance)
+        if isinstance(draft, BlockDraft):
+            logits, drafted = logits_with_block(draft, tokens, progress.advance)
+        else:
+            assert isinstance(draft, ChainDraft)
+            logits, drafted = logits_with_draft(draft, tokens, progress.advance)
     if pair.file is None:
         return {"logits": logits, "draft_logits": drafted}
-    return {"logits": logits, "draft_logits": scattered(drafted[0], pair.token_map, size)}
+    rows = drafted.reshape(-1, drafted.shape[-1])  # of one head
+    return {"logits": logits, "draft_logits": scattered(rows, pair.token_map, size)}
 
 
 def _of_two(

@@ -10,19 +10,20 @@ if TYPE_CHECKING:
     from urdir.model.files.model_file import ModelFile
 
 
+#: Drafts in files of their own, by general.architecture.
+_NAMES = {"eagle3": "EAGLE-3", "dflash": "DFlash"}
+
+
 def draft_facts(gguf: ModelFile) -> dict[str, Any]:
     """What a file has for drafting; nothing where it has none.
 
     Of a model with heads for predicting several tokens: how many ``heads``, and bytes of their
     ``weights`` and of the ``cache`` of a token (f16); or why they cannot be used (``refused``). Of
-    an EAGLE-3 draft: the model's layers and width that it reads, its own width and tokens, and what
-    it takes of the model (``shares``).
+    a draft in a file of its own: the model's layers and width that it reads, its own width and
+    tokens, and what it takes of the model (``shares``).
     """
-    from urdir.model.families.eagle3 import ARCHITECTURE
-
-    if gguf.metadata.get("general.architecture") == ARCHITECTURE:
-        return _eagle3_facts(gguf)
-    return _nextn_facts(gguf)
+    kind = str(gguf.metadata.get("general.architecture"))
+    return _file_facts(gguf, kind) if kind in _NAMES else _nextn_facts(gguf)
 
 
 def draft_text(facts: dict[str, Any]) -> str:
@@ -34,12 +35,13 @@ def draft_text(facts: dict[str, Any]) -> str:
         weights, cache = size_text(facts["weights"]), size_text(facts["cache"])
         return f"{heads} (--draft mtp): {weights} of weights, {cache} of cache for each token"
     if "refused" in facts:
-        return f"EAGLE-3, not usable: {facts['refused']}"
+        return f"{_NAMES[facts['kind']]}, not usable: {facts['refused']}"
     layers = ", ".join(map(str, facts["layers"]))
     shares = f"; {' and '.join(facts['shares'])} of the model" if facts["shares"] else ""
     tokens = f", {facts['tokens']:,} tokens of its own" if facts["tokens"] else ""
     return (
-        f"EAGLE-3 of {facts['width']} values for a model of {facts['model_width']}, reads the "
+        f"{_NAMES[facts['kind']]} of {facts['width']} values for a model of "
+        f"{facts['model_width']}, reads the "
         f"streams before its layers {layers}{tokens}{shares}"
     )
 
@@ -66,18 +68,18 @@ def _nextn_facts(gguf: ModelFile) -> dict[str, Any]:
     return {**facts, "weights": more, "cache": cache.read_nbytes(1)}
 
 
-def _eagle3_facts(gguf: ModelFile) -> dict[str, Any]:
+def _file_facts(gguf: ModelFile, kind: str) -> dict[str, Any]:
     from urdir.model.errors import ConfigError
-    from urdir.model.families.eagle3 import reads_of
+    from urdir.model.families.draft_file import reads_of
 
     try:
         reads = reads_of(gguf)
     except ConfigError as exc:
-        return {"kind": "eagle3", "refused": str(exc).removeprefix(f"{gguf.path}: ")}
+        return {"kind": kind, "refused": str(exc).removeprefix(f"{gguf.path}: ")}
     return {
-        "kind": "eagle3",
+        "kind": kind,
         "layers": list(reads.layers),
-        "model_width": reads.hidden,
+        "model_width": reads.hidden or reads.own_hidden,
         "width": reads.own_hidden,
         "tokens": reads.tokens,
         "shares": list(reads.shared),

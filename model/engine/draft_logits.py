@@ -7,14 +7,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from urdir.model.engine.drafts import Draft
+from urdir.model.engine.block_drafts import BlockDraft
+from urdir.model.engine.chain_drafts import ChainDraft
 from urdir.model.engine.realizar.eager import EagerSteps
 
 Values = npt.NDArray[np.float32]
 
 
 def logits_with_draft(
-    draft: Draft, tokens: Sequence[int], advance: Callable[[], None] = lambda: None
+    draft: ChainDraft, tokens: Sequence[int], advance: Callable[[], None] = lambda: None
 ) -> tuple[Values, Values]:
     """The logits (tokens, n_vocab) f32 after each token, and those of each head of the draft,
     (heads, tokens, n_vocab) f32, which is given the model's hidden states.
@@ -39,6 +40,26 @@ def logits_with_draft(
                 draft.take()
                 advance()
     return np.stack(rows), np.stack(drafted, axis=1)
+
+
+def logits_with_block(
+    draft: BlockDraft, tokens: Sequence[int], advance: Callable[[], None] = lambda: None
+) -> tuple[Values, Values]:
+    """The logits (tokens, n_vocab) f32 after each token, and those of the rows of the block that is
+    drafted after the last one, (slots, n_vocab) f32: of the token that the model chooses, and of
+    masks. Raises as `logits_with_draft`."""
+    rows: list[Values] = []
+    with EagerSteps(draft.session) as eager:
+        draft.begin()
+        for position, token in enumerate(tokens):
+            eager.feed([token])
+            if position:
+                draft.keep(0, position, position + 1)
+            rows.append(eager.logits()[0])
+            draft.take()
+            advance()
+    draft.propose([(0, len(tokens), int(np.argmax(rows[-1])))], 1)
+    return np.stack(rows), draft.block_logits
 
 
 def scattered(drafted: Values, token_map: npt.NDArray[np.uint32] | None, size: int) -> Values:

@@ -15,13 +15,19 @@ from urdir.model.blocks.draft import (
     DraftLaunches,
     DraftParts,
 )
-from urdir.model.blocks.draft_eagle3 import NO_STREAM, STREAMS_READ, Eagle3Draft
+from urdir.model.blocks.draft_dflash import DFlashDraft
+from urdir.model.blocks.draft_eagle3 import Eagle3Draft
 from urdir.model.blocks.draft_nextn import NextnDraft
+from urdir.model.blocks.draft_streams import NO_STREAM, STREAMS_READ
+from urdir.model.engine.block_drafts import BlockDraft
+from urdir.model.engine.chain_drafts import ChainDraft
 from urdir.model.engine.drafts import Draft, DraftShape
 from urdir.model.engine.session import Session
 from urdir.model.errors import UnsupportedError
 from urdir.model.families.config import Config
-from urdir.model.families.eagle3 import ARCHITECTURE, eagle3, read_token_map
+from urdir.model.families.dflash import DFlash, dflash
+from urdir.model.families.draft_file import DraftConfig, read_token_map
+from urdir.model.families.eagle3 import eagle3
 from urdir.model.families.tapped import nextn_heads, tapped
 from urdir.model.memory.budget import MemoryPlan, SessionBudget, check_context
 from urdir.model.memory.weights import Weights, weight_sizes
@@ -36,8 +42,14 @@ if TYPE_CHECKING:
     from urdir.model.memory.session_settings import SessionSettings
 
 
-#: Drafts that are no models by themselves, by general.architecture, and not supported.
-OTHER_DRAFTS = ("dflash", "dspark", "dflash2", "gemma4-assistant")
+#: Drafts in files of their own that read the model's streams, by general.architecture: how they are
+#: described, and what they launch.
+FILE_DRAFTS: Mapping[
+    str,
+    tuple[Callable[[ModelFile, Config], DraftConfig], Callable[[DraftParts], DraftLaunches]],
+] = {"eagle3": (eagle3, Eagle3Draft), "dflash": (dflash, DFlashDraft)}
+#: Further drafts that are no models by themselves, which are not supported.
+OTHER_DRAFTS = ("dspark", "dflash2", "gemma4-assistant")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +57,8 @@ class Pair:
     """A model and a draft that fits it. ``config`` describes the model, which keeps the streams
     that the draft reads, ``own`` the draft's layers, whose weights are in ``file``; None: they are
     the model's. ``widths`` are those of its further intermediates, ``most`` the tokens that it can
-    draft at once, 0: any number. ``token_map`` (n,) u32 are the model's tokens of the draft's,
-    where it has its own."""
+    draft at once, 0: any number; more than one of ``slots``: in a pass of as many rows.
+    ``token_map`` (n,) u32 are the model's tokens of the draft's, where it has its own."""
 
     gguf: ModelFile
     config: Config
@@ -55,6 +67,7 @@ class Pair:
     launches: Callable[[DraftParts], DraftLaunches]
     most: int = 0
     file: ModelFile | None = None
+    slots: int = 1
     token_map: npt.NDArray[np.uint32] | None = None
 
     def at_context(self, context: int) -> Pair:
@@ -86,44 +99,39 @@ def nextn_pair(gguf: ModelFile) -> Pair:
     )
 
 
-def pair_of(gguf: ModelFile, file: ModelFile | None) -> Pair:
-    """A model and the draft that a ``file`` has; None: its own heads. Raises UnsupportedError for
-    what is no draft that reads the model's hidden states, or does not fit it."""
-    if file is None:
-        return nextn_pair(gguf)
+def file_pair(gguf: ModelFile, file: ModelFile) -> Pair:
+    """A model and a draft in a ``file`` of its own that reads the model's streams. Raises
+    UnsupportedError for another kind and for one that does not fit the model, ConfigError."""
     if file.architecture in OTHER_DRAFTS:
         raise UnsupportedError(
-            f"{file.path}: drafts of the kind {file.architecture!r} are not supported; eagle3, and "
-            "models with the same vocabulary, are"
+            f"{file.path}: drafts of the kind {file.architecture!r} are not supported; "
+            f"{', '.join(FILE_DRAFTS)}, and models with the same vocabulary, are"
         )
-    return eagle3_pair(gguf, file)
-
-
-def is_plain(file: ModelFile) -> bool:
-    """Whether a draft is a model by itself."""
-    return file.architecture not in (ARCHITECTURE, *OTHER_DRAFTS)
-
-
-def eagle3_pair(gguf: ModelFile, file: ModelFile) -> Pair:
-    """A model and an EAGLE-3 draft in a ``file`` of its own. Raises UnsupportedError for one that
-    does not fit the model, ConfigError."""
-    config = Config.of(gguf)
-    own = eagle3(file, config)
+    config, (describe, launches) = Config.of(gguf), FILE_DRAFTS[file.architecture]
+    own = describe(file, config)
     check_same_vocabulary(gguf, file)
     hidden, given = own.hidden, [of for of in own.target_layers if of < config.n_layers]
     widths = {EMBEDDED: hidden, JOINED: 2 * hidden, GIVEN: hidden, PASSED_ON: hidden}
     widths[STREAMS_READ] = own.fc.cols
     if len(given) < len(own.target_layers):
         widths[NO_STREAM] = own.target_hidden
+    block = own.block if isinstance(own, DFlash) else 1
     return Pair(
         gguf,
         tapped(config, given),
         own,
         widths,
-        Eagle3Draft,
+        launches,
+        most=block - 1,
         file=file,
+        slots=block,
         token_map=read_token_map(file, config) if own.token_map else None,
     )
+
+
+def is_plain(file: ModelFile) -> bool:
+    """Whether a draft is a model by itself."""
+    return file.architecture not in (*FILE_DRAFTS, *OTHER_DRAFTS)
 
 
 @contextmanager
@@ -131,7 +139,8 @@ def open_pair(pair: Pair, device: Device, settings: SessionSettings, most: int) 
     """A session of the model, and the draft of up to ``most`` tokens beside it. Raises ModelError
     where there is too little memory."""
     pair = pair.at_context(settings.context)
-    shape = DraftShape(pair.own, settings, pair.widths, min(most, pair.most or most))
+    most = min(most, pair.most or most)
+    shape = DraftShape(pair.own, settings, pair.widths, most, most + 1 if pair.slots > 1 else 1)
     budget = SessionBudget.of(pair.config, device.properties.sm_count, settings)
     plan = MemoryPlan.of(pair.gguf, pair.config, budget)
     more = sum(weight_sizes(pair.file, pair.own).values()) if pair.file else 0
@@ -143,5 +152,6 @@ def open_pair(pair: Pair, device: Device, settings: SessionSettings, most: int) 
         if pair.file is not None:
             own = owners.enter_context(Weights.load(pair.file, pair.own, device))
         session = owners.enter_context(Session(device, weights, settings))
-        draft = Draft(session, shape, own, pair.launches, pair.token_map)
+        kind = ChainDraft if pair.slots == 1 else BlockDraft
+        draft = kind(session, shape, own, pair.launches, pair.token_map)
         yield owners.enter_context(draft)

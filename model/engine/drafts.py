@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from urdir.driver import execute
 from urdir.driver.plan import Plan
-from urdir.model.blocks.draft import (
-    GIVEN,
-    PASSED_ON,
-    Chain,
-    DraftLaunches,
-    DraftParts,
-    TokenRows,
-    append_drafts,
-)
+from urdir.model.blocks.draft import GIVEN, DraftLaunches, DraftParts, TokenRows
 from urdir.model.blocks.parts import LayerParts
 from urdir.model.blocks.rows import Rows
 from urdir.model.engine.session import Session
@@ -39,19 +32,19 @@ if TYPE_CHECKING:
     from urdir.model.memory.session_settings import SessionSettings
     from urdir.model.memory.weights import Weights
 
-Values = npt.NDArray[np.float32]
-
 
 @dataclass(frozen=True, slots=True)
 class DraftShape:
     """What a draft with layers as ``config`` describes takes on a device beside its weights, for
     sessions of ``settings``; ``widths`` as `draft_workspace_sizes` has them, zeros at first.
-    ``most`` tokens at most are drafted at once."""
+    ``most`` tokens at most are drafted at once, of a block by as many ``slots``, else one after the
+    other."""
 
     config: Config
     settings: SessionSettings
     widths: Mapping[str, int]
     most: int
+    slots: int = 1
 
     @property
     def chunk(self) -> int:
@@ -66,16 +59,21 @@ class DraftShape:
         return DraftRowsShape(rows, rows + self.chunk, self.most + 1)
 
     @property
+    def block_rows(self) -> int:
+        """The rows of a step that drafts."""
+        return row_bucket(self.rows.rows * self.slots)
+
+    @property
     def cache(self) -> CacheShape:
         """The cache of keys and values."""
-        return CacheShape.of(self.config, self.settings, max(self.chunk, self.most + 1))
+        return CacheShape.of(self.config, self.settings, max(self.chunk, 2 * (self.most + 1)))
 
     def workspace(self, sm_count: int) -> dict[str, int]:
         """Bytes of intermediates by name."""
         return draft_workspace_sizes(
             self.config,
             self.cache,
-            self.rows.rows,
+            self.block_rows,
             self.chunk,
             sm_count,
             exact=self.settings.exact,
@@ -90,14 +88,16 @@ class DraftShape:
 
 @dataclass(frozen=True, slots=True)
 class DraftStep:
-    """What a plan is for: ``rows`` rows, of a ``prompt`` or not, that attend to ``keys`` keys: of a
-    head alone, or of as many ``drafts``; or what the target gives."""
+    """What a plan is for: what the target has "given", the "keys" of a head, a "head" as a whole,
+    "drafts" one after the other, or a "block". It has ``rows`` rows, of a ``prompt`` or not, that
+    attend to ``keys`` keys, and as many ``drafts``."""
 
-    kind: str
+    kind: Literal["given", "keys", "head", "drafts", "block"]
     rows: int
     keys: int = 0
     head: int = 0
     drafts: int = 0
+    prompt: bool = False
 
 
 class Draft(Owner):
@@ -160,58 +160,25 @@ class Draft(Owner):
 
     # ---- tokens that are known ----
 
-    def logits(self, sequence: int, position: int, head: int = 0) -> Values:
-        """Process the token at a position with the hidden state that is given: the logits (vocab,)
-        f32 of a head. `passed` has its hidden state."""
-        at = self._write([(sequence, position)], 1, prompt=False)
-        self._run(DraftStep("head", 1, self.session.shapes.keys(at), head))
-        return self.last_logits
-
     def keep(self, sequence: int, start: int, end: int) -> None:
         """Process the tokens from ``start`` to ``end`` with as many hidden states that are given,
         for keys and values alone, in all heads."""
-        count = next(c for c in (1, *chunks_of(self.parts.own.exact)) if c >= end - start)
-        if count > max(1, self.shape.chunk):
-            raise ModelError(
-                f"{end - start} tokens at once, a step has room for {self.shape.chunk}"
-            )
+        if (tokens := end - start) > (most := self.shape.chunk):
+            raise ModelError(f"{tokens} tokens at once: a step has room for {most}")
+        count = next(c for c in (1, *chunks_of(self.parts.own.exact)) if c >= tokens)
         rows = [(sequence, position) for position in range(start, end)]
         at = self._write(rows, count, prompt=count > 1)
         for head in range(self.launches.heads):
-            self._run(DraftStep("keys", count, self.session.shapes.keys(at), head))
-
-    @property
-    def last_logits(self) -> Values:
-        """The logits (vocab,) f32 of the first row of the last step."""
-        vocab = self.parts.own.config.vocab_size
-        return self.parts.own.work["logits"].download(np.float32, vocab)
-
-    @property
-    def passed(self) -> Values:
-        """The hidden state (hidden,) f32 that the first row of the last step passes on."""
-        return self.parts.own.work[PASSED_ON].download(np.float32, self.parts.own.config.hidden)
+            keys = self.session.shapes.keys(at)
+            self._run(DraftStep("keys", count, keys, head, prompt=count > 1))
 
     # ---- tokens that are drafted ----
 
+    @abstractmethod
     def propose(self, lasts: Sequence[tuple[int, int, int]], count: int) -> list[list[int]]:
         """Draft ``count`` tokens after each of the ``lasts``: (sequence, position, token), each
         with the hidden state that is given in its row. What the draft keeps of these positions is
         overwritten when they are processed again."""
-        self._run(self.write_lasts(lasts, count))
-        return self.read_drafts(len(lasts), count)
-
-    def write_lasts(self, lasts: Sequence[tuple[int, int, int]], count: int) -> DraftStep:
-        """Write the rows of `propose`; returns the step that drafts."""
-        rows = self.shape.rows.rows
-        self.rows.write_last([token for *_, token in lasts])
-        at = self._write([(s, p) for s, p, _ in lasts], rows, prompt=False, more=count - 1)
-        return DraftStep("drafts", rows, self.session.shapes.keys(at, rows), drafts=count)
-
-    def read_drafts(self, rows: int, count: int) -> list[list[int]]:
-        """The ``count`` tokens that are drafted in each of the first rows."""
-        shape = self.shape.rows
-        drafts = self.rows["drafts"].download(np.uint32, (shape.rows, shape.columns))
-        return [row[1 : 1 + count].tolist() for row in drafts[:rows]]
 
     # ---- plans ----
 
@@ -235,24 +202,13 @@ class Draft(Owner):
 
     def plan(self, step: DraftStep) -> Plan:
         """The launches of a step."""
-        plan, launches, work = Plan(f"draft {step.kind}"), self.launches, self.parts.own.work
-        rows = self._rows(step, prompt=step.kind == "keys" and step.rows > 1)
+        plan, rows = Plan(f"draft {step.kind}"), self._rows(step)
         if step.kind == "given":
-            launches.append_given(plan, rows)
-        elif step.kind == "head":
-            launches.append_head(plan, rows, step.head, self._tokens, work[GIVEN])
-        elif step.kind == "keys":
-            launches.append_keys(plan, rows, step.head, self._tokens, work[GIVEN])
+            self.launches.append_given(plan, rows)
         else:
-            append_drafts(plan, launches, self.parts, rows, self.chain, step.drafts)
+            given = self.parts.own.work[GIVEN]
+            self.launches.append_keys(plan, rows, step.head, self._tokens, given)
         return plan
-
-    @property
-    def chain(self) -> Chain:
-        """Where drafts are."""
-        rows = self.rows
-        places = rows["drafts"], rows["numbers"], rows["columns"]
-        return Chain(*places, self.shape.rows.columns, self.shape.rows.stride)
 
     @property
     def _tokens(self) -> TokenRows:
@@ -260,10 +216,10 @@ class Draft(Owner):
         places = rows["sequence"], rows["token_position"]
         return TokenRows(state["tokens"], state.sequences, state.max_len, *places)
 
-    def _rows(self, step: DraftStep, *, prompt: bool) -> Rows:
+    def _rows(self, step: DraftStep) -> Rows:
         places = self.rows["sequence"], self.rows["position"]
         rows = Rows(step.rows, step.keys, 0, *places)
-        if not prompt:
+        if not step.prompt:
             return rows
         return replace(rows, prompt=step.rows, segments=1, segment=self.rows["segment"])
 

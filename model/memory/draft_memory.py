@@ -120,3 +120,53 @@ class DraftRows(Owner):
     def close(self) -> None:
         """Free the memory; closing twice does nothing."""
         self._owners.close()
+
+
+class BlockRows(Owner):
+    """The rows of a step that drafts blocks, up to ``most`` of them, in device memory: ``sequence``
+    and ``position`` (most,) u32, their places in the draft's cache, ``end`` the last one that they
+    attend to; their tokens are those of ``tokens`` (rows, slots) u32 at ``row`` and ``slot``. What
+    each proposes is in ``chosen`` (most,) u32. Writes are queued on ``stream``."""
+
+    def __init__(self, device: Device, rows: int, slots: int, most: int, stream: Stream) -> None:
+        names = ("sequence", "position", "end", "row", "slot", "chosen")
+        sizes = dict.fromkeys(names, 4 * most) | {"tokens": 4 * rows * slots}
+        self.rows, self.slots = rows, slots
+        with ExitStack() as owners:
+            self._arena = owners.enter_context(device.arena(sizes, "block rows"))
+            self._writes = owners.enter_context(QueuedWrites(device, stream))
+            self._owners = owners.pop_all()
+
+    def __getitem__(self, name: str) -> Slice:
+        """A part by name."""
+        return self._arena[name]
+
+    def write(
+        self, lasts: Sequence[tuple[int, int, int]], mask: int, count: int, *, causal: bool
+    ) -> None:
+        """Make the blocks after each of the ``lasts`` (sequence, position, token) the rows of the
+        next step of ``count``: those of a slot side by side, the others idle."""
+        slots = self.slots
+        each = np.array(lasts, np.uint32)
+        rows = np.arange(count, dtype=np.uint32)
+        of, slot = rows % self.rows, rows // self.rows
+        used = (of < len(each)) & (slot < slots)
+        place = np.where(used, of, 0)
+        position = np.where(used, each[place, 1] + slot, IDLE).astype(np.uint32)
+        last = np.where(used, each[place, 1] + slots - 1, IDLE).astype(np.uint32)
+        tokens = np.full((self.rows, self.slots), mask, np.uint32)
+        tokens[: len(each), 0] = each[:, 2]
+        words = {
+            "sequence": each[place, 0],
+            "position": position,
+            "end": position if causal else last,
+            "row": place.astype(np.uint32),
+            "slot": np.where(used, slot, 0).astype(np.uint32),
+            "tokens": tokens.reshape(-1),
+        }
+        for name, values in words.items():
+            self._writes.write(self[name], values)
+
+    def close(self) -> None:
+        """Free the memory; closing twice does nothing."""
+        self._owners.close()

@@ -1,4 +1,4 @@
-"""Summaries of vectors, left by one launch for the next: see templates/linear/_summary.j2."""
+"""Summaries of vectors, left by one launch for the next (linear/prologue/_begun_norm.j2)."""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 ``specialise(GemvF32, ["format=Q4_K", "rows=4096"])`` replaces fields of the first example that
 can have them. A field that is itself a record is set part by part, ``layout.head_dim=128``; a
-part's own name does where only one record has it, ``head_dim=128``.
+part's own name does where only one record has it, ``head_dim=128``. So is a step of a product, by
+its stem: ``residual.scale=0.5``, of the first example that has one; ``residual=no`` is one without.
 """
 
 from __future__ import annotations
@@ -108,6 +109,8 @@ def respecialise(spec: S, settings: Sequence[str]) -> S:
 def _fields(record: type[Any], example: Any, prefix: str) -> Iterator[FieldInfo]:
     for field, hint in _declared(record):
         value = None if example is None else getattr(example, field.name)
+        listed = value if isinstance(value, tuple) else ()
+        steps = [item for item in listed if hasattr(item, "stem")]
         value = None if isinstance(value, tuple) else value  # lists are not set by text
         inner = _record_of(hint)
         if inner is not None and value is not None:
@@ -118,6 +121,10 @@ def _fields(record: type[Any], example: Any, prefix: str) -> Iterator[FieldInfo]
         yield FieldInfo(prefix + field.name, _text(hint), has_default, default, plain(value))
         if inner is not None:
             yield from _fields(inner, None, f"{prefix}{field.name}.")
+        for step in steps:
+            dotted = f"{prefix}{field.name}.{step.stem}"
+            yield FieldInfo(dotted, "bool", True, False, True)
+            yield from _fields(type(step), step, f"{dotted}.")
 
 
 def _declared(record: type[Any]) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
@@ -142,7 +149,7 @@ def _full_name(kernel: KernelSpec, name: str, value: str) -> str:
     records = {dotted.rpartition(".")[0] for dotted in known}
     if name in known or (name in records and value.lower() in _NONE):
         return name
-    found = [dotted for dotted in known if dotted.rpartition(".")[2] == name]
+    found = [dotted for dotted in known if dotted.endswith(f".{name}")]
     if len(found) == 1:
         return found[0]
     if name in records:
@@ -162,12 +169,23 @@ def _replace(record: Any, values: Mapping[str, str], where: str) -> Any:
             changed[name] = _value(hint, whole, f"{where}: {name}")
         elif parts:
             inner, place = getattr(record, name), f"{where}.{name}"
-            changed[name] = (
-                _make(_record_of(hint), parts, place)
-                if inner is None
-                else _replace(inner, parts, place)
-            )
+            if inner is None:
+                changed[name] = _make(_record_of(hint), parts, place)
+            else:
+                change = _replace_steps if isinstance(inner, tuple) else _replace
+                changed[name] = change(inner, parts, place)
     return dataclasses.replace(record, **changed) if changed else record
+
+
+def _replace_steps(steps: Any, values: Mapping[str, str], where: str) -> Any:
+    """Steps of a product with dotted fields replaced, and without those that are switched off."""
+    made = []
+    for step in steps:
+        place, dotted = f"{where}.{step.stem}", f"{step.stem}."
+        if _value(bool, values.get(step.stem, "yes"), place):
+            parts = {n[len(dotted) :]: v for n, v in values.items() if n.startswith(dotted)}
+            made.append(_replace(step, parts, place))
+    return tuple(made)
 
 
 def _make(record: Any, values: Mapping[str, str], where: str) -> Any:

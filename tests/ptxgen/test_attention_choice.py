@@ -224,22 +224,13 @@ def test_more_quantised_keys_go_to_clusters_with_much_memory(
     assert [spec.cluster for spec in found if isinstance(spec, FlashDecode)] == clusters
 
 
-@pytest.mark.parametrize(
-    ("head_dim", "dtype", "target", "ring"),
-    [
-        (128, "q8_0", "sm_90a", 68 << 10),
-        (256, "q8_0", "sm_90a", 0),
-        (128, "q8_0", "sm_89", 0),
-        (128, "f16", "sm_90a", 0),
-    ],
-)
-def test_many_rows_have_more_quants_on_their_way(
-    head_dim: int, dtype: Any, target: str, ring: int
-) -> None:
-    layout = KvLayout(32, 8, 8192, head_dim, dtype)
+@pytest.mark.parametrize("dtype", ["q8_0", "f16"])
+@pytest.mark.parametrize("target", ["sm_90a", "sm_89"])
+def test_rows_that_fill_the_sms_alone_have_no_cluster_and_no_ring(dtype: Any, target: str) -> None:
+    layout = KvLayout(32, 8, 8192, 128, dtype)
     spec = decode_attention(32, layout, 8192, 132, rows=32, target=target)
     assert isinstance(spec, FlashDecode)
-    assert (spec.cluster, spec.ring) == (1, ring)
+    assert (spec.cluster, spec.ring) == (1, 0)
 
 
 def test_the_options_reach_the_kernel() -> None:
@@ -317,5 +308,5 @@ def test_heads_are_packed_where_they_fill_their_places(
 
 @pytest.mark.parametrize(("heads", "rows"), [(4, 12), (3, 16)])
 def test_what_does_not_fill_its_places_is_not_packed(heads: int, rows: int) -> None:
-    with pytest.raises(PtxgenError, match="attention packs up to 8 rows, or groups of as many"):
+    with pytest.raises(PtxgenError, match="attention packs groups of 8 rows"):
         IncrementalAttention(heads, KvLayout(12, 1, 40, 64, "f16"), rows=rows, packs=True)

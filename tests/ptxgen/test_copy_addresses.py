@@ -13,8 +13,8 @@ from dataclasses import replace
 import pytest
 
 from urdir.ptxgen.kernels.linear.choice import Limits, LinearRequest, choose_linear
-from urdir.ptxgen.kernels.linear.gemm_small import GemmSmall
-from urdir.ptxgen.kernels.linear.gemv import Gemv
+from urdir.ptxgen.kernels.linear.products.gemm_small import GemmSmall
+from urdir.ptxgen.kernels.linear.products.gemv import Gemv
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.ptx.architecture import ARCHITECTURES, PORTABLE_CLUSTER
 from urdir.ptxgen.tools.assemble import assemble, is_available

@@ -10,7 +10,7 @@ import pytest
 
 from urdir.ptxgen import ptx
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.linear.gemv_f32 import GemvF32
+from urdir.ptxgen.kernels.linear.products.gemv_f32 import GemvF32
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.normalise import Normalise
 from urdir.ptxgen.tools import sass

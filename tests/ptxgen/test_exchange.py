@@ -20,7 +20,9 @@ from urdir.ptxgen.kernels.exchange.all_reduce import AllReduce
 from urdir.ptxgen.kernels.exchange.all_reduce_two_shot import AllReduceTwoShot, stage_sizes
 from urdir.ptxgen.kernels.exchange.gives import Gives, SumOfRanks
 from urdir.ptxgen.kernels.exchange.spec import Exchange, describe_fault, inbox_nbytes, rounded
-from urdir.ptxgen.kernels.linear.gemv import Gemv
+from urdir.ptxgen.kernels.linear.epilogue.send import Send
+from urdir.ptxgen.kernels.linear.products.gemv import Gemv
+from urdir.ptxgen.kernels.linear.prologue.sum import RankAdd
 from urdir.ptxgen.weights.formats import FORMATS
 
 CAPACITY = 1024
@@ -180,7 +182,7 @@ def check_given(ranks: Ranks) -> None:
         graphs, products = [], []
         for rank, device in enumerate(ranks.group):
             gives = Gives(count, rank, CAPACITY)
-            product = Gemv(FORMATS["Q4_K"], rows, 256, activations="i16", gives=gives)
+            product = Gemv(FORMATS["Q4_K"], rows, 256, epilogue=(Send(gives),), activations="i16")
             total = AllReduce(rows, count, rank, CAPACITY, residual=True, given=True)
             weights = device.allocate(product.layout.nbytes, "weights")
             weights.upload(product.make_inputs(rng)["weights"])
@@ -193,7 +195,9 @@ def check_given(ranks: Ranks) -> None:
                     product, "product", weights=weights, x=ranks.memory[rank]["x"], y=own, **words
                 )
             plans[0].launch(total, "sum", **ranks.arguments(total) | {"x": own})
-            takes = Gemv(FORMATS["F32"], 40, rows, after=SumOfRanks(count, rank, CAPACITY))
+            takes = Gemv(
+                FORMATS["F32"], 40, rows, prologue=(RankAdd(SumOfRanks(count, rank, CAPACITY)),)
+            )
             next_weights = device.allocate(takes.layout.nbytes, "next weights")
             next_weights.fill(0)
             plans[1].launch(
@@ -352,11 +356,11 @@ def test_two_shots_that_cannot_be_are_refused(fields: dict[str, int], message: s
 def test_products_that_cannot_be_given_are_refused() -> None:
     q8 = FORMATS["Q8_0"]
     with pytest.raises(PtxgenError, match="300 values of a rank, inboxes have room for 256"):
-        Gemv(q8, 300, 64, gives=Gives(2, 0, 256))
+        Gemv(q8, 300, 64, epilogue=(Send(Gives(2, 0, 256)),))
     with pytest.raises(PtxgenError, match="rank 2 of 2"):
-        Gemv(q8, 3, 64, gives=Gives(2, 2, 256))
-    with pytest.raises(PtxgenError, match="one matrix gives"):
-        Gemv(q8, 3, 64, others=((q8, 3),), gives=Gives(2, 0, 256))
+        Gemv(q8, 3, 64, epilogue=(Send(Gives(2, 2, 256)),))
+    with pytest.raises(PtxgenError, match="send is for the product of one matrix"):
+        Gemv(q8, 3, 64, epilogue=(Send(Gives(2, 0, 256)),), others=((q8, 3),))
 
 
 def test_widths_are_of_the_ranks() -> None:

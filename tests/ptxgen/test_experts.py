@@ -15,7 +15,7 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.experts.choice import most_warps
 from urdir.ptxgen.kernels.experts.down import ExpertsDown
-from urdir.ptxgen.kernels.experts.gemm import ExpertsGemm, tile_height
+from urdir.ptxgen.kernels.experts.gemm import TILES, ExpertsGemm, tile_height
 from urdir.ptxgen.kernels.experts.gemm_small import ExpertsGemmSmall
 from urdir.ptxgen.kernels.experts.group import GroupExperts
 from urdir.ptxgen.kernels.experts.logits import RouterLogits
@@ -23,7 +23,6 @@ from urdir.ptxgen.kernels.experts.route import RouteExperts
 from urdir.ptxgen.kernels.experts.select import SelectExperts
 from urdir.ptxgen.kernels.experts.selection import Selection
 from urdir.ptxgen.kernels.experts.up import ExpertsUp
-from urdir.ptxgen.kernels.linear.gemm_tile import TILES
 from urdir.ptxgen.kernels.linear.pack import Pack
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.pairs import most_places, most_tiles

@@ -10,51 +10,20 @@ import pytest
 from urdir.driver.device import Device
 from urdir.driver.harness import check_kernel, run_kernel
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.experts.gemm import TILES
 from urdir.ptxgen.kernels.linear.gemm import Gemm
-from urdir.ptxgen.kernels.linear.gemm_tile import FULL, TILES, CtaTile, choose_tile
-from urdir.ptxgen.kernels.linear.gemv_f32 import GemvF32
+from urdir.ptxgen.kernels.linear.gemm_tile import TILE, CtaTile
+from urdir.ptxgen.kernels.linear.products.gemv_f32 import GemvF32
 from urdir.ptxgen.tools.assemble import assemble, is_available
 from urdir.ptxgen.weights.formats import FORMATS, Format
 
 Q8_0, Q4_K, F16, BF16 = (FORMATS[n] for n in ("Q8_0", "Q4_K", "F16", "BF16"))
 
-every_tile = pytest.mark.parametrize("tile", TILES, ids=lambda t: f"{t.batch}x{t.rows}")
+
+# ---- tiles ----
 
 
-# ---- choices ----
-
-
-@pytest.mark.parametrize(
-    ("fmt", "rows", "batch", "tile"),
-    [
-        (Q4_K, 14336, 512, (128, 128)),
-        (F16, 14336, 512, (64, 128)),  # the largest has no registers for 64 raw bytes
-        (Q4_K, 4096, 512, (64, 128)),
-        (Q4_K, 1024, 512, (32, 64)),
-        (Q4_K, 14336, 64, (32, 64)),
-        (Q4_K, 128256, 16, (16, 64)),
-        (Q4_K, 4096, 9, (16, 32)),
-        (Q4_K, 8, 1, (16, 64)),
-    ],
-)
-def test_the_choice_of_the_tile(fmt: Format, rows: int, batch: int, tile: tuple[int, int]) -> None:
-    chosen = choose_tile(fmt, rows, batch)
-    assert (chosen.batch, chosen.rows) == tile
-
-
-@pytest.mark.parametrize("batch", [1, 9, 16, 17, 33, 64, 65, 300, 512])
-@pytest.mark.parametrize("rows", [1, 128, 1024, 5120, 128256])
-def test_a_tile_fits_the_batch_and_a_larger_one_would_leave_too_few_ctas(
-    rows: int, batch: int
-) -> None:
-    chosen = choose_tile(Q4_K, rows, batch)
-    assert chosen.batch <= max(16, 2 * batch - 1)
-    for larger in TILES[: TILES.index(chosen)]:
-        too_high = larger.batch >= 2 * max(batch, 9)
-        assert too_high or -(-batch // larger.batch) * -(-rows // larger.rows) < FULL
-
-
-@every_tile
+@pytest.mark.parametrize("tile", [TILE, *TILES], ids=lambda t: f"{t.batch}x{t.rows}")
 def test_bank_conflicts(tile: CtaTile) -> None:
     """The eight 16-byte rows of a matrix lie in different banks, and eight threads' stores in
     different or, with four units, in every other one."""
@@ -82,10 +51,10 @@ def test_impossible_specs_are_refused() -> None:
 
 
 @pytest.mark.skipif(not is_available(), reason="nvJitLink is not installed")
-@pytest.mark.parametrize("name", ["Q8_0", "Q2_K", "Q5_K"])
+@pytest.mark.parametrize("name", ["Q8_0", "Q2_K", "Q5_K", "F32", "NVFP4"])
 @pytest.mark.parametrize("target", ["sm_75", "sm_90"])
-def test_the_largest_tile_has_just_enough_registers(name: str, target: str) -> None:
-    spec = Gemm(FORMATS[name], 4097, 4096, 129, bias=True, tile=TILES[0])
+def test_the_tile_has_registers_for_every_type(name: str, target: str) -> None:
+    spec = Gemm(FORMATS[name], 4097, 4096, 129, bias=True)
     cost = assemble(spec.ptx(target), target).entries["gemm"]
     assert not cost.spills
 
@@ -93,13 +62,13 @@ def test_the_largest_tile_has_just_enough_registers(name: str, target: str) -> N
 # ---- values ----
 
 
-@every_tile
 @pytest.mark.parametrize("cols", [32, 96, 352])
-def test_every_tile_gives_the_product(device: Device, tile: CtaTile, cols: int) -> None:
-    """Fewer, as many and more steps than loads run ahead; a row and a batch row too many."""
-    spec = Gemm(Q8_0, tile.rows + 1, cols, tile.batch - 1, bias=True, tile=tile)
-    (deviation,) = check_kernel(device, spec, seed=1, sanitize=False)
-    assert deviation.ok, deviation
+def test_rows_that_do_not_fill_a_tile_give_the_product(device: Device, cols: int) -> None:
+    """A row and a batch row too many, or too few; few steps."""
+    for rows, batch in ((TILE.rows + 1, TILE.batch - 1), (TILE.rows - 1, TILE.batch + 1)):
+        spec = Gemm(Q8_0, rows, cols, batch, bias=True)
+        (deviation,) = check_kernel(device, spec, seed=1, sanitize=False)
+        assert deviation.ok, deviation
 
 
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
@@ -157,18 +126,14 @@ def test_what_f16_does_not_hold(device: Device) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fmt", [Q4_K, F16], ids=lambda f: f.name)
-def test_a_batch_row_has_the_same_bits_in_every_batch_and_tile(device: Device, fmt: Format) -> None:
+def test_a_batch_row_has_the_same_bits_in_every_batch(device: Device, fmt: Format) -> None:
     """Whatever the other rows are: here one of them is not finite."""
-    spec = Gemm(fmt, 45, 512, 40, bias=True, tile=TILES[-1])
+    spec = Gemm(fmt, 45, 512, 40, bias=True)
     inputs = spec.make_inputs(np.random.default_rng(4))
     inputs["x"][1] = np.nan
     y = run_kernel(device, spec, inputs)["y"]
-    others = [0, *range(2, 40)]
-    for tile in TILES[1:]:
-        found = run_kernel(device, dataclasses.replace(spec, tile=tile), inputs)["y"]
-        np.testing.assert_array_equal(found[others], y[others])
     for first, count in ((0, 1), (5, 9), (23, 17)):
-        part = dataclasses.replace(spec, batch=count, tile=None)
+        part = dataclasses.replace(spec, batch=count)
         x = inputs["x"][first : first + count]
         found = run_kernel(device, part, {**inputs, "x": x})["y"]
         np.testing.assert_array_equal(found, y[first : first + count])

@@ -13,7 +13,16 @@ from urdir.driver.device import Device
 from urdir.driver.harness import check_kernel, run_kernel
 from urdir.model.verify.kernel_suite import skip_where_missing
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.linear.gemm_small import GemmSmall
+from urdir.ptxgen.kernels.linear.by_name import product, recut
+from urdir.ptxgen.kernels.linear.cut import one_resident
+from urdir.ptxgen.kernels.linear.epilogue.activation import Gated
+from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
+from urdir.ptxgen.kernels.linear.epilogue.norm import BeginNorm
+from urdir.ptxgen.kernels.linear.epilogue.pack import PackedOutput
+from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
+from urdir.ptxgen.kernels.linear.products.gemm_small import GemmSmall
+from urdir.ptxgen.kernels.linear.prologue.norm import Normed, begun
+from urdir.ptxgen.kernels.linear.prologue.packed import PackedInput
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.weights.formats import FORMATS, Format
@@ -40,32 +49,30 @@ def test_impossible_specs_are_refused() -> None:
         GemmSmall(Q8_0, 32, 64, others=((F16, 32),))
     with pytest.raises(PtxgenError, match="multiple of 256"):
         GemmSmall(Q4_K, 32, 896)
-    with pytest.raises(PtxgenError, match="without residual"):
-        GemmSmall(Q4_K, 32, 256, gated=True, residual=True)
+    with pytest.raises(PtxgenError, match="residual is for one matrix that is not gated"):
+        GemmSmall(Q4_K, 32, 256, epilogue=(Gated(), Residual()))
     layer, biased = Norm("layer", 1e-5), Norm("rms", 1e-5, bias=True)
     for norm in (layer, biased):
         with pytest.raises(PtxgenError, match="must be a launch of its own"):
-            GemmSmall(Q8_0, 32, 64, norm=norm)
+            GemmSmall(Q8_0, 32, 64, prologue=(Normed(norm),))
     with pytest.raises(PtxgenError, match="must be a launch of its own"):
-        GemmSmall(Q8_0, 32, 64, norm=Norm("rms", 1e-5, weight=False), summarised=True)
+        GemmSmall(Q8_0, 32, 64, prologue=(begun(Norm("rms", 1e-5, weight=False)),))
     with pytest.raises(PtxgenError, match="split is 3 of 2 blocks"):
-        GemmSmall(Q4_K, 32, 512, split=3)
+        GemmSmall(Q4_K, 32, 512, options=one_resident(split=3))
     with pytest.raises(PtxgenError, match="bytes of shared memory"):
-        GemmSmall(Q8_0, 32, 4096, split=16)
-    with pytest.raises(PtxgenError, match="for a norm"):
-        GemmSmall(Q8_0, 32, 64, summarised=True)
-    with pytest.raises(PtxgenError, match="what has a residual"):
-        GemmSmall(Q8_0, 32, 64, summarises=True, gated=True)
-    with pytest.raises(PtxgenError, match="a norm only if it has begun"):
-        GemmSmall(Q4_K, 32, 256, packed=True, norm=RMS)
-    with pytest.raises(PtxgenError, match="no gated Q6_K of packed"):
-        GemmSmall(Q6_K, 32, 256, packed=True, gated=True)
+        GemmSmall(Q8_0, 32, 4096, options=one_resident(split=16))
+    with pytest.raises(PtxgenError, match="begin_norm is for what has a residual"):
+        GemmSmall(Q8_0, 32, 64, epilogue=(Gated(), BeginNorm()))
+    with pytest.raises(PtxgenError, match="go without a norm"):
+        GemmSmall(Q4_K, 32, 256, prologue=(PackedInput(), Normed(RMS)))
+    with pytest.raises(PtxgenError, match="no gated Q6_K of packed_input"):
+        GemmSmall(Q6_K, 32, 256, prologue=(PackedInput(),), epilogue=(Gated(),))
     with pytest.raises(PtxgenError, match="multiples of 256 rows of one product"):
-        GemmSmall(Q4_K, 256, 256, packs="units", residual=True)
+        GemmSmall(Q4_K, 256, 256, epilogue=(Residual(), PackedOutput("units")))
     with pytest.raises(PtxgenError, match="multiples of 256 rows"):
-        GemmSmall(Q4_K, 320, 256, packs="units")
-    with pytest.raises(PtxgenError, match="a summary of 40 rows"):
-        GemmSmall(Q8_0, 40, 64, summarises=True, residual=True)
+        GemmSmall(Q4_K, 320, 256, epilogue=(PackedOutput("units"),))
+    with pytest.raises(PtxgenError, match="begin_norm of 40 rows"):
+        GemmSmall(Q8_0, 40, 64, epilogue=(Residual(), BeginNorm()))
 
 
 @pytest.mark.parametrize("fmt", QUANTISED, ids=lambda f: f.name)
@@ -144,7 +151,7 @@ def test_activations_keep_their_precision_at_every_size(device: Device, largest:
 def test_what_is_not_finite_stays_in_its_vector(
     device: Device, value: float, norm: Norm | None
 ) -> None:
-    spec = GemmSmall(Q8_0, 21, 352, batch=3, norm=norm)
+    spec = product(GemmSmall, Q8_0, 21, 352, norm=norm, batch=3)
     inputs = spec.make_inputs(np.random.default_rng(4))
     inputs["x"][1, 77] = value
     y = run_kernel(device, spec, inputs)["y"]
@@ -165,12 +172,58 @@ def test_what_is_not_finite_stays_in_its_vector(
 @pytest.mark.parametrize(
     "spec",
     [
-        GemmSmall(Q4_K, 85, 1536, batch=4, split=2, groups=1, bias=True, norm=RMS),
-        GemmSmall(Q6_K, 50, 768, batch=8, gated=True, norm=RMS, split=3, groups=1),
-        GemmSmall(FORMATS["Q5_1"], 40, 1888, batch=5, residual=True, split=4, groups=1),
-        GemmSmall(Q4_K, 85, 2304, batch=4, split=2, groups=1, bias=True, norm=RMS, cluster=4),
-        GemmSmall(Q6_K, 50, 1280, batch=3, gated=True, split=2, groups=1, cluster=2),
-        GemmSmall(Q4_K, 85, 1536, batch=7, residual=True, split=2, groups=1, packed=True),
+        GemmSmall(
+            Q4_K,
+            85,
+            1536,
+            prologue=(Normed(RMS),),
+            epilogue=(Bias(),),
+            batch=4,
+            options=one_resident(split=2, groups=1),
+        ),
+        GemmSmall(
+            Q6_K,
+            50,
+            768,
+            prologue=(Normed(RMS),),
+            epilogue=(Gated(),),
+            batch=8,
+            options=one_resident(split=3, groups=1),
+        ),
+        GemmSmall(
+            FORMATS["Q5_1"],
+            40,
+            1888,
+            epilogue=(Residual(),),
+            batch=5,
+            options=one_resident(split=4, groups=1),
+        ),
+        GemmSmall(
+            Q4_K,
+            85,
+            2304,
+            prologue=(Normed(RMS),),
+            epilogue=(Bias(),),
+            batch=4,
+            options=one_resident(split=2, groups=1, cluster=4),
+        ),
+        GemmSmall(
+            Q6_K,
+            50,
+            1280,
+            epilogue=(Gated(),),
+            batch=3,
+            options=one_resident(split=2, groups=1, cluster=2),
+        ),
+        GemmSmall(
+            Q4_K,
+            85,
+            1536,
+            prologue=(PackedInput(),),
+            epilogue=(Residual(),),
+            batch=7,
+            options=one_resident(split=2, groups=1),
+        ),
     ],
     ids=str,
 )
@@ -180,7 +233,7 @@ def test_every_cut_gives_the_same_bits(
     """But for those of the columns, which are those of the sums."""
     skip_where_missing(spec, device.native_target)
     inputs = spec.make_inputs(np.random.default_rng(8))
-    other = dataclasses.replace(spec, **changes)
+    other = recut(spec, **changes)
     first, second = (run_kernel(device, s, inputs)["y"] for s in (spec, other))
     np.testing.assert_array_equal(first, second)
 
@@ -188,10 +241,25 @@ def test_every_cut_gives_the_same_bits(
 @pytest.mark.parametrize(
     "spec",
     [
-        GemmSmall(Q4_K, 39, 1280, bias=True, batch=5, packed=True),
-        GemmSmall(Q6_K, 32, 1536, residual=True, batch=3, packed=True, split=4, groups=1),
-        GemmSmall(FORMATS["MXFP4"], 22, 608, batch=8, packed=True),
-        GemmSmall(Q4_K, 23, 1024, batch=6, packed=True, norm=RMS, summarised=True, split=2),
+        GemmSmall(Q4_K, 39, 1280, prologue=(PackedInput(),), epilogue=(Bias(),), batch=5),
+        GemmSmall(
+            Q6_K,
+            32,
+            1536,
+            prologue=(PackedInput(),),
+            epilogue=(Residual(),),
+            batch=3,
+            options=one_resident(split=4, groups=1),
+        ),
+        GemmSmall(FORMATS["MXFP4"], 22, 608, prologue=(PackedInput(),), batch=8),
+        GemmSmall(
+            Q4_K,
+            23,
+            1024,
+            prologue=(PackedInput(), begun(RMS)),
+            batch=6,
+            options=one_resident(split=2),
+        ),
     ],
     ids=str,
 )
@@ -212,9 +280,25 @@ def test_packed_vectors_get_the_same_bits_whatever_the_others_are(
 @pytest.mark.parametrize(
     "spec",
     [
-        GemmSmall(Q4_K, 256, 512, batch=8, gated=True, norm=RMS, packs="lanes"),
-        GemmSmall(Q8_0, 512, 96, batch=3, packs="units", tiles_each=5),
-        GemmSmall(Q4_K, 256, 512, batch=5, residual=True, summarises=True, packs="units"),
+        GemmSmall(
+            Q4_K,
+            256,
+            512,
+            prologue=(Normed(RMS),),
+            epilogue=(Gated(), PackedOutput("lanes")),
+            batch=8,
+        ),
+        GemmSmall(
+            Q8_0,
+            512,
+            96,
+            epilogue=(PackedOutput("units"),),
+            batch=3,
+            options=one_resident(tiles_each=5),
+        ),
+        GemmSmall(
+            Q4_K, 256, 512, epilogue=(Residual(), BeginNorm(), PackedOutput("units")), batch=5
+        ),
     ],
     ids=str,
 )
@@ -223,7 +307,7 @@ def test_what_is_packed_are_the_sums_rounded_once(device: Device, spec: GemmSmal
     name = "scaled" if spec.summarises else "y"
     inputs = spec.make_inputs(np.random.default_rng(6))
     packed = run_kernel(device, spec, inputs)[name]
-    whole = dataclasses.replace(spec, packs=False)
+    whole = dataclasses.replace(spec, epilogue=spec.epilogue[:-1])
     made = run_kernel(device, whole, {k: v for k, v in inputs.items() if k != name})[name]
     assert spec.packs is not None
     expected = unpack_few(inputs[name], GROUP, spec.rows, spec.packs)
@@ -237,7 +321,7 @@ def test_packed_vectors_of_any_size_are_multiplied(
     device: Device, fmt: Format, size: float
 ) -> None:
     """The largest values have one sign, so that sums of whole units are as large as any."""
-    spec = GemmSmall(fmt, 16, 512, batch=8, packed=True)
+    spec = GemmSmall(fmt, 16, 512, prologue=(PackedInput(),), batch=8)
     inputs = spec.make_inputs(np.random.default_rng(7))
     x = size * np.abs(np.random.default_rng(8).standard_normal((GROUP, spec.cols)))
     inputs["x"] = pack_few(x, spec.order)
@@ -262,7 +346,7 @@ def test_a_lane_s_packed_values_lie_together() -> None:
 @pytest.mark.parametrize("split", [1, 2, 4])
 def test_every_cut_of_the_columns_gives_the_product(device: Device, split: int) -> None:
     more = {"others": ((Q6_K, 17), (Q8_0, 5)), "norm": RMS, "split": split}
-    for deviation in check_kernel(device, GemmSmall(Q4_K, 49, 1024, **more), seed=9):
+    for deviation in check_kernel(device, product(GemmSmall, Q4_K, 49, 1024, **more), seed=9):
         assert deviation.ok, deviation
 
 
@@ -270,17 +354,42 @@ def test_every_cut_of_the_columns_gives_the_product(device: Device, split: int) 
 @pytest.mark.parametrize(
     "spec",
     [
-        GemmSmall(Q4_K, 39, 1280, bias=True, batch=5),
-        GemmSmall(Q6_K, 20, 768, batch=8, norm=RMS, tiles_each=2),
-        GemmSmall(Q8_0, 33, 4864, batch=2, residual=True),
-        GemmSmall(Q6_K, 22, 512, batch=3, gated=True, norm=RMS),
+        GemmSmall(Q4_K, 39, 1280, epilogue=(Bias(),), batch=5),
+        GemmSmall(
+            Q6_K, 20, 768, prologue=(Normed(RMS),), batch=8, options=one_resident(tiles_each=2)
+        ),
+        GemmSmall(Q8_0, 33, 4864, epilogue=(Residual(),), batch=2),
+        GemmSmall(Q6_K, 22, 512, prologue=(Normed(RMS),), epilogue=(Gated(),), batch=3),
         GemmSmall(FORMATS["Q5_0"], 32, 1504, batch=7),
-        GemmSmall(Q4_K, 39, 2304, bias=True, norm=RMS, batch=8, cluster=2),
-        GemmSmall(Q6_K, 22, 1280, batch=3, gated=True, norm=RMS, cluster=4),
-        GemmSmall(Q8_0, 33, 2080, batch=5, residual=True, tiles_each=4, per_pass=2, cluster=2),
-        GemmSmall(Q4_K, 39, 1536, batch=5, split=4, groups=1, tiles_each=2),
-        GemmSmall(Q4_K, 39, 768, batch=3, norm=RMS, summarised=True),
-        GemmSmall(Q8_0, 48, 480, batch=7, norm=RMS, gated=True, summarised=True),
+        GemmSmall(
+            Q4_K,
+            39,
+            2304,
+            prologue=(Normed(RMS),),
+            epilogue=(Bias(),),
+            batch=8,
+            options=one_resident(cluster=2),
+        ),
+        GemmSmall(
+            Q6_K,
+            22,
+            1280,
+            prologue=(Normed(RMS),),
+            epilogue=(Gated(),),
+            batch=3,
+            options=one_resident(cluster=4),
+        ),
+        GemmSmall(
+            Q8_0,
+            33,
+            2080,
+            epilogue=(Residual(),),
+            batch=5,
+            options=one_resident(tiles_each=4, per_pass=2, cluster=2),
+        ),
+        GemmSmall(Q4_K, 39, 1536, batch=5, options=one_resident(split=4, groups=1, tiles_each=2)),
+        GemmSmall(Q4_K, 39, 768, prologue=(begun(RMS),), batch=3),
+        GemmSmall(Q8_0, 48, 480, prologue=(begun(RMS),), epilogue=(Gated(),), batch=7),
     ],
     ids=str,
 )
@@ -305,7 +414,14 @@ def test_one_launch_for_several_matrices_gives_the_bits_of_several(
     device: Device, cluster: int, split: int
 ) -> None:
     others = ((Q6_K, 24), (Q4_K, 16))
-    spec = GemmSmall(Q4_K, 49, 768, norm=RMS, others=others, split=split, cluster=cluster)
+    spec = GemmSmall(
+        Q4_K,
+        49,
+        768,
+        prologue=(Normed(RMS),),
+        others=others,
+        options=one_resident(split=split, cluster=cluster),
+    )
     skip_where_missing(spec, device.native_target)
     inputs = spec.make_inputs(np.random.default_rng(10))
     together = run_kernel(device, spec, inputs)

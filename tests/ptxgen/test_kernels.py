@@ -35,6 +35,7 @@ from urdir.ptxgen.kernels.add import Add
 from urdir.ptxgen.kernels.advance import Advance
 from urdir.ptxgen.kernels.argmax import Argmax, indices
 from urdir.ptxgen.kernels.attention.cached_tokens import CachedTokens
+from urdir.ptxgen.kernels.linear.cut import CutOptions
 from urdir.ptxgen.kernels.linear.gemm_wgmma import GemmWgmma
 from urdir.ptxgen.kernels.linear.pack import Pack
 from urdir.ptxgen.kernels.norm import Norm
@@ -127,6 +128,8 @@ def another(value: object) -> object:
         return not value
     if isinstance(value, int | float):
         return 2 * value + 1
+    if isinstance(value, CutOptions):  # decides the targets of a kernel, too
+        return replace(value, split=value.split + 1)
     return f"not {value}"
 
 

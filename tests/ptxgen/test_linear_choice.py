@@ -8,6 +8,7 @@ import pytest
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.linear.by_name import recut
 from urdir.ptxgen.kernels.linear.choice import (
     Limits,
     LinearRequest,
@@ -15,9 +16,12 @@ from urdir.ptxgen.kernels.linear.choice import (
     cluster_for,
     takes_gemm,
 )
-from urdir.ptxgen.kernels.linear.gemm_small import GemmSmall
-from urdir.ptxgen.kernels.linear.gemv import Gemv
-from urdir.ptxgen.kernels.linear.gemv_f32 import GemvF32
+from urdir.ptxgen.kernels.linear.cut import one_resident
+from urdir.ptxgen.kernels.linear.products.gemm_small import GemmSmall
+from urdir.ptxgen.kernels.linear.products.gemv import Gemv
+from urdir.ptxgen.kernels.linear.products.gemv_f32 import GemvF32
+from urdir.ptxgen.kernels.linear.prologue.norm import Normed
+from urdir.ptxgen.kernels.linear.prologue.sum import NormedAdd
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.ptx.architecture import (
@@ -122,7 +126,11 @@ def test_a_cta_takes_all_of_the_memory_rather_than_f32() -> None:
     request = LinearRequest(alone, ((Q6_K, 5376),), 21504)
     spec = choose_linear(request)
     assert isinstance(spec, Gemv)
-    assert (spec.shared, spec.least_shared, spec.cluster) == (H200.shared_per_cta, 0, 1)
+    assert (spec.options.shared, spec.options.least_shared, spec.cluster) == (
+        H200.shared_per_cta,
+        0,
+        1,
+    )
     layer = Norm("layer", 1e-5, bias=True)  # is for one CTA
     assert choose_linear(replace(request, limits=H200)).launch_shape.cluster == (2, 1, 1)
     assert isinstance(choose_linear(replace(request, limits=H200, norm=layer)), GemvF32)
@@ -143,16 +151,14 @@ def test_a_norm_after_a_block_is_for_one_vector_that_fits() -> None:
     assert request.fits_gemv
     kernel = choose_linear(request)
     assert isinstance(kernel, Gemv)
-    assert kernel.after == rms
-    assert replace(kernel, after=None) == choose_linear(replace(request, after=None))
+    assert kernel.prologue == (NormedAdd(rms), Normed(rms))
+    assert replace(kernel, prologue=(Normed(rms),)) == choose_linear(replace(request, after=None))
     for refused in (replace(request, batch=2), replace(request, cols=65536)):
         assert not refused.fits_gemv
-    with pytest.raises(PtxgenError, match="65536 columns"):
+    with pytest.raises(PtxgenError, match="takes no normed_add"):
         choose_linear(replace(request, cols=65536))
     with pytest.raises(PtxgenError, match="cluster of 1"):
-        replace(kernel, cluster=2)
-    with pytest.raises(PtxgenError, match="no stream to scale"):
-        replace(kernel, after=None, stream_scaled=True)
+        recut(kernel, cluster=2)
 
 
 @pytest.mark.parametrize("cols", [2304, 3584, 3840, 4096, 5376, 6144])
@@ -193,9 +199,9 @@ def test_real_shapes_fit_a_multiprocessor(shape: str, fmt: Format) -> None:
         for limits in (H200, T4):
             spec = gemm_small(replace(request, limits=limits))
             least, most = limits.shared(larger=not request.residual, several=True)
-            if replace(spec, shared=most).cut.rows.passes > 1:
+            if recut(spec, shared=most).cut.rows.passes > 1:
                 least, most = 0, limits.shared_per_cta
-            assert spec.shared == most
+            assert spec.options.shared == most
             assert least <= spec.launch_shape.shared_bytes <= most
         if is_available() and fmt in (Q4_K, Q6_K):
             ptx = choose_linear(request).ptx("sm_90")
@@ -281,7 +287,7 @@ def test_ctas_of_larger_tiles_take_fewer() -> None:
         spec = gemm_small(replace(SHAPES["8B qkv"], matrices=matrices, batch=8))
         assert tuple(part.pass_tiles for part in spec.parts) == wanted
         assert tuple(part.warp_tiles for part in spec.parts) == wanted
-    several = replace(spec, others=((Q6_K, 1024),) * 2, per_pass=2)
+    several = recut(spec, others=((Q6_K, 1024),) * 2, per_pass=2)
     assert {part.pass_tiles for part in several.parts} == {several.cut.rows.pass_tiles}
 
 
@@ -303,10 +309,10 @@ def test_warps_share_the_blocks_that_are_left_over() -> None:
         assert (cut.columns.cta_blocks, cut.columns.warps) == (28, 8)
         assert (cut.rows.warp_tiles, cut.sharers) == (4, 2)
         assert cut.ring.slots - cut.ring.filled <= cut.rows.warp_tiles // cut.sharers
-    shared = GemmSmall(Q4_K, 64, 1536, split=4, groups=1, tiles_each=4)
+    shared = GemmSmall(Q4_K, 64, 1536, options=one_resident(split=4, groups=1, tiles_each=4))
     assert shared.cut.sharers == 2
     for changes in (
-        {"norm": RMS},
+        {"prologue": (Normed(RMS),)},
         {"tiles_each": 3},
         {"per_pass": 2},
         {"cols": 2048},
@@ -314,7 +320,7 @@ def test_warps_share_the_blocks_that_are_left_over() -> None:
         {"cols": 512, "split": 2},
         {"cluster": 4, "split": 1},
     ):
-        assert replace(shared, **changes).cut.sharers == 1, changes
+        assert recut(shared, **changes).cut.sharers == 1, changes
 
 
 # ---- norms and nonlinearities of other families ----

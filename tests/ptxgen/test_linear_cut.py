@@ -13,10 +13,11 @@ import pytest
 from urdir.model.families.shapes import SHAPES
 from urdir.model.families.synthetic import SyntheticModel
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.linear.by_name import product, recut
 from urdir.ptxgen.kernels.linear.choice import Limits
 from urdir.ptxgen.kernels.linear.cut import MAX_SLOTS
-from urdir.ptxgen.kernels.linear.gemv import Gemv
-from urdir.ptxgen.kernels.linear.gemv_room import RECORD_NBYTES, has_room
+from urdir.ptxgen.kernels.linear.products.gemv import Gemv
+from urdir.ptxgen.kernels.linear.products.gemv_room import RECORD_NBYTES, has_room
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.ptx.architecture import ARCHITECTURES, PORTABLE_CLUSTER, number_of
 from urdir.ptxgen.target import TESTED
@@ -39,7 +40,7 @@ def limits_of(target: str) -> Limits:
 H200 = dataclasses.replace(limits_of("sm_90"), cluster=PORTABLE_CLUSTER)
 
 #: What is multiplied on tensor cores.
-i16 = functools.partial(Gemv, activations="i16")
+i16 = functools.partial(product, Gemv, activations="i16")
 
 every_format = pytest.mark.parametrize("fmt", QUANTISED, ids=lambda f: f.name)
 needs_assembler = pytest.mark.skipif(not is_available(), reason="nvJitLink is not installed")
@@ -80,7 +81,7 @@ def test_sms_that_a_launch_leaves_over_get_a_cta_without_rows() -> None:
         assert spec.parts[0].ctas == bands
         assert spec.launch_shape.grid == (bands + idle, 1, 1)
         assert spec.cut.rows.has_tiles_beyond == (idle > 0)
-        assert dataclasses.replace(spec, fill=False).launch_shape.grid == (bands, 1, 1)
+        assert recut(spec, fill=False).launch_shape.grid == (bands, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -149,11 +150,11 @@ def test_impossible_specs_are_refused() -> None:
         i16(Q4_K, 3, 896)
     with pytest.raises(PtxgenError, match="multiple of 256"):
         i16(Q8_0, 3, 896, others=((Q6_K, 3),))
-    with pytest.raises(PtxgenError, match="without residual"):
+    with pytest.raises(PtxgenError, match="residual is for one matrix that is not gated"):
         i16(Q4_K, 3, 256, gated=True, residual=True)
     with pytest.raises(PtxgenError, match="cluster is 1"):
         i16(Q4_K, 3, 512, norm=Norm("layer", 1e-5), cluster=2)
-    with pytest.raises(PtxgenError, match="others without both"):
+    with pytest.raises(PtxgenError, match="is for one"):
         i16(Q4_K, 3, 256, residual=True, others=((Q4_K, 3),))
     with pytest.raises(PtxgenError, match="tiles_each is -1"):
         i16(Q4_K, 3, 256, tiles_each=-1)

@@ -243,7 +243,7 @@ def test_urdirs_own_templates_name_each_other_by_their_paths():
 
 
 def test_every_kernel_has_its_template_by_its_own_path():
-    """``ptxgen/kernels/linear/gemv.py`` goes with ``templates/linear/gemv.ptx.j2``."""
+    """``ptxgen/kernels/linear/pack.py`` goes with ``templates/linear/pack.ptx.j2``."""
     root = "urdir.ptxgen.kernels."
     for kernel in catalog.kernels().values():
         if kernel.__module__.startswith(root) and "template" in vars(kernel):  # not its base's

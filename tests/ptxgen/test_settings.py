@@ -16,8 +16,9 @@ from urdir.ptxgen.kernels.advance import Advance
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
 from urdir.ptxgen.kernels.attention.prepare_tokens import PrepareTokens
-from urdir.ptxgen.kernels.linear.gemm import Gemm
-from urdir.ptxgen.kernels.linear.gemv_f32 import GemvF32
+from urdir.ptxgen.kernels.experts.gemm import ExpertsGemm
+from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
+from urdir.ptxgen.kernels.linear.products.gemv_f32 import GemvF32
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.normalise import Normalise
 from urdir.ptxgen.kernels.read_stream import ReadStream
@@ -29,7 +30,7 @@ from urdir.ptxgen.weights.formats import FORMATS
 
 def test_each_type_of_field() -> None:
     spec = specialise(GemvF32, ["format=q4_k", "rows=64", "cols=256", "bias=true"])
-    assert spec == GemvF32(FORMATS["Q4_K"], 64, 256, bias=True)
+    assert spec == GemvF32(FORMATS["Q4_K"], 64, 256, epilogue=(Bias(),))
     assert specialise(Normalise, ["cols=33", "norm.eps=1e-6"]) == Normalise(
         1, 33, Norm("rms", 1e-6)
     )
@@ -52,14 +53,15 @@ def test_records_are_set_part_by_part_and_all_at_once() -> None:
     ).layout  # no order works
     assert (paged.max_len, paged.page_len, paged.pages) == (64, 16, 7)
     tiled = specialise(
-        Gemm, ["tile.batch=16", "tile.rows=32", "tile.units=4", "tile.warps_batch=1"]
+        ExpertsGemm,
+        ["height=16", "tile.batch=16", "tile.rows=32", "tile.units=4", "tile.warps_batch=1"],
     )
     assert tiled.tile is not None
     assert tiled.tile.units == 4
-    assert specialise(Gemm, ["tile=none"]).tile is None
+    assert specialise(ExpertsGemm, ["tile=none"]).tile is None
     with pytest.raises(SettingError, match="batch, units"):
-        respecialise(Gemm.smallest_example(), ["tile.rows=32"])
-    of_another = specialise(Gemm, ["tile.rows=32"]).tile  # of an example that has one
+        respecialise(ExpertsGemm.smallest_example(), ["tile.rows=32"])
+    of_another = specialise(ExpertsGemm, ["tile.rows=32"]).tile  # of an example that has one
     assert of_another is not None
     assert of_another.rows == 32
     assert specialise(IncrementalAttention, ["scores.scale=none"]).scores.scale is None

@@ -10,7 +10,12 @@ import pytest
 from urdir.driver.device import Device
 from urdir.driver.harness import run_kernel
 from urdir.model.verify.kernel_suite import skip_where_missing
-from urdir.ptxgen.kernels.linear.gemm_small import GemmSmall
+from urdir.ptxgen.kernels.linear.cut import one_resident
+from urdir.ptxgen.kernels.linear.epilogue.norm import BeginNorm
+from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
+from urdir.ptxgen.kernels.linear.products.gemm_small import GemmSmall
+from urdir.ptxgen.kernels.linear.prologue.norm import Normed
+from urdir.ptxgen.kernels.linear.prologue.norm import begun as begun_norm
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.summary import summary
 from urdir.ptxgen.weights.formats import FORMATS
@@ -23,9 +28,23 @@ Q8_0, Q4_K, Q6_K = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K"))
 @pytest.mark.parametrize(
     "spec",
     [
-        GemmSmall(Q4_K, 48, 768, batch=4, residual=True, summarises=True),
-        GemmSmall(Q8_0, 80, 2080, batch=5, residual=True, summarises=True, tiles_each=5),
-        GemmSmall(Q6_K, 80, 1280, batch=3, residual=True, summarises=True, cluster=4, split=1),
+        GemmSmall(Q4_K, 48, 768, epilogue=(Residual(), BeginNorm()), batch=4),
+        GemmSmall(
+            Q8_0,
+            80,
+            2080,
+            epilogue=(Residual(), BeginNorm()),
+            batch=5,
+            options=one_resident(tiles_each=5),
+        ),
+        GemmSmall(
+            Q6_K,
+            80,
+            1280,
+            epilogue=(Residual(), BeginNorm()),
+            batch=3,
+            options=one_resident(split=1, cluster=4),
+        ),
     ],
     ids=str,
 )
@@ -37,7 +56,7 @@ def test_a_summary_is_that_of_the_vectors_beside_it(device: Device, spec: GemmSm
     inputs["residual"][1, 21] = np.inf
     inputs["residual"][1, 40] = np.nan
     made = run_kernel(device, spec, inputs)
-    without = dataclasses.replace(spec, summarises=False)
+    without = dataclasses.replace(spec, epilogue=spec.epilogue[:1])
     y = run_kernel(device, without, {n: v for n, v in inputs.items() if n != "next_norm"})["y"]
     np.testing.assert_array_equal(made["y"], y)
     np.testing.assert_array_equal(made["scaled"], y * inputs["next_norm"])
@@ -57,12 +76,12 @@ def test_a_norm_that_was_begun_gives_the_same_vectors(
 ) -> None:
     """Activations are rounded alike, bit for bit: only the sum of all squares is added up in
     another order."""
-    spec = GemmSmall(Q8_0, 40, cols, batch=batch, norm=RMS, others=((Q8_0, 7),))
+    spec = GemmSmall(Q8_0, 40, cols, prologue=(Normed(RMS),), batch=batch, others=((Q8_0, 7),))
     inputs = spec.make_inputs(np.random.default_rng(13))
     norm = inputs.pop("norm")
     whole = run_kernel(device, spec, {**inputs, "norm": norm})
     scaled = inputs["x"] * norm
     begun = {**inputs, "x": scaled, "x_summary": summary(scaled, inputs["x"])}
-    rest = run_kernel(device, dataclasses.replace(spec, summarised=True), begun)
+    rest = run_kernel(device, dataclasses.replace(spec, prologue=(begun_norm(RMS),)), begun)
     for name, y in whole.items():
         np.testing.assert_allclose(rest[name], y, rtol=1e-6)

@@ -77,7 +77,7 @@ def test_every_template_is_there_once(built: Path) -> None:
     paths = files_below(built)
     modules = {path.relative_to(built).as_posix() for path in paths} - {"__init__.py"}
     names = template_environment.template_names()
-    assert {"normalise.ptx.j2", "linear/gemv.ptx.j2", "linear/_ends.j2"} < set(names)
+    assert {"normalise.ptx.j2", "linear/products/gemv.ptx.j2", "linear/_ends.j2"} < set(names)
     assert modules == {name.removesuffix(".j2").replace(".", "_") + ".py" for name in names}
     for path in paths:  # as those do who import all modules of a package
         exec(path.read_text(), {})

@@ -13,9 +13,13 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.advance import IDLE
 from urdir.ptxgen.kernels.linear.choice import Limits, LinearRequest, choose_linear
-from urdir.ptxgen.kernels.linear.gate import Gate
-from urdir.ptxgen.kernels.linear.gemv import Gemv
-from urdir.ptxgen.kernels.linear.then import PREFIX, TAKES, Then
+from urdir.ptxgen.kernels.linear.cut import CutOptions
+from urdir.ptxgen.kernels.linear.epilogue.activation import SigmoidScaled
+from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
+from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
+from urdir.ptxgen.kernels.linear.epilogue.then import PREFIX, TAKES, Continued, Then
+from urdir.ptxgen.kernels.linear.products.gemv import Gemv
+from urdir.ptxgen.kernels.linear.prologue.gate import Gate
 from urdir.ptxgen.kernels.recurrent.causal_conv import CausalConv
 from urdir.ptxgen.kernels.recurrent.prefill_conv import PrefillConv
 from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
@@ -25,7 +29,7 @@ SILU = Activation("silu")
 Q4_K = FORMATS["Q4_K"]
 CONV = CausalConv(1, 3, 64, 0, channels=52, taps=4, bias=True, activation=SILU)
 SCAN = SelectiveScan(1, 3, 64, 0, channels=52, size=16)
-PRODUCT = Gemv(Q4_K, 52, 768, activations="i16", sms=2)
+PRODUCT = Gemv(Q4_K, 52, 768, activations="i16", options=CutOptions(sms=2))
 LIMITS = Limits(132, 233472, 232448, 8, "sm_90a")
 REQUEST = LinearRequest(LIMITS, ((Q4_K, 52),), 768)
 
@@ -46,7 +50,9 @@ def test_a_step_after_a_product_has_the_bits_of_a_launch_of_its_own(
     of_step["position"] = np.array([position], np.uint32)
     product = run_kernel(device, PRODUCT, of_product)["y"]
     apart = run_kernel(device, then, of_step | {TAKES[type(then)]: product})
-    together = run_kernel(device, replace(PRODUCT, then=then), of_product | joined(then, of_step))
+    together = run_kernel(
+        device, replace(PRODUCT, epilogue=(Continued(then),)), of_product | joined(then, of_step)
+    )
     state = "tail" if isinstance(then, CausalConv) else "state"
     np.testing.assert_array_equal(together["y"], apart["y"])
     np.testing.assert_array_equal(together[PREFIX + state], apart[state])
@@ -57,15 +63,21 @@ def test_a_step_after_a_product_has_the_bits_of_a_launch_of_its_own(
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"then": replace(CONV, channels=51)}, "51 channels"),
-        ({"then": replace(CONV, rows=2)}, "2 rows"),
-        ({"then": PrefillConv(1, 3, 64, 1, channels=52, taps=4)}, "1 segments"),
-        ({"then": replace(CONV, gated=True)}, "gated convolution"),
-        ({"then": replace(SCAN, size=32)}, "more than 16 values"),
-        ({"then": CONV, "residual": True}, "gate or residual"),
-        ({"then": CONV, "tiles_each": 4, "per_pass": 1, "split": 3, "groups": 1}, "in passes"),
-        ({"gained": True, "bias": True}, "a gain"),
-        ({"gate": Gate(SILU, 256), "cols": 640, "format": FORMATS["Q8_0"]}, "heads of 256"),
+        ({"epilogue": (Continued(replace(CONV, channels=51)),)}, "51 channels"),
+        ({"epilogue": (Continued(replace(CONV, rows=2)),)}, "2 rows"),
+        ({"epilogue": (Continued(PrefillConv(1, 3, 64, 1, channels=52, taps=4)),)}, "1 segments"),
+        ({"epilogue": (Continued(replace(CONV, gated=True)),)}, "gated convolution"),
+        ({"epilogue": (Continued(replace(SCAN, size=32)),)}, "more than 16 values"),
+        ({"epilogue": (Residual(), Continued(CONV))}, "gate or residual"),
+        (
+            {
+                "epilogue": (Continued(CONV),),
+                "options": CutOptions(tiles_each=4, per_pass=1, split=3, groups=1),
+            },
+            "in passes",
+        ),
+        ({"epilogue": (SigmoidScaled(), Bias())}, "sigmoid_scaled goes without bias"),
+        ({"prologue": (Gate(SILU, 256),), "cols": 640, "format": FORMATS["Q8_0"]}, "heads of 256"),
     ],
 )
 def test_what_does_not_fit_a_product_is_refused(fields: dict[str, Any], text: str) -> None:
@@ -85,7 +97,7 @@ def test_a_step_goes_where_one_pass_finishes_all_rows() -> None:
     assert request.continues
     kernel = choose_linear(request)
     assert isinstance(kernel, Gemv)
-    assert kernel.then == CONV
+    assert kernel.epilogue == (Continued(CONV),)
     many = replace(CONV, channels=200_000)
     assert not replace(REQUEST, matrices=((Q4_K, 200_000),), then=many).continues
     assert not replace(REQUEST, then=replace(SCAN, size=32)).continues
@@ -95,5 +107,5 @@ def test_a_step_goes_where_one_pass_finishes_all_rows() -> None:
 @pytest.mark.parametrize("field", [{"gate": Gate(SILU)}, {"gained": True}, {"then": CONV}])
 def test_several_vectors_have_launches_of_their_own(field: dict[str, Any]) -> None:
     assert isinstance(choose_linear(replace(REQUEST, **field)), Gemv)
-    with pytest.raises(PtxgenError, match="only gemv takes it"):
+    with pytest.raises(PtxgenError, match="takes no"):
         choose_linear(replace(REQUEST, batch=2, **field))

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from urdir.ptxgen.kernels.linear.gemv_room import RECORD_NBYTES
+from urdir.ptxgen.kernels.linear.products.gemv_room import RECORD_NBYTES
 from urdir.ptxgen.weights.formats import FORMATS, Format
 from urdir.ptxgen.weights.layout import Layout
 from urdir.ptxgen.weights.tiles import Quads, Tile

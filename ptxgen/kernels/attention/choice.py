@@ -33,13 +33,12 @@ FEW_KEYS = 8192
 #: ms with it at 4,096 keys, 1.512 with 80 KB, 1.531 with 48, without clusters 1.549; with clusters
 #: of four at 256 keys 1.329, of eight 1.336, without 1.391.
 RING_NBYTES, LARGE_SHARED = 112 << 10, (90, 100)
-#: The same of several rows: of the only CTA of an SM, and of one of two with quants. A step of 8
-#: rows takes 2.728 ms so in place of 2.807 at 4,096 keys, 1.931 of 2.002 at 700, of q8_0 2.303 of
-#: 2.354 and 1.883 of 1.971; with a row of 32,600 keys among seven of 128 2.922 of 2.990; but 5.823
-#: of 5.565 at 16,000, as rows are cut from 8,192 on, not 16,384. Of 2 rows 1.682 of 1.729 at 4,096.
-#: Of 4 clusters of four take 2.101, without 2.024; 32 rows of q8_0 at 4,096 4.534 of 4.568. Heads
-#: are so narrow that a CTA fits beside one of the products.
-ONE_RING_NBYTES, QUANTS_RING_NBYTES, NARROW = 85 << 10, 68 << 10, 128
+#: The same of several rows, of the only CTA of an SM. A step of 8 rows takes 2.728 ms so, without
+#: 2.807 at 4,096 keys, 1.931 of 2.002 at 700, of q8_0 2.303 of 2.354 and 1.883 of 1.971; with a row
+#: of 32,600 keys among seven of 128 2.922 of 2.990; but 5.823 of 5.565 at 16,000, as rows are cut
+#: from 8,192 on, not 16,384. Of 2 rows 1.682 of 1.729 at 4,096. Of 4 clusters of four take 2.101,
+#: without 2.024. Heads are so narrow that a CTA fits beside one of the products.
+ONE_RING_NBYTES, NARROW = 85 << 10, 128
 #: Keys of a chunk: at least these, and where rows are several about this many (see `FlashDecode`).
 #: 32 rows of 4,128 keys take 123 us in a chunk each, 134 in three, 136 in five; of q8_0 74 and 86.
 LEAST_KEYS, MOST_KEYS = 64, 2048
@@ -187,7 +186,7 @@ def _one_near(split: FlashDecode, max_keys: int, sm_count: int, target: str) -> 
 
 def _near(split: FlashDecode, sm_count: int, target: str) -> FlashDecode:
     """The same of several rows with one CTA an SM, a cluster for each row's KV head (tile of query
-    heads), if that takes most of the SMs; else with more quants on their way."""
+    heads), if that takes most of the SMs."""
     fits = max(split.head_dim, split.value_dim) <= NARROW and _has_much_memory(target)
     if not (split.suits_tensor_cores and fits):
         return split
@@ -195,7 +194,7 @@ def _near(split: FlashDecode, sm_count: int, target: str) -> FlashDecode:
     for cluster in (2, 8):
         if 7 * ctas <= 8 * cluster * split.rows <= 8 * ctas:
             return replace(split, ctas=ctas // cluster, cluster=cluster, ring=ONE_RING_NBYTES)
-    return replace(split, ring=QUANTS_RING_NBYTES) if split.layout.dtype == "q8_0" else split
+    return split
 
 
 def _wide(

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
-
-import numpy as np
+from typing import ClassVar
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.decode_cta import MAX_STATIC_SHARED, TILE_KEYS, DecodeCta
 from urdir.ptxgen.kernels.attention.rows_with_tokens import RowsWithTokens
-from urdir.ptxgen.spec import Access, Array, Param, ceil_div
+from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.target import Target
 from urdir.ptxgen.weights.layout import TILE_COLS
 from urdir.ptxgen.weights.packed import GROUP
-from urdir.ptxgen.weights.packed_few import Order, few_shape, pack_few, with_few
 
 WARPS = 8
 #: Query heads that share one read of K and V. Eight take more registers than two CTAs an SM have.
@@ -42,13 +39,11 @@ class DecodeAttention(RowsWithTokens):
     or three times eight beyond 256 dims), and reads values that are the end of keys once.
 
     With ``packs`` the output is what the next product takes: rows of heads * value_dim values as
-    packed f16 (`weights.packed`), or up to eight rows as few packed vectors in that ``order``
-    (`weights.packed_few`), of which those beyond the rows stay as they were; see `can_pack`.
+    packed f16 (`weights.packed`); see `can_pack`.
     """
 
     most_heads: int = MAX_TILE
     packs: bool = False
-    order: Order = "units"
 
     #: How many heads a CTA may have at most.
     heads_of_cta: ClassVar[tuple[int, ...]] = (1, 2, MAX_TILE)
@@ -61,39 +56,14 @@ class DecodeAttention(RowsWithTokens):
             raise PtxgenError(f"most_heads {self.most_heads}: one of {self.heads_of_cta}")
         if self.packs and not self.can_pack:
             raise PtxgenError(
-                f"attention packs up to {GROUP} rows, or groups of as many, each of a multiple of "
-                f"{TILE_COLS} values: not {self.rows} with {self.heads} heads of {self.value_dim}"
+                f"attention packs groups of {GROUP} rows, of multiples of {TILE_COLS} values, "
+                f"not {self.rows} with {self.heads} heads of {self.value_dim}"
             )
 
     @property
     def can_pack(self) -> bool:
         """Whether there is a form with ``packs``: nobody clears places that no value has."""
-        whole = self.rows <= GROUP or self.rows % GROUP == 0
-        return whole and self.heads * self.value_dim % TILE_COLS == 0
-
-    @property
-    def packs_few(self) -> bool:
-        """Whether the output is few packed vectors."""
-        return self.packs and self.rows <= GROUP
-
-    @property
-    def out_param(self) -> Param:
-        if not self.packs_few:
-            return super().out_param
-        return Param("out", "f16", few_shape(self.heads * self.value_dim), Access.INOUT)
-
-    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        inputs = super().make_inputs(rng)
-        if self.packs_few:
-            before = rng.standard_normal((GROUP, self.heads * self.value_dim))
-            inputs["out"] = pack_few(before, self.order)
-        return inputs
-
-    def finished(self, inputs: dict[str, Array]) -> Array:
-        if not self.packs_few:
-            return super().finished(inputs)
-        heads = self.attend(inputs).reshape(self.rows, -1)
-        return with_few(inputs["out"], heads, self.order)
+        return self.rows % GROUP == 0 and self.heads * self.value_dim % TILE_COLS == 0
 
     @property
     def lanes(self) -> int:

@@ -12,11 +12,25 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.experts.spec import ExpertsProduct
-from urdir.ptxgen.kernels.linear.gemm_tile import FULL, MAX_RAW_LARGEST, TILES, CtaTile, widest
+from urdir.ptxgen.kernels.linear.gemm_tile import CtaTile, widest
 from urdir.ptxgen.kernels.pairs import grouped, most_tiles, random_choice
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.formats import FORMATS
 
+#: CTAs that fill a big GPU (132 SMs), two on most SMs: tiles get smaller where there are fewer.
+FULL = 256
+#: The tiles to choose from; the first ones use an unpacked weight and a loaded value most often.
+TILES = (
+    CtaTile(128, 128, 1, 2),
+    CtaTile(64, 128, 1, 2),
+    CtaTile(64, 64, 2, 2),
+    CtaTile(32, 64, 2, 1, depth=2),
+    CtaTile(32, 32, 4, 1, depth=2),
+    CtaTile(16, 64, 2, 1, depth=4),
+    CtaTile(16, 32, 4, 1, depth=4),
+)
+#: The most bytes of a plane that a thread has registers for with the first of them.
+MAX_RAW_LARGEST = 32
 #: Pairs of a tile, smallest first.
 HEIGHTS = tuple(sorted({tile.batch for tile in TILES}))
 

@@ -13,7 +13,7 @@ from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.experts.quartets import MIN_SLOTS, QuartetProduct
 from urdir.ptxgen.kernels.experts.selection import MAX_EXPERTS
 from urdir.ptxgen.kernels.experts.spec import MAX_USED
-from urdir.ptxgen.kernels.linear.ends import is_first
+from urdir.ptxgen.kernels.linear.prologue.norm import is_first
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance

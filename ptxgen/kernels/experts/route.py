@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.experts.ends import Ends
 from urdir.ptxgen.kernels.experts.select import SELECTIONS, selection_params
 from urdir.ptxgen.kernels.experts.selection import Selection
-from urdir.ptxgen.kernels.linear.ends import Ends
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.formats import FORMATS

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.linear.ends import Ends
+from urdir.ptxgen.kernels.experts.ends import Ends
 from urdir.ptxgen.kernels.pairs import random_choice
 from urdir.ptxgen.spec import Access, Array
 from urdir.ptxgen.weights.formats import Format, random_blocks

@@ -16,12 +16,12 @@ from urdir.ptxgen.kernels.linear.cut import (
     TilePart,
     cut_launch,
 )
-from urdir.ptxgen.kernels.linear.ends import is_first
-from urdir.ptxgen.kernels.linear.gemv_room import (
+from urdir.ptxgen.kernels.linear.products.gemv_room import (
     LEAST_WARPS,
     RECORD_NBYTES,
     Activations,
 )
+from urdir.ptxgen.kernels.linear.prologue.norm import is_first
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.layout import TILE_COLS, TILE_ROWS, TILE_UNITS, Layout
 from urdir.ptxgen.weights.tiles import Tile
@@ -50,6 +50,7 @@ class ExpertsSpec(CutOptions, ExpertsShape):
     others = ()
     tiles_left = 1
     alone = True
+    asks_late = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.used <= min(self.experts, MAX_USED) or self.batch < 1:

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.exchange.gives import Gives, SumOfRanks
 from urdir.ptxgen.kernels.linear.cut import CutOptions
-from urdir.ptxgen.kernels.linear.ends import is_first
-from urdir.ptxgen.kernels.linear.gate import Gate
-from urdir.ptxgen.kernels.linear.gemm_small import GemmSmall
-from urdir.ptxgen.kernels.linear.gemv import Gemv
-from urdir.ptxgen.kernels.linear.gemv_f32 import GemvF32
-from urdir.ptxgen.kernels.linear.gemv_room import Activations, has_room
+from urdir.ptxgen.kernels.linear.epilogue.activation import SigmoidScaled
+from urdir.ptxgen.kernels.linear.epilogue.norm import BeginNorm
+from urdir.ptxgen.kernels.linear.epilogue.pack import PackedOutput
+from urdir.ptxgen.kernels.linear.epilogue.send import Send
+from urdir.ptxgen.kernels.linear.epilogue.then import Continued, Then, has_registers
+from urdir.ptxgen.kernels.linear.plain import plain_epilogue
+from urdir.ptxgen.kernels.linear.products.gemm_small import GemmSmall
+from urdir.ptxgen.kernels.linear.products.gemv import Gemv
+from urdir.ptxgen.kernels.linear.products.gemv_f32 import GemvF32
+from urdir.ptxgen.kernels.linear.products.gemv_room import Activations, has_room
+from urdir.ptxgen.kernels.linear.prologue.gate import Gate
+from urdir.ptxgen.kernels.linear.prologue.norm import Normed, begun, is_first
+from urdir.ptxgen.kernels.linear.prologue.packed import PackedInput
+from urdir.ptxgen.kernels.linear.prologue.sum import NormedAdd, RankAdd
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH, SHARED_NBYTES, LinearSpec
-from urdir.ptxgen.kernels.linear.then import Then, has_registers
+from urdir.ptxgen.kernels.linear.steps import Epilogue, Prologue
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.summary import SUMMARY
 from urdir.ptxgen.target import Target
@@ -36,8 +43,6 @@ PACKED_FROM = 4
 #: The same of products with a norm, of types whose quants `stay_whole`. On an H200 a step of 8
 #: sequences of an 8B Q4_K_M model takes 1.450 ms so, else 1.506.
 PACKED_NORMS_FROM = 5
-#: Fields of a request that `Gemv` alone knows.
-GEMV_ALONE = ("after", "gate", "gained", "then", "gives")
 
 
 def takes_gemm(rows: int, exact: bool) -> bool:
@@ -90,16 +95,17 @@ class Limits:
 class LinearRequest:
     """What a launch for few rows has to compute, on a device with these ``limits``.
 
-    ``matrices``: (format, rows) of each; all have ``cols`` columns. Fields that
-    `LinearSpec` has mean the same here, ``fill`` as in `CutOptions`. ``exact``: activations stay
+    ``matrices``: (format, rows) of each; all have ``cols`` columns. ``prologue`` and ``epilogue``
+    are made from the other fields, ``fill`` is that of `CutOptions`. ``exact``: activations stay
     f32.
     ``ends_block``: the product is the last of a block; with a ``residual`` it is.
-    ``after``, ``stream_scaled``, ``gate``, ``gained``: see `Gemv`, for one vector where `fits_gemv`
-    says so; ``then``, where `continues` does.
-    ``alone``: no other launch overlaps this one (`Gemv`). ``summarised``: x comes with its summary;
-    ``summarises``: y gets one if its rows allow it (`GemmSmall`). Both are for several rows only;
-    so are ``packed`` x, where `takes_packed` says so, and ``packs``, where `can_pack` does.
-    ``gives``: see `Gemv`, where `fits_gemv` says so.
+    ``after`` (`NormedAdd`, `RankAdd`), scaled if ``stream_scaled``, ``gate``, ``gained``
+    (`SigmoidScaled`), ``gives`` (`Send`): for one vector where `fits_gemv` says so; ``then``
+    (`Continued`), where `continues` does.
+    ``alone``: no other launch overlaps this one (`Gemv`). ``summarised``: the norm has begun
+    (`BegunNorm`); ``summarises``: that which follows is begun if the rows allow it (`BeginNorm`).
+    Both are for several rows only; so are ``packed`` x, where `takes_packed` says so, and
+    ``packs``, where `can_pack` does.
     """
 
     limits: Limits
@@ -170,6 +176,42 @@ class LinearRequest:
         return "f32" if self.exact or any(fmt.is_float for fmt in self.formats) else "i16"
 
     @property
+    def prologue(self) -> tuple[Prologue, ...]:
+        """What x goes through before it is multiplied."""
+        after, norm = self.after, self.norm
+        if self.summarised and norm is None:
+            raise PtxgenError("summarised activations are for a norm: it is None")
+        return (
+            *([PackedInput()] if self.packed else []),
+            *([RankAdd(after, self.stream_scaled)] if isinstance(after, SumOfRanks) else []),
+            *([NormedAdd(after, self.stream_scaled)] if isinstance(after, Norm) else []),
+            *([self.gate] if self.gate is not None else []),
+            *([begun(norm) if self.summarised else Normed(norm)] if norm is not None else []),
+        )
+
+    @property
+    def epilogue(self) -> tuple[Epilogue, ...]:
+        """What the product goes through."""
+        plain = plain_epilogue(
+            self.bias,
+            self.gated,
+            self.activation,
+            self.scale,
+            self.residual,
+            self.softcap,
+            self.clamp,
+        )
+        begins = self.summarises and self.matrices[0][1] % SUMMARY == 0
+        return (
+            *([SigmoidScaled()] if self.gained else []),
+            *plain,
+            *([Continued(self.then)] if self.then is not None else []),
+            *([Send(self.gives)] if self.gives is not None else []),
+            *([BeginNorm()] if begins and self.rounds_several else []),
+            *([PackedOutput(self.packs)] if self.packs and self.rounds_several else []),
+        )
+
+    @property
     def fits_gemv(self) -> bool:
         """Whether `Gemv` serves."""
         return self.gemv_options is not None
@@ -194,8 +236,8 @@ class LinearRequest:
             ways += [replace(ways[0], cluster=2)] if self.limits.cluster > 1 else []
             ways += [all_of_it]
         for way in ways:
-            given = (self.formats, self.cols, self.activations, way.shared, self.norm, self.after)
-            if has_room(*given, cluster=way.cluster, gate=self.gate):
+            given = (self.formats, self.cols, self.activations, way.shared, self.prologue)
+            if has_room(*given, cluster=way.cluster):
                 return way
         return None
 
@@ -241,68 +283,26 @@ def choose_linear(request: LinearRequest) -> LinearSpec:
     vectors: `GemmSmall`, which rounds activations to 16 bits, if that is allowed and all weights
     are quantised. Else `GemvF32`.
     Raises PtxgenError for a norm that the launch does not fuse (`LinearRequest.fuses_norm`), and
-    for what `GEMV_ALONE` takes where `Gemv` does not serve.
+    for a step that the product does not take.
     """
-    beside = [name for name in GEMV_ALONE if getattr(request, name)]
-    if request.rounds_several and not beside:
-        return _gemm_small(request, request.options)
+    (fmt, rows), *others = request.matrices
+    what = (fmt, rows, request.cols, request.prologue, request.epilogue, tuple(others))
+    if request.rounds_several:
+        return _fitted(GemmSmall(*what, request.options, request.batch), request.limits)
     if (options := request.gemv_options) is not None:
-        return Gemv(
-            **_fields(request),
-            **vars(options),
-            activations=request.activations,
-            alone=request.alone,
-            after=request.after,
-            stream_scaled=request.stream_scaled,
-            gate=request.gate,
-            gained=request.gained,
-            then=request.then,
-            gives=request.gives,
-        )
-    if beside:
-        raise PtxgenError(
-            f"{', '.join(beside)} of a product of {request.batch} vectors of {request.cols} "
-            "columns: only gemv takes it, and does not serve"
-        )
-    return GemvF32(**_fields(request), batch=request.batch)
+        return Gemv(*what, options, request.activations, request.alone)
+    return GemvF32(*what, request.batch)
 
 
-def _gemm_small(request: LinearRequest, options: CutOptions) -> GemmSmall:
-    summarises = request.summarises and request.matrices[0][1] % SUMMARY == 0
-    whole = GemmSmall(
-        **_fields(request),
-        **vars(options),
-        batch=request.batch,
-        summarised=request.summarised,
-        summarises=summarises,
-        packed=request.packed,
-        packs=request.packs,
-    )
+def _fitted(whole: GemmSmall, limits: Limits) -> GemmSmall:
+    """The product in clusters where that is faster."""
     cut = whole.cut
-    cluster = cluster_for(request.limits, whole.pair * cut.rows.tiles, cut.columns.blocks)
-    kernel = replace(whole, cluster=cluster)
+    cluster = cluster_for(limits, whole.pair * cut.rows.tiles, cut.columns.blocks)
+    kernel = replace(whole, options=replace(whole.options, cluster=cluster))
     if kernel.cut.rows.passes == 1:
         return kernel
     # With several passes it takes all of the shared memory: it runs so long that overlapping its
     # neighbours hardly matters. On an H200 a step of 8 sequences of an 8B Q4_K_M model takes 1.768
     # ms if the output matrix does so, else 1.782.
-    return replace(kernel, shared=request.limits.shared_per_cta, least_shared=0)
-
-
-def _fields(request: LinearRequest) -> dict[str, Any]:
-    """The fields of `LinearSpec`."""
-    (fmt, rows), *others = request.matrices
-    return {
-        "format": fmt,
-        "rows": rows,
-        "cols": request.cols,
-        "bias": request.bias,
-        "norm": request.norm,
-        "residual": request.residual,
-        "gated": request.gated,
-        "activation": request.activation,
-        "scale": request.scale,
-        "softcap": request.softcap,
-        "clamp": request.clamp,
-        "others": tuple(others),
-    }
+    options = replace(kernel.options, shared=limits.shared_per_cta, least_shared=0)
+    return replace(kernel, options=options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from urdir.ptxgen.kernels.linear.spec import SHARED_NBYTES, SMS, Part, side_by_side
 from urdir.ptxgen.spec import ceil_div
@@ -57,6 +58,11 @@ class CutOptions:
     def clusters(self) -> int:
         """Clusters (CTAs, if a cluster is one CTA) that the launch is cut for."""
         return max(1, self.sms // self.cluster)
+
+
+def one_resident(**options: Any) -> CutOptions:
+    """Options for one CTA an SM: before sm_90 no launch starts early, and registers are scarce."""
+    return CutOptions(**{"resident": 1, **options})
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +195,8 @@ class SharedMemory:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How a launch is cut. ``sharers`` warps share a block, each with a part of its tiles: every
-    other of them its first block, the others their last."""
+    """How a launch is cut. ``sharers`` warps share their last block, each with a part of its
+    tiles."""
 
     columns: ColumnCut
     rows: RowCut

@@ -11,16 +11,17 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
-from urdir.ptxgen.kernels.linear.ends import check_ends, end_text
-from urdir.ptxgen.kernels.linear.gemm_tile import TILES, CtaTile, choose_tile
-from urdir.ptxgen.kernels.rescale import bounded
-from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
+from urdir.ptxgen.kernels.linear.gemm_tile import TILE, CtaTile
+from urdir.ptxgen.kernels.linear.plain import plain_epilogue
+from urdir.ptxgen.kernels.linear.spec import Part
+from urdir.ptxgen.kernels.linear.steps import Epilogue, Product
+from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.formats import FORMATS, UNIT, Format, random_blocks
 from urdir.ptxgen.weights.layout import Layout
 
 
 @dataclass(frozen=True)
-class Gemm(KernelSpec):
+class Gemm(Product):
     """Matrix product y[b] = W x[b] (+ bias) on tensor cores, W (rows, cols) of any type, repacked.
 
     It serves many rows where no product of packed activations does (`packed_choice.packs`): on
@@ -31,9 +32,9 @@ class Gemm(KernelSpec):
     above 65504 become infinite. Those below 6e-5 become multiples of 6e-8, an error of at most
     3e-8, which is nothing beside weights and activations of usual size. Therefore BF16 weights are
     rounded to f16, too: bf16 products would round the activations to 8 bits.
-    y[b] has the same bits whatever the rest of the batch is. ``tile`` None: chosen by shape.
+    y[b] has the same bits whatever the rest of the batch is.
 
-    ``activation``, ``scale``, ``softcap`` and ``clamp`` as in `LinearSpec`.
+    ``activation``, ``scale``, ``softcap`` and ``clamp``: its epilogue (`plain_epilogue`).
     """
 
     format: Format
@@ -41,7 +42,6 @@ class Gemm(KernelSpec):
     cols: int
     batch: int
     bias: bool = False
-    tile: CtaTile | None = None
     activation: Activation | None = None
     scale: float = 1.0
     softcap: float = 0.0
@@ -55,19 +55,20 @@ class Gemm(KernelSpec):
             raise PtxgenError(f"gemm: batch is {self.batch}, it must be at least 1")
         if ceil_div(self.layout.rows, self.cut.rows) > 65535:
             raise PtxgenError(f"gemm: {self.rows} rows are more than 65535 tiles")
-        check_ends(self)
+        for step in self.epilogue:
+            step.check(self)
         if 4 * self.batch * self.cols >= 2**32:
             raise PtxgenError(f"gemm: {self.batch} x {self.cols} activations exceed 4 GiB")
 
-    @property
-    def f(self) -> Activation | None:
-        """What the product goes through."""
-        return self.activation
-
-    @property
-    def end_text(self) -> str:
-        """What ``end`` is, for the template's contract."""
-        return end_text(self)
+    @cached_property
+    def epilogue(self) -> tuple[Epilogue, ...]:
+        return plain_epilogue(
+            self.bias,
+            activation=self.activation,
+            scale=self.scale,
+            softcap=self.softcap,
+            clamp=self.clamp,
+        )
 
     @cached_property
     def layout(self) -> Layout:
@@ -89,10 +90,10 @@ class Gemm(KernelSpec):
         """Bytes of the repacked matrix."""
         return self.layout.nbytes
 
-    @cached_property
+    @property
     def cut(self) -> CtaTile:
         """What a CTA computes."""
-        return self.tile or choose_tile(self.format, self.rows, self.batch)
+        return TILE
 
     @property
     def steps(self) -> int:
@@ -120,11 +121,9 @@ class Gemm(KernelSpec):
     def reference(self, **inputs: Any) -> dict[str, Array]:
         weights = self.layout.unpack(inputs["weights"]).astype(np.float64)
         y = inputs["x"].astype(np.float64) @ weights.T
-        if self.bias:
-            y += inputs["bias"]
-        if self.activation is not None:
-            y = self.activation(y)
-        y = bounded(self.scale * y, self.softcap, self.clamp)
+        part = Part(0, self.layout, 0, 1)
+        for step in self.epilogue:
+            y = step.apply(y, part, self, inputs, {})
         return {"y": y.astype(np.float32)}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
@@ -145,21 +144,15 @@ class Gemm(KernelSpec):
             for i, (f, cols) in enumerate(odd.items())
         }
         q8, q4_k, f16 = FORMATS["Q8_0"], FORMATS["Q4_K"], FORMATS["F16"]
-        tiled = {
-            f"tile of {t.rows}x{t.batch}": cls(
-                q4_k if i % 2 else q8, t.rows + 2, 256 + 32 * (1 - i % 2), t.batch + 1, tile=t
-            )
-            for i, t in enumerate(TILES)
-        }
         return {
             "few rows": cls(q8, 8, UNIT, 9),
             **each,
-            **tiled,
+            "tiles": cls(q4_k, 130, 256, 129),
             "F16 odd": cls(f16, 31, 70, 20, bias=True),
             "gelu": cls(q8, 34, 96, 17, bias=True, activation=Activation("gelu")),
             "silu": cls(f16, 33, 64, 9, activation=Activation("silu"), scale=0.5),
             "capped": cls(q8, 40, 64, 10, scale=0.25, softcap=20.0, clamp=16.0),
-            "F32 aligned": cls(FORMATS["F32"], 130, 132, 64, tile=TILES[1]),
+            "F32 aligned": cls(FORMATS["F32"], 130, 132, 64),
         }
 
     def bytes_moved(self) -> int:

@@ -11,8 +11,6 @@ from urdir.ptxgen.weights.formats import UNIT, Format
 from urdir.ptxgen.weights.layout import Layout
 
 CTA_THREADS = 128
-#: CTAs that fill a big GPU (132 SMs), two on most SMs: tiles get smaller where there are fewer.
-FULL = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,33 +105,12 @@ class CtaTile:
         return max(1, min(self.depth, self.steps(layout), MAX_RAW // widest(layout.format)))
 
 
-#: The tiles to choose from; the first ones use an unpacked weight and a loaded value most often.
-TILES = (
-    CtaTile(128, 128, 1, 2),
-    CtaTile(64, 128, 1, 2),
-    CtaTile(64, 64, 2, 2),
-    CtaTile(32, 64, 2, 1, depth=2),
-    CtaTile(32, 32, 4, 1, depth=2),
-    CtaTile(16, 64, 2, 1, depth=4),
-    CtaTile(16, 32, 4, 1, depth=4),
-)
-#: The most bytes of a plane that a thread has registers for: with the first tile, with the others.
-MAX_RAW_LARGEST, MAX_RAW = 32, 128
+#: That of `Gemm`: a thread has registers for its weights of every type.
+TILE = CtaTile(64, 64, 2, 2)
+#: The most bytes of a plane that a thread has registers for.
+MAX_RAW = 128
 
 
 def widest(fmt: Format) -> int:
     """Bytes of the largest item of a type's planes."""
     return max(p.nbytes for p in fmt.planes)
-
-
-def choose_tile(fmt: Format, rows: int, batch: int) -> CtaTile:
-    """The first tile that is not twice as high as the batch and gives enough CTAs; where none
-    does, the one that gives the most. The largest has no registers left for unquantised weights.
-    """
-    tiles = TILES if widest(fmt) <= MAX_RAW_LARGEST else TILES[1:]
-    fitting = [t for t in tiles if t.batch < 2 * max(batch, 9)]
-
-    def ctas(tile: CtaTile) -> int:
-        return ceil_div(batch, tile.batch) * ceil_div(rows, tile.rows)
-
-    return next((t for t in fitting if ctas(t) >= FULL), max(fitting, key=ctas))

@@ -7,12 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from urdir.ptxgen.kernels.activation import Activation
-from urdir.ptxgen.kernels.linear.ends import end_text
-from urdir.ptxgen.kernels.linear.packed_parts import Mixture
+from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
+from urdir.ptxgen.kernels.linear.packed_parts import Mixture, PackedPart
 from urdir.ptxgen.kernels.linear.packed_tiling import PackedTiling
 from urdir.ptxgen.kernels.pairs import grouped, random_choice
-from urdir.ptxgen.kernels.rescale import bounded
 from urdir.ptxgen.spec import Access, Array, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.formats import random_blocks
 from urdir.ptxgen.weights.halves import Halves
@@ -42,16 +40,6 @@ class PackedProduct(PackedTiling):
     and the ``cut`` decide. Raises PtxgenError for F32 weights, a cut that does not fit, and an odd
     number of row groups of a gated product.
     """
-
-    @property
-    def f(self) -> Activation | None:
-        """What the product goes through."""
-        return self.activation or (Activation() if self.gated else None)
-
-    @property
-    def end_text(self) -> str:
-        """What ``end`` is, for the template's contract."""
-        return end_text(self)
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -102,17 +90,12 @@ class PackedProduct(PackedTiling):
         if self.mixture is not None:
             return {"y": self._of_experts(self.mixture, **inputs)}
         x = unpack(inputs["x"], self.vectors, self.cols)[: self.batch]
-        outputs = {}
+        outputs: dict[str, Array] = {}
         for part in self.parts:
             n = part.suffix
-            y = x @ part.layout.unpack(inputs[f"weights{n}"]).astype(np.float64).T
-            if self.biases[part.number]:
-                y += inputs[f"bias{n}"]
-            up = None
-            if self.gated:
-                up = x @ self.layout.unpack(inputs["up"]).astype(np.float64).T
-                up = up + inputs["up_bias"] if self.biases[0] else up
-            y = self._ended(y, up, inputs.get("residual"))
+            names = (f"weights{n}", "up")[: self.pair]
+            products = [x @ part.layout.unpack(inputs[m]).astype(np.float64).T for m in names]
+            y = self._ended(products, part, inputs)
             if self.heads:
                 outputs[f"y{n}"] = self._in_heads(part.number, y, inputs[f"y{n}"])
             else:
@@ -127,12 +110,14 @@ class PackedProduct(PackedTiling):
         made[:, : self.batch, of.start : of.start + of.dims] = heads
         return made
 
-    def _ended(self, y: Array, up: Array | None, residual: Array | None = None) -> Array:
-        """What follows products and biases."""
-        if self.f is not None:
-            y = self.f(y) if up is None else self.f.gated(y, up)
-        y = y * self.scale
-        return bounded(y if residual is None else y + residual, self.softcap, self.clamp)
+    def _ended(self, products: list[Array], part: PackedPart, inputs: dict[str, Any]) -> Array:
+        """What becomes of the product of a matrix, or of a pair; biases of experts are added
+        before."""
+        y = np.stack(products) if self.gated else products[0]
+        for step in self.epilogue_of(part):
+            if self.mixture is None or not isinstance(step, Bias):
+                y = step.apply(y, part, self, inputs, {})
+        return y
 
     def _of_experts(self, mixture: Mixture, **inputs: Any) -> Array:
         x = unpack(inputs["x"], self.vectors, self.cols)
@@ -148,8 +133,9 @@ class PackedProduct(PackedTiling):
             y = unpack(inputs["y"], self.vectors, self.rows)
         for expert, first, count, _ in inputs["tile_of"].tolist():
             vectors = slice(first, first + count)
-            up = product("up", expert, vectors) if self.gated else None
-            made = self._ended(product("weights", expert, vectors), up)
+            names = ("weights", "up")[: self.pair]
+            products = [product(name, expert, vectors) for name in names]
+            made = self._ended(products, self.parts[0], inputs)
             if self.packs:
                 y[vectors] = made
                 y[first + count : ceil_div(first + count, GROUP) * GROUP] = 0

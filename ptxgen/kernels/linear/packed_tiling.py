@@ -7,7 +7,6 @@ from functools import cached_property
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
-from urdir.ptxgen.kernels.linear.ends import check_ends
 from urdir.ptxgen.kernels.linear.packed_parts import (
     HeadPlaces,
     Mixture,
@@ -15,7 +14,9 @@ from urdir.ptxgen.kernels.linear.packed_parts import (
     PackedPart,
     takes_packed,
 )
-from urdir.ptxgen.spec import KernelSpec, ceil_div
+from urdir.ptxgen.kernels.linear.plain import plain_epilogue
+from urdir.ptxgen.kernels.linear.steps import Epilogue, Product
+from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.weights.formats import Format
 from urdir.ptxgen.weights.layout import TILE_ROWS, Layout
 from urdir.ptxgen.weights.packed import GROUP, packed_shape
@@ -30,7 +31,7 @@ MAX_GRID = 65535
 
 
 @dataclass(frozen=True)
-class PackedTiling(KernelSpec):
+class PackedTiling(Product):
     """The fields of a `PackedProduct`, and its sizes."""
 
     format: Format
@@ -66,11 +67,25 @@ class PackedTiling(KernelSpec):
             raise PtxgenError(f"{self.name}: other matrices without gate, residual and packing")
         if isinstance(self.bias, tuple) and len(self.bias) != len(self.formats):
             raise PtxgenError(f"{self.name}: bias {self.bias} of {len(self.formats)} matrices")
-        check_ends(self)
+        for step in self.epilogue:
+            step.check(self)
         if self.shared_bytes > SM_NBYTES // cut.resident - CTA_COST:
             raise PtxgenError(f"{self.name}: {cut} takes {self.shared_bytes} bytes")
         if cut.used_registers > cut.registers:
             raise PtxgenError(f"{self.name}: {cut} leaves too few registers")
+
+    @cached_property
+    def epilogue(self) -> tuple[Epilogue, ...]:
+        """The steps after the products, but for packing and heads."""
+        return plain_epilogue(
+            self.bias,
+            self.gated,
+            self.activation,
+            self.scale,
+            self.residual,
+            self.softcap,
+            self.clamp,
+        )
 
     def _check_heads(self) -> None:
         is_plain = self.mixture is None and not (self.packs or self.gated or self.residual)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, ClassVar
 
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.activation import Activation
-from urdir.ptxgen.kernels.linear.ends import Ends, check_ends, end_text, is_first
+from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Bounded, Gated, Scaled
+from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
+from urdir.ptxgen.kernels.linear.epilogue.norm import BeginNorm
+from urdir.ptxgen.kernels.linear.epilogue.pack import PackedOutput
+from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
+from urdir.ptxgen.kernels.linear.prologue.norm import BegunNorm, Normed
+from urdir.ptxgen.kernels.linear.prologue.packed import PackedInput
+from urdir.ptxgen.kernels.linear.steps import Epilogue, Product, Prologue, check_steps
 from urdir.ptxgen.kernels.norm import Norm
-from urdir.ptxgen.kernels.rescale import bounded
 from urdir.ptxgen.ptx.architecture import ARCHITECTURES
 from urdir.ptxgen.spec import Access, Array, Param, ceil_div
 from urdir.ptxgen.weights.formats import Format, random_blocks
@@ -73,37 +78,32 @@ def side_by_side(layouts: Sequence[Layout], cta_rows: Sequence[int]) -> tuple[Pa
 
 
 @dataclass(frozen=True)
-class LinearSpec(Ends):
-    """y[b] = W x[b] (+ bias), W (rows, cols) repacked, for ``batch`` activation vectors.
+class LinearSpec(Product):
+    """y[b] = W x[b], W (rows, cols) repacked, for ``batch`` activation vectors: a main loop between
+    steps.
 
-    ``norm``: x is normalised first. ``activation``: y = f(W x + bias), ``gated``: f(W x + bias)
-    (U x + up_bias), U (``up``) like W, f by default silu. Then, in this order, y is multiplied with
-    ``scale``, ``residual`` is added, and ``softcap`` and ``clamp`` bound it (`Rescale`).
+    x goes through the steps of the ``prologue`` first, a product through those of the ``epilogue``,
+    in order. ``others``: (format, rows) of more matrices for the same x, each with its own y. A
+    `Gated` epilogue takes the products of a pair of matrices, W and ``up``.
 
-    ``others``: (format, rows) of more matrices for the same x, each with its own y. ``bias`` is a
-    tuple where only some of all matrices have one.
+    Raises PtxgenError for steps that the product does not take (``prologues``, ``epilogues``).
     """
 
     format: Format
     rows: int
     cols: int
-    bias: bool | tuple[bool, ...] = False
-    norm: Norm | None = None
-    residual: bool = False
-    gated: bool = False
+    prologue: tuple[Prologue, ...] = ()
+    epilogue: tuple[Epilogue, ...] = ()
     others: tuple[tuple[Format, int], ...] = ()
-    activation: Activation | None = None
-    scale: float = 1.0
-    softcap: float = 0.0
-    clamp: float = 0.0
+
+    #: The steps that the main loop takes, in this order.
+    prologues: ClassVar[tuple[type[Prologue], ...]] = (Normed,)
+    epilogues: ClassVar[tuple[type[Epilogue], ...]] = (
+        *(Bias, Gated, Activated, Scaled, Residual, Bounded),
+    )
 
     #: Subclasses have this as a field, or take one vector.
     batch = 1
-    #: See `GemmSmall`, which has these as fields; others have neither summaries nor packed vectors.
-    summarised = False
-    summarises = False
-    packed = False
-    packs = cast("Order | None", None)
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.cols < 1:
@@ -113,15 +113,11 @@ class LinearSpec(Ends):
         for name, value in self.fields().items():
             if isinstance(value, int) and value < 0:
                 raise PtxgenError(f"{self.name}: {name} is {value}: 0 chooses by shape")
-        has_one_output = self.gated or self.residual
-        if (self.gated and self.residual) or (self.others and has_one_output):
-            raise PtxgenError(f"{self.name}: gated goes without residual, others without both")
-        if isinstance(self.bias, tuple) and len(self.bias) != 1 + len(self.others):
-            raise PtxgenError(
-                f"{self.name}: bias is {self.bias} of {1 + len(self.others)} matrices"
-            )
-        check_ends(self)
+        check_steps(self.name, self.prologue, self.prologues)
+        check_steps(self.name, self.epilogue, self.epilogues)
         _ = self.layouts  # refuses columns that are no whole blocks
+        for step in self.fused:
+            step.check(self)
 
     @cached_property
     def layouts(self) -> tuple[Layout, ...]:
@@ -133,6 +129,11 @@ class LinearSpec(Ends):
     def layout(self) -> Layout:
         """How the (first) weights lie in memory."""
         return self.layouts[0]
+
+    @property
+    def row_units(self) -> int:
+        """Units of a row of a matrix."""
+        return self.layout.row_units
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -150,92 +151,104 @@ class LinearSpec(Ends):
         return self.rows + sum(rows for _, rows in self.others)
 
     @property
-    def norm_first(self) -> bool:
-        """Whether the norm must be complete before the product."""
-        return self.norm is not None and is_first(self.norm)
-
-    @property
-    def f(self) -> Activation | None:
-        """What the product goes through."""
-        return self.activation or (Activation() if self.gated else None)
-
-    @cached_property
-    def biases(self) -> tuple[bool, ...]:
-        """Whether each matrix has a bias."""
-        if isinstance(self.bias, tuple):
-            return self.bias
-        return (self.bias,) * (1 + len(self.others))
-
-    @property
-    def is_bounded(self) -> bool:
-        """Whether y may be smaller than the sums that it is made of, and their rounding."""
-        return bool(self.softcap or self.clamp)
-
-    @property
-    def ends_apart(self) -> bool:
-        """Whether something stands between bias and residual, or the bias is one of two."""
-        return any(self.biases) and (self.f is not None or self.scale != 1)
-
-    def biases_of(self, part: Part) -> tuple[tuple[str, str], ...]:
-        """Registers for values, and with the address, of each bias of a part's product."""
-        if not self.biases[part.number]:
-            return ()
-        up = (("%up_bias_of", "%up_bias"),) if self.gated else ()
-        return (("%bias_of", part.bias), *up)
-
-    @property
-    def end_text(self) -> str:
-        """What ``end`` and more is, for a template's contract."""
-        return end_text(self)
-
-    @property
     def has_minimums(self) -> bool:
         """Whether some matrix' groups have an additive term."""
         return any(fmt.has_minimums for fmt in self.formats)
 
+    # ---- what main loops and callers ask about the steps ----
+
+    @property
+    def norm(self) -> Norm | None:
+        """The norm that the launch computes."""
+        step = self.find(Normed)
+        return None if step is None else step.norm
+
+    @property
+    def normed(self) -> bool:
+        """Whether x is normalised, by this launch or by the one before as well."""
+        return self.norm is not None or self.summarised
+
+    @property
+    def eps(self) -> float:
+        """That of the norm; 0 without one."""
+        begun = self.find(BegunNorm)
+        return self.norm.eps if self.norm else begun.eps if begun else 0.0
+
+    @property
+    def scales_x(self) -> bool:
+        """Whether x is to be multiplied with the norm's weights."""
+        return self.norm is not None and self.norm.weight
+
+    @property
+    def norm_first(self) -> bool:
+        """Whether the norm must be complete before the product."""
+        step = self.find(Normed)
+        return step is not None and step.is_first
+
+    @property
+    def summarised(self) -> bool:
+        """Whether x comes with the norm begun."""
+        return self.has(BegunNorm)
+
+    @property
+    def summarises(self) -> bool:
+        """Whether the launch begins the norm that follows."""
+        return self.has(BeginNorm)
+
+    @property
+    def packed(self) -> bool:
+        """Whether x is packed."""
+        return self.has(PackedInput)
+
+    @property
+    def packs(self) -> Order | None:
+        """The order in which the product is left packed."""
+        step = self.find(PackedOutput)
+        return None if step is None else step.order
+
+    # ---- parameters and reference ----
+
     @property
     def params(self) -> tuple[Param, ...]:
-        """The first matrix' x, weights and y, then weights, bias and y of the others."""
-        params = [Param("weights", "u8", (self.layout.nbytes,), Access.IN)]
-        if self.gated:
-            params.append(Param("up", "u8", (self.layout.nbytes,), Access.IN))
+        """The first matrix' weights and x, then weights, bias and y of each matrix in turn, and the
+        parameters of steps (`Step.leads`)."""
+        params = [Param(name, "u8", (self.layout.nbytes,), Access.IN) for name in self._pair]
         params.append(Param("x", "f32", ("batch", "cols"), Access.IN))
-        params += self.norm_params
-        if self.residual:
-            params.append(Param("residual", "f32", ("batch", "rows"), Access.IN))
+        params += [p for step in self.fused if step.leads for p in step.params(self)]
         for part in self.parts:
             if part.number:
                 weights = Param(f"weights{part.suffix}", "u8", (part.layout.nbytes,), Access.IN)
                 params.append(weights)
-            if self.biases[part.number]:
-                params.append(Param(f"bias{part.suffix}", "f32", (part.rows,), Access.IN))
-                if self.gated:
-                    params.append(Param("up_bias", "f32", (part.rows,), Access.IN))
+            params += [p for step in self.epilogue_of(part) for p in step.part_params(self, part)]
             params.append(Param(f"y{part.suffix}", "f32", ("batch", part.rows), Access.OUT))
+        params += [p for step in self.fused if not step.leads for p in step.params(self)]
+        for step in self.fused:
+            params = [step.stored(p, self) for p in params]
         return tuple(params)
 
+    @property
+    def _pair(self) -> tuple[str, ...]:
+        """The parameters of the matrices that are multiplied together."""
+        return ("weights", "up")[: self.pair]
+
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        x = self.multiplied(**inputs)
-        outputs = {}
+        outputs: dict[str, Array] = {}
+        x = self.multiplied(inputs, outputs)
         for part in self.parts:
-            y = x @ part.layout.unpack(inputs[f"weights{part.suffix}"]).astype(np.float64).T
-            if self.biases[part.number]:
-                y += inputs[f"bias{part.suffix}"]
-            if self.f is not None and self.gated:
-                up = x @ self.layout.unpack(inputs["up"]).astype(np.float64).T
-                y = self.f.gated(y, up + inputs["up_bias"] if self.bias else up)
-            elif self.f is not None:
-                y = self.f(y)
-            y *= self.scale * self.factor(inputs)
-            if self.residual:
-                y += inputs["residual"]
-            y = bounded(y, self.softcap, self.clamp)
-            outputs[f"y{part.suffix}"] = y.astype(np.float32)
+            names = (f"weights{part.suffix}", *self._pair[1:])
+            products = [x @ part.layout.unpack(inputs[n]).astype(np.float64).T for n in names]
+            y = np.stack(products) if self.gated else products[0]
+            for step in self.epilogue_of(part):
+                y = step.apply(y, part, self, inputs, outputs)
+            outputs.setdefault(f"y{part.suffix}", y.astype(np.float32))
         return outputs
 
-    def factor(self, inputs: Mapping[str, Any]) -> float:
-        """What y is multiplied with beside the scale."""
-        return 1.0
+    def multiplied(self, inputs: dict[str, Any], outputs: dict[str, Array]) -> Array:
+        """The vectors that the weights multiply, f64."""
+        x: Array = inputs["x"]
+        for step in self.prologue:
+            x = step.apply(x, self, inputs, outputs)
+        return x.astype(np.float64)
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         layouts = {f"weights{part.suffix}": part.layout for part in self.parts}
@@ -249,13 +262,17 @@ class LinearSpec(Ends):
                 inputs[p.name] = layout.pack(random_blocks(layout.format, count, rng))
             elif p.access is Access.IN:
                 inputs[p.name] = rng.standard_normal(self.shape_of(p)).astype(np.float32)
+        for step in self.fused:
+            inputs |= step.make_inputs(self, rng)
         return inputs
 
     def bytes_moved(self) -> int:
         """Without the row powers, which are not read."""
+        of_steps = {p.name for step in self.fused for p in step.params(self)}
+        own = sum(self.nbytes(p) for p in self.params if p.name not in of_steps)
         powers = sum(layout.powers_nbytes for layout in self.layouts)
         up = self.layout.powers_nbytes if self.gated else 0
-        return super().bytes_moved() - powers - up
+        return own - powers - up + sum(step.bytes_moved(self) for step in self.fused)
 
     def flops(self) -> int:
         return 2 * self.batch * self.total_rows * self.cols * self.pair

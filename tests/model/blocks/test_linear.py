@@ -26,7 +26,7 @@ from urdir.model.memory.weights import Matrix
 from urdir.model.verify.conformance import relative_rms
 from urdir.ptxgen.kernels.attention.decode import DecodeAttention
 from urdir.ptxgen.kernels.linear.choice import Limits
-from urdir.ptxgen.kernels.linear.gemv import Gemv
+from urdir.ptxgen.kernels.linear.products.gemv import Gemv
 from urdir.ptxgen.kernels.linear.spec import LinearSpec
 from urdir.ptxgen.ptx.architecture import ARCHITECTURES, PORTABLE_CLUSTER
 from urdir.ptxgen.target import TESTED
@@ -137,10 +137,10 @@ def test_a_launch_leaves_shared_memory_to_the_next(engine: Engine) -> None:
     taken: dict[bool, set[int]] = {True: set(), False: set()}
     for kernel in products(plan):
         assert isinstance(kernel, Gemv)
-        assert kernel.sms == limits.sm_count
-        assert kernel.shared <= limits.shared_per_block_optin
+        assert kernel.options.sms == limits.sm_count
+        assert kernel.options.shared <= limits.shared_per_block_optin
         taken[kernel.residual].add(1024 + kernel.launch_shape.shared_bytes)
-        taken[kernel.residual].add(1024 + max(kernel.shared, kernel.least_shared))
+        taken[kernel.residual].add(1024 + max(kernel.options.shared, kernel.options.least_shared))
     assert 2 * min(taken[True]) > limits.shared_per_sm
     assert max(taken[True]) + max(taken[False]) <= limits.shared_per_sm
 

@@ -22,8 +22,8 @@ import pytest
 #: Endings of names: what another file needs, and the logits of which are in the other's npz.
 _PARTS = {".draft": "drafts have tests of their own", ".adapter": "adapters are not implemented"}
 _TARGET = ".target"
-#: Drafts that are models by themselves.
-_PLAIN = "simple-"
+#: Drafts that are models by themselves, and those that draft a block in one pass.
+_PLAIN, _BLOCK = "simple-", "dflash-"
 
 
 def golden_of(folder: Path, name: str) -> Path:
@@ -34,7 +34,9 @@ def golden_of(folder: Path, name: str) -> Path:
 def found_in(folder: Path, kind: str) -> list[Any]:
     """The names of the references of a kind, as `pytest.param`; those that cannot be run are
     skipped with the reason."""
-    found = {"folders": _folders, "drafts": _drafts, "plain drafts": _plain_drafts}.get(kind)
+    kinds = {"folders": _folders, "drafts": _drafts}
+    kinds |= {"plain drafts": _plain_drafts, "block drafts": _block_drafts}
+    found = kinds.get(kind)
     pairs = _files(folder, kind) if found is None else found(folder)
     return [
         pytest.param(
@@ -66,10 +68,15 @@ def _drafts(folder: Path) -> Iterator[tuple[str, str]]:
     for path in sorted(folder.glob("*.npz")):
         name = path.stem
         is_draft = name.startswith("mtp-") or any(folder.glob(f"{name}.draft.gguf*"))
-        if not is_draft or name.startswith(_PLAIN):
+        if not is_draft or name.startswith((_PLAIN, _BLOCK)):
             continue
         why = "" if name.startswith(kinds) else "drafts of this kind are not implemented"
         yield name, why
+
+
+def _block_drafts(folder: Path) -> Iterator[tuple[str, str]]:
+    for path in sorted(folder.glob(f"{_BLOCK}*.npz")):
+        yield path.stem, ""
 
 
 def _plain_drafts(folder: Path) -> Iterator[tuple[str, str]]:

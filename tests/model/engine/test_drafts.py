@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ import pytest
 
 from urdir.driver import execute
 from urdir.driver.device import Device
-from urdir.model.blocks.draft_eagle3 import NO_STREAM
+from urdir.model.blocks.draft_streams import NO_STREAM
+from urdir.model.engine.chain_drafts import ChainDraft
 from urdir.model.engine.draft_logits import logits_with_draft, scattered
-from urdir.model.engine.draft_pair import nextn_pair, open_pair, pair_of
+from urdir.model.engine.draft_pair import file_pair, nextn_pair, open_pair
 from urdir.model.engine.drafts import Draft
 from urdir.model.engine.realizar import EagerSteps
 from urdir.model.errors import UnsupportedError
@@ -65,7 +67,7 @@ class Golden:
 class Opened:
     """A pair and what it is to do: of the first ``positions`` tokens."""
 
-    draft: Draft
+    draft: ChainDraft
     golden: Golden
     positions: int
 
@@ -74,30 +76,28 @@ class Opened:
         return self.positions == len(self.golden.tokens)
 
 
-OpenPair = Callable[..., Draft]
-
-
 @pytest.fixture(scope="module")
 def open_draft(
     device_name: str,
     reference_file: Callable[[str], Path],
     parts_of: Callable[[str], tuple[str, str | None]],
-) -> Iterator[Callable[..., Draft]]:
+) -> Iterator[Callable[..., ChainDraft]]:
     """Opens the pair of a name, until the tests of this file are through."""
     with ExitStack() as owners:
 
-        def open_one(name: str, **settings: Any) -> Draft:
+        def open_one(name: str, **settings: Any) -> ChainDraft:
             model, own = parts_of(name)
             gguf = owners.enter_context(closing(Gguf(reference_file(model))))
             file = None
             if own is not None:
                 file = owners.enter_context(closing(Gguf(reference_file(own))))
-            pair = pair_of(gguf, file)
+            pair = nextn_pair(gguf) if file is None else file_pair(gguf, file)
             device = owners.enter_context(Device.open(device_name, cache_folder=None))
             wanted = {"context": 64, "kv_dtype": "f32", "exact": True, **settings}
-            return owners.enter_context(
-                open_pair(pair, device, SessionSettings(**wanted), most=MOST)
-            )
+            opened = open_pair(pair, device, SessionSettings(**wanted), most=MOST)
+            draft = owners.enter_context(opened)
+            assert isinstance(draft, ChainDraft)
+            return draft
 
         yield open_one
 
@@ -117,7 +117,7 @@ def read_golden(reference_golden: Callable[[str, str], Path]) -> Callable[[str],
 def pair(
     request: pytest.FixtureRequest,
     device_name: str,
-    open_draft: Callable[..., Draft],
+    open_draft: Callable[..., ChainDraft],
     read_golden: Callable[[str], Golden],
     supported: Any,
 ) -> Opened:
@@ -216,7 +216,7 @@ def test_rounds_of_speculation_are_llama_cpp_s(pair: Opened) -> None:
     rounds = [each for each in traces["rounds"] if "redo" not in each]
     if NO_STREAM in draft.parts.own.work:
         # llama.cpp reads memory there that nothing has written: zeros until batches get smaller
-        rounds = [each for each in rounds if len(each["draft"]) == traces["n_max"]]
+        rounds = [*takewhile(lambda each: len(each["draft"]) == traces["n_max"], rounds)]
     if not pair.is_whole:
         rounds = rounds[:MOST]
     is_restored = False
@@ -272,7 +272,7 @@ def test_a_replayed_graph_drafts_the_same_tokens(pair: Opened) -> None:
 @pytest.mark.turns(2, which=1)
 @pytest.mark.slow
 def test_sequences_draft_together_as_each_alone(
-    pair: Opened, open_draft: Callable[..., Draft]
+    pair: Opened, open_draft: Callable[..., ChainDraft]
 ) -> None:
     """Texts of different lengths, in pages, and a place that is idle."""
     tokens, count = pair.golden.tokens, min(3, pair.draft.shape.most)
@@ -297,7 +297,7 @@ def test_sequences_draft_together_as_each_alone(
 @of_each
 @pytest.mark.turns(2)
 @pytest.mark.slow
-def test_default_arithmetic_stays_near(pair: Opened, open_draft: Callable[..., Draft]) -> None:
+def test_default_arithmetic_stays_near(pair: Opened, open_draft: Callable[..., ChainDraft]) -> None:
     """Tokens one by one, and a text at once, whose products are made by tensor cores."""
     golden, allowed = pair.golden, 2e-3
     draft = open_draft(golden.name, kv_dtype="f16", exact=False)

@@ -14,7 +14,7 @@ from urdir.model.families.synthetic import SyntheticModel
 from urdir.model.measure.model_kernels import model_kernels
 from urdir.model.verify.conformance import Logits, relative_rms
 from urdir.ptxgen.kernels.attention.kv_types import KvDtype
-from urdir.ptxgen.kernels.linear.gemv import Gemv
+from urdir.ptxgen.kernels.linear.products.gemv import Gemv
 from urdir.ptxgen.spec import KernelSpec
 
 CACHES: tuple[KvDtype, ...] = ("f32", "f16", "bf16", "q8_0")

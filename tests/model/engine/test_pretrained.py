@@ -81,7 +81,7 @@ def test_a_gguf_file_of_it_gives_the_same_bits(
 def test_text(data: Path) -> None:
     with (
         Engine.open(data / "safetensors" / "llama-bf16", device="emulator", cache_folder=None) as e,
-        ChatTemplate.of(e.gguf, e.tokenizer) as template,
+        ChatTemplate.of(e.file, e.tokenizer) as template,
     ):
         messages = [Message("user", "Hi <|end|> é")]
         prompt = "<|user|>user: Hi <|end|> é<|end|>assistant: "

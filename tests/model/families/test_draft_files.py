@@ -13,7 +13,9 @@ import pytest
 from tests.model.families.test_hostile import VALUES, check, with_key, with_tensor
 from urdir.model.errors import ConfigError, UnsupportedError
 from urdir.model.families.config import Config
-from urdir.model.families.eagle3 import eagle3, read_token_map, reads_of
+from urdir.model.families.dflash import dflash
+from urdir.model.families.draft_file import read_token_map, reads_of
+from urdir.model.families.eagle3 import eagle3
 from urdir.model.families.reader import Reader
 from urdir.model.families.registry import describe
 from urdir.model.families.stored import stored_in
@@ -103,7 +105,7 @@ def test_heads_have_values_that_cannot_be(name: str, golden: Golden) -> None:
     describe(reader)
     for key in sorted(reader.asked_keys):
         for value in VALUES.values():
-            check_described(partial(Config.from_gguf, with_key(file, key, value), nextn=True))
+            check_described(partial(Config.of, with_key(file, key, value), nextn=True))
 
 
 @pytest.mark.parametrize("count", [-1, 3, 4, 2**31 - 1, 2**40])
@@ -196,3 +198,40 @@ def test_drafts_have_values_that_cannot_be(name: str, golden: Golden, target: Co
             changed = with_key(file, key, value)
             check_described(partial(eagle3, changed, target))
             check_described(partial(reads_of, changed))
+
+
+# ---- DFlash ----
+
+
+def test_blocks_are_described_for_their_model(golden: Golden, target: Config) -> None:
+    file = golden("dflash-d2t.draft")
+    draft = dflash(file, target)
+    named = {of.name for of in stored_in(draft) if of not in draft.lent}
+    assert named | set(draft.unused_tensors) == set(file.tensors)
+    assert (draft.block, draft.mask, draft.causal) == (5, 127, False)
+    assert [draft.mixer(layer)[0].window for layer in range(2)] == [12, 0]
+    assert dflash(with_key(file, "dflash.attention.causal", True), target).causal
+
+
+def test_blocks_that_do_not_fit_a_model_are_refused(golden: Golden, target: Config) -> None:
+    file = golden("dflash-d2t.draft")
+    for changed, config, what in [
+        (file, replace(target, hidden=96), "hidden states of 128 values"),
+        (file, replace(target, vocab_size=120), "mask_token_id' is 127, the model has 120 tokens"),
+        (file, replace(target, layers=target.layers[:2]), "before layer 3 .* has 2 layers"),
+        (with_key(file, "tokenizer.ggml.mask_token_id", None), target, "mask_token_id' is missing"),
+        (with_key(file, "dflash.block_size", 65), target, "65 rows of a block"),
+        (with_key(file, "dflash.block_size", None), target, "block_size' is missing"),
+        (without(file, "blk.0.attn_v.weight"), target, "'blk.0.attn_v.weight' .* is missing"),
+        (without(file, "enc.output_norm.weight"), target, "'enc.output_norm.weight' .* missing"),
+    ]:
+        with pytest.raises(REFUSALS, match=what):
+            dflash(changed, config)
+
+
+def test_blocks_have_values_that_cannot_be(golden: Golden, target: Config) -> None:
+    file = golden("dflash-d2t.draft")
+    keys = [key for key in file.metadata if key.startswith("dflash.")]
+    for key in [*keys, "tokenizer.ggml.mask_token_id"]:
+        for value in [*VALUES.values(), None]:
+            check_described(partial(dflash, with_key(file, key, value), target))

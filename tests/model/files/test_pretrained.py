@@ -469,7 +469,7 @@ def test_odd_values_are_refused_or_read(model_type: str) -> None:
             "tensor 'model.odd.weight' is not supported in a 'llama'",
         ),
         ({"model__layers__00__mlp__up_proj__weight": (2, 2)}, {}, "'model.layers.00.mlp"),
-        ({"model__norm__scale": (2,)}, {}, "tensor 'model.norm.scale' is no part"),
+        ({"model__norm__scale": (2,)}, {}, "tensor 'model.norm.scale' is not supported"),
         ({"model__layers__0__self_attn__q_proj__weight": (6, 8)}, {}, "6 rows, not 2"),
         ({"model__embed_tokens__weight": (4, 8)}, {}, "'vocab_size' is 3, the embedding has 4"),
         ({"model__norm__weight": ()}, {}, "has 0 dimensions"),

@@ -165,7 +165,7 @@ def test_an_interrupt_answers_what_is_open_and_ends(process: Callable[..., Proce
     out, err = server.end()
     assert lines[-2:] == ["data: [DONE]", ""]
     assert out == "0 drained closed 0\n"
-    assert "open requests are answered" in err
+    assert "finishing open requests" in err
     assert "Traceback" not in err
 
 

@@ -1,0 +1,78 @@
+"""A draft of whole blocks of tokens beside a session."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from urdir.driver.plan import Plan
+from urdir.model.blocks.draft import TokenRows, append_tokens_of
+from urdir.model.blocks.draft_dflash import Block, DFlashDraft
+from urdir.model.blocks.rows import Rows
+from urdir.model.engine.chain_drafts import Values
+from urdir.model.engine.drafts import Draft, DraftStep
+from urdir.model.memory.draft_memory import BlockRows
+
+if TYPE_CHECKING:
+    from urdir.model.engine.session import Session
+
+
+class BlockDraft(Draft):
+    """A `Draft` whose tokens are proposed in one pass: the last token and masks after it, the rows
+    of a *block*, of which all but the first propose one."""
+
+    launches: DFlashDraft
+
+    def __init__(self, session: Session, *args: Any) -> None:
+        super().__init__(session, *args)
+        shape = self.shape
+        rows = shape.rows.rows, shape.slots, shape.block_rows
+        self.block = BlockRows(self.parts.own.device, *rows, session.stream)
+        self._owners.push(self.block)
+
+    def propose(self, lasts: Sequence[tuple[int, int, int]], count: int) -> list[list[int]]:
+        """See `Draft.propose`; what is given is kept first. A block always has all of its slots:
+        its rows see each other, so that fewer ones would propose others."""
+        self._run(self.write_given(lasts))
+        self._run(self.write_block(lasts))
+        return self.read_block(len(lasts), count)
+
+    def read_block(self, rows: int, count: int) -> list[list[int]]:
+        """The ``count`` tokens that are drafted after each of the first ``rows``."""
+        shape = (self.shape.slots, self.shape.rows.rows)
+        chosen = self.block["chosen"].download(np.uint32, shape)
+        return [chosen[1 : 1 + count, row].tolist() for row in range(rows)]
+
+    @property
+    def block_logits(self) -> Values:
+        """The logits (slots, vocab) f32 of the first block of the last step."""
+        shape = (self.shape.slots, self.shape.rows.rows, self.parts.own.config.vocab_size)
+        return self.parts.own.work["logits"].download(np.float32, shape)[:, 0]
+
+    def write_given(self, lasts: Sequence[tuple[int, int, int]]) -> DraftStep:
+        """Write the rows of hidden states that are given; returns the step that keeps them, with
+        room for blocks after them."""
+        rows, slots = self.shape.rows.rows, self.shape.slots
+        at = self._write([(s, p) for s, p, _ in lasts], rows, prompt=False, more=slots)
+        return DraftStep("keys", rows, self.session.shapes.keys(at, 2))
+
+    def write_block(self, lasts: Sequence[tuple[int, int, int]]) -> DraftStep:
+        """Write the rows of blocks; returns the step that drafts."""
+        rows, slots, draft = self.shape.block_rows, self.shape.slots, self.launches.draft
+        self.block.write(lasts, draft.mask, rows, causal=draft.causal)
+        longest = max(position for _, position, _ in lasts) + slots
+        return DraftStep("block", rows, self.session.shapes.keys(longest, 2), drafts=slots)
+
+    def plan(self, step: DraftStep) -> Plan:
+        """The launches of a step."""
+        if step.kind != "block":
+            return super().plan(step)
+        plan, block = Plan(f"draft block of {step.drafts}"), self.block
+        rows = Rows(step.rows, step.keys, 0, block["sequence"], block["position"])
+        tokens = TokenRows(block["tokens"], block.rows, block.slots, block["row"], block["slot"])
+        slots = Block(step.drafts, block.rows, block["end"])
+        self.launches.append_block(plan, rows, tokens, slots)
+        append_tokens_of(plan, self.parts, rows.count, block["chosen"], 1, 0)
+        return plan

@@ -1,0 +1,137 @@
+"""DFlash drafts (arXiv 2602.06036): a few layers that draft a block of tokens at once, beside what
+they keep of the model's streams. llama.cpp: `src/models/dflash.cpp`.
+
+    c = norm(fc . [the streams before the target layers])       keys and values of c in each layer
+    x = embedding of [last token, mask, mask, ...]
+    x += O attention(rope(norm(Q x')), rope(norm(K x')), V x')  x' = norm(x); heads are normed
+    x += down(silu(gate x') * up x')                            x' = norm(x)
+    logits of the token at a mask's place = output . norm(x)
+
+Each row of a block attends to all that is kept and to the whole block, or with attention.causal to
+what is not later. Keys: those of `parts`, `rope`, `windows` and `draft_file`,
+attention.layer_norm_rms_epsilon; block_size (the most rows), attention.causal, tokenizer.ggml.
+mask_token_id. Tensors: those of `draft_file`, enc.output_norm (of c).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from urdir.model.errors import ConfigError, UnsupportedError
+from urdir.model.families.attention import Attention
+from urdir.model.families.config import Config
+from urdir.model.families.description import Description
+from urdir.model.families.draft_file import (
+    MAP,
+    DraftConfig,
+    described,
+    read_ends,
+    read_target_layers,
+)
+from urdir.model.families.feed_forward import Dense
+from urdir.model.families.layers import LayerConfig
+from urdir.model.families.parts import (
+    attention,
+    dense,
+    head_dims,
+    required_head_norms,
+    rms_norm,
+    sequential,
+)
+from urdir.model.families.reader import Reader
+from urdir.model.families.rope import read_rope
+from urdir.model.families.stored import Normalization
+from urdir.model.families.windows import optional_window, optional_windows
+from urdir.model.files.limits import Limit
+from urdir.model.files.model_file import ModelFile
+
+MASK = "tokenizer.ggml.mask_token_id"
+BLOCK = Limit("rows of a block of drafts", 64, "16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class DFlash(DraftConfig):
+    """A draft of blocks of up to ``block`` rows: the last token, and ``mask`` in the others."""
+
+    given_norm: Normalization
+    block: int
+    mask: int
+    causal: bool
+
+    def mixer(self, layer: int) -> tuple[Attention, Normalization]:
+        """The attention of a layer, and the norm before it."""
+        branch = self.layers[layer].blocks[0].branches[0]
+        assert isinstance(branch.network, Attention)
+        assert branch.norm is not None
+        return branch.network, branch.norm
+
+    def network(self, layer: int) -> tuple[Dense, Normalization]:
+        """The network of a layer, and the norm before it."""
+        branch = self.layers[layer].blocks[1].branches[0]
+        assert isinstance(branch.network, Dense)
+        assert branch.norm is not None
+        return branch.network, branch.norm
+
+
+def dflash(gguf: ModelFile, target: Config) -> DFlash:
+    """The draft in a file, for the model ``target``; raises as `draft_file.described`."""
+
+    def describe(file: Reader, target: Config) -> DFlash:
+        return _described(file, target, gguf.metadata.require(MASK, int))
+
+    return described(gguf, target, describe)
+
+
+def _described(file: Reader, target: Config, mask: int) -> DFlash:
+    norm, hidden, layers = rms_norm(file), file.hidden, read_target_layers(file)
+    streams, block = file.size("target_hidden_size", hidden), file.size("block_size")
+    causal = file.optional("attention.causal", bool, False)
+    if block < 2:
+        raise ConfigError(f"metadata key '{file.key('block_size')}' is {block}, expected 2 or more")
+    BLOCK.check(block, f"metadata key '{file.key('block_size')}'", ConfigError)
+    if not 0 <= mask < target.vocab_size:
+        raise UnsupportedError(f"'{MASK}' is {mask}, the model has {target.vocab_size} tokens")
+    embedding, output = read_ends(file, target)
+    own = _layers(file)
+    description = Description(
+        architecture=file.architecture,
+        layers=own,
+        hidden=hidden,
+        vocab_size=output.rows,
+        context_length=file.size("context_length"),
+        embedding=embedding,
+        output=output,
+        output_norm=file.norm("output_norm", None, norm),
+        unused_tensors=(MAP,) if file.has(MAP) else (),
+        ignored_keys=file.ignored_keys,
+    )
+    return DFlash(
+        **{field.name: getattr(description, field.name) for field in fields(description)},
+        target_layers=layers,
+        target_hidden=streams,
+        fc=file.linear("fc", None, hidden, len(layers) * streams, bias="absent"),
+        shares_embedding=not file.has("token_embd.weight"),
+        shares_output=not file.has("output.weight"),
+        token_map=file.has(MAP),
+        given_norm=file.norm("enc.output_norm", None, norm),
+        block=block,
+        mask=mask,
+        causal=causal,
+    )
+
+
+def _layers(file: Reader) -> tuple[LayerConfig, ...]:
+    norm, dim = rms_norm(file), head_dims(file)[0]
+    rope, window = read_rope(file, "half", dim), optional_window(file)
+    windowed = optional_windows(file, window, 1)
+
+    def layer(index: int) -> LayerConfig:
+        heads = required_head_norms(file, index, norm, dim)
+        size = window if windowed[index] else 0
+        attends = attention(
+            file, index, rope, window=size, qk_norm=heads, qkv_bias="absent", output_bias="absent"
+        )
+        norms = file.norm("attn_norm", index, norm), file.norm("ffn_norm", index, norm)
+        return sequential(attends, dense(file, index, bias="absent"), norms)
+
+    return tuple(map(layer, range(file.layer_count())))

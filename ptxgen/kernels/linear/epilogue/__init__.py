@@ -1,0 +1,1 @@
+"""What a product goes through after its main loop."""

@@ -1,0 +1,158 @@
+"""Nonlinearities, factors and bounds of a product."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
+from urdir.ptxgen.kernels.linear.steps import Epilogue, Part, Product
+from urdir.ptxgen.kernels.rescale import bounded
+from urdir.ptxgen.spec import Access, Array, Param
+
+
+@dataclass(frozen=True, slots=True)
+class Activated(Epilogue):
+    """y = f(y)."""
+
+    f: Activation
+
+    stem = "activation"
+
+    @property
+    def text(self) -> str:
+        return f"f: {self.f.kind}"
+
+    def check(self, product: Product) -> None:
+        if self.f.limit or self.f.kind == "swiglu_oai":
+            raise PtxgenError(
+                f"{product.name}: {self.f.kind} with limit {self.f.limit} is for gated products"
+            )
+
+    def apply(
+        self,
+        y: Array,
+        part: Part,
+        product: Product,
+        inputs: Mapping[str, Any],
+        outputs: dict[str, Array],
+    ) -> Array:
+        return self.f(y)
+
+
+@dataclass(frozen=True, slots=True)
+class Gated(Epilogue):
+    """y = f(W x) (U x): the product is of a pair of matrices, U (``up``) is like W."""
+
+    f: Activation = field(default_factory=Activation)
+
+    stem = "gated"
+
+    @property
+    def text(self) -> str:
+        return f"f: {self.f.kind}"
+
+    def check(self, product: Product) -> None:
+        if product.others:
+            raise PtxgenError(f"{product.name}: gated is for one pair of matrices")
+
+    def apply(
+        self,
+        y: Array,
+        part: Part,
+        product: Product,
+        inputs: Mapping[str, Any],
+        outputs: dict[str, Array],
+    ) -> Array:
+        return self.f.gated(y[0], y[1])
+
+
+@dataclass(frozen=True, slots=True)
+class SigmoidScaled(Epilogue):
+    """y is multiplied with sigmoid(``gain`` (1,) f32)."""
+
+    stem = "sigmoid_scaled"
+
+    @property
+    def text(self) -> str:
+        return "* sigmoid(gain), gain: (1) f32"
+
+    def check(self, product: Product) -> None:
+        if any(product.has(kind) for kind in (Bias, Activated, Gated)):
+            raise PtxgenError(
+                f"{product.name}: sigmoid_scaled goes without bias, activation and gate"
+            )
+
+    def params(self, product: Product) -> tuple[Param, ...]:
+        return (Param("gain", "f32", (1,), Access.IN),)
+
+    def apply(
+        self,
+        y: Array,
+        part: Part,
+        product: Product,
+        inputs: Mapping[str, Any],
+        outputs: dict[str, Array],
+    ) -> Array:
+        return y / (1.0 + math.exp(-inputs["gain"][0]))
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled(Epilogue):
+    """y is multiplied with a number."""
+
+    factor: float
+
+    stem = "scale"
+
+    @property
+    def text(self) -> str:
+        return f"* {self.factor}"
+
+    def apply(
+        self,
+        y: Array,
+        part: Part,
+        product: Product,
+        inputs: Mapping[str, Any],
+        outputs: dict[str, Array],
+    ) -> Array:
+        return self.factor * y
+
+
+@dataclass(frozen=True, slots=True)
+class Bounded(Epilogue):
+    """y is bounded: smoothly by a ``softcap``, cut off at a ``clamp`` (`Rescale`); 0 is none."""
+
+    softcap: float = 0.0
+    clamp: float = 0.0
+
+    stem = "bounds"
+
+    @property
+    def text(self) -> str:
+        steps = [
+            *([f"soft cap {self.softcap}"] if self.softcap else []),
+            *([f"within {self.clamp}"] if self.clamp else []),
+        ]
+        return ", ".join(steps)
+
+    def check(self, product: Product) -> None:
+        if not (self.softcap >= 0 and self.clamp >= 0):
+            raise PtxgenError(
+                f"{product.name}: softcap {self.softcap}, clamp {self.clamp}: 0 is none"
+            )
+
+    def apply(
+        self,
+        y: Array,
+        part: Part,
+        product: Product,
+        inputs: Mapping[str, Any],
+        outputs: dict[str, Array],
+    ) -> Array:
+        return bounded(y, self.softcap, self.clamp)

@@ -1,0 +1,53 @@
+"""Biases of a product's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.linear.steps import Epilogue, Part, Product
+from urdir.ptxgen.spec import Access, Array, Param
+
+
+@dataclass(frozen=True, slots=True)
+class Bias(Epilogue):
+    """``bias`` (rows,) f32 is added, to the other product of a gated pair ``up_bias``. ``of``:
+    which of several matrices have one; all where it is empty."""
+
+    of: tuple[bool, ...] = ()
+
+    stem = "bias"
+
+    def check(self, product: Product) -> None:
+        if self.of and len(self.of) != 1 + len(product.others):
+            raise PtxgenError(
+                f"{product.name}: bias is {self.of} of {1 + len(product.others)} matrices"
+            )
+
+    def of_part(self, part: Part) -> bool:
+        return not self.of or self.of[part.number]
+
+    def part_params(self, product: Product, part: Part) -> tuple[Param, ...]:
+        return tuple(
+            Param(name, "f32", (part.rows,), Access.IN) for name in self.names(product, part)
+        )
+
+    def names(self, product: Product, part: Part) -> tuple[str, ...]:
+        """The parameters of one of the matrices."""
+        return (f"bias{part.suffix}", "up_bias")[: product.pair]
+
+    def apply(
+        self,
+        y: Array,
+        part: Part,
+        product: Product,
+        inputs: Mapping[str, Any],
+        outputs: dict[str, Array],
+    ) -> Array:
+        biases = np.stack([inputs[name] for name in self.names(product, part)])
+        added: Array = y + (biases[:, None] if product.gated else biases)
+        return added

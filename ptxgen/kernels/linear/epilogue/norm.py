@@ -1,0 +1,62 @@
+"""The norm that follows a product, begun where the product is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.linear.epilogue.pack import PackedOutput
+from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
+from urdir.ptxgen.kernels.linear.steps import Epilogue, Part, Product
+from urdir.ptxgen.kernels.summary import SUMMARY, summary
+from urdir.ptxgen.spec import Access, Array, Param
+
+
+@dataclass(frozen=True, slots=True)
+class BeginNorm(Epilogue):
+    """The RMSNorm that follows is begun: ``scaled`` is y times its weights ``next_norm``, and
+    ``y_summary`` has of every 16 values the largest of these, and the sum of the squares of y.
+
+    Every CTA of the next product rounds all of x: with a summary that is half the work. Where it is
+    packed the squares are enough. The next product then has a `BegunNorm`.
+    """
+
+    stem = "begin_norm"
+
+    @property
+    def text(self) -> str:
+        return "scaled: y * next_norm (rows); y_summary: see linear/epilogue/_begin_norm.j2"
+
+    def check(self, product: Product) -> None:
+        if not product.has(Residual):
+            raise PtxgenError(f"{product.name}: begin_norm is for what has a residual")
+        if product.rows % SUMMARY:
+            raise PtxgenError(
+                f"{product.name}: begin_norm of {product.rows} rows: multiples of {SUMMARY}"
+            )
+
+    def params(self, product: Product) -> tuple[Param, ...]:
+        shape = (1 if product.has(PackedOutput) else 2, "batch", product.rows // SUMMARY)
+        return (
+            Param("next_norm", "f32", ("rows",), Access.IN),
+            Param("scaled", "f32", ("batch", "rows"), Access.OUT),
+            Param("y_summary", "f32", shape, Access.OUT),
+        )
+
+    def apply(
+        self,
+        y: Array,
+        part: Part,
+        product: Product,
+        inputs: Mapping[str, Any],
+        outputs: dict[str, Array],
+    ) -> Array:
+        made = y.astype(np.float32)
+        outputs["scaled"] = made * inputs["next_norm"]
+        planes = summary(outputs["scaled"], made)
+        outputs["y_summary"] = planes[1:] if product.has(PackedOutput) else planes
+        return y

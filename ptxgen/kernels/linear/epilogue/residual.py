@@ -1,0 +1,43 @@
+"""The residual that a product is added to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.linear.steps import Epilogue, Part, Product
+from urdir.ptxgen.spec import Access, Array, Param
+
+
+@dataclass(frozen=True, slots=True)
+class Residual(Epilogue):
+    """y = ``residual`` (batch, rows) f32 + ``scale`` * y, rounded once."""
+
+    scale: float = 1.0
+
+    stem = "residual"
+    leads = True
+
+    @property
+    def text(self) -> str:
+        return f"* {self.scale}" if self.scale != 1 else ""
+
+    def check(self, product: Product) -> None:
+        if product.gated or product.others:
+            raise PtxgenError(f"{product.name}: residual is for one matrix that is not gated")
+
+    def params(self, product: Product) -> tuple[Param, ...]:
+        return (Param("residual", "f32", ("batch", "rows"), Access.IN),)
+
+    def apply(
+        self,
+        y: Array,
+        part: Part,
+        product: Product,
+        inputs: Mapping[str, Any],
+        outputs: dict[str, Array],
+    ) -> Array:
+        added: Array = self.scale * y + inputs["residual"]
+        return added

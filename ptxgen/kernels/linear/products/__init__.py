@@ -1,0 +1,1 @@
+"""Products: main loops, which take steps of `prologue` and `epilogue`."""

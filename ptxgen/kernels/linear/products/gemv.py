@@ -1,0 +1,138 @@
+"""Matrix-vector products (GEMV) of one vector, tile by tile, for decode steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.linear.cut import Cut, cut_launch, even_tiles
+from urdir.ptxgen.kernels.linear.epilogue.activation import (
+    Activated,
+    Bounded,
+    Gated,
+    Scaled,
+    SigmoidScaled,
+)
+from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
+from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
+from urdir.ptxgen.kernels.linear.epilogue.send import Send
+from urdir.ptxgen.kernels.linear.epilogue.then import Continued
+from urdir.ptxgen.kernels.linear.products.gemv_examples import gemv_examples
+from urdir.ptxgen.kernels.linear.products.gemv_room import (
+    RECORD_NBYTES,
+    Activations,
+    footprint,
+    most_registers,
+)
+from urdir.ptxgen.kernels.linear.products.tiled import TiledSpec
+from urdir.ptxgen.kernels.linear.prologue.gate import Gate
+from urdir.ptxgen.kernels.linear.prologue.norm import Normed
+from urdir.ptxgen.kernels.linear.prologue.sum import (
+    OTHER_REGISTERS,
+    DeferredAdd,
+    NormedAdd,
+    RankAdd,
+)
+from urdir.ptxgen.spec import Tolerance, ceil_div
+from urdir.ptxgen.weights.layout import TILE_COLS
+
+
+@dataclass(frozen=True)
+class Gemv(TiledSpec):
+    """One activation vector times weights of any type.
+
+    ``activations``: "f32", or "i16" for quantised weights: rounded to multiples of the largest in
+    each 32 columns / 32639, relative error 2e-5, and multiplied with the quants exactly on tensor
+    cores. Sums are f32. ``alone``: the launch overlaps no earlier one, and loads activations before
+    weights.
+
+    Raises PtxgenError for "i16" with unquantised types, and for norms and sums of all columns in a
+    cluster.
+    """
+
+    activations: Activations = "f32"
+    alone: bool = False
+
+    prologues = (NormedAdd, RankAdd, Gate, Normed)
+    epilogues = (
+        *(SigmoidScaled, Bias, Gated, Activated, Scaled, Residual, Bounded, Continued, Send),
+    )
+    name = "gemv"
+    template = ("urdir.templates", "linear/products/gemv.ptx.j2")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.activations == "i16" and any(fmt.is_float for fmt in self.formats):
+            raise PtxgenError("gemv: 16-bit activations are for quantised weights only")
+        if self.norm_first and self.cluster > 1:
+            raise PtxgenError(f"gemv: {self.norm} is for one CTA's columns: cluster is 1")
+        if len([step for step in self.prologue if not isinstance(step, Normed)]) > 1:
+            raise PtxgenError("gemv: a gate, or one deferred add")
+
+    @property
+    def add(self) -> DeferredAdd | None:
+        """The residual add that the launch does first."""
+        return self.find(DeferredAdd)
+
+    @property
+    def record_nbytes(self) -> int:
+        """Bytes of a unit's activations."""
+        return RECORD_NBYTES[self.activations]
+
+    @property
+    def add_place(self) -> int:
+        """Sums of each warp before those of ``add``: of squares, and others beside them."""
+        return 2 if self.norm_first else 1
+
+    @property
+    def has_warp_sums(self) -> bool:
+        """Whether warps add squares in shared memory."""
+        return self.normed or self.has(NormedAdd)
+
+    @property
+    def asks_late(self) -> bool:
+        """Whether the norm's weights are loaded only when those of ``add`` have been used: a thread
+        has no registers for both."""
+        if self.add is None:
+            return False
+        vectors = 2 + sum(step.vectors for step in self.prologue)
+        registers = 8 * vectors * self.lane_blocks + OTHER_REGISTERS
+        return registers > most_registers(2 * ceil_div(self.cut.warps, 2))
+
+    @property
+    def lane_blocks(self) -> int:
+        """Blocks whose activations a warp prepares, eight of each block in a lane."""
+        return ceil_div(self.cut.columns.cta_blocks, self.cut.warps)
+
+    @property
+    def has_partial_blocks(self) -> bool:
+        """Whether the warps' last blocks, or units of the last block, are beyond the row."""
+        blocks = self.cut.columns.cta_blocks
+        return bool(blocks % self.cut.warps or self.cols % (TILE_COLS * self.cluster))
+
+    @cached_property
+    def cut(self) -> Cut:
+        room = footprint(self.formats, self.cols, self.cluster, self.activations)
+        sums = 1 + sum(step.warp_sums for step in self.prologue)
+        shared = sum(step.shared_nbytes for step in self.epilogue)
+        room = replace(room, warp_squares=4 * sums, shared=shared)
+        tiles = even_tiles(self.options, self.layouts)
+        return cut_launch(self.options, self.layouts, room, tiles, self.pair, even=True)
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """f32: rounding of the sums, see `GemvF32`. i16: standard normal activations are off by
+        2e-5 of their size, a product by as much of its own, several times that where few rows
+        cancel."""
+        then, gate = self.has(Continued), self.find(Gated)
+        if self.activations == "i16":
+            curved = then or self.has(Activated) or (gate is not None and gate != Gated())
+            return Tolerance(rtol=3e-4 if curved else 1.5e-4, atol=5e-4)
+        smaller = self.f is not None or then or self.has(Bounded)
+        return Tolerance(rtol=5e-6 if smaller else 2e-6, atol=2e-6)
+
+    @classmethod
+    def examples(cls) -> Mapping[str, Gemv]:
+        return gemv_examples(cls)

@@ -1,0 +1,269 @@
+"""Matrix-vector products (GEMV) in f32, of 1 to 8 vectors with weights of every type."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Bounded, Gated, Scaled
+from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
+from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
+from urdir.ptxgen.kernels.linear.prologue.norm import Normed
+from urdir.ptxgen.kernels.linear.spec import SMS, LinearSpec, Part, odd_cols, side_by_side
+from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.spec import LaunchShape, Tolerance, ceil_div
+from urdir.ptxgen.weights.formats import FORMATS, UNIT
+from urdir.ptxgen.weights.layout import TILE_ROWS
+
+#: Sums that a thread may hold (rows of its own x batch rows): more do not fit in registers.
+MAX_SUMS = 16
+#: Bytes of raw weights in a thread's registers, at most, unless a unit of one row takes more.
+MAX_RAW = 128
+#: Warps that each SM has registers for (128 a thread), and those of a CTA, which share x.
+SM_WARPS, CTA_WARPS = 16, 8
+#: Bytes of a unit's activations in shared memory, padded to an odd number of 16 bytes: those of
+#: eight lanes are in different banks.
+RECORD_NBYTES = 144
+#: Bytes of shared memory for a panel of activations.
+PANEL_NBYTES = 47 * 1024
+
+
+def choose_rows(total: int, choices: Sequence[int]) -> int:
+    """How many rows a warp takes at a time, one of ``choices``.
+
+    The most with which all warps of a big GPU have about the same share of the ``total`` rows:
+    within 5 % of the best number.
+    """
+    cost = {r: r * ceil_div(total, SMS * SM_WARPS * r) for r in choices}
+    return max(r for r in cost if 20 * cost[r] <= 21 * min(cost.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class Panels:
+    """The activations that are in shared memory at a time: ``units`` of each vector (all, or a
+    power of two). ``count`` panels are a row."""
+
+    units: int
+    count: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a panel of one vector."""
+        return self.units * RECORD_NBYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A CTA of ``warps``, ``residents`` of them an SM. A warp takes ``rows`` of each matrix at a
+    time, which share its reads of x, and ``passes`` such groups one after the other. A lane works
+    on ``dots`` rows of weights at once, and loads ``depth`` units of each ahead."""
+
+    warps: int
+    residents: int
+    rows: int
+    passes: int
+    dots: int
+    depth: int
+
+
+@dataclass(frozen=True)
+class GemvF32(LinearSpec):
+    """y[b] = W x[b] for 1 to 8 vectors, W (rows, cols) of any weight type, repacked.
+
+    The weights are read once for all vectors, and y[b] has the same bits in every batch, because
+    the sums' order depends on the matrices' shapes alone. Everything is f32.
+
+    How a launch is cut is chosen by shape where a field is 0: ``warps`` of a CTA, ``rows_each``
+    rows of a warp at a time (of both matrices if gated), ``stages`` units of each row that a lane
+    loads ahead, ``passes`` groups of rows that a warp takes one after the other, ``resident`` CTAs
+    that an SM has registers for.
+    """
+
+    batch: int = 1
+    warps: int = 0
+    rows_each: int = 0
+    stages: int = 0
+    passes: int = 0
+    resident: int = 0
+
+    name = "gemv_f32"
+    template = ("urdir.templates", "linear/products/gemv_f32.ptx.j2")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.warps > 32:
+            raise PtxgenError(f"gemv_f32: warps is {self.warps}: 1 to 32")
+        if self.rows_each not in (0, *self._rows_choices(self.rows_each)):
+            raise PtxgenError(
+                f"gemv_f32: rows_each is {self.rows_each} of {self.rows} rows: it must divide "
+                f"them, and {TILE_ROWS}"
+            )
+        panels, depth = self.panels, self.cut.depth
+        if panels.count > 1 and (self.passes > 1 or panels.units // 32 % depth):
+            raise PtxgenError(
+                f"gemv_f32: {self.cols} columns are more than a panel: "
+                f"passes is {self.passes} instead of 1, or stages ({depth}) no power of two"
+            )
+
+    @property
+    def rounds(self) -> int:
+        """Units of a row that a lane takes, some of the last beyond the row."""
+        return ceil_div(self.row_units, 32)
+
+    @cached_property
+    def panels(self) -> Panels:
+        """How activations pass through shared memory."""
+        units = 32 * self.rounds
+        most = PANEL_NBYTES // (self.batch * RECORD_NBYTES) // 32 * 32
+        if units > most:
+            units = 1 << (most.bit_length() - 1)
+        return Panels(units, ceil_div(self.row_units, units))
+
+    @cached_property
+    def cut(self) -> Cut:
+        """How the launch is cut."""
+        warps, widest = self.warps or CTA_WARPS, self._widest
+        rows = self.rows_each or choose_rows(self.total_rows, self._rows_choices(self._most_rows))
+        dots = rows * self.pair
+        has_many_sums = dots * self.batch > MAX_SUMS // 2
+        heavy = has_many_sums or dots * max(1, self.stages) * widest > MAX_RAW
+        residents = self.resident or max(1, SM_WARPS // warps // (2 if heavy else 1))
+        groups, passes = ceil_div(self.total_rows, rows), 1
+        if self.panels.count == 1:
+            passes = self.passes or ceil_div(groups, warps * SMS * residents)
+        fitting = max(1, min(1 if has_many_sums or self.gated else 2, MAX_RAW // (dots * widest)))
+        stages = self.stages or 1 << fitting.bit_length() - 1
+        depth = min(stages, self.rounds, self.panels.units // 32)
+        if passes > 1 and not self.stages:  # so that loads run on into the next rows
+            depth = max(d for d in range(1, depth + 1) if self.rounds % d == 0)
+        return Cut(warps, residents, rows, passes, dots, depth)
+
+    @property
+    def _widest(self) -> int:
+        """Bytes of the largest item of a plane."""
+        return max(p.nbytes for fmt in self.formats for p in fmt.planes)
+
+    @property
+    def _most_rows(self) -> int:
+        """Rows of each matrix that a thread has registers for, with two units of each."""
+        raw, sums = MAX_RAW // 2 // self._widest, MAX_SUMS // self.batch
+        return max(1, min(4, raw, sums if self.batch > 1 else 4) // self.pair)
+
+    def _rows_choices(self, most: int) -> list[int]:
+        """Numbers of rows that divide a tile and every matrix: no warp then has rows of two."""
+        matrices = (self.rows, *(rows for _, rows in self.others))
+        return [r for r in range(1, most + 1) if not any(n % r for n in (TILE_ROWS, *matrices))]
+
+    @property
+    def record_nbytes(self) -> int:
+        """Bytes of a unit's activations in shared memory."""
+        return RECORD_NBYTES
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        cta_rows = self.cut.warps * self.cut.rows * self.cut.passes
+        return side_by_side(self.layouts, [cta_rows] * len(self.layouts))
+
+    def quads_at_once(self, units: int) -> int:
+        """Quads (four columns) of each vector's ``units`` that a thread loads at a time."""
+        each = ceil_div(8 * units, self.launch_shape.threads)
+        return ceil_div(each, ceil_div(each, max(1, 6 // self.batch)))
+
+    @property
+    def launch_shape(self) -> LaunchShape:
+        ctas = sum(part.ctas for part in self.parts)
+        return LaunchShape(
+            grid=(ctas, 1, 1), block=(32 * self.cut.warps, 1, 1), resident=self.cut.residents
+        )
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """Rounding of the sums, 2e-7 to 6e-7 of the largest output measured.
+
+        The sum of a single row may cancel: ``atol`` is one rounding of a term of about 30, the
+        size that random weights and activations give.
+        """
+        return Tolerance(rtol=5e-6 if self.f or self.has(Bounded) else 2e-6, atol=2e-6)
+
+    @classmethod
+    def examples(cls) -> Mapping[str, GemvF32]:
+        rms, fine = Norm("rms", 1e-5), Norm("rms", 1e-6)
+        q8, q4_k, q6_k, f16 = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "F16"))
+        each = {
+            f.name: cls(f, 17, odd_cols(f), epilogue=(Bias(),) if i % 2 == 0 else ())
+            for i, f in enumerate(FORMATS.values())
+        }
+        return {
+            "smallest": cls(q8, 3, UNIT),
+            **each,
+            "F16 one stage": cls(f16, 3, 2085, warps=2, stages=1),
+            "passes": cls(q4_k, 18, 2304, warps=1, rows_each=2, stages=3, passes=3, resident=8),
+            "residual and bias": cls(q4_k, 6, 4864, epilogue=(Bias(), Residual()), rows_each=2),
+            "batch of 8": cls(q4_k, 5, 512, epilogue=(Bias(),), batch=8),
+            "batch of 4 norm": cls(
+                q8, 9, 4864, prologue=(Normed(rms),), rows_each=1, batch=4, stages=1
+            ),
+            "F32 batch": cls(
+                FORMATS["F32"], 5, 37, prologue=(Normed(rms),), epilogue=(Bias(),), batch=8
+            ),
+            "F32 long norm": cls(FORMATS["F32"], 3, 12321, prologue=(Normed(rms),)),
+            "gated batch": cls(
+                q4_k, 7, 512, prologue=(Normed(fine),), epilogue=(Gated(),), batch=2
+            ),
+            "gated passes": cls(q6_k, 22, 2048, epilogue=(Gated(),), warps=2, passes=2),
+            "three matrices": cls(q4_k, 19, 768, epilogue=(Bias(),), others=((q4_k, 5), (q6_k, 7))),
+            "three matrices, mixed types": cls(
+                f16,
+                6,
+                96,
+                prologue=(Normed(rms),),
+                others=((q8, 3), (f16, 9)),
+                warps=2,
+                passes=2,
+                batch=2,
+            ),
+            "layer norm": cls(
+                q8, 9, 4864, prologue=(Normed(Norm("layer", 1e-5, bias=True)),), batch=3
+            ),
+            "F32 layer norm without weight": cls(
+                FORMATS["F32"],
+                5,
+                37,
+                prologue=(Normed(Norm("layer", 1e-5, weight=False)),),
+                epilogue=(Activated(Activation("gelu")),),
+                batch=2,
+            ),
+            "layer norm in panels": cls(
+                FORMATS["F32"],
+                3,
+                12321,
+                prologue=(Normed(Norm("layer", 1e-5)),),
+                epilogue=(Scaled(0.5), Bounded(softcap=5.0)),
+            ),
+            "norm without weight": cls(
+                q4_k, 5, 256, prologue=(Normed(Norm("rms", 1e-6, weight=False)),)
+            ),
+            "norm with bias": cls(
+                q8,
+                5,
+                96,
+                prologue=(Normed(Norm("rms", 1e-6, bias=True)),),
+                epilogue=(Bounded(clamp=1.5),),
+            ),
+            "gated with biases": cls(
+                q4_k, 7, 256, epilogue=(Bias(), Gated(Activation("relu2"))), batch=2
+            ),
+            "residual, bias, scale": cls(
+                q8, 6, 64, epilogue=(Bias(), Residual(0.22)), batch=3, rows_each=2
+            ),
+            "some biases": cls(
+                q4_k,
+                19,
+                256,
+                epilogue=(Bias((True, False, True)), Activated(Activation("softplus"))),
+                others=((q4_k, 5), (q6_k, 7)),
+            ),
+        }

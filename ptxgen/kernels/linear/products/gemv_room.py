@@ -1,0 +1,67 @@
+"""What the CTAs of `Gemv` have room for: in the registers of a thread, and in shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from urdir.ptxgen.kernels.linear.cut import Footprint
+from urdir.ptxgen.kernels.linear.prologue.sum import DeferredAdd
+from urdir.ptxgen.kernels.linear.steps import Prologue, find
+from urdir.ptxgen.spec import ceil_div
+from urdir.ptxgen.weights.formats import Format
+from urdir.ptxgen.weights.layout import TILE_COLS, TILE_ROWS, TILE_UNITS, Layout
+
+#: With fewer warps `GemvF32` is faster: each warp has too many activations to round.
+LEAST_WARPS = 4
+#: Registers of a thread, at most: with more, older assemblers' code spills.
+MAX_REGISTERS = 170
+#: Bytes of a unit's activations in shared memory: see templates/linear/prologue/_tile_x.j2.
+RECORD_NBYTES = {"f32": 144, "i16": 80}
+
+Activations = Literal["f32", "i16"]
+
+
+def has_room(
+    formats: Iterable[Format],
+    cols: int,
+    activations: Activations,
+    shared: int,
+    prologue: tuple[Prologue, ...] = (),
+    cluster: int = 1,
+) -> bool:
+    """Whether ``shared`` bytes of shared memory have room for the activations and the tiles of
+    enough warps, and these warps have registers for the activations and what the steps of the
+    ``prologue`` hold.
+
+    Each CTA of a ``cluster`` has a part of the columns, which allows neither a norm that must be
+    complete first nor a deferred add.
+    """
+    add = find(prologue, DeferredAdd)
+    if cluster > 1 and any(step.warp_sums for step in prologue):
+        return False
+    warps = footprint(formats, cols, cluster, activations).most_warps(shared)
+    blocks = ceil_div(ceil_div(cols, TILE_COLS), cluster * warps)
+    if add is not None:
+        vectors, others = 2 + max(step.vectors for step in prologue), add.registers
+    else:
+        vectors, others = 1 + sum(step.held_vectors for step in prologue), 16
+    return warps >= LEAST_WARPS and 8 * vectors * blocks + others <= most_registers(warps)
+
+
+def most_registers(warps: int) -> int:
+    """Registers of a thread, at most, if an SM has room for two CTAs of so many warps."""
+    return min(MAX_REGISTERS, 1024 // warps)
+
+
+def footprint(
+    formats: Iterable[Format], cols: int, cluster: int, activations: Activations
+) -> Footprint:
+    """Each CTA has the activations of its blocks."""
+    cta_blocks = ceil_div(ceil_div(cols, TILE_COLS), cluster)
+    return Footprint(
+        tile=max(Layout(fmt, 1, cols).tile_nbytes for fmt in formats),
+        sums=4 * TILE_ROWS,
+        warp_squares=4,
+        activations=RECORD_NBYTES[activations] * TILE_UNITS * cta_blocks,
+    )

@@ -1,0 +1,1 @@
+"""What the vectors of a product go through before its main loop."""

@@ -1,0 +1,122 @@
+"""The norm of x before a product: all of it, or the rest of one that the last launch began."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.linear.prologue.packed import PackedInput
+from urdir.ptxgen.kernels.linear.steps import Product, Prologue
+from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.kernels.summary import SUMMARY, summary
+from urdir.ptxgen.spec import Access, Array, Param
+
+
+@dataclass(frozen=True, slots=True)
+class Normed(Prologue):
+    """x is normalised, with weights ``norm`` and ``norm_bias`` (cols,) f32 as the norm has them."""
+
+    norm: Norm
+
+    stem = "norm"
+    leads = True
+
+    @property
+    def is_first(self) -> bool:
+        """Whether the norm must be complete before the product (`is_first`)."""
+        return is_first(self.norm)
+
+    @property
+    def vectors(self) -> int:
+        return self.norm.weight + self.norm.bias
+
+    @property
+    def held_vectors(self) -> int:
+        return self.vectors if self.is_first else 0
+
+    @property
+    def warp_sums(self) -> int:
+        return 1 if self.is_first else 0
+
+    @property
+    def text(self) -> str:
+        return norm_text(self.norm)
+
+    def params(self, product: Product) -> tuple[Param, ...]:
+        return norm_params(self.norm, "norm")
+
+    def apply(
+        self, x: Array, product: Product, inputs: Mapping[str, Any], outputs: dict[str, Array]
+    ) -> Array:
+        return self.norm(x, inputs.get("norm"), inputs.get("norm_bias"))
+
+
+@dataclass(frozen=True, slots=True)
+class BegunNorm(Prologue):
+    """x is v times the weights of an RMSNorm, as a launch with `BeginNorm` left it, and
+    ``x_summary`` (2, batch, cols / 16) f32 has the squares of v: what is left is a factor.
+
+    Of a packed x the summary has the squares alone, (1, batch, cols / 16).
+    """
+
+    eps: float
+
+    stem = "begun_norm"
+    leads = True
+
+    @property
+    def text(self) -> str:
+        return "x / sqrt(mean(v^2) + eps): x is v * norm, and the squares of v are in x_summary"
+
+    def params(self, product: Product) -> tuple[Param, ...]:
+        shape = (1 if product.has(PackedInput) else 2, "batch", product.cols // SUMMARY)
+        return (Param("x_summary", "f32", shape, Access.IN),)
+
+    def make_inputs(self, product: Product, rng: np.random.Generator) -> dict[str, Any]:
+        norm = rng.standard_normal(product.cols).astype(np.float32)
+        vectors = rng.standard_normal((product.batch, product.cols)).astype(np.float32)
+        planes = summary(vectors * norm, vectors)
+        if (packed := product.find(PackedInput)) is not None:
+            return {"x": packed.pack(vectors * norm, product), "x_summary": planes[1:]}
+        return {"x": vectors * norm, "x_summary": planes}
+
+    def apply(
+        self, x: Array, product: Product, inputs: Mapping[str, Any], outputs: dict[str, Array]
+    ) -> Array:
+        squares = inputs["x_summary"][-1].astype(np.float64).sum(axis=1, keepdims=True)
+        normed: Array = x / np.sqrt(squares / product.cols + self.eps)
+        return normed
+
+
+def is_first(norm: Norm) -> bool:
+    """Whether a norm must be complete before the product. Without a mean and a bias it is a factor
+    of each vector, and may follow."""
+    return norm.kind == "layer" or norm.bias
+
+
+def norm_params(norm: Norm, name: str) -> tuple[Param, ...]:
+    """The weights of a norm, called ``name``, and its bias, as it has them."""
+    given = ((name, norm.weight), (f"{name}_bias", norm.bias))
+    return tuple(Param(of, "f32", ("cols",), Access.IN) for of, has in given if has)
+
+
+def norm_text(norm: Norm | None, weights: str = "norm") -> str:
+    """A norm as a template's contract has it; ``weights`` is the name of its parameter."""
+    if norm is None:
+        return "x"
+    centred = "x" if norm.kind == "rms" else "(x - mean(x))"
+    measure = "mean(x^2)" if norm.kind == "rms" else "var(x)"
+    weight = f" * {weights}, {weights} (cols) f32" if norm.weight else ""
+    bias = f" + {weights}_bias" if norm.bias else ""
+    return f"{centred} / sqrt({measure} + eps){weight}{bias}"
+
+
+def begun(norm: Norm) -> BegunNorm:
+    """What is left of a norm that was begun; raises PtxgenError for one that cannot be."""
+    if is_first(norm) or not norm.weight:
+        raise PtxgenError(f"begun_norm: {norm} must be a launch of its own")
+    return BegunNorm(norm.eps)

@@ -1,0 +1,43 @@
+"""Vectors that come packed as f16."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.linear.steps import Product, Prologue
+from urdir.ptxgen.spec import Access, Array, Param
+from urdir.ptxgen.weights.halves import Halves
+from urdir.ptxgen.weights.packed_few import few_shape, pack_few, unpack_few
+
+
+@dataclass(frozen=True, slots=True)
+class PackedInput(Prologue):
+    """x is packed f16 (`weights.packed_few`), in the order of the first matrix' type."""
+
+    stem = "packed_input"
+
+    def check(self, product: Product) -> None:
+        if product.gated and not Halves(product.format).stay_whole:
+            raise PtxgenError(f"{product.name}: no gated {product.format.name} of packed_input")
+
+    def stored(self, param: Param, product: Product) -> Param:
+        if param.name != "x":
+            return param
+        return Param("x", "f16", few_shape(product.cols), Access.IN)
+
+    def make_inputs(self, product: Product, rng: np.random.Generator) -> dict[str, Any]:
+        return {"x": self.pack(rng.standard_normal((product.batch, product.cols)), product)}
+
+    def pack(self, x: Array, product: Product) -> Array:
+        """Vectors (batch, cols) as the product takes them."""
+        return pack_few(x, Halves(product.format).order)
+
+    def apply(
+        self, x: Array, product: Product, inputs: Mapping[str, Any], outputs: dict[str, Array]
+    ) -> Array:
+        return unpack_few(x, product.batch, product.cols, Halves(product.format).order)

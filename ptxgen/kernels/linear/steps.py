@@ -1,0 +1,230 @@
+"""What a product does beside its main loop, as values: steps before it and steps after it.
+
+A product has a tuple of each. A step owns its parameters, its numpy reference, what it needs of
+shared memory and registers, and its macros: `Step.stem` names their file, in
+``templates/linear/prologue`` or ``epilogue``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import numpy as np
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.spec import Access, Array, KernelSpec, Param
+from urdir.ptxgen.weights.formats import Format
+
+S = TypeVar("S", bound="Step")
+
+
+class Part(Protocol):
+    """One of the matrices of a launch."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def suffix(self) -> str:
+        """What follows the names of its parameters: nothing for the first one."""
+
+
+class Step:
+    """Base of what a product does before or after its main loop: a frozen dataclass.
+
+    ``stem``: its name in messages and settings, and that of its macro file. ``leads``: its
+    parameters come right after x, before the other matrices; else after all of them.
+    """
+
+    stem: ClassVar[str]
+    leads: ClassVar[bool] = False
+
+    __slots__ = ()
+
+    def check(self, product: Product) -> None:
+        """Raise PtxgenError for a product that cannot have this step."""
+
+    def params(self, product: Product) -> tuple[Param, ...]:
+        """Its parameters, those of single matrices apart."""
+        return ()
+
+    def part_params(self, product: Product, part: Part) -> tuple[Param, ...]:
+        """Its parameters of one of the matrices."""
+        return ()
+
+    def stored(self, param: Param, product: Product) -> Param:
+        """A parameter of the product or of another step, as it is in memory with this step."""
+        return param
+
+    def make_inputs(self, product: Product, rng: np.random.Generator) -> dict[str, Any]:
+        """Inputs that are not simply standard normal."""
+        return {}
+
+    def bytes_moved(self, product: Product) -> int:
+        """Bytes of its parameters that a launch must read and write."""
+        return sum(
+            product.nbytes(p) * (2 if p.access is Access.INOUT else 1) for p in self.params(product)
+        )
+
+    @property
+    def text(self) -> str:
+        """What it does, for a template's contract; empty where the formula says it."""
+        return ""
+
+
+class Prologue(Step):
+    """Base of what x goes through before it is multiplied."""
+
+    __slots__ = ()
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of its weights and operands, for which a thread has registers beside x."""
+        return 0
+
+    @property
+    def held_vectors(self) -> int:
+        """Those of them that a thread holds until all of x is made."""
+        return 0
+
+    @property
+    def warp_sums(self) -> int:
+        """Sums (f32) of each warp in shared memory."""
+        return 0
+
+    def apply(
+        self,
+        x: Array,
+        product: Product,
+        inputs: Mapping[str, Any],
+        outputs: dict[str, Array],
+    ) -> Array:
+        """x (batch, cols) in float64 after it; what else it writes goes to ``outputs``."""
+        raise NotImplementedError
+
+
+class Epilogue(Step):
+    """Base of what a product goes through."""
+
+    __slots__ = ()
+
+    @property
+    def shared_nbytes(self) -> int:
+        """Bytes of shared memory that all threads read, a multiple of 16."""
+        return 0
+
+    def of_part(self, part: Part) -> bool:
+        """Whether it follows the product of this one of the matrices."""
+        return True
+
+    def apply(
+        self,
+        y: Array,
+        part: Part,
+        product: Product,
+        inputs: Mapping[str, Any],
+        outputs: dict[str, Array],
+    ) -> Array:
+        """The product of a matrix (batch, rows), or of a pair (2, batch, rows), after it, float64;
+        what else it writes goes to ``outputs``."""
+        raise NotImplementedError
+
+
+def find(steps: Iterable[Step], kind: type[S]) -> S | None:
+    """The step of a kind, None where there is none."""
+    return next((step for step in steps if isinstance(step, kind)), None)
+
+
+def check_steps(name: str, steps: tuple[S, ...], takes: tuple[type[S], ...]) -> None:
+    """Raise PtxgenError for a step that the product called ``name`` does not take, and for an order
+    other than that of ``takes``."""
+    places = []
+    for step in steps:
+        if type(step) not in takes:
+            known = ", ".join(kind.stem for kind in takes)
+            raise PtxgenError(f"{name}: takes no {step.stem}: {known} in this order")
+        places.append(takes.index(type(step)))
+    if any(a >= b for a, b in pairwise(places)):
+        given = ", ".join(step.stem for step in steps)
+        known = ", ".join(kind.stem for kind in takes)
+        raise PtxgenError(f"{name}: {given}: each at most once, in the order {known}")
+
+
+class Product(KernelSpec):
+    """y = W x of a matrix W (rows, cols), between the steps of a ``prologue`` and an ``epilogue``.
+
+    ``others``: (format, rows) of more matrices for the same x, each with its own y.
+    """
+
+    format: Format
+    rows: int
+    cols: int
+    batch: int
+    others: tuple[tuple[Format, int], ...] = ()
+
+    @property
+    def cluster(self) -> int:
+        """CTAs of a cluster that share the columns."""
+        return 1
+
+    @property
+    def passes(self) -> int:
+        """Passes over a CTA's rows."""
+        return 1
+
+    @property
+    def prologue(self) -> tuple[Prologue, ...]:
+        """What x goes through before it is multiplied, in order."""
+        return ()
+
+    @property
+    def epilogue(self) -> tuple[Epilogue, ...]:
+        """What the product goes through, in order."""
+        return ()
+
+    @cached_property
+    def fused(self) -> tuple[Prologue | Epilogue, ...]:
+        """All steps that are fused with the main loop."""
+        return (*self.prologue, *self.epilogue)
+
+    def find(self, kind: type[S]) -> S | None:
+        """The step of a kind, None where there is none."""
+        return find(self.fused, kind)
+
+    def has(self, kind: type[S]) -> bool:
+        """Whether there is a step of a kind."""
+        return self.find(kind) is not None
+
+    def step(self, stem: str) -> Prologue | Epilogue | None:
+        """The step of a name, as templates ask for it."""
+        return next((step for step in self.fused if step.stem == stem), None)
+
+    def epilogue_of(self, part: Part) -> tuple[Epilogue, ...]:
+        """The steps after the product of one of the matrices."""
+        return tuple(step for step in self.epilogue if step.of_part(part))
+
+    @property
+    def gated(self) -> bool:
+        """Whether two matrices are multiplied together."""
+        return self.step("gated") is not None
+
+    @property
+    def pair(self) -> int:
+        """Matrices that are multiplied together: two if gated."""
+        return 2 if self.gated else 1
+
+    @property
+    def f(self) -> Activation | None:
+        """The nonlinearity that the product goes through."""
+        step = self.step("gated") or self.step("activation")
+        return getattr(step, "f", None)
+
+    @property
+    def residual(self) -> bool:
+        """Whether the product is added to a residual."""
+        return self.step("residual") is not None

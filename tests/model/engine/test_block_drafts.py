@@ -1,0 +1,157 @@
+"""Drafts of blocks against llama.cpp's (`tests/data/drafts`): logits of a block's rows, and rounds
+of speculation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.model.engine.test_drafts import (
+    EXACT_RELATIVE_RMS,
+    by_token,
+    finite_relative_rms,
+    process,
+    process_known,
+    verify,
+)
+from urdir.driver import execute
+from urdir.driver.device import Device
+from urdir.model.engine.block_drafts import BlockDraft
+from urdir.model.engine.draft_logits import logits_with_block
+from urdir.model.engine.draft_pair import file_pair, open_pair
+from urdir.model.engine.realizar import EagerSteps
+from urdir.model.files.gguf import Gguf
+from urdir.model.memory.session_settings import SessionSettings
+from urdir.model.verify.conformance import relative_rms
+
+FEW = 4
+MOST = 4
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A draft, opened for its model, and what llama.cpp makes of both."""
+
+    draft: BlockDraft
+    open_more: Callable[..., BlockDraft]
+    arrays: dict[str, Any]
+    traces: dict[str, Any]
+    whole: bool
+
+    @property
+    def tokens(self) -> list[int]:
+        tokens: list[int] = self.arrays["tokens"].tolist()
+        return tokens
+
+
+@pytest.fixture(scope="module")
+def block(
+    request: pytest.FixtureRequest,
+    device_name: str,
+    reference_file: Callable[[str], Path],
+    reference_golden: Callable[[str, str], Path],
+    parts_of: Callable[[str], tuple[str, str]],
+) -> Iterator[Opened]:
+    name, given = request.param, request.config.getoption("--references")
+    whole = request.config.getoption("--full") or device_name == "cuda" or given is not None
+    path = reference_golden("block drafts", name)
+    with np.load(path) as file:
+        arrays = {field: file[field] for field in file.files}
+    with ExitStack() as owners:
+
+        def open_one(**settings: Any) -> BlockDraft:
+            files = [owners.enter_context(closing(Gguf(reference_file(p)))) for p in parts_of(name)]
+            device = owners.enter_context(Device.open(device_name, cache_folder=None))
+            wanted = {"context": 64, "kv_dtype": "f32", "exact": True, **settings}
+            opened = open_pair(file_pair(*files), device, SessionSettings(**wanted), most=MOST)
+            draft = owners.enter_context(opened)
+            assert isinstance(draft, BlockDraft)
+            return draft
+
+        traces = json.loads(path.with_suffix(".json").read_text())
+        yield Opened(open_one(), open_one, arrays, traces, whole)
+
+
+of_each = pytest.mark.references("block drafts", ["dflash-d2t"], argument="block")
+
+
+@of_each
+def test_exact_logits_are_llama_cpp_s(block: Opened) -> None:
+    count = len(block.tokens) if block.whole else FEW
+    logits, drafted = logits_with_block(block.draft, block.tokens[:count])
+    assert relative_rms(logits, block.arrays["logits"][:count]) <= EXACT_RELATIVE_RMS
+    assert drafted.shape == (MOST + 1, block.draft.parts.own.config.vocab_size)
+    if block.whole:
+        error = finite_relative_rms(by_token(block.draft, drafted), block.arrays["draft_logits"])
+        assert error <= EXACT_RELATIVE_RMS
+
+
+@of_each
+def test_a_block_after_a_text_is_llama_cpp_s(block: Opened) -> None:
+    draft, (first, *slots) = block.draft, block.arrays["ids"].tolist()
+    with EagerSteps(draft.session) as eager:
+        assert int(np.argmax(process(draft, eager, block.tokens))) == first
+        assert draft.propose([(0, len(block.tokens), first)], MOST) == [slots[1:]]
+        rows = by_token(draft, draft.block_logits)
+    error = finite_relative_rms(rows, block.arrays["draft_logits"])
+    assert error <= EXACT_RELATIVE_RMS
+
+
+@of_each
+def test_rounds_of_speculation_are_llama_cpp_s(block: Opened) -> None:
+    draft, traces = block.draft, block.traces
+    *prompt, last = traces["prompt"]
+    with EagerSteps(draft.session) as eager:
+        process(draft, eager, prompt)
+        for each in traces["rounds"] if block.whole else traces["rounds"][:MOST]:
+            position = len(eager.tokens[0])
+            assert (each["pos0"], each["last"]) == (position, last)
+            assert draft.propose([(0, position, last)], len(each["draft"])) == [each["draft"]]
+            out = verify(draft, eager, last, each["draft"])
+            assert (out, len(out) - 1) == (each["out"], each["accepted"])
+            last = out[-1]
+
+
+@of_each
+def test_a_replayed_graph_drafts_the_same_block(block: Opened) -> None:
+    draft, place = block.draft, (0, 9, block.tokens[9])
+    stream, device = draft.session.stream, draft.parts.own.device
+    with EagerSteps(draft.session) as eager:
+        process(draft, eager, block.tokens[:9])
+        drafts = draft.propose([place], MOST)
+        logits = draft.block_logits
+        with execute.record(draft.plan(draft.write_block([place])), device) as graph:
+            graph.launch(stream)
+            np.testing.assert_array_equal(draft.block_logits, logits)
+            assert draft.read_block(1, MOST) == drafts
+
+
+@of_each
+@pytest.mark.slow
+@pytest.mark.parametrize("exact", [True, False])
+def test_sequences_draft_together_as_each_alone(block: Opened, exact: bool) -> None:
+    """Texts of different lengths, in pages, and a place that is idle; by default arithmetic
+    logits are near."""
+    texts = [block.tokens[:9], block.tokens[4:11], block.tokens[2:6]]
+    alone, firsts, rows = [], [], []
+    with EagerSteps(block.draft.session) as eager:
+        for text in texts:
+            firsts.append(int(np.argmax(process(block.draft, eager, text))))
+            alone += block.draft.propose([(0, len(text), firsts[-1])], MOST)
+            rows.append(block.draft.block_logits)
+    draft = block.open_more(sequences=3, page_len=16, exact=exact)
+    with EagerSteps(draft.session) as eager:
+        for sequence, text in enumerate(texts):
+            process_known(draft, eager, text, sequence)
+        eager.logits(range(3))
+        draft.take(3)
+        found = draft.propose([(s, len(t), firsts[s]) for s, t in enumerate(texts)], MOST)
+        assert not exact or found == alone
+        assert relative_rms(draft.block_logits, rows[0]) <= (1e-5 if exact else 2e-3)
