@@ -24,8 +24,8 @@ class PtxFiles:
     """The two folders, either of which may be None.
 
     A kernel whose key names a file in ``override`` is compiled from that file's text. ``dump`` gets
-    the PTX and the cubin of every kernel that is loaded. ``report`` is told once of every override
-    that is used, and of those that were not when a device closes; as a context manager, which may
+    the PTX and the cubin of every kernel that is loaded. ``report`` receives each override once
+    when it is used, and the unused ones when a device closes; as a context manager, which may
     serve several devices, at its own end instead. Raises DriverError for an ``override`` that is no
     folder and a ``dump`` that cannot be made.
     """
@@ -51,7 +51,7 @@ class PtxFiles:
         return tuple(sorted(self._used))
 
     def overriding(self, key: str) -> str | None:
-        """The text to use in place of the module ``key``'s, reported; None where there is none.
+        """The text to use in place of the module ``key``'s, reported; or None.
 
         Raises DriverError for a file that cannot be read.
         """

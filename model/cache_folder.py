@@ -7,6 +7,6 @@ from pathlib import Path
 
 def user_cache_folder() -> Path:
     """The user's own cache folder as the system has it; no variable of ours is looked at."""
-    import platformdirs  # seldom needed
+    import platformdirs  # rarely needed
 
     return Path(platformdirs.user_cache_dir("urdir", appauthor=False))

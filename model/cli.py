@@ -46,7 +46,7 @@ examples:
 
 
 def build_parser(command: str = "") -> Parser:
-    """The parser of ``command`` alone, or of all of them where it is no command."""
+    """The parser of ``command`` only, or of all commands if it is not a command."""
     parser = Parser(
         prog="urdir",
         description="Run GGUF language models on NVIDIA GPUs with generated PTX.",
@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
-    """The exit code of a command; errors that users are told of are told."""
+    """Run a command and return its exit code; expected errors are printed."""
     try:
         args = build_parser(words[0] if words else "").parse(words)
     except SystemExit as end:
@@ -127,7 +127,7 @@ def _warning_line(message: Warning | str, *where: object, **more: object) -> str
 
 
 def _reported_errors() -> tuple[type[Exception], ...]:
-    """The packages' error bases: what a user is told without a traceback."""
+    """The packages' error bases: errors reported without a traceback."""
     from urdir.driver.errors import DriverError
     from urdir.model.errors import ModelError
     from urdir.ptxgen.errors import PtxgenError

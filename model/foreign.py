@@ -29,7 +29,8 @@ def foreign(what: str, error: type[ModelError]) -> Iterator[None]:
 
 
 def one_line(message: str) -> str:
-    """A stranger's message without line breaks and terminal control sequences, and not too long."""
+    """A message of untrusted origin without line breaks and terminal control sequences, and not too
+    long."""
     message = message[: 10 * _MESSAGE_LIMIT]
     text = " ".join("".join(c if c.isprintable() else " " for c in message).split())
     return text if len(text) <= _MESSAGE_LIMIT else text[:_MESSAGE_LIMIT] + "..."

@@ -24,8 +24,8 @@ _CLOCK = "{desc} {elapsed}"
 
 class Progress:
     """``label  42 % |####    | 00:03<00:04`` on a line of a terminal, which it leaves as it was;
-    ``label 00:03`` where no ``total`` is known. Nothing where stderr is no terminal, or where it is
-    not ``shown``: one of several that work together has a bar.
+    ``label 00:03`` where no ``total`` is known. No output if stderr is not a terminal, or if not
+    ``shown``: of several processes one shows a bar.
 
     A thread draws it, so that time goes on while work does not come back.
     """

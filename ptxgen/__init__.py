@@ -1,7 +1,7 @@
 """PTX generation: kernel specs, rendering, targets, lint and offline assembly.
 
-The names in the stub beside this file are the promise, with what the modules among them document;
-everything else is private. Names are imported when first used.
+The stub beside this file lists the public names; the documented parts of their modules are public
+too. Everything else is private. Names are imported when first used.
 """
 
 import lazy_loader

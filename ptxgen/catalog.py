@@ -1,4 +1,4 @@
-"""The kernels there are: the built-in ones, and those of other packages.
+"""Catalog of kernels: the built-in ones, and those of other packages.
 
 Built-in kernels are found by walking ``urdir.ptxgen.kernels``; another package adds its own by an
 entry point of the group ``urdir.kernels`` that names a spec class::
@@ -21,15 +21,14 @@ from urdir.ptxgen import kernels as builtin_package
 from urdir.ptxgen.errors import PtxgenError, SettingError
 from urdir.ptxgen.spec import KernelSpec
 
-#: The group of entry points under which other packages announce spec classes.
+#: The entry point group for spec classes of other packages.
 ENTRY_POINTS = "urdir.kernels"
 
 
 def kernels() -> Mapping[str, type[KernelSpec]]:
     """Every spec class by its PTX entry name, in alphabetical order.
 
-    Raises PtxgenError when two classes share a name, and for an entry point that does not lead to
-    a spec class.
+    Raises PtxgenError if two classes share a name, and for an entry point that is not a spec class.
     """
     found: dict[str, type[KernelSpec]] = {}
     for spec in (*_builtin(), *_announced()):
@@ -41,16 +40,16 @@ def kernels() -> Mapping[str, type[KernelSpec]]:
 
 
 def kernel(name: str) -> type[KernelSpec]:
-    """The spec class of the kernel called ``name``, or the class that "package.module:Class" names.
+    """The spec class of the kernel ``name``, or the class that "package.module:Class" names.
 
-    Raises SettingError, with names near it.
+    Raises SettingError, with similar names.
     """
     if ":" in name:
         return _of_module(name)
     known = kernels()
     if name not in known:
         near = get_close_matches(name, known, 3)
-        hint = f"did you mean {' or '.join(near)}?" if near else "urdir ptx list has all"
+        hint = f"did you mean {' or '.join(near)}?" if near else "urdir ptx list prints all"
         raise SettingError(f"no kernel {name!r}: {hint}")
     return known[name]
 
@@ -62,7 +61,7 @@ def _of_module(name: str) -> type[KernelSpec]:
     except (ImportError, AttributeError, ValueError) as exc:
         raise SettingError(f"no kernel {name!r}: {exc}") from exc
     if not _is_kernel(value):
-        raise SettingError(f"no kernel {name!r}: it is no KernelSpec with a name and a template")
+        raise SettingError(f"no kernel {name!r}: it is not a KernelSpec with a name and a template")
     spec: type[KernelSpec] = value
     return spec
 
@@ -83,12 +82,12 @@ def _announced() -> Iterator[type[KernelSpec]]:
         except (ImportError, AttributeError) as exc:
             raise PtxgenError(f"entry point {point.name} = {point.value!r}: {exc}") from exc
         if not _is_kernel(value):
-            raise PtxgenError(f"entry point {point.name} = {point.value!r} is no kernel spec")
+            raise PtxgenError(f"entry point {point.name} = {point.value!r} is not a kernel spec")
         yield value
 
 
 def _is_kernel(value: object) -> bool:
-    """True for a spec class that has a name and a template; bases of several kernels have none."""
+    """Whether a class is a spec with a name and a template; bases of several kernels have none."""
     return (
         inspect.isclass(value)
         and issubclass(value, KernelSpec)

@@ -1,10 +1,10 @@
-"""The one error base of ptxgen."""
+"""Errors of ptxgen, with one base class."""
 
 
 class PtxgenError(Exception):
-    """A kernel cannot be specialised, rendered, checked or assembled as asked."""
+    """A kernel cannot be specialised, rendered, checked or assembled as requested."""
 
 
 class SettingError(PtxgenError):
-    """A setting names nothing that there is (a kernel, field, target, GPU, form), has a value that
-    is not of its type, or does not go with another one."""
+    """A setting is unknown (a kernel, field, target, GPU, form), has a value of the wrong type, or
+    conflicts with another one."""

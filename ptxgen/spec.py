@@ -1,4 +1,4 @@
-"""What a kernel is: a frozen dataclass whose fields are its specialisation."""
+"""Kernel specs: frozen dataclasses whose fields are the specialisation."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Param:
 class LaunchShape:
     """Grid, block and cluster in CTAs / threads (x, y, z); dynamic shared memory in bytes.
 
-    ``resident``: CTAs that an SM must have registers for at once; 0 leaves that to the assembler.
+    ``resident``: minimum resident CTAs per SM by registers; 0 leaves that to the assembler.
     ``prefers_shared``: as much as possible of an SM's memory is shared memory, not L1 cache.
     """
 
@@ -131,8 +131,8 @@ class KernelSpec:
     specialisation.
 
     A subclass sets ``name`` (PTX entry name), ``template`` (package, file) and implements
-    ``params``, ``launch_shape``, ``reference``, ``examples`` and ``flops``. Everything a launch
-    needs is a function of the fields, so that a spec is a key.
+    ``params``, ``launch_shape``, ``reference``, ``examples`` and ``flops``. Everything that a
+    launch needs is a function of the fields, so a spec is a key.
     """
 
     name: str
@@ -145,8 +145,8 @@ class KernelSpec:
 
     @property
     def launch_fields(self) -> frozenset[str]:
-        """Fields that only launches have, beside a scalar or none: they decide how many CTAs there
-        are. Specs that differ in these alone have one key and one text."""
+        """Fields that only launches depend on, by a scalar or the number of CTAs. Specs that differ
+        only in these have one key and one text."""
         return frozenset()
 
     @property
@@ -154,7 +154,7 @@ class KernelSpec:
         """The targets that the kernel is written for; the tests expect all of them to work.
 
         ``since(90)`` are the portable targets from sm_90 on, ("sm_90a",) is a kernel for Hopper
-        alone. This is no field: a key has only the one target that its text is for.
+        only. It is not a field: a key has only the one target of its text.
         """
         return since(75)
 
@@ -169,7 +169,7 @@ class KernelSpec:
         raise NotImplementedError
 
     def resident_on(self, target: Target) -> int:
-        """CTAs that an SM must have registers for at once on ``target``, one of the kernel's own; 0
+        """Minimum resident CTAs per SM by registers on ``target``, one of the kernel's own; 0
         leaves that to the assembler."""
         return self.launch_shape.resident
 
@@ -201,7 +201,7 @@ class KernelSpec:
         raise NotImplementedError
 
     def bytes_moved(self) -> int:
-        """Bytes one launch must read and write at least: every argument once.
+        """Minimum number of bytes that a launch reads and writes: every argument once.
 
         Kernels that touch a part of an argument (a gathered row, a cache) override this.
         """
@@ -214,8 +214,8 @@ class KernelSpec:
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """Random values for every IN and INOUT array and every scalar.
 
-        Floats are standard normal, integers small; specs whose inputs mean something (a position,
-        a token id, packed weights) override this.
+        Floats are standard normal, integers small; specs whose inputs have a meaning (a position, a
+        token id, packed weights) override this.
         """
         inputs: dict[str, Any] = {}
         for p in self.params:
@@ -232,7 +232,7 @@ class KernelSpec:
         return inputs
 
     def param(self, name: str) -> Param:
-        """The parameter called ``name``; raises PtxgenError where there is none."""
+        """The parameter called ``name``; PtxgenError if there is none."""
         for p in self.params:
             if p.name == name:
                 return p
@@ -251,10 +251,11 @@ class KernelSpec:
 
     def fields(self) -> dict[str, Any]:
         """The specialisation: field name -> value, in declaration order."""
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+        # type: ignore[arg-type]
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
 
     def text_fields(self) -> dict[str, Any]:
-        """The fields that the text depends on: all but `launch_fields`."""
+        """The fields that the text depends on: all except `launch_fields`."""
         launch = self.launch_fields
         return {name: value for name, value in self.fields().items() if name not in launch}
 
@@ -265,10 +266,10 @@ class KernelSpec:
         return paragraph.split(". ")[0].rstrip(".")
 
     def target_on(self, device: str) -> str | None:
-        """The one of ``targets`` that a device runs; None where the kernel does not exist for it.
+        """The one of ``targets`` that a device runs; None if the kernel does not exist for it.
 
-        ``device`` is the device's native target. "sm_90a" runs what is written for sm_90a, else
-        what is written for sm_90. Raises PtxgenError for an unknown one.
+        ``device`` is the device's native target. "sm_90a" runs kernels for sm_90a, else those for
+        sm_90. Raises PtxgenError for an unknown one.
         """
         target = Target.parse(device)
         return next((t for t in (target.name, target.portable) if t in self.targets), None)
@@ -278,7 +279,7 @@ class KernelSpec:
 
         Kernel name, every one of `text_fields`, the target (see `target_on`), and digests of the
         sources (template, the spec's module, all of ptxgen), as a readable stem and a hash:
-        ``normalise-sm_90-5f0c...``. Raises PtxgenError where the kernel does not exist.
+        ``normalise-sm_90-5f0c...``. Raises PtxgenError if the kernel does not exist.
         """
         from urdir.ptxgen.render.sources import generator_digest, module_digest, source_digest
 
@@ -295,7 +296,7 @@ class KernelSpec:
     def ptx(self, device: str) -> str:
         """PTX text of this spec for a device ("sm_90"), the same text in every process.
 
-        See `target_on`. Raises PtxgenError where the kernel does not exist.
+        See `target_on`. Raises PtxgenError if the kernel does not exist.
         """
         from urdir.ptxgen.render.frame import render  # late: a key needs no Jinja
 

@@ -1,4 +1,4 @@
-"""Targets of PTX, and the ISA version and architecture that an instruction needs.
+"""PTX targets, and the ISA version and architecture that instructions need.
 
 The facts about architectures themselves are in ``ptx/architecture.py``.
 """
@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from urdir.ptxgen.errors import PtxgenError, SettingError
 from urdir.ptxgen.ptx.architecture import ARCHITECTURES, FIRST_VERSION, Version, number_of
 
-#: The targets that PTX is written for.
+#: Targets for which PTX is generated.
 TARGETS = tuple(t for t in FIRST_VERSION if number_of(t) in ARCHITECTURES)
 
-#: The architectures that every kernel is assembled for in the tests.
+#: Architectures for which the tests assemble every kernel.
 TESTED = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 
 
@@ -28,16 +28,16 @@ def since(sm: int) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Feature:
-    """An instruction, modifier or register that some version or target lacks."""
+    """An instruction, modifier or register that some versions or targets lack."""
 
     pattern: re.Pattern[str]
     version: Version
     sm: int
-    #: Where it is not empty: the only targets that have it (architecture-specific features).
+    #: If not empty: the only targets that have it (architecture-specific features).
     only: frozenset[str] = frozenset()
 
     def reason_against(self, target: Target) -> str | None:
-        """What the feature needs that ``target`` is not, or None."""
+        """The requirement that ``target`` does not meet, or None."""
         if self.only and target.name not in self.only:
             return " or ".join(sorted(self.only))
         return f"sm_{self.sm}" if target.sm < self.sm else None
@@ -120,15 +120,15 @@ FEATURES: tuple[Feature, ...] = tuple(
 )
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
-# Names of registers tell nothing, but for the special ones that FEATURES has.
+# Register names carry no information, except the special ones in FEATURES.
 _NAMES = re.compile(r"%(?!n?cluster|is_explicit_cluster)\w+")
-# What parts an opcode from the operands, in those patterns that look at both.
+# Separates an opcode from the operands, in patterns that match both.
 _OPERANDS = " +"
 
 
 @functools.lru_cache(maxsize=1 << 14)  # few opcodes make many texts
 def _features_of(word: str) -> tuple[int, ...]:
-    """Places in FEATURES of what a word of PTX text has, as far as the word alone can tell."""
+    """Indices in FEATURES of the features in a word of PTX text, as far as the word alone shows."""
     code = _NAMES.sub("0", word)
     return tuple(
         i
@@ -141,7 +141,7 @@ def _features_in(code: str) -> Iterator[tuple[Feature, str]]:
     """The features of a text without comments, in the order of FEATURES, with the text of each."""
     words: dict[int, list[str]] = {}
     for word in dict.fromkeys(code.split()):
-        if "." in word or "cluster" in word:  # all features do, and registers hardly ever
+        if "." in word or "cluster" in word:  # all features do, and registers rarely
             for i in _features_of(word):
                 words.setdefault(i, []).append(word)
     for i in sorted(words):
@@ -155,7 +155,7 @@ def _features_in(code: str) -> Iterator[tuple[Feature, str]]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Target:
-    """What PTX is made for: ``Target.parse("sm_90a")``; ``sm`` is 90."""
+    """A PTX target: ``Target.parse("sm_90a")``; ``sm`` is 90."""
 
     name: str
     sm: int
@@ -169,11 +169,11 @@ class Target:
 
     @property
     def portable(self) -> str:
-        """The target of the same architecture whose code newer ones run, too."""
+        """The target of the same architecture whose code newer ones run too."""
         return f"sm_{self.sm}"
 
     def version_for(self, body: str) -> Version:
-        """The lowest PTX ISA version that knows this target and every instruction of ``body``.
+        """The lowest PTX ISA version that supports this target and every instruction of ``body``.
 
         Comments do not count. Raises PtxgenError when an instruction needs another architecture.
         """

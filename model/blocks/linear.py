@@ -29,8 +29,8 @@ from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.activate import Activate
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.linear.choice import LinearRequest, choose_linear
-from urdir.ptxgen.kernels.linear.gemm import Gemm
 from urdir.ptxgen.kernels.linear.packed_parts import HeadPlaces
+from urdir.ptxgen.kernels.linear.products.gemm import Gemm
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 from urdir.ptxgen.weights.packed_few import Order
 

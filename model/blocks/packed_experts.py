@@ -13,9 +13,9 @@ from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.experts.gemm import tile_height
 from urdir.ptxgen.kernels.experts.group import GroupExperts
-from urdir.ptxgen.kernels.linear.gemm_wgmma import GemmWgmma
 from urdir.ptxgen.kernels.linear.pack import Pack
 from urdir.ptxgen.kernels.linear.packed_parts import Mixture
+from urdir.ptxgen.kernels.linear.products.gemm_wgmma import GemmWgmma
 from urdir.ptxgen.kernels.linear.wgmma_choice import any_cut, choose_wgmma
 from urdir.ptxgen.spec import KernelSpec
 from urdir.ptxgen.weights.packed import GROUP

@@ -5,8 +5,8 @@
     h = one whole decoder layer of u, at position p
     logits of x_(p+1) = output . norm(h)
 
-The hidden state h of the position before is the model's own, or that of the head where it drafts on
-from its own token. Tensors of the layer: nextn.eh_proj, nextn.enorm, nextn.hnorm, and where they
+The hidden state h of the position before is the model's own, or that of the head when it continues
+from a drafted token. Tensors of the layer: nextn.eh_proj, nextn.enorm, nextn.hnorm, and where they
 differ from the model's nextn.embed_tokens, nextn.shared_head_norm (in some families called
 layer_output_norm), nextn.shared_head_head.
 """

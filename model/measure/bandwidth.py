@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from urdir.driver.device import Device
 
 #: Sizes the read-only kernel is timed on: the best one counts. On a GPU they are so large that
-#: launch costs and the L2 cache hardly count. The emulator's "bandwidth" is the host's.
+#: launch costs and the L2 cache are negligible. The emulator's "bandwidth" is the host's.
 GPU_READ_BYTES = (1 << 30, 2 << 30, 4 << 30)
 EMULATOR_READ_BYTES = (1 << 22,)
 _READS = 6

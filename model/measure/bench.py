@@ -256,8 +256,7 @@ def _values_of_a_token(config: Config) -> Iterator[tuple[StoredMatrix | StoredVe
 def moved_per_step(plan: Plan, length: int, sequences: int = 1) -> int:
     """Bytes that the launches of a decode step's plan move, by their own account.
 
-    Attention is counted with the ``length`` keys and values that there are, not with all that the
-    plan has room for.
+    Attention counts the ``length`` stored keys and values, not the plan's capacity.
     """
     total = 0
     for operation in plan:

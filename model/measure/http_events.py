@@ -51,7 +51,7 @@ class HttpServer:
         try:
             return json.loads(body)
         except ValueError:
-            raise ServerError(f"{self.host}:{self.port}{path}: the answer is no JSON") from None
+            raise ServerError(f"{self.host}:{self.port}{path}: the answer is not JSON") from None
 
     async def events(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
         """POST JSON, and the values of the events that come; ServerError."""

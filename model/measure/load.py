@@ -74,7 +74,7 @@ class Throughput:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """A time in milliseconds, over requests or tokens; None where there are none."""
+    """A time in milliseconds, over requests or tokens; None without any."""
 
     name: str
     count: int

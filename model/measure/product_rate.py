@@ -10,9 +10,9 @@ import numpy as np
 from urdir.driver import execute
 from urdir.driver.plan import Plan
 from urdir.model.blocks.linear_requests import device_limits
-from urdir.ptxgen.kernels.linear.gemm import Gemm
 from urdir.ptxgen.kernels.linear.packed_choice import choose_packed, packs
-from urdir.ptxgen.kernels.linear.packed_product import PackedProduct
+from urdir.ptxgen.kernels.linear.products.gemm import Gemm
+from urdir.ptxgen.kernels.linear.products.packed_product import PackedProduct
 from urdir.ptxgen.weights.formats import FORMATS
 from urdir.ptxgen.weights.layout import Layout
 
@@ -28,7 +28,7 @@ _NOISE = 1 << 20  # values
 
 def product_rate(device: Device) -> float:
     """Operations per second of a large product of f16 weights, the median of a few runs, of the
-    fastest kernel that there is; a smaller product where memory is short.
+    fastest available kernel; a smaller product if memory is short.
     """
     size = EMULATOR_SIZE if device.is_emulated else GPU_SIZE
     free, _ = device.memory_info()

@@ -118,7 +118,7 @@ class DraftRows(Owner):
             self._writes.write(self["drafts"], np.array([token], np.uint32), at)
 
     def close(self) -> None:
-        """Free the memory; closing twice does nothing."""
+        """Free the memory. Idempotent."""
         self._owners.close()
 
 

@@ -64,7 +64,7 @@ def _read_variables(fields: Fields, source: str) -> Json:
     variables = _read_effort(fields, source)
     if documents := fields.objects("documents"):
         if "documents" not in source:
-            fields.fail("documents", "cannot be had: the chat template knows no documents")
+            fields.fail("documents", "is not supported by the chat template")
         variables["documents"] = [document.values for document in documents]
     if (given := fields.object("chat_template_kwargs")) is not None:
         variables |= given.values
@@ -102,7 +102,7 @@ def _read_continued(fields: Fields, messages: Sequence[Message], adds: Any) -> s
     if not asked:
         return None
     if adds:
-        fields.fail(name, "cannot be had with 'add_generation_prompt': true")
+        fields.fail(name, "cannot be combined with 'add_generation_prompt': true")
     if last.role != "assistant" or last.more.get("tool_calls"):
         fields.fail(name, "needs a last message of the assistant's, without calls")
     if asked is not True:

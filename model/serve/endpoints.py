@@ -37,7 +37,7 @@ _Result = TypeVar("_Result")
 class Endpoints:
     """The endpoints of one service.
 
-    What takes long with texts is done in a thread, so that the event loop goes on.
+    Long text processing runs in a thread, so that the event loop is not blocked.
     """
 
     def __init__(self, service: AsyncService, limits: Limits, metrics: ServerMetrics) -> None:
@@ -49,7 +49,7 @@ class Endpoints:
         self._text = TextThread()
 
     async def health(self, request: Request) -> Response:
-        """GET /health. Raises what every request is told once the device is lost."""
+        """GET /health. Raises the error of all requests once the device is lost."""
         if (lost := self._service.lost) is not None:
             raise lost
         health: Json = {"status": "ok"}
@@ -77,7 +77,7 @@ class Endpoints:
     def text_job(
         self, job: Callable[[Fields, ServedModel, Limits], Json]
     ) -> Callable[[Request], object]:
-        """POST of what ``job`` does with text."""
+        """A POST endpoint that runs ``job`` on text."""
 
         async def prepare(body: bytearray, caller: bytes) -> Response:
             async with self._turn(body, lambda fields, *_: fields) as (fields, run):
@@ -99,7 +99,7 @@ class Endpoints:
     async def _prepared(
         self, request: Request, prepare: Callable[[bytearray, bytes], Coroutine[Any, Any, _Result]]
     ) -> _Result:
-        """What ``prepare`` makes of a body and the digest of the caller's key. Raises
+        """The result of ``prepare`` for a body and the digest of the caller's key. Raises
         ClientDisconnect when the client leaves."""
         async with self._bodies.body(request) as body:
             return await while_connected(request.receive, prepare(body, request.scope[CALLER]))
@@ -108,7 +108,7 @@ class Endpoints:
     async def _turn(
         self, body: bytearray, read: Callable[[Fields, ServedModel, Limits], _Result]
     ) -> AsyncGenerator[tuple[_Result, Run], None]:
-        """A turn of the text thread, with what ``read`` makes of a body's fields.
+        """A turn of the text thread, with the result of ``read`` for a body's fields.
 
         A large body is read in its turn, and by the thread.
         """

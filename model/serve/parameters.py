@@ -173,7 +173,7 @@ def _read_bias(
 def read_limit(fields: Fields, model: ServedModel, *names: str) -> int | None:
     """The most tokens of an answer, by the first of the names that is given, or the server's.
 
-    -1, as llama.cpp has it, is no limit.
+    -1 means no limit, as in llama.cpp.
     """
     for name in names:
         value = fields.whole(name, -1)

@@ -9,7 +9,7 @@
         kernels = (Scale,)
 
 Each test runs once for every spec of ``Scale.examples()``. The pytest plugin of urdir provides the
-devices, and skips what needs a GPU where there is none.
+devices, and skips GPU tests without a GPU.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ class GpuSuite(_Suite):
 
 class KernelSuite(TextSuite, EmulatorSuite, SanitizerSuite, GpuSuite):
     """Everything: parameter list, lint, assembly for all targets, emulator and its sanitizer, and
-    the GPU where there is one.
+    the GPU, if any.
 
     Set ``kernels`` to the spec classes under test.
     """

@@ -13,7 +13,7 @@ from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.elementwise import Elementwise
 from urdir.ptxgen.spec import Access, Array, Param, Tolerance
 
-#: Gates at the ends of what f32 holds, and at those of exp.
+#: Gates near the ends of the range of f32, and of exp.
 ENDS = (0, -0.0, 100, -100, 1e4, -1e4, 88.8, -88.8)
 
 
@@ -21,11 +21,11 @@ ENDS = (0, -0.0, 100, -100, 1e4, -1e4, 88.8, -88.8)
 class Activate(Elementwise):
     """A nonlinearity, y = f(x), or gated, y = f(gate) * up or y = added + f(gate) * up.
 
-    ``group``: a gate serves so many neighbouring values (a head of attention). Like a limit, it is
-    for gated ones only. Rows of ``width`` values of up may be ``stride`` apart, each the part of a
-    longer row. Without a gate, f(x) is divided by the same ``width`` values in every row (MPT).
-    Then n is a multiple of the width, and both are of 4. silu and gelu: -0 where exp(-x) overflows,
-    NaN at x = -inf.
+    ``group``: a gate applies to that many neighbouring values (a head of attention). Groups and
+    limits need gates. Rows of ``width`` values of up may be ``stride`` apart, each a part of a
+    longer row. Without a gate, f(x) is divided by the same ``width`` values in every row (MPT);
+    then n is a multiple of the width, and both are multiples of 4. silu and gelu: -0 if exp(-x)
+    overflows, NaN at x = -inf.
     """
 
     activation: Activation
@@ -54,12 +54,12 @@ class Activate(Elementwise):
 
     @property
     def gates(self) -> int:
-        """Values of the gate."""
+        """Number of gate values."""
         return self.n // self.group
 
     @property
     def ups(self) -> int:
-        """Values from the first of up to the last."""
+        """Number of values from the first to the last of up."""
         return (self.n // self.width - 1) * self.stride + self.width if self.stride else self.n
 
     @property

@@ -1,7 +1,7 @@
-"""The nonlinearities of feed-forward networks: what they are called and what they mean.
+"""Nonlinearities of FFNs: names and definitions.
 
-One description serves all kernels that apply one: alone, at the end of a product, or between the
-two matrices of a gated network.
+One description serves all kernels that apply one: separately, at the end of a product, or between
+the two matrices of a gated FFN.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from urdir.ptxgen.spec import Array
 ActivationKind = Literal[
     "silu", "gelu", "relu", "relu2", "sigmoid", "softplus", "xielu", "swiglu_oai", "situ"
 ]
-#: Kinds with parameters, and how many they have.
+#: Kinds with parameters, and their number.
 _PARAMETERS = {"xielu": 4, "situ": 2}
-#: What a limit bounds: gate and up before the activation, or the activated gate and up.
+#: Where a limit applies: to gate and up before the activation, or to the activated gate and up.
 Clamp = Literal["inputs", "activated"]
 
 
@@ -54,7 +54,7 @@ class Activation:
 
     @property
     def is_silu(self) -> bool:
-        """Whether f(x) is x times a sigmoid; the other kinds need no scratch register."""
+        """Whether f(x) is x times a sigmoid; other kinds need no scratch register."""
         return self.kind in ("silu", "swiglu_oai")
 
     def __call__(self, x: Array) -> Array:

@@ -17,8 +17,8 @@ from urdir.ptxgen.spec import Access, Array, Param, Tolerance
 class Add(Elementwise):
     """The sum of two arrays, element by element: y = a + scale * b, times s if ``scaled``.
 
-    ``s`` (1,) f32 is a number in device memory: a weight of the model. With a ``width``, n is a
-    multiple of it and b is the same ``width`` values, a multiple of 4, for every row of a.
+    ``s`` (1,) f32 is a weight in device memory. With a ``width``, n is a multiple of it and b has
+    ``width`` values, a multiple of 4, that are added to every row of a.
     """
 
     scale: float = 1.0
@@ -35,7 +35,7 @@ class Add(Elementwise):
 
     @property
     def addends(self) -> int:
-        """Values of b."""
+        """Number of values of b."""
         return self.width or self.n
 
     @property
@@ -49,7 +49,7 @@ class Add(Elementwise):
 
     @property
     def tolerance(self) -> Tolerance:
-        """One rounding, as add.f32: bit for bit. Two or more where there is a factor."""
+        """One rounding, as add.f32: bit for bit. Two or more with a factor."""
         plain = self.scale == 1 and not self.scaled
         return Tolerance() if plain else Tolerance(rtol=3e-7)
 

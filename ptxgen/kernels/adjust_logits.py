@@ -1,4 +1,4 @@
-"""Bias, penalties and allowed tokens: what changes logits before a token is chosen."""
+"""Logit adjustments before sampling: bias, penalties, allowed tokens."""
 
 from __future__ import annotations
 
@@ -21,17 +21,16 @@ from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, ceil_div
 
 @dataclass(frozen=True)
 class AdjustLogits(LogitsRows):
-    """Logit bias, repetition, presence and frequency penalty, and the tokens that are allowed.
+    """Logit bias, repetition, presence and frequency penalties, and masks of allowed tokens.
 
-    Row r is the token at ``position[r]`` of sequence s = ``sequence[r]``; its ``logits[r]`` are
-    changed in place as ``settings[s]`` say (`sampling.adjust`), penalties looking back over
-    ``tokens[s]`` up to and including ``position[r]``. Where ``masked[r]`` is not 0, only the tokens
-    whose bits are set in ``masks[r]`` are allowed. Rows whose settings want log-probabilities
-    leave their logits as they were in ``raw[r]``. A row whose position is ``max_len`` or more is
-    idle.
+    Row r is the token at ``position[r]`` of sequence s = ``sequence[r]``; ``logits[r]`` are changed
+    in place by ``settings[s]`` (`sampling.adjust`). Penalties use ``tokens[s]`` up to and including
+    ``position[r]``. If ``masked[r]`` is not 0, only the tokens whose bits are set in ``masks[r]``
+    are allowed. Rows whose settings request log-probabilities store their original logits in
+    ``raw[r]``. A position of ``max_len`` or more marks a padding row.
 
-    A row is cut into slices of ``width`` logits, a CTA each, which counts the history's tokens of
-    its slice in shared memory. Rows that ask for nothing end at once.
+    A row is cut into slices of ``width`` logits, one CTA each, which counts the history's tokens of
+    its slice in shared memory. Rows without adjustments end at once.
     """
 
     width: int = 8192
@@ -39,7 +38,7 @@ class AdjustLogits(LogitsRows):
     name = "adjust_logits"
     template = ("urdir.templates", "adjust_logits.ptx.j2")
 
-    #: One for each bias of a sequence at least.
+    #: At least one thread per bias of a sequence.
     threads = 512
 
     def __post_init__(self) -> None:
@@ -49,12 +48,12 @@ class AdjustLogits(LogitsRows):
 
     @property
     def mask_words(self) -> int:
-        """Words of a row's mask."""
+        """Words in a row's mask."""
         return ceil_div(self.n_vocab, 32)
 
     @property
     def slices(self) -> int:
-        """Slices of a row."""
+        """Slices per row."""
         return ceil_div(self.n_vocab, self.width)
 
     @property
@@ -101,13 +100,13 @@ class AdjustLogits(LogitsRows):
         return 4 * self.rows * self.max_len
 
     def bytes_moved(self) -> int:
-        """The rows' state: how much of the logits is read depends on the settings."""
+        """Bytes of the rows' state: the logits read depend on the settings."""
         return self.rows * (4 * SETTINGS_WORDS + 12)
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        """Rows with settings of all kinds, and one idle where there are several.
+        """Rows with settings of all kinds, and a padding row if there are several.
 
-        Tokens repeat: half of them are of a few.
+        Half of the tokens repeat.
         """
         known = rng.integers(1, self.max_len, self.sequences, endpoint=True)
         rows = self._random_rows(rng, known)

@@ -1,4 +1,4 @@
-"""Moving the decode state on by one token, on the device."""
+"""Advance the decode state by one token, on the device."""
 
 from __future__ import annotations
 
@@ -19,33 +19,31 @@ from urdir.ptxgen.kernels.sampling import (
 from urdir.ptxgen.kernels.sampling_limits import INVALID_TOKEN, MOST_END_IDS
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, ceil_div
 
-#: The position of a row that has nothing to do: max_len or more of any kernel.
+#: The position of a padding row: at least the max_len of every kernel.
 IDLE = 2**32 - 1
 
 
 @dataclass(frozen=True)
 class Advance(KernelSpec):
-    """The end of a step: position += 1 in every row, and the sampled token is appended where none
-    is known.
+    """End of a step: position += 1 in every row; the sampled token is appended unless it is known.
 
     ``tokens[s]`` is a whole sequence, of which ``known[s]`` entries are valid; ``position[r]`` is
-    the place of the token that row r processed, in sequence ``sequence[r]``. During a prompt the
-    next token is known and is kept; at ``max_len`` nothing is appended. A row whose position is
-    ``max_len`` or more is idle and stays as it is. Without ``sampling`` (a step without logits) the
-    positions are the only parameter. With it, no two rows that are not idle may belong to one
-    sequence.
+    that of the token that row r processed, in sequence ``sequence[r]``. During a prompt the next
+    token is known and is kept; at ``max_len`` nothing is appended. A position of ``max_len`` or
+    more marks a padding row, which is unchanged. Without ``sampling`` (a step without logits) the
+    positions are the only parameter. With it, two active rows must not belong to one sequence.
 
-    A row whose sampled token is appended and is one of the end ids in ``settings[s]``
-    (`sampling.pack_settings`), with ``min_tokens`` before it, or INVALID_TOKEN, is idle then, its
-    position IDLE: steps that follow in the queue do nothing for it.
+    A row becomes a padding row, with position IDLE, if its sampled token is appended and is one of
+    the end ids in ``settings[s]`` (`sampling.pack_settings`), with ``min_tokens`` before it, or
+    INVALID_TOKEN: later steps in the queue do nothing for it.
 
     ``slots`` (a power of two, or 0 for none): the sampled token of a row at position p is also
-    written to ``mailbox[sequence[r], p % slots]``, which may be page-locked memory of the host.
+    written to ``mailbox[sequence[r], p % slots]``, which may be page-locked host memory.
 
-    ``slices`` (0 for none): the sampled token of a row, idle or not, is that of the highest of its
-    ``ranks`` (rows, slices), as Argmax leaves them; ``sampled`` is then written. Position,
-    sequence, known and settings are read before ``griddepcontrol.wait``: earlier launches of the
-    same graph may write them only if a plain edge in between makes sure that they are complete.
+    ``slices`` (0 for none): the sampled token of any row is that of the highest of its ``ranks``
+    (rows, slices), as left by Argmax; ``sampled`` is then written. Position, sequence, known and
+    settings are read before ``griddepcontrol.wait``: earlier launches of the same graph may write
+    them only if a plain edge in between ensures their completion.
     """
 
     max_len: int
@@ -58,7 +56,7 @@ class Advance(KernelSpec):
     name = "advance"
     template = ("urdir.templates", "advance.ptx.j2")
 
-    #: The most ranks of a row: a lane of its warp has 32 of them in flight.
+    #: Maximum number of ranks of a row: a lane of its warp has 32 of them in flight.
     most_slices = 1024
     most_end_ids = MOST_END_IDS
     settings_words = SETTINGS_WORDS
@@ -99,7 +97,7 @@ class Advance(KernelSpec):
 
     @property
     def loads(self) -> int:
-        """Ranks that a lane looks at."""
+        """Number of ranks that a lane reads."""
         return ceil_div(self.slices, 32)
 
     @property
@@ -149,13 +147,13 @@ class Advance(KernelSpec):
         return 0
 
     def bytes_moved(self) -> int:
-        """Positions, counts and tokens of the rows, but not the sequences."""
+        """Bytes of positions, counts and tokens of the rows, without the sequences."""
         ranks_and_mailbox = 8 * self.slices + 4 * bool(self.slots)
         return self.rows * (8 + (4 + 8 + 8 + 4 + 4 if self.sampling else 0) + ranks_and_mailbox)
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        """Rows of different sequences: at the end of one, within a prompt, or idle. Some of the
-        tokens are end ids, or none."""
+        """Rows of different sequences: at the end of one, within a prompt, or padding. Some tokens
+        are end ids or invalid."""
         known = rng.integers(1, self.max_len, self.sequences, endpoint=True)
         sequence = rng.permutation(max(self.sequences, self.rows))[: self.rows] % self.sequences
         position = known[sequence] - 1
@@ -194,7 +192,7 @@ class Advance(KernelSpec):
 
 
 def end_ids_at(settings: Array, at: int) -> list[int]:
-    """What ends a sequence as the token at a place: its end ids, and a token that is none."""
+    """The tokens that end a sequence at a place: its end ids, and the invalid token."""
     record = unpack_settings(settings)
     is_early = max(at - int(record["answer_at"]), 0) < record["min_tokens"]
     count = 0 if is_early else record["end_count"]

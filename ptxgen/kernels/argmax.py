@@ -1,4 +1,4 @@
-"""The largest logits of each row, slice by slice: greedy sampling without its last comparison."""
+"""Argmax of logits by slices: greedy sampling up to its last comparison."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.sampling_limits import INVALID_TOKEN
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, ceil_div
 
-#: Above the rank of any number; its index is INVALID_TOKEN.
+#: A rank above that of any number; its index is INVALID_TOKEN.
 INVALID_RANK = np.uint64(0xFFFFFFFF << 32)
 
 
 @dataclass(frozen=True)
 class Argmax(KernelSpec):
-    """The rank of the largest logit of every slice of each row, the lowest one among equals.
+    """The rank of the largest logit of every slice of each row; ties go to the lowest index.
 
-    A row of ``n`` logits is cut into slices of ``width`` (the last may be shorter), a CTA each. A
+    A row of ``n`` logits is cut into slices of ``width`` (the last may be shorter), one CTA each. A
     rank (`ranks`) orders logits by value, then by index in the row, so that the highest rank of a
-    row is its argmax: Advance finds it. Where there is no choice, the index of that rank is
+    row is its argmax, which Advance finds. If no token can be chosen, the index of that rank is
     INVALID_TOKEN: a slice with a NaN or +inf has a rank above all others (INVALID_RANK), and one of
-    -inf alone the lowest rank of -inf.
+    only -inf the lowest rank of -inf.
     """
 
     n: int
@@ -51,17 +51,17 @@ class Argmax(KernelSpec):
 
     @property
     def slices(self) -> int:
-        """Slices of a row: CTAs, and ranks."""
+        """Slices per row: CTAs and ranks."""
         return ceil_div(self.n, self.width)
 
     @property
     def vector(self) -> int:
-        """Logits of one access: four where that keeps every row 16-byte aligned."""
+        """Logits per access: four if every row stays 16-byte aligned."""
         return 4 if self.rows == 1 or self.n % 4 == 0 else 1
 
     @property
     def loads(self) -> int:
-        """Accesses of a thread."""
+        """Accesses per thread."""
         return ceil_div(min(self.n, self.width), self.vector * self.launch_shape.threads)
 
     @property
@@ -74,7 +74,7 @@ class Argmax(KernelSpec):
         best = np.zeros((self.rows, self.slices), np.uint64)
         for s in range(self.slices):
             part = logits[:, s * self.width : (s + 1) * self.width]
-            value = part.max(axis=1)  # NaN spreads into the maximum
+            value = part.max(axis=1)  # NaN propagates to the maximum
             none = np.isnan(value) | (value == np.inf)
             index = np.where(value == -np.inf, INVALID_TOKEN, part.argmax(axis=1) + s * self.width)
             best[:, s] = np.where(none, INVALID_RANK, ranks(np.where(none, 0, value), index))
@@ -98,8 +98,8 @@ class Argmax(KernelSpec):
         return self.rows * self.n
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        """Logits on a coarse grid, so that the largest is there more than once, and a NaN or an
-        infinity in some of the slices."""
+        """Logits on a coarse grid, so that the largest repeats, and a NaN or infinity in some
+        slices."""
         shape = (self.rows, self.n)
         logits = np.round(4 * rng.standard_normal(shape)).astype(np.float32)
         logits[rng.random(shape) < 0.01] = -np.inf
@@ -110,10 +110,11 @@ class Argmax(KernelSpec):
 
 
 def ranks(values: Array, indices: Array) -> Array:
-    """u64 that order f32 ``values`` (no NaN), and of equal ones the lowest of ``indices`` highest.
+    """u64 that order f32 ``values`` (no NaN); of equal ones the lowest of ``indices`` ranks
+    highest.
 
-    The upper half is the value's bits, changed so that they compare as unsigned integers; the lower
-    half is the complement of the index. No rank is 0.
+    The upper half is the value's bits, mapped to compare as unsigned integers; the lower half is
+    the complement of the index. No rank is 0.
     """
     bits = (np.asarray(values, np.float32) + np.float32(0)).view(np.uint32)
     keys = bits ^ np.where(bits >> 31, np.uint32(0xFFFFFFFF), np.uint32(0x80000000))

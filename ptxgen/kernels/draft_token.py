@@ -19,8 +19,8 @@ class DraftToken(KernelSpec):
     slices).
 
     A draft of ``mapped`` tokens (0: those of the model) has a ``map`` (mapped,) u32 from its own
-    ids to the model's. INVALID_TOKEN, where there is no choice, stays as it is, and so does an
-    index beyond the map. Other columns of ``tokens`` (rows, columns) u32 stay as they are.
+    ids to the model's. INVALID_TOKEN (no choice) and an index beyond the map stay unchanged. Other
+    columns of ``tokens`` (rows, columns) u32 stay as they are.
     """
 
     slices: int

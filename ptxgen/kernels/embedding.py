@@ -1,4 +1,4 @@
-"""The token embedding: rows of a repacked table of any weight type."""
+"""Token embedding: lookup in a repacked table of any weight type."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from urdir.ptxgen.weights.layout import Layout
 
 @dataclass(frozen=True)
 class Embedding(KernelSpec):
-    """Rows tokens[sequence[r], position[r]] of an embedding table, as f32, to the bit.
+    """Rows tokens[sequence[r], position[r]] of an embedding table, as f32, exact.
 
-    They are multiplied with ``scale``. With ``positions`` row position[r] of ``position_table``
-    (positions, cols), learned for that place in a sequence, is added.
+    They are multiplied by ``scale``. With ``positions`` row position[r] of ``position_table``
+    (positions, cols), a learned position embedding, is added.
 
-    A row whose position is ``max_len`` or more is idle: zeros. A token or a sequence that is out of
-    range reads nothing and gives NaNs: the host checks tokens where it takes them.
+    A row whose position is ``max_len`` or more is a padding row: zeros. A token or sequence out of
+    range reads nothing and gives NaNs: the host checks tokens when it accepts them.
     """
 
     format: Format
@@ -37,8 +37,8 @@ class Embedding(KernelSpec):
 
     name = "embedding"
     template = ("urdir.templates", "embedding.ptx.j2")
-    #: This kernel begins a step. Later kernels of the step read positions before they wait. Where a
-    #: graph holds several steps, the plain edge to this kernel makes sure that the step before is
+    #: This kernel begins a step. Later kernels of the step read positions before they wait. In a
+    #: graph with several steps, the plain edge to this kernel ensures that the previous step is
     #: complete.
     waits_for_dependencies = False
 
@@ -57,7 +57,7 @@ class Embedding(KernelSpec):
 
     @cached_property
     def layout(self) -> Layout:
-        """How the table lies in memory: as any weight matrix, so that it can be tied."""
+        """The table's layout: that of a weight matrix, so that it can be tied."""
         return Layout(self.format, self.vocab, self.cols)
 
     @property
@@ -116,7 +116,7 @@ class Embedding(KernelSpec):
         return inputs
 
     def _positions(self, rng: np.random.Generator) -> Array:
-        """A position for every row, the last of several idle; (rows,) u32."""
+        """A position for every row, the last of several a padding position; (rows,) u32."""
         positions = rng.integers(0, self.max_len, self.rows, np.uint32)
         if self.rows > 1:
             positions[-1] = self.max_len

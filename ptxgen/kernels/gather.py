@@ -1,4 +1,4 @@
-"""Some rows of an array: those of a prompt's chunk whose results are wanted."""
+"""Gather rows of an array: those of a prompt's chunk whose results are needed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, cei
 class Gather(KernelSpec):
     """y[r] = x[index[r]], x (height, cols) and y (rows, cols) f32, index (rows,) u32.
 
-    An index of ``height`` or more reads nothing and gives zeros. y may be x where ``rows`` is 1.
+    An index of ``height`` or more reads nothing and gives zeros. y may be x if ``rows`` is 1.
     """
 
     cols: int
@@ -43,7 +43,7 @@ class Gather(KernelSpec):
 
     @property
     def vector(self) -> int:
-        """Values of one access: four where that keeps every row 16-byte aligned."""
+        """Values per access: four if every row stays 16-byte aligned."""
         return 4 if self.cols % 4 == 0 else 1
 
     @property
@@ -80,5 +80,5 @@ class Gather(KernelSpec):
         return 0
 
     def bytes_moved(self) -> int:
-        """The rows that are taken, not those they are taken from."""
+        """Bytes of the gathered rows."""
         return self.rows * (4 + 8 * self.cols)

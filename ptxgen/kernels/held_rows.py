@@ -1,17 +1,17 @@
-"""What kernels have in common whose CTAs have a row each, in the registers of their threads."""
+"""Base of kernels whose CTAs hold one row each in registers."""
 
 from __future__ import annotations
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.spec import KernelSpec, LaunchShape, ceil_div
 
-#: Most warps of a CTA, and most vectors of four values that a thread has of a row.
+#: Maximum warps per CTA, and vectors of four values per thread.
 MAX_WARPS, MAX_VECTORS = 16, 8
 
 
 class HeldRows(KernelSpec):
-    """Base: f32 ``rows`` of ``cols`` values, which are fields of the subclass. Raises PtxgenError
-    for columns that are no whole vectors, or more than registers have room for."""
+    """Base class: f32 ``rows`` of ``cols`` values, which are fields of the subclass. Raises
+    PtxgenError for columns that are not whole vectors, or exceed the registers."""
 
     rows: int
     cols: int
@@ -25,12 +25,12 @@ class HeldRows(KernelSpec):
 
     @property
     def warps(self) -> int:
-        """Warps of a CTA: a vector a thread, until there are enough."""
+        """Warps per CTA: one vector per thread, up to the maximum."""
         return min(MAX_WARPS, ceil_div(self.cols, 4 * 32))
 
     @property
     def vectors(self) -> int:
-        """Vectors of a thread."""
+        """Vectors per thread."""
         return ceil_div(self.cols, 4 * 32 * self.warps)
 
     @property

@@ -1,4 +1,4 @@
-"""Two arrays row by row, side by side: the parts of heads that products make apart."""
+"""Concatenate two arrays row by row, such as parts of heads from separate products."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ THREADS = 128
 @dataclass(frozen=True)
 class Join(KernelSpec):
     """y[r] = (a[r / group], b[r]), a (rows / group, first) and b (rows, second) f32, both widths
-    multiples of 4: ``group`` rows beside each other have the same first part.
+    multiples of 4: ``group`` adjacent rows have the same first part.
     """
 
     rows: int
@@ -50,7 +50,7 @@ class Join(KernelSpec):
 
     @property
     def vectors(self) -> int:
-        """Accesses of four values of a row of y, a thread each."""
+        """Accesses of four values per row of y, one per thread."""
         return self.width // 4
 
     @property

@@ -1,4 +1,4 @@
-"""What kernels have in common that read the logits of a step's rows."""
+"""Base of kernels that read the logits of a step's rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class LogitsRows(KernelSpec):
     rows: int = 1
     sequences: int = 1
 
-    #: Vectors, or tokens of a history, that a thread loads before it looks at them.
+    #: Vectors, or tokens of a history, that a thread loads before processing them.
     unroll = 4
     settings_words = SETTINGS_WORDS
     offsets = OFFSETS
@@ -39,7 +39,7 @@ class LogitsRows(KernelSpec):
 
     @property
     def vector(self) -> int:
-        """Logits of one access: four where that keeps every row 16-byte aligned."""
+        """Logits per access: four if every row stays 16-byte aligned."""
         return 4 if self.n_vocab % 4 == 0 else 1
 
     def _random_logits(self, rng: np.random.Generator) -> Array:
@@ -47,7 +47,7 @@ class LogitsRows(KernelSpec):
 
     def _random_rows(self, rng: np.random.Generator, known: Array) -> dict[str, Array]:
         """``sequence`` and ``position`` of rows, each the last of ``known`` (sequences) tokens; one
-        is idle where there are several."""
+        of several is a padding row."""
         sequence = rng.permutation(max(self.sequences, self.rows))[: self.rows] % self.sequences
         position = known[sequence] - 1
         if self.rows > 1:

@@ -1,4 +1,4 @@
-"""What a normalisation is: the description that kernels and models share."""
+"""Description of a normalisation, shared by kernels and models."""
 
 from __future__ import annotations
 

@@ -12,18 +12,18 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
 
-#: The most columns of a row: its code is unrolled.
+#: Maximum columns of a row: its code is unrolled.
 MAX_COLS = 1 << 20
 
 
 @dataclass(frozen=True)
 class Normalise(KernelSpec):
-    """A norm of each row, and what follows it: y = (residual +) scale * norm(x). Where ``norm`` is
+    """A norm of each row, and what follows it: y = (residual +) scale * norm(x). If ``norm`` is
     None, y = residual + scale * x, and a norm follows.
 
     With ``weight_rows`` more than 1, row r has weight and bias number r % weight_rows: heads with
-    weights of their own. ``then`` is the norm of the next block, in the same launch: z = then(y),
-    with ``next_weight`` and ``next_bias``.
+    separate weights. ``then`` is the norm of the next block, in the same launch: z = then(y), with
+    ``next_weight`` and ``next_bias``.
     """
 
     rows: int
@@ -72,12 +72,12 @@ class Normalise(KernelSpec):
 
     @property
     def vector(self) -> int:
-        """Columns of one access: four where that keeps every row 16-byte aligned."""
+        """Columns per access: four if every row stays 16-byte aligned."""
         return 4 if self.cols % 4 == 0 else 1
 
     @property
     def warps(self) -> int:
-        """Warps of a CTA: about eight values a thread, at most 1024 threads."""
+        """Warps per CTA: about eight values per thread, at most 1024 threads."""
         return min(32, ceil_div(self.cols, 32 * 8))
 
     @property
@@ -87,12 +87,12 @@ class Normalise(KernelSpec):
 
     @property
     def held(self) -> bool:
-        """A thread keeps its values in registers between the passes, or reads them again."""
+        """Whether a thread keeps its values in registers between passes, or rereads them."""
         return self.vector * self.steps <= 16
 
     @property
     def few(self) -> bool:
-        """Whether a thread has registers for its values of every array."""
+        """Whether a thread's values of every array fit registers."""
         return self.vector * self.steps <= 8
 
     @property
@@ -102,8 +102,8 @@ class Normalise(KernelSpec):
 
     @property
     def shared_sums(self) -> tuple[str, ...]:
-        """The arrays in shared memory of the warps' sums: one for every sum, so that none is
-        written while it is read."""
+        """Shared memory arrays of the warps' sums: one per sum, so that none is written while it is
+        read."""
         names = []
         for norm, suffix in ((self.norm, ""), (self.then, "_next")):
             if norm is not None:

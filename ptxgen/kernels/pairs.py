@@ -1,4 +1,4 @@
-"""Pairs of rows and experts in a list, sorted by expert: what `GroupExperts` makes."""
+"""Pairs of rows and experts, sorted by expert: the output of `GroupExperts`."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ import numpy as np
 
 from urdir.ptxgen.spec import Array, ceil_div
 
-#: In a list of pairs: a place without one.
+#: Marks a place without a pair.
 NO_PAIR = 0xFFFFFFFF
 
 
 def most_tiles(rows: int, experts: int, used: int, tile: int) -> int:
-    """How many tiles of ``tile`` pairs of one expert the pairs of any choice are, at most."""
+    """Maximum number of tiles of ``tile`` pairs of one expert, for any choice."""
     pairs = rows * used
     chosen = min(experts, pairs)
     return chosen + (pairs - chosen) // tile
 
 
 def most_places(rows: int, experts: int, used: int, align: int) -> int:
-    """How many places the pairs of any choice take, at most, if those of each expert begin at
-    multiples of ``align``; a multiple of it."""
+    """Maximum number of places that pairs take, if those of each expert start at multiples of
+    ``align``; a multiple of it."""
     pairs = rows * used
     return (pairs + (align - 1) * min(experts, pairs)) // align * align
 
 
 def grouped(choice: Array, experts: int, tile: int, align: int = 1) -> dict[str, Array]:
-    """The lists ``pair`` and ``tile_of`` of `GroupExperts`, of the experts that each row chose,
+    """The lists ``pair`` and ``tile_of`` of `GroupExperts` for the experts that each row chose,
     (rows, used) u32."""
     shape = (len(choice), experts, choice.shape[1])
     pair = np.full(most_places(*shape, align), NO_PAIR, np.uint32)

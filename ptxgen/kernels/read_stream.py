@@ -1,4 +1,4 @@
-"""A read-only stream: the memory bandwidth that other kernels are measured against."""
+"""Read-only stream: measures the memory bandwidth to which other kernels are compared."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.ptx.architecture import MAX_THREADS
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param
 
-#: The most vectors that a thread has registers for while they are in flight.
+#: Maximum vectors in flight per thread, limited by registers.
 MAX_UNROLL = 16
 
 
@@ -79,6 +79,6 @@ class ReadStream(KernelSpec):
 
     @classmethod
     def covering(cls, nbytes: int, sm_count: int) -> ReadStream:
-        """The spec that reads about ``nbytes`` (not fewer) with four CTAs a multiprocessor."""
+        """The spec that reads at least about ``nbytes`` with four CTAs per multiprocessor."""
         one_pass = cls(ctas=4 * sm_count, passes=1)
         return cls(ctas=4 * sm_count, passes=-(-nbytes // (4 * one_pass.words)))

@@ -1,4 +1,4 @@
-"""A weighted sum of the stream and of streams kept before: residuals across layers (Kimi K3)."""
+"""Attention residuals (Kimi K3): a weighted sum of the residual stream and banked streams."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.held_rows import HeldRows
 from urdir.ptxgen.spec import Access, Array, Param, Tolerance
 
-#: Most kept streams.
+#: Maximum number of banked streams.
 MAX_BANKS = 32
 
 
@@ -60,7 +60,7 @@ class Recall(HeldRows):
         return {"y": np.sum(p / p.sum(axis=0) * streams, axis=0).astype(np.float32)}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        """Scores of about 1: else one stream would hide the others."""
+        """Scores of about 1: otherwise one stream would hide the others."""
         inputs = super().make_inputs(rng)
         inputs["weight"] = inputs["weight"] / np.float32(np.sqrt(self.cols))
         return inputs

@@ -1,4 +1,4 @@
-"""Repacking at load: GGUF blocks into the tiles that every other kernel reads."""
+"""Repacking at load: GGUF blocks to the tiles that all other kernels read."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ CTA_THREADS = 128
 
 @dataclass(frozen=True)
 class Repack(KernelSpec):
-    """Repack ``rows`` rows of a GGUF tensor of ``cols`` columns, a chunk of ``Layout.chunks``, once
-    `expand` has been at it."""
+    """Repack ``rows`` rows of a GGUF tensor of ``cols`` columns, a chunk of ``Layout.chunks``,
+    after `expand`."""
 
     format: Format
     rows: int
@@ -33,7 +33,7 @@ class Repack(KernelSpec):
 
     @property
     def layout(self) -> Layout:
-        """How the chunk's tiles lie in memory."""
+        """The layout of the chunk's tiles."""
         return Layout(self.format, self.rows, self.cols)
 
     @property
@@ -50,7 +50,7 @@ class Repack(KernelSpec):
     def params(self) -> tuple[Param, ...]:
         return (
             Param("source", "u8", ("source_nbytes",), Access.IN),
-            # INOUT: the padding was zeroed before, and stays
+            # INOUT: the padding was zeroed before, and is preserved
             Param("tiles", "u8", (self.layout.tiles_nbytes,), Access.INOUT),
         )
 

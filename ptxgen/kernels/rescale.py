@@ -1,4 +1,4 @@
-"""An array scaled, capped or clamped: logits, embeddings, layers of some families."""
+"""Rescale, cap or clamp an array: logits, embeddings, layers of some families."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from urdir.ptxgen.spec import Access, Array, Param, Tolerance
 
 @dataclass(frozen=True)
 class Rescale(Elementwise):
-    """An array times a number, perhaps bounded: y = scale * x, times s[0] if ``scaled``: a weight
-    (1,) f32 of the model.
+    """An array times a number, optionally bounded: y = scale * x, times s[0] if ``scaled``, a
+    weight (1,) f32 of the model.
 
     A ``softcap`` above 0 bounds smoothly, y = softcap * tanh(scale * x / softcap) (Gemma 2, arXiv
     2408.00118, 2.1); a ``clamp`` above 0 cuts off what is beyond +- clamp.
@@ -71,7 +71,7 @@ class Rescale(Elementwise):
 
 
 def bounded(y: Array, softcap: float, clamp: float) -> Array:
-    """y (f64) within +- ``softcap`` by tanh, and cut off at +- ``clamp``; 0 is no bound."""
+    """y (f64) bounded smoothly by ``softcap``, then clamped to +- ``clamp``; 0: not bounded."""
     if softcap:
         y = softcap * np.tanh(y / softcap)
     return np.clip(y, -clamp, clamp) if clamp else y

@@ -22,14 +22,14 @@ Float64s = npt.NDArray[np.float64]
 #: Positions below this are exact as f32, and so are whole turns.
 MAX_POSITIONS = 1 << 24
 
-#: Which values of a head turn together: 2i and 2i + 1, or i and i + rotary_dim / 2.
+#: Pairs of values that rotate together: 2i and 2i + 1, or i and i + rotary_dim / 2.
 RopeStyle = Literal["interleaved", "half"]
 
 
 @dataclass(frozen=True)
 class Rotation:
-    """What is done to a head: its first ``rotary_dim`` values turn in pairs, and are multiplied by
-    ``magnitude``. Raises PtxgenError for what no kernel turns.
+    """The rotation of a head: its first ``rotary_dim`` values rotate in pairs, and are multiplied
+    by ``magnitude``. Raises PtxgenError for unsupported rotations.
     """
 
     rotary_dim: int
@@ -49,14 +49,14 @@ class Rotation:
 
     @property
     def param(self) -> Param:
-        """The parameter of kernels that turn: a `turns_table`."""
+        """The parameter of rotating kernels: a `turns_table`."""
         return Param("frequencies", "f32", (self.pairs, 2), Access.IN)
 
     def turn(
         self, x: npt.ArrayLike, positions: npt.ArrayLike, table: npt.ArrayLike, sign: int = 1
     ) -> Float64s:
-        """Heads x (rows, heads, head_dim) at positions (rows,), by a `turns_table` (pairs, 2), in
-        float64. With ``sign`` -1 back again."""
+        """Rotate heads x (rows, heads, head_dim) at positions (rows,), by a `turns_table` (pairs,
+        2), in float64. ``sign`` -1 inverts."""
         y = np.array(x, np.float64)
         turns = np.outer(np.asarray(positions), np.asarray(table, np.float64).sum(axis=1)) % 1.0
         angle = sign * 2.0 * np.pi * turns[:, None]
@@ -76,10 +76,10 @@ class Rotation:
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """How a model's context is extended; make one with ``none``, ``linear`` or ``yarn``.
+    """Context extension of a model, created by ``none``, ``linear`` or ``yarn``.
 
-    One definition holds all three: linear scaling is YaRN that extrapolates nothing
-    (``ext_factor`` 0), no scaling is linear by 1.
+    One definition covers all three: linear scaling is YaRN without extrapolation (``ext_factor``
+    0), no scaling is linear by 1.
     """
 
     factor: float = 1.0
@@ -97,7 +97,7 @@ class RopeScaling:
 
     @classmethod
     def none(cls, attn_factor: float = 1.0) -> RopeScaling:
-        """Trained positions as they are (``attn_factor`` still scales: LongRoPE sets it)."""
+        """Trained positions (``attn_factor`` still scales: LongRoPE sets it)."""
         return cls(attn_factor=attn_factor)
 
     @classmethod
@@ -121,7 +121,7 @@ class RopeScaling:
 
     @property
     def magnitude(self) -> float:
-        """What sine and cosine are multiplied by: sqrt(1/t) of YaRN, section 3.4, eq. 22."""
+        """Factor of sine and cosine: sqrt(1/t) of YaRN, section 3.4, eq. 22."""
         if not self.ext_factor:
             return self.attn_factor
         return self.attn_factor * (1.0 + 0.1 * math.log(self.factor))
@@ -133,7 +133,7 @@ def frequencies(
     scaling: RopeScaling | None = None,
     factors: npt.ArrayLike | None = None,
 ) -> tuple[Float64s, float]:
-    """Radians a position turns each pair, (rotary_dim / 2,) f64, and the magnitude scale.
+    """Radians per position of each pair, (rotary_dim / 2,) f64, and the magnitude.
 
     ``factors`` (rotary_dim / 2,) divides the frequencies (the tensor ``rope_freqs.weight``, or
     LongRoPE's short and long factors). Raises PtxgenError for an odd ``rotary_dim``, a base not
@@ -161,10 +161,10 @@ def frequencies(
 
 
 def _extrapolated_share(rotary_dim: int, base: float, scaling: RopeScaling) -> Float64s:
-    """1 for pairs that turn fast, 0 for slow ones, a ramp between: 1 - gamma of YaRN, eq. 18.
+    """1 for pairs that rotate fast, 0 for slow ones, a ramp in between: 1 - gamma of YaRN, eq. 18.
 
     As in YaRN's own code and ggml, the ramp is linear in the pair's index, between the pairs that
-    turn ``beta_fast`` and ``beta_slow`` times over the original context.
+    rotate ``beta_fast`` and ``beta_slow`` times over the original context.
     """
 
     def pair_turning(rotations: float) -> float:
@@ -180,8 +180,8 @@ def _extrapolated_share(rotary_dim: int, base: float, scaling: RopeScaling) -> F
 def turns_table(radians: npt.ArrayLike) -> npt.NDArray[np.float32]:
     """Frequencies (pairs,) in radians -> the device table (pairs, 2) f32 of turns: high, low.
 
-    high + low is frequency / 2 pi to about 48 bits, so that position * frequency can be reduced
-    to one turn in f32: only whole turns cancel, and those are exact.
+    high + low is frequency / 2 pi to about 48 bits, so that position * frequency can be reduced to
+    one turn in f32: only whole turns cancel, and those are exact.
     """
     turns = np.asarray(radians, dtype=np.float64) / (2.0 * math.pi)
     high = turns.astype(np.float32)

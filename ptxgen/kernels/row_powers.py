@@ -1,4 +1,4 @@
-"""The row powers of a repacked matrix: see `Layout.row_powers`."""
+"""Row powers of a repacked matrix: see `Layout.row_powers`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from urdir.ptxgen.weights.layout import TILE_ROWS, TILE_UNITS, Layout
 
 @dataclass(frozen=True)
 class RowPowers(KernelSpec):
-    """The power of two of every row of a repacked matrix (rows, cols), made of its tiles.
+    """The power of two of every row of a repacked matrix (rows, cols), from its tiles.
 
     Raises PtxgenError for a type without row powers.
     """
@@ -30,7 +30,7 @@ class RowPowers(KernelSpec):
     name = "row_powers"
     template = ("urdir.templates", "row_powers.ptx.j2")
 
-    #: Threads of a row.
+    #: Threads per row.
     row_threads = 8
 
     def __post_init__(self) -> None:
@@ -40,17 +40,17 @@ class RowPowers(KernelSpec):
 
     @cached_property
     def layout(self) -> Layout:
-        """How the matrix lies in memory."""
+        """The layout of the matrix."""
         return Layout(self.format, self.rows, self.cols)
 
     @property
     def plane(self) -> Plane:
-        """What bounds the weights: factors or exponents, or the weights themselves."""
+        """The plane that bounds the weights: factors or exponents, or the weights themselves."""
         return self.format.planes[-1]
 
     @property
     def row_items(self) -> int:
-        """Items of a tile's row, a power of two."""
+        """Items per row of a tile, a power of two."""
         return TILE_UNITS // self.plane.units
 
     @property
@@ -60,7 +60,7 @@ class RowPowers(KernelSpec):
 
     @property
     def bounds(self) -> tuple[tuple[int, int], ...]:
-        """Of a quantised type's item: (which number, by how much it is to be multiplied)."""
+        """For an item of a quantised type: (number, factor)."""
         numbers = self.format.largest_numbers
         if self.format.has_group_factors:
             return tuple((g, numbers[0][1]) for g in range(self.format.unit_groups))

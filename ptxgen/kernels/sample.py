@@ -1,4 +1,4 @@
-"""Choosing the next token from logits, on the device."""
+"""Sampling: choose the next token from logits, on the device."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, ceil_div
 class Sample(LogitsRows):
     """The next token of every row: filters, temperature, draw.
 
-    Row r is the token at ``position[r]`` of sequence s = ``sequence[r]``; its ``logits[r]``, which
-    AdjustLogits may have changed, choose the one after it by ``settings[s]``
-    (`sampling.pack_settings`). The random number depends on (seed, nonce, place of the chosen
-    token) alone. A temperature of 0 or less takes the most likely token, the lowest index first
-    among equals. A row with a NaN, or whose highest logit is infinite, gets INVALID_TOKEN. A row
-    whose position is ``max_len`` or more is idle and gets 0.
+    Row r is the token at ``position[r]`` of sequence s = ``sequence[r]``; its ``logits[r]``,
+    possibly changed by AdjustLogits, choose the next token by ``settings[s]``
+    (`sampling.pack_settings`). The random number depends only on (seed, nonce, place of the chosen
+    token). A temperature of 0 or less takes the most likely token, the lowest index among equals. A
+    row with a NaN, or whose highest logit is infinite, gets INVALID_TOKEN. A row whose position is
+    ``max_len`` or more is a padding row and gets 0.
 
-    Weights are f32 powers of two, summed as 64-bit integers: no sum depends on an order.
+    Weights are f32 powers of two, summed as 64-bit integers: no sum depends on order.
     """
 
     name = "sample"
     template = ("urdir.templates", "sample.ptx.j2")
 
     threads = 1024
-    #: Bits of a digit of the radix selection.
+    #: Bits per digit of the radix selection.
     digit_bits = 10
 
     @property
     def index_bits(self) -> int:
-        """Bits of an index: with the 32 of a logit they make five digits, or six."""
+        """Bits of an index: with the 32 of a logit they make five or six digits."""
         return 18 if self.n_vocab <= 2**18 else 28
 
     @property
@@ -60,9 +60,9 @@ class Sample(LogitsRows):
 
     @property
     def rank(self) -> int:
-        """The head of the distribution ends with the logit of this number among the threads' best.
+        """The head of the distribution ends with the logit of this rank among the threads' maxima.
 
-        The head then has about 1.4 times as many logits, one a thread at most. 0: it has all.
+        The head then has about 1.4 times as many logits, at most one per thread. 0: it has all.
         """
         if self.n_vocab <= self.threads:
             return 0
@@ -96,7 +96,7 @@ class Sample(LogitsRows):
         return self.rows * (4 * self.n_vocab + 4 * SETTINGS_WORDS + 12)
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        """Rows with settings of all kinds, some greedy, and one idle where there are several."""
+        """Rows with settings of all kinds, some greedy, and a padding row if there are several."""
         known = rng.integers(1, self.max_len, self.sequences, endpoint=True)
         return {
             **self._random_rows(rng, known),

@@ -1,10 +1,10 @@
-"""Choosing the next token from logits: the settings as the device reads them, and the reference.
+"""Sampling: the settings record on the device, and the numpy reference.
 
-The order is llama.cpp's: logit bias, repetition penalty, presence and frequency penalty, what is
-not allowed, top-k, top-p, min-p, temperature, draw. Each filter works on the distribution that the
-one before left, and the temperature does not affect what top-p and min-p keep. Logits
-are adjusted in f32 here as on the device, and thresholds are rounded to it, so that both keep the
-same tokens; probabilities are f64 here.
+The order is llama.cpp's: logit bias, repetition penalty, presence and frequency penalty, masks,
+top-k, top-p, min-p, temperature, draw. Each filter works on the distribution left by the previous
+one, and the temperature does not affect what top-p and min-p keep. Logits are adjusted in f32 here
+as on the device, and thresholds are rounded to it, so that both keep the same tokens; probabilities
+are f64 here.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _WORD = 2**32 - 1
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of the record, made of a ``setting``, which is ``unset`` where it is not given.
+    """A field of the record, computed from a ``setting``, by default ``unset``.
 
-    ``examples`` are values that the examples of kernels choose from.
+    ``examples`` are values for the kernels' examples.
     """
 
     name: str
@@ -50,20 +50,20 @@ class Part:
 
 
 def _padded(values: Iterable[float], length: int) -> list[float]:
-    """``values`` and zeros, ``length`` of them together."""
+    """``values`` padded with zeros to ``length``."""
     found = list(values)
     return found + [0] * (length - len(found))
 
 
 def _up_to_word(value: int) -> int:
-    """The value, or the highest of a word."""
+    """The value, at most the maximum of a 32-bit word."""
     return min(value, _WORD)
 
 
 _F32, _U32, _U64 = np.float32, np.uint32, np.uint64
 _BIAS_KIND, _ID_KIND = (_F32, MOST_BIASES), (_U32, MOST_BIASES)
 #: The settings of one sequence in device memory. Kernels read groups of four words at once: each
-#: begins at a multiple of 16 bytes, and so does every record.
+#: starts at a multiple of 16 bytes, and so does every record.
 RECORD: tuple[Part, ...] = (
     # 0 or less: greedy
     Part("temperature", _F32, "temperature", 0.0, lambda t: np.clip(t, -_HIGHEST, _HIGHEST),
@@ -86,19 +86,19 @@ RECORD: tuple[Part, ...] = (
     # 0: off
     Part("frequency_penalty", _F32, "frequency_penalty", 0.0, examples=(0.0, 0.3, -0.1)),
     Part("seed", _U64, "seed", 0),
-    # sets requests with one seed apart
+    # distinguishes requests with the same seed
     Part("nonce", _U64, "nonce", 0, examples=(0, 1, 2)),
-    # where the generated tokens begin
+    # index of the first generated token
     Part("answer_at", _U32, "answer_at", 0),
-    # so many of them before an end id
+    # minimum number of them before an end id
     Part("min_tokens", _U32, "min_tokens", 0, _up_to_word),
     Part("end_count", _U32, "end_ids", (), len),
     Part("bias_count", _U32, "logit_bias", (), len),
-    # 0: not wanted; 1 + the number of likely tokens
+    # 0: none; else 1 + the number of likely tokens
     Part("logprobs", _U32, "logprobs", None, lambda n: 0 if n is None else 1 + n),
     Part("reserved", (_U32, 3), "reserved", 0),
     Part("end_ids", (_U32, MOST_END_IDS), "end_ids", (), lambda ids: _padded(ids, MOST_END_IDS)),
-    # no two alike
+    # distinct
     Part("bias_ids", _ID_KIND, "logit_bias", (), lambda of: _padded(dict(of), MOST_BIASES)),
     Part("biases", _BIAS_KIND, "logit_bias", (),
          lambda of: _padded(dict(of).values(), MOST_BIASES)),
@@ -107,7 +107,7 @@ SETTINGS = np.dtype([(part.name, part.kind) for part in RECORD])
 SETTINGS_WORDS = SETTINGS.itemsize // 4
 #: Byte offsets of its parts.
 OFFSETS: Mapping[str, int] = {name: at[1] for name, at in (SETTINGS.fields or {}).items()}
-#: The most entries of settings that are several.
+#: Maximum number of entries of list settings.
 _MOST = {"end_ids": MOST_END_IDS, "logit_bias": MOST_BIASES}
 _UNSET = {part.setting: part.unset for part in RECORD}
 
@@ -115,11 +115,11 @@ _UNSET = {part.setting: part.unset for part in RECORD}
 def pack_settings(**given: Any) -> Words:
     """One sequence's row of the kernels' ``settings``, (SETTINGS_WORDS,) u32.
 
-    What is not ``given`` is off, or greedy: `RECORD` names the settings. ``repeat_last_n`` -1 looks
-    back over the whole history. ``logit_bias`` are pairs, or a mapping, of token ids and numbers.
-    ``logprobs`` is how many likely tokens are wanted beside the chosen one, None: nothing. Raises
-    PtxgenError for an unknown setting, and for more than MOST_END_IDS end ids, MOST_BIASES biases
-    or MOST_LIKELY likely tokens.
+    Settings that are not ``given`` are off, or greedy: `RECORD` names the settings.
+    ``repeat_last_n`` -1 uses the whole history. ``logit_bias`` is a mapping, or pairs, of token ids
+    and numbers. ``logprobs`` is the number of likely tokens to report beside the chosen one, None:
+    no report. Raises PtxgenError for an unknown setting, and for more than MOST_END_IDS end ids,
+    MOST_BIASES biases or MOST_LIKELY likely tokens.
     """
     if unknown := given.keys() - _UNSET.keys():
         raise PtxgenError(f"sampling settings: no setting is called {', '.join(sorted(unknown))}")
@@ -150,7 +150,7 @@ def unpack_settings(settings: Words) -> Any:
 
 
 def random_bits(seed: int, nonce: int, position: int) -> int:
-    """64 random bits, a function of (seed, nonce, position) alone.
+    """64 random bits, a function of (seed, nonce, position) only.
 
     Philox4x64-10, a counter-based generator (Salmon et al. 2011), keyed by the seed; position and
     nonce are the low words of its counter.
@@ -167,12 +167,12 @@ def uniform(seed: int, nonce: int, position: int) -> float:
 def adjust(
     logits: Logits, settings: Words, history: npt.ArrayLike, mask: Words | None = None
 ) -> Logits:
-    """Logits after bias, penalties and what is not allowed, (n_vocab,) f32.
+    """Logits after bias, penalties and masks, (n_vocab,) f32.
 
     ``history`` are the tokens before the one to choose; those from ``answer_at`` on were generated.
-    ``mask`` (ceil(n_vocab / 32),) u32 has a bit for each token, the lowest first: 1 for those that
-    are allowed. Without one, end ids are not allowed before ``min_tokens``; a mask decides alone.
-    Tokens that are not in the vocabulary are passed over.
+    ``mask`` (ceil(n_vocab / 32),) u32 has a bit per token, the lowest first: 1 if allowed. Without
+    a mask, end ids are forbidden before ``min_tokens``; a mask decides alone. Tokens outside the
+    vocabulary are ignored.
     """
     choice, n_vocab = unpack_settings(settings), len(logits)
     tokens = np.asarray(history, np.int64)
@@ -194,7 +194,7 @@ def adjust(
 
 
 def _penalise_repeated(logits: Logits, choice: Any, tokens: Ids) -> None:
-    """Make tokens seen lately less likely (Keskar et al. 2019; negative logits as llama.cpp)."""
+    """Penalise recent tokens (Keskar et al. 2019; negative logits as llama.cpp)."""
     seen = np.unique(tokens[max(0, len(tokens) - int(choice["repeat_last_n"])) :])
     seen = seen[seen < len(logits)]
     values, factor = logits[seen], choice["repeat_penalty"]
@@ -220,14 +220,14 @@ def sample(logits: Logits, settings: Words, position: int) -> int:
     ids, probabilities = distribution(logits, settings)
     cumulative = np.cumsum(probabilities)
     drawn = uniform(int(choice["seed"]), int(choice["nonce"]), position) * cumulative[-1]
-    drawn = min(drawn, np.nextafter(cumulative[-1], 0.0))  # rounding must not lead past the end
+    drawn = min(drawn, np.nextafter(cumulative[-1], 0.0))  # rounding must not exceed the end
     return int(ids[np.searchsorted(cumulative, drawn, side="right")])
 
 
 def distribution(logits: Logits, settings: Words) -> tuple[Ids, npt.NDArray[np.float64]]:
-    """What `sample` draws from: ids (n,), most likely first, and their probabilities (n,) f64.
+    """The distribution of `sample`: ids (n,), most likely first, and their probabilities (n,) f64.
 
-    ``logits`` without NaN, the highest one finite. One id where the temperature is 0 or less.
+    ``logits`` without NaN, the highest one finite. One id if the temperature is 0 or less.
     """
     choice = unpack_settings(settings)
     if choice["temperature"] <= 0.0:
@@ -241,7 +241,7 @@ def distribution(logits: Logits, settings: Words) -> tuple[Ids, npt.NDArray[np.f
 
 def log_probabilities(logits: Logits) -> npt.NDArray[np.float64]:
     """ln softmax(logits), (n_vocab,) f64: OpenAI's logprobs, of the model's own logits, before
-    anything adjusts them, and at temperature 1."""
+    adjustments and at temperature 1."""
     values = logits.astype(np.float64)
     values -= values.max()
     return np.asarray(values - np.log(np.exp(values).sum()))
@@ -264,8 +264,7 @@ def _top_k(logits: Logits, k: int) -> Ids:
 
 
 def _top_p_count(logits: Logits, top_p: float) -> int:
-    """How many of the sorted candidates it takes to reach the probability ``top_p``; at least
-    one."""
+    """Number of sorted candidates needed to reach the probability ``top_p``; at least one."""
     if top_p >= 1.0:
         return len(logits)
     return min(int(np.searchsorted(np.cumsum(_softmax(logits)), top_p)) + 1, len(logits))

@@ -1,8 +1,8 @@
-"""Counts and names that whoever sets up the choice of tokens needs to know; no numpy."""
+"""Limits and constants of sampling, without numpy."""
 
 from __future__ import annotations
 
-#: What is chosen where there is no choice: a logit is NaN, or the highest one is infinite.
+#: The result if no token can be chosen: a logit is NaN, or the highest one is infinite.
 INVALID_TOKEN = 2**32 - 1
-#: The most end ids, biases and likely tokens of a sequence.
+#: Maximum end ids, biases and likely tokens of a sequence.
 MOST_END_IDS, MOST_BIASES, MOST_LIKELY = 16, 300, 20

@@ -1,4 +1,4 @@
-"""Summaries of vectors, left by one launch for the next (linear/prologue/_begun_norm.j2)."""
+"""Summaries of vectors, passed from one launch to the next (linear/prologue/_begun_norm.j2)."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import numpy as np
 from urdir.ptxgen.spec import Array
 from urdir.ptxgen.weights.layout import TILE_ROWS
 
-#: Values of a group: the rows of a tile, so that one CTA has them all.
+#: Values per group: the rows of a tile, so that one CTA has them all.
 SUMMARY = TILE_ROWS
 
 
 def summary(scaled: Array, vectors: Array) -> Array:
-    """The summary (2, batch, values / 16) f32 of vectors (batch, values): of every 16
-    values the largest of ``scaled`` and the sum of the squares of ``vectors``.
+    """The summary (2, batch, values / 16) f32 of vectors (batch, values): for every 16 values the
+    largest of ``scaled`` and the sum of the squares of ``vectors``.
     """
     groups = (len(vectors), -1, SUMMARY)
     largest = np.abs(scaled.reshape(groups)).max(axis=2)

@@ -24,13 +24,13 @@ from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance
 class TokenLogprobs(LogitsRows):
     """Log-probabilities of each row's chosen token and of its likeliest tokens.
 
-    They are ln softmax(``logits[r]``), of the model's own logits: bias, penalties, masks, filters
-    and temperature have no part in them (OpenAI's logprobs; vLLM's raw_logprobs). Row r has chosen
-    ``sampled[r]`` after the token at ``position[r]`` of sequence s = ``sequence[r]``; where
-    ``settings[s]`` want them, ``logprobs[s, position[r] % slots]`` gets that of the chosen token
-    and then those of the likeliest, which ``likely`` names, the lowest index first among equals.
-    Both may be page-locked memory of the host. A row without a choice (INVALID_TOKEN) and an idle
-    one (position ``max_len`` or more) leave them as they are.
+    They are ln softmax(``logits[r]``) of the model's own logits, without bias, penalties, masks,
+    filters and temperature (OpenAI's logprobs; vLLM's raw_logprobs). Row r has chosen
+    ``sampled[r]`` after the token at ``position[r]`` of sequence s = ``sequence[r]``; if
+    ``settings[s]`` request it, ``logprobs[s, position[r] % slots]`` gets the value of the chosen
+    token, then those of the likeliest, whose ids are in ``likely``, the lowest index first among
+    equals. Both may be page-locked host memory. A row without a choice (INVALID_TOKEN) and a
+    padding row (position ``max_len`` or more) leave them unchanged.
     """
 
     slots: int = 1
@@ -104,7 +104,7 @@ class TokenLogprobs(LogitsRows):
         return self.rows * (4 * self.n_vocab + 16)
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        """Rows that want something or nothing, one without a choice and one idle where there are
+        """Rows with and without requests, one without a choice, and a padding row if there are
         several. Logits lie on a grid, so that some are equal."""
         rows = self._random_rows(rng, rng.integers(1, self.max_len, self.sequences, endpoint=True))
         sampled = rng.integers(0, self.n_vocab, self.rows)

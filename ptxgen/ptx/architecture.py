@@ -1,7 +1,7 @@
-"""GPU architectures: the targets of PTX, whose code runs where, and what an SM holds.
+"""GPU architectures: PTX targets, code compatibility, and SM resources.
 
-Each fact stands here once. The module lies in this package, and not beside ``ptxgen/target.py``,
-because the emulator poses as these architectures, and this package is all that it may import.
+Each fact is stated once. The module is in this package, not beside ``ptxgen/target.py``, because
+the emulator uses these architectures, and may import only this package.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 Version = tuple[int, int]
 
-#: Target -> first PTX ISA version that has it (PTX ISA, "Release Notes", table of targets). What is
-#: older than sm_75 is here because its PTX runs on newer devices.
+#: Target -> first PTX ISA version that supports it (PTX ISA, "Release Notes", table of targets).
+#: Targets older than sm_75 are included because their PTX runs on newer devices.
 FIRST_VERSION: Mapping[str, Version] = {
     "sm_50": (4, 0),
     "sm_52": (4, 1),
@@ -42,32 +42,32 @@ FIRST_VERSION: Mapping[str, Version] = {
     "sm_121": (8, 8),
 }
 
-#: Threads of a warp (PTX ISA 2.2.1).
+#: Threads per warp (PTX ISA 2.2.1).
 WARP = 32
 #: Limits of a launch, the same on every architecture here (CUDA C++ Programming Guide, "Technical
 #: Specifications per Compute Capability"): CTAs along x, y, z; threads along x, y, z; threads.
 MAX_GRID = (2**31 - 1, 65535, 65535)
 MAX_BLOCK = (1024, 1024, 64)
 MAX_THREADS = 1024
-#: Bytes of shared memory that a CTA may declare, or have without opting in to more (same table).
+#: Shared memory in bytes that a CTA may have without opting in to more (same table).
 STATIC_SHARED_LIMIT = 48 * 1024
-#: 32-bit registers of an SM, and of a CTA at most (same table).
+#: 32-bit registers per SM, and maximum per CTA (same table).
 SM_REGISTERS = 65536
-#: A warp gets registers in pieces of so many, and warps come in groups of four, one a scheduler
-#: (CUDA occupancy calculator).
+#: Allocation unit of a warp's registers, and of warps: one per scheduler (CUDA occupancy
+#: calculator).
 REGISTER_UNIT, WARP_GROUP = 256, 4
 #: The first architecture with clusters and programmatic launches (PTX ISA 2.2.2, griddepcontrol).
 CLUSTERS_SINCE = 90
-#: CTAs of a cluster that every device with clusters takes, and the most with the opt-in (CUDA C++
+#: Cluster size that every device with clusters supports, and the maximum with opt-in (CUDA C++
 #: Programming Guide, "Thread Block Clusters"; H100 tuning guide).
 PORTABLE_CLUSTER, MAX_CLUSTER = 8, 16
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """What an SM holds at once: warps, CTAs, bytes of shared memory.
+    """Capacity of an SM: warps, CTAs, bytes of shared memory.
 
-    Every CTA costs ``reserved`` bytes beside its own, in units of ``unit`` bytes.
+    Every CTA takes ``reserved`` bytes in addition, in units of ``unit`` bytes.
     """
 
     warps: int
@@ -83,13 +83,13 @@ class Architecture:
 
     @property
     def threads(self) -> int:
-        """Threads of an SM at once."""
+        """Maximum resident threads per SM."""
         return self.warps * WARP
 
 
-#: The architectures that PTX is written for, by number (CUDA C++ Programming Guide, "Technical
-#: Specifications per Compute Capability"; libcu++'s cuda/__device/arch_traits.h has the same warps,
-#: CTAs and bytes). "sm_90a" is another target of the same architecture.
+#: Supported architectures by number (CUDA C++ Programming Guide, "Technical Specifications per
+#: Compute Capability"; libcu++'s cuda/__device/arch_traits.h has the same warps, CTAs and bytes).
+#: "sm_90a" is another target of the same architecture.
 ARCHITECTURES: Mapping[int, Architecture] = {
     75: Architecture(32, 16, 64 << 10, reserved=0, unit=256),
     80: Architecture(64, 32, 164 << 10),
@@ -105,13 +105,13 @@ ARCHITECTURES: Mapping[int, Architecture] = {
     121: Architecture(48, 24, 100 << 10),
 }
 
-#: Those whose devices are opened, real or emulated. A device of another one is taken for the newest
-#: of these that is no newer and of the same generation (87 for 88).
+#: Architectures whose devices can be opened, real or emulated. Other devices count as the newest of
+#: these that is not newer and of the same generation (87 for 88).
 OPENED = (75, 80, 86, 87, 89, 90, 100, 103, 120)
 
 
 def number_of(target: str) -> int:
-    """90 for "sm_90" and "sm_90a"; raises ValueError for what is no target at all."""
+    """90 for "sm_90" and "sm_90a"; ValueError if it is not a target."""
     found = re.fullmatch(r"sm_(\d+)a?", target)
     if found is None or target not in FIRST_VERSION:
         raise ValueError(f"unknown target {target!r}")
@@ -119,22 +119,22 @@ def number_of(target: str) -> int:
 
 
 def is_specific(target: str) -> bool:
-    """True for "sm_90a", whose code runs on that very architecture and no newer one."""
+    """Whether a target such as "sm_90a" runs only on its own architecture."""
     return target.endswith("a")
 
 
 def specific_target(number: int) -> str | None:
-    """The target of an architecture that no newer one includes: "sm_90a" for 90; None for 86."""
+    """The architecture-specific target: "sm_90a" for 90; None for 86."""
     name = f"sm_{number}a"
     return name if name in FIRST_VERSION else None
 
 
 def runs_on(target: str, device: str) -> bool:
-    """Whether PTX for ``target`` runs on a device that takes ``device`` and what that includes.
+    """Whether PTX for ``target`` runs on a device with native target ``device``.
 
-    PTX runs on its own architecture and newer ones, "sm_90a" on its own alone (PTX ISA, ".target").
-    An H200 takes "sm_90a". A device that is "sm_90" only is one of the emulator, to try what is
-    portable. Raises ValueError for what is no target.
+    PTX runs on its own architecture and newer ones, "sm_90a" only on its own (PTX ISA, ".target").
+    An H200 is "sm_90a". A device that is "sm_90" only exists in the emulator, to test portable
+    code. Raises ValueError for an invalid target.
     """
     if is_specific(target):
         return target == device
@@ -143,7 +143,7 @@ def runs_on(target: str, device: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """How full an SM gets: CTAs and warps at once, of ``max_warps``, and which limit stops there
+    """Occupancy of an SM: resident CTAs and warps, ``max_warps``, and the limiting resource
     ("threads", "registers", "shared memory" or "CTAs").
     """
 
@@ -154,18 +154,18 @@ class Occupancy:
 
     @property
     def share(self) -> float:
-        """Warps of those possible, 0 to 1."""
+        """Fraction of the possible warps."""
         return self.warps / self.max_warps
 
 
 def occupancy(target: str, registers: int, threads: int, shared: int) -> Occupancy:
-    """CTAs of one SM at once, by the CUDA occupancy calculator's rules.
+    """Resident CTAs per SM, by the CUDA occupancy calculator's rules.
 
-    ``registers`` a thread; ``threads`` and bytes of ``shared`` memory (static and dynamic) a CTA.
-    Raises ValueError for a target of no architecture here.
+    ``registers`` per thread; ``threads`` and bytes of ``shared`` memory (static and dynamic) per
+    CTA. Raises ValueError for a target of an unlisted architecture.
     """
     if (architecture := ARCHITECTURES.get(number_of(target))) is None:
-        raise ValueError(f"what an SM of {target} holds is not known")
+        raise ValueError(f"the SM resources of {target} are unknown")
     warps = -(-threads // WARP)
     of_warp = -(-max(registers, 1) * WARP // REGISTER_UNIT) * REGISTER_UNIT
     by_registers = SM_REGISTERS // of_warp // WARP_GROUP * WARP_GROUP // warps

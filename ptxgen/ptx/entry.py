@@ -1,4 +1,4 @@
-"""One ``.entry`` of a PTX text: parameter list, directives, scopes, instructions, operands."""
+"""Parser of one ``.entry``: parameter list, directives, scopes, instructions, operands."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from urdir.ptxgen.ptx.types import TYPE_BYTES
 _DIRECTIVE = re.compile(r"\s*\.(\w+)(\s+[\d\s,]+)?")
 _INSTRUCTION = re.compile(r"(?:@\s*(!?)\s*([\w$%.]+)\s+)?([a-z][\w.:]*)\s*(.*)", re.S)
 _REGISTERS = re.compile(r"\.reg\s+(?:\.v([24])\s+)?\.(\w+)\s+(.*)", re.S)
-#: In one declaration: thousands of times what kernels have.
+#: Limit per declaration: thousands of times what kernels need.
 _MOST_REGISTERS = 1 << 18
 _RANGE = re.compile(r"([\w$%]+)(?:<(\d+)>)?$")
 _PARAMETER = re.compile(

@@ -1,4 +1,4 @@
-"""The lines of a PTX text that a log names, for error messages."""
+"""Excerpts of a PTX text around the lines named in a log, for error messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 def excerpt(text: str, log: str, around: int = 2) -> Iterator[str]:
     """The lines of ``text`` that ``log`` names ("line 51"), each marked and with its number.
 
-    ``around`` lines before and after each are shown too; "..." stands for those left out.
+    ``around`` lines before and after each are shown too; "..." marks omissions.
     """
     lines = text.split("\n")
     named = {int(n) for n in re.findall(r"\bline (\d+)", log)} & set(range(1, len(lines) + 1))

@@ -1,4 +1,4 @@
-"""The control flow of an entry: basic blocks, what an instruction reads and writes, dominance."""
+"""Control flow of an entry: basic blocks, registers read and written, dominance."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from urdir.ptxgen.ptx.syntax import (
     Vector,
 )
 
-#: Opcodes whose first operand, where it is a register, is read: they have no result.
+#: Opcodes without a result: a register as first operand is read.
 WITHOUT_RESULT = frozenset({"bar", "barrier", "bra", "nanosleep", "setmaxnreg"})
 
-#: Opcodes after which, unless they are predicated, the next instruction does not follow.
+#: Opcodes after which, unless predicated, the next instruction does not follow.
 LEAVES = frozenset({"ret", "exit", "trap"})
 #: Opcodes that end the thread.
 ENDS = frozenset({"ret", "exit"})
@@ -28,9 +28,9 @@ ENDS = frozenset({"ret", "exit"})
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Instructions that run one after the other, and the numbers of the blocks that may follow.
+    """Instructions in sequence, and the numbers of the possible next blocks.
 
-    ``falls_off`` is set where the end of the entry may follow without a ``ret``.
+    ``falls_off``: the end of the entry may follow without a ``ret``.
     """
 
     instructions: tuple[Instruction, ...]
@@ -50,7 +50,7 @@ def registers(operand: Operand) -> tuple[str, ...]:
 
 
 def has_result(instruction: Instruction) -> bool:
-    """True when the first operand is written, false when every operand is read."""
+    """Whether the first operand is written; otherwise every operand is read."""
     if not instruction.operands or isinstance(instruction.operands[0], Address):
         return False
     return instruction.parts[0] not in WITHOUT_RESULT or "red" in instruction.parts
@@ -69,7 +69,7 @@ def reads(instruction: Instruction) -> tuple[str, ...]:
 
 
 def branch_target(instruction: Instruction) -> str | None:
-    """The label that a ``bra`` goes to; None for any other instruction."""
+    """The target label of a ``bra``; None for any other instruction."""
     if instruction.parts[0] != "bra":
         return None
     target = instruction.operands[0]
@@ -119,8 +119,8 @@ def reachable(graph: Sequence[Block], start: int = 0) -> frozenset[int]:
 
 
 def post_dominators(graph: Sequence[Block]) -> list[frozenset[int]]:
-    """For each block the blocks that every path from it to the end passes, itself included. A
-    ``trap`` is no end: it ends the whole grid."""
+    """For each block the blocks on every path from it to the end, itself included. ``trap`` does
+    not count as an end: it ends the whole grid."""
     everything = frozenset(range(len(graph)))
     result = [everything] * len(graph)
     changed = True

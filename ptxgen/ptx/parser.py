@@ -1,6 +1,7 @@
 """The parser: regular expressions over statements, one pass.
 
-Here is the module level; ``entry`` has kernels, ``source`` the text and what both share.
+This module has the module level; ``entry`` parses kernels, ``source`` has the text and shared
+helpers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A PTX text as the parser reads it: without comments, with positions for messages."""
+"""PTX source text for the parser: without comments, with positions for messages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from urdir.ptxgen.ptx.syntax import Immediate, PtxSyntaxError, Variable, constant
 from urdir.ptxgen.ptx.types import TYPE_BYTES
 
-# Comments, and what no consumer needs.
+# Comments, and directives that no consumer needs.
 _IGNORED = re.compile(
     r"//[^\n]*|/\*.*?\*/|^[ \t]*\.(?:loc|file)\b[^\n]*|\.pragma\s+\"[^\"]*\"\s*;", re.S | re.M
 )
@@ -39,7 +39,7 @@ class Source:
         return bisect.bisect_right(self._line_starts, at)
 
     def skip_space(self, at: int) -> int:
-        """The position of the next character that is no blank."""
+        """The position of the next non-blank character."""
         m = _SPACE.match(self.text, at)
         assert m is not None
         return m.end()
@@ -90,5 +90,5 @@ class Source:
 
 
 def _printable(text: str) -> str:
-    """On one line, as a terminal may show it."""
+    """A text on one line, printable."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())

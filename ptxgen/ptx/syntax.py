@@ -1,4 +1,4 @@
-"""What a PTX module consists of (PTX ISA, chapters 4 and 5): operands, instructions, entries.
+"""Syntax tree of a PTX module (PTX ISA, chapters 4 and 5): operands, instructions, entries.
 
 Registers and labels of nested ``{ }`` scopes get names that are unique in their entry: the first
 declaration of a name keeps it, a later one becomes ``name$2`` and so on.
@@ -72,7 +72,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """``_``: a result that is not kept."""
+    """``_``: a discarded result."""
 
 
 Operand = Register | Immediate | Symbol | Address | Vector | Pair | Discard
@@ -113,13 +113,13 @@ class Variable:
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes; 0 for an extern array, whose size the launch gives."""
+        """Size in bytes; 0 for an extern array, whose size is set by the launch."""
         return TYPE_BYTES[self.type] * (1 if self.count is None else self.count)
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A kernel parameter; ``pointer_space`` ("global") where ``.ptr`` declares a pointer."""
+    """A kernel parameter; ``pointer_space`` ("global") if ``.ptr`` declares a pointer."""
 
     name: str
     type: str
@@ -165,7 +165,7 @@ _DECIMAL = re.compile(r"[+-]?(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][+-]?\d+)?$")
 
 
 def constant(text: str) -> Immediate | None:
-    """The constant that ``text`` writes (PTX ISA 4.5), or None when it writes none."""
+    """The constant in ``text`` (PTX ISA 4.5), or None."""
     if _INTEGER.match(text):
         digits = text.replace(" ", "").rstrip("U").lower()
         sign, digits = (-1, digits[1:]) if digits[0] == "-" else (1, digits.lstrip("+"))

@@ -1,1 +1,1 @@
-"""From a spec to PTX text: templates, their environment, the frame around a body."""
+"""Rendering: templates, the Jinja environment, and the frame around a kernel's body."""

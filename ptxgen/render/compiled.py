@@ -1,4 +1,4 @@
-"""Templates as modules of Python, as Jinja compiles them, in a folder beside the templates."""
+"""Compiled templates: Jinja's Python modules, in a folder beside the templates."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ import jinja2
 
 import urdir.templates
 
-#: Where urdir's templates are.
+#: The folder of urdir's templates.
 SOURCES = Path(urdir.templates.__file__).resolve().parent
-#: A wheel brings it, a checkout makes it; code is kept nowhere else.
+#: Part of a wheel, created in a checkout; compiled templates are stored nowhere else.
 COMPILED = SOURCES / "compiled"
 
 
 class TemplateModules:
-    """One module a template in ``folder``, by the same path: the source that Jinja generated, then
-    a digest.
+    """One module per template in ``folder``, with the same path: the source that Jinja generated,
+    then a digest.
 
-    The digest, in a comment, is of that source and of all that it depends on: the template's text,
+    The digest, in a comment, covers that source and everything it depends on: the template's text,
     the version of Jinja, and ``environment``, which identifies the environment's options. A module
     with another digest counts as missing, so that a damaged or outdated one is never run.
 
-    The folder is as safe as the sources beside it: whoever can write a module there can change
-    those, too. A wheel's modules are made when it is built and do not change; Python keeps their
-    bytecode, as for any module. In a checkout, processes write the modules that are missing or
-    outdated. They use no bytecode there: Python would take stale bytecode for good where a module
-    is written twice in a second.
+    The folder is as safe as the sources beside it: write access to a module implies write access to
+    the sources. A wheel's modules are created when it is built and do not change; Python caches
+    their bytecode, as for any module. In a checkout, processes write missing or outdated modules.
+    They use no bytecode there: Python would keep stale bytecode if a module were written twice
+    within a second.
     """
 
     def __init__(self, folder: Path, environment: str) -> None:
@@ -42,8 +42,8 @@ class TemplateModules:
         self._in_checkout = (folder.parent.parent / "pyproject.toml").is_file()
 
     def code(self, file: str, text: Callable[[], str]) -> CodeType | None:
-        """The code of a template; None where there is no good module. ``text`` reads its source,
-        and is asked only where there is a module at all.
+        """The code of a template; None without a valid module. ``text`` reads its source, and is
+        called only if there is a module.
         """
         path = self._path(file)
         try:
@@ -58,9 +58,9 @@ class TemplateModules:
         return code.replace(co_filename=_FILE_NAME) if code else None
 
     def add(self, file: str, text: str, source: str) -> CodeType:
-        """The code of a template that has no good module, from the source that Jinja generated.
+        """The code of a template without a valid module, from the source that Jinja generated.
 
-        A checkout of this user's gets the module; where it cannot be written, it stays missing.
+        In this user's checkout the module is also written, if possible.
         """
         if self._in_checkout and _is_own(self._folder.parent):
             with contextlib.suppress(OSError):
@@ -68,8 +68,8 @@ class TemplateModules:
         return _compile(source.encode())
 
     def write(self, file: str, text: str, source: str) -> None:
-        """Make the module of a template; another process sees all of it or none."""
-        data = source.encode()  # stays in front: it knows which of its lines are which of the text
+        """Write the module of a template atomically."""
+        data = source.encode()  # first: its line numbers map to those of the text
         path = self._path(file)
         for folder in (self._folder, path.parent):
             folder.mkdir(mode=0o755, exist_ok=True)
@@ -77,7 +77,7 @@ class TemplateModules:
         try:
             with os.fdopen(handle, "wb") as stream:
                 stream.write(data + b"\n" + self._stamp(text, data))
-            os.chmod(temporary, 0o644)  # who may read the templates may read this
+            os.chmod(temporary, 0o644)  # readable like the templates
             os.replace(temporary, path)
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
@@ -102,5 +102,5 @@ def _compile(source: bytes) -> CodeType:
 
 
 def _is_own(folder: Path) -> bool:
-    """False where a folder is another user's, into whose checkout root could write, too."""
+    """Whether a folder belongs to this user: root could also write to another user's checkout."""
     return not hasattr(os, "geteuid") or folder.stat().st_uid == os.geteuid()

@@ -1,9 +1,9 @@
-"""From a spec to PTX text: a template's body, and the frame around it.
+"""Rendering of a spec to PTX text: the template's body, and the frame around it.
 
 A template is the body of a kernel, from its first ``.reg`` to its last ``ret``. The frame
 (version, target, entry name, parameter list, launch bounds, loads of the parameters into registers
-of the same name, ``dynamic_shared`` where the launch gives shared memory) is made here from the
-spec, so that it cannot disagree with it.
+of the same name, ``dynamic_shared`` if the launch has dynamic shared memory) is generated here from
+the spec, so that the two cannot disagree.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from urdir.ptxgen.target import Target
 def render(spec: Kernel, target: Target) -> str:
     """PTX text of ``spec`` for ``target``, one of its own.
 
-    The body sees the spec's fields by name, ``spec``, ``target`` (its ``.sm`` is a number) and
-    the functions `f32` and `once`. Raises PtxgenError when the target lacks an instruction of the
-    body, and when the template fails or is missing.
+    The body sees the spec's fields by name, ``spec``, ``target`` (its ``.sm`` is a number) and the
+    functions `f32` and `once`. Raises PtxgenError if the target lacks an instruction of the body,
+    and if the template fails or is missing.
     """
     try:
         template = environment().get_template("/".join(spec.template))
@@ -70,10 +70,10 @@ def _frame(spec: Kernel, target: Target, body: str) -> str:
 
 
 def _wait(spec: Kernel, target: Target, body: str) -> tuple[str, ...]:
-    """What starts a kernel after a programmatic edge, unless its body does that itself.
+    """The wait at the start of a kernel after a programmatic edge, unless its body has its own.
 
-    The next kernel may start as soon as all CTAs of this one are past this point, but not before
-    the kernels that this one waits for are complete: at most one kernel is early.
+    The next kernel may start once all CTAs of this one are past this point, but not before the
+    kernels that this one waits for are complete: at most one kernel is early.
     """
     if (
         not spec.waits_for_dependencies

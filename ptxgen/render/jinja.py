@@ -1,6 +1,6 @@
-"""The one Jinja environment of all templates: how they are found, compiled and called.
+"""The Jinja environment of all templates: lookup, compilation and functions.
 
-The build of a wheel imports this file, to compile the templates by the same options: it needs
+The build of a wheel imports this file to compile the templates with the same options: it needs
 Jinja, but neither numpy nor the kernels.
 """
 
@@ -31,7 +31,7 @@ from urdir.ptxgen.render.sources import (
 
 
 def f32(value: float) -> str:
-    """A float constant as PTX writes it exactly: ``0f3F800000`` (PTX ISA 4.5.2)."""
+    """A float constant in PTX's exact form: ``0f3F800000`` (PTX ISA 4.5.2)."""
     return "0f" + struct.pack(">f", value).hex().upper()
 
 
@@ -41,18 +41,18 @@ def f16x2(value: float) -> str:
 
 
 def consecutive(name: str, first: int, count: int) -> str:
-    """So many registers of an array, for operands of vectors: ``%v4, %v5``."""
+    """``count`` registers of an array, as vector operands: ``%v4, %v5``."""
     return ", ".join([f"{name}{number}" for number in range(first, first + count)])
 
 
 def grid(*extents: int | Iterable[Any]) -> Iterator[tuple[Any, ...]]:
-    """All combinations, the last varying fastest, as nested loops: of a number what is below it."""
+    """All combinations, the last varying fastest, as nested loops; a number n means range(n)."""
     return itertools.product(*(range(e) if isinstance(e, int) else e for e in extents))
 
 
 @functools.lru_cache(maxsize=1 << 12)
 def once(macro: Callable[..., str], *args: Hashable) -> str:
-    """The text of a macro for ``args``, rendered once a process, for what many kernels share.
+    """The text of a macro for ``args``, rendered once per process, for text shared by many kernels.
 
     The macro's file must be imported without context."""
     return macro(*args)
@@ -87,7 +87,7 @@ def environment() -> jinja2.Environment:
 def write_modules(folder: Path = COMPILED) -> int:
     """Compile all templates of urdir into ``folder``, a package of the wheel that is being built.
 
-    What the folder held is deleted. Returns the number of templates.
+    Deletes the folder's previous contents. Returns the number of templates.
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -105,8 +105,8 @@ def template_names() -> list[str]:
 
 
 def _python(env: jinja2.Environment, file: str, text: str) -> str:
-    """The Python source that Jinja makes of a template of urdir."""
-    # defer_init: the source does not need the environment to be there when it is run
+    """Jinja's Python source of a urdir template."""
+    # defer_init: the source does not need the environment at run time
     return env.compile(text, f"{TEMPLATES}/{file}", raw=True, defer_init=True)
 
 
@@ -147,8 +147,8 @@ class _PackageLoader(jinja2.BaseLoader):
 
 class _OneLineBlocks(Extension):
     """A block on one line, ``{% if a %}add.u32 %x, %x, {{ a }};{% endif %}``, means the same as on
-    three: its body ends with a newline, which Jinja would drop with that of the tag. A macro alone,
-    ``{% if a %}{{ load(a) }}{% endif %}``, brings its own. ``{%-`` leaves a block as it is.
+    three: its body ends with a newline, which Jinja would drop with that of the tag. A single macro
+    call, ``{% if a %}{{ load(a) }}{% endif %}``, brings its own. ``{%-`` leaves a block unchanged.
     """
 
     def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:
@@ -172,8 +172,8 @@ def _with_newlines(block: re.Match[str]) -> str:
 
 
 class _Context(Context):
-    """Calls functions directly. Jinja would first look whether each wants the context passed; here
-    none does (macros, methods of specs, `f32`), and a text has thousands of calls.
+    """Calls functions directly. Jinja would first check whether each wants the context; none does
+    here (macros, methods of specs, `f32`), and a text has thousands of calls.
     """
 
     def call(
@@ -193,5 +193,5 @@ class _Environment(jinja2.Environment):
     context_class = _Context
 
     def join_path(self, template: str, parent: str) -> str:
-        """The full name of what ``parent`` imports: see `named_in`."""
+        """The full name of an import in ``parent``: see `named_in`."""
         return "/".join(named_in(split_name(parent)[0], template))

@@ -1,4 +1,4 @@
-"""What rendering knows of a kernel: small protocols that `urdir.ptxgen.spec` satisfies."""
+"""Interface of a kernel for rendering: small protocols that `urdir.ptxgen.spec` satisfies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Param(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name in the parameter list; the register that it is loaded into has it too."""
+        """Its name in the parameter list, and of the register that it is loaded into."""
 
     @property
     def dtype(self) -> str:
@@ -24,7 +24,7 @@ class Param(Protocol):
 
     @property
     def shape(self) -> tuple[str | int, ...]:
-        """Of the array in memory: numbers, or names of attributes of the spec."""
+        """Shape of the array in memory: numbers, or names of attributes of the spec."""
 
     @property
     def access(self) -> Enum | None:
@@ -36,7 +36,7 @@ class Param(Protocol):
 
 
 class LaunchShape(Protocol):
-    """The extent of a launch, as far as the PTX says something of it."""
+    """The extent of a launch, as far as PTX depends on it."""
 
     @property
     def grid(self) -> Dim3:
@@ -56,11 +56,11 @@ class LaunchShape(Protocol):
 
     @property
     def resident(self) -> int:
-        """CTAs that an SM must have registers for at once; 0 leaves that to the assembler."""
+        """Minimum resident CTAs per SM by registers; 0 leaves that to the assembler."""
 
 
 class Kernel(Protocol):
-    """A specialised kernel: its template, and what the frame around the template's text says."""
+    """A specialised kernel: its template, and the contents of the frame."""
 
     @property
     def name(self) -> str:
@@ -68,7 +68,7 @@ class Kernel(Protocol):
 
     @property
     def template(self) -> tuple[str, str]:
-        """Where the template is: (package, file)."""
+        """The template: (package, file)."""
 
     @property
     def params(self) -> Sequence[Param]:
@@ -80,14 +80,14 @@ class Kernel(Protocol):
 
     @property
     def waits_for_dependencies(self) -> bool:
-        """It runs ``griddepcontrol.wait`` where the target has it."""
+        """Whether it runs ``griddepcontrol.wait`` on targets that have it."""
 
     def resident_on(self, target: Target) -> int:
-        """CTAs that an SM must have registers for at once; 0 leaves that to the assembler."""
+        """Minimum resident CTAs per SM by registers; 0 leaves that to the assembler."""
 
     @property
     def launch_fields(self) -> frozenset[str]:
-        """Fields that decide the grid alone: launches of one text may differ in them."""
+        """Fields that affect only the grid: launches of one text may differ in them."""
 
     def text_fields(self) -> dict[str, Any]:
-        """The others by name, the text's specialisation; the template sees them."""
+        """Other fields by name, the text's specialisation; visible to the template."""

@@ -1,4 +1,4 @@
-"""What kernels' texts are made from: templates, and digests of every source. Needs no Jinja."""
+"""Sources of kernels' texts: templates, and digests of every source. Needs no Jinja."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _read_resource(package: str, file: str) -> str:
 
 
 def named_in(package: str, name: str) -> TemplateName:
-    """The template that ``name`` means in a template of ``package``.
+    """Resolve ``name`` in a template of ``package``.
 
     urdir's templates name each other by their paths. Those of other packages write
     ``package/path``, and the macro files at the top of ``urdir.templates`` without a package.
@@ -78,7 +78,7 @@ def source_digest(template: TemplateName) -> str:
 
 @functools.cache
 def generator_digest() -> str:
-    """Digest of all Python sources of ptxgen: whatever may shape the text of a kernel."""
+    """Digest of all Python sources of ptxgen, which may affect the text of a kernel."""
     digest = hashlib.sha256()
     folder = Path(__file__).parent.parent
     for path in sorted(folder.rglob("*.py")):
@@ -88,7 +88,7 @@ def generator_digest() -> str:
 
 @functools.cache
 def module_digest(name: str) -> str:
-    """Digest of a loaded module's source; of its name where there is no source (interactive)."""
+    """Digest of a loaded module's source; of its name without a source (interactive)."""
     try:
         source = inspect.getsource(sys.modules[name])
     except OSError:

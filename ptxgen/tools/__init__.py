@@ -1,4 +1,4 @@
-"""What one does with PTX: lint, assemble, disassemble, dump, compare, count."""
+"""PTX tools: lint, assemble, disassemble, dump, compare, statistics."""
 
 import lazy_loader
 

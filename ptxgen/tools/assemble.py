@@ -1,7 +1,7 @@
-"""PTX to machine code without a GPU, a driver or a toolkit: nvJitLink from its wheel.
+"""Assemble PTX to machine code without a GPU, a driver or a toolkit, by nvJitLink's wheel.
 
-The library is optional (``pip install 'urdir[assemble]'``). It runs the assembler that the driver
-runs too, so a kernel that assembles here loads there, and its log says what a kernel costs.
+The library is optional (``pip install 'urdir[assemble]'``). It is the assembler that the driver
+uses too, so a kernel that assembles here loads there, and its log reports a kernel's resources.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ OPTIONS = ("-O3", "-verbose")
 
 
 class AssembleError(PtxgenError):
-    """The assembler refused a PTX text; the message quotes the lines that it names."""
+    """The assembler refused a PTX text; the message quotes the offending lines."""
 
 
 class AssemblerMissingError(PtxgenError):
@@ -29,7 +29,7 @@ class AssemblerMissingError(PtxgenError):
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What one entry costs: registers and barriers by count, the rest in bytes.
+    """Resources of one entry: registers and barriers by count, the rest in bytes.
 
     ``stack``, ``spill_stores`` and ``spill_loads`` are per thread; ``shared`` is static, per CTA.
     """
@@ -43,13 +43,14 @@ class Resources:
 
     @property
     def spills(self) -> bool:
-        """True when registers ran out and values went to local memory."""
+        """Whether registers were spilled to local memory."""
         return bool(self.spill_stores or self.spill_loads)
 
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """Machine code of one PTX text: the cubin, the cost of every entry by name, the full log."""
+    """Machine code of one PTX text: the cubin, the resources of every entry by name, the full
+    log."""
 
     target: str
     cubin: bytes
@@ -63,8 +64,8 @@ def assemble(
     """Machine code of ``ptx`` for ``target`` ("sm_90"); ``name`` is for messages.
 
     Raises AssemblerMissingError without the nvJitLink wheel, and AssembleError with the assembler's
-    messages and the PTX around the lines that they name. That the assembler serialises wgmma, or
-    waits for them where the text does not, is an error too: it only says so, and the code is slow.
+    messages and the PTX around the lines that they name. It is also an error if the assembler
+    serialises wgmma, or inserts waits for them: it only warns, and the code is slow.
     """
     nj = _library()
     source = ptx.encode() + b"\0"
@@ -81,16 +82,15 @@ def assemble(
         nj.get_linked_cubin(handle, cubin)
         log = _text(nj.get_info_log, nj.get_info_log_size(handle), handle)
     advice = "\n".join(line for line in log.splitlines() if _SERIALISED.search(line))
-    if advice and "-O0" not in options:  # where nothing runs side by side
+    if advice and "-O0" not in options:  # without optimisation nothing is asynchronous
         raise AssembleError(
-            f"{name} assembles for {target}, but its wgmma do not run side by side:\n"
-            f"{annotate(ptx, advice)}"
+            f"{name} assembles for {target}, but its wgmma are serialised:\n{annotate(ptx, advice)}"
         )
     return Assembly(target, bytes(cubin), MappingProxyType(parse_resources(log)), log)
 
 
 def is_available() -> bool:
-    """True when nvJitLink is installed, so that ``assemble`` works."""
+    """Whether nvJitLink is installed, so that ``assemble`` works."""
     try:
         _library()
     except AssemblerMissingError:
@@ -151,7 +151,7 @@ _USED = re.compile(r"^ptxas info\s*: Used (?P<registers>\d+) registers(?P<rest>.
 
 
 def parse_resources(log: str) -> dict[str, Resources]:
-    """The cost of each entry, from the log of ``-verbose`` (ptxas' own lines)."""
+    """The resources of each entry, from the log of ``-verbose`` (ptxas' own lines)."""
     found: dict[str, Resources] = {}
     entry, stack = "", (0, 0, 0)
     for line in log.splitlines():
@@ -167,12 +167,12 @@ def parse_resources(log: str) -> dict[str, Resources]:
     return found
 
 
-#: Lines of a log that are shown: one wrong word in a macro is an error in hundreds of places.
+#: Maximum lines of a log to show: one wrong word in a macro causes hundreds of errors.
 _MOST_LINES = 40
 
 
 def annotate(ptx: str, log: str, around: int = 2) -> str:
-    """``log`` up to `_MOST_LINES`, and the lines of ``ptx`` that these name; see `excerpt`."""
+    """``log`` up to `_MOST_LINES`, and the lines of ``ptx`` that it names; see `excerpt`."""
     lines = log.splitlines()
     shown, rest = lines[:_MOST_LINES], len(lines) - _MOST_LINES
     if rest > 0:
@@ -184,6 +184,6 @@ _TARGET = re.compile(r"^\s*\.target\s+(\w+)", re.MULTILINE)
 
 
 def declared_target(ptx: str) -> str | None:
-    """What ``.target`` says in a text, which need not parse; None where nothing does."""
+    """The ``.target`` of a text, which need not parse; None if there is none."""
     found = _TARGET.search(ptx)
     return found[1] if found else None

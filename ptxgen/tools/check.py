@@ -1,4 +1,4 @@
-"""Check any PTX text: our lint, then the assembler, findings with the lines around them."""
+"""Check any PTX text: lint, then the assembler, with the lines around findings."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from urdir.ptxgen.tools.lint import Finding, lint
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What was found in a PTX text.
+    """The result of checking a PTX text.
 
-    ``findings`` are the lint's, ``refusal`` is the assembler's message ("" when there is none),
-    ``resources`` the cost by entry; ``skipped`` says why the assembler did not run ("" if it did).
+    ``findings`` are the lint's, ``refusal`` is the assembler's message ("" if none), ``resources``
+    the cost by entry; ``skipped`` says why the assembler did not run ("" if it did).
     """
 
     text: str
@@ -32,7 +32,7 @@ class Verdict:
 
     @property
     def is_good(self) -> bool:
-        """Neither lint nor the assembler found anything."""
+        """Whether neither lint nor the assembler found anything."""
         return not self.findings and not self.refusal
 
     def __str__(self) -> str:
@@ -46,7 +46,7 @@ class Verdict:
 
 
 def check(text: str, target: str | None = None, name: str = "kernel") -> Verdict:
-    """Lint ``text`` and assemble it for ``target`` (None: what its ``.target`` says).
+    """Lint ``text`` and assemble it for ``target`` (None: that of its ``.target``).
 
     ``name`` is for messages. Nothing is raised for bad PTX; a missing assembler is noted.
     """

@@ -1,4 +1,4 @@
-"""Two PTX files, or two folders of them, side by side: the text, and what it costs."""
+"""Compare two PTX files, or two folders of them: text and resources."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class PtxFile:
 
     @property
     def fields(self) -> str:
-        """The line with its fields, "" in text from elsewhere."""
+        """The line with its fields, "" in other PTX."""
         found = _FIELDS.search(self.text)
         return found[1] if found else ""
 
     @property
     def target(self) -> str:
-        """What ``.target`` says. Raises PtxgenError where nothing does."""
+        """The ``.target``. Raises PtxgenError if there is none."""
         if (target := declared_target(self.text)) is None:
             raise PtxgenError(f"{self.path} has no .target: is it PTX?")
         return target
@@ -54,8 +54,8 @@ class PtxFile:
 class Difference:
     """Two files of one kernel: their unified diff (empty when equal), and their costs.
 
-    ``costs`` has (name, left, right); a number is None where it could not be had, and ``notes`` say
-    why.
+    ``costs`` has (name, left, right); a number is None if it is unavailable, and ``notes`` give the
+    reason.
     """
 
     left: PtxFile
@@ -67,7 +67,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All pairs that differ, how many are equal, and the files that have no counterpart."""
+    """All differing pairs, the number of equal ones, and unpaired files."""
 
     differences: tuple[Difference, ...]
     equal: int
@@ -76,16 +76,15 @@ class Comparison:
 
     @property
     def is_equal(self) -> bool:
-        """Nothing differs."""
+        """Whether nothing differs."""
         return not (self.differences or self.only_left or self.only_right)
 
 
 def compare(left: Path, right: Path) -> Comparison:
     """Compare two PTX files, or the PTX files of two folders.
 
-    In folders, files with the same fields belong together; else those of the only kernel of a name.
-    Raises PtxgenError for a path that cannot be read, a file beside a folder, and folders without
-    PTX.
+    In folders, files with the same fields are paired; then the only kernels of a name. Raises
+    PtxgenError for a path that cannot be read, a file with a folder, and folders without PTX.
     """
     if left.is_dir() != right.is_dir() and left.exists() and right.exists():
         raise PtxgenError(f"{left} and {right}: give two files or two folders")
@@ -102,7 +101,7 @@ def compare(left: Path, right: Path) -> Comparison:
 
 
 def read_ptx(path: Path) -> PtxFile:
-    """Read a PTX file; raises PtxgenError where that cannot be."""
+    """Read a PTX file; raises PtxgenError on failure."""
     try:
         return PtxFile(path, body_of(path.read_text(encoding="utf-8")))
     except UnicodeDecodeError as exc:
@@ -131,7 +130,7 @@ def _pair(lefts: Sequence[PtxFile], rights: Sequence[PtxFile]) -> list[tuple[Ptx
 
 
 def _unique(files: Sequence[PtxFile], name: str) -> dict[str, PtxFile]:
-    """Files by file name, fields or entry, where no two share it."""
+    """Files by file name, fields or entry, if no two share it."""
     keys = [file.path.name if name == "name" else str(getattr(file, name)) for file in files]
     return {key: f for key, f in zip(keys, files, strict=True) if keys.count(key) == 1}
 
@@ -152,7 +151,7 @@ def _difference(left: PtxFile, right: PtxFile) -> Difference:
 
 
 def _costs(file: PtxFile, notes: list[str]) -> dict[str, int]:
-    """Resources and instructions of a file; what cannot be had is left out, with a note."""
+    """Resources and instructions of a file; unavailable ones are omitted, with a note."""
     found: dict[str, int] = {}
     try:
         made = assemble(file.text, file.target, name=str(file.path))
@@ -183,7 +182,7 @@ def summary(difference: Difference) -> str:
         for name, left, right in difference.costs
         if left != right
     ]
-    return f"{difference.left.path.name}: {', '.join(changed) or 'the text alone'}"
+    return f"{difference.left.path.name}: {', '.join(changed) or 'only the text'}"
 
 
 def side_by_side(difference: Difference) -> Iterator[str]:

@@ -1,6 +1,6 @@
-"""Kernels as files: PTX that explains itself, cubin, SASS, and a description as JSON.
+"""Dump kernels to files: annotated PTX, cubin, SASS, and a description as JSON.
 
-Files are named by the spec key; under the same name an edited PTX file replaces the generated text
+Files are named by the spec key; an edited PTX file with the same name replaces the generated text
 (``URDIR_PTX_OVERRIDE``). A dumped PTX text is the generated one (contract, fields, launch shape,
 code) with its first empty line filled in, so that line numbers stay the same::
 
@@ -34,9 +34,9 @@ _DUMP_LINE = re.compile(r"^// dump .*; sha256 [^:\n]*: ([0-9a-f]{64})$", re.MULT
 class Dump:
     """A kernel for a target, ready to be written in any form of ``EMITTERS``.
 
-    ``origin`` says in one line where the fields' values are from; ``life_ranges`` adds those of
-    registers to SASS. ``cubin`` and ``cubin_maker`` are used instead of nvJitLink's where given:
-    the driver's own machine code.
+    ``origin`` describes in one line the source of the fields' values; ``life_ranges`` adds those of
+    registers to SASS. ``cubin`` and ``cubin_maker`` replace nvJitLink's if given: the driver's own
+    machine code.
     """
 
     spec: KernelSpec
@@ -48,7 +48,7 @@ class Dump:
 
     @property
     def key(self) -> str:
-        """The spec key, and the stem of every file's name."""
+        """The spec key, and the stem of every file name."""
         return self.spec.key(self.target)
 
 
@@ -75,7 +75,7 @@ def sass_text(dump: Dump) -> str:
 
 
 def description(dump: Dump) -> dict[str, Any]:
-    """Everything known about the kernel without its code, as plain values."""
+    """Everything known about the kernel except its code, as plain values."""
     return describe(dump.spec, dump.target) | {
         "origin": dump.origin,
         "ptx_sha256": content_hash(dump.spec.ptx(dump.target)),
@@ -111,14 +111,14 @@ def describe(spec: KernelSpec, target: str) -> dict[str, Any]:
 
 
 def machine_code(dump: Dump) -> bytes:
-    """The cubin: the one given, else nvJitLink's. Raises AssemblerMissingError, AssembleError."""
+    """The given cubin, else nvJitLink's. Raises AssemblerMissingError, AssembleError."""
     if dump.cubin is not None:
         return dump.cubin
     return assemble(dump.spec.ptx(dump.target), dump.target, name=dump.spec.name).cubin
 
 
 def _maker(dump: Dump) -> str | None:
-    """What makes the cubin, None where nothing can."""
+    """The assembler of the cubin, None if there is none."""
     if dump.cubin is not None:
         return dump.cubin_maker
     try:
@@ -127,7 +127,7 @@ def _maker(dump: Dump) -> str | None:
         return None
 
 
-#: What a kernel can be written as: the ending of the file's name -> its content.
+#: Forms of output: file name suffix -> contents.
 EMITTERS: Mapping[str, Callable[[Dump], str | bytes]] = {
     "ptx": ptx_text,
     "cubin": machine_code,
@@ -146,10 +146,10 @@ def parse_emit(text: str) -> tuple[str, ...]:
 
 
 def write(dumps: Iterable[Dump], folder: Path, emit: Sequence[str]) -> list[Path]:
-    """Write every dump in every form of ``emit``; the files written.
+    """Write every dump in every form of ``emit``; returns the files.
 
-    Everything is made before the first file is written. Raises PtxgenError for a folder that
-    cannot be made or written to.
+    Everything is generated before the first file is written. Raises PtxgenError for a folder that
+    cannot be created or written.
     """
     contents = {f"{dump.key}.{form}": EMITTERS[form](dump) for dump in dumps for form in emit}
     try:
@@ -168,11 +168,11 @@ def content_hash(text: str) -> str:
 
 
 def body_of(text: str) -> str:
-    """A PTX text as it was generated, or edited: the line that a dump adds is empty again."""
+    """A PTX text without the line that a dump adds."""
     return _DUMP_LINE.sub("", text, count=1)
 
 
 def is_edited(text: str) -> bool | None:
-    """Whether a dumped text differs from what was generated; None for text that is no dump."""
+    """Whether a dumped text was edited; None if it is not a dump."""
     found = _DUMP_LINE.search(text)
     return content_hash(body_of(text)) != found[1] if found else None

@@ -1,4 +1,4 @@
-"""Known GPUs by their data sheets: what bounds a kernel on them."""
+"""Known GPUs by their data sheets: bandwidth and arithmetic rates."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class Gpu:
 
     @property
     def native_target(self) -> str:
-        """The most special target whose code it runs, as `Device.native_target` has it."""
+        """The most specific target whose code it runs, as `Device.native_target`."""
         return specific_target(Target.parse(self.target).sm) or self.target
 
 
-#: Known GPUs by name; the first of a target stands for it. SMs are those that drivers report (an L4
+#: Known GPUs by name; the first of a target represents it. SMs are those that drivers report (an L4
 #: has 58 of its chip's 60). Tensor figures are without sparsity, half of what newer data sheets
-#: print, and for sums in f32, which GeForce cards make at half the rate of sums in f16. The B200 is
-#: that of the HGX board, an eighth of its figures: 7.7 TB/s is also what its driver's bus width and
-#: clock give (7,680 bits at 3,996 MHz), where other papers say 8.
+#: print, and for sums in f32, which GeForce cards compute at half the rate of sums in f16. The B200
+#: is that of the HGX board, an eighth of its figures: 7.7 TB/s also follows from its driver's bus
+#: width and clock (7,680 bits at 3,996 MHz), where other papers say 8.
 GPUS: Mapping[str, Gpu] = {
     name: Gpu(name, title, target, sms, gb * 1e9, f32 * 1e12, tensor * 1e12, source)
     for name, title, target, sms, gb, f32, tensor, source in (
@@ -60,9 +60,9 @@ DEFAULT_GPU = "h100"
 
 
 def choose_gpu(name: str | None, target: str | None) -> Gpu:
-    """The GPU called ``name``; without one, the one that stands for ``target`` (default sm_90).
+    """The GPU called ``name``; without one, the representative of ``target`` (default sm_90).
 
-    Raises SettingError for an unknown name or target, and where the two do not belong together.
+    Raises SettingError for an unknown name or target, and if the two do not match.
     """
     if name is None:
         wanted = Target.parse(target or GPUS[DEFAULT_GPU].target).portable

@@ -1,4 +1,4 @@
-"""What the assembler lets pass: rules over parsed PTX.
+"""Lint of PTX: errors that the assembler accepts.
 
 =====================  =========================================================================
 rule                   finding
@@ -59,7 +59,7 @@ class Finding:
 def lint(text: str, parse: Callable[[str], ptx.Module] = ptx.parse) -> tuple[Finding, ...]:
     """All findings in a PTX text, by line; text that does not parse has one, of rule "syntax".
 
-    ``parse`` is `ptx.parse`, or one that remembers what it has parsed.
+    ``parse`` is `ptx.parse`, or a caching replacement.
     """
     try:
         module = parse(text)
@@ -128,7 +128,7 @@ def _float_on_bits(s: _Subject) -> Iterator[Finding]:
 
 
 def _operand_types(i: ptx.Instruction) -> Sequence[str]:
-    """The type of each operand; "" where it does not matter to the rule (predicates)."""
+    """The type of each operand; "" if the rule ignores it (predicates)."""
     types = [part for part in i.parts[1:] if re.fullmatch(r"[bfsu]\d+|bf16|\w+x2|pred", part)]
     if not types:
         return ()
@@ -138,7 +138,7 @@ def _operand_types(i: ptx.Instruction) -> Sequence[str]:
     return (result, *[types[-1]] * 3)
 
 
-# What is known to be written: a register, or one where a predicate (name, negated) holds.
+# A written register, or one written if a predicate (name, negated) holds.
 _Fact = str | tuple[str, str, bool]
 
 
@@ -157,7 +157,7 @@ def _read_before_write(s: _Subject) -> Iterator[Finding]:
 
 
 def _written_before(s: _Subject) -> list[frozenset[_Fact] | None]:
-    """The facts at the start of each block that hold on every path to it (None: not reached)."""
+    """The facts at the start of each block that hold on every path to it (None: unreachable)."""
     known: list[frozenset[_Fact] | None] = [None] * len(s.graph)
     known[0] = frozenset()
     waiting = [0]
@@ -223,14 +223,14 @@ def _divergent_barrier(s: _Subject) -> Iterator[Finding]:
 
 
 def _is_for_all(i: ptx.Instruction) -> bool:
-    """True for a barrier that all threads of the CTA must come to, and at the same instruction."""
+    """Whether all threads of the CTA must reach a barrier at the same instruction."""
     if i.parts[:2] == ("barrier", "cluster"):
-        return "aligned" in i.parts  # otherwise each thread may arrive where it likes
+        return "aligned" in i.parts  # otherwise each thread may arrive at its own place
     return i.parts[:2] in (("bar", "sync"), ("barrier", "sync")) and len(i.operands) == 1
 
 
 def _forks(block: Block, varying: set[str]) -> bool:
-    """True when threads of one CTA may leave the block by different branches."""
+    """Whether threads of one CTA may leave the block by different branches."""
     last = block.instructions[-1] if block.instructions else None
     if not last or not last.predicate or last.predicate.name not in varying:
         return False
@@ -254,7 +254,7 @@ def _apart(graph: Sequence[Block], fork: int, after: Sequence[frozenset[int]]) -
 
 def _varying(entry: ptx.Entry) -> set[str]:
     """The registers whose value may differ between the threads of a CTA: computed from a thread's
-    number, directly or not, or loaded from an address that varies."""
+    number, directly or not, or loaded from a varying address."""
     found: set[str] = set()
     flow = [(reads(i), writes(i)) for i in entry.instructions if i.parts[0] != "atom"]
     for sources, results in flow:
@@ -299,7 +299,7 @@ def _unused_register(s: _Subject) -> Iterator[Finding]:
 
 
 def _declared(s: _Subject, name: str) -> int:
-    """The line that declares a register (the entry's where a scope has renamed it)."""
+    """The line that declares a register (the entry's if a scope has renamed it)."""
     pattern = re.compile(rf"\.reg\b.*{re.escape(_range(name))}\d*(<\d+>)?[ ,;]")
     for number in range(s.entry.line, len(s.lines)):
         if pattern.search(s.lines[number]):

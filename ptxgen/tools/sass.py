@@ -1,4 +1,5 @@
-"""Machine code as text: nvdisasm from its wheel (``pip install 'urdir[sass]'``) or the PATH."""
+"""Disassembly of machine code by nvdisasm, from its wheel (``pip install 'urdir[sass]'``) or the
+PATH."""
 
 from __future__ import annotations
 
@@ -11,16 +12,16 @@ from pathlib import Path
 
 from urdir.ptxgen.errors import PtxgenError
 
-#: The package that brings the executable.
+#: The package with the executable.
 PACKAGE = "nvidia-cuda-nvdisasm"
 
 
 class DisassemblerError(PtxgenError):
-    """nvdisasm is not installed, or does not read the cubin."""
+    """nvdisasm is not installed, or cannot read the cubin."""
 
 
 def disassemble(cubin: bytes, *, life_ranges: bool = False) -> str:
-    """SASS of a cubin; ``life_ranges`` adds columns that show which registers are live where."""
+    """SASS of a cubin; ``life_ranges`` adds columns with the live registers."""
     options = ["-c"] + (["-plr"] if life_ranges else [])
     with tempfile.TemporaryDirectory(prefix="urdir-") as folder:
         path = Path(folder) / "kernel.cubin"
@@ -29,13 +30,13 @@ def disassemble(cubin: bytes, *, life_ranges: bool = False) -> str:
 
 
 def disassembler_version() -> str:
-    """ "nvdisasm 13.0.85". Raises DisassemblerError where there is none."""
+    """ "nvdisasm 13.0.85". Raises DisassemblerError if it is not installed."""
     found = re.search(r"V(\d[\d.]*)", _run(["--version"]))
     return f"nvdisasm {found[1] if found else '(unknown version)'}"
 
 
 def find_disassembler() -> Path:
-    """The executable: of the wheel, else of the PATH. Raises DisassemblerError."""
+    """The executable, from the wheel or the PATH. Raises DisassemblerError."""
     try:
         files = importlib.metadata.files(PACKAGE) or []
     except importlib.metadata.PackageNotFoundError:

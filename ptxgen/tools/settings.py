@@ -1,9 +1,9 @@
-"""Specs from text: the fields of a kernel by name, and values for them as a command line has them.
+"""Specs from text: fields of a kernel by name, with values from a command line.
 
 ``specialise(GemvF32, ["format=Q4_K", "rows=4096"])`` replaces fields of the first example that
-can have them. A field that is itself a record is set part by part, ``layout.head_dim=128``; a
-part's own name does where only one record has it, ``head_dim=128``. So is a step of a product, by
-its stem: ``residual.scale=0.5``, of the first example that has one; ``residual=no`` is one without.
+permits them. A field that is a record is set part by part, ``layout.head_dim=128``; the part's name
+alone suffices if only one record has it, ``head_dim=128``. So is a step of a product, by its stem:
+``residual.scale=0.5``, of the first example that has one; ``residual=no`` removes it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from urdir.ptxgen.weights.formats import FORMATS, Format
 
 S = TypeVar("S", bound=KernelSpec)
 
-#: What a constructor or a launch shape may raise for numbers that make no sense together.
+#: Exceptions that a constructor or a launch shape may raise for inconsistent numbers.
 _REFUSALS = (ArithmeticError, AssertionError, LookupError, TypeError, ValueError)
 
 _NONE = ("none", "")
@@ -32,12 +32,16 @@ _BOOLEANS: Mapping[str, bool] = {
 }  # fmt: skip
 
 
+class _NoFieldError(SettingError):
+    """An example has no such field; another one may."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class FieldInfo:
-    """A field of a spec: dotted ``name``, ``type`` as text, what it may be left at.
+    """A settable field of a spec: dotted ``name``, ``type`` as text, default and example.
 
-    ``default`` is None where there is none (then ``has_default`` is False); ``example`` is the
-    value in the kernel's first example.
+    ``default`` is None without a default (then ``has_default`` is False); ``example`` is the value
+    in the kernel's first example.
     """
 
     name: str
@@ -48,7 +52,7 @@ class FieldInfo:
 
 
 def fields_of(kernel: type[KernelSpec]) -> tuple[FieldInfo, ...]:
-    """Every field that can be set, the parts of records each, in order of declaration."""
+    """Every settable field, including parts of records, in order of declaration."""
     return tuple(_fields(kernel, kernel.smallest_example(), ""))
 
 
@@ -64,10 +68,10 @@ def plain(value: Any) -> Any:
 
 
 def specialise(kernel: type[S], settings: Sequence[str] = ()) -> S:
-    """The kernel's first example that can have ``settings`` ("field=value"), with them.
+    """The kernel's first example that permits ``settings`` ("field=value"), with them applied.
 
-    Raises SettingError, in one line, for an unknown field, a value of the wrong type, and fields
-    that no kernel of this kind has together: what the first example says to them.
+    Raises SettingError, in one line, for an unknown field, a value of the wrong type, and
+    inconsistent fields: the first example's error.
     """
     refused: list[SettingError] = []
     for example in kernel.examples().values():
@@ -75,16 +79,16 @@ def specialise(kernel: type[S], settings: Sequence[str] = ()) -> S:
             return respecialise(example, settings)
         except SettingError as exc:
             refused.append(exc)
-    raise refused[0]
+    raise next((exc for exc in refused if not isinstance(exc, _NoFieldError)), refused[0])
 
 
 def respecialise(spec: S, settings: Sequence[str]) -> S:
-    """``spec`` with ``settings`` in it; see ``specialise``."""
+    """``spec`` with ``settings`` applied; see ``specialise``."""
     values: dict[str, str] = {}
     for setting in settings:
         name, equals, value = setting.partition("=")
         if not equals:
-            raise SettingError(f"{setting!r} is no setting: write field=value")
+            raise SettingError(f"{setting!r} is not a setting: write field=value")
         values[_full_name(spec, name.strip(), value.strip())] = value.strip()
     try:
         made: S = _replace(spec, values, type(spec).name)
@@ -135,7 +139,7 @@ def _declared(record: type[Any]) -> Iterator[tuple[dataclasses.Field[Any], Any]]
 
 @functools.cache
 def _hints(record: type[Any]) -> Mapping[str, Any]:
-    """The types of a record's fields, which take a while to find out."""
+    """The types of a record's fields, cached because they take long to resolve."""
     try:
         return typing.get_type_hints(record)
     except NameError:  # a type that its module imports for type checkers only
@@ -143,8 +147,8 @@ def _hints(record: type[Any]) -> Mapping[str, Any]:
 
 
 def _full_name(kernel: KernelSpec, name: str, value: str) -> str:
-    """The dotted name of a field given in full or by its last part; of a record none alone can be
-    the value."""
+    """The dotted name of a field given in full or by its last part; a record cannot be set by a
+    single value except none."""
     known = [info.name for info in _fields(type(kernel), kernel, "")]
     records = {dotted.rpartition(".")[0] for dotted in known}
     if name in known or (name in records and value.lower() in _NONE):
@@ -155,7 +159,7 @@ def _full_name(kernel: KernelSpec, name: str, value: str) -> str:
     if name in records:
         parts = ", ".join(n for n in known if n.startswith(f"{name}."))
         raise SettingError(f"kernel {kernel.name}: set the parts of {name}: {parts}")
-    raise SettingError(f"kernel {kernel.name} has no field {name!r}: one of {', '.join(known)}")
+    raise _NoFieldError(f"kernel {kernel.name} has no field {name!r}: one of {', '.join(known)}")
 
 
 def _replace(record: Any, values: Mapping[str, str], where: str) -> Any:
@@ -189,7 +193,7 @@ def _replace_steps(steps: Any, values: Mapping[str, str], where: str) -> Any:
 
 
 def _make(record: Any, values: Mapping[str, str], where: str) -> Any:
-    """A record where the example has none: every field without a default must be given."""
+    """A record that the example lacks: every field without a default must be given."""
     given: dict[str, Any] = {}
     missing = []
     for field, hint in _declared(record):
@@ -256,7 +260,7 @@ def _record_of(hint: Any) -> type[Any] | None:
 
 
 def _text(hint: Any) -> str:
-    """A type as a user reads it."""
+    """A type for users."""
     words = []
     for option in _options(hint):
         if typing.get_origin(option) is Literal:

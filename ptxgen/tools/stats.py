@@ -1,4 +1,4 @@
-"""What a kernel costs: resources, occupancy, instructions by pipe, and the roofline bound."""
+"""Kernel statistics: resources, occupancy, instructions by pipe, and the roofline bound."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _FLOAT = re.compile(r"(f16|bf16|f32|f64|tf32|e4m3|e5m2)(x[24])?$")
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The shortest time of a launch on a GPU, in seconds, and what sets it.
+    """The minimum time of a launch on a GPU, in seconds, and its cause.
 
     ``by`` is "memory" or "arithmetic"; ``intensity`` is operations a byte.
     """
@@ -52,21 +52,22 @@ class Bound:
 
     @property
     def seconds(self) -> float:
-        """The longer of the two."""
+        """The larger of the two."""
         return max(self.memory, self.arithmetic)
 
     @property
     def by(self) -> str:
-        """Which of the two is the longer."""
+        """Which of the two is larger."""
         return "memory" if self.memory >= self.arithmetic else "arithmetic"
 
 
 @dataclass(frozen=True, slots=True)
 class KernelStats:
-    """The cost of a kernel for a target; what only the assembler knows is None without it.
+    """The cost of a kernel for a target; figures from the assembler are None without one.
 
-    ``mix`` counts the instructions of the PTX text by pipe: loops count once. ``shared`` is bytes a
-    CTA, static and dynamic; ``code_bytes`` the machine code; ``waves`` how often the GPU is filled.
+    ``mix`` counts the instructions of the PTX text by pipe: loops count once. ``shared`` is bytes
+    per CTA, static and dynamic; ``code_bytes`` the machine code; ``waves`` how often the GPU is
+    filled.
     """
 
     spec: KernelSpec
@@ -112,8 +113,7 @@ def measure(
     spec: KernelSpec, target: str, gpu: Gpu, text: str, assembly: Assembly | None
 ) -> KernelStats:
     """The cost on ``gpu`` of ``spec``, whose PTX for ``target`` is ``text`` and whose machine code
-    ``assembly`` (None where there is no assembler). Raises PtxgenError for text that does not
-    parse.
+    is ``assembly`` (None without an assembler). Raises PtxgenError for text that does not parse.
     """
     mix = instruction_mix(text, spec.name)
     shape = spec.launch_shape
@@ -175,7 +175,7 @@ def pipe_of(parts: tuple[str, ...]) -> str:
 def code_bytes(cubin: bytes) -> dict[str, int]:
     """Bytes of machine code by entry: the sections ``.text.<entry>`` of a 64-bit ELF file."""
     if cubin[:5] != b"\x7fELF\x02":
-        raise PtxgenError("the cubin is no 64-bit ELF file")
+        raise PtxgenError("the cubin is not a 64-bit ELF file")
     (table,) = struct.unpack_from("<Q", cubin, 0x28)
     size, count, names_index = struct.unpack_from("<HHH", cubin, 0x3A)
     headers = [struct.unpack_from("<IIQQQQ", cubin, table + size * i) for i in range(count)]

@@ -1,1 +1,1 @@
-"""How GGUF types store weights, and the layouts that kernels read."""
+"""Storage of weights in GGUF types, and the layouts that kernels read."""

@@ -1,9 +1,9 @@
-"""Types whose blocks are taken apart at load: their numbers are no bit fields.
+"""Expansion at load of types whose numbers are not bit fields.
 
 Weights of these types are indices of grids (8 or 4 weights at a time), signs and scales, or digits
 to base 3. `expand` writes each weight's level and sign as a code of 2 to 4 bits, which the type's
-table explains, and each group's scale as a byte; every weight has exactly the value that GGUF gives
-it. That takes more memory; bits of a weight:
+table decodes, and each group's scale as a byte; every weight keeps exactly its value in GGUF. That
+takes more memory; bits per weight:
 
 | type | GGUF | here |
 |---|---|---|
@@ -39,8 +39,8 @@ Halves = npt.NDArray[np.uint16]
 
 
 def expand(fmt: Format, blocks: Bytes) -> Bytes:
-    """GGUF blocks (bytes of any shape) as ``fmt.planes`` describe them, (bytes,) u8: the same ones
-    unless the type is one of the above.
+    """Convert GGUF blocks (bytes of any shape) to those that ``fmt.planes`` describe, (bytes,) u8;
+    other types than the above are unchanged.
     """
     if not fmt.expanded:
         return blocks.reshape(-1)
@@ -48,8 +48,8 @@ def expand(fmt: Format, blocks: Bytes) -> Bytes:
 
 
 def write_factors(fmt: Format, blocks: Bytes, d: npt.NDArray[np.float16]) -> None:
-    """Set ``d`` (count,) of GGUF blocks (count, bytes) of such a type; NVFP4's to some multiples of
-    its size, about.
+    """Set ``d`` (count,) of GGUF blocks (count, bytes) of such a type; NVFP4's to about some
+    multiples of it.
     """
     bits = d.view(np.uint16)
     if fmt.name == "NVFP4":
@@ -68,7 +68,7 @@ def write_factors(fmt: Format, blocks: Bytes, d: npt.NDArray[np.float16]) -> Non
 @functools.cache
 def _grid(name: str) -> Halves:
     """The levels of the weights of each entry of a type's grid, side by side in 16 bits."""
-    import gguf.quants  # few files need it
+    import gguf.quants  # rarely needed
 
     of: Any = getattr(gguf.quants, name)
     of.init_grid()

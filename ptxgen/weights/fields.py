@@ -1,4 +1,4 @@
-"""Where numbers lie: bit fields of a block of a GGUF file, and the planes they are moved to."""
+"""Bit fields: positions of numbers in a GGUF block, and the planes that they are moved to."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Field:
-    """Where an unsigned number of ``width`` <= 8 bits lies, for every index of a block.
+    """The position of an unsigned number of ``width`` <= 8 bits, for every index in a block.
 
     Bit ``8 * byte + shift`` counts from the block's first byte, least significant bit first. Index
-    i lies at ``start`` plus ``strides[k]`` for every binary digit k that is set in i; it never
+    i lies at ``start`` plus ``strides[k]`` for every set binary digit k of i; it never
     crosses a byte. ``signed``: two's complement, stored with the sign bit flipped when repacked.
     """
 
@@ -33,8 +33,8 @@ class Field:
 class Part:
     """Bits ``shift`` and up of a number ("q", "scale", "minimum", "d", "m") and their move.
 
-    ``source`` is indexed through a whole block, ``target`` through one item of the plane: the
-    low digits of the source's index are the target's, the high ones say which item of the block.
+    ``source`` is indexed through a whole block, ``target`` through one item of the plane: the low
+    digits of the source's index are the target's, the high ones select the item in the block.
     """
 
     number: str
@@ -50,7 +50,7 @@ class Part:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Plane:
-    """What tiles of a repacked matrix have of one kind: an item of ``nbytes`` bytes for every
+    """One kind of data in the tiles of a repacked matrix: an item of ``nbytes`` bytes for every
     ``units`` units."""
 
     name: str
@@ -60,5 +60,5 @@ class Plane:
 
     @property
     def shares_bytes(self) -> bool:
-        """True where each of two units has half a byte."""
+        """Whether two units share each byte."""
         return self.units == 2 and self.nbytes == 1

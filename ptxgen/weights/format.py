@@ -1,4 +1,4 @@
-"""What describes a tensor type of GGUF: `Format`; ``formats`` has one for each type."""
+"""Description of a GGUF tensor type: `Format`; ``formats`` has one for each type."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ UNIT = 32
 class Format:
     """A GGUF tensor type: ``block`` weights in ``nbytes`` bytes, and its planes once repacked.
 
-    What follows ``element`` is in the digest of types that have it only.
+    Fields after ``element`` are in the digest only of types that use them.
     """
 
     name: str
@@ -32,12 +32,11 @@ class Format:
     min_sign: int = 0
     #: PTX type of an unquantised weight ("f16", "bf16", "f32"), else None.
     element: str | None = None
-    #: What quants stand for: 8 or 16 bytes with a sign, ``offset`` is 0 then. Empty: quants
-    #: themselves.
+    #: Values of quants: 8 or 16 signed bytes, with ``offset`` 0. Empty: quants themselves.
     table: tuple[int, ...] = ()
-    #: Weights are ``2 ** -halvings`` of what the other numbers say.
+    #: Weights are multiplied by ``2 ** -halvings``.
     halvings: int = 0
-    #: Bytes of a block after ``expansion.expand``, the one that ``planes`` describe; 0: as in GGUF.
+    #: Bytes of a block after ``expansion.expand``, which ``planes`` describe; 0: as in GGUF.
     expanded: int = 0
 
     def __hash__(self) -> int:
@@ -55,12 +54,12 @@ class Format:
 
     @property
     def is_float(self) -> bool:
-        """True for F32, F16 and BF16: one plane of values, rows of any width."""
+        """Whether it is F32, F16 or BF16: one plane of values, rows of any width."""
         return self.element is not None
 
     @property
     def has_minimums(self) -> bool:
-        """True where a group of weights has an additive term."""
+        """Whether a group of weights has an additive term."""
         return self.min_sign != 0
 
     @property
@@ -71,7 +70,7 @@ class Format:
     @property
     def largest_numbers(self) -> tuple[tuple[str, int], ...]:
         """("d", the largest |scale - scale_offset|), and ("m", the largest minimum) if it has one:
-        as large as the bits of scales and minimums allow, 1 where the type has none.
+        the maxima of the bit fields, 1 if the type has none.
         """
         found = [("d", "scale", self.scale_offset)] + [("m", "minimum", 0)] * self.has_minimums
         return tuple((of, self._largest(number, offset)) for of, number, offset in found)
@@ -82,48 +81,48 @@ class Format:
 
     @property
     def has_exponents(self) -> bool:
-        """Whether ``d`` is a power of two, of which a byte has the exponent (E8M0)."""
+        """Whether ``d`` is a power of two, stored as an exponent byte (E8M0)."""
         return any(plane.name == "exponents" for plane in self.planes)
 
     @property
     def has_group_factors(self) -> bool:
-        """Whether every group has a ``d`` of its own, and no scale."""
+        """Whether every group has its own ``d``, and no scale."""
         return any(len(part.target.strides) > 1 for _, part in self.parts("d"))
 
     @property
     def stored_nbytes(self) -> int:
-        """Bytes of a block as it is repacked."""
+        """Bytes of a block when repacked."""
         return self.expanded or self.nbytes
 
     @property
     def needs_sums(self) -> bool:
-        """Whether a product needs the sums of activations: quants have an offset, or minimums."""
+        """Whether a product needs the sums of activations: for offsets of quants, or minimums."""
         return self.offset != 0 or self.has_minimums
 
     @property
     def ones(self) -> int:
-        """Bit 0 of the fields of four neighbouring quants, taken out of a word: a byte apart, or
-        four bits where they are looked up.
+        """Bit 0 of the fields of four neighbouring quants in a word: one per byte, or per four bits
+        if they are looked up.
         """
         return 0x1111 if self.table else 0x01010101
 
     @property
     def is_bytes(self) -> bool:
-        """True where a weight's quant is a byte."""
+        """Whether a weight's quant is a byte."""
         return [part.source.width for _, part in self.parts("q")] == [8]
 
     @property
     def lift(self) -> int:
-        """How far left quants from upper halves of bytes stay when they are unpacked: as many bits
-        as a byte has room for, 4 at most.
+        """How far quants in upper halves of bytes stay shifted left when unpacked: as far as a byte
+        allows, at most 4.
         """
         if self.table:
             return 0
         return min(4, 8 - sum(part.source.width for _, part in self.parts("q")))
 
     def quads(self, group: int, lifted: bool) -> list[int]:
-        """A group's quads (quad j: quants 4j ... 4j + 3 of the unit) that lie in the upper halves
-        of bytes, if ``lifted``, or the others: even ones first.
+        """A group's quads (quad j: quants 4j ... 4j + 3 of the unit) in the upper halves of bytes,
+        if ``lifted``, or the others: even ones first.
         """
         _, lowest = next(self.parts("q"))
         count = self.group // 4
@@ -136,21 +135,21 @@ class Format:
 
     @property
     def mixes_lifts(self) -> bool:
-        """Whether quads of both kinds are in a group."""
+        """Whether a group has quads of both kinds."""
         return self.lift > 0 and all(self.quads(0, lifted) for lifted in (False, True))
 
     @property
     def block_units(self) -> int:
-        """Units of a block; an unquantised type counts in units."""
+        """Units per block; an unquantised type counts in units."""
         return max(1, self.block // UNIT)
 
     @property
     def unit_groups(self) -> int:
-        """Groups of a unit, each with its scale: 1 or 2."""
+        """Groups per unit, each with its scale: 1 or 2."""
         return UNIT // self.group
 
     def parts(self, number: str) -> Iterator[tuple[Plane, Part]]:
-        """The parts that make up a number, each with its plane; none for a number it lacks."""
+        """The parts of a number, each with its plane; none for a number that the type lacks."""
         for plane in self.planes:
             for part in plane.parts:
                 if part.number == number:
@@ -161,7 +160,7 @@ class Format:
         return any(True for _ in self.parts(number))
 
     def numbers(self, number: Number) -> GroupNumbers | None:
-        """Where the groups' scales or minimums are, if the type has them."""
+        """The places of the groups' scales or minimums, if the type has them."""
         return _group_numbers(self, number)
 
 

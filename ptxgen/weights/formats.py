@@ -1,16 +1,16 @@
-"""The tensor types of GGUF, each described once.
+"""The tensor types of GGUF, one description each.
 
 A quantised type is a sequence of *blocks* (32 or 256 consecutive weights of a row, with their
-scales). Its numbers are cut into bit fields that are scattered over the block; where they lie is a
-``Field``: a bit position that is linear in the binary digits of the weight's (or group's) index.
-Everything else follows from these descriptions: the planes of the repacked matrix
-(``layout.Layout``), the repack kernel, the unpacking in every kernel that reads weights, numpy's.
+scales). Its numbers are cut into bit fields scattered over the block; a ``Field`` gives their
+position, which is linear in the binary digits of the weight's (or group's) index. Everything else
+follows from these descriptions: the planes of the repacked matrix (``layout.Layout``), the repack
+kernel, and the unpacking in every kernel that reads weights, and in numpy.
 
 The value of a weight is ``d * (scale - scale_offset) * (q - offset) + min_sign * m * minimum``,
 ``d`` and ``m`` (f16) per block, ``scale`` and ``minimum`` per group of 16 or 32 weights; a type
-without group scales has ``scale = minimum = 1``. Types with a ``table`` have ``table[q]`` in place
-of ``q - offset``. MXFP4's ``d`` is a power of two, of which the block has the exponent; NVFP4 has a
-``d`` for each group, of eight bits in GGUF.
+without group scales has ``scale = minimum = 1``. Types with a ``table`` use ``table[q]`` instead of
+``q - offset``. MXFP4's ``d`` is a power of two, whose exponent is in the block; NVFP4 has a ``d``
+for each group, of eight bits in GGUF.
 
 Source of the block layouts: ggml's ``block_q4_K`` and its relatives, as the ``gguf`` package's
 ``quants`` module decodes them; type numbers: ``gguf.GGMLQuantizationType``.
@@ -51,8 +51,8 @@ def _quantised(
     **values: Any,
 ) -> Format:
     """A quantised type; ``d`` and ``m`` are byte offsets of f16 numbers in the block, ``exponent``
-    that of a byte in their place, ``numbers`` the planes of its groups' scales and minimums.
-    ``group_factors``: at ``d`` there is one for each group of 16.
+    that of a byte instead, ``numbers`` the planes of its groups' scales and minimums.
+    ``group_factors``: one ``d`` for each group of 16.
     """
     planes, shift, group = [], 0, values.get("group", UNIT)
     for plane_name, source in zip(("low", "high"), quants, strict=False):
@@ -88,7 +88,7 @@ def _expanded(
     group: int = UNIT,
     halvings: int = 0,
 ) -> Format:
-    """A type with 256 weights a block that is expanded at load: see `expansion`."""
+    """A type with 256 weights per block that is expanded at load: see `expansion`."""
     widths = (4,) if len(table) == 16 else (2, 1)
     quants, at = [], 0
     for width in widths:
@@ -127,9 +127,9 @@ _K_NUMBERS = (
     (("minimum", 0, Field(4, _at(8), (8, 16, _at(4, 4)))),),
 )
 
-# Floats of four bits (OCP's E2M1), twice their value, and the steps of IQ4_NL and IQ4_XS.
+# Floats of four bits (OCP's E2M1), doubled, and the steps of IQ4_NL and IQ4_XS.
 _E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-# Levels of the grids of IQ2 and IQ3; -1, 0 and 1 of IQ1's, eight times, one more or one less.
+# Levels of the grids of IQ2 and IQ3; -1, 0 and 1 of IQ1's, times eight, plus or minus one.
 _IQ2 = (8, 25, 43, 0, -8, -25, -43, 0)
 _IQ3_XXS = (4, 12, 20, 28, 36, 44, 52, 62)
 _IQ1 = (-7, 1, 9, 0, -9, -1, 7, 0)
@@ -204,7 +204,7 @@ _ALL = (
         "IQ4_NL", 20, 32, 18, d=0, table=_IQ4,
         quants=[Field(4, _at(2), _HALVES)],
     ),
-    # A byte in place of six bits for a group's scale: 4.3125 bits a weight, 4.25 in GGUF.
+    # A byte instead of six bits for a group's scale: 4.3125 bits a weight, 4.25 in GGUF.
     _quantised(
         "IQ4_XS", 23, 256, 136, d=0, scale_offset=32, table=_IQ4,
         quants=[Field(4, _at(8), (*_HALVES, _at(16), _at(32), _at(64)))],
@@ -250,8 +250,8 @@ def format_of(ggml_type: int) -> Format:
 def random_blocks(fmt: Format, count: int, rng: np.random.Generator, scale: float = 1.0) -> Bytes:
     """Random valid GGUF blocks, (count, nbytes) u8: any quants and scales, finite factors.
 
-    Weights come out with magnitudes of about 0.1 to 10, unquantised ones standard normal, all of
-    them times ``scale``.
+    Weights have magnitudes of about 0.1 to 10, unquantised ones are standard normal, all times
+    ``scale``.
     """
     if fmt.element is not None:
         values = (scale * rng.standard_normal(count)).astype(np.float32)

@@ -1,15 +1,16 @@
-"""How a matrix of a GGUF type lies on the device: tiles, each one run of bytes.
+"""Layout of a GGUF-typed matrix on the device: tiles, each one run of bytes.
 
 A matrix (rows, cols) is cut into units of 32 consecutive weights of a row. A tile is 16 rows x 8
-units; the tiles of 16 rows (a band) follow each other. Each plane of the format holds one item
-(quants, scales, factors) for every unit or every few units. In a tile the planes follow each other,
-in a plane the rows. Together the planes take as many bytes as the GGUF blocks, but those of types
-that `expansion` lists, and of IQ4_XS. The last tiles are padded with zeros.
+units; the tiles of 16 rows (a band) are contiguous. Each plane of the format holds one item
+(quants, scales, factors) for every unit or every few units. In a tile the planes are contiguous, in
+a plane the rows. Together the planes take as many bytes as the GGUF blocks, except for types that
+`expansion` lists, and IQ4_XS. The last tiles are padded with zeros.
 
-One run for a tile, as a copy of the engine that moves tiles to shared memory costs about 69 cycles
-of an SM whatever its size (H200). Runs are multiples of 32 bytes; a matrix begins 256-byte aligned.
+A tile is one run because a copy by the engine that moves tiles to shared memory costs about 69
+cycles of an SM whatever its size (H200). Runs are multiples of 32 bytes; a matrix starts 256-byte
+aligned.
 
-After the tiles of most types there is a power of two for each row, f32, for products in f16: see
+For most types the tiles are followed by a power of two for each row, f32, for products in f16: see
 `Layout.row_powers`.
 """
 
@@ -37,9 +38,9 @@ TILE_COLS = TILE_UNITS * UNIT
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """A repacked matrix of ``rows`` x ``cols`` weights; see the module's text.
+    """A repacked matrix of ``rows`` x ``cols`` weights; see the module's docstring.
 
-    Raises PtxgenError when ``cols`` is no multiple of the format's block.
+    Raises PtxgenError if ``cols`` is not a multiple of the format's block.
     """
 
     format: Format
@@ -55,17 +56,17 @@ class Layout:
 
     @property
     def row_units(self) -> int:
-        """Units of a row."""
+        """Units per row."""
         return ceil_div(self.cols, UNIT)
 
     @property
     def bands(self) -> int:
-        """Tiles above each other."""
+        """Number of bands, i.e. tiles in a column."""
         return ceil_div(self.rows, TILE_ROWS)
 
     @property
     def row_tiles(self) -> int:
-        """Tiles beside each other."""
+        """Tiles per band."""
         return ceil_div(self.row_units, TILE_UNITS)
 
     def place(self, row: int, unit: int) -> int:
@@ -97,7 +98,7 @@ class Layout:
 
     @property
     def tiles_nbytes(self) -> int:
-        """Bytes of all tiles. The row powers begin there."""
+        """Bytes of all tiles, after which the row powers start."""
         return self.bands * self.band_nbytes
 
     @property
@@ -116,8 +117,8 @@ class Layout:
         return first_row // TILE_ROWS * self.band_nbytes, bands * self.band_nbytes
 
     def chunks(self, max_nbytes: int) -> Iterator[tuple[int, int]]:
-        """The matrix in whole bands: (first row, rows) of pieces of at most ``max_nbytes``, in GGUF
-        and as they are repacked. A piece is never smaller than a band.
+        """Split the matrix into whole bands: (first row, rows) of pieces of at most ``max_nbytes``,
+        in GGUF and repacked. A piece is at least one band.
         """
         step = TILE_ROWS * max(1, max_nbytes // (TILE_ROWS * self.stored_row_nbytes))
         for first in range(0, self.rows, step):
@@ -130,7 +131,7 @@ class Layout:
 
     @property
     def stored_row_nbytes(self) -> int:
-        """The same, once its blocks are expanded."""
+        """Bytes of a row after expansion."""
         return self.cols // self.format.block * self.format.stored_nbytes
 
     # ---- numpy ----
@@ -146,7 +147,7 @@ class Layout:
         return self.pack_expanded(expand(self.format, raw))
 
     def pack_expanded(self, raw: Bytes) -> Bytes:
-        """Blocks as `expand` leaves them, (bytes,) u8 -> the repacked matrix, (nbytes,) u8."""
+        """Blocks after `expand`, (bytes,) u8 -> the repacked matrix, (nbytes,) u8."""
         packed = np.zeros(self.nbytes, np.uint8)
         for plane in self.format.planes:
             items = (
@@ -171,18 +172,18 @@ class Layout:
         return run.reshape(len(tiles), -1, plane.nbytes)
 
     def powers_of(self, packed: Bytes) -> npt.NDArray[np.float32]:
-        """A view of the row powers, (bands * 16,) f32; empty where the type has none."""
+        """A view of the row powers, (bands * 16,) f32; empty if the type has none."""
         return packed[self.tiles_nbytes :].view(np.float32)
 
     def row_powers(self, packed: Bytes) -> npt.NDArray[np.float32]:
         """The power of two of each row, (bands * 16,) f32, from the tiles of a repacked matrix.
 
-        With P, ``bound * P`` is from 2^14 to below 2^15, so that f16 has what is multiplied with
-        quants. ``bound``: the largest |d| of the row times the largest |scale - scale_offset| that
-        the scale's bits can express, or the largest |m| times the largest minimum, if that is more
-        (times 1 for types without them; without `halvings` and quants); of unquantised types the
-        largest |weight|. P has a normal number's exponent. It is 1 for rows whose bound is 0,
-        infinite or NaN, and for padding.
+        ``bound * P`` lies between 2^14 and 2^15 (exclusive), so that f16 can hold the factors of
+        quants. ``bound`` is the largest |d| of the row times the largest |scale - scale_offset|
+        that the scale's bits can express, or the largest |m| times the largest minimum, if that is
+        larger (times 1 for types without them; without `halvings` and quants); for unquantised
+        types the largest |weight|. P has a normal number's exponent. It is 1 for rows whose bound
+        is 0, infinite or NaN, and for padding.
         """
         bound = self._bounds(packed)
         counts = (bound > 0) & np.isfinite(bound)
@@ -204,12 +205,12 @@ class Layout:
         return functools.reduce(np.maximum, each)
 
     def _tiles_of(self, packed: Bytes, plane: Plane) -> Bytes:
-        """The same as (bands, rows of a band, tiles, items of a tile's row, bytes) u8."""
+        """A plane as (bands, rows of a band, tiles, items of a tile's row, bytes) u8."""
         shape = (self.bands, self.row_tiles, TILE_ROWS, TILE_UNITS // plane.units, plane.nbytes)
         return self.plane_of(packed, plane).reshape(shape).swapaxes(1, 2)
 
     def _padded(self, items: Bytes) -> Bytes:
-        """Items in GGUF's order, (items, bytes) u8, with zeros added, shaped as `_tiles_of`."""
+        """Items in GGUF's order, (items, bytes) u8, padded with zeros, shaped as in `_tiles_of`."""
         by_row = items.reshape(self.rows, -1, items.shape[-1])
         wanted = self.row_tiles * TILE_UNITS * by_row.shape[1] // self.row_units
         rows = self.bands * TILE_ROWS
@@ -223,7 +224,7 @@ class Layout:
         return by_row[: self.rows, : self.row_units // plane.units].reshape(-1, plane.nbytes)
 
     def unpack(self, packed: Bytes) -> npt.NDArray[np.float32]:
-        """The weights (rows, cols) f32 of a repacked matrix, as GGUF defines them, to the bit."""
+        """The weights (rows, cols) f32 of a repacked matrix, exactly as GGUF defines them."""
         if self.format.is_float:
             return self._floats(packed)
         groups = self.format.unit_groups

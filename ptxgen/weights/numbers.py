@@ -1,5 +1,5 @@
-"""How the scales or minimums of groups are unpacked from the items of their planes: which bits of
-a register are shifted left, and how far, so that each number gets a byte of a word.
+"""Unpacking of the groups' scales or minimums from items of their planes: shifts and masks of
+registers that put each number into a byte of a word.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ Number = Literal["scale", "minimum"]
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """Shifts of a register with items of ``plane``: (bits to the left, mask of what is shifted)."""
+    """Shifts of a register with items of ``plane``: (bits to the left, mask of the shifted
+    bits)."""
 
     plane: Plane
     by_distance: tuple[tuple[int, int], ...]
@@ -35,10 +36,10 @@ class Moves:
 
 @dataclass(frozen=True, eq=False)
 class GroupNumbers:
-    """The "scale" or the "minimum" of groups: how a lane unpacks those it has loaded.
+    """The "scale" or the "minimum" of groups, and how a lane unpacks those it has loaded.
 
-    ``parts`` make up the number; a unit has ``unit_groups`` groups; stored numbers are too large
-    by ``stored_offset``.
+    ``parts`` make up the number; a unit has ``unit_groups`` groups; stored numbers have an offset
+    of ``stored_offset``.
     """
 
     parts: tuple[tuple[Plane, Part], ...]
@@ -47,7 +48,7 @@ class GroupNumbers:
 
     @cache  # noqa: B019  there are as many objects as types
     def of_group(self, group: int) -> tuple[Moves, ...]:
-        """The shifts that bring the number of a unit's group to byte 0."""
+        """The shifts that move the number of a unit's group to byte 0."""
         return self._moves(lambda plane, part: [part.target.position(group)])
 
     @cached_property

@@ -23,7 +23,6 @@ from urdir.driver.operation import Launch
 from urdir.driver.plan import Plan
 from urdir.ptxgen.catalog import kernels
 from urdir.ptxgen.kernels.add import Add
-from urdir.ptxgen.kernels.linear.by_name import product
 from urdir.ptxgen.kernels.linear.products.gemv import Gemv
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.normalise import Normalise
@@ -338,7 +337,7 @@ BUGS: dict[str, tuple[Any, list[tuple[str, str]], type[Exception], str]] = {
         r"kernel gemv: y\[0, \d+\] is .*\d+ of 40 wrong",
     ),
     "tiles beyond the last": (
-        product(Gemv, FORMATS["Q4_K"], 5, 512, activations="i16", tiles_each=2, groups=1),
+        Gemv.of(FORMATS["Q4_K"], 5, 512, activations="i16", tiles_each=2, groups=1),
         [("min.u32 %tile_number, %ahead_band, 0;", "mov.u32 %tile_number, %ahead_band;")] * 3,
         CudaError,
         r"\(@%rest_has cp.async.cg.shared.global.*out-of-bounds load, 16 bytes.*"
@@ -696,7 +695,7 @@ def test_a_product_that_does_not_wait_for_its_activations(
 ) -> None:
     """Its weights may come early, what other kernels write or read may not."""
     cut: dict[str, Any] = {"split": 1, "groups": 2, "tiles_each": 8, "alone": alone}
-    spec = product(Gemv, FORMATS["Q8_0"], 256, 256, activations="i16", **cut)
+    spec = Gemv.of(FORMATS["Q8_0"], 256, 256, activations="i16", **cut)
     weights = device.allocate(spec.layout.nbytes, "weights")
     weights.upload(spec.make_inputs(np.random.default_rng(0))["weights"])
     arena = device.arena(dict.fromkeys("abc", 4 * 256), "work")

@@ -78,7 +78,7 @@ def test_two_kernels_of_one_name(monkeypatch):
 def test_an_entry_point_that_is_no_kernel(monkeypatch):
     announce(monkeypatch, "outside:text")
     resolve(monkeypatch, text="text")
-    with pytest.raises(PtxgenError, match="k0 = 'outside:text' is no kernel spec"):
+    with pytest.raises(PtxgenError, match="k0 = 'outside:text' is not a kernel spec"):
         catalog.kernels()
 
 

@@ -11,8 +11,8 @@ from urdir.driver.device import Device
 from urdir.driver.harness import check_kernel, run_kernel
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.experts.gemm import TILES
-from urdir.ptxgen.kernels.linear.gemm import Gemm
-from urdir.ptxgen.kernels.linear.gemm_tile import TILE, CtaTile
+from urdir.ptxgen.kernels.linear.products.gemm import Gemm
+from urdir.ptxgen.kernels.linear.products.gemm_tile import TILE, CtaTile
 from urdir.ptxgen.kernels.linear.products.gemv_f32 import GemvF32
 from urdir.ptxgen.tools.assemble import assemble, is_available
 from urdir.ptxgen.weights.formats import FORMATS, Format

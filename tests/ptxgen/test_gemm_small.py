@@ -13,15 +13,10 @@ from urdir.driver.device import Device
 from urdir.driver.harness import check_kernel, run_kernel
 from urdir.model.verify.kernel_suite import skip_where_missing
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.linear.by_name import product, recut
-from urdir.ptxgen.kernels.linear.cut import one_resident
-from urdir.ptxgen.kernels.linear.epilogue.activation import Gated
-from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.norm import BeginNorm
 from urdir.ptxgen.kernels.linear.epilogue.pack import PackedOutput
-from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.products.gemm_small import GemmSmall
-from urdir.ptxgen.kernels.linear.prologue.norm import Normed, begun
+from urdir.ptxgen.kernels.linear.prologue.norm import begun
 from urdir.ptxgen.kernels.linear.prologue.packed import PackedInput
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 from urdir.ptxgen.kernels.norm import Norm
@@ -50,29 +45,29 @@ def test_impossible_specs_are_refused() -> None:
     with pytest.raises(PtxgenError, match="multiple of 256"):
         GemmSmall(Q4_K, 32, 896)
     with pytest.raises(PtxgenError, match="residual is for one matrix that is not gated"):
-        GemmSmall(Q4_K, 32, 256, epilogue=(Gated(), Residual()))
+        GemmSmall.of(Q4_K, 32, 256, gated=True, residual=True)
     layer, biased = Norm("layer", 1e-5), Norm("rms", 1e-5, bias=True)
     for norm in (layer, biased):
         with pytest.raises(PtxgenError, match="must be a launch of its own"):
-            GemmSmall(Q8_0, 32, 64, prologue=(Normed(norm),))
+            GemmSmall.of(Q8_0, 32, 64, norm=norm)
     with pytest.raises(PtxgenError, match="must be a launch of its own"):
-        GemmSmall(Q8_0, 32, 64, prologue=(begun(Norm("rms", 1e-5, weight=False)),))
+        GemmSmall.of(Q8_0, 32, 64, prologue=(begun(Norm("rms", 1e-5, weight=False)),))
     with pytest.raises(PtxgenError, match="split is 3 of 2 blocks"):
-        GemmSmall(Q4_K, 32, 512, options=one_resident(split=3))
+        GemmSmall.of(Q4_K, 32, 512, split=3)
     with pytest.raises(PtxgenError, match="bytes of shared memory"):
-        GemmSmall(Q8_0, 32, 4096, options=one_resident(split=16))
+        GemmSmall.of(Q8_0, 32, 4096, split=16)
     with pytest.raises(PtxgenError, match="begin_norm is for what has a residual"):
-        GemmSmall(Q8_0, 32, 64, epilogue=(Gated(), BeginNorm()))
+        GemmSmall.of(Q8_0, 32, 64, gated=True, epilogue=(BeginNorm(),))
     with pytest.raises(PtxgenError, match="go without a norm"):
-        GemmSmall(Q4_K, 32, 256, prologue=(PackedInput(), Normed(RMS)))
+        GemmSmall.of(Q4_K, 32, 256, norm=RMS, prologue=(PackedInput(),))
     with pytest.raises(PtxgenError, match="no gated Q6_K of packed_input"):
-        GemmSmall(Q6_K, 32, 256, prologue=(PackedInput(),), epilogue=(Gated(),))
+        GemmSmall.of(Q6_K, 32, 256, gated=True, prologue=(PackedInput(),))
     with pytest.raises(PtxgenError, match="multiples of 256 rows of one product"):
-        GemmSmall(Q4_K, 256, 256, epilogue=(Residual(), PackedOutput("units")))
+        GemmSmall.of(Q4_K, 256, 256, residual=True, epilogue=(PackedOutput("units"),))
     with pytest.raises(PtxgenError, match="multiples of 256 rows"):
-        GemmSmall(Q4_K, 320, 256, epilogue=(PackedOutput("units"),))
+        GemmSmall.of(Q4_K, 320, 256, epilogue=(PackedOutput("units"),))
     with pytest.raises(PtxgenError, match="begin_norm of 40 rows"):
-        GemmSmall(Q8_0, 40, 64, epilogue=(Residual(), BeginNorm()))
+        GemmSmall.of(Q8_0, 40, 64, residual=True, epilogue=(BeginNorm(),))
 
 
 @pytest.mark.parametrize("fmt", QUANTISED, ids=lambda f: f.name)
@@ -151,7 +146,7 @@ def test_activations_keep_their_precision_at_every_size(device: Device, largest:
 def test_what_is_not_finite_stays_in_its_vector(
     device: Device, value: float, norm: Norm | None
 ) -> None:
-    spec = product(GemmSmall, Q8_0, 21, 352, norm=norm, batch=3)
+    spec = GemmSmall.of(Q8_0, 21, 352, norm=norm, batch=3)
     inputs = spec.make_inputs(np.random.default_rng(4))
     inputs["x"][1, 77] = value
     y = run_kernel(device, spec, inputs)["y"]
@@ -172,57 +167,13 @@ def test_what_is_not_finite_stays_in_its_vector(
 @pytest.mark.parametrize(
     "spec",
     [
-        GemmSmall(
-            Q4_K,
-            85,
-            1536,
-            prologue=(Normed(RMS),),
-            epilogue=(Bias(),),
-            batch=4,
-            options=one_resident(split=2, groups=1),
-        ),
-        GemmSmall(
-            Q6_K,
-            50,
-            768,
-            prologue=(Normed(RMS),),
-            epilogue=(Gated(),),
-            batch=8,
-            options=one_resident(split=3, groups=1),
-        ),
-        GemmSmall(
-            FORMATS["Q5_1"],
-            40,
-            1888,
-            epilogue=(Residual(),),
-            batch=5,
-            options=one_resident(split=4, groups=1),
-        ),
-        GemmSmall(
-            Q4_K,
-            85,
-            2304,
-            prologue=(Normed(RMS),),
-            epilogue=(Bias(),),
-            batch=4,
-            options=one_resident(split=2, groups=1, cluster=4),
-        ),
-        GemmSmall(
-            Q6_K,
-            50,
-            1280,
-            epilogue=(Gated(),),
-            batch=3,
-            options=one_resident(split=2, groups=1, cluster=2),
-        ),
-        GemmSmall(
-            Q4_K,
-            85,
-            1536,
-            prologue=(PackedInput(),),
-            epilogue=(Residual(),),
-            batch=7,
-            options=one_resident(split=2, groups=1),
+        GemmSmall.of(Q4_K, 85, 1536, norm=RMS, bias=True, split=2, groups=1, batch=4),
+        GemmSmall.of(Q6_K, 50, 768, norm=RMS, gated=True, split=3, groups=1, batch=8),
+        GemmSmall.of(FORMATS["Q5_1"], 40, 1888, residual=True, split=4, groups=1, batch=5),
+        GemmSmall.of(Q4_K, 85, 2304, norm=RMS, bias=True, split=2, groups=1, cluster=4, batch=4),
+        GemmSmall.of(Q6_K, 50, 1280, gated=True, split=2, groups=1, cluster=2, batch=3),
+        GemmSmall.of(
+            Q4_K, 85, 1536, residual=True, split=2, groups=1, prologue=(PackedInput(),), batch=7
         ),
     ],
     ids=str,
@@ -233,7 +184,7 @@ def test_every_cut_gives_the_same_bits(
     """But for those of the columns, which are those of the sums."""
     skip_where_missing(spec, device.native_target)
     inputs = spec.make_inputs(np.random.default_rng(8))
-    other = recut(spec, **changes)
+    other = spec.recut(**changes)
     first, second = (run_kernel(device, s, inputs)["y"] for s in (spec, other))
     np.testing.assert_array_equal(first, second)
 
@@ -241,25 +192,12 @@ def test_every_cut_gives_the_same_bits(
 @pytest.mark.parametrize(
     "spec",
     [
-        GemmSmall(Q4_K, 39, 1280, prologue=(PackedInput(),), epilogue=(Bias(),), batch=5),
-        GemmSmall(
-            Q6_K,
-            32,
-            1536,
-            prologue=(PackedInput(),),
-            epilogue=(Residual(),),
-            batch=3,
-            options=one_resident(split=4, groups=1),
+        GemmSmall.of(Q4_K, 39, 1280, bias=True, prologue=(PackedInput(),), batch=5),
+        GemmSmall.of(
+            Q6_K, 32, 1536, residual=True, split=4, groups=1, prologue=(PackedInput(),), batch=3
         ),
-        GemmSmall(FORMATS["MXFP4"], 22, 608, prologue=(PackedInput(),), batch=8),
-        GemmSmall(
-            Q4_K,
-            23,
-            1024,
-            prologue=(PackedInput(), begun(RMS)),
-            batch=6,
-            options=one_resident(split=2),
-        ),
+        GemmSmall.of(FORMATS["MXFP4"], 22, 608, prologue=(PackedInput(),), batch=8),
+        GemmSmall.of(Q4_K, 23, 1024, split=2, prologue=(PackedInput(), begun(RMS)), batch=6),
     ],
     ids=str,
 )
@@ -280,24 +218,12 @@ def test_packed_vectors_get_the_same_bits_whatever_the_others_are(
 @pytest.mark.parametrize(
     "spec",
     [
-        GemmSmall(
-            Q4_K,
-            256,
-            512,
-            prologue=(Normed(RMS),),
-            epilogue=(Gated(), PackedOutput("lanes")),
-            batch=8,
+        GemmSmall.of(
+            Q4_K, 256, 512, norm=RMS, gated=True, epilogue=(PackedOutput("lanes"),), batch=8
         ),
-        GemmSmall(
-            Q8_0,
-            512,
-            96,
-            epilogue=(PackedOutput("units"),),
-            batch=3,
-            options=one_resident(tiles_each=5),
-        ),
-        GemmSmall(
-            Q4_K, 256, 512, epilogue=(Residual(), BeginNorm(), PackedOutput("units")), batch=5
+        GemmSmall.of(Q8_0, 512, 96, tiles_each=5, epilogue=(PackedOutput("units"),), batch=3),
+        GemmSmall.of(
+            Q4_K, 256, 512, residual=True, epilogue=(BeginNorm(), PackedOutput("units")), batch=5
         ),
     ],
     ids=str,
@@ -321,7 +247,7 @@ def test_packed_vectors_of_any_size_are_multiplied(
     device: Device, fmt: Format, size: float
 ) -> None:
     """The largest values have one sign, so that sums of whole units are as large as any."""
-    spec = GemmSmall(fmt, 16, 512, prologue=(PackedInput(),), batch=8)
+    spec = GemmSmall.of(fmt, 16, 512, prologue=(PackedInput(),), batch=8)
     inputs = spec.make_inputs(np.random.default_rng(7))
     x = size * np.abs(np.random.default_rng(8).standard_normal((GROUP, spec.cols)))
     inputs["x"] = pack_few(x, spec.order)
@@ -346,7 +272,7 @@ def test_a_lane_s_packed_values_lie_together() -> None:
 @pytest.mark.parametrize("split", [1, 2, 4])
 def test_every_cut_of_the_columns_gives_the_product(device: Device, split: int) -> None:
     more = {"others": ((Q6_K, 17), (Q8_0, 5)), "norm": RMS, "split": split}
-    for deviation in check_kernel(device, product(GemmSmall, Q4_K, 49, 1024, **more), seed=9):
+    for deviation in check_kernel(device, GemmSmall.of(Q4_K, 49, 1024, **more), seed=9):
         assert deviation.ok, deviation
 
 
@@ -354,42 +280,17 @@ def test_every_cut_of_the_columns_gives_the_product(device: Device, split: int) 
 @pytest.mark.parametrize(
     "spec",
     [
-        GemmSmall(Q4_K, 39, 1280, epilogue=(Bias(),), batch=5),
-        GemmSmall(
-            Q6_K, 20, 768, prologue=(Normed(RMS),), batch=8, options=one_resident(tiles_each=2)
-        ),
-        GemmSmall(Q8_0, 33, 4864, epilogue=(Residual(),), batch=2),
-        GemmSmall(Q6_K, 22, 512, prologue=(Normed(RMS),), epilogue=(Gated(),), batch=3),
+        GemmSmall.of(Q4_K, 39, 1280, bias=True, batch=5),
+        GemmSmall.of(Q6_K, 20, 768, norm=RMS, tiles_each=2, batch=8),
+        GemmSmall.of(Q8_0, 33, 4864, residual=True, batch=2),
+        GemmSmall.of(Q6_K, 22, 512, norm=RMS, gated=True, batch=3),
         GemmSmall(FORMATS["Q5_0"], 32, 1504, batch=7),
-        GemmSmall(
-            Q4_K,
-            39,
-            2304,
-            prologue=(Normed(RMS),),
-            epilogue=(Bias(),),
-            batch=8,
-            options=one_resident(cluster=2),
-        ),
-        GemmSmall(
-            Q6_K,
-            22,
-            1280,
-            prologue=(Normed(RMS),),
-            epilogue=(Gated(),),
-            batch=3,
-            options=one_resident(cluster=4),
-        ),
-        GemmSmall(
-            Q8_0,
-            33,
-            2080,
-            epilogue=(Residual(),),
-            batch=5,
-            options=one_resident(tiles_each=4, per_pass=2, cluster=2),
-        ),
-        GemmSmall(Q4_K, 39, 1536, batch=5, options=one_resident(split=4, groups=1, tiles_each=2)),
-        GemmSmall(Q4_K, 39, 768, prologue=(begun(RMS),), batch=3),
-        GemmSmall(Q8_0, 48, 480, prologue=(begun(RMS),), epilogue=(Gated(),), batch=7),
+        GemmSmall.of(Q4_K, 39, 2304, norm=RMS, bias=True, cluster=2, batch=8),
+        GemmSmall.of(Q6_K, 22, 1280, norm=RMS, gated=True, cluster=4, batch=3),
+        GemmSmall.of(Q8_0, 33, 2080, residual=True, tiles_each=4, per_pass=2, cluster=2, batch=5),
+        GemmSmall.of(Q4_K, 39, 1536, split=4, groups=1, tiles_each=2, batch=5),
+        GemmSmall.of(Q4_K, 39, 768, prologue=(begun(RMS),), batch=3),
+        GemmSmall.of(Q8_0, 48, 480, gated=True, prologue=(begun(RMS),), batch=7),
     ],
     ids=str,
 )
@@ -414,14 +315,7 @@ def test_one_launch_for_several_matrices_gives_the_bits_of_several(
     device: Device, cluster: int, split: int
 ) -> None:
     others = ((Q6_K, 24), (Q4_K, 16))
-    spec = GemmSmall(
-        Q4_K,
-        49,
-        768,
-        prologue=(Normed(RMS),),
-        others=others,
-        options=one_resident(split=split, cluster=cluster),
-    )
+    spec = GemmSmall.of(Q4_K, 49, 768, norm=RMS, split=split, cluster=cluster, others=others)
     skip_where_missing(spec, device.native_target)
     inputs = spec.make_inputs(np.random.default_rng(10))
     together = run_kernel(device, spec, inputs)

@@ -11,8 +11,8 @@ import pytest
 
 from urdir.driver import Device, run_kernel
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.linear.gemm_wgmma import GemmWgmma, WgmmaCut
 from urdir.ptxgen.kernels.linear.packed_parts import HeadPlaces, Mixture
+from urdir.ptxgen.kernels.linear.products.gemm_wgmma import GemmWgmma, WgmmaCut
 from urdir.ptxgen.kernels.linear.wgmma_choice import any_cut, choose_wgmma
 from urdir.ptxgen.kernels.pairs import NO_PAIR, grouped, random_choice
 from urdir.ptxgen.spec import Tolerance

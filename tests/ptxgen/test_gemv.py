@@ -16,10 +16,8 @@ from urdir.driver.compare import compare
 from urdir.driver.device import Device
 from urdir.driver.harness import check_kernel, run_kernel
 from urdir.model.verify.kernel_suite import skip_where_missing
-from urdir.ptxgen.kernels.linear.by_name import product, recut
 from urdir.ptxgen.kernels.linear.cut import MAX_SLOTS
 from urdir.ptxgen.kernels.linear.products.gemv import Gemv
-from urdir.ptxgen.kernels.linear.prologue.norm import Normed
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.weights.formats import FORMATS, Bytes, Format
 
@@ -30,7 +28,7 @@ Q8_0, Q4_K, Q6_K, Q3_K = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "Q3_K"))
 QUANTISED = [f for f in FORMATS.values() if not f.is_float]
 
 #: What is multiplied on tensor cores.
-i16 = functools.partial(product, Gemv, activations="i16")
+i16 = functools.partial(Gemv.of, activations="i16")
 
 Ints = npt.NDArray[np.int64]
 
@@ -342,7 +340,7 @@ def test_every_cut_gives_the_product(device: Device, spec: Gemv) -> None:
         i16(Q4_K, 9, 512, norm=RMS, others=((Q3_K, 40), (Q8_0, 5))),
         i16(Q4_K, 48, 4096, groups=1, tiles_each=3, shared=120_000),
         i16(Q4_K, 23, 2304, residual=True, cluster=2),
-        Gemv(FORMATS["F16"], 35, 1120, prologue=(Normed(RMS),)),
+        Gemv.of(FORMATS["F16"], 35, 1120, norm=RMS),
     ],
     ids=str,
 )
@@ -370,7 +368,7 @@ def test_every_depth_of_the_ring_gives_the_same_bits(device: Device, stages: int
     assert spec.cut.ring.slots == stages
     inputs = spec.make_inputs(np.random.default_rng(12))
     y = run_kernel(device, spec, inputs)["y"]
-    first = run_kernel(device, recut(spec, stages=5), inputs)["y"]
+    first = run_kernel(device, spec.recut(stages=5), inputs)["y"]
     np.testing.assert_array_equal(y, first)
     expected = spec.reference(**inputs)["y"]
     assert relative_rms(y, expected) < 5e-5
@@ -442,7 +440,7 @@ def test_a_row_does_not_depend_on_its_neighbours(
     skip_where_missing(spec, device.native_target)
     inputs = spec.make_inputs(np.random.default_rng(8))
     together = run_kernel(device, spec, inputs)["y"]
-    other = recut(spec, **changes)
+    other = spec.recut(**changes)
     np.testing.assert_array_equal(run_kernel(device, other, inputs)["y"], together)
 
 

@@ -36,8 +36,8 @@ from urdir.ptxgen.kernels.advance import Advance
 from urdir.ptxgen.kernels.argmax import Argmax, indices
 from urdir.ptxgen.kernels.attention.cached_tokens import CachedTokens
 from urdir.ptxgen.kernels.linear.cut import CutOptions
-from urdir.ptxgen.kernels.linear.gemm_wgmma import GemmWgmma
 from urdir.ptxgen.kernels.linear.pack import Pack
+from urdir.ptxgen.kernels.linear.products.gemm_wgmma import GemmWgmma
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.normalise import Normalise
 from urdir.ptxgen.kernels.rescale import Rescale

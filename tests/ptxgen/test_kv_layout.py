@@ -98,7 +98,7 @@ def test_bf16_rounds_to_nearest_even() -> None:
         ({"max_len": 1 << 33}, "at most 2\\^32"),
         ({"page_len": 24, "pages": 3}, "page_len 24"),
         ({"page_len": 8, "pages": 3}, "page_len 8"),
-        ({"page_len": 128, "pages": 3}, "max_len 64 is no multiple of page_len 128"),
+        ({"page_len": 128, "pages": 3}, "max_len 64 is not a multiple of page_len 128"),
         ({"page_len": 16}, "without pages"),
         ({"pages": 2}, "contiguous KV cache has no pages: 2"),
     ],

@@ -8,7 +8,6 @@ import pytest
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
-from urdir.ptxgen.kernels.linear.by_name import recut
 from urdir.ptxgen.kernels.linear.choice import (
     Limits,
     LinearRequest,
@@ -16,7 +15,6 @@ from urdir.ptxgen.kernels.linear.choice import (
     cluster_for,
     takes_gemm,
 )
-from urdir.ptxgen.kernels.linear.cut import one_resident
 from urdir.ptxgen.kernels.linear.products.gemm_small import GemmSmall
 from urdir.ptxgen.kernels.linear.products.gemv import Gemv
 from urdir.ptxgen.kernels.linear.products.gemv_f32 import GemvF32
@@ -158,7 +156,7 @@ def test_a_norm_after_a_block_is_for_one_vector_that_fits() -> None:
     with pytest.raises(PtxgenError, match="takes no normed_add"):
         choose_linear(replace(request, cols=65536))
     with pytest.raises(PtxgenError, match="cluster of 1"):
-        recut(kernel, cluster=2)
+        kernel.recut(cluster=2)
 
 
 @pytest.mark.parametrize("cols", [2304, 3584, 3840, 4096, 5376, 6144])
@@ -199,7 +197,7 @@ def test_real_shapes_fit_a_multiprocessor(shape: str, fmt: Format) -> None:
         for limits in (H200, T4):
             spec = gemm_small(replace(request, limits=limits))
             least, most = limits.shared(larger=not request.residual, several=True)
-            if recut(spec, shared=most).cut.rows.passes > 1:
+            if spec.recut(shared=most).cut.rows.passes > 1:
                 least, most = 0, limits.shared_per_cta
             assert spec.options.shared == most
             assert least <= spec.launch_shape.shared_bytes <= most
@@ -287,7 +285,7 @@ def test_ctas_of_larger_tiles_take_fewer() -> None:
         spec = gemm_small(replace(SHAPES["8B qkv"], matrices=matrices, batch=8))
         assert tuple(part.pass_tiles for part in spec.parts) == wanted
         assert tuple(part.warp_tiles for part in spec.parts) == wanted
-    several = recut(spec, others=((Q6_K, 1024),) * 2, per_pass=2)
+    several = spec.recut(others=((Q6_K, 1024),) * 2, per_pass=2)
     assert {part.pass_tiles for part in several.parts} == {several.cut.rows.pass_tiles}
 
 
@@ -309,7 +307,7 @@ def test_warps_share_the_blocks_that_are_left_over() -> None:
         assert (cut.columns.cta_blocks, cut.columns.warps) == (28, 8)
         assert (cut.rows.warp_tiles, cut.sharers) == (4, 2)
         assert cut.ring.slots - cut.ring.filled <= cut.rows.warp_tiles // cut.sharers
-    shared = GemmSmall(Q4_K, 64, 1536, options=one_resident(split=4, groups=1, tiles_each=4))
+    shared = GemmSmall.of(Q4_K, 64, 1536, split=4, groups=1, tiles_each=4)
     assert shared.cut.sharers == 2
     for changes in (
         {"prologue": (Normed(RMS),)},
@@ -320,7 +318,7 @@ def test_warps_share_the_blocks_that_are_left_over() -> None:
         {"cols": 512, "split": 2},
         {"cluster": 4, "split": 1},
     ):
-        assert recut(shared, **changes).cut.sharers == 1, changes
+        assert shared.recut(**changes).cut.sharers == 1, changes
 
 
 # ---- norms and nonlinearities of other families ----

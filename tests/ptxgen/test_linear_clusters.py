@@ -13,16 +13,10 @@ from urdir.driver.device import Device
 from urdir.driver.harness import run_kernel
 from urdir.model.verify.kernel_suite import skip_where_missing
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.linear.by_name import product, recut
 from urdir.ptxgen.kernels.linear.choice import Limits
-from urdir.ptxgen.kernels.linear.cut import CutOptions, one_resident
-from urdir.ptxgen.kernels.linear.epilogue.activation import Gated
-from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
-from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.products.gemm_small import GemmSmall
 from urdir.ptxgen.kernels.linear.products.gemv import Gemv
 from urdir.ptxgen.kernels.linear.products.tiled import TiledSpec
-from urdir.ptxgen.kernels.linear.prologue.norm import Normed
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.ptx.architecture import ARCHITECTURES, PORTABLE_CLUSTER
 from urdir.ptxgen.target import since
@@ -36,7 +30,7 @@ SM = ARCHITECTURES[90]
 H200 = Limits(GPUS["h200"].sm_count, SM.shared, SM.shared_per_cta, PORTABLE_CLUSTER)
 
 #: What is multiplied on tensor cores.
-i16 = functools.partial(product, Gemv, activations="i16")
+i16 = functools.partial(Gemv.of, activations="i16")
 
 every_kernel = pytest.mark.parametrize("kernel", [Gemv, GemmSmall], ids=lambda kernel: kernel.name)
 
@@ -48,7 +42,7 @@ def test_sms_that_a_launch_of_clusters_leaves_over_get_clusters_without_rows() -
         assert spec.parts[0].ctas == bands
         assert spec.launch_shape.grid == (2 * (bands + idle), 1, 1)
         assert spec.cut.rows.has_tiles_beyond == (idle > 0)
-        assert recut(spec, fill=False).launch_shape.grid == (2 * bands, 1, 1)
+        assert spec.recut(fill=False).launch_shape.grid == (2 * bands, 1, 1)
 
 
 @pytest.mark.parametrize("cluster", [2, 4, 8])
@@ -95,27 +89,27 @@ def test_several_matrices_in_clusters_follow_each_other() -> None:
 def test_impossible_clusters_are_refused(kernel: type[TiledSpec]) -> None:
     for cluster in (0, 3, 16):
         with pytest.raises(PtxgenError, match=f"cluster is {cluster}: 1, 2, 4 or 8"):
-            product(kernel, Q4_K, 3, 8192, cluster=cluster)
+            kernel.of(Q4_K, 3, 8192, cluster=cluster)
     with pytest.raises(PtxgenError, match="split is 2 in each of 2 CTAs of 3 blocks"):
-        product(kernel, Q4_K, 3, 768, split=2, cluster=2)
+        kernel.of(Q4_K, 3, 768, split=2, cluster=2)
     for cluster, cols in ((2, 256), (4, 768), (8, 1792)):
         message = f"split is 1 in each of {cluster} CTAs of {cols // 256} blocks"
         with pytest.raises(PtxgenError, match=message):
-            product(kernel, Q4_K, 3, cols, cluster=cluster)
-        assert product(kernel, Q4_K, 3, cols + 256, cluster=cluster).cut.columns.warps == 1
+            kernel.of(Q4_K, 3, cols, cluster=cluster)
+        assert kernel.of(Q4_K, 3, cols + 256, cluster=cluster).cut.columns.warps == 1
 
 
 @every_kernel
 def test_a_target_without_clusters_is_refused(kernel: type[TiledSpec]) -> None:
     for cluster in (2, 4, 8):
-        spec = product(kernel, Q4_K, 3, 2048, cluster=cluster)
+        spec = kernel.of(Q4_K, 3, 2048, cluster=cluster)
         assert spec.targets == since(90)
         for target in ("sm_75", "sm_80", "sm_89"):
             message = f"kernel {kernel.name} is for sm_90, .*, not {target}"
             with pytest.raises(PtxgenError, match=message):
                 spec.ptx(target)
         assert "mapa.shared::cluster" in spec.ptx("sm_90")
-    alone = product(kernel, Q4_K, 3, 2048, cluster=1)
+    alone = kernel.of(Q4_K, 3, 2048, cluster=1)
     assert alone.targets == since(75)
     assert "cluster" not in alone.ptx("sm_75").split("{", 1)[1]
 
@@ -126,88 +120,26 @@ CLUSTERED: list[TiledSpec] = [
     i16(Q8_0, 33, 4192, bias=True, norm=RMS, cluster=4),  # the last block has three units
     i16(Q8_0, 18, 2080, norm=RMS, residual=True, cluster=8),
     i16(Q4_K, 90, 1280, split=2, groups=2, tiles_each=6, per_pass=2, stages=3, cluster=2),
-    i16(
-        Q6_K,
-        70,
-        2304,
-        norm=RMS,
-        gated=True,
-        split=2,
-        tiles_each=4,
-        per_pass=2,
-        cluster=4,
-    ),
+    i16(Q6_K, 70, 2304, norm=RMS, gated=True, split=2, tiles_each=4, per_pass=2, cluster=4),
     i16(Q3_K, 21, 2816, bias=True, residual=True, split=1, groups=3, cluster=8),
     i16(Q6_K, 9, 2304, norm=RMS, others=((Q4_K, 17), (Q8_0, 5)), cluster=4),
     i16(Q8_0, 41, 544, bias=True, others=((Q8_0, 3),), tiles_each=1, sms=12, cluster=2),
     i16(Q8_0, 37, 544, gated=True, groups=1, tiles_each=1, sms=8, fill=True, cluster=2),
-    Gemv(Q4_K, 19, 4352, epilogue=(Residual(),), options=CutOptions(groups=2, cluster=4)),
-    Gemv(
-        FORMATS["F32"],
-        18,
-        1061,
-        prologue=(Normed(RMS),),
-        epilogue=(Gated(),),
-        options=CutOptions(cluster=2),
-    ),
-    GemmSmall(Q4_K, 40, 4352, batch=4, options=one_resident(cluster=2)),
-    GemmSmall(
-        Q8_0,
-        33,
-        4192,
-        prologue=(Normed(RMS),),
-        epilogue=(Bias(),),
-        batch=7,
-        options=one_resident(cluster=4),
-    ),  # three units remain
-    GemmSmall(
-        Q8_0,
-        18,
-        2080,
-        prologue=(Normed(RMS),),
-        epilogue=(Residual(),),
-        batch=2,
-        options=one_resident(cluster=8),
-    ),
-    product(
-        *(GemmSmall, Q4_K, 90, 1280),
+    Gemv.of(Q4_K, 19, 4352, residual=True, groups=2, cluster=4),
+    Gemv.of(FORMATS["F32"], 18, 1061, norm=RMS, gated=True, cluster=2),
+    GemmSmall.of(Q4_K, 40, 4352, cluster=2, batch=4),
+    GemmSmall.of(Q8_0, 33, 4192, norm=RMS, bias=True, cluster=4, batch=7),  # three units remain
+    GemmSmall.of(Q8_0, 18, 2080, norm=RMS, residual=True, cluster=8, batch=2),
+    GemmSmall.of(
+        *(Q4_K, 90, 1280),
         **{"split": 2, "groups": 2, "tiles_each": 6, "per_pass": 2, "stages": 3},
         **{"batch": 8, "cluster": 2},
     ),
-    GemmSmall(
-        Q6_K,
-        70,
-        2304,
-        prologue=(Normed(RMS),),
-        epilogue=(Gated(),),
-        batch=5,
-        options=one_resident(per_pass=2, sms=8, cluster=4),
-    ),
-    GemmSmall(
-        Q6_K,
-        9,
-        2304,
-        prologue=(Normed(RMS),),
-        others=((Q4_K, 17), (Q8_0, 5)),
-        batch=3,
-        options=one_resident(cluster=4),
-    ),
-    GemmSmall(
-        Q8_0,
-        41,
-        544,
-        epilogue=(Bias(),),
-        others=((Q8_0, 3),),
-        batch=6,
-        options=one_resident(sms=12, cluster=2),
-    ),
-    GemmSmall(
-        Q8_0,
-        37,
-        544,
-        epilogue=(Gated(),),
-        batch=4,
-        options=one_resident(groups=1, tiles_each=1, sms=8, fill=True, cluster=2),
+    GemmSmall.of(Q6_K, 70, 2304, norm=RMS, gated=True, per_pass=2, sms=8, cluster=4, batch=5),
+    GemmSmall.of(Q6_K, 9, 2304, norm=RMS, cluster=4, others=((Q4_K, 17), (Q8_0, 5)), batch=3),
+    GemmSmall.of(Q8_0, 41, 544, bias=True, sms=12, cluster=2, others=((Q8_0, 3),), batch=6),
+    GemmSmall.of(
+        Q8_0, 37, 544, gated=True, groups=1, tiles_each=1, sms=8, fill=True, cluster=2, batch=4
     ),
 ]
 

@@ -13,7 +13,6 @@ import pytest
 from urdir.model.families.shapes import SHAPES
 from urdir.model.families.synthetic import SyntheticModel
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.linear.by_name import product, recut
 from urdir.ptxgen.kernels.linear.choice import Limits
 from urdir.ptxgen.kernels.linear.cut import MAX_SLOTS
 from urdir.ptxgen.kernels.linear.products.gemv import Gemv
@@ -40,7 +39,7 @@ def limits_of(target: str) -> Limits:
 H200 = dataclasses.replace(limits_of("sm_90"), cluster=PORTABLE_CLUSTER)
 
 #: What is multiplied on tensor cores.
-i16 = functools.partial(product, Gemv, activations="i16")
+i16 = functools.partial(Gemv.of, activations="i16")
 
 every_format = pytest.mark.parametrize("fmt", QUANTISED, ids=lambda f: f.name)
 needs_assembler = pytest.mark.skipif(not is_available(), reason="nvJitLink is not installed")
@@ -81,7 +80,7 @@ def test_sms_that_a_launch_leaves_over_get_a_cta_without_rows() -> None:
         assert spec.parts[0].ctas == bands
         assert spec.launch_shape.grid == (bands + idle, 1, 1)
         assert spec.cut.rows.has_tiles_beyond == (idle > 0)
-        assert recut(spec, fill=False).launch_shape.grid == (bands, 1, 1)
+        assert spec.recut(fill=False).launch_shape.grid == (bands, 1, 1)
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import pytest
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.choice import Limits
-from urdir.ptxgen.kernels.linear.gemm_mma import GemmMma, MmaCut
-from urdir.ptxgen.kernels.linear.gemm_wgmma import GemmWgmma
 from urdir.ptxgen.kernels.linear.packed_choice import choose_packed, packs
+from urdir.ptxgen.kernels.linear.products.gemm_mma import GemmMma, MmaCut
+from urdir.ptxgen.kernels.linear.products.gemm_wgmma import GemmWgmma
 from urdir.ptxgen.ptx.architecture import ARCHITECTURES, number_of
 from urdir.ptxgen.tools.assemble import assemble, is_available
 from urdir.ptxgen.weights.formats import FORMATS

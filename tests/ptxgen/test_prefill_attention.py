@@ -333,7 +333,7 @@ def test_no_spills_and_two_ctas_an_sm(target: str, head_dim: int, dtype: Any) ->
         ({"value_dim": 584}, "value_dim 584"),
         ({"window": 100, "capacity": 64}, "back on 100 keys, in a ring of 64"),
         ({"capacity": 64}, "back on all keys, in a ring of 64"),
-        ({"capacity": 96}, "capacity 96 is no power of two"),
+        ({"capacity": 96}, "capacity 96 is not a power of two"),
         ({"chunk": -1}, "chunk -1"),
         ({"max_bias": -1.0}, "max_bias -1.0"),
         ({"rows": 0}, "0 rows"),

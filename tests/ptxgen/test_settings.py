@@ -17,7 +17,8 @@ from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAtte
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
 from urdir.ptxgen.kernels.attention.prepare_tokens import PrepareTokens
 from urdir.ptxgen.kernels.experts.gemm import ExpertsGemm
-from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
+from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
+from urdir.ptxgen.kernels.linear.products.gemv import Gemv
 from urdir.ptxgen.kernels.linear.products.gemv_f32 import GemvF32
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.normalise import Normalise
@@ -30,13 +31,27 @@ from urdir.ptxgen.weights.formats import FORMATS
 
 def test_each_type_of_field() -> None:
     spec = specialise(GemvF32, ["format=q4_k", "rows=64", "cols=256", "bias=true"])
-    assert spec == GemvF32(FORMATS["Q4_K"], 64, 256, epilogue=(Bias(),))
+    assert spec == GemvF32.of(FORMATS["Q4_K"], 64, 256, bias=True)
     assert specialise(Normalise, ["cols=33", "norm.eps=1e-6"]) == Normalise(
         1, 33, Norm("rms", 1e-6)
     )
     assert specialise(Advance, ["sampling=no"]).sampling is False
     layout = specialise(PrepareTokens, ["layout.dtype=bf16"]).layout
     assert layout.dtype == "bf16"
+
+
+def test_steps_of_a_product_are_named_by_their_stems() -> None:
+    """As the first example has them that has one of that name."""
+    scaled = specialise(Gemv, ["residual.scale=0.5", "cols=512", "format=Q4_K"])
+    assert scaled.epilogue == (Residual(0.5),)
+    assert specialise(Gemv, ["epilogue.residual=no", "rows=5"]).epilogue == ()
+    normed = specialise(GemvF32, ["norm.eps=0.25"])
+    assert normed.norm == Norm("rms", 0.25)
+    assert respecialise(normed, ["norm=no"]).prologue == ()
+    with pytest.raises(SettingError, match="scale=much: not float"):
+        specialise(Gemv, ["residual.scale=much"])
+    with pytest.raises(SettingError, match="no field 'gate'"):
+        respecialise(Gemv.smallest_example(), ["gate=yes"])
 
 
 def test_unset_fields_are_the_first_examples() -> None:

@@ -8,7 +8,7 @@ from urdir.ptxgen import ptx
 from urdir.ptxgen.catalog import kernels
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.add import Add
-from urdir.ptxgen.kernels.linear.gemm import Gemm
+from urdir.ptxgen.kernels.linear.products.gemm import Gemm
 from urdir.ptxgen.ptx.architecture import ARCHITECTURES, occupancy
 from urdir.ptxgen.spec import KernelSpec
 from urdir.ptxgen.target import TARGETS, TESTED, Target
@@ -134,7 +134,7 @@ def test_occupancy(case: tuple[str, int, int, int], expected: tuple[int, int, st
 
 
 def test_occupancy_of_a_target_without_known_limits() -> None:
-    with pytest.raises(ValueError, match="what an SM of sm_70 holds is not known"):
+    with pytest.raises(ValueError, match="the SM resources of sm_70 are unknown"):
         occupancy("sm_70", 32, 128, 0)
 
 

@@ -10,11 +10,8 @@ import pytest
 from urdir.driver.device import Device
 from urdir.driver.harness import run_kernel
 from urdir.model.verify.kernel_suite import skip_where_missing
-from urdir.ptxgen.kernels.linear.cut import one_resident
 from urdir.ptxgen.kernels.linear.epilogue.norm import BeginNorm
-from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.products.gemm_small import GemmSmall
-from urdir.ptxgen.kernels.linear.prologue.norm import Normed
 from urdir.ptxgen.kernels.linear.prologue.norm import begun as begun_norm
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.summary import summary
@@ -28,22 +25,10 @@ Q8_0, Q4_K, Q6_K = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K"))
 @pytest.mark.parametrize(
     "spec",
     [
-        GemmSmall(Q4_K, 48, 768, epilogue=(Residual(), BeginNorm()), batch=4),
-        GemmSmall(
-            Q8_0,
-            80,
-            2080,
-            epilogue=(Residual(), BeginNorm()),
-            batch=5,
-            options=one_resident(tiles_each=5),
-        ),
-        GemmSmall(
-            Q6_K,
-            80,
-            1280,
-            epilogue=(Residual(), BeginNorm()),
-            batch=3,
-            options=one_resident(split=1, cluster=4),
+        GemmSmall.of(Q4_K, 48, 768, residual=True, epilogue=(BeginNorm(),), batch=4),
+        GemmSmall.of(Q8_0, 80, 2080, residual=True, tiles_each=5, epilogue=(BeginNorm(),), batch=5),
+        GemmSmall.of(
+            Q6_K, 80, 1280, residual=True, split=1, cluster=4, epilogue=(BeginNorm(),), batch=3
         ),
     ],
     ids=str,
@@ -76,7 +61,7 @@ def test_a_norm_that_was_begun_gives_the_same_vectors(
 ) -> None:
     """Activations are rounded alike, bit for bit: only the sum of all squares is added up in
     another order."""
-    spec = GemmSmall(Q8_0, 40, cols, prologue=(Normed(RMS),), batch=batch, others=((Q8_0, 7),))
+    spec = GemmSmall.of(Q8_0, 40, cols, norm=RMS, batch=batch, others=((Q8_0, 7),))
     inputs = spec.make_inputs(np.random.default_rng(13))
     norm = inputs.pop("norm")
     whole = run_kernel(device, spec, {**inputs, "norm": norm})

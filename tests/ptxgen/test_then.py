@@ -29,7 +29,7 @@ SILU = Activation("silu")
 Q4_K = FORMATS["Q4_K"]
 CONV = CausalConv(1, 3, 64, 0, channels=52, taps=4, bias=True, activation=SILU)
 SCAN = SelectiveScan(1, 3, 64, 0, channels=52, size=16)
-PRODUCT = Gemv(Q4_K, 52, 768, activations="i16", options=CutOptions(sms=2))
+PRODUCT = Gemv.of(Q4_K, 52, 768, sms=2, activations="i16")
 LIMITS = Limits(132, 233472, 232448, 8, "sm_90a")
 REQUEST = LinearRequest(LIMITS, ((Q4_K, 52),), 768)
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.linear.gemm_wgmma import GemmWgmma, WgmmaCut
 from urdir.ptxgen.kernels.linear.packed_parts import Mixture, takes_packed
+from urdir.ptxgen.kernels.linear.products.gemm_wgmma import GemmWgmma, WgmmaCut
 from urdir.ptxgen.kernels.linear.wgmma_choice import any_cut, choose_wgmma, estimate
 from urdir.ptxgen.tools.gpus import GPUS
 from urdir.ptxgen.weights.formats import FORMATS

@@ -1,7 +1,7 @@
 """Gemma 4 (Google 2026): shared KV caches, per-layer embeddings, wider heads in global layers.
 
 It extends Gemma 3: full-attention layers have wider heads, keys may serve as values, late layers
-reuse the keys and values of earlier ones, and every layer has its own token embedding.
+reuse the keys and values of earlier ones, and every layer has a token embedding.
 
 Keys: those of `parts` and `rope`, attention.layer_norm_rms_epsilon, attention.sliding_window,
 attention.sliding_window_pattern (a flag for each layer), attention.key_length_swa and
@@ -88,7 +88,7 @@ def _source(file: Reader, windowed: list[bool], own: int, layer: int) -> int | N
 
 def _ropes(file: Reader, windowed: list[bool]) -> dict[bool, RopeConfig]:
     """The rotations of windowed and of global layers. Global layers divide the frequencies, so that
-    part of each head hardly rotates."""
+    part of each head rotates very slowly."""
     full_dim, local_dim = head_dims(file)[0], head_dims(file, windowed=True)[0]
     rope = read_rope(file, "half", full_dim, factors=False)
     local = windowed_rope(file, rope, local_dim, scaled=False, base=1e4)

@@ -1,1 +1,1 @@
-"""Kernels of attention, and the layout of the cache that they share."""
+"""Attention kernels, and the layout of their KV cache."""

@@ -1,4 +1,4 @@
-"""Tokens as the cache holds them, for products that make keys and values of heads of them."""
+"""Gather cached latent tokens for products that compute per-head keys and values."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ THREADS = 128
 
 @dataclass(frozen=True)
 class CachedTokens(KernelSpec):
-    """The keys of ``tokens`` tokens of any sequences: the first ``split`` values of each as those
-    of the first keys of all ``heads`` (heads, room, width) f16, whose others stay as they are, and
-    the rest as ``tail`` (tokens, rest) f32.
+    """The cached keys of ``tokens`` tokens of any sequences, split: the first ``split`` values
+    become the first values of the keys of all ``heads`` (heads, room, width) f16, whose other
+    values are unchanged, and the rest becomes ``tail`` (tokens, rest) f32.
 
-    How many tokens there are is no part of the text, which has it as the scalar ``length``. Each
-    ``unit`` of them is of one sequence: ``units`` (n, 4) u32 have that, the first of the
-    tokens there, and how many there are; beyond these are zeros. For caches with a single KV head.
+    The number of tokens is not part of the text, but the scalar ``length``. Each ``unit`` of them
+    belongs to one sequence: ``units`` (n, 4) u32 have the sequence, the first token in it, and the
+    number of tokens; missing tokens become zeros. For caches with a single KV head.
     """
 
     layout: KvLayout
@@ -60,17 +60,17 @@ class CachedTokens(KernelSpec):
 
     @property
     def own_units(self) -> int:
-        """Units of the tokens."""
+        """Number of units of the tokens."""
         return self.tokens // self.unit
 
     @property
     def rest(self) -> int:
-        """Values of the second part."""
+        """Width of the second part."""
         return self.layout.head_dim - self.split
 
     @property
     def eights(self) -> int:
-        """Groups of eight values in a key: one a thread."""
+        """Groups of eight values in a key: one per thread."""
         return self.layout.head_dim // 8
 
     @property
@@ -80,7 +80,7 @@ class CachedTokens(KernelSpec):
             Param("length", "u32"),
             *keys,
             Param("units", "u32", ("own_units", 4), Access.IN),
-            # the other values of its rows must survive: INOUT, not OUT
+            # other values of the rows are preserved: INOUT, not OUT
             Param("keys", "f16", ("heads", "room", "width"), Access.INOUT),
             Param("tail", "f32", ("tokens", "rest"), Access.OUT),
         )
@@ -104,7 +104,7 @@ class CachedTokens(KernelSpec):
         return {"keys": heads, "tail": keys[:, self.split :]}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        """Units of any sequences, some of them not full or empty."""
+        """Units of any sequences, some of them partial or empty."""
         layout, inputs = self.layout, dict[str, Any]()
         units = np.zeros((self.tokens // self.unit, 4), np.uint32)
         lengths = rng.integers(1, layout.max_len + 1, layout.sequences)
@@ -135,6 +135,6 @@ class CachedTokens(KernelSpec):
         return 0
 
     def bytes_moved(self) -> int:
-        """The tokens' keys, read once, and both parts."""
+        """The tokens' keys, read once, and both parts written."""
         parts = 2 * self.heads * self.split + 4 * self.rest
         return self.tokens * (self.layout.token_nbytes + parts)

@@ -1,6 +1,6 @@
-"""Which kernel serves attention: a function of the shape, the length bucket and the device.
+"""Choice of the attention kernel by shape, length bucket and device.
 
-A plan is built for a length bucket; the choice is made then and never looks at device state.
+A plan is built for a length bucket; the choice is made then, independent of device state.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ from urdir.ptxgen.kernels.attention.prompt import PromptAttention
 from urdir.ptxgen.kernels.attention.scores import PLAIN, Scores
 from urdir.ptxgen.target import Target
 
-#: Up to this many keys a row is not split: one row, several. A step of an 8B Q4_K_M model on an
-#: H200 takes 1.32 ms at 128 keys, split 1.35; 1.41 at 288, split 1.38; of two rows at 288 keys
-#: 1.40, split 1.48.
+#: Up to this many keys attention is not split: for one row, for several. A step of an 8B Q4_K_M
+#: model on an H200 takes 1.32 ms at 128 keys, split 1.35; 1.41 at 288, split 1.38; of two rows at
+#: 288 keys 1.40, split 1.48.
 SINGLE_KEYS, INCREMENTAL_KEYS = 256, 512
-#: Up to this many keys split attention of one row has one CTA an SM, then two. At 2,048 keys it
-#: takes 5.6 us with one, 7.7 with two, at 4,096 8.5 and 8.8, at 16,384 20.5 and 20.6.
+#: Up to this many keys split attention of one row has one CTA per SM, above it two. At 2,048 keys
+#: it takes 5.6 us with one, 7.7 with two, at 4,096 8.5 and 8.8, at 16,384 20.5 and 20.6.
 FEW_KEYS = 8192
-#: Shared memory of each CTA of a large cluster for keys on their way, on architectures that have as
-#: much beside a CTA of the products. A step of one row of an 8B Q4_K_M model on an H200 takes 1.484
-#: ms with it at 4,096 keys, 1.512 with 80 KB, 1.531 with 48, without clusters 1.549; with clusters
-#: of four at 256 keys 1.329, of eight 1.336, without 1.391.
+#: Shared memory of each CTA of a large cluster for keys in flight, on architectures that have it
+#: beside a CTA of the products. A step of one row of an 8B Q4_K_M model on an H200 at 4,096 keys
+#: takes 1.484 ms with it, 1.512 with 80 KB, 1.531 with 48, 1.549 without clusters; at 256 keys with
+#: clusters of four 1.329, of eight 1.336, without 1.391.
 RING_NBYTES, LARGE_SHARED = 112 << 10, (90, 100)
-#: The same of several rows, of the only CTA of an SM. A step of 8 rows takes 2.728 ms so, without
-#: 2.807 at 4,096 keys, 1.931 of 2.002 at 700, of q8_0 2.303 of 2.354 and 1.883 of 1.971; with a row
-#: of 32,600 keys among seven of 128 2.922 of 2.990; but 5.823 of 5.565 at 16,000, as rows are cut
-#: from 8,192 on, not 16,384. Of 2 rows 1.682 of 1.729 at 4,096. Of 4 clusters of four take 2.101,
-#: without 2.024. Heads are so narrow that a CTA fits beside one of the products.
+#: The same for several rows, of the only CTA of an SM. A step of 8 rows takes 2.728 ms with it,
+#: 2.807 without at 4,096 keys, 1.931 and 2.002 at 700, with q8_0 2.303 and 2.354, 1.883 and 1.971;
+#: with a row of 32,600 keys among seven of 128 2.922 and 2.990; but 5.823 and 5.565 at 16,000, as
+#: rows are cut from 8,192 on, not 16,384. 2 rows: 1.682 and 1.729 at 4,096. 4 rows take 2.101 with
+#: clusters of four, 2.024 without. The limit on head width keeps a CTA beside one of the products.
 ONE_RING_NBYTES, NARROW = 85 << 10, 128
-#: Keys of a chunk: at least these, and where rows are several about this many (see `FlashDecode`).
-#: 32 rows of 4,128 keys take 123 us in a chunk each, 134 in three, 136 in five; of q8_0 74 and 86.
+#: Minimum keys of a chunk, and for several rows the approximate number (see `FlashDecode`). 32 rows
+#: of 4,128 keys take 123 us in a chunk each, 134 in three, 136 in five; with q8_0 74 and 86.
 LEAST_KEYS, MOST_KEYS = 64, 2048
-#: Heads of more values are wide, and shared memory for their keys on the way, which is all of an
-#: SM's. Few keys of one row are less work for lanes, in a cluster for each head: a step of
-#: DeepSeek-V2-Lite took 0.880 ms so in clusters of four at 160 keys, of eight 0.894, without 1.054;
-#: 1.005, 0.960 and 1.006 at 440.
+#: Heads with more values are wide; and shared memory for their keys in flight, all of an SM's. For
+#: few keys of one row, clusters per head are less work per lane: a step of DeepSeek-V2-Lite at 160
+#: keys took 0.880 ms in clusters of four, 0.894 of eight, 1.054 without; 1.005, 0.960 and 1.006 at
+#: 440.
 WIDE, WIDE_RING_NBYTES = 256, 192 << 10
 #: Heads of one row up to which CTAs of `LatentDecode` have eight heads, not 16, while keys are few.
-#: Measured on an H200, a step of DeepSeek-V2-Lite (16 heads) in milliseconds, by heads of a CTA,
-#: CTAs of a cluster and of an SM:
+#: A step of DeepSeek-V2-Lite (16 heads) on an H200 in milliseconds, by heads per CTA, CTAs per
+#: cluster and per SM:
 #:
 #:     rows                  1                          8      32
 #:     keys                160  1,000  4,000  16,000  4,000  4,000
@@ -60,12 +60,13 @@ WIDE, WIDE_RING_NBYTES = 256, 192 << 10
 #:     16, 4, 1                                1.362   2.03   3.91
 #:     16, 8, 2                                1.394   2.11   3.98
 FEW_HEADS = 32
-#: For each so many rows chunks may be longer: then what they leave does not grow.
+#: For this many rows each, chunks may be longer, so that partial results do not grow.
 MANY_ROWS = 32
 
 
 def length_buckets(max_len: int) -> tuple[int, ...]:
-    """Rising values of max_keys, the last one ``max_len``: where another kernel or cut is chosen.
+    """Ascending values of max_keys, the last one ``max_len``, at which another kernel or cut is
+    chosen.
 
     A step whose rows all have a position below a bucket can use the plan built for it.
     """
@@ -74,7 +75,7 @@ def length_buckets(max_len: int) -> tuple[int, ...]:
 
 
 def several_rows_buckets(lengths: Sequence[int]) -> tuple[int, ...]:
-    """Those of `length_buckets` at which the choice for several rows changes."""
+    """The `length_buckets` at which the choice for several rows changes."""
     return tuple(n for n in lengths if n == INCREMENTAL_KEYS or n == lengths[-1])
 
 
@@ -87,11 +88,10 @@ def prompt_attention(
     scores: Scores = PLAIN,
     packs: bool = False,
 ) -> PromptAttention:
-    """The kernel for rows of prompts on a device of native target ``target``.
+    """The kernel for prompt rows on a device of native target ``target``.
 
-    wgmma where the device has it and the kernel takes the cache. ``packs`` asks for packed heads,
-    which some shapes have: then the kernel ``packs``. Raises PtxgenError for shapes that no kernel
-    handles.
+    wgmma if the device has it and the kernel supports the cache. ``packs`` requests packed heads,
+    which some shapes support: then the kernel ``packs``. Raises PtxgenError for unsupported shapes.
     """
     if PrefillWgmma.serves(layout):
         kernel = PrefillWgmma(heads, layout, rows, scores)
@@ -110,9 +110,9 @@ def block_attention(
     *,
     scores: Scores = PLAIN,
 ) -> PrefillBlock | None:
-    """The kernel for rows of prompts over blocks of up to ``room`` keys, with keys and values of
-    ``dims`` in f16, of sequences of up to ``tokens``; None where there is none for a device of
-    native target ``target``.
+    """The kernel for prompt rows over blocks of up to ``room`` keys, with keys and values of
+    ``dims`` in f16, of sequences of up to ``tokens``; None if a device of native target ``target``
+    has none.
     """
     layout = KvLayout(1, heads, tokens, dims[0], "f16", value_dim=dims[1])
     if not PrefillWgmma.serves(layout) or scores != replace(PLAIN, scale=scores.scale):
@@ -140,10 +140,10 @@ def decode_attention(
     """The kernel for rows with positions below ``max_keys``, a bucket.
 
     Incremental attention for few keys (a window bounds them too), flash decoding otherwise. With a
-    ``token`` the kernel prepares and appends the rows' own tokens, too; the choice is the same.
-    With the device's native ``target`` it may be one in clusters, whose rows have fewer chunks.
-    ``packs`` asks for packed heads, which some shapes have: then the kernel ``packs``.
-    Raises PtxgenError for shapes that no kernel handles.
+    ``token`` the kernel also prepares and appends the rows' new tokens; the choice is the same.
+    With the device's native ``target`` it may use clusters, whose rows have fewer chunks. ``packs``
+    requests packed heads, which some shapes support: then the kernel ``packs``. Raises PtxgenError
+    for unsupported shapes.
     """
     incremental = IncrementalAttention(heads, layout, rows, scores, token)
     incremental = replace(incremental, packs=packs and incremental.can_pack)
@@ -168,9 +168,9 @@ def decode_attention(
 
 
 def _one_near(split: FlashDecode, max_keys: int, sm_count: int, target: str) -> FlashDecode:
-    """The same of one row with a cluster for each KV head (tile of query heads) where that is
-    faster: of few keys; of more, if the clusters find room side by side and are enough to read at
-    the memory's pace."""
+    """The kernel for one row with a cluster per KV head (tile of query heads), if that is faster:
+    for few keys; for more, if the clusters are resident together and enough to read at full
+    bandwidth."""
     keys = min(split.scores.span or max_keys, max_keys)
     if keys <= INCREMENTAL_KEYS:
         near = replace(split, ctas=1, cluster=4)
@@ -185,8 +185,8 @@ def _one_near(split: FlashDecode, max_keys: int, sm_count: int, target: str) -> 
 
 
 def _near(split: FlashDecode, sm_count: int, target: str) -> FlashDecode:
-    """The same of several rows with one CTA an SM, a cluster for each row's KV head (tile of query
-    heads), if that takes most of the SMs."""
+    """The kernel for several rows with one CTA per SM, a cluster for each row's KV head (tile of
+    query heads), if that fills most SMs."""
     fits = max(split.head_dim, split.value_dim) <= NARROW and _has_much_memory(target)
     if not (split.suits_tensor_cores and fits):
         return split
@@ -200,8 +200,8 @@ def _near(split: FlashDecode, sm_count: int, target: str) -> FlashDecode:
 def _wide(
     whole: IncrementalAttention, max_keys: int, sm_count: int, target: str
 ) -> FlashDecode | None:
-    """Flash decoding of wide heads on a device with clusters; None where keys are so few that it is
-    slower, or a row's clusters would follow each other."""
+    """Flash decoding of wide heads on a device with clusters; None if keys are so few that it is
+    slower, or if a row's clusters would not be resident together."""
     keys = min(whole.scores.span or max_keys, max_keys)
     split = split_attention(whole, max_keys, sm_count)
     if keys <= INCREMENTAL_KEYS:
@@ -222,7 +222,7 @@ def _wide(
 def _latent(
     whole: IncrementalAttention, max_keys: int, sm_count: int, target: str
 ) -> LatentDecode | None:
-    """The same of a latent vector on wgmma, a CTA an SM; None where there is no such kernel."""
+    """The kernel for a latent vector on wgmma, one CTA per SM; None if unsupported."""
     if not LatentDecode.serves(whole.heads, whole.layout, whole.scores, whole.token):
         return None
     is_short = whole.rows == 1 and max_keys <= FEW_KEYS and whole.heads <= FEW_HEADS
@@ -245,7 +245,7 @@ def _has_much_memory(target: str) -> bool:
 
 
 def split_attention(whole: IncrementalAttention, max_keys: int, sm_count: int) -> FlashDecode:
-    """Flash decoding of what ``whole`` computes, for rows with positions below ``max_keys``."""
+    """Flash decoding equivalent to ``whole``, for rows with positions below ``max_keys``."""
     is_short = min(whole.scores.span or max_keys, max_keys) <= FEW_KEYS
     ctas = sm_count if is_short and whole.rows == 1 else 2 * sm_count
     return FlashDecode(
@@ -263,8 +263,8 @@ def split_attention(whole: IncrementalAttention, max_keys: int, sm_count: int) -
 
 
 def _spread(spec: IncrementalAttention, sm_count: int) -> IncrementalAttention:
-    """The same with fewer query heads a CTA, as long as every CTA has an SM to itself: it then has
-    less work for a key, and keys that are read again come from the L2 cache."""
+    """The kernel with fewer query heads per CTA, while every CTA has an SM to itself: each then has
+    less work per key, and keys that are read again come from the L2 cache."""
     for heads in (2, 1):
         fewer = replace(spec, most_heads=heads)
         if spec.layout.kv_heads * spec.rows * fewer.tiles > sm_count:
@@ -274,10 +274,11 @@ def _spread(spec: IncrementalAttention, sm_count: int) -> IncrementalAttention:
 
 
 def fills_sms(keys: int) -> bool:
-    """Whether the launch after attention over ``keys`` keys puts idle CTAs on SMs it does not need.
+    """Whether the launch after attention over ``keys`` keys puts idle CTAs on SMs that it does not
+    need.
 
-    On an SM without a CTA the launch after it would put two, and take as long as these. It does so
-    after split attention: 397 tokens/s with idle CTAs, 361 without, at 32,768 keys (8B Q4_K_M on
-    an H200). After incremental attention idle CTAs only cost time: 728 with, 732 without.
+    On an SM without a CTA the next launch would put two, and take as long as these. It does so
+    after split attention: 397 tokens/s with idle CTAs, 361 without, at 32,768 keys (8B Q4_K_M on an
+    H200). After incremental attention idle CTAs only cost time: 728 with, 732 without.
     """
     return keys > INCREMENTAL_KEYS

@@ -1,4 +1,4 @@
-"""Where the CTAs of a cluster send each other their sums."""
+"""Shared memory in which the CTAs of a cluster send each other partial sums."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from urdir.ptxgen.spec import ceil_div
 
 @dataclass(frozen=True)
 class ClusterInbox:
-    """Shared memory of each of ``ctas`` CTAs from byte ``at`` on: an mbarrier; of each CTA the
-    maximum and the sum of weights of each of ``heads`` heads; of each CTA its sums of the part of
-    all heads' ``value_dim`` outputs that this one merges. Nothing where a CTA is alone.
+    """Shared memory of each of ``ctas`` CTAs from byte ``at`` on: an mbarrier; the maximum and the
+    sum of weights of each of ``heads`` heads from each CTA; each CTA's sums for the part of all
+    heads' ``value_dim`` outputs that this CTA merges. Empty for a single CTA.
     """
 
     ctas: int
@@ -26,15 +26,15 @@ class ClusterInbox:
 
     @property
     def tops_at(self) -> int:
-        """Where the maxima and sums of weights begin."""
+        """Offset of the maxima and sums of weights."""
         return self.at + 16
 
     @property
     def values_at(self) -> int:
-        """Where the sums of weighted values begin."""
+        """Offset of the sums of weighted values."""
         return self.tops_at + 8 * self.ctas * self.heads
 
     @property
     def end(self) -> int:
-        """Where it ends."""
+        """End offset."""
         return self.values_at + 4 * self.ctas * self.part if self.ctas > 1 else self.at

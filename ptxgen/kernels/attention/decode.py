@@ -1,4 +1,4 @@
-"""What the attention kernels of decoding have in common: how CTAs and lanes share the work."""
+"""Common parts of the decode attention kernels: division of work between CTAs and lanes."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ from urdir.ptxgen.weights.layout import TILE_COLS
 from urdir.ptxgen.weights.packed import GROUP
 
 WARPS = 8
-#: Query heads that share one read of K and V. Eight take more registers than two CTAs an SM have.
+#: Query heads that share one read of K and V. Eight need more registers than two CTAs per SM have.
 MAX_TILE = 4
-#: Values of a head whose sums registers hold on tensor cores, and of a head of q8_0, whose scales
-#: take some as well.
+#: Values of a head whose sums fit registers on tensor cores, and with q8_0, whose scales also take
+#: registers.
 MAX_MMA_VALUES, MAX_QUANTS_DIM = 512, 256
-#: Values of a head that one lane owns: 16 bytes of f16.
+#: Values of a head per lane: 16 bytes of f16.
 LANE_DIMS = 8
 
 
 @dataclass(frozen=True)
 class DecodeAttention(RowsWithTokens):
-    """See RowsWithTokens for what it computes.
+    """See RowsWithTokens for the computation.
 
     A CTA takes some of the query heads that share a KV head, at most ``most_heads`` (a power of two
     up to `MAX_TILE`): fewer make more CTAs, each of which reads K and V. A head's result does not
-    depend on those beside it in a CTA; but a single one of a single row is multiplied otherwise.
+    depend on other heads in its CTA; but a single head of a single row is multiplied differently.
 
-    From sm_80 on tensor cores multiply where `suits_tensor_cores`, with weights as the sum of two
-    16-bit floats and queries as well; but with q8_0 queries are, of each 32 dims, the sum of two
-    8-bit integers times scales, and weights times scales of values a 16-bit float, which is finite
-    with values up to 16,000. Scaled queries of an f16 cache become infinite from 65,536 on, and an
-    infinity in a key makes NaN. Elsewhere a lane group owns a key, a lane eight of its dims (two
-    or three times eight beyond 256 dims), and reads values that are the end of keys once.
+    From sm_80 on tensor cores multiply if `suits_tensor_cores`, with queries and weights as the sum
+    of two 16-bit floats. With q8_0, queries are, per 32 dims, the sum of two 8-bit integers times
+    scales, and weights times scales of values are a 16-bit float, which is finite for values up to
+    16,000. Scaled queries of an f16 cache become infinite from 65,536 on, and an infinity in a key
+    makes NaN. Otherwise a lane group takes a key, a lane eight of its dims (two or three times
+    eight above 256 dims); values contained in keys are read once.
 
-    With ``packs`` the output is what the next product takes: rows of heads * value_dim values as
-    packed f16 (`weights.packed`); see `can_pack`.
+    With ``packs`` the output has the form that the next product takes: rows of heads * value_dim
+    values as packed f16 (`weights.packed`); see `can_pack`.
     """
 
     most_heads: int = MAX_TILE
     packs: bool = False
 
-    #: How many heads a CTA may have at most.
+    #: Maximum number of heads per CTA.
     heads_of_cta: ClassVar[tuple[int, ...]] = (1, 2, MAX_TILE)
-    #: Whether a CTA takes a chunk of a row's keys, which may be without the row's own token.
+    #: Whether a CTA takes a chunk of a row's keys, possibly without the row's new token.
     splits_keys: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -62,19 +62,20 @@ class DecodeAttention(RowsWithTokens):
 
     @property
     def can_pack(self) -> bool:
-        """Whether there is a form with ``packs``: nobody clears places that no value has."""
+        """Whether ``packs`` is supported: unused places would not be cleared."""
         return self.rows % GROUP == 0 and self.heads * self.value_dim % TILE_COLS == 0
 
     @property
     def lanes(self) -> int:
-        """Lanes that share a key: head_dim / 8 (or value_dim / 8, if that is more), rounded up to a
-        power of two (the rest idle); at most a warp."""
+        """Lanes that share a key: head_dim / 8 (or value_dim / 8, if larger), rounded up to a power
+        of two (the rest is idle); at most a warp."""
         eights = max(self.head_dim, self.value_dim) // LANE_DIMS
         return min(32, 1 << (eights - 1).bit_length())
 
     @property
     def pieces(self) -> tuple[int, int]:
-        """How often a lane has eight dims of a key, and of a value: eights lane, lane + 32, ..."""
+        """Number of groups of eight dims per lane, of a key and of a value: groups lane, lane + 32,
+        ..."""
         first, second = (
             ceil_div(dims // LANE_DIMS, self.lanes) for dims in (self.head_dim, self.value_dim)
         )
@@ -82,7 +83,7 @@ class DecodeAttention(RowsWithTokens):
 
     @property
     def tile(self) -> int:
-        """Query heads of one CTA, a power of two (the last tile of a KV head may have fewer)."""
+        """Query heads per CTA, a power of two (the last tile of a KV head may have fewer)."""
         fit = MAX_TILE // max(self.pieces)
         if self.suits_tensor_cores:
             fit = min(MAX_TILE, self.sums_room // (4 * WARPS * (self.value_dim + 2)))
@@ -96,18 +97,18 @@ class DecodeAttention(RowsWithTokens):
 
     @property
     def keys_per_pass(self) -> int:
-        """Keys a CTA takes at once, one a lane group."""
+        """Keys that a CTA takes at once, one per lane group."""
         return WARPS * (32 // self.lanes)
 
     @property
     def suits_tensor_cores(self) -> bool:
-        """Whether tensor cores multiply from sm_80 on: 16-bit operands, sums that registers hold,
-        a ring no shorter than a tile of keys; two scales of q8_0 are copied at once, and must be of
-        the same slot.
+        """Whether tensor cores multiply from sm_80 on: 16-bit operands, sums that fit registers, a
+        ring no shorter than a tile of keys; two scales of q8_0 are copied at once, and must belong
+        to the same slot.
 
-        A single head of one row is less work for lanes, unless it is quantised. On an H200 256 keys
-        (32 heads, 8 KV heads of 128 values, f16) take 3.6 us so, on tensor cores 3.8; eight rows of
-        them (16 heads, 8 KV heads of 256 values) 13.8 and 7.7.
+        A single unquantised head of one row is less work for lanes. On an H200 256 keys (32 heads,
+        8 KV heads of 128 values, f16) take 3.6 us in lanes, on tensor cores 3.8; eight rows of them
+        (16 heads, 8 KV heads of 256 values) 13.8 and 7.7.
         """
         widths, dtype = (self.head_dim, self.value_dim), self.layout.dtype
         if 0 < self.layout.capacity < TILE_KEYS:
@@ -119,21 +120,21 @@ class DecodeAttention(RowsWithTokens):
 
     @property
     def reads_once(self) -> bool:
-        """Whether keys and values that pass tensor cores' rings give way to other data in the L2
-        cache: a step reads more of them than that holds, and CTAs that read the same ones do so at
-        about the same time."""
+        """Whether keys and values in tensor cores' rings are evicted first from the L2 cache: a
+        step reads more of them than it holds, and CTAs that read the same ones do so at about the
+        same time."""
         raise NotImplementedError
 
     @property
     def tensor_cores_since(self) -> int:
-        """The first architecture on which they do: before sm_90 the sums of more than 256 values do
-        not fit beside what the assembler keeps."""
+        """The first architecture with tensor cores: before sm_90 the sums of more than 256 values
+        do not fit beside the assembler's other registers."""
         return 90 if self.value_dim > 256 else 80
 
     @property
     def ring_nbytes(self) -> int:
-        """Dynamic shared memory, from ``ring_at`` on, for keys and values on their way to tensor
-        cores; 0 where the CTA declares it."""
+        """Dynamic shared memory, from ``ring_at`` on, for keys and values in flight to tensor
+        cores; 0 if the CTA declares it statically."""
         return 0
 
     @property
@@ -143,36 +144,36 @@ class DecodeAttention(RowsWithTokens):
 
     @property
     def ring_at(self) -> int:
-        """Where that begins."""
+        """Start of the ring."""
         return 0
 
     @property
     def queries_at(self) -> int:
-        """Dynamic shared memory: where the queries lie as fragments, after the row's own token."""
+        """Dynamic shared memory offset of the query fragments, after the row's new token."""
         return self.token_nbytes
 
     @property
     def queries_nbytes(self) -> int:
-        """Their size: 16 bytes a lane for 32 dims."""
+        """Size of the queries: 16 bytes per lane for 32 dims."""
         return 512 * ceil_div(self.head_dim, 32) if self.suits_tensor_cores else 0
 
     def resident_on(self, target: Target) -> int:
-        """Two CTAs where heads are wide, or quants, and tensor cores multiply: the assembler would
-        take more registers. Not where some would not fit: before sm_90, with the sums of more than
-        256 values, of quants of more than 128."""
+        """Resident CTAs per SM: two for wide heads or quants on tensor cores, where the assembler
+        would otherwise use more registers. Not if some would not fit: before sm_90, with the sums
+        of more than 256 values, of quants of more than 128."""
         is_quants = self.layout.dtype == "q8_0"
         takes_more = is_quants or max(self.head_dim, self.value_dim) > 128
         fits = target.sm >= 90 and self.value_dim <= (128 if is_quants else 256)
         return 2 if takes_more and fits and self.suits_tensor_cores else 0
 
     def cta(self, target: Target) -> DecodeCta:
-        """What the template needs to know about a CTA on ``target``."""
+        """The template's description of a CTA on ``target``."""
         return DecodeCta(self, target)
 
     @property
     def token_nbytes(self) -> int:
-        """Dynamic shared memory: a row's own key and value in raw registers of eight values, 16 or
-        32 bytes; nothing where it is not appended."""
+        """Dynamic shared memory: a row's new key and value in raw registers of eight values, 16 or
+        32 bytes; nothing unless it is appended."""
         if not self.appends:
             return 0
         eights = (self.head_dim + self.value_dim) // LANE_DIMS
@@ -182,12 +183,12 @@ class DecodeAttention(RowsWithTokens):
     def rtol(self) -> float:
         """Allowed deviation, relative to the largest output.
 
-        The inputs are the cache's own values: what remains is f32 arithmetic and ex2.approx
-        (2^-22 relative). On tensor cores queries and weights are the sum of two f16 (2^-22) or two
-        bf16 (2^-16); weights times scales of q8_0 are rounded to f16, queries to 2^-16 of the
-        largest of 32 dims. A soft-cap adds the error of tanh (4e-7) times the cap. A rope adds the
-        error of sines (2^-20.5), in every term of a score; a norm or a temperature that of its
-        factor (2^-22), ALiBi that of its slope, times the distance of keys that still count. Packed
+        The inputs are the cache's own values: the rest is f32 arithmetic and ex2.approx (2^-22
+        relative). On tensor cores queries and weights are the sum of two f16 (2^-22) or two bf16
+        (2^-16); weights times scales of q8_0 are rounded to f16, queries to 2^-16 of the largest of
+        32 dims. A soft-cap adds the error of tanh (4e-7) times the cap. A rope adds the error of
+        sines (2^-20.5) in every term of a score; a norm or a temperature that of its factor
+        (2^-22), ALiBi that of its slope, times the distance of keys that still matter. Packed
         values are rounded to f16.
         """
         turned = 3e-5 * max(1.0, self.rope.magnitude) ** 2 if self.rope else 0.0
@@ -200,12 +201,12 @@ class DecodeAttention(RowsWithTokens):
         return 5e-6 + cap + turned + factor + slope + products + rounded
 
     def flops(self) -> int:
-        """At full length: two products and about eight operations of softmax a key."""
+        """At full length: two products and about eight operations of softmax per key."""
         return self.rows * self.heads * self._longest * (2 * self.head_dim + 2 * self.value_dim + 8)
 
     @property
     def _longest(self) -> int:
-        """Most keys a row attends to."""
+        """Maximum number of keys that a row attends to."""
         return min(self.scores.span or self.layout.max_len, self.layout.max_len)
 
     def _kv_bytes(self) -> int:

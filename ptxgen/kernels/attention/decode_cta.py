@@ -1,4 +1,4 @@
-"""How a CTA of decode attention divides its work and its shared memory: what the templates see."""
+"""Division of work and shared memory in a CTA of decode attention, for the templates."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from urdir.ptxgen.kernels.normalise import Normalise
 from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.target import Target
 
-#: Shared memory that a kernel may declare, on every target.
+#: Statically declared shared memory that every target supports.
 MAX_STATIC_SHARED = 48 << 10
 #: Keys that a warp multiplies at once on tensor cores: the rows of an mma.
 TILE_KEYS = 16
-#: Bytes of a CTA's keys and values that are left, at least, when the next launch may start: its
-#: CTAs begin to load in the 1.4 us in which an SM of an H200 reads these.
+#: Minimum bytes of a CTA's remaining keys and values when the next launch may start: its CTAs begin
+#: to load within 1.4 us, in which an SM of an H200 reads this much.
 LEFT_NBYTES = 44 << 10
 #: Stages of small slabs: more are not needed.
 MAX_STAGES = 8
 
 
 class DecodeCta:
-    """How the threads of a CTA divide keys and dims, and what lies where in shared memory.
+    """Division of keys and dims between the threads of a CTA, and the layout of shared memory.
 
-    Where the CTA is ``asynchronous``, keys and values pass through a ring of ``stages`` stages,
-    one for each step of the loop over the keys; after the loop the warps' sums take its place. A
-    q8_0 scale is copied with its neighbour in an aligned word, which must be of the same slot.
-    On ``tensor_cores`` a stage is half a slab, 128 dims of the keys or values of a step
-    (attention/_mma.j2). Lanes read values that end keys where these are (``keeps_keys``). Sizes
-    and offsets (``..._at``) are in bytes.
+    If the CTA is ``asynchronous``, keys and values pass through a ring of ``stages`` stages, one
+    per step of the loop over the keys; afterwards the warps' sums take its place. A q8_0 scale is
+    copied with its neighbour in an aligned word, which must belong to the same slot. On
+    ``tensor_cores`` a stage is half a slab, 128 dims of the keys or values of a step
+    (attention/_mma.j2). Values contained in keys are read from there (``keeps_keys``). Sizes and
+    offsets (``..._at``) are in bytes.
     """
 
     def __init__(self, spec: Divided, target: Target) -> None:
@@ -34,12 +34,12 @@ class DecodeCta:
         self.spec, self.target, self.layout = spec, target, layout
         self.head_dim, self.value_dim = spec.head_dim, spec.value_dim
         self.threads, self.warps = threads, threads // 32
-        # query heads of the CTA; lanes that share a key; eights of dims of a key and a value, and
-        # how many of them a lane has
+        # query heads of the CTA; lanes that share a key; groups of eight dims of a key and a value,
+        # and their number per lane
         self.tile, self.lanes = spec.tile, spec.lanes
         self.eights = {"k": self.head_dim // 8, "v": self.value_dim // 8}
         self.pieces = dict(zip("kv", spec.pieces, strict=True))
-        # registers of eight elements as they lie in a cache
+        # registers of eight elements in the cache's form
         self.raw = layout.raw_words
         self.quantised = layout.dtype == "q8_0"
 
@@ -51,41 +51,41 @@ class DecodeCta:
             self._divide_among_fragments()
         else:
             self._divide_among_lanes()
-        # whether the ring is dynamic shared memory, not what the CTA declares
+        # whether the ring is dynamic shared memory
         self.is_ring_apart = self.tensor_cores and spec.ring_nbytes > 0
         self.ring_bytes = self.stages * self.stage_bytes
         has_ring = (self.asynchronous or self.tensor_cores) and not self.is_ring_apart
 
-        # the row's own token, if the spec has one: heads that are staged; of a head the pairs that
-        # turn and the other values
+        # the row's new token, if the spec has one: staged heads; of a head the pairs that rotate
+        # and the other values
         self.staged_heads = self.tile + spec.appends
         self.pairs = spec.rope.pairs if spec.rope else 0
         self.rest = self.head_dim - 2 * self.pairs
-        # pairs of a thread, in the queries and the key
+        # pairs per thread, in the queries and the key
         self.turn_rounds = ceil_div(self.staged_heads * self.pairs, threads)
         self.copy_rounds = ceil_div(self.staged_heads * self.rest, threads)
         self.rounds = self.turn_rounds + self.copy_rounds
-        # the last stage of the ring is not filled before all threads have taken what they need
+        # the last stage of the ring is filled only after all threads have read theirs
         self.turned_at = self.ring_bytes - self.stage_bytes if has_ring else 0
-        # then the factors of the norms of queries, key and value
+        # factors of the norms of queries, key and value
         self.norms_at = self.turned_at + 4 * self.staged_heads * self.head_dim
-        # then, of each row that is normed as one vector, the warps' sums of squares
+        # for each row that is normed as one vector, the warps' sums of squares
         self.row_norms = _row_norms(spec)
         self.sums_at: dict[str, int] = {}
         end = 16 * ceil_div(self.norms_at + 4 * (self.staged_heads + 1), 16)
         for name, norm in self.row_norms.items():
             self.sums_at[name] = end
             end += 16 * ceil_div(norm.warps, 4)
-        # eight dims of a key or a value as the cache holds it, and the key
+        # eight dims of a key or a value in the cache's form, and the key
         self.eight_bytes = 32 if layout.dtype == "f32" else 16
         self.token_bytes = self.eights["k"] * self.eight_bytes
-        # the warp that keeps the row's own key, before the one that keeps the value: others than
-        # those that split the queries, if there are
+        # the warp that stores the row's new key, before the one that stores the value: others than
+        # those that split the queries, if there are any
         splitting = self.strip_count if self.tensor_cores else 0
         self.keeper = splitting if splitting + 2 <= self.warps else 0
 
-        # the warps' maxima and sums, then their weighted values, where the ring was; if it is apart
-        # only what threads have merged lies here
+        # the warps' maxima and sums, then their weighted values, in place of the ring; if the ring
+        # is separate only merged values are here
         self.values_at = 8 * self.warps * self.tile
         sums = self.values_at + 4 * self.warps * self.tile * self.value_dim
         scratch = [32 * threads if self.is_ring_apart else sums]
@@ -93,12 +93,12 @@ class DecodeCta:
             scratch.append(self.ring_bytes)
         if spec.token:
             scratch.append(end if self.row_norms else self.norms_at + 4 * (self.staged_heads + 1))
-        # a multiple of what dynamic shared memory is aligned to: none is lost between them
+        # a multiple of the alignment of dynamic shared memory: no gap between them
         self.scratch_bytes = 256 * ceil_div(max(scratch), 256)
 
     @property
     def fetched(self) -> str:
-        """What comes from the caches: keys, and values where these are not read where keys are."""
+        """The arrays read from the caches: keys, and values unless they are read from keys."""
         return "k" if self.keeps_keys else "kv"
 
     @property
@@ -109,15 +109,15 @@ class DecodeCta:
 
     @property
     def merges_again(self) -> bool:
-        """Whether a thread merges more outputs after these."""
+        """Whether a thread merges further outputs afterwards."""
         return self.tile * self.value_dim > self.outputs_each * self.threads
 
     def _divide_among_lanes(self) -> None:
-        """The ring where each lane multiplies: a thread's part of the first copy of a key or value,
-        the distance to its second one, eight dims of a key or value of all threads; then the keys
-        of a step, of a lane and of the CTA, all loaded ``together``."""
+        """The ring if lanes multiply: a thread's part of the first copy of a key or value, the
+        distance to its second one, eight dims of a key or value of all threads; then the keys of a
+        step, per lane and per CTA, all loaded ``together``."""
         spec, threads = self.spec, self.threads
-        # values in a key are of the lanes that have it, not of those that values apart would have
+        # values in a key belong to the lanes that have the key, not to those of separate values
         self.keeps_keys = self.layout.values_in_keys
         if self.keeps_keys:
             self.pieces["v"] = self.pieces["k"]
@@ -135,25 +135,25 @@ class DecodeCta:
         self.stage_bytes = self.ahead * pieces * self.piece_bytes
 
     def _divide_among_fragments(self) -> None:
-        """The type of the operands; strips of 32 dims of a key, blocks of 64 dims of a value, slabs
-        of 128 dims. The keys of a tile are ``together``, those of the warps' tiles a step.
-        ``stages_of_slab``: of each the halves of the tile's keys that it has. ``order``: of which
-        cache and slab the stages of a tile are, and which of the slab's."""
+        """Operand type; strips of 32 dims of a key, blocks of 64 dims of a value, slabs of 128
+        dims. The keys of a tile are ``together``, those of the warps' tiles a step.
+        ``stages_of_slab``: the halves of the tile's keys per stage. ``order``: cache and slab of
+        each stage of a tile, and its number in the slab."""
         self.half = "bf16" if self.layout.dtype == "bf16" else "f16"
-        # Weights are relative to a maximum less this, in exponents of 2, which may lag behind by as
-        # much and one more. So they are at most 2^15, and small ones keep their low parts in f16.
-        # Those that take scales of quants are at most 2^9: finite with values up to 16,000.
+        # Weights are relative to a maximum minus this, in exponents of 2, which may lag by as much
+        # plus one. So they are at most 2^15, and small ones keep their low parts in f16. Those that
+        # include scales of quants are at most 2^9: finite with values up to 16,000.
         self.lift = 4 if self.quantised else 7
         self.together = TILE_KEYS
         self.step = TILE_KEYS * self.warps
-        # as many keys are left, at least, when the next launch may start
+        # minimum number of remaining keys when the next launch may start
         self.fewest_left = LEFT_NBYTES // (self._bytes_of("k") + self._bytes_of("v"))
         self.strip_count = ceil_div(self.head_dim, 32)
         self.block_count = ceil_div(self.value_dim, 64)
-        # integers of queries stay in registers, where these are few
+        # few integer queries stay in registers
         self.holds_queries = self.quantised and self.strip_count <= 4
         self.slabs = {"k": ceil_div(self.head_dim, 128), "v": ceil_div(self.value_dim, 128)}
-        # quants are few bytes: whole slabs, where there is memory for enough of them
+        # quants are small: whole slabs, if there is memory for enough of them
         whole = self.quantised and self.spec.ring_nbytes > 0
         self.stages_of_slab: tuple[tuple[int, ...], ...] = ((0, 1),) if whole else ((0,), (1,))
         self.order = [
@@ -163,9 +163,9 @@ class DecodeCta:
             for number in range(len(self.stages_of_slab))
         ]
         self.stage_keys = TILE_KEYS // len(self.stages_of_slab)
-        # heads that leave registers for first values while weights are found
+        # heads that leave registers for the first values while weights are computed
         self.is_narrow = max(self.head_dim, self.value_dim) <= 128
-        # the halves of a tile that are multiplied together: registers hold one of wide heads
+        # the halves of a tile multiplied together: registers hold one of wide heads
         is_wide = max(self.head_dim, self.value_dim) > 192 and not self.quantised
         self.halves: tuple[tuple[int, ...], ...] = ((0,), (1,)) if is_wide else ((0, 1),)
         # a slab of a key in memory; in shared memory at least a strip, or a block, a power of two
@@ -183,11 +183,11 @@ class DecodeCta:
             self.stages = self.spec.ring_nbytes // self.stage_bytes
 
     def _bytes_of(self, name: str) -> int:
-        """A key or value in the cache, without q8_0's scales."""
+        """Bytes of a key or value in the cache, without q8_0's scales."""
         return self.thread_bytes * self.eights[name]
 
     def ragged_slab(self, name: str) -> int:
-        """How many lanes have 16 bytes of the last slab of a row, where not all have; else 0."""
+        """Number of lanes with 16 bytes of the last slab of a row, if not all; else 0."""
         last = self._bytes_of(name) - (self.slabs[name] - 1) * self.slab_bytes
         return last // 16 if last < self.row_bytes[name] else 0
 
@@ -201,9 +201,9 @@ class DecodeCta:
         return any(self.words(name, slabs - 1) == 1 for name, slabs in self.slabs.items())
 
     def swizzle(self, name: str, row: int) -> int:
-        """What the offset of 16 bytes in row ``row`` of a stage is xored with. Of 32 bytes of four
-        rows, and of rows 0, 2, 4, 6 (1, 3, 5, 7), all lie in different banks; so do 64 bytes of two
-        rows, as far as rows are that long."""
+        """The XOR pattern for the offset of 16 bytes in row ``row`` of a stage. 32 bytes of four
+        rows, and of rows 0, 2, 4, 6 (1, 3, 5, 7), lie in different banks; so do 64 bytes of two
+        rows, if rows are that long."""
         turn = 32 * ((row >> 1 & 1) ^ 2 * ((row ^ row >> 2) & 1))
         return turn % self.row_bytes[name]
 
@@ -216,16 +216,16 @@ class DecodeCta:
         return range(2 * slab, min(2 * slab + 2, self.block_count))
 
     def ragged(self, name: str) -> int:
-        """How many eights of dims the last strip of "k" or block of "v" has; 0 where it has all."""
+        """Groups of eight dims in the last strip of "k" or block of "v"; 0 if complete."""
         return self.eights[name] % {"k": 4, "v": 8}[name]
 
     def guard(self, name: str, piece: int) -> str:
-        """The predicate of lanes that have dims of this piece of "k" or "v"; "" where all have."""
+        """The predicate of lanes with dims in this piece of "k" or "v"; "" if all have."""
         return self.guards.get(self.eights[name] - self.lanes * piece, "")
 
     @property
     def guards(self) -> dict[int, str]:
-        """How many of the lanes have dims of a piece, where not all have: a predicate for each."""
+        """Number of lanes with dims in a piece, if not all: a predicate for each."""
         counts = [
             self.eights[name] - self.lanes * piece
             for name in "kv"
@@ -237,8 +237,8 @@ class DecodeCta:
 
 
 def _row_norms(spec: Divided) -> dict[str, Normalise]:
-    """The kernels that would norm "q" and "k" as one vector, or the "latent" one: the CTA adds in
-    their order."""
+    """The kernels that norm "q" and "k" as one vector, or the "latent" one: the CTA adds in their
+    order."""
     token = spec.token
     if token is not None and token.latent_norm is not None:
         return {"latent": Normalise(1, spec.value_dim, token.latent_norm)}

@@ -1,4 +1,4 @@
-"""What `decode_cta.DecodeCta` asks of the spec whose work it divides."""
+"""Interface of the spec whose work `decode_cta.DecodeCta` divides."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from urdir.ptxgen.spec import LaunchShape
 
 
 class Divided(Protocol):
-    """What is asked of a spec; see `decode.DecodeAttention`."""
+    """See `decode.DecodeAttention`."""
 
     @property
     def heads(self) -> int: ...

@@ -1,9 +1,9 @@
 """Flash decoding: attention with the keys of each row split among CTAs (split KV).
 
-Each CTA leaves the sums of a chunk of keys; the last one of a row's heads to arrive merges them
-(after Dao et al. 2023, "Flash-Decoding for long-context inference"). How a row is split depends on
-how many keys it has, which the device reads: the launch is the same at every length. A row's result
-depends on its own keys alone: not on other rows.
+Each CTA computes the sums of a chunk of keys; the last CTA of a row's heads to arrive merges them
+(after Dao et al. 2023, "Flash-Decoding for long-context inference"). The split of a row depends on
+its number of keys, which the device reads: the launch is the same at every length. A row's result
+depends only on its own keys.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from urdir.ptxgen.ptx.architecture import CLUSTERS_SINCE
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.target import since
 
-#: Threads that merge the same outputs, at most: there is shared memory for these.
+#: Maximum number of threads that merge the same outputs, limited by shared memory.
 MAX_MERGERS = 4
 
 
@@ -35,22 +35,21 @@ MAX_MERGERS = 4
 class FlashDecode(DecodeAttention):
     """Attention of each row over chunks of its keys, merged by the last CTA to arrive.
 
-    See DecodeAttention for what it computes. For each KV head (tile of its query heads) there are
-    ``ctas`` CTAs, to which the chunks of all rows are dealt. A row of n keys has chunks of n /
-    (ctas / rows) keys, rounded up, so that rows of equal lengths give each CTA one chunk; but at
-    least ``least``. Where it were more than twice ``most`` (0: any number), each of these is cut
-    into equal ones of at most about ``most`` keys: a long row among short ones has many, and a CTA
-    takes several.
+    See DecodeAttention for the computation. For each KV head (tile of its query heads) there are
+    ``ctas`` CTAs, between which the chunks of all rows are distributed. A row of n keys has chunks
+    of n / (ctas / rows) keys, rounded up, so that rows of equal lengths give each CTA one chunk;
+    but at least ``least``. Above twice ``most`` (0: unlimited) each is cut into equal ones of at
+    most about ``most`` keys: a long row among short ones has many, and a CTA takes several.
 
-    With ``cluster`` (2, 4 or 8; sm_90 and newer) each of the ``ctas`` is a cluster of so many. Its
-    CTAs share a chunk, which has as many times the keys, and send each other their sums: that is
-    faster than to merge through global memory.
+    With ``cluster`` (2, 4 or 8; sm_90 and newer) each of the ``ctas`` is a cluster of that size.
+    Its CTAs share a chunk of correspondingly more keys and send each other their sums, which is
+    faster than merging through global memory.
 
-    With a ``ring`` (sm_90 and newer) keys and values on their way to tensor cores are in so many
-    bytes of shared memory, afterwards the warps' sums; 0: in what a kernel may declare.
+    With a ``ring`` (sm_90 and newer) keys and values in flight to tensor cores, and later the
+    warps' sums, use that many bytes of dynamic shared memory; 0: static shared memory.
 
     Between launches ``arrived`` is 0. ``partial`` (sums of weights times V) and ``softmax`` (the
-    maximum of 2's exponent that they are relative to, and the sum of weights) are a launch's own.
+    maximum exponent of 2 that they are relative to, and the sum of weights) belong to a launch.
     """
 
     ctas: int = 16
@@ -84,21 +83,21 @@ class FlashDecode(DecodeAttention):
 
     @property
     def reads_once(self) -> bool:
-        # A step of an 8B Q4_K_M model at 4,096 keys takes 1.454 ms so on an H200, else 1.464, of 8
-        # rows 2.537 and 2.576, of q8_0 2.153 and 2.198, of 32 rows 4.120 and 4.168.
+        # With it, a step of an 8B Q4_K_M model at 4,096 keys on an H200 takes 1.454 ms, else 1.464;
+        # of 8 rows 2.537 and 2.576, of q8_0 2.153 and 2.198, of 32 rows 4.120 and 4.168.
         return self.tiles == 1
 
-    # ---- how rows are split ----
+    # ---- splitting of rows ----
 
     @property
     def cut(self) -> ChunkCut:
-        """How rows are cut into chunks."""
+        """The cut of rows into chunks."""
         share = max(1, self.ctas // self.rows)
         return ChunkCut(share, self.least * self.cluster, self.most * self.cluster)
 
     @property
     def chunks(self) -> int:
-        """The most chunks of a row."""
+        """Maximum number of chunks of a row."""
         return self.cut.most(self._longest)
 
     @property
@@ -113,24 +112,24 @@ class FlashDecode(DecodeAttention):
 
     @property
     def parked_nbytes(self) -> int:
-        """Dynamic shared memory of each warp, after the queries: which chunk it works on, while it
-        goes through the keys."""
+        """Dynamic shared memory of each warp, after the queries: its present chunk, while it loops
+        over the keys."""
         return 32
 
     @property
     def parked_at(self) -> int:
-        """Where that begins."""
+        """Start of that memory."""
         return self.queries_at + self.queries_nbytes
 
     @property
     def inbox(self) -> ClusterInbox:
-        """Dynamic shared memory after that: where the others of a cluster send their sums."""
+        """Dynamic shared memory after that: sums from other CTAs of the cluster."""
         at = self.parked_at + WARPS * self.parked_nbytes
         return ClusterInbox(self.cluster, self.tile, self.value_dim, at)
 
     @property
     def ring_at(self) -> int:
-        """Where the ring begins, if it is there."""
+        """Start of the ring, if there is one."""
         return 256 * ceil_div(self.inbox.end, 256)
 
     @property
@@ -143,7 +142,7 @@ class FlashDecode(DecodeAttention):
 
     @property
     def merged_vectors(self) -> int:
-        """Groups of four output values of a CTA: each is merged by a thread, or by several."""
+        """Groups of four output values of a CTA: each is merged by one or several threads."""
         return self.tile * self.value_dim // 4
 
     @property
@@ -158,7 +157,7 @@ class FlashDecode(DecodeAttention):
         if self.chunks == 1:
             split: tuple[Param, ...] = ()
         else:
-            # Chunks that rows do not have leave it as it was: INOUT, not OUT.
+            # Chunks that rows lack leave it unchanged: INOUT, not OUT.
             split = (
                 Param("partial", "f32", ("rows", "heads", "chunks", "value_dim"), Access.INOUT),
                 Param("softmax", "f32", ("rows", "heads", "chunks", 2), Access.INOUT),
@@ -205,7 +204,7 @@ class FlashDecode(DecodeAttention):
         return out | {"partial": partial, "softmax": softmax, "arrived": arrived}
 
     def split(self, position: int) -> list[range]:
-        """The chunks of a row at ``position``; none where it is idle, or not split."""
+        """The chunks of a row at ``position``; none for a padding row, or if not split."""
         if position >= self.layout.max_len:
             return []
         first = self.scores.first_key(position)

@@ -1,4 +1,4 @@
-"""How a KV cache lies in memory: one object for every kernel that touches it.
+"""Layout of a KV cache in memory, shared by all kernels that access it.
 
 A cache is an array of *slots*; a slot holds the ``head_dim`` values of one token in one KV head.
 
@@ -6,17 +6,17 @@ A cache is an array of *slots*; a slot holds the ``head_dim`` values of one toke
 - paged: slots (pages, kv_heads, page_len); ``block_table[s, b]`` is the page that holds tokens
   ``b * page_len ... (b + 1) * page_len - 1`` of sequence s.
 
-A sequence has ``capacity`` slots, by default ``max_len``. With fewer it is a ring: position p lies
-where position p % capacity does, so that a token takes the place of the one ``capacity`` before it.
-That is for layers whose rows look back on few keys. Rows that are appended before they attend (a
-chunk of a prompt) need slots of their own beside the keys that the first of them looks back on:
-whoever makes the cache sees to ``capacity >= window - 1 + rows``.
+A sequence has ``capacity`` slots, by default ``max_len``. With fewer it is a ring: position p uses
+slot p % capacity, so a token replaces the one ``capacity`` before it. That is for layers with
+sliding windows. Rows that are appended before they attend (a chunk of a prompt) need additional
+slots beside the keys that the first of them attends to: the creator of the cache ensures ``capacity
+>= window - 1 + rows``.
 
 K and V are two caches with the same slots, of ``head_dim`` and ``value_dim`` values. A layout
-describes K, its ``values`` describe V. With ``values_in_keys`` there is only K, and V is the end of
-its rows: the last ``value_dim`` values (latent attention). Element types:
+describes K, its ``values`` describe V. With ``values_in_keys`` there is only K, and V is the last
+``value_dim`` values of its rows (latent attention). Element types:
 
-- f32, f16, bf16: rounded to nearest even; what exceeds the range becomes infinity;
+- f32, f16, bf16: rounded to nearest even; values out of range become infinity;
 - q8_0: groups of 32 values q * d. d = max|x| / 127, rounded to f16, and q = x / d (d as rounded),
   rounded to nearest even into -127 ... 127. All quants (slots, head_dim) s8 come first, then all
   scales (slots, head_dim / 32) f16. A NaN, or a magnitude beyond 127 * 65504, makes its group NaN.
@@ -35,7 +35,7 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.kv_types import KV_DTYPES, MIN_PAGE_LEN, KvDtype
 from urdir.ptxgen.spec import Access, Param
 
-#: Values of a q8_0 group: they share a scale.
+#: Values of a q8_0 group, which share a scale.
 GROUP = 32
 
 _ELEMENT_BYTES: Mapping[KvDtype, int] = {"f32": 4, "f16": 2, "bf16": 2, "q8_0": 1}
@@ -46,13 +46,12 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class KvLayout:
-    """One layer's K cache, with the ``values`` beside it; see the module's text.
+    """One layer's K cache and its ``values``; see the module's docstring.
 
     ``page_len`` 0 means contiguous; a page length is a power of two from 16 on that divides
-    ``max_len``, and ``pages`` says how many pages there are. ``value_dim`` 0 means ``head_dim``.
-    ``capacity`` 0 means ``max_len``; others are powers of two, multiples of the page length.
-    ``values_in_keys``: see the module's text. Raises PtxgenError for a shape that no kernel
-    handles.
+    ``max_len``, and ``pages`` is the number of pages. ``value_dim`` 0 means ``head_dim``.
+    ``capacity`` 0 means ``max_len``; others are powers of two, multiples of the page length. Raises
+    PtxgenError for unsupported shapes.
     """
 
     sequences: int
@@ -83,8 +82,8 @@ class KvLayout:
         self._check_ring()
         if self.value_start < 0 or (self.dtype == "q8_0" and self.value_start % (2 * GROUP)):
             raise PtxgenError(
-                f"the last {self.values_per_head} of {self.head_dim} values of keys of a "
-                f"{self.dtype} cache are no values: they begin at a multiple of "
+                f"value_dim {self.values_per_head} of head_dim {self.head_dim}: values within the "
+                f"keys of a {self.dtype} cache must begin at a multiple of "
                 f"{2 * GROUP if self.dtype == 'q8_0' else 8}"
             )
         if self.slots >= 1 << 32:
@@ -96,9 +95,13 @@ class KvLayout:
                 raise PtxgenError(f"a contiguous KV cache has no pages: {self.pages}")
             return
         if self.page_len < MIN_PAGE_LEN or self.page_len & (self.page_len - 1):
-            raise PtxgenError(f"page_len {self.page_len} is no power of two from {MIN_PAGE_LEN} on")
+            raise PtxgenError(
+                f"page_len {self.page_len} is not a power of two from {MIN_PAGE_LEN} on"
+            )
         if self.max_len % self.page_len:
-            raise PtxgenError(f"max_len {self.max_len} is no multiple of page_len {self.page_len}")
+            raise PtxgenError(
+                f"max_len {self.max_len} is not a multiple of page_len {self.page_len}"
+            )
         if self.pages < 1:
             raise PtxgenError("a paged KV cache without pages")
 
@@ -107,7 +110,7 @@ class KvLayout:
             return
         if self.capacity & (self.capacity - 1) or not 1 <= self.capacity <= self.max_len:
             raise PtxgenError(
-                f"capacity {self.capacity} is no power of two up to max_len {self.max_len}"
+                f"capacity {self.capacity} is not a power of two up to max_len {self.max_len}"
             )
         if self.capacity < self.page_len:
             raise PtxgenError(f"capacity {self.capacity} is less than a page of {self.page_len}")
@@ -116,33 +119,33 @@ class KvLayout:
 
     @property
     def is_paged(self) -> bool:
-        """True where a block table leads from a sequence's tokens to pages."""
+        """Whether a block table maps a sequence's tokens to pages."""
         return self.page_len > 0
 
     @property
     def blocks(self) -> int:
-        """Pages a sequence of ``max_len`` tokens takes: the row length of the block table."""
+        """Pages of a sequence of ``max_len`` tokens: the row length of the block table."""
         return self.places // self.page_len if self.page_len else 0
 
     @property
     def places(self) -> int:
-        """Slots that a sequence has in a KV head."""
+        """Slots of a sequence in a KV head."""
         return self.capacity or self.max_len
 
     @property
     def values_per_head(self) -> int:
-        """Values of a head in V."""
+        """Values per head in V."""
         return self.value_dim or self.head_dim
 
     @property
     def values(self) -> KvLayout:
-        """The layout of the cache that holds V."""
+        """The layout of the cache with V."""
         dims = self.head_dim if self.values_in_keys else self.values_per_head
         return replace(self, head_dim=dims, value_dim=0, values_in_keys=False)
 
     @property
     def value_start(self) -> int:
-        """Where V begins in a row of the cache that holds it."""
+        """Start of V in a row of its cache."""
         return self.head_dim - self.values_per_head if self.values_in_keys else 0
 
     def cache_of(self, name: str) -> KvLayout:
@@ -181,32 +184,32 @@ class KvLayout:
 
     @property
     def row_nbytes(self) -> int:
-        """Bytes of a slot's elements, without q8_0's scales: from a slot to the next."""
+        """Bytes of a slot's elements, without q8_0's scales: the distance between slots."""
         return self.head_dim * _ELEMENT_BYTES[self.dtype]
 
     @property
     def raw_words(self) -> int:
-        """32-bit registers that hold eight elements as they lie in a cache, and q8_0's scale."""
+        """32-bit registers for eight elements in the cache's form, and q8_0's scale."""
         return {"f32": 8, "f16": 4, "bf16": 4, "q8_0": 3}[self.dtype]
 
     @property
     def scale_row_nbytes(self) -> int:
-        """Bytes of a slot's scales; 0 where there are none."""
+        """Bytes of a slot's scales; 0 without scales."""
         return self.head_dim // GROUP * _SCALE_BYTES if self.dtype == "q8_0" else 0
 
     @property
     def scales_offset(self) -> int:
-        """The byte of a q8_0 cache where its scales begin."""
+        """Byte offset of the scales in a q8_0 cache."""
         return self.slots * self.row_nbytes
 
     @property
     def token_nbytes(self) -> int:
-        """Bytes of one token in all KV heads, in K (that in V: of ``values``)."""
+        """Bytes of one token in all KV heads, in K (for V use ``values``)."""
         return self.kv_heads * (self.row_nbytes + self.scale_row_nbytes)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of K (those of V: of ``values``)."""
+        """Bytes of K (for V use ``values``)."""
         return self.slots * (self.row_nbytes + self.scale_row_nbytes)
 
     @property
@@ -218,12 +221,12 @@ class KvLayout:
 
     @property
     def caches(self) -> dict[str, KvLayout]:
-        """The layouts of the caches that there are, by the parameters' names."""
+        """The layouts of the existing caches, by parameter name."""
         return {"k_cache": self} | ({} if self.values_in_keys else {"v_cache": self.values})
 
     def params(self, access: Access) -> tuple[Param, ...]:
-        """``k_cache``, ``v_cache`` where there is one, and, where they are paged, ``block_table``
-        (sequences, blocks)."""
+        """``k_cache``, ``v_cache`` if it exists, and ``block_table`` (sequences, blocks) if
+        paged."""
         caches = tuple(
             Param(name, self.element_dtype, layout.shape, access)
             for name, layout in self.caches.items()
@@ -234,8 +237,7 @@ class KvLayout:
 
     @property
     def token_params(self) -> tuple[Param, ...]:
-        """``k`` and, where they have a cache of their own, ``v``: tokens (rows, kv_heads, dim) f32
-        that are written."""
+        """``k`` and, if it has a separate cache, ``v``: new tokens (rows, kv_heads, dim) f32."""
         return tuple(
             Param(name[0], "f32", ("rows", cache.kv_heads, cache.head_dim), Access.IN)
             for name, cache in self.caches.items()
@@ -244,7 +246,7 @@ class KvLayout:
     # ---- numpy ----
 
     def empty(self, byte: int = 0xFF) -> Array:
-        """A cache of equal bytes; 0xFF is NaN wherever it is read (q8_0 by its scales)."""
+        """A cache of equal bytes; 0xFF reads as NaN in every type (q8_0 by its scales)."""
         return np.full(self.nbytes, byte, np.uint8).view(self.numpy_dtype).reshape(self.shape)
 
     def slots_of(
@@ -315,14 +317,14 @@ class KvLayout:
     # ---- caches for tests ----
 
     def rounded(self, token: Array) -> npt.NDArray[np.float32]:
-        """A token (kv_heads, head_dim) as a cache of this type returns it."""
+        """A token (kv_heads, head_dim) after a round trip through a cache of this type."""
         single = KvLayout(1, self.kv_heads, 1, self.head_dim, self.dtype)
         cache = single.empty()
         single.write(cache, 0, [0], token[:, None])
         return single.read(cache, 0, [0])[:, 0]
 
     def random_table(self, rng: np.random.Generator) -> npt.NDArray[np.uint32]:
-        """A block table (sequences, blocks) whose pages are scattered, some of them shared."""
+        """A block table (sequences, blocks) with scattered pages, some of them shared."""
         wanted = self.sequences * self.blocks
         order = rng.permutation(self.pages)[:wanted]
         order = np.concatenate([order, rng.integers(0, self.pages, wanted - order.size)])
@@ -335,10 +337,10 @@ class KvLayout:
         block_table: Array | None = None,
         byte: int = 0xFF,
     ) -> Array:
-        """A cache with normal values in the first ``lengths[s]`` tokens of each sequence (of a ring
-        the last of them).
+        """A cache with normal values in the first ``lengths[s]`` tokens of each sequence (the last
+        ones in a ring).
 
-        Everything else is ``byte`` (NaN), but for pages that a longer sequence shares.
+        Everything else is ``byte`` (NaN), except pages that a longer sequence shares.
         """
         cache = self.empty(byte)
         for sequence, length in enumerate(lengths):
@@ -354,7 +356,7 @@ def quantise(x: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int8], npt.NDAr
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         scales = (np.abs(groups).max(axis=-1) / np.float32(127)).astype(np.float16)
         quants = np.rint(groups / scales.astype(np.float32)[..., None])
-    # Groups without a scale give 0. A subnormal scale may be far below max|x| / 127.
+    # Groups without a scale become 0. A subnormal scale may be far below max|x| / 127.
     quants = np.where(scales[..., None] == 0, 0.0, np.nan_to_num(quants, nan=0.0))
     quants = np.clip(quants, -127, 127).astype(np.int8)
     return quants.reshape(x.shape), scales

@@ -1,4 +1,5 @@
-"""Decoding of latent attention on Hopper's tensor cores: many heads read a key where it lies."""
+"""Decode attention with a latent vector on Hopper's tensor cores: many heads share each key
+read."""
 
 from __future__ import annotations
 
@@ -17,19 +18,19 @@ from urdir.ptxgen.kernels.rotation import Rotation
 from urdir.ptxgen.spec import LaunchShape
 from urdir.ptxgen.target import Target
 
-#: Dims of a key that may turn, and those that are its value: DeepSeek's.
+#: Rotated dims of a key, and those that are its value: DeepSeek's.
 ROTATED_DIM, VALUE_DIM = 64, 512
 
 
 @dataclass(frozen=True)
 class LatentDecode(FlashDecode):
-    """Flash decoding in clusters where all heads have a key in common whose end is the value.
+    """Flash decoding in clusters for heads that share one key whose end is the value.
 
     See FlashDecode. A CTA has 8 or 16 heads (``most_heads``), and multiplies 64 keys at once with
-    queries and weights as sums of two 16-bit floats. It reads keys once, from shared memory as
-    keys and as values. CTA n of a cluster merges part n of all heads' values; of several chunks
-    that is done by the CTAs n that are last to leave theirs, which are counted in ``arrived`` at
-    head n of a CTA's. For shapes that it `serves`.
+    queries and weights as sums of two 16-bit floats. It reads keys once, and uses them from shared
+    memory as keys and as values. CTA n of a cluster merges part n of all heads' values; with
+    several chunks the last CTAs n to finish do so, which are counted in ``arrived`` at head n of a
+    CTA's. For shapes that it `serves`.
     """
 
     most_heads: int = 8
@@ -54,8 +55,7 @@ class LatentDecode(FlashDecode):
 
     @staticmethod
     def serves(heads: int, layout: KvLayout, scores: Scores, token: OwnToken | None) -> bool:
-        """Whether the kernel exists for so many heads, a cache, and what happens to scores and
-        tokens."""
+        """Whether the kernel supports a number of heads, a cache, scores and new tokens."""
         if token is None or token.latent_norm is None or token.temperature is not None:
             return False
         turns = token.rope is None or token.rope.rotary_dim == ROTATED_DIM
@@ -99,7 +99,7 @@ class LatentDecode(FlashDecode):
         )
 
     def cta(self, target: Target) -> LatentCta:  # type: ignore[override]
-        """What the template needs to know: it is not FlashDecode's, nor is a CTA divided so."""
+        """The template's description of a CTA, which differs from FlashDecode's."""
         return LatentCta(self, target)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""What is done to a row's own query, key and value before the row attends."""
+"""New tokens: processing of a row's query, key and value before it attends."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from urdir.ptxgen.spec import Access, Array, Param
 
 Float64s = npt.NDArray[np.float64]
 
-#: Norms of examples.
+#: Norms in examples.
 QK_NORM, V_NORM = Norm("rms", 1e-6), Norm("rms", 1e-5, weight=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Temperature:
-    """Queries at position p times 1 + scale * ln(floor((p + offset) / floor) + 1): Llama 4 and
-    Mistral 3 keep attention from flattening over long contexts so."""
+    """Query scaling by position: 1 + scale * ln(floor((p + offset) / floor) + 1), with which Llama
+    4 and Mistral 3 keep attention sharp over long contexts."""
 
     scale: float
     floor: int
@@ -44,24 +44,24 @@ class Temperature:
 
 @dataclass(frozen=True, slots=True)
 class OwnToken:
-    """What a row's own heads go through, in this order.
+    """The processing of a row's new heads, in this order.
 
-    - ``latent_norm``: q and k come in two parts, as the products of latent attention leave them
-      (MLA): ``q_rotated`` (rows, heads, n) beside ``q_absorbed`` (rows, heads, value_dim), and
-      ``k_rotated`` (rows, n) beside ``latent`` (rows, value_dim). RMSNorm of that, with weights
-      ``latent_norm`` (value_dim,) f32, is the end of k, and the value;
+    - ``latent_norm``: q and k come in two parts, as MLA's products leave them: ``q_rotated`` (rows,
+      heads, n) and ``q_absorbed`` (rows, heads, value_dim), ``k_rotated`` (rows, n) and ``latent``
+      (rows, value_dim). RMSNorm of the latter, with weights ``latent_norm`` (value_dim,) f32, is
+      the end of k, and the value;
     - ``qk_norm``: RMSNorm of each head of q and k, with weights ``q_norm`` and ``k_norm``
-      (head_dim,) f32 where it has a weight; ``qk_norm_over`` a "row": of all heads of q, and of
-      all heads of k, as one vector, with weights (heads, head_dim) (OLMo 2);
+      (head_dim,) f32 if it has any; with ``qk_norm_over`` "row" over all heads of q, and all heads
+      of k, with weights (heads, head_dim) (OLMo 2);
     - ``rope``: q and k are rotated, with ``frequencies``, a ``turns_table``; with ``rope_first``
-      before the norm of heads, whose factor a rotation of magnitude 1 leaves as it is (Hunyuan,
+      before the norm of heads, whose factor a rotation of magnitude 1 does not change (Hunyuan,
       Llama 4);
-    - ``temperature``: q is multiplied;
+    - ``temperature``: q is scaled;
     - ``v_norm``: RMSNorm of each head of v, without a weight (Gemma 4);
-    - ``appends``: k and v then go into the cache. Without that the row has no k and v: it attends
-      to what the cache holds, which another layer has written (Gemma 3n).
+    - ``appends``: k and v are then stored in the cache. Otherwise the row has no k and v: it
+      attends to a cache that another layer has written (Gemma 3n).
 
-    Raises PtxgenError for norms that no kernel has.
+    Raises PtxgenError for unsupported norms.
     """
 
     rope: Rotation | None = None
@@ -91,23 +91,23 @@ class OwnToken:
 
     @property
     def norms_rows(self) -> bool:
-        """Whether the heads of a row are normed as one vector."""
+        """Whether norms span all heads of a row."""
         return self.qk_norm_over == "row"
 
     @property
     def weights(self) -> tuple[str, ...]:
-        """The weights of norms that it takes."""
+        """The norm weights that are parameters."""
         return ("latent_norm",) if self.latent_norm else self.head_weights
 
     @property
     def head_weights(self) -> tuple[str, ...]:
-        """Those of the norm of queries and keys."""
+        """The weights of the norm of queries and keys."""
         if not (self.qk_norm and self.qk_norm.weight):
             return ()
         return ("q_norm", "k_norm") if self.appends else ("q_norm",)
 
     def constant_params(self, heads: int, kv_heads: int) -> tuple[Param, ...]:
-        """What kernels read beside the token: ``frequencies`` and the norms' weights."""
+        """Parameters besides the token: ``frequencies`` and norm weights."""
         rope = () if self.rope is None else (self.rope.param,)
         shapes: dict[str, tuple[int | str, ...]] = {"latent_norm": ("value_dim",)}
         if self.norms_rows:
@@ -139,11 +139,11 @@ class OwnToken:
         return y
 
     def origin_of(self, name: str, y: Array, position: int, inputs: Mapping[str, Any]) -> Float64s:
-        """A key or value (heads, dim) that `prepared` makes y at ``position``; with a norm, y / 2^i
-        for the smallest i that gives it a mean square below 1.
+        """A key or value (heads, dim) that `prepared` maps to y at ``position``; with a norm to y /
+        2^i for the smallest i that gives it a mean square below 1.
 
-        For inputs whose result a cache holds exactly. The norm's eps decides the size of what is
-        returned: |x| is chosen so that mean(x^2) + eps is what x is divided by.
+        For inputs whose result a cache holds exactly. The norm's eps determines the magnitude: |x|
+        is chosen so that mean(x^2) + eps is the divisor's square.
         """
         y = np.asarray(y, np.float64)
         if name == "k" and self.latent_norm is not None:
@@ -166,7 +166,7 @@ class OwnToken:
         return origin
 
     def _origin_of_parts(self, y: Float64s, position: int, inputs: Mapping[str, Any]) -> Float64s:
-        """The same of a key (1, dim) whose end is a normed latent vector."""
+        """As `origin_of`, for a key (1, dim) whose end is a normed latent vector."""
         weight, norm = inputs["latent_norm"].astype(np.float64), self.latent_norm
         assert norm is not None
         start = y.shape[-1] - len(weight)
@@ -179,7 +179,7 @@ class OwnToken:
     def _unturned(
         self, name: str, y: Float64s, position: int, inputs: Mapping[str, Any]
     ) -> Float64s:
-        """Before rotation and weights."""
+        """The inverse of rotation and weights."""
         if name == "v":
             return y
         weight = inputs.get(f"{name}_norm", np.float64(1))
@@ -189,5 +189,5 @@ class OwnToken:
         return y if self.rope_first else y / weight
 
 
-#: A token that is appended as it is.
+#: A token that is appended without processing.
 PLAIN_TOKEN = OwnToken()

@@ -1,4 +1,4 @@
-"""Causal attention over a chunk of a prompt, on tensor cores, without a matrix of scores."""
+"""Prefill attention: causal attention over a chunk of a prompt, on tensor cores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from urdir.ptxgen.kernels.attention.prompt import PromptAttention
 from urdir.ptxgen.kernels.attention.scores import Scores
 from urdir.ptxgen.spec import LaunchShape, ceil_div
 
-#: Queries of a warp: the height of an mma.
+#: Queries per warp: the height of an mma.
 WARP_QUERIES = 16
 MAX_WARPS = 4
 #: Values of a row that a thread stages at once: 16 bytes of f16.
@@ -21,7 +21,7 @@ PIECE = 8
 
 @dataclass(frozen=True)
 class PrefillAttention(PromptAttention):
-    """Causal attention of chunks of prompts, for every target, cache and width of heads.
+    """Causal attention of prompt chunks, for every target, cache and head width.
 
     See PromptAttention. FlashAttention-2 (Dao 2023, arXiv 2307.08691).
     """
@@ -31,13 +31,13 @@ class PrefillAttention(PromptAttention):
 
     @property
     def warps(self) -> int:
-        """Warps of a CTA: a power of two, fewer than the most where there are few queries."""
+        """Warps per CTA: a power of two, fewer if there are few queries."""
         wanted = ceil_div(self.rows * self.group, WARP_QUERIES)
         return min(2 if self.stages_queries else MAX_WARPS, 1 << (wanted - 1).bit_length())
 
     @property
     def stages_queries(self) -> bool:
-        """Whether queries lie in shared memory: beyond 256 dims, registers do not hold them."""
+        """Whether queries are in shared memory: above 256 dims they do not fit registers."""
         return self.head_dim > 256
 
     @property
@@ -46,47 +46,47 @@ class PrefillAttention(PromptAttention):
 
     @property
     def parts(self) -> int:
-        """CTAs that share a tile of queries: beyond 128 dims of V (256, where registers hold no
-        queries, unless they hold q8_0's scales), sums for all of them are more than the registers
-        hold, so that each makes its part of ``out`` (and all of the scores)."""
+        """CTAs that share a tile of queries: above 128 dims of V (256 if queries are not in
+        registers, except with q8_0's scales), sums for all dims exceed the registers, so each
+        computes its part of ``out`` (and all scores)."""
         is_wide = self.stages_queries and self.layout.dtype != "q8_0"
         return ceil_div(self.value_dim, 256 if is_wide else 128)
 
     @property
     def out_dims(self) -> int:
-        """Dims of ``out``, and so of V, of one CTA, a multiple of eight. Where the parts do not
-        divide them, the last two parts have some in common."""
+        """Dims of ``out``, and so of V, per CTA, a multiple of eight. If the parts do not divide
+        them, the last two overlap."""
         return PIECE * ceil_div(self.value_dim // PIECE, self.parts)
 
     @property
     def key_tile(self) -> int:
-        """Keys of a step: what registers and shared memory allow."""
+        """Keys per step, limited by registers and shared memory."""
         if self.stages_queries:
             return 16
         return 64 if self.head_dim <= 128 else 32
 
     def stride(self, dims: int) -> int:
-        """Bytes of a staged row: 16 more than its f16 values take, so that eight rows' 16 bytes at
-        the same dims lie in different banks."""
+        """Bytes of a staged row: 16 more than its f16 values, so that eight rows' 16 bytes at the
+        same dims lie in different banks."""
         return 2 * dims + 16
 
     @property
     def lanes(self) -> int:
-        """Threads that share the staging of a row; enough of them that no thread is left over."""
+        """Threads that share the staging of a row, such that no thread is idle."""
         even = math.gcd(self.head_dim // PIECE, self.out_dims // PIECE, 8)
         return max(even, 32 * self.warps // self.key_tile)
 
     def staged(self, dims: int) -> tuple[tuple[int, int], ...]:
-        """The pieces that a thread stages of a tile with rows of ``dims``: (key, first dim) of
-        each, relative to its first one. Where ``lanes`` do not divide them, some threads have no
-        last piece of a row."""
+        """The pieces of a tile with rows of ``dims`` that a thread stages: (key, first dim) of
+        each, relative to the first. If ``lanes`` do not divide them, some threads lack the last
+        piece of a row."""
         keys = range(0, self.key_tile, 32 * self.warps // self.lanes)
         steps = range(0, dims, PIECE * self.lanes)
         return tuple((key, dim) for key in keys for dim in steps)
 
     @property
     def raw_registers(self) -> int:
-        """Registers for values between their load and shared memory: those left by the sums."""
+        """Registers for values between load and shared memory, limited by the sums."""
         if self.stages_queries:  # of one piece
             return self.layout.raw_words
         return 32 if self.key_tile == 64 else 8

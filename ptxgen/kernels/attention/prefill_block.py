@@ -1,4 +1,4 @@
-"""Causal attention of prompts over one block of keys after another, a launch each."""
+"""Chunked-context prefill attention: causal attention over blocks of keys, one launch per block."""
 
 from __future__ import annotations
 
@@ -15,28 +15,27 @@ from urdir.ptxgen.kernels.attention.scores import Scores
 from urdir.ptxgen.spec import Access, Array, Param
 from urdir.ptxgen.weights.packed import pack, unpack
 
-#: A position of idle rows.
+#: A position of padding rows.
 IDLE = 0xFFFFFFFF
-#: Lanes of a warp that share a query: lane t has keys 8n + 2t and the next.
+#: Lanes of a warp that share a query: lane t has keys 8n + 2t and 8n + 2t + 1.
 LANES = 4
 
 
 @dataclass(frozen=True)
 class PrefillBlock(PrefillWgmma):
-    """Attention of chunks of prompts over a block of the keys of sequences of up to ``tokens``.
+    """Attention of prompt chunks over a block of the keys of sequences of up to ``tokens`` tokens.
 
-    See PrefillWgmma. The keys of all sequences of the step follow one another in a *walk*: those of
-    a row's begin with key ``begin`` (rows,) of it, a multiple of ``key_tile``, and so do blocks.
-    Of the ``layout.max_len`` keys of the caches a block has the first ``length``, those of the walk
-    from ``first`` on: whole tiles, too. From block to block
-    ``partial`` (rows, heads, value_dim) and ``softmax`` (rows, heads, 4, 2) carry the sums of
-    weighted values, and for each lane of a query the maximum of exponents (of 2) and its sum of
-    weights. A tile of queries begins them with the block of its sequence's first key and ends with
-    that of the last key that it sees, which makes its ``out``; blocks before and after change
-    nothing of it.
+    See PrefillWgmma. The keys of all sequences of the step form a *walk*: those of a row's sequence
+    start at key ``begin`` (rows,) of it, a multiple of ``key_tile``, and so do blocks. Of the
+    ``layout.max_len`` keys of the caches a block has the first ``length``, which are those of the
+    walk from ``first`` on, also in whole tiles. From block to block ``partial`` (rows, heads,
+    value_dim) and ``softmax`` (rows, heads, 4, 2) carry the sums of weighted values and, per lane
+    of a query, the maximum exponent (of 2) and the sum of weights. A tile of queries starts them
+    with the block of its sequence's first key and ends with that of its last visible key, which
+    computes its ``out``; other blocks do not change them.
 
-    A row has the same bits in whatever chunk it stands, and wherever in the walk its keys are: they
-    are those of PrefillWgmma. Scores have no window, sinks or ALiBi, values at most 128 dims.
+    A row has the same bits in any chunk, and wherever its keys are in the walk: those of
+    PrefillWgmma. Scores have no window, sinks or ALiBi, values at most 128 dims.
     """
 
     tokens: int = 0
@@ -67,7 +66,7 @@ class PrefillBlock(PrefillWgmma):
             Param("begin", "u32", ("rows",), Access.IN),
             Param("partial", "f32", ("rows", "heads", "value_dim"), Access.INOUT),
             Param("softmax", "f32", ("rows", "heads", LANES, 2), Access.INOUT),
-            # that of tiles which do not end here stays as it is
+            # that of tiles which do not end here is unchanged
             replace(self.out_param, access=Access.INOUT),
         )
 
@@ -78,7 +77,7 @@ class PrefillBlock(PrefillWgmma):
         # from here on in keys of this block
         position, begin = position + begin - first, begin - first
         last = self._last_keys(np.where(live, position, -length - first))
-        # all rows of a tile have the same
+        # the same for all rows of a tile
         begun = begin[:, None]
         ends = (begun < length) & (last < length) & ((last >= 0) | (begun >= 0))
         made = {name: inputs[name].copy() for name in ("partial", "softmax")}
@@ -107,7 +106,7 @@ class PrefillBlock(PrefillWgmma):
     def _carried(
         self, inputs: dict[str, Array], row: int, begins: bool
     ) -> tuple[Array, Array, Array]:
-        """What the blocks before have left of a row: the maximum (heads,), sums of weights (heads,
+        """The results of earlier blocks for a row: the maximum (heads,), sums of weights (heads,
         lanes), weighted values (heads, value_dim)."""
         if begins:
             shape = (self.heads, self.value_dim)
@@ -116,7 +115,7 @@ class PrefillBlock(PrefillWgmma):
         return softmax[:, 0, 0], softmax[:, :, 1], inputs["partial"][row].astype(np.float64)
 
     def _last_keys(self, position: Array) -> Array:
-        """The last key that some query sees of the tile that a query is in, (rows, heads)."""
+        """The last key visible to a query of each query's tile, (rows, heads)."""
         query = np.arange(self.rows)[:, None] * self.group + np.arange(self.heads) % self.group
         last = np.full(self.tiles, position.min())
         np.maximum.at(last, query // self.queries, position[:, None])
@@ -124,15 +123,15 @@ class PrefillBlock(PrefillWgmma):
         return found
 
     def _with_ended(self, before: Array, out: Array, ends: Array) -> Array:
-        """The output before, with that of queries whose tile ends."""
+        """The previous output, updated for queries whose tile ends."""
         if self.packs:
             before = unpack(before, self.rows, self.heads * self.value_dim).reshape(out.shape)
         made: Array = np.where(ends[:, :, None], out, before)
         return self.as_output(made.astype(np.float32))
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        """A chunk whose last rows see more than the block, or whose first rows less; the last row
-        of several is idle. In the walk another sequence may come before."""
+        """A chunk whose last rows see more than the block, or whose first rows less; the last of
+        several rows is padding. Another sequence may precede it in the walk."""
         length = self.key_tile * int(rng.integers(1, self.layout.max_len // self.key_tile + 1))
         blocks = -(-self.tokens // length)
         first = length * int(rng.integers(0, blocks))
@@ -149,8 +148,8 @@ class PrefillBlock(PrefillWgmma):
         begin: int = 0,
         length: int | None = None,
     ) -> dict[str, Any]:
-        """Inputs for the block of ``length`` keys (all that there is room for) from key ``first``
-        of a walk on, and rows from position ``start`` on of a sequence that begins in it with key
+        """Inputs for the block of ``length`` keys (default: the maximum) from key ``first`` of a
+        walk on, and rows from position ``start`` on of a sequence that starts in it at key
         ``begin``."""
         length = length or self.layout.max_len
         position = start + np.arange(self.rows)

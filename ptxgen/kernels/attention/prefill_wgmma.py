@@ -1,4 +1,4 @@
-"""Causal attention over prompts on Hopper's tensor cores: wgmma, two warpgroups taking turns."""
+"""Prefill attention on Hopper's tensor cores: wgmma, two alternating warpgroups."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from urdir.ptxgen.weights.packed import GROUP
 
 #: Threads of a warpgroup, and the queries that it multiplies: the height of a wgmma.
 WARPGROUP, WARPGROUP_QUERIES = 128, 64
-#: Halves of a line in shared memory: the width that wgmma's swizzling repeats in.
+#: f16 values per line of shared memory: the period of wgmma's swizzling.
 LINE = 64
-#: The widest heads of each type of cache. f16 is copied; other types are converted, and what is
-#: loaded ahead for that takes registers: of wider ones, or of f32, more than there are.
+#: Maximum head width of each cache type. f16 is copied; other types are converted, and their
+#: prefetched values take registers: wider heads, or f32, need more than there are.
 WIDEST: Mapping[KvDtype, int] = {"f16": 256, "bf16": 192, "q8_0": 128}
-#: Where the swizzling begins anew: tiles begin at multiples of it.
+#: Alignment of tiles: the period of swizzling.
 ALIGNMENT = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class SharedMemory:
-    """What lies where in a CTA's shared memory, in bytes from its first multiple of `ALIGNMENT`.
+    """Offsets in a CTA's shared memory, in bytes from its first multiple of `ALIGNMENT`.
 
-    Queries of both warpgroups, then the rings of K and of V, each tile in lines of 64 halves: all
-    lines of the first 64 dims, then those of the next; then what is known of queries, and barriers.
+    Queries of both warpgroups, then the rings of K and of V, each tile in lines of 64 f16 values:
+    all lines of the first 64 dims, then those of the next; then data about queries, and barriers.
     """
 
     stages: int
@@ -57,34 +57,34 @@ class SharedMemory:
 
     @property
     def bounds(self) -> int:
-        """How many keys some query sees, and the first query's position, u32."""
+        """The number of keys that some query sees, and the first query's position, u32."""
         return self.seen + 4 * self.consumers * WARPGROUP_QUERIES
 
     def barrier(self, name: str) -> int:
-        """The barriers of a ring, one a place: "full_k", "empty_k", "full_v" or "empty_v"."""
+        """The barriers of a ring, one per place: "full_k", "empty_k", "full_v" or "empty_v"."""
         names = ("full_k", "empty_k", "full_v", "empty_v")
         return self.bounds + 8 + 8 * self.stages * names.index(name)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a CTA, wherever its shared memory begins."""
+        """Bytes per CTA, for any alignment of its shared memory."""
         return self.barrier("empty_v") + 8 * self.stages + ALIGNMENT
 
 
 @dataclass(frozen=True)
 class PrefillWgmma(PromptAttention):
-    """Causal attention of chunks of prompts on Hopper's tensor cores.
+    """Causal attention of prompt chunks on Hopper's tensor cores.
 
     See PromptAttention; for most caches and heads of 64 to 256 values (`serves`). FlashAttention-3
     (Shah et al. 2024, arXiv 2407.08608) without tensor maps: a cache is gathered row by row.
 
-    With ``packs`` the output is what the next product takes: rows of heads * value_dim values as
-    packed f16 (`weights.packed`). Only for heads that fill their places (`can_pack`).
+    With ``packs`` the output has the form that the next product takes: rows of heads * value_dim
+    values as packed f16 (`weights.packed`). Only for heads that fill their places (`can_pack`).
     """
 
     packs: bool = False
 
-    #: Whether keys come in blocks, a launch each (`PrefillBlock`).
+    #: Whether keys come in blocks, one launch each (`PrefillBlock`).
     is_block = False
 
     name = "prefill_wgmma"
@@ -106,12 +106,12 @@ class PrefillWgmma(PromptAttention):
 
     @property
     def positions(self) -> int:
-        """A position from this on is an idle row's."""
+        """Positions from this on mark padding rows."""
         return self.layout.max_len
 
     @property
     def can_pack(self) -> bool:
-        """Whether there is a form with ``packs``: nobody clears places beyond the last column."""
+        """Whether ``packs`` is supported: places beyond the last column would not be cleared."""
         fills = self.heads * self.value_dim % TILE_COLS == 0
         return fills and self.value_dim % (32 * self.parts) == 0
 
@@ -122,7 +122,7 @@ class PrefillWgmma(PromptAttention):
 
     @property
     def packed_run(self) -> int:
-        """Units of 32 columns that are neighbours wherever a CTA's part of a head begins."""
+        """Units of 32 columns that are contiguous in every CTA's part of a head."""
         return math.gcd(self.out_dims // 32, 4)
 
     @property
@@ -137,7 +137,7 @@ class PrefillWgmma(PromptAttention):
 
     @staticmethod
     def serves(layout: KvLayout) -> bool:
-        """Whether the kernel exists for a cache."""
+        """Whether the kernel supports a cache."""
         dims, widest = (layout.head_dim, layout.values_per_head), WIDEST.get(layout.dtype, 0)
         return all(64 <= dim <= widest and dim % 16 == 0 for dim in dims)
 
@@ -156,34 +156,34 @@ class PrefillWgmma(PromptAttention):
 
     @property
     def key_tile(self) -> int:
-        """Keys of a step: as many as registers for their scores and weights are left by the sums.
+        """Keys per step: as many as fit the registers that the sums leave for scores and weights.
 
-        All warps have 168 registers a thread. ``setmaxnreg``, by which those that copy could leave
-        theirs to those that multiply, is ignored by the driver's linker (advice C7504)."""
+        All warps have 168 registers per thread. ``setmaxnreg``, with which copying warps could pass
+        theirs to multiplying ones, is ignored by the driver's linker (advice C7504)."""
         if self.scores.max_bias:  # slopes, and the distances to keys
             return 80
         return 112 if self.out_dims <= 80 and self.head_dim <= 128 else 96
 
     @property
     def parts(self) -> int:
-        """CTAs that share a tile of queries: sums for more than 128 dims of V are more than the
-        registers hold, so that each makes its part of ``out`` (and all of the scores)."""
+        """CTAs that share a tile of queries: sums for more than 128 dims of V exceed the registers,
+        so each computes its part of ``out`` (and all scores)."""
         return ceil_div(self.value_dim, 128)
 
     @property
     def out_dims(self) -> int:
-        """Dims of ``out``, and so of V, of one CTA. Where the parts do not divide them, the last
-        two have some in common."""
+        """Dims of ``out``, and so of V, per CTA. If the parts do not divide them, the last two
+        overlap."""
         return 16 * ceil_div(self.value_dim, 16 * self.parts)
 
     @property
     def stages(self) -> int:
-        """Places of a ring."""
+        """Places in a ring."""
         return 2
 
     def pieces(self, dims: int) -> tuple[tuple[int, int], ...]:
-        """What a thread brings of a tile with rows of ``dims``, eight values each: (key, in units
-        of 16 keys; first dim) of each, relative to its first one."""
+        """The pieces of a tile with rows of ``dims`` that a thread copies, eight values each: (key,
+        in units of 16 keys; first dim), relative to the first."""
         return tuple(
             (key, dim) for key in range(self.key_tile // 16) for dim in range(0, dims, LINE)
         )

@@ -1,4 +1,4 @@
-"""Preparing the own tokens of a step's rows, and appending them to a layer's KV cache."""
+"""Prepare the new tokens of a step's rows and append them to a layer's KV cache."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.rotation import MAX_POSITIONS, Rotation, frequencies, turns_table
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
 
-#: The most warps of a CTA where heads are not longer, and heads that a thread has a part of.
+#: Maximum warps per CTA unless heads are longer, and maximum heads that a thread has a part of.
 MAX_WARPS, MAX_ROUNDS = 4, 4
-#: A thread has parts of several heads where this many CTAs are left.
+#: A thread has parts of several heads if this many CTAs remain.
 ENOUGH_CTAS = 1024
 
 
 @dataclass(frozen=True)
 class PrepareTokens(KernelSpec):
-    """Does to the rows' queries, keys and values what ``token`` says: queries in place, keys and
+    """Process the rows' queries, keys and values as ``token`` describes: queries in place, keys and
     values into the caches.
 
     Row r is token ``position[r]`` of sequence ``sequence[r]``. Rounding is the layout's. A position
-    from ``max_len`` on is an idle row, of which nothing is written. Rows must be
-    different tokens (in a ring: of different slots), none of them in a page that sequences share.
+    from ``max_len`` on marks a padding row, of which nothing is written. Rows must be different
+    tokens (in a ring: of different slots), none of them in a shared page.
 
-    Queries are no parameter where nothing happens to them; keys and values are none where the token
-    is not appended: any heads can then be prepared in place. Values that are the end of keys are
-    none either. Without query ``heads`` keys and values alone are prepared. Norms over rows are
-    another kernel's.
+    Queries are not a parameter if they are not changed; keys and values are not if the token is not
+    appended: any heads can then be prepared in place. Values that are the end of keys are not a
+    parameter either. Without query ``heads`` only keys and values are prepared. Another kernel
+    computes norms over rows.
     """
 
     heads: int
@@ -67,12 +67,12 @@ class PrepareTokens(KernelSpec):
 
     @property
     def has_queries(self) -> bool:
-        """Whether something happens to queries."""
+        """Whether queries are changed."""
         return self.heads > 0 and (self.changes_keys or self.token.temperature is not None)
 
     @property
     def changes_keys(self) -> bool:
-        """Whether something happens to keys (and queries) beside their rounding."""
+        """Whether keys (and queries) are changed other than by rounding."""
         return self.token.rope is not None or self.token.qk_norm is not None
 
     @property
@@ -82,12 +82,12 @@ class PrepareTokens(KernelSpec):
 
     @property
     def head_dim(self) -> int:
-        """Values of a head of queries and keys."""
+        """Dimension of query and key heads."""
         return self.layout.head_dim
 
     @property
     def value_dim(self) -> int:
-        """Values of a head of V."""
+        """Dimension of V heads."""
         return self.layout.values_per_head
 
     @property
@@ -101,29 +101,29 @@ class PrepareTokens(KernelSpec):
         return (
             *prepared,
             *layout.token_params,
-            # A few tokens of a cache are written, the others must survive: INOUT, not OUT.
+            # Only a few tokens of a cache are written, others are preserved: INOUT, not OUT.
             *layout.params(Access.INOUT),
             *constants,
             Param("sequence", "u32", ("rows",), Access.IN),
             position,
         )
 
-    # ---- who does what: a CTA has some heads of one row, of "q", "k" or "v" ----
+    # ---- division of work: a CTA has some heads of one row, of "q", "k" or "v" ----
 
     @property
     def counts(self) -> dict[str, int]:
-        """Heads of each kind that there is."""
+        """Number of heads by kind, for the existing kinds."""
         queries = {"q": self.heads} if self.has_queries else {}
         stored = (name[0] for name in self.layout.caches if self.token.appends)
         return queries | dict.fromkeys(stored, self.kv_heads)
 
     def eights(self, name: str) -> int:
-        """Groups of eight values in a head: one a thread."""
+        """Groups of eight values per head: one per thread."""
         return (self.value_dim if name == "v" else self.head_dim) // 8
 
     @property
     def warps(self) -> int:
-        """Warps of a CTA: at least one head of each kind."""
+        """Warps per CTA: at least one head of each kind."""
         longest = max(map(self.eights, self.counts))
         most = max(count * self.eights(name) for name, count in self.counts.items())
         return max(ceil_div(longest, 32), min(MAX_WARPS, ceil_div(most, 32)))
@@ -133,7 +133,7 @@ class PrepareTokens(KernelSpec):
         return 32 * self.warps // self.eights(name)
 
     def rounds(self, name: str) -> int:
-        """Heads that a thread has one after another: what is found for the first serves all."""
+        """Heads that a thread has in sequence: the first one's factors serve all."""
         needed = ceil_div(self.counts[name], self.slots(name))
         return max(1, min(MAX_ROUNDS, needed, self.rows * needed // ENOUGH_CTAS))
 
@@ -147,27 +147,28 @@ class PrepareTokens(KernelSpec):
         return not whole or self.counts[name] % (self.slots(name) * self.rounds(name)) > 0
 
     def heads_at_once(self, names: Sequence[str]) -> int:
-        """The most heads of these kinds that a thread has in registers."""
+        """Maximum heads of these kinds that a thread has in registers."""
         return max((min(2, self.rounds(n)) for n in names if n in self.counts), default=0)
 
     @property
     def ragged_rounds(self) -> int:
-        """The same of the kinds of which some threads have none."""
+        """As `heads_at_once`, for kinds of which some threads have none."""
         return self.heads_at_once([name for name in self.counts if self.is_ragged(name)])
 
     def norm(self, name: str) -> Norm | None:
-        """The norm of such heads."""
+        """The norm of a kind of heads."""
         return self.token.v_norm if name == "v" else self.token.qk_norm
 
     @property
     def norms(self) -> int:
-        """Places in shared memory for the factors of norms: as many for each warp."""
+        """Slots in shared memory for the factors of norms, per warp."""
         normed = [name for name in self.counts if self.norm(name)]
         return max((self.slots(n) * self.rounds(n) + self.warps for n in normed), default=0)
 
     @property
     def turns_eights(self) -> bool:
-        """Whether a thread's eight values are turned alike, with eight others or each other."""
+        """Whether a thread's eight values rotate in the same way, with eight others or each
+        other."""
         if (rope := self.token.rope) is None:
             return False
         return rope.rotary_dim % (8 if rope.style == "interleaved" else 16) == 0
@@ -179,8 +180,8 @@ class PrepareTokens(KernelSpec):
 
     @property
     def tolerance(self) -> Tolerance:
-        # sin.approx and cos.approx: 2^-20.5 absolute (PTX ISA, "sin"); both enter every value.
-        # The factors of norm and temperature have smaller errors.
+        # sin.approx and cos.approx: 2^-20.5 absolute (PTX ISA, "sin"); both affect every value. The
+        # factors of norm and temperature have smaller errors.
         if not (self.has_queries or self.changes_keys or self.token.v_norm):
             return Tolerance()
         return Tolerance(rtol=2e-6 * max(1.0, self.token.rope.magnitude if self.token.rope else 1))
@@ -207,7 +208,7 @@ class PrepareTokens(KernelSpec):
         return outputs
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        """Different tokens of random sequences; with more than two rows, the second is idle."""
+        """Different tokens of random sequences; with more than two rows, the second is padding."""
         inputs, layout, token = super().make_inputs(rng), self.layout, self.token
         if token.rope:
             inputs["frequencies"] = turns_table(frequencies(token.rope.rotary_dim, 10000.0)[0])
@@ -220,7 +221,7 @@ class PrepareTokens(KernelSpec):
         for name, cache in layout.caches.items():
             lengths = [min(layout.max_len, 64)] * layout.sequences
             inputs[name] = cache.random_cache(rng, lengths, table, byte=0)
-            # what the cache holds exactly, where something is computed: no error of that decides a
+            # values that the cache holds exactly, if they are computed: errors cannot decide a
             # rounding
             heads = name[0]
             if token.v_norm if heads == "v" else self.changes_keys:
@@ -230,7 +231,7 @@ class PrepareTokens(KernelSpec):
         return inputs
 
     def _random_rows(self, rng: np.random.Generator, table: Array | None) -> dict[str, Array]:
-        """Sequences and positions; one token a slot, whatever the sequences share."""
+        """Sequences and positions; one token per slot, even in shared pages."""
         layout, found = self.layout, dict[tuple[int, int], int]()
         for _ in range(20 * self.rows):
             sequence = int(rng.integers(layout.sequences))
@@ -253,7 +254,7 @@ class PrepareTokens(KernelSpec):
         turned = OwnToken(Rotation(64, "interleaved"))
         weightless = Norm("rms", 1e-5, weight=False)
         return {
-            # appended as they are
+            # appended without processing
             "head_dim 8 f32": cls(1, KvLayout(1, 1, 1, 8, "f32")),
             "head_dim 80": cls(3, KvLayout(1, 3, 7, 80, "f16")),
             "bf16 rows": cls(3, KvLayout(2, 3, 9, 80, "bf16"), 3),
@@ -274,7 +275,7 @@ class PrepareTokens(KernelSpec):
             "v_norm f32": cls(
                 3, KvLayout(1, 3, 9, 16, "f32", value_dim=24), 2, OwnToken(v_norm=V_NORM)
             ),
-            # turned
+            # rotated
             "rope": cls(8, KvLayout(1, 2, 40, 128, "f16"), 3, OwnToken(whole)),
             "rope, many rows": cls(9, KvLayout(2, 3, 1000, 128, "f16"), 600, OwnToken(whole)),
             "rope, partial": cls(3, KvLayout(1, 1, 50, 80, "f32"), 2, OwnToken(part)),

@@ -1,4 +1,4 @@
-"""What the kernels of attention over prompts have in common."""
+"""Common parts of the prefill attention kernels."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from urdir.ptxgen.spec import Array, Param, Tolerance, ceil_div
 
 @dataclass(frozen=True)
 class PromptAttention(AttentionSpec):
-    """Causal attention of chunks of prompts; the K and V of their rows are in the cache already.
+    """Causal attention of prompt chunks; the K and V of their rows are already in the cache.
 
-    See AttentionSpec for what it computes. The queries of the heads that share a KV head lie in one
+    See AttentionSpec for the computation. The queries of the heads that share a KV head lie in one
     tile, so that K and V are read once for all of them. All rows with a query in a tile belong to
-    the sequence of the tile's first row: segments of several sequences begin at multiples of
-    ``segment_rows``, with idle rows between them. Rows are usually at consecutive positions. Any
-    others work too, but a tile reads all keys between the first and the last that some row of it
-    sees.
+    the sequence of the tile's first row: segments of several sequences start at multiples of
+    ``segment_rows``, with padding rows between them. Rows are usually at consecutive positions.
+    Others work too, but a tile reads all keys from the first to the last one visible to any of its
+    rows.
 
     q (scaled), the probabilities, K and V are rounded to f16, which is exact for K and V of an f16
     cache; sums are f32. Scaled queries, and keys and values of other caches, become infinite from
-    65520 on. A NaN or an infinity in V also reaches the rows before it whose last key shares its
-    tile, as 0 * infinity.
+    65520 on. A NaN or infinity in V also reaches earlier rows whose last key is in the same tile,
+    as 0 * infinity.
 
-    A row has the same bits in whatever chunk it stands, whatever (finite) keys and values come
-    after it, and in a paged cache as in a contiguous one.
+    A row has the same bits in any chunk, with any (finite) keys and values after it, and in a paged
+    cache as in a contiguous one.
     """
 
     def __post_init__(self) -> None:
@@ -48,7 +48,7 @@ class PromptAttention(AttentionSpec):
 
     @property
     def queries(self) -> int:
-        """Queries of a tile: pairs of a row and one of the heads that share a KV head."""
+        """Queries per tile: pairs of a row and one of the heads that share a KV head."""
         raise NotImplementedError
 
     @property
@@ -58,14 +58,14 @@ class PromptAttention(AttentionSpec):
 
     @property
     def segment_rows(self) -> int:
-        """Rows of a sequence begin at a multiple of this many: where a tile does."""
+        """Segments start at multiples of this many rows, where tiles start."""
         return self.queries // math.gcd(self.queries, self.group)
 
     @property
     def tolerance(self) -> Tolerance:
-        """2^-11 for each rounding to f16: q and probabilities; K and V where the cache's own
-        values are no f16 (bf16 has fewer bits). Rounding errors of q and K reach the output as
-        errors of scores: larger where scores are spread wider than about 2."""
+        """2^-11 for each rounding to f16: q and probabilities; K and V if the cache's values are
+        not f16 (bf16 has fewer bits). Rounding errors of q and K affect the output as errors of
+        scores: more if scores are spread wider than about 2."""
         roundings = 2 if self.layout.dtype in ("f16", "bf16") else 4
         return Tolerance(rtol=roundings * 2**-11)
 
@@ -73,7 +73,7 @@ class PromptAttention(AttentionSpec):
         return {"out": self.finished(inputs)}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        """A chunk at a random place of a random sequence, often with an idle tail."""
+        """A chunk at a random place of a random sequence, often with trailing padding rows."""
         max_len = self.layout.max_len
         live = min(int(rng.integers(ceil_div(self.rows, 2), self.rows + 1)), max_len)
         start = int(rng.integers(0, max_len - live + 1))
@@ -82,14 +82,14 @@ class PromptAttention(AttentionSpec):
         return self.inputs_at(rng, positions, [sequence] * self.rows)
 
     def flops(self) -> int:
-        """Of the last ``rows`` positions of a full cache: two products and about eight operations
-        of softmax for every key that a query sees."""
+        """For the last ``rows`` positions of a full cache: two products and about eight operations
+        of softmax per visible key."""
         last = range(max(0, self.layout.max_len - self.rows), self.layout.max_len)
         seen = sum(p + 1 - self.scores.first_key(p) for p in last)
         return self.heads * seen * (2 * self.head_dim + 2 * self.value_dim + 8)
 
     def bytes_moved(self) -> int:
-        """q and out, and once K and V of the keys that the last ``rows`` positions see."""
+        """q and out, and once the K and V of keys visible to the last ``rows`` positions."""
         span = self.scores.span
         keys = min(self.layout.max_len, span + self.rows - 1 if span else 1 << 32)
         ends = self.nbytes(self.param("q")) + self.nbytes(self.param("out"))

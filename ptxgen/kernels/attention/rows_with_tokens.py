@@ -1,4 +1,4 @@
-"""Attention of rows that may bring their own tokens along: parameters, reference, inputs."""
+"""Attention of rows with optional new tokens: parameters, reference, inputs."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from urdir.ptxgen.kernels.attention.spec import AttentionSpec
 from urdir.ptxgen.kernels.rotation import MAX_POSITIONS, Rotation, frequencies, turns_table
 from urdir.ptxgen.spec import Access, Array, Param
 
-#: Factor on the queries of one head of random inputs: its scores spread so far that the running
-#: maximum has to be updated and sums rescaled.
+#: Factor on the queries of one head of random inputs: its scores are spread so widely that the
+#: running maximum must be updated and sums rescaled.
 STEEP = 4
-#: Bytes of the caches of inputs where nothing should be read: 2 or 3 in every float type.
+#: Fill bytes of caches in inputs if nothing may be read: 2 or 3 in every float type.
 UNREAD_BYTE = 0x40
 
 
 @dataclass(frozen=True)
 class RowsWithTokens(AttentionSpec):
-    """Attention of rows that need not have a sequence in common; see AttentionSpec.
+    """Attention of rows that may belong to different sequences; see AttentionSpec.
 
-    With a ``token``, q is as the products leave it: the kernel prepares it as PrepareTokens does.
-    Where the token appends, k (rows, kv_heads, head_dim) and v (rows, kv_heads, value_dim) of the
-    rows' own tokens are inputs, too, without v where it is the end of k, which then stays as it
-    is; with its ``latent_norm`` their parts are. They are prepared and written to the caches as by
-    it; neither q nor k is written back. The output is the same as theirs, bit for bit. Rows must
-    then be of different sequences, which share no page that a row writes to. Older tokens, the
+    With a ``token``, q comes directly from the products: the kernel prepares it as PrepareTokens
+    does. If the token appends, k (rows, kv_heads, head_dim) and v (rows, kv_heads, value_dim) of
+    the rows' new tokens are inputs too, without v if it is the end of k, which then is not changed;
+    with ``latent_norm`` their parts are. They are prepared and written to the caches as by
+    PrepareTokens; neither q nor k is written back. The output is the same bit for bit. Rows must
+    then belong to different sequences without shared pages that a row writes to. Older tokens, the
     block table, sequence, position, frequencies and weights are read before
     ``griddepcontrol.wait``: earlier launches of the same graph may write them only if a plain edge
-    in between makes sure that they are complete.
+    in between ensures their completion.
     """
 
     token: OwnToken | None = None
@@ -50,17 +50,17 @@ class RowsWithTokens(AttentionSpec):
 
     @property
     def rope(self) -> Rotation | None:
-        """How queries (and the rows' own keys) are rotated."""
+        """The rotation of queries (and of the rows' new keys)."""
         return self.token.rope if self.token else None
 
     @property
     def appends(self) -> bool:
-        """Whether the rows' own tokens are appended."""
+        """Whether the rows' new tokens are appended."""
         return self.token is not None and self.token.appends
 
     @property
     def is_latent(self) -> bool:
-        """Whether the rows' own heads come in the two parts of latent attention."""
+        """Whether the rows' new heads come in MLA's two parts."""
         return self.token is not None and self.token.latent_norm is not None
 
     @property
@@ -70,25 +70,26 @@ class RowsWithTokens(AttentionSpec):
 
     @property
     def _values_stay(self) -> bool:
-        """Whether nothing happens to the end of keys that are values."""
+        """Whether the end of keys that are values is unchanged."""
         token, turned = self.token, self.rope.rotary_dim if self.rope else 0
         is_normed = token is not None and (token.qk_norm or token.v_norm)
         return not is_normed and turned <= self.layout.value_start
 
     @property
     def keys(self) -> int:
-        """Rows attend if their position is below this; from ``max_len`` on they are idle."""
+        """Rows attend if their position is below this; from ``max_len`` on they are padding
+        rows."""
         return self.layout.max_len
 
     @property
     def input_params(self) -> tuple[Param, ...]:
-        """q, the caches, where the rows are; with a token also what it takes."""
+        """q, the caches, the rows' positions; with a token also its parameters."""
         if self.token is None:
             return super().input_params
         return (
             *self._own_params,
             *self.token.constant_params(self.heads, self.layout.kv_heads),
-            # A token of a cache is written, the others must survive: INOUT, not OUT.
+            # A token of a cache is written, others are preserved: INOUT, not OUT.
             *self.layout.params(Access.INOUT if self.appends else Access.IN),
             Param("sequence", "u32", ("rows",), Access.IN),
             Param("position", "u32", ("rows",), Access.IN),
@@ -108,7 +109,7 @@ class RowsWithTokens(AttentionSpec):
         )
 
     def appended(self, inputs: dict[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Inputs after the rows' own tokens are prepared and in the caches, and these caches;
+        """Inputs after the rows' new tokens are prepared and in the caches, and these caches;
         without a token the inputs as they are, and nothing."""
         if self.token is None:
             return inputs, {}

@@ -35,8 +35,8 @@ class AttentionSpec(KernelSpec):
     sequence ``sequence[r]`` and attends to keys up to its own, as ``scores`` says.
 
     out[r, h] = softmax(scores(q[r, h] . K[s, h / group])) V[s, h / group]. Keys that no row attends
-    to are never read. A position from ``max_len`` on marks an idle row, which gives zeros. In a
-    ring, rows look back on at most ``capacity`` keys.
+    to are never read. A position from ``max_len`` on marks a padding row, whose results are zeros.
+    In a ring, rows look back on at most ``capacity`` keys.
     """
 
     heads: int
@@ -64,7 +64,7 @@ class AttentionSpec(KernelSpec):
 
     @property
     def head_dim(self) -> int:
-        """Values of a head of queries and keys."""
+        """Width of query and key heads."""
         return self.layout.head_dim
 
     @property
@@ -79,7 +79,7 @@ class AttentionSpec(KernelSpec):
 
     @property
     def _exponent_scale(self) -> float:
-        """From q . k to the exponent of 2 in the softmax, where there is no soft-cap."""
+        """Factor from q . k to the exponent of 2 in the softmax, without a soft-cap."""
         return self.scores.scale_of(self.head_dim) * LOG2E
 
     @property
@@ -130,7 +130,7 @@ class AttentionSpec(KernelSpec):
 
     @property
     def sink_params(self) -> tuple[Param, ...]:
-        """The logits of sinks, where there are some."""
+        """The logits of sinks, if any."""
         return (SINKS,) if self.scores.sinks else ()
 
     def softmax(
@@ -183,7 +183,7 @@ class AttentionSpec(KernelSpec):
         block_table: Array | None = None,
     ) -> dict[str, Any]:
         """Inputs for given rows: each cache holds what they attend to, and NaN beyond; the queries
-        of idle rows are NaN.
+        of padding rows are NaN.
 
         A paged layout gets a random table where none is given.
         """
@@ -200,7 +200,7 @@ class AttentionSpec(KernelSpec):
         inputs["q"][np.array(positions) >= layout.max_len] = np.nan
         for name, cache in layout.caches.items():
             inputs[name] = cache.random_cache(rng, lengths, inputs.get("block_table"))
-        for param in self.sink_params:  # some decide, some hardly count
+        for param in self.sink_params:  # some dominate, some are negligible
             inputs[param.name] = rng.normal(0, 4, self.heads).astype(np.float32)
         inputs["sequence"] = np.array(sequences, np.uint32)
         inputs["position"] = np.array(positions, np.uint32)

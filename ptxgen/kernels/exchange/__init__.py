@@ -1,1 +1,1 @@
-"""Kernels of several devices, which write into each other's memory."""
+"""Exchange kernels between devices, which write into each other's memory."""

@@ -1,4 +1,4 @@
-"""The ranks' parts of every row, side by side on every rank."""
+"""All-gather: the ranks' columns of every row, concatenated on every rank."""
 
 from __future__ import annotations
 
@@ -30,14 +30,16 @@ class AllGather(Exchange):
         if len(self.widths) != self.ranks or min(self.widths) < 1:
             raise PtxgenError(f"all_gather: widths {self.widths} of {self.ranks} ranks")
         if self.n % self.width:
-            raise PtxgenError(f"all_gather: {self.n} values are no rows of {self.width}")
+            raise PtxgenError(
+                f"all_gather: {self.n} values do not divide into rows of {self.width}"
+            )
         super().__post_init__()
 
     @classmethod
     def of(
         cls, rows: int, widths: tuple[int, ...], rank: int, capacity: int, **fields: Any
     ) -> AllGather:
-        """The exchange of so many rows."""
+        """The exchange of ``rows`` rows."""
         return cls(rows * widths[rank], len(widths), rank, capacity, widths=widths, **fields)
 
     @property
@@ -47,12 +49,12 @@ class AllGather(Exchange):
 
     @property
     def rows(self) -> int:
-        """Rows of every rank."""
+        """Rows on every rank."""
         return self.n // self.width
 
     @property
     def total(self) -> int:
-        """Columns of all."""
+        """Columns of all ranks."""
         return sum(self.widths)
 
     @property

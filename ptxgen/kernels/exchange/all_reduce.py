@@ -1,4 +1,4 @@
-"""The sum of the ranks' vectors, on every rank: each writes its own into the memory of others."""
+"""One-shot all-reduce: the sum of the ranks' vectors, each written to the memory of the others."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from urdir.ptxgen.spec import Access, Array, Param, Tolerance
 class AllReduce(Exchange):
     """The sum of the ranks' vectors (n,), added in the order of the ranks; plus a ``residual``.
 
-    All ranks get the same bits. One shot: made for the few values of a decode step. Where the sum
-    is rows of ``cols`` values (0: whatever it is), a multiple of 32, the norm that follows is
-    begun, as `GemmSmall` does that summarises. ``given``: the kernel that made x has sent it to the
-    others (`Gives`).
+    All ranks get the same bits. One-shot: for the few values of a decode step. If the sum consists
+    of rows of ``cols`` values (0: none), a multiple of 32, the kernel also begins the following
+    norm, as `GemmSmall` does. ``given``: the kernel that made x has already sent it to the others
+    (`Gives`).
     """
 
     residual: bool = False

@@ -1,18 +1,17 @@
-"""The sum of the ranks' vectors, on every rank, where there are many values: each rank adds up a
-part of them, and gives its sums to the others.
+"""Two-shot all-reduce for many values: each rank adds one part and distributes its sums.
 
-Values go to the *stage* of another rank, (2, ranks, capacity) f32: what the others give to its
-part, and their sums of theirs. After each of the two a CTA sets a flag in the memory of every other
-rank, (2, ranks, ctas) u32, to its number of the round, and waits for theirs. So each rank sends
-2 (ranks - 1) / ranks of its bytes, where one shot (`AllReduce`) sends ranks - 1 times its words, of
-twice as many bytes.
+Values go to the *stage* of another rank, (2, ranks, capacity) f32: addends for its part, and its
+sums of the others. After each of the two a CTA sets a flag in the memory of every other rank, (2,
+ranks, ctas) u32, to its round number, and waits for theirs. So each rank sends 2 (ranks - 1) /
+ranks of its bytes, where one-shot (`AllReduce`) sends ranks - 1 times its words, of twice as many
+bytes.
 
-A stage needs no second half. A rank writes into the first area of the next round when its own
-round has ended, for which it has had the flags of all CTAs, set after they had read that area; and
-into the second when it has had the next round's flag, which the other set when its round had ended.
+A stage needs no second half. A rank writes to the first area of the next round after its own round
+has ended, for which it received the flags of all CTAs, set after they had read that area; and to
+the second after it received the next round's flag, which the other set when its round had ended.
 
-``rounds`` (ctas,) u32 count what the CTAs of a rank have done, as ``epochs`` do in `spec`, and so
-does ``fault`` say whom a rank waited for in vain.
+``rounds`` (ctas,) u32 count the completed rounds of a rank's CTAs, as ``epochs`` do in `spec`, and
+``fault`` likewise names a rank that was waited for without success.
 """
 
 from __future__ import annotations
@@ -28,21 +27,21 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.exchange.spec import POLLS, THREADS, OneOfRanks, check_ranks
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
 
-#: CTAs of a launch at most: all run at once, as those that wait for each other should.
+#: Maximum CTAs per launch: all are resident, since they wait for each other.
 MOST_CTAS = 256
-#: Vectors of four values of a thread, of every part, at most.
+#: Maximum vectors of four values per thread, for every part.
 MOST_VECTORS = 8
-#: The most values of a part.
+#: Maximum values of a part.
 MOST_PART = 4 * THREADS * MOST_VECTORS * MOST_CTAS
 
 
 def part_of(values: int, ranks: int) -> int:
-    """Values that a rank adds up of so many; the last ranks may have fewer."""
+    """Values that a rank adds; the last ranks may have fewer."""
     return 4 * ceil_div(values, 4 * ranks)
 
 
 def stage_sizes(ranks: int, capacity: int) -> dict[str, int]:
-    """Bytes of what every rank has for parts of up to ``capacity`` values, by name."""
+    """Bytes of every rank's memory for parts of up to ``capacity`` values, by name."""
     return {
         "stage": 4 * 2 * ranks * capacity,
         "flags": 4 * 2 * ranks * MOST_CTAS,
@@ -86,7 +85,7 @@ class AllReduceTwoShot(OneOfRanks, KernelSpec):
 
     @property
     def part(self) -> int:
-        """Values that a rank adds up."""
+        """Values that a rank adds."""
         return part_of(self.n, self.ranks)
 
     def first(self, rank: int) -> int:
@@ -98,7 +97,7 @@ class AllReduceTwoShot(OneOfRanks, KernelSpec):
         return max(0, min(self.part, self.n - self.first(rank)))
 
     def place(self, area: int, rank: int) -> int:
-        """Where in a stage what ``rank`` gives begins."""
+        """Offset in a stage of the values of ``rank``."""
         return (area * self.ranks + rank) * self.capacity
 
     def flag(self, area: int, rank: int) -> int:

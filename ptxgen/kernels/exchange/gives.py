@@ -1,10 +1,11 @@
-"""Sums of ranks by the kernels around them: products that give, and products that take.
+"""Fused all-reduce: products that send their results, and products that add received ones.
 
-A product that is one rank's addend goes to the other ranks by the kernel that makes it (`Gives`).
-An `AllReduce` that is ``given`` adds up; or the next product does, each of its CTAs (`SumOfRanks`).
+A product that is one rank's addend is sent to the other ranks by the kernel that computes it
+(`Gives`). A ``given`` `AllReduce` adds the parts; or the next product does, in each of its CTAs
+(`SumOfRanks`).
 
-A CTA that takes must know the epoch while another may count it. So there are two counts:
-``epochs``, which those that give read and those that take move on, and ``sent``, the other way.
+A CTA that receives must know the epoch while another may advance it. So there are two counts:
+``epochs``, read by senders and advanced by receivers, and ``sent``, the other way round.
 """
 
 from __future__ import annotations
@@ -21,23 +22,24 @@ from urdir.ptxgen.spec import Access, Array, Param
 
 @dataclass(frozen=True, slots=True)
 class Inboxes(OneOfRanks):
-    """Base: the inboxes of ``ranks``, of a ``capacity`` (see `spec`), as ``rank`` uses them."""
+    """Base class: the inboxes of ``ranks`` with a ``capacity`` (see `spec`), as used by
+    ``rank``."""
 
     ranks: int
     rank: int
     capacity: int
 
     def inbox(self, rank: int, access: Access) -> Param:
-        """That of a rank: each word as the f32 value and the bits of its epoch."""
+        """The inbox of a rank: each word as the f32 value and the bits of its epoch."""
         return Param(f"inbox{rank}", "f32", (2, self.ranks, self.capacity, 2), access)
 
     def counts(self, read: str, moved: str) -> tuple[Param, Param]:
-        """The two counts, one of which is moved on."""
+        """The two counts, one of which is advanced."""
         shape = (self.capacity // THREADS,)
         return Param(read, "u32", shape, Access.IN), Param(moved, "u32", shape, Access.INOUT)
 
     def empty(self) -> Array:
-        """An inbox in which no word has come."""
+        """An inbox without received words."""
         return np.zeros((2, self.ranks, self.capacity, 2), np.float32)
 
     def bytes_moved(self, values: int) -> int:
@@ -47,19 +49,18 @@ class Inboxes(OneOfRanks):
 
 @dataclass(frozen=True, slots=True)
 class Gives(Inboxes):
-    """The words of the next exchange go to the others' inboxes, as a product is made: they are on
-    their way before the next kernel begins. A place is written again two epochs later, when the
-    kernels of the epoch between are complete.
+    """Send a product to the other ranks' inboxes as it is computed, before the next kernel starts.
+    A place is rewritten two epochs later, when the kernels of the epoch between are complete.
     """
 
     def check(self, name: str, values: int) -> None:
-        """Raise PtxgenError for no such rank or inbox, or one too small for the product."""
+        """Raise PtxgenError for an invalid rank or inbox, or one too small for the product."""
         check_ranks(name, self.rank, self.ranks)
         check_inbox(name, values, self.ranks, self.capacity)
 
     @property
     def params(self) -> tuple[Param, ...]:
-        """The others' inboxes, and the counts."""
+        """The other ranks' inboxes, and the counts."""
         inboxes = (self.inbox(rank, Access.INOUT) for rank in self.others)
         return (*inboxes, *self.counts("epochs", "sent"))
 
@@ -75,7 +76,7 @@ class Gives(Inboxes):
         return left | {"sent": sent}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        """Few epochs, whose bits are no NaN."""
+        """Small epochs, whose bits are not NaN."""
         epochs, sent = rng.integers(0, 1000, (2, self.capacity // THREADS), np.uint32)
         inboxes = {f"inbox{rank}": self.empty() for rank in self.others}
         return {"epochs": epochs, "sent": sent, **inboxes}
@@ -83,16 +84,16 @@ class Gives(Inboxes):
 
 @dataclass(frozen=True, slots=True)
 class SumOfRanks(Inboxes):
-    """What a product takes in place of x: the sum of the ranks' x, in the order of the ranks, whose
-    words `Gives` has sent; x is this rank's own. See `spec` for polls."""
+    """A product's input as the sum of the ranks' x, in rank order, from words sent by `Gives`; x is
+    this rank's own. See `spec` for polls."""
 
     polls: int = POLLS
 
-    #: As those of a `Norm`: nothing multiplies the sum.
+    #: As in a `Norm`: the sum has no factor.
     weight = bias = False
 
     def check(self, name: str, values: int) -> None:
-        """Raise PtxgenError as `Gives` does, and for values that are no whole units of 32."""
+        """Raise PtxgenError as `Gives` does, and for values that are not whole units of 32."""
         check_ranks(name, self.rank, self.ranks, self.polls)
         check_inbox(name, values, self.ranks, self.capacity)
         if values % 32:
@@ -115,7 +116,7 @@ class SumOfRanks(Inboxes):
         return total
 
     def left(self, values: int, inputs: dict[str, Any]) -> dict[str, Array]:
-        """The counts, moved on."""
+        """The counts, advanced."""
         epochs, used = inputs["epochs"].copy(), -(-values // THREADS)
         epochs[:used] = inputs["sent"][:used]
         return {"epochs": epochs, "fault": inputs["fault"].copy()}

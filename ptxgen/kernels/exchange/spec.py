@@ -1,19 +1,18 @@
-"""What kernels have in common that exchange values between devices.
+"""Common parts of kernels that exchange values between devices.
 
 Every rank has an *inbox*, (2, ranks, capacity) u64: a place for each value of each rank, twice. A
-word is an f32 value (its low half) and the epoch it is of. A rank writes its words into the inboxes
-of all others (the exchange itself, or the product before it: `Gives`) and waits for theirs in its
-own, so that values need no flags beside them. In each epoch one half is used. That is enough: a
-rank writes a place again two epochs later, and between the two it has had a word of the epoch
-between, which the other wrote after it had read the place.
+word is an f32 value (its low half) and its epoch. A rank writes its words into the inboxes of all
+others (in the exchange, or in the product before it: `Gives`) and waits for theirs in its own, so
+that values need no separate flags. Each epoch uses one half. That is enough: a rank rewrites a
+place two epochs later, and in between it received a word of the intermediate epoch, which the other
+wrote after it had read the place.
 
-``epochs`` (capacity / THREADS,) u32 count what the CTAs of a rank have done, and are in device
-memory: a graph that is replayed goes on counting. All ranks launch the same exchanges in the same
-order. A place belongs to one CTA, whatever the number of values, so that each CTA counts for
-itself.
+``epochs`` (capacity / THREADS,) u32 count the completed epochs of a rank's CTAs, in device memory:
+a replayed graph continues counting. All ranks launch the same exchanges in the same order. A place
+belongs to one CTA, whatever the number of values, so each CTA counts separately.
 
-A word that does not come in ``polls`` looks ends the kernel: `describe_fault` says what ``fault``
-(1,) u64 then names, the rank that was waited for and the epoch.
+If a word does not arrive within ``polls`` reads, the kernel ends: `describe_fault` decodes
+``fault`` (1,) u64, which holds the awaited rank and the epoch.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, ceil_div
 
-#: Threads of a CTA, each with one value.
+#: Threads per CTA, each with one value.
 THREADS = 256
-#: Looks into an inbox before a rank gives up: 2.3 seconds on an H200.
+#: Reads of an inbox before a rank gives up: 2.3 seconds on an H200.
 POLLS = 1 << 22
-#: The most values of one rank: offsets in an inbox stay below 2^31 bytes.
+#: Maximum values of one rank: offsets in an inbox stay below 2^31 bytes.
 MOST = 1 << 23
 
 
 def rounded(values: int) -> int:
-    """The capacity of an inbox for so many values of each rank."""
+    """The capacity of an inbox for ``values`` values of each rank."""
     return THREADS * ceil_div(values, THREADS)
 
 
@@ -45,13 +44,13 @@ def inbox_nbytes(ranks: int, capacity: int) -> int:
 
 
 def describe_fault(word: int) -> str:
-    """What a rank waited for in vain, of the word it left; "" where it left none."""
+    """Describe a timeout from the word that a rank left; "" if it left none."""
     awaited, epoch = word & 0xFFFFFFFF, word >> 32
-    return f"waited in vain for rank {awaited - 1}, in epoch {epoch}" if awaited else ""
+    return f"timed out waiting for rank {awaited - 1}, in epoch {epoch}" if awaited else ""
 
 
 def check_ranks(name: str, rank: int, ranks: int, polls: int = POLLS) -> None:
-    """Raise PtxgenError for a kernel ``name`` of no rank, or one that never looks."""
+    """Raise PtxgenError for a kernel ``name`` with an invalid rank, or without polls."""
     if not 2 <= ranks <= 16 or not 0 <= rank < ranks:
         raise PtxgenError(f"{name}: rank {rank} of {ranks}: of 2 to 16")
     if not 1 <= polls < 2**31:
@@ -59,7 +58,7 @@ def check_ranks(name: str, rank: int, ranks: int, polls: int = POLLS) -> None:
 
 
 def check_inbox(name: str, values: int, ranks: int, capacity: int) -> None:
-    """Raise PtxgenError for an inbox that cannot be, or too small for ``values`` of a rank."""
+    """Raise PtxgenError for an invalid inbox, or one too small for ``values`` of a rank."""
     if capacity % THREADS or not 0 < capacity * ranks <= MOST:
         raise PtxgenError(
             f"{name}: an inbox for {capacity} values of {ranks} ranks: a multiple of {THREADS}, "
@@ -70,7 +69,7 @@ def check_inbox(name: str, values: int, ranks: int, capacity: int) -> None:
 
 
 class OneOfRanks:
-    """Base: what ``rank`` does, of so many ``ranks``, which are fields of the subclass."""
+    """Base class: the part of ``rank`` among ``ranks``, which are fields of the subclass."""
 
     __slots__ = ()
     ranks: int
@@ -84,7 +83,8 @@ class OneOfRanks:
 
 @dataclass(frozen=True)
 class Exchange(OneOfRanks, KernelSpec):
-    """Base: the values (n,) f32 of ``rank``, of ``ranks``, whose inboxes have a ``capacity``."""
+    """Base class: the values (n,) f32 of ``rank`` among ``ranks``, whose inboxes have a
+    ``capacity``."""
 
     n: int
     ranks: int
@@ -101,22 +101,22 @@ class Exchange(OneOfRanks, KernelSpec):
 
     @property
     def most(self) -> int:
-        """Values of the rank that has most."""
+        """Values of the rank with the most."""
         return self.n
 
     @property
     def inboxes(self) -> tuple[int, ...]:
-        """The ranks whose inboxes it takes."""
+        """The ranks whose inboxes are parameters."""
         return (self.rank,) if self.given else tuple(range(self.ranks))
 
     @property
     def ctas(self) -> int:
-        """CTAs that the inbox has places for."""
+        """CTAs for all places of the inbox."""
         return self.capacity // THREADS
 
     @property
     def exchange_params(self) -> tuple[Param, ...]:
-        """What every exchange takes after its own parameters."""
+        """Parameters of every exchange, after the kernel's own."""
         inbox = (2, "ranks", "capacity")
         return (
             *(Param(f"inbox{rank}", "u64", inbox, Access.INOUT) for rank in self.inboxes),
@@ -129,8 +129,8 @@ class Exchange(OneOfRanks, KernelSpec):
         return LaunchShape(grid=(ceil_div(self.most, THREADS), 1, 1), block=(THREADS, 1, 1))
 
     def exchanged(self, inputs: dict[str, Array]) -> tuple[list[Array], dict[str, Array]]:
-        """The values of every rank, (values of the rank,) f32, and what the exchange leaves, where
-        those of the others have come."""
+        """The values of every rank, (values of the rank,) f32, and the results of the exchange,
+        given that all words arrived."""
         epochs = inputs["epochs"].copy()
         epochs[: self.launch_shape.grid[0]] += 1
         at = np.arange(self.most)
@@ -149,7 +149,7 @@ class Exchange(OneOfRanks, KernelSpec):
         return values, {**left, "epochs": epochs, "fault": inputs["fault"].copy()}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        """Any epochs; inboxes in which the words of the other ranks have come."""
+        """Any epochs; inboxes with the received words of the other ranks."""
         inputs = super().make_inputs(rng)
         inputs["epochs"] = rng.integers(0, 2**32, self.ctas, np.uint32)
         inputs["fault"] = np.zeros(1, np.uint64)
@@ -164,7 +164,7 @@ class Exchange(OneOfRanks, KernelSpec):
         return inputs
 
     def bytes_moved(self) -> int:
-        """Values and words, of the places that are used."""
+        """Bytes of values and words of the used places."""
         return 4 * self.n + (2 - self.given) * 8 * self.n * (self.ranks - 1)
 
     def flops(self) -> int:

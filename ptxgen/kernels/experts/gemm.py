@@ -12,7 +12,7 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.experts.spec import ExpertsProduct
-from urdir.ptxgen.kernels.linear.gemm_tile import CtaTile, widest
+from urdir.ptxgen.kernels.linear.products.gemm_tile import CtaTile, widest
 from urdir.ptxgen.kernels.pairs import grouped, most_tiles, random_choice
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.formats import FORMATS

@@ -50,7 +50,7 @@ class ExpertsSpec(CutOptions, ExpertsShape):
     others = ()
     tiles_left = 1
     alone = True
-    asks_late = False
+    loads_late = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.used <= min(self.experts, MAX_USED) or self.batch < 1:
@@ -79,6 +79,11 @@ class ExpertsSpec(CutOptions, ExpertsShape):
     def norm_first(self) -> bool:
         """Whether the norm must be complete before the product, as in `LinearSpec`."""
         return self.norm is not None and is_first(self.norm)
+
+    @property
+    def has_warp_sums(self) -> bool:
+        """Whether warps add squares in shared memory."""
+        return self.normed
 
     @property
     def grid_rows(self) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from urdir.ptxgen.kernels.linear.spec import SHARED_NBYTES, SMS, Part, side_by_side
 from urdir.ptxgen.spec import ceil_div
@@ -58,11 +57,6 @@ class CutOptions:
     def clusters(self) -> int:
         """Clusters (CTAs, if a cluster is one CTA) that the launch is cut for."""
         return max(1, self.sms // self.cluster)
-
-
-def one_resident(**options: Any) -> CutOptions:
-    """Options for one CTA an SM: before sm_90 no launch starts early, and registers are scarce."""
-    return CutOptions(**{"resident": 1, **options})
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +197,16 @@ class Cut:
     ring: Ring
     memory: SharedMemory
     sharers: int = 1
+
+    @property
+    def own_rows(self) -> int:
+        """Rows of a pass that a CTA finishes."""
+        return self.rows.pass_rows // self.columns.cluster
+
+    @property
+    def rounds(self) -> int:
+        """Rows of a pass that a thread finishes, at most."""
+        return ceil_div(self.own_rows, 32 * self.warps)
 
     @property
     def warps(self) -> int:

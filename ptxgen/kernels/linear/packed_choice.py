@@ -8,10 +8,10 @@ from typing import Any
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear import mma_choice, wgmma_choice
 from urdir.ptxgen.kernels.linear.choice import Limits
-from urdir.ptxgen.kernels.linear.gemm_mma import GemmMma
-from urdir.ptxgen.kernels.linear.gemm_wgmma import GemmWgmma
 from urdir.ptxgen.kernels.linear.packed_parts import HeadPlaces, takes_packed
-from urdir.ptxgen.kernels.linear.packed_product import PackedProduct
+from urdir.ptxgen.kernels.linear.products.gemm_mma import GemmMma
+from urdir.ptxgen.kernels.linear.products.gemm_wgmma import GemmWgmma
+from urdir.ptxgen.kernels.linear.products.packed_product import PackedProduct
 from urdir.ptxgen.target import Target
 from urdir.ptxgen.weights.formats import Format
 

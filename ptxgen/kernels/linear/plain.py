@@ -8,6 +8,9 @@ from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.steps import Epilogue
 
+#: The keywords of `plain_epilogue`.
+PLAIN = {"bias", "gated", "activation", "scale", "residual", "softcap", "clamp"}
+
 
 def plain_epilogue(
     bias: bool | tuple[bool, ...] = False,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -15,9 +15,10 @@ from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.norm import BeginNorm
 from urdir.ptxgen.kernels.linear.epilogue.pack import PackedOutput
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
+from urdir.ptxgen.kernels.linear.plain import PLAIN, plain_epilogue
 from urdir.ptxgen.kernels.linear.prologue.norm import BegunNorm, Normed
 from urdir.ptxgen.kernels.linear.prologue.packed import PackedInput
-from urdir.ptxgen.kernels.linear.steps import Epilogue, Product, Prologue, check_steps
+from urdir.ptxgen.kernels.linear.steps import Epilogue, Product, Prologue, Reference, check_steps
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.ptx.architecture import ARCHITECTURES
 from urdir.ptxgen.spec import Access, Array, Param, ceil_div
@@ -99,11 +100,36 @@ class LinearSpec(Product):
     #: The steps that the main loop takes, in this order.
     prologues: ClassVar[tuple[type[Prologue], ...]] = (Normed,)
     epilogues: ClassVar[tuple[type[Epilogue], ...]] = (
-        *(Bias, Gated, Activated, Scaled, Residual, Bounded),
+        Bias,
+        Gated,
+        Activated,
+        Scaled,
+        Residual,
+        Bounded,
     )
 
     #: Subclasses have this as a field, or take one vector.
     batch = 1
+
+    @classmethod
+    def of(
+        cls,
+        fmt: Format,
+        rows: int,
+        cols: int,
+        norm: Norm | None = None,
+        prologue: tuple[Prologue, ...] = (),
+        epilogue: tuple[Epilogue, ...] = (),
+        **words: Any,
+    ) -> Self:
+        """A product with the usual steps by name: a ``norm``, and what `plain_epilogue` takes;
+        beside those of ``prologue`` and ``epilogue``. Other keywords are fields."""
+        plain = {name: words.pop(name) for name in PLAIN & words.keys()}
+        before = (*prologue, *([Normed(norm)] if norm is not None else []))
+        after = (*plain_epilogue(**plain), *epilogue)
+        places = {kind: place for place, kind in enumerate(cls.epilogues)}
+        after = tuple(sorted(after, key=lambda step: places.get(type(step), len(places))))
+        return cls(fmt, rows, cols, prologue=before, epilogue=after, **words)
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.cols < 1:
@@ -239,7 +265,7 @@ class LinearSpec(Product):
             products = [x @ part.layout.unpack(inputs[n]).astype(np.float64).T for n in names]
             y = np.stack(products) if self.gated else products[0]
             for step in self.epilogue_of(part):
-                y = step.apply(y, part, self, inputs, outputs)
+                y = step.apply(y, Reference(self, part, inputs, outputs))
             outputs.setdefault(f"y{part.suffix}", y.astype(np.float32))
         return outputs
 
@@ -247,7 +273,7 @@ class LinearSpec(Product):
         """The vectors that the weights multiply, f64."""
         x: Array = inputs["x"]
         for step in self.prologue:
-            x = step.apply(x, self, inputs, outputs)
+            x = step.apply(x, Reference(self, self.parts[0], inputs, outputs))
         return x.astype(np.float64)
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:

@@ -8,6 +8,7 @@ shared memory and registers, and its macros: `Step.stem` names their file, in
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, ClassVar, Protocol, TypeVar
@@ -32,6 +33,18 @@ class Part(Protocol):
     @property
     def suffix(self) -> str:
         """What follows the names of its parameters: nothing for the first one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What the reference of a step has beside its operand: the ``inputs`` of the launch, and the
+    ``outputs`` that steps have written. ``part``: the matrix that is multiplied, of a prologue the
+    first one."""
+
+    product: Product
+    part: Part
+    inputs: Mapping[str, Any]
+    outputs: dict[str, Array]
 
 
 class Step:
@@ -97,14 +110,8 @@ class Prologue(Step):
         """Sums (f32) of each warp in shared memory."""
         return 0
 
-    def apply(
-        self,
-        x: Array,
-        product: Product,
-        inputs: Mapping[str, Any],
-        outputs: dict[str, Array],
-    ) -> Array:
-        """x (batch, cols) in float64 after it; what else it writes goes to ``outputs``."""
+    def apply(self, x: Array, of: Reference) -> Array:
+        """x (batch, cols) in float64 after it; what else it writes goes to ``of.outputs``."""
         raise NotImplementedError
 
 
@@ -118,20 +125,18 @@ class Epilogue(Step):
         """Bytes of shared memory that all threads read, a multiple of 16."""
         return 0
 
+    @property
+    def nonlinearity(self) -> Activation | None:
+        """The nonlinearity that it is."""
+        return None
+
     def of_part(self, part: Part) -> bool:
         """Whether it follows the product of this one of the matrices."""
         return True
 
-    def apply(
-        self,
-        y: Array,
-        part: Part,
-        product: Product,
-        inputs: Mapping[str, Any],
-        outputs: dict[str, Array],
-    ) -> Array:
+    def apply(self, y: Array, of: Reference) -> Array:
         """The product of a matrix (batch, rows), or of a pair (2, batch, rows), after it, float64;
-        what else it writes goes to ``outputs``."""
+        what else it writes goes to ``of.outputs``."""
         raise NotImplementedError
 
 
@@ -221,8 +226,8 @@ class Product(KernelSpec):
     @property
     def f(self) -> Activation | None:
         """The nonlinearity that the product goes through."""
-        step = self.step("gated") or self.step("activation")
-        return getattr(step, "f", None)
+        made = (step.nonlinearity for step in self.epilogue)
+        return next((f for f in made if f is not None), None)
 
     @property
     def residual(self) -> bool:

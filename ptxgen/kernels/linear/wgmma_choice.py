@@ -34,8 +34,8 @@ from dataclasses import replace
 from functools import lru_cache
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.linear.gemm_wgmma import GemmWgmma, WgmmaCut
 from urdir.ptxgen.kernels.linear.packed_parts import Mixture
+from urdir.ptxgen.kernels.linear.products.gemm_wgmma import GemmWgmma, WgmmaCut
 from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.weights.packed import GROUP, TILE_SLICES
 

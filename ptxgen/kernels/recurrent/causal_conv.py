@@ -1,4 +1,4 @@
-"""A short causal convolution along a sequence; its state is what it needs of earlier tokens."""
+"""Short causal convolution along a sequence; its state is the earlier tokens that it needs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.recurrent.rows import SEGMENT_ROWS, RecurrentRows
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
 
-#: Channels of a CTA, a thread each.
+#: Channels per CTA, one per thread.
 THREADS = 128
 #: A tile of rows needs none but the one before it.
 MAX_TAPS = SEGMENT_ROWS + 1
@@ -23,8 +23,8 @@ MAX_TAPS = SEGMENT_ROWS + 1
 class CausalConv(RecurrentRows):
     """y[t, c] = f(sum over j of weight[c, j] u[t - taps + 1 + j, c] + bias[c]), of each channel.
 
-    u is x, or with ``gated`` x * input_gate; y is then multiplied with output_gate (LFM2). ``tail``
-    holds the last taps - 1 values of u of each sequence, oldest first; the launch moves it on.
+    u is x, or with ``gated`` x * input_gate; y is then multiplied by output_gate (LFM2). ``tail``
+    holds the last taps - 1 values of u of each sequence, oldest first; the launch updates it.
     """
 
     channels: int
@@ -45,13 +45,13 @@ class CausalConv(RecurrentRows):
         self.check_segments()
 
     def check_segments(self) -> None:
-        """Raise PtxgenError for rows that are another kernel's."""
+        """Raise PtxgenError for rows that another kernel handles."""
         if self.segments:
             raise PtxgenError("causal_conv: segments are prefill_conv's")
 
     @property
     def before(self) -> int:
-        """Earlier values that a result needs."""
+        """Number of earlier values that a result needs."""
         return self.taps - 1
 
     @property

@@ -1,4 +1,4 @@
-"""Which kernels serve a recurrence: a function of the rows, the heads and what is asked for."""
+"""Choice of recurrence kernels by rows, heads and arithmetic."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from urdir.ptxgen.kernels.recurrent.prepare_chunks import PrepareChunks
 from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
 from urdir.ptxgen.spec import Access, ceil_div
 
-#: Rows of prompts from which on chunks pay. Token by token and by chunks, on an H200, the delta
-#: rule of Qwen3-Next takes 13.2 and 8.4 us at 32 rows, 655 and 86 at 2,048; Mamba-2 of Nemotron-H
-#: 17.3 and 10.2, 871 and 80; Kimi Delta Attention 16.6 and 11.4, 919 and 144.
+#: Prompt rows from which on chunks pay. Token by token and in chunks, on an H200, the delta rule of
+#: Qwen3-Next takes 13.2 and 8.4 us at 32 rows, 655 and 86 at 2,048; Mamba-2 of Nemotron-H 17.3 and
+#: 10.2, 871 and 80; Kimi Delta Attention 16.6 and 11.4, 919 and 144.
 CHUNKED_ROWS = 32
 
 
@@ -25,8 +25,7 @@ def recurrences(target: str, *, exact: bool, **fields: Any) -> tuple[RecurrentHe
     """The kernels for a device of native target ``target``, in order; ``fields`` are
     `RecurrentHeads`'s.
 
-    ``exact`` asks for f32 throughout: token by token. Raises PtxgenError for shapes that no kernel
-    handles.
+    ``exact`` requires f32 throughout: token by token. Raises PtxgenError for unsupported shapes.
     """
     whole = GatedRecurrence(**fields)
     if exact or not _pays(fields):
@@ -36,7 +35,7 @@ def recurrences(target: str, *, exact: bool, **fields: Any) -> tuple[RecurrentHe
 
 
 def prepared_nbytes(**fields: Any) -> dict[str, int]:
-    """Bytes of the arrays that the first of two kernels leaves for the second, by name."""
+    """Bytes of the arrays passed from the first of two kernels to the second, by name."""
     if not _pays(fields):
         return {}
     kernel = PrepareChunks(**fields)
@@ -50,19 +49,18 @@ def _pays(fields: dict[str, Any]) -> bool:
 
 
 def causal_conv(*, packs: bool = False, **fields: Any) -> CausalConv:
-    """The kernel of a convolution; ``fields`` are `CausalConv`'s. Over prompts the results are
-    there a second time, packed, with ``packs`` (`PrefillConv.can_pack`)."""
+    """The kernel of a convolution; ``fields`` are `CausalConv`'s. With ``packs``
+    (`PrefillConv.can_pack`) the results for prompts are also written packed."""
     if not fields["segments"]:
         return CausalConv(**fields)
     return PrefillConv(**fields, packs=packs)
 
 
 def selective_scan(sms: int, *, packs: bool = False, **fields: Any) -> SelectiveScan:
-    """The kernel of Mamba's scan on a device with so many SMs; ``fields`` are `SelectiveScan`'s.
+    """The kernel of Mamba's scan on a device with ``sms`` SMs; ``fields`` are `SelectiveScan`'s.
 
-    Over prompts each SM has a CTA, where these are large enough for all channels; with ``packs``
-    (`PrefillScan.can_pack`) the results are packed. Raises PtxgenError for shapes that no kernel
-    handles.
+    For prompts each SM has a CTA, if CTAs are large enough for all channels; with ``packs``
+    (`PrefillScan.can_pack`) the results are packed. Raises PtxgenError for unsupported shapes.
     """
     if not fields["segments"]:
         return SelectiveScan(**fields)

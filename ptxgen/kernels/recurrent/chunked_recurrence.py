@@ -13,20 +13,20 @@ from urdir.ptxgen.kernels.recurrent.chunks import BLOCK, CHUNK, MAX_KEYS, Recurr
 from urdir.ptxgen.kernels.recurrent.prepare_chunks import PrepareChunks
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, ceil_div
 
-#: Most warps of a CTA, of 16 values each, and CTAs from which on they have so many.
+#: Maximum warps per CTA, of 16 values each, and the number of CTAs above which the maximum is used.
 MOST_WARPS, MANY_CTAS = 4, 96
-#: Chunks in shared memory: one that is used, others on the way; and bytes, which a CTA may have on
-#: every target.
+#: Chunks in shared memory: one in use, others in flight; and the shared memory that a CTA may have
+#: on every target.
 STAGES, SHARED_NBYTES = 3, 99 * 1024
 
 
 @dataclass(frozen=True)
 class ChunkedRecurrence(RecurrentChunks):
-    """What `RecurrentChunks` computes, of chunks that `PrepareChunks` has prepared.
+    """The result of `RecurrentChunks`, from chunks that `PrepareChunks` has prepared.
 
     Rows of S and of W are divided by their largest values and rounded to f16 as factors of
-    products, so that none is beyond f16's range. Sums and the state are f32. A sequence's bits
-    depend on how its tokens are divided into segments.
+    products, so that none exceeds f16's range. Sums and the state are f32. A sequence's bits depend
+    on how its tokens are divided into segments.
     """
 
     name = "chunked_recurrence"
@@ -39,12 +39,12 @@ class ChunkedRecurrence(RecurrentChunks):
 
     @property
     def own_keys(self) -> int:
-        """Keys of a warp."""
+        """Keys per warp."""
         return self.key_dim // self.splits
 
     @property
     def groups(self) -> int:
-        """Groups of 16 values of a CTA: a power of two."""
+        """Groups of 16 values per CTA: a power of two."""
         groups = MOST_WARPS // self.splits
         while groups > 1 and self.heads * ceil_div(self.value_dim, BLOCK * groups) < MANY_CTAS:
             groups //= 2
@@ -52,18 +52,18 @@ class ChunkedRecurrence(RecurrentChunks):
 
     @property
     def columns(self) -> int:
-        """Values of the state of a CTA."""
+        """Values of the state per CTA."""
         return BLOCK * self.groups
 
     @property
     def stages(self) -> int:
-        """Up to `STAGES`, two at least."""
+        """Number of stages: up to `STAGES`, at least two."""
         return max(2, min(STAGES, (SHARED_NBYTES - self.parts_nbytes) // self.stage_nbytes))
 
     @property
     def places(self) -> Mapping[str, int]:
-        """Where the parts of a prepared chunk begin in shared memory, one array behind the other,
-        and their "end", in bytes."""
+        """Start of each part of a prepared chunk in shared memory, contiguous, and their "end", in
+        bytes."""
         sizes = self.nbytes_of
         squares, numbers = sizes["tiles"], sizes["tiles"] + sizes["squares"]
         begins = dict.fromkeys(self.squares, squares) | dict.fromkeys(self.numbers, numbers)
@@ -72,7 +72,7 @@ class ChunkedRecurrence(RecurrentChunks):
 
     @property
     def value_stride(self) -> int:
-        """Bytes of a token's values behind these: four more, so that neighbouring lanes' tokens lie
+        """Bytes of a token's values: four more than needed, so that neighbouring lanes' tokens lie
         in different banks."""
         return 4 * (self.columns + 4)
 
@@ -83,17 +83,17 @@ class ChunkedRecurrence(RecurrentChunks):
 
     @property
     def barrier_place(self) -> int:
-        """Behind the values: the barrier that counts what has come."""
+        """After the values: the barrier that counts arrived bytes."""
         return self.places["end"] + CHUNK * self.value_stride
 
     @property
     def stage_nbytes(self) -> int:
-        """Of all that is brought of a chunk."""
+        """Bytes of all that is loaded for a chunk."""
         return self.barrier_place + 16
 
     @property
     def parts_place(self) -> int:
-        """In shared memory, behind the stages: parts of results."""
+        """In shared memory, after the stages: partial results."""
         return self.stages * self.stage_nbytes
 
     @property
@@ -104,7 +104,7 @@ class ChunkedRecurrence(RecurrentChunks):
 
     @property
     def parts_nbytes(self) -> int:
-        """Of parts of results that warps hand each other."""
+        """Bytes of partial results that warps exchange."""
         return 4 * BLOCK * CHUNK * self.groups * (self.splits - 1)
 
     @property

@@ -1,4 +1,4 @@
-"""Prompts of recurrences by chunks of tokens: what is prepared of each, and where it lies."""
+"""Chunked form of recurrences for prompts: the prepared data of each chunk and their layout."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from urdir.ptxgen.kernels.recurrent.heads import RecurrentHeads
 from urdir.ptxgen.spec import Access, Array, Param, Tolerance, ceil_div
 from urdir.ptxgen.target import since
 
-#: Tokens of a chunk, and of a block of it: the height of an mma.
+#: Tokens per chunk, and per block of it: the height of an mma.
 CHUNK, BLOCK = 32, 16
-#: Most keys whose state the registers of a warp hold.
+#: Maximum number of keys whose state fits a warp's registers.
 MAX_KEYS = 128
 #: Bytes of a block of tokens by tokens, f16.
 BLOCK_NBYTES = 2 * BLOCK * BLOCK
-#: Halves behind each row of a tile, so that eight rows' 16 bytes at the same place lie in
-#: different banks.
+#: f16 values of padding after each row of a tile, so that eight rows' 16 bytes at the same offset
+#: lie in different banks.
 PADDING = 8
 
 
@@ -38,24 +38,22 @@ class RecurrentChunks(RecurrentHeads):
         y_i = scale * (exp(G_i) S q_i + sum over j <= i of exp(G_i - G_j) (k_j . q_i) w_j)
         S = exp(G_end) S + sum over j of exp(G_end - G_j) w_j k_j^T
 
-    and of the delta rule w_i = beta_i (v_i - exp(G_i) S k_i - sum over j < i of
-    exp(G_i - G_j) (k_j . k_i) w_j), a triangular system. All of this that has no S in it is
-    prepared for all chunks at once (`PrepareChunks`); then states are moved on chunk by chunk
-    (`ChunkedRecurrence`).
+    and for the delta rule w_i = beta_i (v_i - exp(G_i) S k_i - sum over j < i of exp(G_i - G_j)
+    (k_j . k_i) w_j), a triangular system. Everything without S is prepared for all chunks at once
+    (`PrepareChunks`); then states are advanced chunk by chunk (`ChunkedRecurrence`).
 
-    Prepared are, of each chunk and head,
+    Prepared data, per chunk and head:
 
-    - ``tiles``: keys and queries divided by their lengths (f16; of a head of keys); with
-      ``channels``, of each head of values, decayed from the chunk's beginning on, and keys decayed
-      until its end;
-    - ``squares`` (f16), block by block: scores, exp(G_i - G_j) (k_j . q_i) for j <= i; of the
-      delta rule the inverse of each block's triangular system, and beneath the diagonal what
-      earlier blocks take away;
+    - ``tiles``: keys and queries divided by their lengths (f16; per key head); with ``channels``,
+      per value head, decayed from the chunk's start on, and keys decayed until its end;
+    - ``squares`` (f16), block by block: scores, exp(G_i - G_j) (k_j . q_i) for j <= i; for the
+      delta rule the inverse of each block's triangular system, and below the diagonal what earlier
+      blocks subtract;
     - ``numbers`` (f32): exp(G_i), exp(G_end - G_i), and factors of each token's addition and
       result; with ``channels``, the factors, exp(G_end) of each key, and the largest four times.
 
-    The chunk that begins ``CHUNK`` i rows behind the first row r of segment s has the place
-    r // CHUNK + s + i in them.
+    The chunk that starts ``CHUNK`` i rows after the first row r of segment s has index r // CHUNK +
+    s + i.
     """
 
     def __post_init__(self) -> None:
@@ -70,7 +68,7 @@ class RecurrentChunks(RecurrentHeads):
 
     @classmethod
     def serves(cls, key_dim: int, value_dim: int, delta: bool) -> bool:
-        """Whether there is a chunked form for such heads."""
+        """Whether heads of this shape have a chunked form."""
         if value_dim % 4:  # bulk copies are of 16 bytes
             return False
         if key_dim <= MAX_KEYS:
@@ -92,20 +90,20 @@ class RecurrentChunks(RecurrentHeads):
         """Blocks of tokens of a chunk."""
         return CHUNK // BLOCK
 
-    # ---- what is prepared ----
+    # ---- prepared data ----
 
     @property
     def slots(self) -> int:
-        """Places for chunks."""
+        """Slots for chunks."""
         return self.rows // CHUNK + self.segments
 
     @property
     def tile_heads(self) -> int:
-        """Heads that have tiles."""
+        """Heads with tiles."""
         return self.heads if self.channels else self.key_heads
 
     def tile_head(self, head: int) -> int:
-        """Whose tiles a head of values has."""
+        """The head whose tiles a value head uses."""
         return head if self.channels else self.key_head(head)
 
     @property
@@ -120,21 +118,20 @@ class RecurrentChunks(RecurrentHeads):
 
     @property
     def squares(self) -> tuple[str, ...]:
-        """Matrices of a token by a token: of each of the pairs a block, as lanes have it that
-        multiply by it: lane 4 r + c has rows r and r + 8, of each columns 2 c, 2 c + 1, 2 c + 8 and
-        2 c + 9."""
+        """Token by token matrices: a block per pair, in the order of the multiplying lanes: lane 4
+        r + c has rows r and r + 8, and in each columns 2 c, 2 c + 1, 2 c + 8 and 2 c + 9."""
         return ("scores", *(("solution",) if self.delta else ()))
 
     @property
     def numbers(self) -> Mapping[str, int]:
-        """How many there are of each kind."""
+        """Number of values of each kind."""
         kinds = ("of_w", "of_y") if self.channels else ("before", "after", "of_w", "of_y")
         of_keys = {"decay": self.key_dim, "most": 4} if self.channels else {}
         return dict.fromkeys(kinds, CHUNK) | of_keys
 
     @property
     def prepared_shapes(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
-        """Element type and shape of each array, of a chunk and head."""
+        """Element type and shape of each array, per chunk and head."""
         return {
             "tiles": ("f16", (len(self.tiles), CHUNK, self.key_dim + PADDING)),
             "squares": ("f16", (len(self.squares), len(self.pairs), 32, 8)),
@@ -142,7 +139,7 @@ class RecurrentChunks(RecurrentHeads):
         }
 
     def prepared_params(self, access: Access) -> tuple[Param, ...]:
-        """The arrays of what is prepared."""
+        """The arrays of prepared data."""
         heads = {"tiles": "tile_heads"}
         return tuple(
             Param(name, dtype, ("slots", heads.get(name, "heads"), *shape), access)
@@ -151,14 +148,14 @@ class RecurrentChunks(RecurrentHeads):
 
     @property
     def nbytes_of(self) -> Mapping[str, int]:
-        """Of each array, of a chunk and head."""
+        """Bytes of each array, per chunk and head."""
         each = {"f16": 2, "f32": 4}
         shapes = self.prepared_shapes.items()
         return {name: each[dtype] * math.prod(shape) for name, (dtype, shape) in shapes}
 
     @property
     def part_places(self) -> Mapping[str, int]:
-        """Where each part of an array begins, in bytes, of a chunk and head."""
+        """Byte offset of each part of an array, per chunk and head."""
         sizes = (
             dict.fromkeys(self.tiles, CHUNK * self.stride),
             dict.fromkeys(self.squares, len(self.pairs) * BLOCK_NBYTES),
@@ -177,7 +174,7 @@ class RecurrentChunks(RecurrentHeads):
 
     @property
     def prepared_nbytes(self) -> int:
-        """Bytes of what is prepared of all rows, as one segment."""
+        """Bytes of the prepared data of all rows, as one segment."""
         sizes, chunks = self.nbytes_of, ceil_div(self.rows, CHUNK)
         own = sizes["squares"] + sizes["numbers"]
         return chunks * (self.tile_heads * sizes["tiles"] + self.heads * own)
@@ -185,14 +182,14 @@ class RecurrentChunks(RecurrentHeads):
     # ---- in numpy ----
 
     def to_blocks(self, square: Array) -> Array:
-        """A square (tokens, tokens) as it lies: (pairs, 32, 8)."""
+        """A square (tokens, tokens) in storage order: (pairs, 32, 8)."""
         blocks = square.reshape(self.blocks, BLOCK, self.blocks, BLOCK)
         rows, columns = np.transpose(self.pairs)
         parts: Array = blocks[rows, :, columns].reshape(-1, 2, 8, 2, 4, 2)
         return parts.transpose(0, 2, 4, 1, 3, 5).reshape(-1, 32, 8)
 
     def of_blocks(self, parts: Array) -> Array:
-        """The square that lies so."""
+        """The inverse of `to_blocks`."""
         square = np.zeros((self.blocks, BLOCK, self.blocks, BLOCK))
         rows, columns = np.transpose(self.pairs)
         blocks = parts.reshape(-1, 8, 4, 2, 2, 2).transpose(0, 3, 1, 4, 2, 5)
@@ -207,7 +204,7 @@ class RecurrentChunks(RecurrentHeads):
 
     @property
     def tolerance(self) -> Tolerance:
-        """2^-11 for each factor that is rounded to f16 on the way to a result."""
+        """2^-11 for each factor that is rounded to f16."""
         return Tolerance(rtol=4 * 2**-11)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""RMSNorm beside a gate: the end of a recurrence, in one launch."""
+"""Gated RMSNorm: the end of a recurrent mixer, in one launch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Linear attention with a decaying state, token by token."""
+"""Gated recurrence: linear attention with a decaying state, token by token."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from urdir.ptxgen.kernels.recurrent.heads import RecurrentHeads
 from urdir.ptxgen.spec import Array, LaunchShape, Param, Tolerance, ceil_div
 
 THREADS = 128
-#: Most lanes that share a column of the state; values of it that a lane has, and the most.
+#: Maximum lanes that share a column of the state; its values per lane, and their maximum.
 MAX_LANES, VALUES, MAX_VALUES = 32, 16, 64
-#: Tokens that are brought to shared memory at once, and bytes for what has a value for each key.
+#: Tokens loaded to shared memory at once, and bytes for data with one value per key.
 TILE, TILE_NBYTES = 16, 32768
-#: Neighbouring lanes that find a token's numbers: as many for every tile, so that these have the
-#: same bits however a prompt is divided.
+#: Neighbouring lanes that compute a token's numbers: the same for every tile, so that bits do not
+#: depend on how a prompt is divided.
 TOKEN_LANES = THREADS // TILE
 
 
@@ -38,12 +38,12 @@ class GatedRecurrence(RecurrentHeads):
                 f"{self.lanes} lanes"
             )
 
-    # ---- how it is divided ----
+    # ---- division of work ----
 
     @property
     def lanes(self) -> int:
-        """Neighbouring lanes that share a column of the state: a power of two, each with as many
-        vectors of four values."""
+        """Neighbouring lanes that share a column of the state: a power of two, each with the same
+        number of vectors of four values."""
         vectors, lanes = self.key_dim // 4, 1
         while 4 * vectors > VALUES * lanes and lanes < MAX_LANES and vectors % (2 * lanes) == 0:
             lanes *= 2
@@ -51,12 +51,12 @@ class GatedRecurrence(RecurrentHeads):
 
     @property
     def columns(self) -> int:
-        """Columns of the state of a CTA."""
+        """Columns of the state per CTA."""
         return THREADS // self.lanes
 
     @property
     def tile(self) -> int:
-        """Tokens that are brought at once."""
+        """Tokens loaded at once."""
         nbytes = (12 if self.channels else 8) * self.key_dim
         return min(TILE, self.rows if self.segments else 1, TILE_NBYTES // nbytes)
 

@@ -1,4 +1,4 @@
-"""What recurrences of heads have in common: their formula, how rows lie, what it is in numpy."""
+"""Common parts of recurrences with heads: formula, row layout, numpy reference."""
 
 from __future__ import annotations
 
@@ -19,23 +19,22 @@ Order = Literal["qkv", "vkq", "apart"]
 
 @dataclass(frozen=True)
 class RecurrentHeads(RecurrentRows):
-    """Per head a state S (value_dim, key_dim), which each token decays, adds to and reads:
+    """Per head a state S (value_dim, key_dim), which each token decays, updates and reads:
 
         S = g S + e k^T,  y = scale * S q,  g = exp(a dt),  dt = softplus(alpha + dt_bias)
 
     - ``delta`` (gated delta rule, Yang et al. 2024, arXiv 2412.06464): q and k are divided by
       their lengths, sqrt(|.|^2 + eps); e = sigmoid(beta) (v - g S k); scale = 1 / sqrt(key_dim);
-    - else SSD (Mamba-2, Dao & Gu 2024, arXiv 2405.21060), with k, q and v for its B, C and x:
-      e = dt v; scale = 1, and y += skip * v. Where it is ``steady`` (lightning attention, Qin et
-      al. 2024, arXiv 2401.04658), dt is 1 for all tokens, and there is no skip.
+    - otherwise SSD (Mamba-2, Dao & Gu 2024, arXiv 2405.21060), with k, q and v for its B, C and x:
+      e = dt v; scale = 1, and y += skip * v. If ``steady`` (lightning attention, Qin et al. 2024,
+      arXiv 2401.04658), dt is 1 for all tokens, and there is no skip.
 
-    With ``channels`` (Kimi Delta Attention, arXiv 2510.26692) each key of a head has a g of its
-    own, and alpha and dt_bias have one for each: S = S diag(g) + e k^T. With a ``floor`` below 0,
-    g = exp(floor * sigmoid(a (alpha + dt_bias))), which stays above exp(floor); with ``negated``
-    -a stands for a.
+    With ``channels`` (Kimi Delta Attention, arXiv 2510.26692) each key of a head has its own g,
+    with its own alpha and dt_bias: S = S diag(g) + e k^T. With a ``floor`` below 0, g = exp(floor *
+    sigmoid(a (alpha + dt_bias))), which stays above exp(floor); with ``negated`` -a replaces a.
 
-    A row of ``mixed`` has the heads of q, k and v in that ``order``; "apart", they are arrays of
-    their own. ``heads`` of values share ``key_heads`` of q and k: neighbours do, or with ``tiled``
+    A row of ``mixed`` has the heads of q, k and v in that ``order``; "apart", they are separate
+    arrays. The value ``heads`` share ``key_heads`` of q and k: neighbours do, or with ``tiled``
     every key_heads-th.
     """
 
@@ -57,7 +56,7 @@ class RecurrentHeads(RecurrentRows):
         if min(self.heads, self.key_heads, self.value_dim) < 1 or self.heads % self.key_heads:
             raise PtxgenError(
                 f"{self.name}: {self.heads} heads of {self.value_dim} values with "
-                f"{self.key_heads} heads of keys"
+                f"{self.key_heads} key heads"
             )
         if self.key_dim < 4 or self.key_dim % 4 or (self.heads * self.value_dim) % 4:
             raise PtxgenError(
@@ -68,22 +67,22 @@ class RecurrentHeads(RecurrentRows):
             raise PtxgenError(f"{self.name}: negated rates without a floor")
         if self.floor > 0.0 or ((self.channels or self.floor) and not self.delta):
             raise PtxgenError(
-                f"{self.name}: gates of channels ({self.channels}) and a floor ({self.floor}, "
+                f"{self.name}: per-channel gates ({self.channels}) and a floor ({self.floor}, "
                 "up to 0) belong to the delta rule"
             )
         if self.steady and self.delta:
             raise PtxgenError(f"{self.name}: the delta rule has no steady decay")
 
-    # ---- how a row lies ----
+    # ---- row layout ----
 
     @property
     def width(self) -> int:
-        """Values of a row of q, k and v together."""
+        """Values per row of q, k and v together."""
         return 2 * self.key_heads * self.key_dim + self.heads * self.value_dim
 
     @cached_property
     def offsets(self) -> Mapping[str, int]:
-        """Where "q", "k" and "v" begin in a row of theirs."""
+        """Start of "q", "k" and "v" in their rows."""
         keys, values = self.key_heads * self.key_dim, self.heads * self.value_dim
         match self.order:
             case "qkv":
@@ -95,12 +94,12 @@ class RecurrentHeads(RecurrentRows):
 
     @property
     def arrays(self) -> Mapping[str, str]:
-        """The parameters that "q", "k" and "v" are in."""
+        """The parameters with "q", "k" and "v"."""
         return {name: f"{name}_heads" if self.order == "apart" else "mixed" for name in "qkv"}
 
     @property
     def strides(self) -> Mapping[str, int]:
-        """Values from a row of "q", "k" and "v" to the next."""
+        """Distance between rows of "q", "k" and "v" in values."""
         if self.order != "apart":
             return dict.fromkeys("qkv", self.width)
         keys, values = self.key_heads * self.key_dim, self.heads * self.value_dim
@@ -108,23 +107,23 @@ class RecurrentHeads(RecurrentRows):
 
     @property
     def gates(self) -> int:
-        """Values of a row of alpha."""
+        """Values per row of alpha."""
         return 0 if self.steady else self.heads * (self.key_dim if self.channels else 1)
 
     @property
     def scale(self) -> float:
-        """Of the result."""
+        """Factor of the result."""
         return 1.0 / math.sqrt(self.key_dim) if self.delta else 1.0
 
     def key_head(self, head: int) -> int:
-        """The head of q and k that a head of values has."""
+        """The head of q and k that a value head uses."""
         return head % self.key_heads if self.tiled else head // (self.heads // self.key_heads)
 
     # ---- parameters ----
 
     @property
     def key_params(self) -> tuple[Param, ...]:
-        """What queries, keys and values are in."""
+        """The parameters with queries, keys and values."""
         keys, values = ("rows", "key_heads", "key_dim"), ("rows", "heads", "value_dim")
         if self.order != "apart":
             return (Param("mixed", "f32", ("rows", "width"), Access.IN),)
@@ -133,7 +132,7 @@ class RecurrentHeads(RecurrentRows):
 
     @property
     def decay_params(self) -> tuple[Param, ...]:
-        """What decays are made of."""
+        """The parameters from which decays are computed."""
         rates = Param("a", "f32", ("heads",), Access.IN)
         if self.steady:
             return (rates,)
@@ -143,12 +142,12 @@ class RecurrentHeads(RecurrentRows):
 
     @property
     def beta_params(self) -> tuple[Param, ...]:
-        """What says how much of a value is replaced."""
+        """The parameter that determines how much of a value is replaced."""
         return (Param("beta", "f32", ("rows", "heads"), Access.IN),) if self.delta else ()
 
     @property
     def skip_params(self) -> tuple[Param, ...]:
-        """What results have of values."""
+        """The parameter that adds values to results."""
         skips = not self.delta and not self.steady
         return (Param("skip", "f32", ("heads",), Access.IN),) if skips else ()
 
@@ -164,7 +163,7 @@ class RecurrentHeads(RecurrentRows):
     # ---- in numpy ----
 
     def heads_of(self, inputs: Mapping[str, Any], name: str) -> Array:
-        """ "q", "k" or "v" of each head of values: (rows, heads, dim) f64."""
+        """ "q", "k" or "v" of each value head: (rows, heads, dim) f64."""
         values, first = inputs[self.arrays[name]].reshape(self.rows, -1), self.offsets[name]
         count, dim = (self.heads, self.value_dim) if name == "v" else (self.key_heads, self.key_dim)
         part: Array = values[:, first : first + count * dim].astype(np.float64)

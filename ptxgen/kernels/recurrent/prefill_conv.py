@@ -1,4 +1,4 @@
-"""The short causal convolution over prompts: a tile of a segment's tokens a thread."""
+"""Short causal convolution for prompts: each thread has a tile of a segment's tokens."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from urdir.ptxgen.weights.packed import GROUP, pack, packed_shape
 
 @dataclass(frozen=True)
 class PrefillConv(CausalConv):
-    """`CausalConv` of segments of prompts, bit for bit.
+    """`CausalConv` for segments of prompts, bit for bit.
 
-    With ``packs`` (`can_pack`) y is there a second time as ``packed`` f16, which products take
-    (`weights.packed`).
+    With ``packs`` (`can_pack`) y is also written as ``packed`` f16 for products (`weights.packed`).
     """
 
     packs: bool = False
@@ -40,12 +39,12 @@ class PrefillConv(CausalConv):
 
     @staticmethod
     def can_pack(channels: int) -> bool:
-        """Whether there is a form with ``packs``: nobody clears places beyond the last channel."""
+        """Whether ``packs`` is supported: places beyond the last channel would not be cleared."""
         return channels % TILE_COLS == 0
 
     @property
     def tile(self) -> int:
-        """Rows of a thread, all of one segment; a group of packed ones."""
+        """Rows per thread, all of one segment; a group of packed ones."""
         return SEGMENT_ROWS
 
     @property

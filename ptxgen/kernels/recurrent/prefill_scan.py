@@ -1,4 +1,4 @@
-"""The selective scan of Mamba over prompts: tokens in order, many at hand."""
+"""Mamba's selective scan for prompts: sequential over tokens, with many tokens prefetched."""
 
 from __future__ import annotations
 
@@ -13,22 +13,21 @@ from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil
 from urdir.ptxgen.weights.layout import TILE_COLS
 from urdir.ptxgen.weights.packed import GROUP, pack, packed_shape
 
-#: Warps that move states on, in a CTA at most.
+#: Maximum number of warps per CTA that advance states.
 MAX_WARPS = 16
-#: Tokens of a tile at most, and bytes of all places.
+#: Maximum tokens of a tile, and bytes of all places.
 TILE, TILES_NBYTES = 32, 64 << 10
 
 
 @dataclass(frozen=True)
 class PrefillScan(SelectiveScan):
-    """`SelectiveScan` of segments of prompts, bit for bit.
+    """`SelectiveScan` for segments of prompts, bit for bit.
 
-    A token's exponentials and products need no token before it; what goes from token to token is a
-    product and a sum of each value of the state. So ``warps`` of a CTA move states on by a tile of
-    tokens, all of whose instructions stand side by side, while others bring the next tile to shared
-    memory.
+    A token's exponentials and products do not depend on earlier tokens; only a product and a sum
+    per value of the state do. So ``warps`` of a CTA advance states by a tile of tokens, whose
+    instructions are independent, while others load the next tile to shared memory.
 
-    With ``packs`` (`can_pack`) y is the packed f16 that the next product takes (`weights.packed`).
+    With ``packs`` (`can_pack`) y is packed f16 for the next product (`weights.packed`).
     """
 
     warps: int = 4
@@ -52,8 +51,8 @@ class PrefillScan(SelectiveScan):
 
     @staticmethod
     def can_pack(channels: int, size: int) -> bool:
-        """Whether there is a form with ``packs``: nobody clears places beyond the last channel, and
-        the rows of a group are those whose sums a channel's lanes end with."""
+        """Whether ``packs`` is supported: places beyond the last channel would not be cleared, and
+        the rows of a group must be those whose sums a channel's lanes end with."""
         return channels % TILE_COLS == 0 and size % 16 == 0
 
     @property
@@ -82,7 +81,7 @@ class PrefillScan(SelectiveScan):
 
     @property
     def parts(self) -> int:
-        """Lanes that share a channel: one for each sum of those of `SelectiveScan`."""
+        """Lanes that share a channel: one for each sum of `SelectiveScan`'s lanes."""
         return self.lanes * self.sums
 
     @property
@@ -91,7 +90,7 @@ class PrefillScan(SelectiveScan):
 
     @property
     def bringing(self) -> int:
-        """Warps that bring the tiles of a place."""
+        """Warps that load the tiles of a place."""
         return ceil_div(self.own_channels, 8 if self.own_channels <= 48 else 16)
 
     @property
@@ -101,13 +100,13 @@ class PrefillScan(SelectiveScan):
 
     @property
     def quad_nbytes(self) -> int:
-        """Bytes of four tokens' numbers, four of each channel, and of a gap, so that one number of
-        eight tokens and a warp's channels has a bank each."""
+        """Bytes of four tokens' numbers, four per channel, and of padding, so that one number of
+        eight tokens and a warp's channels fall into separate banks."""
         return 64 * self.own_channels + 64
 
     @property
     def tile(self) -> int:
-        """Tokens of a tile, in turns of one for each part."""
+        """Tokens per tile, in rounds of one for each part."""
         most = min(TILE, TILES_NBYTES // self.token_nbytes)
         return self.parts * min(most // self.parts, ceil_div(self.rows, self.parts))
 

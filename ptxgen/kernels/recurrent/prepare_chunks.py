@@ -1,4 +1,4 @@
-"""What recurrences need of a prompt that does not depend on states, for all chunks at once."""
+"""State-free part of recurrences for prompts, computed for all chunks at once."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 from urdir.ptxgen.kernels.recurrent.chunks import BLOCK, CHUNK, PADDING, RecurrentChunks
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, ceil_div
 
-#: Warps that prepare a chunk, and of the delta rule, which has more products.
+#: Warps that prepare a chunk, and for the delta rule, which has more products.
 FEW_WARPS, WARPS = 4, 8
-#: CTAs of so many warps for which an SM has registers, and with gates of channels.
+#: CTAs of this many warps that fit an SM's registers, and with per-channel gates.
 RESIDENT, RESIDENT_OF_CHANNELS = 3, 2
-#: CTAs that a GPU has room for at once, and most heads of a CTA beyond these.
+#: CTAs that a GPU holds at once, and the maximum heads per CTA above that.
 MANY_CTAS, MOST_HEADS = 256, 16
 #: A logarithm whose power of 2 is 0 in f32.
 LOWEST = -160.0
@@ -22,11 +22,11 @@ LOWEST = -160.0
 
 @dataclass(frozen=True)
 class PrepareChunks(RecurrentChunks):
-    """What is prepared of `RecurrentChunks`: keys, queries, scores, solutions, decays.
+    """The prepared data of `RecurrentChunks`: keys, queries, scores, solutions, decays.
 
     Factors of products are rounded to f16. With ``channels``, G has a value for each key, and the
-    decay between two tokens is multiplied out half by half, as no product of decays from the
-    chunk's beginning: these leave f32's range. Places of no chunk are left as they are.
+    decay between two tokens is multiplied up half by half, not as a quotient of decays from the
+    chunk's start: these exceed f32's range. Unused places are not written.
     """
 
     name = "prepare_chunks"
@@ -34,30 +34,30 @@ class PrepareChunks(RecurrentChunks):
 
     @property
     def preparing(self) -> int:
-        """Warps of a CTA, which prepares a chunk for a head."""
+        """Warps per CTA, which prepares a chunk for a head."""
         wide = self.delta and self.key_dim % 32 == 0
         return WARPS if wide else FEW_WARPS
 
     @property
     def products(self) -> tuple[tuple[bool, int, int], ...]:
-        """Products of blocks of tokens with those that they look back on, of keys or of queries:
-        first of keys with themselves, after which there is most to do."""
+        """Products of blocks of tokens with earlier blocks, of keys or of queries: first of keys
+        with themselves, which have the most dependent work."""
         of_keys = sorted(self.pairs, key=lambda pair: pair[0] - pair[1]) if self.delta else []
         return (*((True, i, j) for i, j in of_keys), *((False, i, j) for i, j in self.pairs))
 
     @property
     def lanes(self) -> int:
-        """Threads that have a token, each a part of its keys."""
+        """Threads per token, each with a part of its keys."""
         return 32 * self.preparing // CHUNK
 
     @property
     def sharing(self) -> int:
-        """Heads of values that share tiles."""
+        """Value heads that share tiles."""
         return self.heads // self.tile_heads
 
     @property
     def heads_each(self) -> int:
-        """How many of these a CTA prepares, one after the other: few, where there are few CTAs."""
+        """How many of these a CTA prepares in sequence: few, if there are few CTAs."""
         each = self.slots * self.heads // MANY_CTAS
         return max(1, min(self.sharing, MOST_HEADS, each))
 
@@ -65,17 +65,17 @@ class PrepareChunks(RecurrentChunks):
 
     @property
     def log_place(self) -> int:
-        """Behind these: what two numbers of each token are."""
+        """After these: two numbers of each token."""
         return 2 * CHUNK * self.stride
 
     @property
     def scratch_place(self) -> int:
-        """Behind these: blocks that are inverted."""
+        """After these: blocks to be inverted."""
         return self.log_place + 8 * CHUNK
 
     @property
     def totals_place(self) -> int:
-        """Behind these: decays of halves of channels' tokens."""
+        """After these: decays of halves of channels' tokens."""
         return self.scratch_place + (4 * BLOCK * BLOCK * self.blocks if self.delta else 0)
 
     @property
@@ -106,7 +106,7 @@ class PrepareChunks(RecurrentChunks):
         return 2 * self.rows * CHUNK * self.key_dim * self.tile_heads * len(self.squares)
 
     def bytes_moved(self) -> int:
-        """Keys, queries and gates, and what is prepared of them."""
+        """Keys, queries and gates, and the prepared data."""
         row = 2 * self.key_heads * self.key_dim + self.gates + self.heads * self.delta
         return 4 * self.rows * row + self.prepared_nbytes
 
@@ -135,7 +135,7 @@ class PrepareChunks(RecurrentChunks):
         sums, eps = np.cumsum(log, 0), max(self.eps, 1e-30)
         kk, qq = (np.sqrt(np.sum(x * x, 1, keepdims=True) + eps) for x in (k, q))
         k, q, before, after = k / kk, q / qq, np.exp(sums), np.exp(sums[-1] - sums)
-        # (tokens, tokens that they look back on, keys or 1)
+        # (tokens, earlier tokens, keys or 1)
         seen = np.tril(np.ones((CHUNK, CHUNK)))
         decay = np.exp(np.minimum(sums[:, None] - sums, 0.0)) * seen[:, :, None]
         scores = np.sum(q[:, None] * k * decay, 2)
@@ -155,12 +155,12 @@ class PrepareChunks(RecurrentChunks):
 
 
 def _whole(tokens: Array) -> Array:
-    """With zeros in the place of tokens that a chunk lacks."""
+    """Pad a chunk with zeros for missing tokens."""
     return np.pad(tokens, ((0, CHUNK - len(tokens)), (0, 0)))
 
 
 def _solution(system: Array) -> Array:
-    """(I - A)^-1 of blocks on the diagonal, and A beneath these."""
+    """(I - A)^-1 of blocks on the diagonal, and A below these."""
     solution = np.tril(system, -1)
     for i in range(0, CHUNK, BLOCK):
         own = np.s_[i : i + BLOCK, i : i + BLOCK]

@@ -1,4 +1,4 @@
-"""What kernels with a state per sequence have in common: which rows advance which state."""
+"""Common parts of kernels with a state per sequence: which rows advance which state."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.advance import IDLE
 from urdir.ptxgen.spec import Access, KernelSpec, Param, ceil_div
 
-#: Segments begin at multiples of so many rows.
+#: Segments start at multiples of this many rows.
 SEGMENT_ROWS = 8
-#: Most bytes of states read while the launch before still works: 40 KB for each SM of a big
-#: GPU, as products have of weights (`PACE_NBYTES`); its own loads queue after these. On an H200
-#: steps of 4 and 8 sequences of Falcon-H1-7B, whose states of a layer have 12.6 and 25 MB, took
-#: 2.476 and 3.143 ms when all were read early, 2.432 and 3.121 ms so.
+#: Maximum bytes of states read while the previous launch still works: 40 KB per SM of a big GPU, as
+#: for the weights of products (`PACE_NBYTES`); its own loads queue behind these. On an H200 steps
+#: of 4 and 8 sequences of Falcon-H1-7B, whose states of a layer have 12.6 and 25 MB, took 2.476 and
+#: 3.143 ms when all were read early, 2.432 and 3.121 ms with this limit.
 EARLY_NBYTES = 132 * 40 * 1024
 
 
@@ -26,16 +26,16 @@ class RecurrentRows(KernelSpec):
     """Rows that advance the states of ``sequences``: row r is token ``position[r]`` of sequence
     ``sequence[r]``.
 
-    Without ``segments`` each row is a token of another sequence. Else there are up to so many
-    segments, consecutive tokens of a sequence each, from row ``segment[i, 0]`` up to
-    ``segment[i, 1]``: in order, the first at row 0, each at a multiple of `SEGMENT_ROWS`, each of
-    another sequence. Entries beyond the last are (rows, rows). Rows between an end and the next
-    beginning are idle.
+    Without ``segments`` each row is a token of a different sequence. Otherwise there are up to
+    ``segments`` segments, consecutive tokens of a sequence each, from row ``segment[i, 0]`` up to
+    ``segment[i, 1]``: in order, the first at row 0, each at a multiple of `SEGMENT_ROWS`, each of a
+    different sequence. Unused entries are (rows, rows). Rows between the end of a segment and the
+    next start are padding rows.
 
-    A token at position 0 begins with a state of zeros, whatever is stored. A position from
-    ``max_len`` on is an idle row: it advances nothing, and its result is zeros. What becomes of a
-    sequence depends on no other, nor, but for `ChunkedRecurrence`, on how its tokens are divided
-    into segments: bit for bit.
+    A token at position 0 starts with a state of zeros, whatever is stored. A position from
+    ``max_len`` on marks a padding row: it advances nothing, and its result is zeros. A sequence's
+    results do not depend on other sequences nor, except in `ChunkedRecurrence`, on how its tokens
+    are divided into segments: bit for bit.
     """
 
     rows: int
@@ -57,14 +57,14 @@ class RecurrentRows(KernelSpec):
 
     @property
     def reads_early(self) -> bool:
-        """Whether the states are read before ``griddepcontrol.wait``: those of few single rows.
-        See `EARLY_NBYTES`."""
+        """Whether the states are read before ``griddepcontrol.wait``: those of few single rows. See
+        `EARLY_NBYTES`."""
         states = sum(self.nbytes(p) for p in self.params if p.access is Access.INOUT)
         return not self.segments and self.rows * states <= self.sequences * EARLY_NBYTES
 
     @property
     def row_params(self) -> tuple[Param, ...]:
-        """What says whose tokens the rows are."""
+        """Parameters with the sequences and positions of the rows."""
         segments = (Param("segment", "u32", ("segments", 2), Access.IN),) if self.segments else ()
         return (
             Param("sequence", "u32", ("rows",), Access.IN),
@@ -73,7 +73,7 @@ class RecurrentRows(KernelSpec):
         )
 
     def tokens(self, inputs: Mapping[str, Any]) -> Iterator[tuple[int, int, bool]]:
-        """Row, sequence and whether the state begins anew, of every row that is not idle."""
+        """Row, sequence and whether the state starts from zeros, for every active row."""
         bounds = inputs["segment"].tolist() if self.segments else [(0, self.rows)]
         for row in (row for start, end in bounds for row in range(start, end)):
             position = int(inputs["position"][row])
@@ -81,20 +81,20 @@ class RecurrentRows(KernelSpec):
                 yield row, int(inputs["sequence"][row]), position == 0
 
     def make_rows(self, rng: np.random.Generator) -> dict[str, Any]:
-        """Inputs of `row_params`: of several rows some are idle, and some are first tokens."""
+        """Inputs of `row_params`: several rows include padding rows and first tokens."""
         return self._make_segments(rng) if self.segments else self._make_single_rows(rng)
 
     def _make_single_rows(self, rng: np.random.Generator) -> dict[str, Any]:
         sequence = rng.permutation(max(self.sequences, self.rows))[: self.rows]
         position = rng.integers(0, self.max_len, self.rows)
         position[1::3], position[2::4] = 0, IDLE
-        # rows beyond the sequences are idle, and name one that exists
+        # rows beyond the sequences are padding rows, and name an existing sequence
         position[sequence >= self.sequences] = IDLE
         sequence = np.minimum(sequence, self.sequences - 1)
         return {"sequence": sequence.astype(np.uint32), "position": position.astype(np.uint32)}
 
     def _make_segments(self, rng: np.random.Generator) -> dict[str, Any]:
-        """As many segments as there are, or one fewer, at random places; of one row or more."""
+        """The maximum number of segments, or one fewer, at random places; of one row or more."""
         places = ceil_div(self.rows, SEGMENT_ROWS)
         most = min(self.segments, self.sequences)
         count = max(1, most - int(rng.integers(0, 2)))

@@ -1,4 +1,4 @@
-"""The selective scan of Mamba: a state of a few values for every channel, each with its decay."""
+"""Mamba's selective scan: a state of a few values per channel, each with its own decay."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from urdir.ptxgen.kernels.recurrent.rows import RecurrentRows
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
 
 THREADS = 128
-#: Values of a channel's state that a lane has at most.
+#: Maximum values of a channel's state per lane.
 MAX_VALUES = 64
 
 
@@ -24,15 +24,15 @@ class SelectiveScan(RecurrentRows):
     """h = exp(dt a) h + dt x b,  y = (h . c + skip x) silu(gate),  dt = softplus(step), for each
     channel (Gu & Dao 2023, arXiv 2312.00752).
 
-    h and ``a`` (channels, size) have ``size`` values a channel, which have b and c (rows, size) in
-    common; x, ``step`` and ``gate`` (rows, channels) are the channels' own.
+    h and ``a`` (channels, size) have ``size`` values per channel, which share b and c (rows, size);
+    x, ``step`` and ``gate`` (rows, channels) are per channel.
     """
 
     channels: int
     size: int
 
     activation: ClassVar = Activation("silu")
-    #: Neighbouring lanes that share a channel, each with two of each eight values.
+    #: Neighbouring lanes that share a channel, each with two of every eight values.
     lanes: ClassVar = 4
     name = "selective_scan"
     template = ("urdir.templates", "recurrent/selective_scan.ptx.j2")
@@ -51,19 +51,19 @@ class SelectiveScan(RecurrentRows):
         self.check_segments()
 
     def check_segments(self) -> None:
-        """Raise PtxgenError for rows that are another kernel's."""
+        """Raise PtxgenError for rows that another kernel handles."""
         if self.segments:
             raise PtxgenError("selective_scan: segments are prefill_scan's")
 
     @property
     def sums(self) -> int:
-        """Sums of a lane, one of each second of its pairs where these come out even: as eight lanes
+        """Sums per lane, one for every second of its pairs if their number is even: as eight lanes
         would have them (`PrefillScan`)."""
         return 1 if self.size % 16 else 2
 
     @property
     def own_channels(self) -> int:
-        """Channels of a CTA."""
+        """Channels per CTA."""
         return THREADS // self.lanes
 
     @property

@@ -64,7 +64,7 @@ def test_a_rank_that_fails_ends_all_with_one_error(
         of_last = "CUDA_ERROR_ILLEGAL_ADDRESS" if fault == "address" else "no fault of its own"
         expected = [of_first, of_last]
     assert re.findall(r"^rank \d, .*: (.*)$", error, re.M) == expected
-    waited = re.search(r"^rank 0 waited in vain for rank 1, in epoch \d+$", error, re.M)
+    waited = re.search(r"^rank 0 timed out waiting for rank 1, in epoch \d+$", error, re.M)
     # the emulator sees that nobody comes, and does not look so often
     assert (waited is not None) == (device_name == "cuda" and fault != "address")
     if phase == "loading":

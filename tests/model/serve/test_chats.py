@@ -646,7 +646,7 @@ def test_reasoning_effort(server: Any, source: str, effort: str, wanted: str | N
 
 def test_documents(server: Any) -> None:
     document = {"title": "Ur", "text": "It is wet."}
-    with pytest.raises(openai.BadRequestError, match="knows no documents"):
+    with pytest.raises(openai.BadRequestError, match="not supported by the chat template"):
         ask(server, extra_body={"documents": [document]})
     template = server.service.model.template
     source = "{% for d in documents or [] %}{{ d.title }}: {{ d.text }}{% endfor %}."

@@ -30,7 +30,7 @@ from urdir.model.verify.check import CheckRow, check_kernel_examples, check_plan
 from urdir.ptxgen.catalog import kernel
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.add import Add
-from urdir.ptxgen.kernels.linear.gemm_wgmma import GemmWgmma
+from urdir.ptxgen.kernels.linear.products.gemm_wgmma import GemmWgmma
 from urdir.ptxgen.spec import KernelSpec
 
 Cli = Callable[..., tuple[int, str, str]]

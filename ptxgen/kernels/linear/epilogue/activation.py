@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
-from urdir.ptxgen.kernels.linear.steps import Epilogue, Part, Product
+from urdir.ptxgen.kernels.linear.steps import Epilogue, Product, Reference
 from urdir.ptxgen.kernels.rescale import bounded
 from urdir.ptxgen.spec import Access, Array, Param
 
@@ -24,6 +22,10 @@ class Activated(Epilogue):
     stem = "activation"
 
     @property
+    def nonlinearity(self) -> Activation:
+        return self.f
+
+    @property
     def text(self) -> str:
         return f"f: {self.f.kind}"
 
@@ -33,14 +35,7 @@ class Activated(Epilogue):
                 f"{product.name}: {self.f.kind} with limit {self.f.limit} is for gated products"
             )
 
-    def apply(
-        self,
-        y: Array,
-        part: Part,
-        product: Product,
-        inputs: Mapping[str, Any],
-        outputs: dict[str, Array],
-    ) -> Array:
+    def apply(self, y: Array, of: Reference) -> Array:
         return self.f(y)
 
 
@@ -53,6 +48,10 @@ class Gated(Epilogue):
     stem = "gated"
 
     @property
+    def nonlinearity(self) -> Activation:
+        return self.f
+
+    @property
     def text(self) -> str:
         return f"f: {self.f.kind}"
 
@@ -60,14 +59,7 @@ class Gated(Epilogue):
         if product.others:
             raise PtxgenError(f"{product.name}: gated is for one pair of matrices")
 
-    def apply(
-        self,
-        y: Array,
-        part: Part,
-        product: Product,
-        inputs: Mapping[str, Any],
-        outputs: dict[str, Array],
-    ) -> Array:
+    def apply(self, y: Array, of: Reference) -> Array:
         return self.f.gated(y[0], y[1])
 
 
@@ -90,15 +82,8 @@ class SigmoidScaled(Epilogue):
     def params(self, product: Product) -> tuple[Param, ...]:
         return (Param("gain", "f32", (1,), Access.IN),)
 
-    def apply(
-        self,
-        y: Array,
-        part: Part,
-        product: Product,
-        inputs: Mapping[str, Any],
-        outputs: dict[str, Array],
-    ) -> Array:
-        return y / (1.0 + math.exp(-inputs["gain"][0]))
+    def apply(self, y: Array, of: Reference) -> Array:
+        return y / (1.0 + math.exp(-of.inputs["gain"][0]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +98,7 @@ class Scaled(Epilogue):
     def text(self) -> str:
         return f"* {self.factor}"
 
-    def apply(
-        self,
-        y: Array,
-        part: Part,
-        product: Product,
-        inputs: Mapping[str, Any],
-        outputs: dict[str, Array],
-    ) -> Array:
+    def apply(self, y: Array, of: Reference) -> Array:
         return self.factor * y
 
 
@@ -147,12 +125,5 @@ class Bounded(Epilogue):
                 f"{product.name}: softcap {self.softcap}, clamp {self.clamp}: 0 is none"
             )
 
-    def apply(
-        self,
-        y: Array,
-        part: Part,
-        product: Product,
-        inputs: Mapping[str, Any],
-        outputs: dict[str, Array],
-    ) -> Array:
+    def apply(self, y: Array, of: Reference) -> Array:
         return bounded(y, self.softcap, self.clamp)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.linear.steps import Epilogue, Part, Product
+from urdir.ptxgen.kernels.linear.steps import Epilogue, Part, Product, Reference
 from urdir.ptxgen.spec import Access, Array, Param
 
 
@@ -40,14 +38,7 @@ class Bias(Epilogue):
         """The parameters of one of the matrices."""
         return (f"bias{part.suffix}", "up_bias")[: product.pair]
 
-    def apply(
-        self,
-        y: Array,
-        part: Part,
-        product: Product,
-        inputs: Mapping[str, Any],
-        outputs: dict[str, Array],
-    ) -> Array:
-        biases = np.stack([inputs[name] for name in self.names(product, part)])
-        added: Array = y + (biases[:, None] if product.gated else biases)
+    def apply(self, y: Array, of: Reference) -> Array:
+        biases = np.stack([of.inputs[name] for name in self.names(of.product, of.part)])
+        added: Array = y + (biases[:, None] if of.product.gated else biases)
         return added

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.epilogue.pack import PackedOutput
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
-from urdir.ptxgen.kernels.linear.steps import Epilogue, Part, Product
+from urdir.ptxgen.kernels.linear.steps import Epilogue, Product, Reference
 from urdir.ptxgen.kernels.summary import SUMMARY, summary
 from urdir.ptxgen.spec import Access, Array, Param
 
@@ -47,16 +45,9 @@ class BeginNorm(Epilogue):
             Param("y_summary", "f32", shape, Access.OUT),
         )
 
-    def apply(
-        self,
-        y: Array,
-        part: Part,
-        product: Product,
-        inputs: Mapping[str, Any],
-        outputs: dict[str, Array],
-    ) -> Array:
+    def apply(self, y: Array, of: Reference) -> Array:
         made = y.astype(np.float32)
-        outputs["scaled"] = made * inputs["next_norm"]
-        planes = summary(outputs["scaled"], made)
-        outputs["y_summary"] = planes[1:] if product.has(PackedOutput) else planes
+        of.outputs["scaled"] = made * of.inputs["next_norm"]
+        planes = summary(of.outputs["scaled"], made)
+        of.outputs["y_summary"] = planes[1:] if of.product.has(PackedOutput) else planes
         return y

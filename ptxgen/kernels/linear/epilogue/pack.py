@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.linear.steps import Epilogue, Part, Product
+from urdir.ptxgen.kernels.linear.steps import Epilogue, Product, Reference
 from urdir.ptxgen.spec import Access, Array, Param
 from urdir.ptxgen.weights.layout import TILE_COLS
 from urdir.ptxgen.weights.packed import GROUP
@@ -46,15 +45,8 @@ class PackedOutput(Epilogue):
         before = rng.standard_normal((GROUP, product.rows))
         return {self.of(product): pack_few(before, self.order)}
 
-    def apply(
-        self,
-        y: Array,
-        part: Part,
-        product: Product,
-        inputs: Mapping[str, Any],
-        outputs: dict[str, Array],
-    ) -> Array:
-        name = self.of(product)
-        made = outputs["scaled"] if name == "scaled" else y.astype(np.float32)
-        outputs[name] = with_few(inputs[name], made, self.order)
+    def apply(self, y: Array, of: Reference) -> Array:
+        name = self.of(of.product)
+        made = of.outputs["scaled"] if name == "scaled" else y.astype(np.float32)
+        of.outputs[name] = with_few(of.inputs[name], made, self.order)
         return y

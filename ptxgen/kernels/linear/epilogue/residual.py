@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.linear.steps import Epilogue, Part, Product
+from urdir.ptxgen.kernels.linear.steps import Epilogue, Product, Reference
 from urdir.ptxgen.spec import Access, Array, Param
 
 
@@ -31,13 +29,6 @@ class Residual(Epilogue):
     def params(self, product: Product) -> tuple[Param, ...]:
         return (Param("residual", "f32", ("batch", "rows"), Access.IN),)
 
-    def apply(
-        self,
-        y: Array,
-        part: Part,
-        product: Product,
-        inputs: Mapping[str, Any],
-        outputs: dict[str, Array],
-    ) -> Array:
-        added: Array = self.scale * y + inputs["residual"]
+    def apply(self, y: Array, of: Reference) -> Array:
+        added: Array = self.scale * y + of.inputs["residual"]
         return added

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.exchange.gives import Gives
 from urdir.ptxgen.kernels.linear.prologue.sum import RankAdd
-from urdir.ptxgen.kernels.linear.steps import Epilogue, Part, Product
+from urdir.ptxgen.kernels.linear.steps import Epilogue, Product, Reference
 from urdir.ptxgen.spec import Array, Param
 
 
@@ -43,13 +42,6 @@ class Send(Epilogue):
     def bytes_moved(self, product: Product) -> int:
         return self.gives.bytes_moved(product.rows)
 
-    def apply(
-        self,
-        y: Array,
-        part: Part,
-        product: Product,
-        inputs: Mapping[str, Any],
-        outputs: dict[str, Array],
-    ) -> Array:
-        outputs |= self.gives.reference(y.astype(np.float32).reshape(-1), dict(inputs))
+    def apply(self, y: Array, of: Reference) -> Array:
+        of.outputs.update(self.gives.reference(y.astype(np.float32).reshape(-1), dict(of.inputs)))
         return y

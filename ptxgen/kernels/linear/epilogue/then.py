@@ -6,7 +6,6 @@ would.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.epilogue.activation import Gated
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
-from urdir.ptxgen.kernels.linear.steps import Epilogue, Part, Product
+from urdir.ptxgen.kernels.linear.steps import Epilogue, Part, Product, Reference
 from urdir.ptxgen.kernels.recurrent.causal_conv import CausalConv
 from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
 from urdir.ptxgen.spec import Access, Array, Param
@@ -80,23 +79,16 @@ class Continued(Epilogue):
         inputs = {PREFIX + name: value for name, value in self.kernel.make_inputs(rng).items()}
         return {name: inputs[name] for name in names}
 
-    def apply(
-        self,
-        y: Array,
-        part: Part,
-        product: Product,
-        inputs: Mapping[str, Any],
-        outputs: dict[str, Array],
-    ) -> Array:
+    def apply(self, y: Array, of: Reference) -> Array:
         own = {
             name.removeprefix(PREFIX): value
-            for name, value in inputs.items()
+            for name, value in of.inputs.items()
             if name.startswith(PREFIX)
         }
         taken = {TAKES[type(self.kernel)]: y.astype(np.float32)}
         made = self.kernel.reference(**own, **taken)
         result = made.pop("y")
-        outputs |= {PREFIX + name: value for name, value in made.items()}
+        of.outputs.update({PREFIX + name: value for name, value in made.items()})
         return result
 
 

@@ -14,18 +14,14 @@ from urdir.ptxgen.kernels.linear.cut import (
     Footprint,
     cut_launch,
     even_tiles,
-    one_resident,
 )
-from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Bounded, Gated, Scaled
-from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.norm import BeginNorm
 from urdir.ptxgen.kernels.linear.epilogue.pack import PackedOutput
-from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.products.gemm_small_examples import gemm_small_examples
 from urdir.ptxgen.kernels.linear.products.tiled import TiledSpec
 from urdir.ptxgen.kernels.linear.prologue.norm import BegunNorm, Normed
 from urdir.ptxgen.kernels.linear.prologue.packed import PackedInput
-from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
+from urdir.ptxgen.kernels.linear.spec import MAX_BATCH, LinearSpec
 from urdir.ptxgen.spec import Tolerance, ceil_div
 from urdir.ptxgen.target import since
 from urdir.ptxgen.weights.halves import Halves
@@ -55,11 +51,13 @@ class GemmSmall(TiledSpec):
     mean or add a bias; of packed vectors, for a norm that has not begun.
     """
 
-    options: CutOptions = field(default_factory=one_resident)
+    options: CutOptions = field(default_factory=lambda: CutOptions(resident=1))
     batch: int = MAX_BATCH
 
+    #: Before sm_90 no launch starts early, and the registers are needed.
+    resident = 1
     prologues = (PackedInput, BegunNorm, Normed)
-    epilogues = (*(Bias, Gated, Activated, Scaled, Residual, Bounded, BeginNorm, PackedOutput),)
+    epilogues = (*LinearSpec.epilogues, BeginNorm, PackedOutput)
     name = "gemm_small"
     template = ("urdir.templates", "linear/products/gemm_small.ptx.j2")
 
@@ -101,7 +99,8 @@ class GemmSmall(TiledSpec):
         )
         # No sharers where x is normalised: each would count the squares of the block.
         sharers = 1 if self.normed else _sharers(cut)
-        # Of weights as halves packed activations are loaded a block ahead: no tile delays them.
+        # Of weights as halves packed activations are loaded a block ahead: no tile delays them. On
+        # an H200 a step of 8 sequences of an 8B Q4_K_M model takes 2.54 ms so, else 2.59.
         ahead = self.packed and all(p.tile.as_halves for p in cut.rows.parts)
         late = 0 if ahead else self.pair * _late_rounds(cut, self.pair, sharers)
         # One tile at a time is in flight: with more, the activations of several vectors would wait.

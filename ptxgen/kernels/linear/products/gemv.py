@@ -12,11 +12,8 @@ from urdir.ptxgen.kernels.linear.epilogue.activation import (
     Activated,
     Bounded,
     Gated,
-    Scaled,
     SigmoidScaled,
 )
-from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
-from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.epilogue.send import Send
 from urdir.ptxgen.kernels.linear.epilogue.then import Continued
 from urdir.ptxgen.kernels.linear.products.gemv_examples import gemv_examples
@@ -35,6 +32,7 @@ from urdir.ptxgen.kernels.linear.prologue.sum import (
     NormedAdd,
     RankAdd,
 )
+from urdir.ptxgen.kernels.linear.spec import LinearSpec
 from urdir.ptxgen.spec import Tolerance, ceil_div
 from urdir.ptxgen.weights.layout import TILE_COLS
 
@@ -56,9 +54,7 @@ class Gemv(TiledSpec):
     alone: bool = False
 
     prologues = (NormedAdd, RankAdd, Gate, Normed)
-    epilogues = (
-        *(SigmoidScaled, Bias, Gated, Activated, Scaled, Residual, Bounded, Continued, Send),
-    )
+    epilogues = (SigmoidScaled, *LinearSpec.epilogues, Continued, Send)
     name = "gemv"
     template = ("urdir.templates", "linear/products/gemv.ptx.j2")
 
@@ -92,7 +88,7 @@ class Gemv(TiledSpec):
         return self.normed or self.has(NormedAdd)
 
     @property
-    def asks_late(self) -> bool:
+    def loads_late(self) -> bool:
         """Whether the norm's weights are loaded only when those of ``add`` have been used: a thread
         has no registers for both."""
         if self.add is None:

@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.exchange.gives import Gives, SumOfRanks
-from urdir.ptxgen.kernels.linear.cut import CutOptions
-from urdir.ptxgen.kernels.linear.epilogue.activation import (
-    Activated,
-    Bounded,
-    Gated,
-    Scaled,
-    SigmoidScaled,
-)
-from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
-from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
+from urdir.ptxgen.kernels.linear.epilogue.activation import SigmoidScaled
 from urdir.ptxgen.kernels.linear.epilogue.send import Send
 from urdir.ptxgen.kernels.linear.epilogue.then import Continued
 from urdir.ptxgen.kernels.linear.prologue.gate import Gate
-from urdir.ptxgen.kernels.linear.prologue.norm import Normed
 from urdir.ptxgen.kernels.linear.prologue.sum import NormedAdd, RankAdd
-from urdir.ptxgen.kernels.linear.spec import odd_cols
+from urdir.ptxgen.kernels.linear.spec import LinearSpec, odd_cols
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.recurrent.causal_conv import CausalConv
 from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
 from urdir.ptxgen.weights.formats import FORMATS
 
-S = TypeVar("S")
+S = TypeVar("S", bound=LinearSpec)
 
 RMS, FINE = Norm("rms", 1e-5), Norm("rms", 1e-6)
 Q8, Q3_K, Q4_K, Q6_K = (FORMATS[name] for name in ("Q8_0", "Q3_K", "Q4_K", "Q6_K"))
@@ -37,7 +26,7 @@ F16, F32 = FORMATS["F16"], FORMATS["F32"]
 SILU = Activation("silu")
 
 
-def gemv_examples(cls: Callable[..., S]) -> dict[str, S]:
+def gemv_examples(cls: type[S]) -> dict[str, S]:
     """All of them, smallest first."""
     return {
         **_of_types(cls),
@@ -50,354 +39,242 @@ def gemv_examples(cls: Callable[..., S]) -> dict[str, S]:
     }
 
 
-def _of_types(cls: Callable[..., S]) -> dict[str, S]:
+def _of_types(cls: type[S]) -> dict[str, S]:
     """Every type, and those that are quantised with rounded activations."""
     formats = FORMATS.values()
-    each = {
-        f.name: cls(f, 17, odd_cols(f), epilogue=(Bias(),) if i % 2 == 0 else ())
-        for i, f in enumerate(formats)
-    }
+    each = {f.name: cls.of(f, 17, odd_cols(f), bias=i % 2 == 0) for i, f in enumerate(formats)}
     rounded = {
-        f"{f.name} i16": cls(
-            f, 17, odd_cols(f), epilogue=(Bias(),) if i % 2 == 0 else (), activations="i16"
-        )
+        f"{f.name} i16": cls.of(f, 17, odd_cols(f), bias=i % 2 == 0, activations="i16")
         for i, f in enumerate(f for f in formats if not f.is_float)
     }
-    return {"smallest": cls(Q8, 3, 64), **each, **rounded}
+    return {"smallest": cls.of(Q8, 3, 64), **each, **rounded}
 
 
-def _of_cuts(cls: Callable[..., S]) -> dict[str, S]:
+def _of_cuts(cls: type[S]) -> dict[str, S]:
     """Ways to cut a launch: splits, groups, passes, clusters; and several matrices."""
     return {
-        "residual split": cls(
-            Q4_K,
-            9,
-            2304,
-            epilogue=(Residual(),),
-            activations="i16",
-            options=CutOptions(split=2, tiles_each=1, stages=2),
+        "residual split": cls.of(
+            Q4_K, 9, 2304, residual=True, split=2, tiles_each=1, stages=2, activations="i16"
         ),
-        "norm, groups and passes": cls(
-            Q6_K,
-            40,
-            768,
-            prologue=(Normed(RMS),),
-            options=CutOptions(split=3, groups=2, tiles_each=4, per_pass=2),
+        "norm, groups and passes": cls.of(
+            Q6_K, 40, 768, norm=RMS, split=3, groups=2, tiles_each=4, per_pass=2
         ),
-        "split residual Q3_K": cls(
-            Q3_K,
-            33,
-            1280,
-            epilogue=(Residual(),),
-            activations="i16",
-            options=CutOptions(split=2, groups=1, tiles_each=3),
+        "split residual Q3_K": cls.of(
+            Q3_K, 33, 1280, residual=True, split=2, groups=1, tiles_each=3, activations="i16"
         ),
-        "gated norm": cls(
-            Q4_K,
-            35,
-            512,
-            prologue=(Normed(FINE),),
-            epilogue=(Gated(),),
-            activations="i16",
-            options=CutOptions(tiles_each=3, per_pass=1),
+        "gated norm": cls.of(
+            Q4_K, 35, 512, norm=FINE, gated=True, tiles_each=3, per_pass=1, activations="i16"
         ),
-        "gated split": cls(
-            Q8,
-            21,
-            1088,
-            epilogue=(Gated(),),
-            activations="i16",
-            options=CutOptions(split=3, groups=1),
+        "gated split": cls.of(Q8, 21, 1088, gated=True, split=3, groups=1, activations="i16"),
+        "filled": cls.of(Q8, 40, 288, residual=True, sms=4, fill=True, activations="i16"),
+        "three matrices": cls.of(
+            Q4_K, 19, 768, bias=True, others=((Q4_K, 5), (Q6_K, 7)), activations="i16"
         ),
-        "filled": cls(
-            Q8,
-            40,
-            288,
-            epilogue=(Residual(),),
-            activations="i16",
-            options=CutOptions(sms=4, fill=True),
+        "F16 norm, other types": cls.of(
+            F16, 35, 1120, norm=RMS, split=2, others=((Q8, 3), (F16, 9))
         ),
-        "three matrices": cls(
-            Q4_K, 19, 768, epilogue=(Bias(),), others=((Q4_K, 5), (Q6_K, 7)), activations="i16"
+        "F32 gated norm": cls.of(F32, 18, 293, norm=RMS, gated=True),
+        "alone": cls.of(Q4_K, 40, 768, norm=RMS, bias=True, activations="i16", alone=True),
+        "cluster of 2": cls.of(Q4_K, 40, 2304, residual=True, cluster=2, activations="i16"),
+        "cluster of 4 norm": cls.of(
+            Q6_K, 50, 4352, norm=RMS, bias=True, split=2, groups=2, tiles_each=4, cluster=4
         ),
-        "F16 norm, other types": cls(
-            F16,
-            35,
-            1120,
-            prologue=(Normed(RMS),),
-            others=((Q8, 3), (F16, 9)),
-            options=CutOptions(split=2),
+        "gated cluster": cls.of(
+            Q8, 35, 1088, norm=FINE, gated=True, tiles_each=3, per_pass=1, cluster=2
         ),
-        "F32 gated norm": cls(F32, 18, 293, prologue=(Normed(RMS),), epilogue=(Gated(),)),
-        "alone": cls(
-            Q4_K,
-            40,
-            768,
-            prologue=(Normed(RMS),),
-            epilogue=(Bias(),),
-            activations="i16",
-            alone=True,
-        ),
-        "cluster of 2": cls(
-            Q4_K, 40, 2304, epilogue=(Residual(),), activations="i16", options=CutOptions(cluster=2)
-        ),
-        "cluster of 4 norm": cls(
-            Q6_K,
-            50,
-            4352,
-            prologue=(Normed(RMS),),
-            epilogue=(Bias(),),
-            options=CutOptions(split=2, groups=2, tiles_each=4, cluster=4),
-        ),
-        "gated cluster": cls(
-            Q8,
-            35,
-            1088,
-            prologue=(Normed(FINE),),
-            epilogue=(Gated(),),
-            options=CutOptions(tiles_each=3, per_pass=1, cluster=2),
-        ),
-        "F16 cluster, other types": cls(
-            F16, 19, 1120, others=((Q8, 5),), options=CutOptions(sms=12, fill=True, cluster=4)
+        "F16 cluster, other types": cls.of(
+            F16, 19, 1120, sms=12, fill=True, cluster=4, others=((Q8, 5),)
         ),
     }
 
 
-def _of_ends(cls: Callable[..., S]) -> dict[str, S]:
+def _of_ends(cls: type[S]) -> dict[str, S]:
     """What comes before and after a product: norms, biases, activations, bounds."""
     return {
-        "layer norm F32": cls(
-            F32,
-            19,
-            301,
-            prologue=(Normed(Norm("layer", 1e-5, bias=True)),),
-            epilogue=(Activated(Activation("gelu")),),
+        "layer norm F32": cls.of(
+            F32, 19, 301, norm=Norm("layer", 1e-5, bias=True), activation=Activation("gelu")
         ),
-        "layer norm, groups": cls(
-            Q6_K,
-            40,
-            768,
-            prologue=(Normed(Norm("layer", 1e-5)),),
-            epilogue=(Bias(),),
-            options=CutOptions(split=3, groups=2, tiles_each=4),
+        "layer norm, groups": cls.of(
+            Q6_K, 40, 768, norm=Norm("layer", 1e-5), bias=True, split=3, groups=2, tiles_each=4
         ),
-        "layer norm without weight i16": cls(
-            Q8,
-            21,
-            2336,
-            prologue=(Normed(Norm("layer", 1e-5, weight=False)),),
-            epilogue=(Gated(),),
-            activations="i16",
+        "layer norm without weight i16": cls.of(
+            Q8, 21, 2336, norm=Norm("layer", 1e-5, weight=False), gated=True, activations="i16"
         ),
-        "norm without weight": cls(
-            Q4_K,
-            9,
-            512,
-            prologue=(Normed(Norm("rms", 1e-6, weight=False)),),
-            epilogue=(Scaled(0.25), Bounded(softcap=5.0)),
+        "norm without weight": cls.of(
+            Q4_K, 9, 512, norm=Norm("rms", 1e-6, weight=False), scale=0.25, softcap=5.0
         ),
-        "norm with bias": cls(
-            Q8,
-            5,
-            96,
-            prologue=(Normed(Norm("rms", 1e-6, bias=True)),),
-            epilogue=(Bounded(clamp=1.5),),
-        ),
-        "gated with biases": cls(
+        "norm with bias": cls.of(Q8, 5, 96, norm=Norm("rms", 1e-6, bias=True), clamp=1.5),
+        "gated with biases": cls.of(
             Q4_K,
             35,
             512,
-            epilogue=(Bias(), Gated(Activation("gelu"))),
+            bias=True,
+            gated=True,
+            activation=Activation("gelu"),
+            tiles_each=3,
+            per_pass=1,
             activations="i16",
-            options=CutOptions(tiles_each=3, per_pass=1),
         ),
-        "gated cluster with biases": cls(
+        "gated cluster with biases": cls.of(
             F16,
             19,
             512,
-            epilogue=(Bias(), Gated(Activation("swiglu_oai", limit=7.0))),
-            options=CutOptions(cluster=2),
+            bias=True,
+            gated=True,
+            activation=Activation("swiglu_oai", limit=7.0),
+            cluster=2,
         ),
-        "residual, bias, scale": cls(
-            Q8, 40, 288, epilogue=(Bias(), Residual(0.22)), activations="i16"
+        "residual, bias, scale": cls.of(
+            Q8, 40, 288, bias=True, residual=True, scale=0.22, activations="i16"
         ),
-        "residual and bias": cls(Q8, 19, 288, epilogue=(Bias(), Residual())),
-        "residual and scale": cls(Q4_K, 19, 512, epilogue=(Residual(1.5),)),
-        "relu2 with bias": cls(Q8, 18, 320, epilogue=(Bias(), Activated(Activation("relu2")))),
-        "some biases": cls(
-            Q4_K, 19, 768, epilogue=(Bias((False, True, False)),), others=((Q4_K, 5), (Q6_K, 7))
+        "residual and bias": cls.of(Q8, 19, 288, bias=True, residual=True),
+        "residual and scale": cls.of(Q4_K, 19, 512, residual=True, scale=1.5),
+        "relu2 with bias": cls.of(Q8, 18, 320, bias=True, activation=Activation("relu2")),
+        "some biases": cls.of(
+            Q4_K, 19, 768, bias=(False, True, False), others=((Q4_K, 5), (Q6_K, 7))
         ),
     }
 
 
-def _of_ranks(cls: Callable[..., S]) -> dict[str, S]:
+def _of_ranks(cls: type[S]) -> dict[str, S]:
     """Products that go to other ranks, and what other ranks have given."""
     return {
-        "given": cls(
+        "given": cls.of(
             Q4_K,
             300,
             512,
             epilogue=(Send(Gives(ranks=3, rank=1, capacity=512)),),
             activations="i16",
         ),
-        "given by clusters": cls(
-            Q6_K,
-            40,
-            2304,
-            epilogue=(Bias(), Scaled(0.5), Send(Gives(2, 0, 256))),
-            options=CutOptions(cluster=2),
+        "given by clusters": cls.of(
+            Q6_K, 40, 2304, bias=True, scale=0.5, cluster=2, epilogue=(Send(Gives(2, 0, 256)),)
         ),
-        "after ranks": cls(
-            Q4_K,
-            19,
-            768,
-            prologue=(RankAdd(SumOfRanks(2, 1, 1024)), Normed(RMS)),
-            activations="i16",
+        "after ranks": cls.of(
+            Q4_K, 19, 768, norm=RMS, prologue=(RankAdd(SumOfRanks(2, 1, 1024)),), activations="i16"
         ),
-        "after ranks, gated": cls(
+        "after ranks, gated": cls.of(
             Q8,
             21,
             1184,
-            prologue=(RankAdd(SumOfRanks(3, 1, 1280)), Normed(RMS)),
-            epilogue=(Gated(),),
+            norm=RMS,
+            gated=True,
+            prologue=(RankAdd(SumOfRanks(3, 1, 1280)),),
             activations="i16",
         ),
-        "after ranks, several matrices": cls(
+        "after ranks, several matrices": cls.of(
             Q6_K,
             5,
             512,
+            split=1,
             prologue=(RankAdd(SumOfRanks(2, 0, 512), scaled=True),),
             others=((Q4_K, 5), (Q8, 7)),
-            options=CutOptions(split=1),
         ),
     }
 
 
-def _after_a_block(cls: Callable[..., S]) -> dict[str, S]:
+def _after_a_block(cls: type[S]) -> dict[str, S]:
     """The stream is made on the way."""
     return {
-        "after a block": cls(
+        "after a block": cls.of(
             Q4_K,
             19,
             768,
-            prologue=(NormedAdd(FINE), Normed(RMS)),
+            norm=RMS,
+            prologue=(NormedAdd(FINE),),
             activations="i16",
             others=((Q4_K, 5), (Q8, 7)),
         ),
-        "after a block, gated": cls(
+        "after a block, gated": cls.of(
             Q8,
             21,
             2336,
-            prologue=(NormedAdd(RMS), Normed(FINE)),
-            epilogue=(Bias(), Gated()),
-            activations="i16",
-        ),
-        "after a block, no norm": cls(
-            Q6_K,
-            18,
-            512,
+            norm=FINE,
+            bias=True,
+            gated=True,
             prologue=(NormedAdd(RMS),),
             activations="i16",
-            options=CutOptions(split=1),
         ),
-        "after a block, scaled": cls(
-            Q4_K, 19, 768, prologue=(NormedAdd(FINE, scaled=True), Normed(RMS)), activations="i16"
+        "after a block, no norm": cls.of(
+            Q6_K, 18, 512, split=1, prologue=(NormedAdd(RMS),), activations="i16"
         ),
-        "after a block F32": cls(
-            F32, 19, 301, prologue=(NormedAdd(RMS), Normed(RMS)), options=CutOptions(split=1)
+        "after a block, scaled": cls.of(
+            Q4_K, 19, 768, norm=RMS, prologue=(NormedAdd(FINE, scaled=True),), activations="i16"
         ),
-        "layers after and before": cls(
+        "after a block F32": cls.of(F32, 19, 301, norm=RMS, split=1, prologue=(NormedAdd(RMS),)),
+        "layers after and before": cls.of(
             F32,
             9,
             549,
-            prologue=(
-                NormedAdd(Norm("layer", 1e-5, bias=True)),
-                Normed(Norm("layer", 1e-5, bias=True)),
-            ),
-            options=CutOptions(sms=2),
+            norm=Norm("layer", 1e-5, bias=True),
+            sms=2,
+            prologue=(NormedAdd(Norm("layer", 1e-5, bias=True)),),
         ),
-        "layer after, without weight": cls(
+        "layer after, without weight": cls.of(
             F16,
             5,
             288,
-            prologue=(
-                NormedAdd(Norm("layer", 1e-6, weight=False)),
-                Normed(Norm("rms", 1e-6, weight=False)),
-            ),
+            norm=Norm("rms", 1e-6, weight=False),
+            prologue=(NormedAdd(Norm("layer", 1e-6, weight=False)),),
             alone=True,
         ),
-        "after a block of many columns": cls(
-            Q8,
-            5,
-            6112,
-            prologue=(NormedAdd(RMS), Normed(RMS)),
-            activations="i16",
-            options=CutOptions(sms=1),
+        "after a block of many columns": cls.of(
+            Q8, 5, 6112, norm=RMS, sms=1, prologue=(NormedAdd(RMS),), activations="i16"
         ),
-        "rms with bias after": cls(
+        "rms with bias after": cls.of(
             Q8,
             35,
             544,
-            prologue=(NormedAdd(Norm("rms", 1e-5, bias=True)), Normed(FINE)),
-            options=CutOptions(split=2, groups=2),
+            norm=FINE,
+            split=2,
+            groups=2,
+            prologue=(NormedAdd(Norm("rms", 1e-5, bias=True)),),
         ),
     }
 
 
-def _of_gates(cls: Callable[..., S]) -> dict[str, S]:
+def _of_gates(cls: type[S]) -> dict[str, S]:
     """Gates before the product, and gains after it."""
     return {
-        "gated x": cls(F32, 9, 549, prologue=(Gate(Activation("sigmoid")), Normed(RMS))),
-        "gated heads": cls(
-            Q4_K,
-            19,
-            768,
-            prologue=(Gate(SILU, 64, 1e-6),),
-            epilogue=(Residual(),),
-            activations="i16",
+        "gated x": cls.of(F32, 9, 549, norm=RMS, prologue=(Gate(Activation("sigmoid")),)),
+        "gated heads": cls.of(
+            Q4_K, 19, 768, residual=True, prologue=(Gate(SILU, 64, 1e-6),), activations="i16"
         ),
-        "gated heads, cluster": cls(
-            Q8,
-            40,
-            2336,
-            prologue=(Gate(SILU, 32, 1e-6),),
-            activations="i16",
-            options=CutOptions(sms=4, cluster=2),
+        "gated heads, cluster": cls.of(
+            Q8, 40, 2336, sms=4, cluster=2, prologue=(Gate(SILU, 32, 1e-6),), activations="i16"
         ),
-        "gained residual": cls(
-            Q4_K, 19, 768, epilogue=(SigmoidScaled(), Residual(0.5)), activations="i16"
+        "gained residual": cls.of(
+            Q4_K, 19, 768, residual=True, scale=0.5, epilogue=(SigmoidScaled(),), activations="i16"
         ),
-        "gained": cls(F32, 9, 37, epilogue=(SigmoidScaled(),)),
+        "gained": cls.of(F32, 9, 37, epilogue=(SigmoidScaled(),)),
     }
 
 
-def _then(cls: Callable[..., S]) -> dict[str, S]:
+def _then(cls: type[S]) -> dict[str, S]:
     """A recurrent kernel that takes the product."""
     conv = CausalConv(1, 3, 64, 0, channels=37, taps=4, bias=True, activation=SILU)
     scan = SelectiveScan(1, 3, 64, 0, channels=70, size=16)
     return {
-        "then a convolution": cls(
+        "then a convolution": cls.of(
             Q4_K,
             37,
             768,
-            prologue=(Normed(RMS),),
+            norm=RMS,
             epilogue=(Continued(conv),),
             activations="i16",
             others=((Q4_K, 5), (Q8, 7)),
         ),
-        "then a convolution, cluster": cls(
+        "then a convolution, cluster": cls.of(
             F16,
             37,
             1120,
-            epilogue=(Bias(), Continued(replace(conv, taps=3, activation=None))),
-            options=CutOptions(cluster=2),
+            bias=True,
+            cluster=2,
+            epilogue=(Continued(replace(conv, taps=3, activation=None)),),
         ),
-        "then a scan": cls(Q8, 70, 160, epilogue=(Bias(), Continued(scan)), activations="i16"),
-        "then a scan of short states": cls(
-            F32,
-            70,
-            37,
-            epilogue=(Continued(replace(scan, size=8, sequences=2)),),
-            options=CutOptions(split=1, sms=2),
+        "then a scan": cls.of(
+            Q8, 70, 160, bias=True, epilogue=(Continued(scan),), activations="i16"
+        ),
+        "then a scan of short states": cls.of(
+            F32, 70, 37, split=1, sms=2, epilogue=(Continued(replace(scan, size=8, sequences=2)),)
         ),
     }

@@ -8,10 +8,7 @@ from functools import cached_property
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
-from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Bounded, Gated, Scaled
-from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
-from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
-from urdir.ptxgen.kernels.linear.prologue.norm import Normed
+from urdir.ptxgen.kernels.linear.epilogue.activation import Bounded
 from urdir.ptxgen.kernels.linear.spec import SMS, LinearSpec, Part, odd_cols, side_by_side
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.spec import LaunchShape, Tolerance, ceil_div
@@ -193,77 +190,51 @@ class GemvF32(LinearSpec):
         rms, fine = Norm("rms", 1e-5), Norm("rms", 1e-6)
         q8, q4_k, q6_k, f16 = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "F16"))
         each = {
-            f.name: cls(f, 17, odd_cols(f), epilogue=(Bias(),) if i % 2 == 0 else ())
+            f.name: cls.of(f, 17, odd_cols(f), bias=i % 2 == 0)
             for i, f in enumerate(FORMATS.values())
         }
         return {
-            "smallest": cls(q8, 3, UNIT),
+            "smallest": cls.of(q8, 3, UNIT),
             **each,
-            "F16 one stage": cls(f16, 3, 2085, warps=2, stages=1),
-            "passes": cls(q4_k, 18, 2304, warps=1, rows_each=2, stages=3, passes=3, resident=8),
-            "residual and bias": cls(q4_k, 6, 4864, epilogue=(Bias(), Residual()), rows_each=2),
-            "batch of 8": cls(q4_k, 5, 512, epilogue=(Bias(),), batch=8),
-            "batch of 4 norm": cls(
-                q8, 9, 4864, prologue=(Normed(rms),), rows_each=1, batch=4, stages=1
+            "F16 one stage": cls.of(f16, 3, 2085, warps=2, stages=1),
+            "passes": cls.of(q4_k, 18, 2304, warps=1, rows_each=2, stages=3, passes=3, resident=8),
+            "residual and bias": cls.of(q4_k, 6, 4864, bias=True, residual=True, rows_each=2),
+            "batch of 8": cls.of(q4_k, 5, 512, bias=True, batch=8),
+            "batch of 4 norm": cls.of(q8, 9, 4864, norm=rms, rows_each=1, batch=4, stages=1),
+            "F32 batch": cls.of(FORMATS["F32"], 5, 37, norm=rms, bias=True, batch=8),
+            "F32 long norm": cls.of(FORMATS["F32"], 3, 12321, norm=rms),
+            "gated batch": cls.of(q4_k, 7, 512, norm=fine, gated=True, batch=2),
+            "gated passes": cls.of(q6_k, 22, 2048, gated=True, warps=2, passes=2),
+            "three matrices": cls.of(q4_k, 19, 768, bias=True, others=((q4_k, 5), (q6_k, 7))),
+            "three matrices, mixed types": cls.of(
+                f16, 6, 96, norm=rms, others=((q8, 3), (f16, 9)), warps=2, passes=2, batch=2
             ),
-            "F32 batch": cls(
-                FORMATS["F32"], 5, 37, prologue=(Normed(rms),), epilogue=(Bias(),), batch=8
-            ),
-            "F32 long norm": cls(FORMATS["F32"], 3, 12321, prologue=(Normed(rms),)),
-            "gated batch": cls(
-                q4_k, 7, 512, prologue=(Normed(fine),), epilogue=(Gated(),), batch=2
-            ),
-            "gated passes": cls(q6_k, 22, 2048, epilogue=(Gated(),), warps=2, passes=2),
-            "three matrices": cls(q4_k, 19, 768, epilogue=(Bias(),), others=((q4_k, 5), (q6_k, 7))),
-            "three matrices, mixed types": cls(
-                f16,
-                6,
-                96,
-                prologue=(Normed(rms),),
-                others=((q8, 3), (f16, 9)),
-                warps=2,
-                passes=2,
-                batch=2,
-            ),
-            "layer norm": cls(
-                q8, 9, 4864, prologue=(Normed(Norm("layer", 1e-5, bias=True)),), batch=3
-            ),
-            "F32 layer norm without weight": cls(
+            "layer norm": cls.of(q8, 9, 4864, norm=Norm("layer", 1e-5, bias=True), batch=3),
+            "F32 layer norm without weight": cls.of(
                 FORMATS["F32"],
                 5,
                 37,
-                prologue=(Normed(Norm("layer", 1e-5, weight=False)),),
-                epilogue=(Activated(Activation("gelu")),),
+                norm=Norm("layer", 1e-5, weight=False),
+                activation=Activation("gelu"),
                 batch=2,
             ),
-            "layer norm in panels": cls(
-                FORMATS["F32"],
-                3,
-                12321,
-                prologue=(Normed(Norm("layer", 1e-5)),),
-                epilogue=(Scaled(0.5), Bounded(softcap=5.0)),
+            "layer norm in panels": cls.of(
+                FORMATS["F32"], 3, 12321, norm=Norm("layer", 1e-5), scale=0.5, softcap=5.0
             ),
-            "norm without weight": cls(
-                q4_k, 5, 256, prologue=(Normed(Norm("rms", 1e-6, weight=False)),)
+            "norm without weight": cls.of(q4_k, 5, 256, norm=Norm("rms", 1e-6, weight=False)),
+            "norm with bias": cls.of(q8, 5, 96, norm=Norm("rms", 1e-6, bias=True), clamp=1.5),
+            "gated with biases": cls.of(
+                q4_k, 7, 256, bias=True, gated=True, activation=Activation("relu2"), batch=2
             ),
-            "norm with bias": cls(
-                q8,
-                5,
-                96,
-                prologue=(Normed(Norm("rms", 1e-6, bias=True)),),
-                epilogue=(Bounded(clamp=1.5),),
+            "residual, bias, scale": cls.of(
+                q8, 6, 64, bias=True, residual=True, scale=0.22, batch=3, rows_each=2
             ),
-            "gated with biases": cls(
-                q4_k, 7, 256, epilogue=(Bias(), Gated(Activation("relu2"))), batch=2
-            ),
-            "residual, bias, scale": cls(
-                q8, 6, 64, epilogue=(Bias(), Residual(0.22)), batch=3, rows_each=2
-            ),
-            "some biases": cls(
+            "some biases": cls.of(
                 q4_k,
                 19,
                 256,
-                epilogue=(Bias((True, False, True)), Activated(Activation("softplus"))),
+                bias=(True, False, True),
+                activation=Activation("softplus"),
                 others=((q4_k, 5), (q6_k, 7)),
             ),
         }

@@ -16,7 +16,7 @@ from urdir.ptxgen.weights.layout import TILE_COLS, TILE_ROWS, TILE_UNITS, Layout
 LEAST_WARPS = 4
 #: Registers of a thread, at most: with more, older assemblers' code spills.
 MAX_REGISTERS = 170
-#: Bytes of a unit's activations in shared memory: see templates/linear/prologue/_tile_x.j2.
+#: Bytes of a unit's activations in shared memory: see templates/linear/products/_tile_x.j2.
 RECORD_NBYTES = {"f32": 144, "i16": 80}
 
 Activations = Literal["f32", "i16"]

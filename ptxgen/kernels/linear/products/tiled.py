@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, Self
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.cut import MIN_SLOTS, Cut, CutOptions, TilePart
@@ -10,6 +11,9 @@ from urdir.ptxgen.kernels.linear.spec import LinearSpec
 from urdir.ptxgen.ptx.architecture import CLUSTERS_SINCE
 from urdir.ptxgen.spec import LaunchShape
 from urdir.ptxgen.target import since
+from urdir.ptxgen.weights.formats import Format
+
+OPTIONS = {field.name for field in fields(CutOptions)}
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,22 @@ class TiledSpec(LinearSpec):
     #: start; if they started earlier, their loads would delay those of this launch. Measured on an
     #: H200, 8B Q4_K_M.
     tiles_left = 1
+
+    #: CTAs that an SM has registers for, where options do not say otherwise.
+    resident: ClassVar[int] = 2
+
+    @classmethod
+    def of(cls, fmt: Format, rows: int, cols: int, *args: Any, **words: Any) -> Self:
+        """See `LinearSpec.of`; options of the cut are keywords, too."""
+        given = {name: words.pop(name) for name in OPTIONS & words.keys()}
+        if given:
+            words["options"] = CutOptions(**{"resident": cls.resident, **given})
+        return super().of(fmt, rows, cols, *args, **words)
+
+    def recut(self, **changes: Any) -> Self:
+        """The product with other options of its cut, and other fields."""
+        given = {name: changes.pop(name) for name in OPTIONS & changes.keys()}
+        return replace(self, options=replace(self.options, **given), **changes)
 
     def __post_init__(self) -> None:
         for name, value in vars(self.options).items():

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
-from urdir.ptxgen.kernels.linear.steps import Product, Prologue
+from urdir.ptxgen.kernels.linear.steps import Product, Prologue, Reference
 from urdir.ptxgen.spec import Access, Array, Param
 
 #: Neighbouring values that a lane has of a block, and values of a block, which a warp has.
@@ -69,12 +67,10 @@ class Gate(Prologue):
         weights = (Param("head_norm", "f32", (self.head,), Access.IN),) if self.head else ()
         return (Param("x_gate", "f32", ("batch", "cols"), Access.IN), *weights)
 
-    def apply(
-        self, x: Array, product: Product, inputs: Mapping[str, Any], outputs: dict[str, Array]
-    ) -> Array:
+    def apply(self, x: Array, of: Reference) -> Array:
         y: Array = x.astype(np.float64)
         if self.head:
             heads = y.reshape(-1, self.head)
             lengths = np.sqrt(np.mean(heads * heads, axis=1, keepdims=True) + self.eps)
-            y = (heads / lengths * inputs["head_norm"]).reshape(y.shape)
-        return y * self.activation(inputs["x_gate"])
+            y = (heads / lengths * of.inputs["head_norm"]).reshape(y.shape)
+        return y * self.activation(of.inputs["x_gate"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.prologue.packed import PackedInput
-from urdir.ptxgen.kernels.linear.steps import Product, Prologue
+from urdir.ptxgen.kernels.linear.steps import Product, Prologue, Reference
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.summary import SUMMARY, summary
 from urdir.ptxgen.spec import Access, Array, Param
@@ -49,10 +48,8 @@ class Normed(Prologue):
     def params(self, product: Product) -> tuple[Param, ...]:
         return norm_params(self.norm, "norm")
 
-    def apply(
-        self, x: Array, product: Product, inputs: Mapping[str, Any], outputs: dict[str, Array]
-    ) -> Array:
-        return self.norm(x, inputs.get("norm"), inputs.get("norm_bias"))
+    def apply(self, x: Array, of: Reference) -> Array:
+        return self.norm(x, of.inputs.get("norm"), of.inputs.get("norm_bias"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +81,9 @@ class BegunNorm(Prologue):
             return {"x": packed.pack(vectors * norm, product), "x_summary": planes[1:]}
         return {"x": vectors * norm, "x_summary": planes}
 
-    def apply(
-        self, x: Array, product: Product, inputs: Mapping[str, Any], outputs: dict[str, Array]
-    ) -> Array:
-        squares = inputs["x_summary"][-1].astype(np.float64).sum(axis=1, keepdims=True)
-        normed: Array = x / np.sqrt(squares / product.cols + self.eps)
+    def apply(self, x: Array, of: Reference) -> Array:
+        squares = of.inputs["x_summary"][-1].astype(np.float64).sum(axis=1, keepdims=True)
+        normed: Array = x / np.sqrt(squares / of.product.cols + self.eps)
         return normed
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.linear.steps import Product, Prologue
+from urdir.ptxgen.kernels.linear.steps import Product, Prologue, Reference
 from urdir.ptxgen.spec import Access, Array, Param
 from urdir.ptxgen.weights.halves import Halves
 from urdir.ptxgen.weights.packed_few import few_shape, pack_few, unpack_few
@@ -37,7 +36,5 @@ class PackedInput(Prologue):
         """Vectors (batch, cols) as the product takes them."""
         return pack_few(x, Halves(product.format).order)
 
-    def apply(
-        self, x: Array, product: Product, inputs: Mapping[str, Any], outputs: dict[str, Array]
-    ) -> Array:
-        return unpack_few(x, product.batch, product.cols, Halves(product.format).order)
+    def apply(self, x: Array, of: Reference) -> Array:
+        return unpack_few(x, of.product.batch, of.product.cols, Halves(of.product.format).order)

@@ -3,7 +3,6 @@ stream on its way, stream = before + what the block made."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,7 +11,7 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.exchange.gives import SumOfRanks
 from urdir.ptxgen.kernels.linear.prologue.norm import norm_params, norm_text
-from urdir.ptxgen.kernels.linear.steps import Product, Prologue
+from urdir.ptxgen.kernels.linear.steps import Product, Prologue, Reference
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.spec import Access, Array, Param
 
@@ -54,18 +53,14 @@ class DeferredAdd(Prologue):
         if product.cluster > 1:
             raise PtxgenError(f"{product.name}: {self.stem} is for a cluster of 1")
 
-    def made(
-        self, x: Array, product: Product, inputs: Mapping[str, Any], outputs: dict[str, Array]
-    ) -> Array:
+    def made(self, x: Array, of: Reference) -> Array:
         """What is added, f64."""
         raise NotImplementedError
 
-    def apply(
-        self, x: Array, product: Product, inputs: Mapping[str, Any], outputs: dict[str, Array]
-    ) -> Array:
-        made = self.made(x, product, inputs, outputs)
-        stream: Array = (inputs["before"] + made) * inputs.get("stream_scale", 1.0)
-        outputs["stream"] = stream.astype(np.float32)
+    def apply(self, x: Array, of: Reference) -> Array:
+        made = self.made(x, of)
+        stream: Array = (of.inputs["before"] + made) * of.inputs.get("stream_scale", 1.0)
+        of.outputs["stream"] = stream.astype(np.float32)
         return stream
 
 
@@ -90,10 +85,8 @@ class NormedAdd(DeferredAdd):
     def weights(self) -> tuple[Param, ...]:
         return norm_params(self.norm, "post_norm")
 
-    def made(
-        self, x: Array, product: Product, inputs: Mapping[str, Any], outputs: dict[str, Array]
-    ) -> Array:
-        return self.norm(x, inputs.get("post_norm"), inputs.get("post_norm_bias"))
+    def made(self, x: Array, of: Reference) -> Array:
+        return self.norm(x, of.inputs.get("post_norm"), of.inputs.get("post_norm_bias"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +116,6 @@ class RankAdd(DeferredAdd):
     def bytes_moved(self, product: Product) -> int:
         return 2 * 4 * product.cols + self.ranks.bytes_moved(product.cols)
 
-    def made(
-        self, x: Array, product: Product, inputs: Mapping[str, Any], outputs: dict[str, Array]
-    ) -> Array:
-        outputs |= self.ranks.left(product.cols, dict(inputs))
-        return self.ranks.total(x.reshape(-1), dict(inputs))
+    def made(self, x: Array, of: Reference) -> Array:
+        of.outputs.update(self.ranks.left(of.product.cols, dict(of.inputs)))
+        return self.ranks.total(x.reshape(-1), dict(of.inputs))

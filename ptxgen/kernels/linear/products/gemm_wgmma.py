@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
-from urdir.ptxgen.kernels.linear.packed_examples import end_examples, small_examples
 from urdir.ptxgen.kernels.linear.packed_parts import Mixture
-from urdir.ptxgen.kernels.linear.packed_product import PackedProduct
-from urdir.ptxgen.kernels.linear.packed_tiling import BANDS
+from urdir.ptxgen.kernels.linear.products.packed_examples import end_examples, small_examples
+from urdir.ptxgen.kernels.linear.products.packed_product import PackedProduct
+from urdir.ptxgen.kernels.linear.products.packed_tiling import BANDS
 from urdir.ptxgen.ptx.architecture import SM_REGISTERS
 from urdir.ptxgen.spec import LaunchShape
 from urdir.ptxgen.weights.formats import FORMATS
@@ -101,7 +101,7 @@ class GemmWgmma(PackedProduct):
     cut: WgmmaCut
 
     name = "gemm_wgmma"
-    template = ("urdir.templates", "linear/gemm_wgmma.ptx.j2")
+    template = ("urdir.templates", "linear/products/gemm_wgmma.ptx.j2")
 
     @property
     def targets(self) -> tuple[str, ...]:

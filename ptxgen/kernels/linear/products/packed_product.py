@@ -9,7 +9,8 @@ import numpy as np
 
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.packed_parts import Mixture, PackedPart
-from urdir.ptxgen.kernels.linear.packed_tiling import PackedTiling
+from urdir.ptxgen.kernels.linear.products.packed_tiling import PackedTiling
+from urdir.ptxgen.kernels.linear.steps import Reference
 from urdir.ptxgen.kernels.pairs import grouped, random_choice
 from urdir.ptxgen.spec import Access, Array, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.formats import random_blocks
@@ -116,7 +117,7 @@ class PackedProduct(PackedTiling):
         y = np.stack(products) if self.gated else products[0]
         for step in self.epilogue_of(part):
             if self.mixture is None or not isinstance(step, Bias):
-                y = step.apply(y, part, self, inputs, {})
+                y = step.apply(y, Reference(self, part, inputs, {}))
         return y
 
     def _of_experts(self, mixture: Mixture, **inputs: Any) -> Array:

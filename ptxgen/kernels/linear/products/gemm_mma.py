@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.linear.packed_examples import end_examples, small_examples
 from urdir.ptxgen.kernels.linear.packed_parts import PackedPart
-from urdir.ptxgen.kernels.linear.packed_product import PackedProduct
-from urdir.ptxgen.kernels.linear.packed_tiling import BANDS
+from urdir.ptxgen.kernels.linear.products.packed_examples import end_examples, small_examples
+from urdir.ptxgen.kernels.linear.products.packed_product import PackedProduct
+from urdir.ptxgen.kernels.linear.products.packed_tiling import BANDS
 from urdir.ptxgen.ptx.architecture import SM_REGISTERS, WARP
 from urdir.ptxgen.spec import LaunchShape
 from urdir.ptxgen.target import since
@@ -115,7 +115,7 @@ class GemmMma(PackedProduct):
     cut: MmaCut
 
     name = "gemm_mma"
-    template = ("urdir.templates", "linear/gemm_mma.ptx.j2")
+    template = ("urdir.templates", "linear/products/gemm_mma.ptx.j2")
 
     @property
     def targets(self) -> tuple[str, ...]:

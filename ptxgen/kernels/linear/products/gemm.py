@@ -11,10 +11,10 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
-from urdir.ptxgen.kernels.linear.gemm_tile import TILE, CtaTile
 from urdir.ptxgen.kernels.linear.plain import plain_epilogue
+from urdir.ptxgen.kernels.linear.products.gemm_tile import TILE, CtaTile
 from urdir.ptxgen.kernels.linear.spec import Part
-from urdir.ptxgen.kernels.linear.steps import Epilogue, Product
+from urdir.ptxgen.kernels.linear.steps import Epilogue, Product, Reference
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.formats import FORMATS, UNIT, Format, random_blocks
 from urdir.ptxgen.weights.layout import Layout
@@ -48,7 +48,7 @@ class Gemm(Product):
     clamp: float = 0.0
 
     name = "gemm"
-    template = ("urdir.templates", "linear/gemm.ptx.j2")
+    template = ("urdir.templates", "linear/products/gemm.ptx.j2")
 
     def __post_init__(self) -> None:
         if self.batch < 1:
@@ -123,7 +123,7 @@ class Gemm(Product):
         y = inputs["x"].astype(np.float64) @ weights.T
         part = Part(0, self.layout, 0, 1)
         for step in self.epilogue:
-            y = step.apply(y, part, self, inputs, {})
+            y = step.apply(y, Reference(self, part, inputs, {}))
         return {"y": y.astype(np.float32)}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.linear.packed_parts import HeadPlaces, PackedCut, takes_packed
-from urdir.ptxgen.kernels.linear.packed_product import PackedProduct
+from urdir.ptxgen.kernels.linear.products.packed_product import PackedProduct
 from urdir.ptxgen.weights.formats import FORMATS
 
 P = TypeVar("P", bound=PackedProduct)
