@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from urdir.driver.plan import Plan
-from urdir.model.blocks.draft import TokenRows, append_tokens_of
-from urdir.model.blocks.draft_dflash import Block, DFlashDraft
-from urdir.model.blocks.rows import Rows
 from urdir.model.engine.chain_drafts import Values
 from urdir.model.engine.drafts import Draft, DraftStep
+from urdir.model.engine.speculation.draft import TokenRows, append_tokens_of
+from urdir.model.engine.speculation.draft_dflash import Block, DFlashDraft
+from urdir.model.lower.rows import Rows
 from urdir.model.memory.draft_memory import BlockRows
 
 if TYPE_CHECKING:

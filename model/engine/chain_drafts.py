@@ -8,8 +8,14 @@ import numpy as np
 import numpy.typing as npt
 
 from urdir.driver.plan import Plan
-from urdir.model.blocks.draft import GIVEN, PASSED_ON, Chain, HeadLaunches, append_drafts
 from urdir.model.engine.drafts import Draft, DraftStep
+from urdir.model.engine.speculation.draft import (
+    GIVEN,
+    PASSED_ON,
+    DraftChain,
+    HeadLaunches,
+    append_drafts,
+)
 
 Values = npt.NDArray[np.float32]
 
@@ -73,8 +79,8 @@ class ChainDraft(Draft):
         return plan
 
     @property
-    def chain(self) -> Chain:
+    def chain(self) -> DraftChain:
         """Where drafts are."""
         rows = self.rows
         places = rows["drafts"], rows["numbers"], rows["columns"]
-        return Chain(*places, self.shape.rows.columns, self.shape.rows.stride)
+        return DraftChain(*places, self.shape.rows.columns, self.shape.rows.stride)

@@ -7,7 +7,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from urdir.model.blocks.draft import (
+from urdir.model.engine.block_drafts import BlockDraft
+from urdir.model.engine.chain_drafts import ChainDraft
+from urdir.model.engine.drafts import Draft, DraftShape
+from urdir.model.engine.session import Session
+from urdir.model.engine.speculation.draft import (
     EMBEDDED,
     GIVEN,
     JOINED,
@@ -15,14 +19,10 @@ from urdir.model.blocks.draft import (
     DraftLaunches,
     DraftParts,
 )
-from urdir.model.blocks.draft_dflash import DFlashDraft
-from urdir.model.blocks.draft_eagle3 import Eagle3Draft
-from urdir.model.blocks.draft_nextn import NextnDraft
-from urdir.model.blocks.draft_streams import NO_STREAM, STREAMS_READ
-from urdir.model.engine.block_drafts import BlockDraft
-from urdir.model.engine.chain_drafts import ChainDraft
-from urdir.model.engine.drafts import Draft, DraftShape
-from urdir.model.engine.session import Session
+from urdir.model.engine.speculation.draft_dflash import DFlashDraft
+from urdir.model.engine.speculation.draft_eagle3 import Eagle3Draft
+from urdir.model.engine.speculation.draft_nextn import NextnDraft
+from urdir.model.engine.speculation.draft_streams import NO_STREAM, STREAMS_READ
 from urdir.model.errors import UnsupportedError
 from urdir.model.families.config import Config
 from urdir.model.families.dflash import DFlash, dflash

@@ -13,11 +13,11 @@ import numpy.typing as npt
 
 from urdir.driver import execute
 from urdir.driver.plan import Plan
-from urdir.model.blocks.draft import GIVEN, DraftLaunches, DraftParts, TokenRows
-from urdir.model.blocks.parts import LayerParts
-from urdir.model.blocks.rows import Rows
 from urdir.model.engine.session import Session
+from urdir.model.engine.speculation.draft import GIVEN, DraftLaunches, DraftParts, TokenRows
 from urdir.model.errors import ModelError
+from urdir.model.lower.parts import LayerParts
+from urdir.model.lower.rows import Rows
 from urdir.model.memory.buckets import chunks_of, row_bucket
 from urdir.model.memory.cache_shape import CacheShape
 from urdir.model.memory.draft_memory import DraftRows, DraftRowsShape, draft_workspace_sizes

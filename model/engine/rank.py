@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from urdir.model.blocks.parts import StepParts
 from urdir.model.engine.runner import Observer, Steps
 from urdir.model.engine.stages import ChainedSteps, Place, building_layers
+from urdir.model.lower.parts import StepParts
 from urdir.model.memory.budget import SessionBudget
 from urdir.model.memory.device_state import DecodeState
 from urdir.model.memory.exchange import Exchange, RankExchange

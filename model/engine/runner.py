@@ -11,10 +11,10 @@ from urdir.driver import execute
 from urdir.driver.context import close_all
 from urdir.driver.group import launch_together
 from urdir.driver.parallel import Job, Work, completed, elsewhere
-from urdir.model.blocks.parts import StepParts
 from urdir.model.engine.batch import StepShape
 from urdir.model.engine.step import building
 from urdir.model.errors import SettingsError
+from urdir.model.lower.parts import StepParts
 from urdir.model.owner import Owner
 from urdir.model.progress import Progress
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH

@@ -8,8 +8,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from urdir.model.blocks.attention import segment_alignment
-from urdir.model.blocks.rows import state_alignment
 from urdir.model.engine.batch import ShapeBuckets
 from urdir.model.engine.decode_graphs import DecodeGraphs
 from urdir.model.engine.rank import budget_of, open_ranks
@@ -17,6 +15,8 @@ from urdir.model.engine.runner import Observer
 from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.engine.step_queue import StepQueue
 from urdir.model.errors import ContextFullError, ModelError, UnsupportedError
+from urdir.model.lower.attend import segment_alignment
+from urdir.model.lower.rows import state_alignment
 from urdir.model.memory.buckets import choosing_rows
 from urdir.model.memory.budget import SessionBudget, check_context
 from urdir.model.memory.session_settings import SessionSettings

@@ -18,14 +18,15 @@ from typing import TYPE_CHECKING
 
 from urdir.driver.context import close_all
 from urdir.driver.plan import Plan
-from urdir.model.blocks.activations import Activations
-from urdir.model.blocks.embedding import append_embedding
-from urdir.model.blocks.layer import append_layer, append_layer_keys, begins_with_attention
-from urdir.model.blocks.parts import LayerStep, StepParts
-from urdir.model.blocks.rows import OutputRows, Rows
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.runner import Observer, Steps
-from urdir.model.engine.step import append_output
+from urdir.model.engine.step import append_output, rows_of
+from urdir.model.layers.builder import StepOps
+from urdir.model.layers.ends import embedding, head
+from urdir.model.layers.model import layers
+from urdir.model.lower.parts import StepParts
+from urdir.model.lower.rows import Rows
+from urdir.model.lower.step import lower, lowering
 from urdir.model.memory.workspace import PASSED
 
 if TYPE_CHECKING:
@@ -36,33 +37,20 @@ if TYPE_CHECKING:
 def building_layers(parts: StepParts, shape: StepShape) -> Generator[None, None, Plan]:
     """The plan of one rank's layers for one step, in small pieces: of rank 0 the embedding, too.
     The stream after them is `PASSED`."""
-    config, passed = parts.config, parts.work[PASSED]
+    config, work = parts.config, parts.work
     assert config.stage is not None
+    first, last = config.stage.rank == 0, config.stage.rank == config.stage.ranks - 1
     parts = replace(parts, config=replace(config, output_norm=None))  # no norm follows here
     plan = Plan(f"layers from {config.stage.first} on, {shape.rows} rows, {shape.keys} keys")
-    prompts = (shape.prompt, shape.segments, shape.begins, shape.walk)
-    rows = Rows.of(parts.state, shape.rows, shape.keys, *prompts)
-    x = Activations(parts.work["hidden"])
-    if config.stage.rank == 0:
-        x = append_embedding(plan, parts, rows)
-    *others, final = range(config.n_layers)
-    for index in others:
-        x = append_layer(plan, parts, rows, index, x)
-        yield
-    if not shape.prompt or config.stage.rank < config.stage.ranks - 1:
-        append_layer(plan, parts, rows, final, x, passed)
-        return plan
-    outputs = OutputRows.of(parts.state, shape.outputs, rows.keys)
-    narrows = begins_with_attention(config.layers[final])
-    if narrows and shape.output is Output.NONE:
-        append_layer_keys(plan, parts, rows, final, x)
-    elif narrows:
-        append_layer(plan, parts, rows, final, x, passed, outputs=outputs)
-    else:
-        x = parts.linear(plan, rows).complete(append_layer(plan, parts, rows, final, x))
-        if shape.output is not Output.NONE:
-            step = LayerStep(plan, parts, rows, final, outputs=outputs)
-            step.gather_outputs("output_rows", x.x, config.hidden, passed)
+    rows, outputs = rows_of(parts, shape)
+    outputs, wanted = outputs if last else None, shape.output is not Output.NONE
+    step = StepOps(parts.config, rows.count)
+    x = embedding(step) if first else step.graph.input(step.stream())
+    fixed = {} if first else {x: work["hidden"]}
+    count = None if outputs is None else outputs.rows.count
+    y = layers(step, x, count, wanted=wanted)
+    fixed |= {} if y is None else {y: work[PASSED]}
+    yield from lowering(plan, parts, rows, step.graph, outputs, fixed)
     return plan
 
 
@@ -71,7 +59,11 @@ def building_output(parts: StepParts, shape: StepShape) -> Generator[None, None,
     plan = Plan(f"{shape.output.value} of {_outputs(shape)} rows")
     if shape.output is not Output.NONE:
         rows = Rows.of(parts.state, _outputs(shape), shape.keys)
-        append_output(plan, parts, rows, Activations(parts.work["hidden"]), shape.output)
+        step = StepOps(parts.config, rows.count)
+        x = step.graph.input(step.stream())
+        head(step, x)
+        lower(plan, parts, rows, step.graph, fixed={x: parts.work["hidden"]})
+        append_output(plan, parts, rows, shape.output)
     yield
     return plan
 

@@ -6,16 +6,15 @@ from collections.abc import Generator
 
 from urdir.driver.parallel import completed
 from urdir.driver.plan import Plan
-from urdir.model.blocks.activations import Activations
-from urdir.model.blocks.embedding import append_embedding
-from urdir.model.blocks.exchange import append_parts_of_ranks
-from urdir.model.blocks.layer import append_layer, append_layer_keys, begins_with_attention
-from urdir.model.blocks.parts import LayerStep, StepParts
-from urdir.model.blocks.recall import append_output_recall
-from urdir.model.blocks.rows import OutputRows, Rows
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.speculation.launches import append_acceptance, append_placed_rows
 from urdir.model.engine.speculation.source import DraftSource
+from urdir.model.layers.builder import StepOps
+from urdir.model.layers.ends import embedding, head
+from urdir.model.layers.model import layers
+from urdir.model.lower.parts import StepParts
+from urdir.model.lower.rows import OutputRows, Rows
+from urdir.model.lower.step import lowering
 from urdir.ptxgen.kernels.adjust_logits import AdjustLogits
 from urdir.ptxgen.kernels.advance import Advance
 from urdir.ptxgen.kernels.argmax import Argmax
@@ -35,70 +34,35 @@ def building(
     those of ``source``; None: of earlier text."""
     steps = "step" if shape.steps == 1 else f"steps x {shape.steps}"
     plan = Plan(f"{shape.kind} {steps}, {shape.rows} rows, {shape.keys} keys")
-    prompts = (shape.prompt, shape.segments, shape.begins, shape.walk)
     append_placed_rows(plan, parts, shape, source)
-    rows = Rows.of(parts.state, shape.rows, shape.keys, *prompts, drafts=shape.drafts > 0)
-    x = append_embedding(plan, parts, rows)
-    *others, final = range(parts.config.n_layers)
-    for index in others:
-        x = append_layer(plan, parts, rows, index, x)
-        yield
-    if shape.prompt:
-        outputs = OutputRows.of(parts.state, shape.outputs, rows.keys)
-        x = _append_last_layer(plan, parts, rows, x, outputs, shape.output)
-        rows = outputs.rows
-    else:
-        x = append_output_recall(plan, parts, rows, append_layer(plan, parts, rows, final, x))
-    yield
-    if shape.output is Output.NONE:
-        return plan
-    append_output(plan, parts, rows, x, shape.output)
+    rows, outputs = rows_of(parts, shape)
+    wanted = shape.output is not Output.NONE
+    step = StepOps(parts.config, rows.count)
+    count = None if outputs is None else outputs.rows.count
+    x = layers(step, embedding(step), count, wanted=wanted)
+    if x is not None and wanted:
+        head(step, x)
+    yield from lowering(plan, parts, rows, step.graph, outputs)
+    if wanted:
+        append_output(plan, parts, outputs.rows if outputs else rows, shape.output)
     # What differs from step to step is in device memory, moved on by "advance".
     plan.extend([*plan] * (shape.steps - 1))
     return plan
 
 
-def _append_last_layer(
-    plan: Plan, parts: StepParts, rows: Rows, x: Activations, outputs: OutputRows, output: Output
-) -> Activations:
-    """The last layer of a step with prompts, for the rows whose results are wanted as far as that
-    goes; nothing but keys and values where there are none."""
-    index = parts.config.n_layers - 1
-    narrows = begins_with_attention(parts.config.layers[index])
-    if narrows and output is Output.NONE:
-        append_layer_keys(plan, parts, rows, index, x)
-        return x
-    if narrows:
-        return append_layer(plan, parts, rows, index, x, outputs=outputs)
-    x = parts.linear(plan, rows).complete(append_layer(plan, parts, rows, index, x))
-    if output is Output.NONE:
-        return x
-    x = append_output_recall(plan, parts, rows, x)
-    step = LayerStep(plan, parts, rows, index, outputs=outputs)
-    y = step.free(x.x)
-    step.gather_outputs("output_rows", x.x, parts.config.hidden, y)
-    return Activations(y)
+def rows_of(parts: StepParts, shape: StepShape) -> tuple[Rows, OutputRows | None]:
+    """The rows of a step; and those whose results are wanted, where it has prompts."""
+    prompts = (shape.prompt, shape.segments, shape.begins, shape.walk)
+    rows = Rows.of(parts.state, shape.rows, shape.keys, *prompts, drafts=shape.drafts > 0)
+    if not shape.prompt:
+        return rows, None
+    return rows, OutputRows.of(parts.state, shape.outputs, rows.keys)
 
 
-def append_output(plan: Plan, parts: StepParts, rows: Rows, x: Activations, output: Output) -> None:
-    """Append what comes of the stream x of rows after the layers."""
-    _append_head(plan, parts, rows, x)
+def append_output(plan: Plan, parts: StepParts, rows: Rows, output: Output) -> None:
+    """Append the choice of tokens by the logits of ``rows``, and what moves the rows on."""
     _append_choice(plan, parts, rows, output)
     _append_advance(plan, parts, rows, output)
-
-
-def _append_head(plan: Plan, parts: StepParts, rows: Rows, x: Activations) -> None:
-    config, weights = parts.config, parts.weights
-    own = parts.work["logits" if parts.exchange is None else "own logits"]
-    logits = [(weights.matrix(config.output), own)]
-    norm = None if config.output_norm is None else weights.norm(config.output_norm)
-    parts.linear(plan, rows).append(
-        "output", logits, x, norm, scale=config.logit_scale, softcap=config.softcap
-    )
-    if parts.exchange is not None:
-        append_parts_of_ranks(
-            plan, parts.exchange, "logits_of_ranks", rows.count, own, parts.work["logits"]
-        )
 
 
 def _append_choice(plan: Plan, parts: StepParts, rows: Rows, output: Output) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from urdir.driver import execute
 from urdir.driver.plan import Plan
-from urdir.model.blocks.linear_requests import device_limits
+from urdir.model.lower.parts import device_limits
 from urdir.ptxgen.kernels.linear.choice import LinearRequest, choose_linear
 from urdir.ptxgen.kernels.linear.spec import LinearSpec
 from urdir.ptxgen.kernels.read_stream import ReadStream

@@ -9,7 +9,7 @@ import numpy as np
 
 from urdir.driver import execute
 from urdir.driver.plan import Plan
-from urdir.model.blocks.linear_requests import device_limits
+from urdir.model.lower.parts import device_limits
 from urdir.ptxgen.kernels.linear.packed_choice import choose_packed, packs
 from urdir.ptxgen.kernels.linear.products.gemm import Gemm
 from urdir.ptxgen.kernels.linear.products.packed_product import PackedProduct

@@ -39,7 +39,7 @@ def draft_workspace_sizes(
 ) -> dict[str, int]:
     """Bytes of every intermediate of a draft, for steps of ``rows`` rows that choose a token and
     ``chunk`` rows of prompts beside them. ``widths`` are the values of a row of what it has beside
-    its layers (`blocks.draft`), by name; products may read all of them packed."""
+    its layers (`speculation.draft`), by name; products may read all of them packed."""
     sizes = workspace_sizes(config, cache, rows, chunk, sm_count, exact)
     most = rows + chunk
     sizes |= {name: 4 * width * most for name, width in widths.items()}

@@ -21,6 +21,7 @@ EXAMPLES = """\
   urdir ptx list --json                        the same for programs
   urdir ptx list --model model.gguf            what this model's decode and prompt steps launch
   urdir ptx list --model model.gguf --gpu l4   the same on another GPU
+  urdir ptx list --model model.gguf --graph    the operations of a decode step, before any kernel
 """
 
 #: Characters of a field's name and default, where these are short.
@@ -46,16 +47,21 @@ def add_parser(commands: options.Subparsers) -> None:
     arguments.add_all(parser)
     arguments.add_target(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON array")
+    parser.add_argument(
+        "--graph", action="store_true", help="print the operations of a decode step of one row"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Print."""
     if args.model is None:
-        if args.target or args.gpu or args.ctx_size:
-            raise options.UsageError("list: --target, --gpu and -c belong to --model")
+        if args.target or args.gpu or args.ctx_size or args.graph:
+            raise options.UsageError("list: --target, --gpu, -c and --graph belong to --model")
         _list_kernels(args.kernel, args.json)
     elif args.kernel is not None:
         raise options.UsageError("list: give a KERNEL or --model, not both")
+    elif args.graph:
+        _print_graph(args)
     else:
         _list_model(args)
     return 0
@@ -93,6 +99,23 @@ def _kernel_dict(kernel: type[KernelSpec]) -> dict[str, Any]:
             for f in fields_of(kernel)
         ],
     }
+
+
+def _print_graph(args: argparse.Namespace) -> None:
+    from urdir.model.families.config import Config
+    from urdir.model.files.source import open_model
+    from urdir.model.layers.builder import StepOps
+    from urdir.model.layers.ends import embedding, head
+    from urdir.model.layers.model import layers
+
+    if args.json or args.target or args.gpu:
+        raise options.UsageError("list: --graph goes without --json, --target and --gpu")
+    with open_model(args.model) as file:
+        step = StepOps(Config.of(file), rows=1)
+        x = layers(step, embedding(step))
+        if x is not None:
+            head(step, x)
+    print(step.graph)
 
 
 def _list_model(args: argparse.Namespace) -> None:

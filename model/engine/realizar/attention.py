@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from urdir.driver.plan import Plan
-from urdir.model.blocks import attention as blocks
 from urdir.model.engine.realizar.cached import CachedAttention, Launcher, Operation
 from urdir.model.errors import ModelError
+from urdir.model.lower import attend
 from urdir.ptxgen.kernels.attention.choice import split_attention
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 
@@ -37,7 +37,7 @@ def incremental_attention_into(
     at = to.attention
     work = at.layer(layer, at.rows(layer, sequences), q=q, k=k, v=v)
     plan = Plan("incremental attention")
-    blocks.incremental_attention_into(plan, work, out)
+    attend.incremental_attention_into(plan, work, out)
     return to.submit(Operation(plan, layer, tuple(sequences), 1))
 
 
@@ -101,7 +101,7 @@ def flash_decoding_graphed(
     plan = Plan("flash decoding")
     appends = k is not None or v is not None
     if appends:
-        blocks.append_tokens(plan, work)
+        attend.append_tokens(plan, work)
     work.launch(plan, kernel, work.label, out=out)
     return to.submit(Operation(plan, layer, tuple(sequences), int(appends)))
 
@@ -126,6 +126,6 @@ def flash_attention_multi_head(
     at = to.attention
     work = at.layer(layer, at.rows(layer, (sequence,), tokens), q=q, k=k, v=v)
     plan = Plan("flash attention")
-    blocks.append_tokens(plan, work)
-    blocks.flash_attention_multi_head(plan, work, out)
+    attend.append_tokens(plan, work)
+    attend.flash_attention_multi_head(plan, work, out)
     return to.submit(Operation(plan, layer, (sequence,), tokens))

@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from urdir.driver import execute
 from urdir.driver.plan import Plan
-from urdir.model.blocks.attention import LayerAttention
-from urdir.model.blocks.rows import Rows
 from urdir.model.errors import ModelError
 from urdir.model.families.rope import RopeConfig
+from urdir.model.lower.attend import LayerAttention
+from urdir.model.lower.rows import Rows
 from urdir.model.memory.cache_shape import CacheShape, in_pages
 from urdir.model.memory.kv_cache import KvCache
 from urdir.model.memory.workspace import most_partial, open_workspace

@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, Any
 from urdir.driver.errors import LaunchError
 from urdir.driver.memory import Region
 from urdir.driver.plan import Plan
-from urdir.model.blocks.activations import Activations
-from urdir.model.blocks.layer import append_layer
-from urdir.model.blocks.parts import LayerParts
 from urdir.model.engine.realizar.cached import CachedAttention, Launcher, Operation
 from urdir.model.errors import ModelError
 from urdir.model.families.attention import Attention
 from urdir.model.families.config import Config
 from urdir.model.families.layers import LayerConfig
 from urdir.model.families.stored import Linear, StoredMatrix, of_any_layer, stored_in
+from urdir.model.layers.builder import StepOps
+from urdir.model.layers.layer import layer as layer_ops
+from urdir.model.lower.parts import LayerParts
+from urdir.model.lower.step import lower
 from urdir.model.memory.weights import Weights
 from urdir.model.memory.workspace import open_workspace, workspace_sizes
 from urdir.ptxgen.kernels.attention.kv_types import KvDtype
@@ -136,8 +137,11 @@ def transformer_layer_indexed(
         _check_buffer(parts, f"blk.{layer}: argument {name!r}", buffer, nbytes)
     plan = Plan("layer")
     parts = replace(parts, weights=given.weights)
-    stream, result = Activations(x.slice(0, nbytes)), y.slice(0, nbytes)
-    append_layer(plan, parts, rows, layer, stream, result, given.config)
+    step = StepOps(replace(parts.config, output_norm=None), rows.count)
+    stream = step.graph.input(step.stream())
+    result = layer_ops(step, layer, stream, of=given.config)
+    fixed = {stream: x.slice(0, nbytes), result: y.slice(0, nbytes)}
+    lower(plan, parts, rows, step.graph, fixed=fixed)
     return to.submit(Operation(plan, layer, tuple(sequences), tokens))
 
 

@@ -12,7 +12,7 @@ from urdir.ptxgen.kernels.speculation.place_rows import PlaceRows
 
 if TYPE_CHECKING:
     from urdir.driver.plan import Plan
-    from urdir.model.blocks.parts import StepParts
+    from urdir.model.lower.parts import StepParts
 
 
 #: What acceptance takes of the state.

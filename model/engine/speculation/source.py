@@ -8,8 +8,8 @@ from urdir.ptxgen.kernels.speculation.ngram_drafts import NgramDrafts
 
 if TYPE_CHECKING:
     from urdir.driver.plan import Plan
-    from urdir.model.blocks.parts import StepParts
     from urdir.model.engine.batch import StepShape
+    from urdir.model.lower.parts import StepParts
     from urdir.model.memory.draft_settings import DraftSettings
 
 

@@ -50,6 +50,17 @@ def test_list_has_every_kernel_with_its_fields(cli: Cli) -> None:
     assert cli("ptx", "list", "prepare_tokens")[1].startswith("prepare_tokens  ")
 
 
+def test_list_has_the_operations_of_a_step(cli: Cli, nano: Path) -> None:
+    code, out, _ = cli("ptx", "list", "--model", nano, "--graph")
+    lines = out.splitlines()
+    assert code == 0
+    assert lines[0].startswith("token_embd: embed")
+    assert lines[-1].startswith("output: product normed (1, ")
+    assert any(line.startswith("blk.1.attention: attend q (1, ") for line in lines)
+    assert cli("ptx", "list", "--graph")[0] == 2
+    assert cli("ptx", "list", "--model", nano, "--graph", "--json")[0] == 2
+
+
 def test_list_of_a_model_says_what_its_steps_launch(cli: Cli, nano: Path) -> None:
     code, out, err = cli("ptx", "list", "--model", nano, "--json")
     rows = json.loads(out)

@@ -18,12 +18,12 @@ import pytest
 
 from urdir.driver import execute
 from urdir.driver.device import Device
-from urdir.model.blocks.draft_streams import NO_STREAM
 from urdir.model.engine.chain_drafts import ChainDraft
 from urdir.model.engine.draft_logits import logits_with_draft, scattered
 from urdir.model.engine.draft_pair import file_pair, nextn_pair, open_pair
 from urdir.model.engine.drafts import Draft
 from urdir.model.engine.realizar import EagerSteps
+from urdir.model.engine.speculation.draft_streams import NO_STREAM
 from urdir.model.errors import UnsupportedError
 from urdir.model.files.gguf import Gguf
 from urdir.model.memory.session_settings import SessionSettings

@@ -17,11 +17,11 @@ from tests.model.stepping import logits_of, logits_of_each, stepping
 from urdir.driver import execute
 from urdir.driver.operation import Launch
 from urdir.driver.stream import Stream
-from urdir.model.blocks import experts_together
 from urdir.model.engine.batch import Output
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.realizar import EagerSteps
 from urdir.model.files.gguf import Gguf
+from urdir.model.lower.experts import shared_read
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.verify.conformance import kl_divergence, relative_rms
 
@@ -181,7 +181,7 @@ def test_rows_that_read_experts_together(
 ) -> None:
     """A step of several sequences, each a token ahead of the one before it: as each of them alone,
     within the allowance, and replayed as launch by launch."""
-    monkeypatch.setattr(experts_together, "pays_together", lambda *_: True)
+    monkeypatch.setattr(shared_read, "pays_together", lambda *_: True)
     path, tokens, wanted = golden(name)
     results, alone = [], []
     with Engine.open(path, device=device_name, context=16) as engine:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from urdir.model.blocks.attention_network import own_token
 from urdir.model.errors import ConfigError, UnsupportedError
 from urdir.model.families.attention import Attention
 from urdir.model.families.config import Config
@@ -18,6 +18,12 @@ from urdir.model.families.reader import Reader
 from urdir.model.families.registry import describe
 from urdir.model.families.stored import Linear, stored_in
 from urdir.model.files.metadata import Metadata
+from urdir.model.graph.attention import Attend
+from urdir.model.graph.ops import Norm, Rope
+from urdir.model.layers.attention import attention
+from urdir.model.layers.builder import LayerOps, StepOps
+from urdir.model.lower.attention import Prepared
+from urdir.ptxgen.kernels.attention.own_token import OwnToken
 
 HIDDEN, HEADS, KV_HEADS, FFN = 64, 4, 2, 96
 #: Keys of the generator that many families require.
@@ -106,6 +112,16 @@ def test_command_r_has_norms_of_heads_from_64_layers_on() -> None:
     assert (norms.k.norm.kind, norms.k.weight.shape) == ("layer", (KV_HEADS, HIDDEN // HEADS))
 
 
+def own_token(mixer: Attention) -> OwnToken | None:
+    """What attention itself does to heads, by its operations; None where it cannot."""
+    config: Any = SimpleNamespace(stage=None, hidden=mixer.q.cols)
+    step = StepOps(config, 1)
+    attention(LayerOps(step, 0), mixer, step.graph.input(step.stream()), 1.0)
+    prepared = Prepared.of([op for op in step.graph if isinstance(op, Norm | Rope | Attend)])
+    assert prepared is not None
+    return prepared.token
+
+
 @pytest.mark.parametrize(
     ("name", "layers", "fused"),
     [
@@ -120,9 +136,11 @@ def test_norms_of_queries_and_keys_that_attention_computes(
 ) -> None:
     """Over a row or a head, before or after the rotation; no LayerNorm."""
     (token,) = {own_token(mixer) for mixer in attentions(described(name, layers))}
-    found = token.qk_norm and (token.qk_norm_over, token.rope_first)
-    assert found == fused
-    assert token.rope
+    assert (token is None) == (fused is None)
+    if token is not None:
+        assert (token.qk_norm_over, token.rope_first) == fused
+        assert token.qk_norm
+        assert token.rope
 
 
 def test_norms_that_attention_does_not_compute() -> None:
@@ -142,10 +160,8 @@ def test_norms_that_attention_does_not_compute() -> None:
         replace(mixer, qk_norm=replace(mixer.qk_norm, q=each)),
         replace(mixer, qk_norm=replace(mixer.qk_norm, over="row")),
     ):
-        token = own_token(changed)
-        assert token.qk_norm is None
-        assert token.rope is None, "launches of their own rotate before"
-    assert own_token(mixer).qk_norm is not None
+        assert own_token(changed) is None, "launches of their own norm and rotate before"
+    assert own_token(mixer) is not None
 
 
 def test_exaone_4_has_windows_with_64_layers() -> None:

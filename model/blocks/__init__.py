@@ -1,1 +1,0 @@
-"""Functions that append a model's launches to a plan."""

@@ -1,0 +1,1 @@
+"""Operations of a step on virtual tensors: what is computed, never how."""

@@ -1,0 +1,67 @@
+"""Evaluation of a graph in numpy: all tokens of one sequence at once, in float64.
+
+It is the reference of layers and of rules; nothing of it runs in a step.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from urdir.model.families.rope import RopeConfig
+from urdir.model.families.stored import Linear, StoredMatrix, StoredVector
+from urdir.ptxgen.kernels.rotation import turns_table
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+
+
+class WeightValues(Protocol):
+    """Weights by their references in a description, in float64."""
+
+    def matrix(self, stored: StoredMatrix) -> Floats:
+        """(rows, cols)."""
+
+    def vector(self, stored: StoredVector) -> Floats:
+        """(size,)."""
+
+
+class Evaluation:
+    """What operations are evaluated with: the rows' ``tokens``, at positions 0, 1, ...; the
+    ``weights``; and which rows' ``outputs`` are wanted. ``cached`` are keys and values (rows,
+    heads, dim) by layer."""
+
+    def __init__(self, weights: WeightValues, tokens: Any, outputs: Any = slice(None)) -> None:
+        self._weights = weights
+        self.tokens = np.asarray(tokens)
+        self.positions = np.arange(len(self.tokens))
+        self.outputs = outputs
+        self.cached: dict[int, tuple[Floats, Floats]] = {}
+
+    def matrix(self, of: StoredMatrix) -> Floats:
+        """A matrix (rows, cols)."""
+        return self._weights.matrix(of)
+
+    def vector(self, of: StoredVector) -> Floats:
+        """A vector (size,)."""
+        return self._weights.vector(of)
+
+    def linear(self, of: Linear, x: Floats) -> Floats:
+        """x W^T (+ bias)."""
+        y: Floats = x @ self.matrix(of.matrix).T
+        return y if of.bias is None else y + self.vector(of.bias)
+
+    def turns(self, rope: RopeConfig) -> Any:
+        """The table that heads are turned by."""
+        factors = None
+        if rope.factors is not None:
+            factors = self.vector(rope.factors).astype(np.float32)
+        return turns_table(rope.frequencies(factors))
+
+    def sum_of_ranks(self, x: Floats) -> Floats:
+        """Of one rank, which has all."""
+        return x
+
+    def columns_of_ranks(self, x: Floats) -> Floats:
+        """Of one rank, which has all."""
+        return x

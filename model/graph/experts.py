@@ -1,0 +1,132 @@
+"""Operations of mixtures of experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from urdir.model.families.feed_forward import Router
+from urdir.model.families.stored import Linear
+from urdir.model.graph.evaluation import Evaluation, Floats
+from urdir.model.graph.ops import Op
+from urdir.model.graph.tensor import Tensor
+from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.experts.selection import Selection
+
+#: Where weights are divided by their sum, the least that it counts as.
+LEAST_SUM = 6.103515625e-5
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Route(Op):
+    """y (rows, experts) = the weights of the experts that the ``router`` chooses for each row of x,
+    times ``scale``; 0 of the others."""
+
+    word = "route"
+    x: Tensor
+    router: Router
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        self._check(self.y.width == self.router.experts, f"{self.router.experts} experts")
+        self._check(self.x.width == self.router.linear.cols, "the matrix has other columns")
+
+    @property
+    def selection(self) -> Selection:
+        """How logits choose, with the scale."""
+        of = self.router.selection
+        return replace(of, scale=of.scale * self.scale)
+
+    def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
+        of = self.router
+        logits = _with_bias(at, of.linear, x[0] @ at.matrix(of.linear.matrix).T * of.norm_scale)
+        match of.scoring:
+            case "softmax":
+                scores = _softmax(logits)
+            case "sigmoid":
+                scores = 1.0 / (1.0 + np.exp(-logits))
+            case _:
+                scores = logits
+        choice = logits if of.by_logits else scores
+        if of.choice_bias is not None:
+            choice = choice + at.vector(of.choice_bias)
+        if of.groups > 1:
+            grouped = choice.reshape(len(choice), of.groups, -1)
+            best = np.sort(grouped, axis=2)[:, :, -2:].sum(axis=2)
+            kept = np.argsort(-best, axis=1, kind="stable")[:, : of.groups_used]
+            mask = np.full(grouped.shape, -np.inf)
+            np.put_along_axis(mask, kept[:, :, None], 0.0, axis=1)
+            choice = (grouped + mask).reshape(choice.shape)
+        chosen = np.argsort(-choice, axis=1, kind="stable")[:, : of.used]
+        weights = np.take_along_axis(scores, chosen, axis=1)
+        if of.scoring == "softmax_selected":
+            weights = _softmax(weights)
+        if of.normalize:
+            weights = weights / np.maximum(weights.sum(axis=1, keepdims=True), LEAST_SUM)
+        weights = weights * of.scale * self.scale
+        if of.expert_scale is not None:
+            weights = weights * at.vector(of.expert_scale)[chosen]
+        y = np.zeros((len(logits), of.experts))
+        np.put_along_axis(y, chosen, weights, axis=1)
+        return y
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Experts(Op):
+    """y = the sum of the experts' down(f(gate x) * up x), or down(f(up x)) without a ``gate``, by
+    the weights of ``routing``; ``weigh_input``: a weight multiplies x instead.
+
+    Matrices have the rows of all experts, one after the other, and so have their biases.
+    """
+
+    word = "experts"
+    x: Tensor
+    routing: Tensor
+    selection: Selection
+    up: Linear
+    down: Linear
+    gate: Linear | None
+    activation: Activation
+    weigh_input: bool = False
+
+    def __post_init__(self) -> None:
+        count = self.selection.experts
+        self._check(self.routing.width == count, f"{count} experts")
+        self._check(self.x.width == self.up.cols, "the matrices have other columns")
+        self._check(self.y.width == self.down.rows // count, "the matrices have other rows")
+
+    def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
+        values, routing = x
+        y = np.zeros((len(values), self.y.width))
+        for row, expert in zip(*np.nonzero(routing), strict=True):
+            weight = float(routing[row, expert])
+            y[row] += self._expert(at, int(expert), values[row], weight)
+        return y
+
+    def _expert(self, at: Evaluation, expert: int, x: Floats, weight: float) -> Floats:
+        before = weight if self.weigh_input else 1.0
+        up = self._product(at, self.up, expert, x * before)
+        if self.gate is None:
+            hidden = np.asarray(self.activation(up), np.float64)
+        else:
+            gate = self._product(at, self.gate, expert, x * before)
+            hidden = self.activation.gated(gate, up)
+        down = self._product(at, self.down, expert, hidden)
+        return down if self.weigh_input else down * weight
+
+    def _product(self, at: Evaluation, of: Linear, expert: int, x: Floats) -> Floats:
+        rows = of.rows // self.selection.experts
+        part = slice(expert * rows, (expert + 1) * rows)
+        y: Floats = at.matrix(of.matrix)[part] @ x
+        return y if of.bias is None else y + at.vector(of.bias)[part]
+
+
+def _with_bias(at: Evaluation, of: Linear, x: Floats) -> Floats:
+    return x if of.bias is None else x + at.vector(of.bias)
+
+
+def _softmax(x: Floats) -> Floats:
+    weights = np.exp(x - x.max(axis=-1, keepdims=True))
+    made: Floats = weights / weights.sum(axis=-1, keepdims=True)
+    return made

@@ -1,0 +1,376 @@
+"""Operations: frozen records of what is computed, each with its evaluation in numpy.
+
+Shapes are checked where an operation is made (ValueError). ``label`` names it as launches are
+named. ``evaluate`` takes the float64 values of the tensors that the operation reads, in the order
+of ``reads``; weights and the cache are those of an `Evaluation`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import ClassVar
+
+import numpy as np
+
+from urdir.model.families.rope import RopeConfig
+from urdir.model.families.stored import Linear, Normalization, StoredMatrix, StoredVector
+from urdir.model.graph.evaluation import Evaluation, Floats
+from urdir.model.graph.tensor import Tensor
+from urdir.ptxgen.kernels.activation import Activation
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Op:
+    """Base: an operation with one result ``y``. Its other fields with tensors are what it reads."""
+
+    #: The word by which rules name the kind.
+    word: ClassVar[str] = ""
+
+    label: str
+    y: Tensor
+
+    @property
+    def reads(self) -> tuple[Tensor, ...]:
+        """The tensors that it is computed from."""
+        return tuple(self._tensors())
+
+    @property
+    def makes(self) -> tuple[Tensor, ...]:
+        """The tensors that it makes."""
+        return (self.y,)
+
+    def _tensors(self) -> Iterator[Tensor]:
+        for name in self._names():
+            value = getattr(self, name)
+            if isinstance(value, Tensor):
+                yield value
+            elif isinstance(value, tuple):
+                yield from (item for item in value if isinstance(item, Tensor))
+
+    def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
+        """The values of ``y`` of those that it reads."""
+        raise NotImplementedError
+
+    @classmethod
+    @cache
+    def _names(cls) -> tuple[str, ...]:
+        return tuple(of.name for of in fields(cls) if "Tensor" in str(of.type) and of.name != "y")
+
+    def _check(self, holds: bool, what: str) -> None:
+        if not holds:
+            reads = ", ".join(map(str, self.reads))
+            raise ValueError(f"{self.label}: {self.word} of {reads} to {self.y}: {what}")
+
+    def _check_same(self, *tensors: Tensor) -> None:
+        shape = self.y.rows, self.y.width
+        same = all((of.rows, of.width) == shape for of in tensors)
+        self._check(same, "the shapes differ")
+
+    def __str__(self) -> str:
+        reads = ", ".join(map(str, self.reads))
+        return f"{self.label}: {self.word} {reads} -> {self.y}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Embed(Op):
+    """y = scale * the rows of a ``table`` (vocabulary, width) for the rows' tokens, plus those of
+    ``positions`` for their positions, where a model has these."""
+
+    word = "embed"
+    table: StoredMatrix
+    scale: float = 1.0
+    positions: StoredMatrix | None = None
+
+    def __post_init__(self) -> None:
+        self._check(self.y.width == self.table.cols, f"the table has {self.table.cols} columns")
+
+    def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
+        y: Floats = at.matrix(self.table)[at.tokens] * self.scale
+        return y if self.positions is None else y + at.matrix(self.positions)[at.positions]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Norm(Op):
+    """y = the norm of x: of each vector, or of every ``over`` values of it."""
+
+    word = "norm"
+    x: Tensor
+    of: Normalization
+    over: int = 0
+
+    def __post_init__(self) -> None:
+        self._check_same(self.x)
+        self._check(self.x.width % self.cols == 0, f"not a multiple of {self.cols}")
+
+    @property
+    def cols(self) -> int:
+        """Values that are normalised together."""
+        return self.over or self.x.width
+
+    @property
+    def sets(self) -> int:
+        """How many vectors of weights there are, which take turns."""
+        return 1 if self.of.weight is None else self.of.weight.size // self.cols
+
+    def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
+        weight, bias = (None if v is None else at.vector(v) for v in (self.of.weight, self.of.bias))
+        if weight is not None:
+            weight = np.tile(weight.reshape(self.sets, -1), (self._turns, 1))
+        if bias is not None:
+            bias = np.tile(bias.reshape(self.sets, -1), (self._turns, 1))
+        parts = x[0].reshape(len(x[0]), -1, self.cols)
+        return self.of.norm(parts, weight, bias).reshape(x[0].shape)
+
+    @property
+    def _turns(self) -> int:
+        return self.x.width // self.cols // self.sets
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Product(Op):
+    """y = W x (+ bias)."""
+
+    word = "product"
+    x: Tensor
+    of: Linear
+
+    def __post_init__(self) -> None:
+        shape = self.of.rows, self.of.cols
+        self._check((self.y.width, self.x.width) == shape, f"the matrix is {shape}")
+        self._check(self.x.rows == self.y.rows, "the rows differ")
+
+    def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
+        return at.linear(self.of, x[0])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Activate(Op):
+    """y = f(x), divided by ``divisors`` (width,) if these are given (MPT)."""
+
+    word = "activate"
+    x: Tensor
+    f: Activation
+    divisors: StoredVector | None = None
+
+    def __post_init__(self) -> None:
+        self._check_same(self.x)
+
+    def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
+        y = np.asarray(self.f(x[0]), np.float64)
+        return y if self.divisors is None else y / at.vector(self.divisors)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gate(Op):
+    """y = f(gate) * x; a value of a narrower ``gate`` is for several of x side by side."""
+
+    word = "gate"
+    gate: Tensor
+    x: Tensor
+    f: Activation
+
+    def __post_init__(self) -> None:
+        self._check_same(self.x)
+        self._check(self.gate.rows == self.x.rows, "the rows differ")
+        self._check(self.x.width % self.gate.width == 0, "the gate does not divide")
+
+    @property
+    def group(self) -> int:
+        """Values of x for one of the gate."""
+        return self.x.width // self.gate.width
+
+    def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
+        gate, values = x
+        return self.f.gated(np.repeat(gate, self.group, axis=1), values)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scale(Op):
+    """y = ``factor`` * x."""
+
+    word = "scale"
+    x: Tensor
+    factor: float
+
+    def __post_init__(self) -> None:
+        self._check_same(self.x)
+
+    def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
+        return x[0] * self.factor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScaleBy(Op):
+    """y = ``factor`` * x, the factor (1,) being a weight."""
+
+    word = "scale_by"
+    x: Tensor
+    factor: StoredVector
+
+    def __post_init__(self) -> None:
+        self._check_same(self.x)
+        self._check(self.factor.size == 1, f"the factor has {self.factor.size} values")
+
+    def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
+        return x[0] * at.vector(self.factor)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bound(Op):
+    """y = ``softcap`` * tanh(x / softcap), where that is not 0, within +- ``clamp``, likewise."""
+
+    word = "bound"
+    x: Tensor
+    softcap: float = 0.0
+    clamp: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._check_same(self.x)
+
+    def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
+        y = self.softcap * np.tanh(x[0] / self.softcap) if self.softcap else x[0]
+        return np.clip(y, -self.clamp, self.clamp) if self.clamp else y
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Add(Op):
+    """y = a + b: of the stream, ``a`` is what was before."""
+
+    word = "add"
+    a: Tensor
+    b: Tensor
+
+    def __post_init__(self) -> None:
+        self._check_same(self.a, self.b)
+
+    def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
+        return x[0] + x[-1]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AddVector(Op):
+    """y = x + ``vector`` (width,), a weight."""
+
+    word = "add_vector"
+    x: Tensor
+    vector: StoredVector
+
+    def __post_init__(self) -> None:
+        self._check_same(self.x)
+        self._check(self.vector.size == self.x.width, f"the vector has {self.vector.size} values")
+
+    def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
+        return x[0] + at.vector(self.vector)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Copy(Op):
+    """y = x, kept for later operations."""
+
+    word = "copy"
+    x: Tensor
+
+    def __post_init__(self) -> None:
+        self._check_same(self.x)
+
+    def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
+        return x[0]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Columns(Op):
+    """y = the columns of x from ``first`` on."""
+
+    word = "columns"
+    x: Tensor
+    first: int
+
+    def __post_init__(self) -> None:
+        self._check(self.x.rows == self.y.rows, "the rows differ")
+        self._check(0 <= self.first <= self.x.width - self.y.width, f"no columns {self.first}")
+
+    def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
+        return x[0][:, self.first : self.first + self.y.width]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gather(Op):
+    """y = the rows of x whose results the step's output needs."""
+
+    word = "gather"
+    x: Tensor
+
+    def __post_init__(self) -> None:
+        self._check(self.x.width == self.y.width, "the widths differ")
+
+    def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
+        y: Floats = x[0][at.outputs]
+        return y
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recall(Op):
+    """y = the sum of x and of the ``banked`` streams, weighted by the softmax of the sum of each
+    one's norm ``of`` (Kimi K3's attention residuals)."""
+
+    word = "recall"
+    x: Tensor
+    banked: tuple[Tensor, ...]
+    of: Normalization
+
+    def __post_init__(self) -> None:
+        self._check_same(self.x, *self.banked)
+
+    def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
+        streams = np.stack([*x[1:], x[0]], axis=-2)
+        weight = None if self.of.weight is None else at.vector(self.of.weight)
+        scores = self.of.norm(streams, weight).sum(axis=-1, keepdims=True)
+        weights = np.exp(scores - scores.max(axis=-2, keepdims=True))
+        total: Floats = (weights * streams).sum(axis=-2) / weights.sum(axis=-2)
+        return total
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rope(Op):
+    """y = x with each head's first values turned by the rows' positions."""
+
+    word = "rope"
+    x: Tensor
+    rope: RopeConfig
+    heads: int
+
+    def __post_init__(self) -> None:
+        self._check_same(self.x)
+        self._check(self.x.width % self.heads == 0, f"not {self.heads} heads")
+
+    def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
+        heads = x[0].reshape(len(x[0]), self.heads, -1)
+        turned = self.rope.rotation.turn(heads, at.positions, at.turns(self.rope))
+        return np.asarray(turned, np.float64).reshape(x[0].shape)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AllReduce(Op):
+    """y = the sum of the x of all ranks."""
+
+    word = "all_reduce"
+    x: Tensor
+
+    def __post_init__(self) -> None:
+        self._check_same(self.x)
+
+    def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
+        return at.sum_of_ranks(x[0])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AllGather(Op):
+    """y = the x of all ranks, side by side."""
+
+    word = "all_gather"
+    x: Tensor
+
+    def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
+        return at.columns_of_ranks(x[0])

@@ -1,0 +1,1 @@
+"""Layers as operations: from a description to a graph, without kernels and buffers."""

@@ -1,0 +1,107 @@
+"""What layers are emitted with: a step's graph, and names for operations and tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from urdir.model.families.config import Config
+from urdir.model.families.stored import Linear, Normalization
+from urdir.model.graph.graph import Graph
+from urdir.model.graph.ops import Add, AllReduce, Gather, Norm, Product, Scale
+from urdir.model.graph.tensor import BRANCH, PART, STREAM, Tensor
+
+
+@dataclass(slots=True)
+class StepOps:
+    """The graph of a step of ``rows`` rows, and what layers keep for later ones: streams under
+    names (``saved``), ``banked`` streams, and the layers' own ``embeddings``."""
+
+    config: Config
+    rows: int
+    graph: Graph = field(default_factory=Graph)
+    saved: dict[str, Tensor] = field(default_factory=dict)
+    banked: list[Tensor] = field(default_factory=list)
+    embeddings: Tensor | None = None
+
+    def tensor(self, name: str, width: int, rows: int | None = None) -> Tensor:
+        """A new tensor of the step's rows."""
+        return Tensor(name, rows or self.rows, width)
+
+    def stream(self, rows: int | None = None, name: str = STREAM) -> Tensor:
+        """A new tensor of the stream."""
+        return Tensor(name, rows or self.rows, self.config.hidden)
+
+
+@dataclass(slots=True)
+class LayerOps:
+    """One layer of a step: number ``index`` of the description.
+
+    ``residual`` is what the next network's result is added to; None where it is the first part of a
+    sum. With ``outputs`` so many rows alone go on after attention.
+    """
+
+    step: StepOps
+    index: int
+    outputs: int | None = None
+    residual: Tensor | None = None
+
+    @property
+    def graph(self) -> Graph:
+        """Where operations go."""
+        return self.step.graph
+
+    @property
+    def config(self) -> Config:
+        """The model."""
+        return self.step.config
+
+    def name(self, of: str) -> str:
+        """The label of an operation: with the number of the layer in the model."""
+        stage = self.config.stage
+        return f"blk.{self.index + (stage.first if stage else 0)}.{of}"
+
+    def norm(self, label: str, x: Tensor, of: Normalization | None, name: str = "normed") -> Tensor:
+        """The norm of x; x itself without a norm."""
+        if of is None:
+            return x
+        y = Tensor(name, x.rows, x.width)
+        return self.graph.add(Norm(self.name(label), y, x, of))
+
+    def product(self, label: str, x: Tensor, of: Linear, name: str) -> Tensor:
+        """W x (+ bias)."""
+        y = Tensor(name, x.rows, of.rows)
+        return self.graph.add(Product(self.name(label), y, x, of))
+
+    def scale(self, label: str, x: Tensor, factor: float) -> Tensor:
+        """factor * x; x itself for a factor of 1."""
+        if factor == 1.0:
+            return x
+        y = Tensor(x.name, x.rows, x.width)
+        return self.graph.add(Scale(self.name(label), y, x, factor))
+
+    def add(self, label: str, a: Tensor, b: Tensor) -> Tensor:
+        """a + b, of the stream."""
+        y = Tensor(STREAM, a.rows, a.width)
+        return self.graph.add(Add(self.name(label), y, a, b))
+
+    def only_outputs(self, label: str, x: Tensor, name: str = "") -> Tensor:
+        """The rows of x that go on after attention."""
+        if self.outputs is None:
+            return x
+        name = name or (x.name if x.is_stream else f"output {x.name}")
+        y = Tensor(name, self.outputs, x.width)
+        return self.graph.add(Gather(self.name(label), y, x))
+
+    def finish(
+        self, label: str, x: Tensor, of: Linear, scale: float = 1.0, name: str = BRANCH
+    ) -> Tensor:
+        """The last product of a network, of all ranks' parts of it, called ``name``."""
+        partial = of.matrix.columns is not None
+        product = self.product(label, x, of, PART if partial else name)
+        made = self.scale(label, product, scale)
+        return self.add_ranks(label, made, name) if partial else made
+
+    def add_ranks(self, label: str, x: Tensor, name: str = BRANCH) -> Tensor:
+        """The sum of all ranks' x."""
+        y = Tensor(name, x.rows, x.width)
+        return self.graph.add(AllReduce(self.name(f"{label}.sum_of_ranks"), y, x))

@@ -1,0 +1,89 @@
+"""What comes before the layers of a model and after them, as operations."""
+
+from __future__ import annotations
+
+from urdir.model.families.description import LayerEmbeddings
+from urdir.model.graph.ops import (
+    Add,
+    AddVector,
+    AllGather,
+    Bound,
+    Embed,
+    Norm,
+    Product,
+    Scale,
+)
+from urdir.model.graph.tensor import STREAM, Tensor
+from urdir.model.layers.builder import LayerOps, StepOps
+from urdir.model.layers.layer import recalled, save
+
+
+def embedding(step: StepOps) -> Tensor:
+    """The stream as it begins (`Config`)."""
+    config, graph = step.config, step.graph
+    table, scale = config.embedding, config.embedding_scale
+    x = graph.add(Embed("token_embd", step.stream(), table, scale, config.positions))
+    if config.embedding_norm is not None:
+        x = graph.add(Norm("token_embd_norm", step.stream(), x, config.embedding_norm))
+    if config.layer_embeddings is not None:
+        step.embeddings = _layer_embeddings(step, config.layer_embeddings, x)
+    if config.saves is not None:
+        save(step, f"saves.{config.saves}", config.saves, x)
+    if config.adds is not None:
+        x = graph.add(AddVector("adds", step.stream(), x, config.adds))
+    return x
+
+
+def _layer_embeddings(step: StepOps, of: LayerEmbeddings, x: Tensor) -> Tensor:
+    """Those of all layers (rows, layers * width): see `LayerEmbeddings`."""
+    graph, width = step.graph, of.proj.rows
+
+    def tensor(name: str) -> Tensor:
+        return Tensor(name, x.rows, width)
+
+    mine, projected = "layer embeddings", "layer projections"
+    scale = of.scale * of.input_scale
+    own = graph.add(Embed("per_layer_token_embd", tensor(mine), of.table, scale))
+    y = graph.add(Product("per_layer_model_proj", tensor(projected), x, of.proj))
+    if of.proj_scale != 1.0:
+        y = graph.add(Scale("per_layer_model_proj", tensor(projected), y, of.proj_scale))
+    label = "per_layer_proj_norm"
+    y = graph.add(Norm(label, tensor(projected), y, of.norm, of.width))
+    if of.input_scale != 1.0:
+        y = graph.add(Scale(label, tensor(projected), y, of.input_scale))
+    return graph.add(Add(label, tensor(mine), own, y))
+
+
+def output_stream(step: StepOps, x: Tensor) -> Tensor:
+    """The stream that the output's norm is of."""
+    last = LayerOps(step, step.config.n_layers - 1)
+    return recalled(last, "output_recall", step.config.recalls, x)
+
+
+def head(step: StepOps, x: Tensor) -> Tensor:
+    """The logits (rows, vocabulary) of the stream x."""
+    config, graph, name = step.config, step.graph, "logits"
+    if config.share is not None:
+        name = "own logits"
+    if config.output_norm is not None:
+        y = Tensor("normed", x.rows, x.width)
+        x = graph.add(Norm("output_norm", y, x, config.output_norm))
+    width = config.output.rows
+
+    def tensor() -> Tensor:
+        return Tensor(name, x.rows, width)
+
+    y = graph.add(Product("output", tensor(), x, config.output))
+    if config.logit_scale != 1.0:
+        y = graph.add(Scale("output", tensor(), y, config.logit_scale))
+    if config.softcap:
+        y = graph.add(Bound("output", tensor(), y, softcap=config.softcap))
+    if config.share is None:
+        return y
+    whole = Tensor("logits", x.rows, config.vocab_size)
+    return graph.add(AllGather("logits_of_ranks", whole, y))
+
+
+def received(step: StepOps) -> Tensor:
+    """The stream of the rank before, as an input."""
+    return step.graph.input(Tensor(STREAM, step.rows, step.config.hidden))

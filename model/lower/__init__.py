@@ -1,0 +1,1 @@
+"""From operations to launches: rules, and the places of tensors in memory."""

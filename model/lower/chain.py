@@ -1,0 +1,208 @@
+"""The operations around a run of products that one launch may compute, taken apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from urdir.model.graph.ops import (
+    Activate,
+    Add,
+    AllReduce,
+    Bound,
+    Gate,
+    Norm,
+    Op,
+    Product,
+    Scale,
+    ScaleBy,
+)
+from urdir.model.graph.recurrent import Convolve, GatedNorm, Scan
+from urdir.model.graph.tensor import Tensor
+from urdir.ptxgen.kernels.activation import Activation
+
+SILU = Activation("silu")
+
+
+class Ends(NamedTuple):
+    """What follows a product, in this order (`LinearSpec`)."""
+
+    activation: Activation | None = None
+    scale: float = 1.0
+    softcap: float = 0.0
+    clamp: float = 0.0
+
+
+#: A product alone.
+NO_ENDS = Ends()
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """The stream before a product: ``add`` of what was before and what ``addend`` makes of a
+    network's result, times the ``factor``."""
+
+    addend: Norm | AllReduce
+    add: Add
+    factor: ScaleBy | None = None
+
+    @property
+    def y(self) -> Tensor:
+        """The stream."""
+        return self.add.y if self.factor is None else self.factor.y
+
+
+@dataclass(slots=True)
+class Chain:
+    """[sum | gate] [norm] products [ends] [pair | gain | then] [residual].
+
+    ``x`` is what the products read before the norm. ``pair``: f(first) * second is the one result.
+    ``gain``: it is multiplied with sigmoid of a number a row. ``then`` goes on with the first one.
+    ``residual`` adds it to the stream, and ``next_norm`` is the norm of the sum. ``results`` are
+    what is left of each product; ``suffix`` ends the label.
+    """
+
+    x: Tensor
+    sum: Sum | None = None
+    gate: Gate | GatedNorm | None = None
+    norm: Norm | None = None
+    products: list[Product] = field(default_factory=list)
+    ends: Ends = NO_ENDS
+    pair: Gate | None = None
+    then: Convolve | Scan | None = None
+    gain: Gate | None = None
+    residual: Add | None = None
+    next_norm: Norm | None = None
+    results: list[Tensor] = field(default_factory=list)
+    suffix: str = ""
+
+    @property
+    def rows(self) -> int:
+        """Vectors that are multiplied."""
+        return self.products[0].x.rows
+
+    @property
+    def label(self) -> str:
+        """That of the launch."""
+        return self.products[0].label + self.suffix
+
+    @property
+    def y(self) -> Tensor:
+        """The first result."""
+        return self.results[0]
+
+
+class _Reader:
+    """Takes operations from the front as long as they are connected."""
+
+    def __init__(self, ops: Sequence[Op]) -> None:
+        self._ops = list(ops)
+
+    def next(self) -> Op | None:
+        return self._ops[0] if self._ops else None
+
+    def take(self) -> Op:
+        return self._ops.pop(0)
+
+    def give_back(self, op: Op) -> None:
+        self._ops.insert(0, op)
+
+
+def read_chain(ops: Sequence[Op]) -> Chain | None:
+    """The operations as a chain; None where one does not read what the ones before make."""
+    at = _Reader(ops)
+    chain = _prologue(at)
+    if chain is None or not _products(at, chain) or not _epilogue(at, chain):
+        return None
+    return None if at.next() is not None else chain
+
+
+def _prologue(at: _Reader) -> Chain | None:
+    first = at.take()
+    match first, at.next():
+        case (Norm() | AllReduce() as addend, Add() as add):
+            at.take()
+            if add.b is not addend.y:
+                return None
+            factor = at.next()
+            if isinstance(factor, ScaleBy):
+                at.take()
+                if factor.x is not add.y:
+                    return None
+            else:
+                factor = None
+            made = Sum(addend, add, factor)
+            chain = Chain(made.y, sum=made)
+            if isinstance(norm := at.next(), Norm):
+                at.take()
+                chain.norm = norm
+                return chain if norm.x is chain.x else None
+            return chain
+        case Norm(), _:
+            return Chain(first.x, norm=first)
+        case Product(), _:
+            at.give_back(first)
+            return Chain(first.x)
+    assert isinstance(first, Gate | GatedNorm)
+    return Chain(first.y, gate=first)
+
+
+def _products(at: _Reader, chain: Chain) -> bool:
+    """Products of one vector, each with the same ends."""
+    vector = chain.x if chain.norm is None else chain.norm.y
+    while isinstance(product := at.next(), Product):
+        at.take()
+        if product.x is not vector:
+            return False
+        y, ends = product.y, NO_ENDS
+        while isinstance(end := at.next(), Activate | Scale | Bound) and end.x is y:
+            if isinstance(end, Activate) and end.divisors is not None:
+                return False
+            at.take()
+            ends = _with(ends, end)
+            y = end.y
+        if chain.products and ends != chain.ends:
+            return False
+        chain.ends = ends
+        chain.products.append(product)
+        chain.results.append(y)
+    return bool(chain.products)
+
+
+def _with(ends: Ends, end: Activate | Scale | Bound) -> Ends:
+    match end:
+        case Activate():
+            return ends._replace(activation=end.f)
+        case Scale():
+            return ends._replace(scale=end.factor)
+    return ends._replace(softcap=end.softcap, clamp=end.clamp)
+
+
+def _epilogue(at: _Reader, chain: Chain) -> bool:
+    if isinstance(then := at.next(), Convolve | Scan):
+        at.take()
+        first = chain.products[0].y
+        chain.then, chain.results = then, [then.y, *chain.results[1:]]
+        return (then.x if isinstance(then, Convolve) else then.step) is first
+    if isinstance(gate := at.next(), Gate):
+        at.take()
+        if len(chain.products) == 2 and [gate.gate, gate.x] == chain.results:
+            # silu is what a gated product has anyway
+            chain.ends = chain.ends._replace(activation=None if gate.f == SILU else gate.f)
+            chain.pair, chain.results = gate, [gate.y]
+        elif len(chain.products) == 1 and gate.x is chain.y and gate.gate.width == 1:
+            chain.gain, chain.results = gate, [gate.y]
+        else:
+            return False
+    if isinstance(add := at.next(), Add):
+        at.take()
+        if add.b is not chain.y or len(chain.results) > 1:
+            return False
+        chain.residual, chain.results = add, [add.y]
+    if isinstance(norm := at.next(), Norm):
+        at.take()
+        if norm.x is not chain.y:
+            return False
+        chain.next_norm = norm
+    return True

@@ -1,0 +1,1 @@
+"""Launches of mixtures of experts."""

@@ -1,0 +1,134 @@
+"""Products of many rows with their experts on Hopper's tensor cores: vectors packed as f16, in the
+order of `GroupExperts`' list, so that those of one expert follow each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from urdir.model.lower.arguments import given
+from urdir.model.lower.experts.layer import MixtureLayer
+from urdir.model.memory.weights import Matrix
+from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.experts.gemm import tile_height
+from urdir.ptxgen.kernels.experts.group import GroupExperts
+from urdir.ptxgen.kernels.linear.pack import Pack
+from urdir.ptxgen.kernels.linear.packed_parts import Mixture
+from urdir.ptxgen.kernels.linear.products.gemm_wgmma import GemmWgmma
+from urdir.ptxgen.kernels.linear.wgmma_choice import any_cut, choose_wgmma
+from urdir.ptxgen.spec import KernelSpec
+from urdir.ptxgen.weights.packed import GROUP
+
+if TYPE_CHECKING:
+    from urdir.driver.memory import Arena, Slice
+    from urdir.driver.plan import Plan
+
+# One object for equal kernels, with its cached properties.
+_group = lru_cache(maxsize=64)(GroupExperts)
+_pack = lru_cache(maxsize=64)(Pack)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedExperts:
+    """Appends products of ``rows`` vectors with their experts to a plan, for a device with ``sms``
+    SMs; with buffers of `mixture_workspace`, of which "expert" and "expert weight" are filled.
+    """
+
+    plan: Plan
+    work: Arena
+    rows: int
+    sms: int
+
+    def append(self, label: str, mixture: MixtureLayer, x: Slice) -> None:
+        """``work["expert out"]`` (rows, used, hidden) f32 = the experts' weighted results for x
+        (rows, hidden) f32."""
+        tiles = self._tiles(mixture)
+        vectors = self._append_lists(label, mixture, tiles, x)
+        inner = self._append_up(label, mixture, tiles, vectors)
+        down, weighted = mixture.down, not mixture.weigh_input
+        kernel = self._product(down, mixture.hidden, replace(tiles, weighted=weighted))
+        self.plan.launch(
+            kernel,
+            f"{label}_down",
+            x=inner,
+            tile_of=self.work["expert tiles"],
+            pair=self.work["expert pair"],
+            weights=down.data,
+            # the vectors before all products lie there, too, and are not needed any more
+            y=_part(self.work["expert out"], kernel, "y"),
+            **given(bias=down.bias, weight=self.work["expert weight"] if weighted else None),
+        )
+
+    def _tiles(self, mixture: MixtureLayer) -> Mixture:
+        experts, used = mixture.selection.experts, mixture.selection.used
+        return Mixture(experts, used, tile_height(self.rows, experts, used))
+
+    def _append_lists(self, label: str, mixture: MixtureLayer, tiles: Mixture, x: Slice) -> Slice:
+        """Lists of pairs and tiles, and the packed vectors of the pairs."""
+        work, weighted = self.work, mixture.weigh_input
+        group = _group(self.rows, tiles.experts, tiles.used, tiles.height, GROUP)
+        pair, tile_of = work["expert pair"], work["expert tiles"]
+        self.plan.launch(
+            group,
+            f"{label}.group",
+            expert=work["expert"],
+            pair=_part(pair, group, "pair"),
+            tile_of=_part(tile_of, group, "tile_of"),
+        )
+        pack = _pack(
+            self.rows, mixture.up.cols, used=tiles.used, places=group.places, weighted=weighted
+        )
+        vectors = _part(work["expert out"], pack, "y")
+        weight = given(weight=work["expert weight"] if weighted else None)
+        self.plan.launch(pack, f"{label}.pack", x=x, pair=pair, y=vectors, **weight)
+        return vectors
+
+    def _append_up(
+        self, label: str, mixture: MixtureLayer, tiles: Mixture, vectors: Slice
+    ) -> Slice:
+        """The activated products, packed in the same order."""
+        gate, up = mixture.gate, mixture.up
+        first, name = (up, "up") if gate is None else (gate, "gate_up")
+        gated = gate is not None
+        kernel = self._product(first, mixture.width, tiles, mixture.activation, gated)
+        inner = _part(self.work["expert gate"], kernel, "y")
+        self.plan.launch(
+            kernel,
+            f"{label}_{name}",
+            x=vectors,
+            tile_of=self.work["expert tiles"],
+            weights=first.data,
+            y=inner,
+            **given(bias=first.bias, up_bias=up.bias if gated else None),
+            **given(up=up.data if gated else None),
+        )
+        return inner
+
+    def _product(
+        self,
+        matrix: Matrix,
+        rows: int,
+        tiles: Mixture,
+        activation: Activation | None = None,
+        gated: bool = False,
+    ) -> GemmWgmma:
+        """With the matrix (rows, in) of each pair's expert; packed where an activation follows."""
+        product = GemmWgmma(
+            matrix.format,
+            rows,
+            matrix.cols,
+            self.rows,
+            any_cut(tiles.height),
+            bias=matrix.bias is not None,
+            gated=gated,
+            activation=activation,
+            packs=activation is not None,
+            mixture=tiles,
+        )
+        return choose_wgmma(product, self.sms)
+
+
+def _part(buffer: Slice, kernel: KernelSpec, name: str) -> Slice:
+    """What a kernel takes of a buffer."""
+    return buffer.slice(0, kernel.nbytes(kernel.param(name)))

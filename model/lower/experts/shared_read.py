@@ -1,0 +1,118 @@
+"""Few rows, of which those with the same expert read its matrices together, four at a time."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from urdir.model.lower.arguments import given
+from urdir.model.lower.experts.layer import MixtureLayer
+from urdir.model.lower.experts.products import (
+    ExpertProducts,
+    MixtureCall,
+    Product,
+    first_products,
+)
+from urdir.model.memory.norms import NormLayer
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.experts.choice import most_warps, pays_together
+from urdir.ptxgen.kernels.experts.gemm_small import ExpertsGemmSmall
+from urdir.ptxgen.kernels.experts.spec import MAX_USED
+from urdir.ptxgen.kernels.linear.prologue.norm import is_first
+
+if TYPE_CHECKING:
+    from urdir.driver.memory import Slice
+
+
+class SharedRead(ExpertProducts):
+    """Products of `ExpertsGemmSmall`, where it `serves`."""
+
+    __slots__ = ()
+
+    def serves(self, mixture: MixtureLayer, norm: NormLayer | None) -> bool:
+        """Whether `ExpertsGemmSmall` serves, and pays."""
+        selection = mixture.selection
+        matrices = [m for m in (mixture.gate, mixture.up, mixture.down) if m is not None]
+        nbytes = sum(m.layout.nbytes for m in matrices) // selection.experts
+        few = (self.rows, selection.experts, selection.used)
+        if self.at.exact or not pays_together(*few, nbytes):
+            return False
+        products = [Product("down", mixture.down), *first_products(mixture)]
+        return all(self._small(mixture, product, norm) is not None for product in products)
+
+    def append(self, call: MixtureCall) -> None:
+        """See `append_experts`."""
+        if call.norm is not None and is_first(call.norm.norm):
+            call = call.after_norm(self.at, self.rows)
+        mixture = call.mixture
+
+        def multiply(label: str, product: Product, to: Slice) -> None:
+            self._append_small(label, mixture, product, call.x, call.norm, to)
+
+        self.append_activated(call, multiply)
+        activated, out = self.work["expert gate"], self.work["expert out"]
+        down = Product("down", mixture.down)
+        slots = self._append_small(f"{call.label}_down", mixture, down, activated, None, out)
+        self.append_combined(call, slots)
+
+    def _append_small(
+        self,
+        label: str,
+        mixture: MixtureLayer,
+        product: Product,
+        x: Slice,
+        norm: NormLayer | None,
+        y: Slice,
+    ) -> int:
+        """Returns how many products of a row there are in y."""
+        kernel = self._small(mixture, product, norm)
+        assert kernel is not None  # as `serves` found
+        weight = self.work["expert weight"] if kernel.weighted else None
+        self.at.plan.launch(
+            kernel,
+            label,
+            expert=self.work["expert"],
+            x=x,
+            y=y,
+            **given(weight=weight, norm=None if norm is None else norm.weight),
+            **product.arguments,
+        )
+        return kernel.slots
+
+    def _small(
+        self, mixture: MixtureLayer, product: Product, norm: NormLayer | None
+    ) -> ExpertsGemmSmall | None:
+        """The kernel, if there is one; a norm that it does not take comes before it."""
+        selection, matrix, down = mixture.selection, product.matrix, product.name == "down"
+        computed = None if norm is None or down or is_first(norm.norm) else norm.norm
+        return _small_fitted(
+            shared=self.at.limits.shared_per_cta,
+            format=matrix.format,
+            experts=selection.experts,
+            used=selection.used,
+            rows=matrix.rows // selection.experts,
+            cols=matrix.cols,
+            batch=self.rows,
+            down=down,
+            weighted=mixture.weigh_input != down,
+            bias=matrix.bias is not None,
+            gated=product.up is not None,
+            activation=product.activation,
+            norm=computed,
+            warps=most_warps(self.at.limits.target, matrix.format),
+            early=down,  # the products before it have waited for the router
+            sms=self.at.limits.sms,
+        )
+
+
+@lru_cache(maxsize=256)
+def _small_fitted(**fields: Any) -> ExpertsGemmSmall | None:
+    """The kernel, if need be with columns in parts; None where it does not fit."""
+    for parts in range(1, MAX_USED // fields["used"] + 1 if fields["down"] else 2):
+        try:
+            kernel = ExpertsGemmSmall(parts=parts, **fields)
+        except PtxgenError:
+            continue
+        if kernel.fits:
+            return kernel
+    return None

@@ -1,0 +1,205 @@
+"""Launches of products of few rows (`ptxgen.kernels.linear.choice`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from urdir.model.graph.ops import AllReduce, Gate, Norm, Op, Product
+from urdir.model.graph.recurrent import Convolve
+from urdir.model.graph.tensor import Tensor
+from urdir.model.lower.arguments import given
+from urdir.model.lower.chain import Chain
+from urdir.model.lower.lowering import Begun, Lowering
+from urdir.model.lower.requests import request_of, takes_few_normed
+from urdir.model.lower.states import StateStep, convolution, scan
+from urdir.model.lower.vectors import Vectors, after, gate_of, rows_of, with_norm
+from urdir.model.memory.exchange import RankExchange
+from urdir.model.memory.norms import NormLayer
+from urdir.model.memory.weights import Matrix
+from urdir.ptxgen.kernels.linear.choice import LinearRequest, choose_linear
+from urdir.ptxgen.kernels.linear.spec import MAX_BATCH, LinearSpec
+
+if TYPE_CHECKING:
+    from urdir.driver.memory import PinnedBuffer, Slice
+
+    Arguments = dict[str, Slice | PinnedBuffer]
+
+#: Products of the norm of the stream that take few rows packed: tensors of attention's queries and
+#: of feed-forward networks, for which that was measured (`choice.PACKED_NORMS_FROM`).
+_TAKE_PACKED = ("q", "gate", "activated")
+
+
+def limits_allow(
+    at: Lowering, chain: Chain, matrices: Sequence[Matrix], request: LinearRequest
+) -> bool:
+    """Whether a launch takes what comes before and after the products."""
+    if chain.sum is not None:
+        alone = chain.rows == 1 and _ends_with(at, chain)
+        if not alone or not with_norm(chain, after(at, chain, request)).fits_gemv:
+            return False
+        if isinstance(chain.sum.addend, AllReduce) and chain.sum.addend.x not in at.sent:
+            return False
+    if chain.gate is not None:
+        ends = replace(request_of(at, chain.rows, matrices), ends_block=True)
+        gate = gate_of(chain.gate)
+        takes = chain.rows == 1 and gate is not None and replace(ends, gate=gate).fits_gemv
+        if not takes or not (chain.residual or request.ends_block):
+            return False
+    if chain.gain is not None:
+        ends = replace(request_of(at, chain.rows, matrices), ends_block=True)
+        whole = matrices[0].bias is None and not matrices[0].is_partial
+        return whole and chain.rows == 1 and ends.fits_gemv
+    return chain.then is None or goes_on(at, chain, request)
+
+
+def goes_on(at: Lowering, chain: Chain, request: LinearRequest) -> bool:
+    """Whether the launch goes on with the first product: a kernel of one token."""
+    if isinstance(chain.then, Convolve) and chain.then.input_gate is not None:
+        return False  # which takes more than a product
+    then = _step(at, chain).following(at)
+    return (
+        then is not None and Vectors(at, chain, None).asked(replace(request, then=then)).continues
+    )
+
+
+def _step(at: Lowering, chain: Chain) -> StateStep:
+    """What goes on with the first product."""
+    assert chain.then is not None
+    return convolution(at, chain.then) if isinstance(chain.then, Convolve) else scan(at, chain.then)
+
+
+def append_few(
+    at: Lowering,
+    chain: Chain,
+    matrices: Sequence[Matrix],
+    request: LinearRequest,
+    normed: Slice | None,
+) -> None:
+    """Append the launches; ``normed`` are the vectors where the norm is not theirs to compute."""
+    exchange = _sends(at, chain, matrices, request)
+    if exchange is not None:
+        request = replace(request, gives=exchange.gives)
+        at.sent.add(chain.y)
+    begins = _begun_norm(at, chain)
+    if begins is not None:
+        request = replace(request, summarises=True)
+        if request.can_pack and _takes_packed(at, chain.rows):
+            request = replace(request, packs="units")
+    step = None if chain.then is None else _step(at, chain)
+    if step is not None:
+        request = replace(request, then=step.following(at))
+    source, results = Vectors(at, chain, normed), _Results(at, chain, matrices)
+    firsts = range(0, chain.rows, MAX_BATCH)
+    for first in firsts:
+        count = min(MAX_BATCH, chain.rows - first)
+        kernel = choose_linear(source.asked(replace(request, batch=count)))
+        launch = results.products(kernel, first) | results.epilogue(kernel, first)
+        launch |= {} if step is None else step.launch(at)
+        launch |= {} if exchange is None else exchange.arguments_of(kernel)
+        launch |= {} if begins is None else results.begun(kernel, begins)
+        if kernel.packs and not kernel.summarises:
+            at.packed[chain.y] = at.place(chain.y)
+        suffix = f" rows {first}" if len(firsts) > 1 else ""
+        at.launch(kernel, chain.label + suffix, **launch, **source.arguments(kernel, first))
+
+
+@dataclass(frozen=True, slots=True)
+class _Results:
+    """The arguments of a launch beside the vectors: matrices, products, and what follows."""
+
+    at: Lowering
+    chain: Chain
+    matrices: Sequence[Matrix]
+
+    def products(self, kernel: LinearSpec, first: int) -> Arguments:
+        """Matrices with their biases, and where the products of the vectors from ``first`` on
+        go."""
+        chain, launch = self.chain, dict[str, "Slice | PinnedBuffer"]()
+        for number, matrix in enumerate(self.matrices):
+            tag = str(number or "")
+            if chain.pair is not None and number:
+                launch |= given(up=matrix.data, up_bias=matrix.bias)
+                continue
+            launch |= given(**{f"weights{tag}": matrix.data, f"bias{tag}": matrix.bias})
+            launch[f"y{tag}"] = _result(self.at, kernel, chain.results[number], first, number)
+        return launch
+
+    def epilogue(self, kernel: LinearSpec, first: int) -> Arguments:
+        """The residual, and the number that is multiplied with."""
+        at, chain, launch = self.at, self.chain, dict[str, "Slice | PinnedBuffer"]()
+        if chain.residual is not None:
+            residual = at.place(chain.residual.a)
+            launch["residual"] = rows_of(residual, first, kernel.batch, self.matrices[0].rows)
+        if chain.gain is not None:
+            launch["gain"] = at.place(chain.gain.gate)
+        return launch
+
+    def begun(self, kernel: LinearSpec, norm: NormLayer) -> Arguments:
+        """The norm that follows, where the launch begins it."""
+        if not kernel.summarises:
+            return {}
+        at = self.at
+        begun = Begun(norm, at.work["scaled"], at.work["summary"], bool(kernel.packs))
+        at.begun = {self.chain.y: begun}  # the buffers are those of one norm
+        return {**given(next_norm=norm.weight, scaled=begun.scaled, y_summary=begun.summary)}
+
+
+def _ends_with(at: Lowering, chain: Chain) -> bool:
+    """Whether nothing but the products, and the end of the block, reads the stream that the launch
+    makes: others would have to wait for all of it."""
+    assert chain.sum is not None
+    own: set[Op] = {*chain.products}
+    if chain.norm is not None:
+        own.add(chain.norm)
+    return all(op in own or op.word == "add" for op in at.readers(chain.x))
+
+
+def _sends(
+    at: Lowering, chain: Chain, matrices: Sequence[Matrix], request: LinearRequest
+) -> RankExchange | None:
+    """Where the launch gives its product to the other ranks, as words of the exchange that follows
+    (`Gives`)."""
+    following, exchange = at.following(), at.parts.exchange
+    if not isinstance(following, AllReduce) or following.x is not chain.y or exchange is None:
+        return None
+    if not chain.y.is_stream:
+        return None
+    ends = replace(request_of(at, chain.rows, matrices), ends_block=True)
+    fits = chain.rows == 1 and ends.fits_gemv
+    return exchange if fits and exchange.shape.takes_one_launch(matrices[0].rows) else None
+
+
+def _begun_norm(at: Lowering, chain: Chain) -> NormLayer | None:
+    """The norm that follows the sum, where the launch may begin it."""
+    following = at.following()
+    if chain.residual is None or not isinstance(following, Norm) or following.x is not chain.y:
+        return None
+    norm = at.norm(following.of)
+    return norm if norm.is_scaled_rms and at.begins_block(following) else None
+
+
+def _takes_packed(at: Lowering, rows: int) -> bool:
+    """Whether the products after the norm that follows take few rows of it packed."""
+    norm = at.following()
+    assert isinstance(norm, Norm)
+    products: list[Product] = []
+    while isinstance(op := at.following(1 + len(products)), Product) and op.x is norm.y:
+        products.append(op)
+    if not products or products[0].y.name not in _TAKE_PACKED:
+        return False
+    others = [op for op in at.readers(norm.x) if op is not norm and op.word != "add"]
+    if others or len(at.readers(norm.y)) > len(products):
+        return False  # which would not take them so
+    pair = isinstance(op, Gate) and len(products) == 2 and op.gate is products[0].y
+    matrices = [at.matrix(product.of) for product in products]
+    return takes_few_normed(at, rows, matrices, at.norm(norm.of), pair)
+
+
+def _result(at: Lowering, kernel: LinearSpec, y: Tensor, first: int, number: int) -> Slice:
+    """Where the launch for the vectors from ``first`` on leaves its product of that number."""
+    place = at.place(y)
+    if kernel.packs and not kernel.summarises:
+        return place.slice(0, kernel.nbytes(kernel.param("y")))
+    return rows_of(place, first, kernel.batch, kernel.parts[number].rows)

@@ -1,0 +1,228 @@
+"""Rules for products: activations times weight matrices, with what comes before and after.
+
+For few rows one launch takes the sum, the gate or the norm before, all matrices, and the
+nonlinearity or the residual after; for many rows (`takes_gemm`) most of these are launches of their
+own, unless tensor cores take packed activations (`lower.packed`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from urdir.model.graph.attention import Attend
+from urdir.model.graph.latent import AttendLatent, HeadProduct
+from urdir.model.graph.ops import Gate, Gather, Op, Product
+from urdir.model.graph.tensor import Tensor
+from urdir.model.lower.chain import NO_ENDS, Chain, Ends, read_chain
+from urdir.model.lower.few import append_few, goes_on, limits_allow
+from urdir.model.lower.lowering import Lowering
+from urdir.model.lower.packed import append_packed
+from urdir.model.lower.requests import alike, packs, packs_few, request_of
+from urdir.model.lower.rule import Rule, variants
+from urdir.model.lower.stream import append_norm, append_norm_after, append_sum
+from urdir.model.memory.weights import Matrix
+from urdir.ptxgen.kernels.attention.choice import fills_sms
+from urdir.ptxgen.kernels.linear.products.gemm import Gemm
+
+if TYPE_CHECKING:
+    from urdir.driver.memory import Slice
+
+_gemm = lru_cache(maxsize=256)(Gemm)
+
+
+def lower_products(at: Lowering, ops: Sequence[Op]) -> bool:
+    """A chain of operations around products as one launch."""
+    chain = read_chain(ops)
+    if chain is None:
+        return False
+    if chain.norm is not None and set(chain.products) != set(at.readers(chain.norm.y)):
+        return False  # others would read what no launch makes
+    return lower_chain(at, chain)
+
+
+def lower_chain(at: Lowering, chain: Chain) -> bool:
+    """The launches of a chain; False where limits refuse it."""
+    if chain.norm is None and (norm := at.unmade.get(chain.x)) is not None:
+        chain.norm, chain.x = norm, norm.x
+    matrices = [at.matrix(product.of) for product in chain.products]
+    if len({matrix.format.is_float for matrix in matrices}) > 1:
+        return _lower_apart(at, chain, matrices)
+    return lower_together(at, chain, matrices)
+
+
+def lower_together(at: Lowering, chain: Chain, matrices: list[Matrix]) -> bool:
+    """The launches of a chain, all products in one where a launch takes several."""
+    if packs(at, chain.rows, matrices):
+        return _lower_packed(at, chain, matrices)
+    if at.takes_gemm(chain.rows):
+        return _lower_gemm(at, chain, matrices)
+    return _lower_few(at, chain, matrices)
+
+
+def _lower_apart(at: Lowering, chain: Chain, matrices: list[Matrix]) -> bool:
+    """Floats apart from quantised weights, beside which they would keep the activations of all in
+    f32."""
+    if chain.sum or chain.gate or chain.pair or chain.residual:
+        return False  # the sum, gate or result would belong to both launches
+    groups = [
+        (suffix, [i for i, matrix in enumerate(matrices) if matrix.format.is_float == is_float])
+        for suffix, is_float in (("", False), (".floats", True))
+    ]
+    if chain.then is not None:
+        first = [matrices[i] for i in next(own for _, own in groups if 0 in own)]
+        if at.takes_gemm(chain.rows) or not goes_on(at, chain, request_of(at, chain.rows, first)):
+            return False
+    norm = chain.norm if at.takes_gemm(chain.rows) else None
+    if norm is not None and at.completed != (chain.x, norm.of):
+        append_norm(at, norm.label, norm, at.work["normed"])
+    for suffix, own in groups:
+        part = replace(
+            chain,
+            products=[chain.products[i] for i in own],
+            results=[chain.results[i] for i in own],
+            then=chain.then if 0 in own else None,
+            suffix=suffix,
+        )
+        assert lower_together(at, part, [matrices[i] for i in own])
+    return True
+
+
+def _lower_packed(at: Lowering, chain: Chain, matrices: list[Matrix]) -> bool:
+    """For tensor cores: packed activations (rows, cols) f16."""
+    apart = chain.sum or chain.gate or chain.gain or chain.then or chain.next_norm
+    if apart is not None or (chain.pair is not None and not alike(*matrices)):
+        return False
+    following = None
+    if chain.pair is not None or (chain.ends.activation and len(matrices) == 1):
+        following = _next_matrix(at, chain.y)
+    leaves_packed = following is not None and packs(at, chain.rows, [following])
+    append_packed(at, chain, matrices, packs=leaves_packed)
+    return True
+
+
+def _lower_gemm(at: Lowering, chain: Chain, matrices: list[Matrix]) -> bool:
+    """For many rows without packed activations: a launch for each matrix, and for the norm."""
+    if chain.sum or chain.gate or chain.pair or chain.gain or chain.then:
+        return False
+    if chain.next_norm is not None and not at.begins_block(chain.next_norm):
+        return False
+    x = _normed(at, chain)
+    if chain.residual is None:
+        for number, (matrix, y) in enumerate(zip(matrices, chain.results, strict=True)):
+            label = f"{chain.label}.{number}" if number else chain.label
+            _append_gemm(at, label, chain.rows, matrix, x, at.place(y), chain.ends)
+        return True
+    (matrix,), delta, label = matrices, at.work["delta"], f"{chain.label}.residual"
+    _append_gemm(at, chain.label, chain.rows, matrix, x, delta, NO_ENDS)
+    if chain.next_norm is None:
+        append_sum(at, label, chain.residual, delta, chain.ends.scale)
+    else:
+        append_norm_after(at, label, None, delta, chain.residual, chain.next_norm, chain.ends.scale)
+    return True
+
+
+def _lower_few(at: Lowering, chain: Chain, matrices: list[Matrix]) -> bool:
+    """For few rows: one launch, or one for each `MAX_BATCH` of them."""
+    if chain.next_norm is not None or (chain.pair is not None and not alike(*matrices)):
+        return False
+    pair = chain.pair is not None
+    request = request_of(at, chain.rows, matrices[:1] if pair else matrices, chain.ends)
+    ends_block = chain.residual is None and chain.y.is_stream
+    request = replace(
+        request,
+        gated=pair,
+        residual=chain.residual is not None,
+        ends_block=ends_block,
+        fill=_follows_attention(at, chain) and fills_sms(at.rows.keys),
+        gained=chain.gain is not None,
+    )
+    if not limits_allow(at, chain, matrices, request):
+        return False
+    if pair or (chain.ends.activation and len(matrices) == 1 and chain.residual is None):
+        following = _next_matrix(at, chain.y)
+        if following is not None:
+            order = packs_few(at, chain.rows, matrices, following)
+            request = replace(request, packs=order)
+    x = None
+    if chain.norm is not None and not replace(request, norm=chain.norm.of.norm).fuses_norm:
+        x = _normed(at, chain)
+    append_few(at, chain, matrices, request, x)
+    return True
+
+
+def _normed(at: Lowering, chain: Chain) -> Slice:
+    """The vectors of a product after the norm, by a launch unless that is completed."""
+    if chain.norm is None:
+        return at.place(chain.x)
+    if at.completed != (chain.x, chain.norm.of):
+        append_norm(at, f"{chain.label}.norm", chain.norm, at.work["normed"])
+        at.completed = chain.x, chain.norm.of
+    return at.work["normed"]
+
+
+def _next_matrix(at: Lowering, y: Tensor) -> Matrix | None:
+    """The matrix of the product that follows and reads y."""
+    following = at.following()
+    if isinstance(following, Product) and following.x is y:
+        return at.matrix(following.of)
+    return None
+
+
+def _follows_attention(at: Lowering, chain: Chain) -> bool:
+    """Whether a product is the one after attention, whose launch leaves SMs idle."""
+    maker = at.maker(chain.x if chain.norm is None else chain.norm.y)
+    while isinstance(maker, Gather | Gate | HeadProduct):
+        maker = at.maker(maker.x)
+    return isinstance(maker, Attend | AttendLatent)
+
+
+def _append_gemm(
+    at: Lowering, label: str, rows: int, matrix: Matrix, x: Slice, y: Slice, ends: Ends
+) -> None:
+    kernel = _gemm(
+        matrix.format,
+        matrix.rows,
+        matrix.cols,
+        rows,
+        matrix.bias is not None,
+        activation=ends.activation,
+        scale=ends.scale,
+        softcap=ends.softcap,
+        clamp=ends.clamp,
+    )
+    at.launch(kernel, label, weights=matrix.data, x=x, bias=matrix.bias, y=y)
+
+
+_RUN = "product activate? scale? bound?"
+_SUMS = ("norm add scale_by? norm?", "all_reduce add scale_by? norm?")
+_ENDS = (
+    "product beside gate",
+    "product scale? gate? add norm?",
+    "product scale? gate",
+)
+
+
+def _rules() -> list[Rule]:
+    found: list[Rule] = []
+    for before in (*_SUMS, "gate", "gated_norm", "norm?"):
+        for ends in _ENDS:
+            found += variants(f"{before} {ends}", lower_products)
+        found += [
+            Rule(f"{rule.takes} ( beside )* {then}", lower_products)
+            for then in ("convolve", "scan")
+            for rule in variants(f"{before} product", lower_products)
+        ]
+        for run in variants(_RUN, lower_products):
+            beside = run.takes.replace("product", "beside")
+            rules = variants(f"{before} {run.takes} REST", lower_products)
+            found += [
+                Rule(rule.takes.replace("REST", f"( {beside} )*"), lower_products) for rule in rules
+            ]
+    return found
+
+
+#: Chains of operations with products, the longest first.
+RULES: Sequence[Rule] = _rules()

@@ -1,0 +1,147 @@
+"""What rules launch by: places of tensors, weights, and what earlier launches have left."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from urdir.model.families.stored import Linear, Normalization, StoredVector
+from urdir.model.graph.graph import Graph
+from urdir.model.graph.ops import Norm, Op
+from urdir.model.graph.tensor import Tensor
+from urdir.model.lower.parts import LayerParts, device_limits
+from urdir.model.lower.places import Places
+from urdir.model.lower.rows import OutputRows, Rows
+from urdir.model.memory.norms import NormLayer
+from urdir.model.memory.weights import Matrix
+from urdir.ptxgen.kernels.linear.choice import takes_gemm
+
+if TYPE_CHECKING:
+    from urdir.driver.kernel import Kernel
+    from urdir.driver.launch import Argument
+    from urdir.driver.memory import Arena, Slice
+    from urdir.driver.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A norm that the launch which made a tensor has begun: the tensor times the norm's weights is
+    ``scaled``, perhaps ``packed``, with a ``summary`` of both (`GemmSmall`)."""
+
+    norm: NormLayer
+    scaled: Slice
+    summary: Slice
+    packed: bool
+
+
+class Lowering:
+    """The launches of a graph, appended to a plan: ``position`` operations are lowered, those up to
+    ``end`` are being lowered.
+
+    What rules leave for those after them is kept here: tensors whose values lie ``packed`` for the
+    product that reads them; norms that are ``begun``, or that each reader computes (``unmade``);
+    parts of sums that are ``sent`` to the other ranks; and the last norm that is ``completed``, in
+    ``work["normed"]``.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        parts: LayerParts,
+        rows: Rows,
+        graph: Graph,
+        outputs: OutputRows | None = None,
+        fixed: Mapping[Tensor, Slice] | None = None,
+    ) -> None:
+        self.plan, self.parts, self.rows, self.outputs = plan, parts, rows, outputs
+        self.limits, self.exact = device_limits(parts.device), parts.exact
+        self.ops, self.reads = graph.ops, graph.reads
+        self.position = self.end = 0
+        self.starts = graph.starts
+        self._places = Places(graph, parts.work, fixed or {})
+        #: The number of the operation that makes a tensor.
+        self.numbers = {op.y: number for number, op in enumerate(self.ops)}
+        self.packed: dict[Tensor, Slice] = {}
+        self.begun: dict[Tensor, Begun] = {}
+        self.sent: set[Tensor] = set()
+        self.unmade: dict[Tensor, Norm] = {}
+        self.completed: tuple[Tensor, Normalization] | None = None
+
+    def restore(
+        self,
+        maker: int,
+        place: Slice,
+        packed: Slice | None,
+        sent: bool,
+        begun: tuple[Slice, Slice, bool] | None,
+    ) -> None:
+        """The result of an operation is made, as it was in a layer that is like this one."""
+        y = self.ops[maker].y
+        self._places.alias(y, place)
+        if packed is not None:
+            self.packed[y] = packed
+        if sent:
+            self.sent.add(y)
+        norm = self.ops[self.position]
+        if begun is not None and isinstance(norm, Norm):
+            self.begun = {y: Begun(self.norm(norm.of), *begun)}
+
+    # ---- what rules ask ----
+
+    @property
+    def work(self) -> Arena:
+        """The intermediates."""
+        return self.parts.work
+
+    def following(self, more: int = 0) -> Op | None:
+        """The operation after those that are matched."""
+        index = self.end + more
+        return self.ops[index] if index < len(self.ops) else None
+
+    def maker(self, tensor: Tensor) -> Op | None:
+        """The operation that makes a tensor; None for an input."""
+        number = self.numbers.get(tensor)
+        return None if number is None else self.ops[number]
+
+    def readers(self, tensor: Tensor) -> list[Op]:
+        """The operations that read it."""
+        return [self.ops[index] for index in self._places.readers.get(tensor, ())]
+
+    def begins_block(self, norm: Norm) -> bool:
+        """Whether products read a norm: not one after a network, which is added to the stream."""
+        readers = self.readers(norm.y)
+        return bool(readers) and not any(op.word in ("add", "scale") for op in readers)
+
+    def takes_gemm(self, rows: int) -> bool:
+        """Whether these are many rows: see ``choice.takes_gemm``."""
+        return takes_gemm(rows, self.exact)
+
+    def place(self, tensor: Tensor) -> Slice:
+        """Where a tensor lies, or is to lie."""
+        return self._places.of(tensor, self.position)
+
+    def share(self, tensor: Tensor, of: Tensor) -> None:
+        """A tensor lies where another one does, which nothing reads any more."""
+        self._places.alias(tensor, self.place(of))
+
+    def move(self, tensor: Tensor, place: Slice) -> None:
+        """A tensor is made elsewhere than it would be."""
+        self._places.alias(tensor, place)
+
+    def matrix(self, of: Linear) -> Matrix:
+        """A matrix of the description, on the device."""
+        return self.parts.weights.matrix(of)
+
+    def vector(self, of: StoredVector) -> Slice:
+        """A vector of the description, on the device."""
+        return self.parts.weights.vector(of)
+
+    def norm(self, of: Normalization) -> NormLayer:
+        """A norm of the description, on the device."""
+        return self.parts.weights.norm(of)
+
+    def launch(self, kernel: Kernel, label: str, /, **arguments: Argument | None) -> None:
+        """Append a launch with those arguments that are not None."""
+        given = {name: value for name, value in arguments.items() if value is not None}
+        self.plan.launch(kernel, label, **given)

@@ -1,0 +1,223 @@
+"""Rules for mixtures: routers, and the products of rows with the experts that these choose.
+
+Nothing here depends on the choice, which stays on the device. Of few rows each reads the matrices
+of its experts, as a decode step of one does (`experts.per_row`), or those with the same expert read
+it together (`experts.shared_read`); many rows are grouped by expert first (`experts.grouped_gemm`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from urdir.model.graph.experts import Experts, Route
+from urdir.model.graph.ops import Add, Norm, Op, Product
+from urdir.model.graph.tensor import Tensor
+from urdir.model.lower.chain import NO_ENDS, Chain
+from urdir.model.lower.experts.grouped_gemm import GroupedGemm
+from urdir.model.lower.experts.layer import MixtureLayer, RouterLayer
+from urdir.model.lower.experts.per_row import PerRow
+from urdir.model.lower.experts.products import MixtureCall
+from urdir.model.lower.experts.shared_read import SharedRead
+from urdir.model.lower.linear import lower_chain
+from urdir.model.lower.lowering import Lowering
+from urdir.model.lower.rule import Rule, variants
+from urdir.model.lower.stream import append_norm
+from urdir.model.memory.norms import NormLayer
+from urdir.ptxgen.kernels.experts.logits import RouterLogits
+from urdir.ptxgen.kernels.experts.route import RouteExperts
+from urdir.ptxgen.kernels.experts.select import SelectExperts
+
+if TYPE_CHECKING:
+    from urdir.driver.memory import Slice
+
+#: Logits of a step from which on `RouterLogits` makes them, and not a CTA each. On an H200
+#: `RouteExperts` takes 75 us for 65,536 (qwen3-30b-a3b, 512 rows): 9 us for so many. `RouterLogits`
+#: goes through the columns in as many steps for few rows as for many, and needs a second launch.
+MANY_LOGITS = 8192
+
+# One object for equal kernels, with its cached properties.
+_logits = lru_cache(maxsize=64)(RouterLogits)
+_route = lru_cache(maxsize=64)(RouteExperts)
+_select = lru_cache(maxsize=64)(SelectExperts)
+
+
+def lower_shared_norm(at: Lowering, ops: Sequence[Op]) -> bool:
+    """The norm that router, shared network and experts read: of many rows a launch, of few rows
+    each of them computes it."""
+    (norm,) = ops
+    assert isinstance(norm, Norm)
+    readers = at.readers(norm.y)
+    if not all(isinstance(op, Experts | Route | Product) for op in readers):
+        return False
+    if not any(isinstance(op, Experts | Route) for op in readers):
+        return False
+    if at.takes_gemm(norm.x.rows):
+        if at.completed != (norm.x, norm.of):
+            append_norm(at, norm.label, norm, at.work["normed"])
+    else:
+        at.unmade[norm.y] = norm
+    return True
+
+
+def lower_route(at: Lowering, ops: Sequence[Op]) -> bool:
+    """[norm] route: which experts each row chooses, and their weights.
+
+    One launch where the router is F32 and the norm that of a root mean square, else several;
+    several for many rows too, whose logits stay f32 all the same.
+    """
+    *norms, of = ops
+    assert isinstance(of, Route)
+    norm = at.unmade.get(of.x)
+    if norms:
+        (norm,) = norms  # type: ignore[assignment]
+        assert isinstance(norm, Norm)
+        if at.readers(norm.y) != [of]:
+            return False
+    x, layer = _before_norm(at, of.x, norm)
+    work, router, rows = at.work, router_layer(at, of), of.x.rows
+    extra = {"choice_bias": router.choice_bias, "expert_scale": router.expert_scale}
+    chosen = {"expert": work["expert"], "weight": work["expert weight"], **extra}
+    matrix, logits = router.matrix, work["router logits"]
+    computed = None if layer is None else layer.norm
+    many = _makes_many_logits(at, router, rows)
+    if many or matrix.format.name != "F32" or not RouteExperts.takes(matrix.cols, computed):
+        if many:
+            _append_logits(at, of, router, x, layer)
+        else:
+            _append_product(at, of, norm)
+        select = _select(rows, router.selection)
+        at.launch(select, f"{of.label}.select", logits=logits, **chosen)
+        return True
+    has_bias = matrix.bias is not None
+    kernel = _route(rows, matrix.cols, router.selection, computed, has_bias, router.scale)
+    at.launch(
+        kernel,
+        of.label,
+        weights=matrix.data,
+        x=x,
+        arrived=work["experts arrived"],
+        logits=logits,
+        norm=None if layer is None else layer.weight,
+        bias=matrix.bias,
+        **chosen,
+    )
+    return True
+
+
+def router_layer(at: Lowering, of: Route) -> RouterLayer:
+    """The router on the device."""
+    router = of.router
+    return RouterLayer(
+        of.selection,
+        at.matrix(router.linear),
+        None if router.choice_bias is None else at.vector(router.choice_bias),
+        None if router.expert_scale is None else at.vector(router.expert_scale),
+        router.norm_scale,
+    )
+
+
+def _before_norm(at: Lowering, x: Tensor, norm: Norm | None) -> tuple[Slice, NormLayer | None]:
+    """What a launch reads, and the norm that it computes."""
+    if norm is None:
+        return at.place(x), None
+    if at.completed == (norm.x, norm.of):
+        return at.work["normed"], None
+    return at.place(norm.x), at.norm(norm.of)
+
+
+def _makes_many_logits(at: Lowering, router: RouterLayer, rows: int) -> bool:
+    """Whether `RouterLogits` makes them; its input is normalised by a launch before it."""
+    matrix, count = router.matrix, rows * router.selection.experts
+    takes = matrix.format.name == "F32" and RouterLogits.takes(matrix.cols)
+    return takes and at.takes_gemm(rows) and count > MANY_LOGITS
+
+
+def _append_logits(
+    at: Lowering, of: Route, router: RouterLayer, x: Slice, norm: NormLayer | None
+) -> None:
+    matrix, rows = router.matrix, of.x.rows
+    if norm is not None:
+        # A norm of the router alone: "normed" may have the experts' input already.
+        maker = at.maker(of.x)
+        assert isinstance(maker, Norm)
+        append_norm(at, f"{of.label}.norm", maker, at.work["expert out"])
+        x = at.work["expert out"]
+    kernel = _logits(
+        rows, router.selection.experts, matrix.cols, matrix.bias is not None, router.scale
+    )
+    at.launch(
+        kernel,
+        of.label,
+        weights=matrix.data,
+        x=x,
+        logits=at.work["router logits"],
+        bias=matrix.bias,
+    )
+
+
+def _append_product(at: Lowering, of: Route, norm: Norm | None) -> None:
+    """The logits as any other product."""
+    y = Tensor("router logits", of.x.rows, of.router.experts)
+    product = Product(of.label, y, of.x, of.router.linear)
+    ends = NO_ENDS._replace(scale=of.router.norm_scale)
+    x = of.x if norm is None else norm.x
+    lowered = lower_chain(at, Chain(x, norm=norm, products=[product], ends=ends, results=[y]))
+    assert lowered
+
+
+def lower_experts(at: Lowering, ops: Sequence[Op]) -> bool:
+    """[norm] experts [add]. Raises PtxgenError for shapes that no kernel takes."""
+    taken = list(ops)
+    norm = taken.pop(0) if isinstance(taken[0], Norm) else None
+    of = taken.pop(0)
+    assert isinstance(of, Experts)
+    if norm is not None and (at.takes_gemm(of.x.rows) or at.readers(norm.y) != [of]):
+        return False
+    residual, y = None, of.y
+    if taken:
+        (add,) = taken
+        assert isinstance(add, Add)
+        if add.b is not of.y:
+            return False
+        residual, y = at.place(add.a), add.y
+    assert norm is None or isinstance(norm, Norm)
+    x, layer = _before_norm(at, of.x, norm or at.unmade.get(of.x))
+    append_experts(
+        at,
+        of.x.rows,
+        MixtureCall(of.label, mixture_layer(at, of), x, layer, residual, at.place(y)),
+    )
+    return True
+
+
+def mixture_layer(at: Lowering, of: Experts) -> MixtureLayer:
+    """The experts on the device."""
+    return MixtureLayer(
+        of.selection,
+        at.matrix(of.up),
+        at.matrix(of.down),
+        None if of.gate is None else at.matrix(of.gate),
+        of.activation,
+        of.weigh_input,
+    )
+
+
+def append_experts(at: Lowering, rows: int, call: MixtureCall) -> None:
+    """Append the launches of a mixture, for the experts in the buffers "expert" and "expert weight"
+    of `mixture_workspace`; with its other buffers, and ``work["normed"]``."""
+    together = SharedRead(at, rows)
+    if at.takes_gemm(rows):
+        GroupedGemm(at, rows).append(call)
+    elif together.serves(call.mixture, call.norm):
+        together.append(call)
+    else:
+        PerRow(at, rows).append(call)
+
+
+RULES: Sequence[Rule] = (
+    *variants("norm? route", lower_route),
+    *variants("norm? experts add?", lower_experts),
+    Rule("norm", lower_shared_norm),
+)

@@ -1,0 +1,110 @@
+"""Launches of products of many rows on tensor cores, which take them as packed f16."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from urdir.model.lower.chain import Chain
+from urdir.model.lower.lowering import Lowering
+from urdir.model.lower.stream import append_norm
+from urdir.model.memory.weights import Matrix
+from urdir.ptxgen.kernels.linear.pack import Pack
+from urdir.ptxgen.kernels.linear.packed_choice import choose_packed
+from urdir.ptxgen.kernels.linear.packed_parts import HeadPlaces
+
+if TYPE_CHECKING:
+    from urdir.driver.memory import Slice
+
+# One object for equal kernels, with its cached properties.
+_choose_packed = lru_cache(maxsize=1024)(choose_packed)
+pack_kernel = lru_cache(maxsize=64)(Pack)
+
+
+def append_packed(at: Lowering, chain: Chain, matrices: Sequence[Matrix], packs: bool) -> None:
+    """The products of a chain, left packed for the next one where it ``packs``."""
+    pair, residual = chain.pair is not None, chain.residual
+    (first, *rest) = matrices
+    others = [] if pair else rest
+    kernel = _choose_packed(
+        at.limits,
+        first.format,
+        first.rows,
+        first.cols,
+        chain.rows,
+        bias=tuple(matrix.bias is not None for matrix in (first, *others)),
+        residual=residual is not None,
+        gated=pair,
+        others=tuple((matrix.format, matrix.rows) for matrix in others),
+        packs=packs,
+        heads=(),
+        **chain.ends._asdict(),
+    )
+    launch: dict[str, Slice | None] = {"x": packed_vectors(at, chain, first.cols)}
+    for number, (matrix, y) in enumerate(zip((first, *others), chain.results, strict=True)):
+        n = str(number or "")
+        launch |= {f"weights{n}": matrix.data, f"bias{n}": matrix.bias}
+        launch[f"y{n}"] = at.place(y).slice(0, kernel.nbytes(kernel.param(f"y{n}")))
+    if pair:
+        launch |= {"up": rest[0].data, "up_bias": rest[0].bias}
+    if residual is not None:
+        launch["residual"] = at.place(residual.a)
+    if packs:
+        at.packed[chain.y] = at.place(chain.y)
+    at.launch(kernel, chain.label, **launch)
+
+
+def append_packed_heads(
+    at: Lowering,
+    label: str,
+    matrices: Sequence[tuple[Matrix, Slice]],
+    x: Slice,
+    rows: int,
+    places: tuple[HeadPlaces, ...],
+) -> None:
+    """x (rows, cols) times each matrix, as heads in a cache (`HeadPlaces`)."""
+    (first, _), *others = matrices
+    kernel = _choose_packed(
+        at.limits,
+        first.format,
+        first.rows,
+        first.cols,
+        rows,
+        bias=tuple(matrix.bias is not None for matrix, _ in matrices),
+        residual=False,
+        gated=False,
+        others=tuple((matrix.format, matrix.rows) for matrix, _ in others),
+        packs=False,
+        heads=places,
+    )
+    packed = at.work["packed"]
+    pack = pack_kernel(rows, first.cols, None, room=places[0].room)
+    at.launch(pack, f"{label}.pack", x=x, y=packed)
+    launch: dict[str, Slice | None] = {"x": packed}
+    for number, (matrix, y) in enumerate(matrices):
+        n = str(number or "")
+        launch |= {f"weights{n}": matrix.data, f"bias{n}": matrix.bias}
+        launch[f"y{n}"] = y.slice(0, kernel.nbytes(kernel.param(f"y{n}")))
+    at.launch(kernel, label, length=rows, **launch)
+
+
+def packed_vectors(at: Lowering, chain: Chain, cols: int) -> Slice:
+    """The vectors of a product, packed: by a launch, unless they are."""
+    if chain.norm is None and chain.x in at.packed:
+        return at.packed[chain.x]
+    packed, norm, label = at.work["packed"], chain.norm, f"{chain.label}.pack"
+    if norm is None:
+        source = at.place(chain.x)
+    elif at.completed == (chain.x, norm.of):
+        source, norm = at.work["normed"], None
+    elif Pack.can_norm(cols):
+        source, label = at.place(chain.x), f"{chain.label}.norm"
+    else:
+        append_norm(at, f"{chain.label}.norm", norm, at.work["normed"])
+        source, norm = at.work["normed"], None
+    layer = None if norm is None else at.norm(norm.of)
+    kernel = pack_kernel(chain.rows, cols, layer and layer.norm, room=0)
+    weights = {} if layer is None else {"weight": layer.weight, "bias": layer.bias}
+    at.launch(kernel, label, x=source, y=packed, **weights)
+    return packed

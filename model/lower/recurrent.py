@@ -1,0 +1,108 @@
+"""Rules for mixers with a state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from urdir.model.families.recurrent import KimiDelta, Lightning, Recurrence
+from urdir.model.graph.ops import Op, Product
+from urdir.model.graph.recurrent import Convolve, GatedNorm, Recur, Scan
+from urdir.model.graph.tensor import Tensor
+from urdir.model.lower.lowering import Lowering
+from urdir.model.lower.requests import packs
+from urdir.model.lower.rule import Rule
+from urdir.model.lower.states import convolution, launch_heads, scan
+from urdir.ptxgen.kernels.recurrent import gated_norm
+from urdir.ptxgen.kernels.recurrent.prefill_conv import PrefillConv
+from urdir.ptxgen.kernels.recurrent.prefill_scan import PrefillScan
+from urdir.ptxgen.weights.packed import packed_nbytes
+
+if TYPE_CHECKING:
+    from urdir.driver.memory import Slice
+
+
+def lower_convolve(at: Lowering, ops: Sequence[Op]) -> bool:
+    """A convolution, left packed as well for products of its result alone."""
+    (of,) = ops
+    assert isinstance(of, Convolve)
+    packed = None
+    if PrefillConv.can_pack(of.conv.channels) and of.input_gate is None:
+        packed = _packed(at, of.y, of.conv.channels)
+    convolution(at, of, packed).append(at, at.place(of.x))
+    if packed is not None:
+        at.packed[of.y] = packed
+    return True
+
+
+def lower_scan(at: Lowering, ops: Sequence[Op]) -> bool:
+    """A selective scan, left packed for the product that follows."""
+    (of,) = ops
+    assert isinstance(of, Scan)
+    channels, packed = of.mixer.conv.channels, None
+    if PrefillScan.can_pack(channels, of.mixer.size):
+        packed = _packed(at, of.y, channels)
+    scan(at, of, packed).append(at, at.place(of.step))
+    if packed is not None:
+        at.packed[of.y] = packed
+    return True
+
+
+def lower_recur(at: Lowering, ops: Sequence[Op]) -> bool:
+    """A recurrence of heads."""
+    (of,) = ops
+    assert isinstance(of, Recur)
+    mixer = of.mixer
+    arguments = {role: at.place(x) for role, x in zip(of.roles, of.inputs, strict=True)}
+    arguments["y"] = at.place(of.y)
+    match mixer:
+        case Lightning():
+            arguments["a"] = at.parts.weights.rates[mixer.slopes]
+        case KimiDelta():
+            arguments |= {"a": at.vector(mixer.a), "dt_bias": at.vector(mixer.dt_bias)}
+        case Recurrence():
+            arguments |= {"a": at.vector(mixer.a), "dt_bias": at.vector(mixer.dt_bias)}
+            arguments |= {"skip": at.vector(mixer.skip)} if mixer.skip is not None else {}
+        case _:
+            assert mixer.step.bias is not None  # which the kernel adds
+            arguments |= {"a": at.vector(mixer.a), "dt_bias": at.vector(mixer.step.bias)}
+            arguments["skip"] = at.vector(mixer.skip)
+    launch_heads(at, of.label, mixer, of.layer, **arguments)
+    return True
+
+
+def lower_gated_norm(at: Lowering, ops: Sequence[Op]) -> bool:
+    """The norm of heads with a gate, in a launch of its own."""
+    (of,) = ops
+    assert isinstance(of, GatedNorm)
+    rows = of.x.rows * of.x.width // of.cols
+    kernel = gated_norm.GatedNorm(rows, of.cols, of.eps, of.sets, of.gates_first, activation=of.f)
+    at.launch(
+        kernel,
+        of.label,
+        x=at.place(of.x),
+        gate=at.place(of.gate),
+        weight=at.vector(of.weight),
+        y=at.place(of.y),
+    )
+    return True
+
+
+def _packed(at: Lowering, y: Tensor, channels: int) -> Slice | None:
+    """Where a kernel over prompts leaves vectors packed for the products that follow, if these take
+    them so and all rows are of prompts."""
+    following, count = [], 0
+    while isinstance(op := at.following(count), Product) and op.x is y:
+        following.append(at.matrix(op.of))
+        count += 1
+    if not following or at.rows.decode or not packs(at, at.rows.count, following):
+        return None
+    return at.work["packed"].slice(0, packed_nbytes(at.rows.count, channels))
+
+
+RULES: Sequence[Rule] = (
+    Rule("convolve", lower_convolve),
+    Rule("scan", lower_scan),
+    Rule("recur", lower_recur),
+    Rule("gated_norm", lower_gated_norm),
+)

@@ -1,0 +1,74 @@
+"""What launches of products can do: questions to `ptxgen.kernels.linear.choice`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from urdir.model.lower.chain import NO_ENDS, Ends
+from urdir.model.lower.lowering import Lowering
+from urdir.model.memory.norms import NormLayer
+from urdir.model.memory.weights import Matrix
+from urdir.ptxgen.kernels.linear import packed_choice
+from urdir.ptxgen.kernels.linear.choice import LinearRequest
+from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
+from urdir.ptxgen.weights.halves import Halves
+from urdir.ptxgen.weights.packed_few import Order
+
+
+def request_of(
+    at: Lowering, rows: int, matrices: Sequence[Matrix], ends: Ends = NO_ENDS
+) -> LinearRequest:
+    """The vectors of a launch times all of the matrices, without norm or residual."""
+    shapes = tuple((matrix.format, matrix.rows) for matrix in matrices)
+    biased = tuple(matrix.bias is not None for matrix in matrices)
+    return LinearRequest(
+        at.limits,
+        shapes,
+        matrices[0].cols,
+        min(rows, MAX_BATCH),
+        at.exact,
+        bias=biased[0] if len(set(biased)) == 1 else biased,
+        activation=ends.activation,
+        scale=ends.scale,
+        softcap=ends.softcap,
+        clamp=ends.clamp,
+    )
+
+
+def alike(gate: Matrix, up: Matrix) -> bool:
+    """Whether one launch can take both: same type and shape, both with a bias or none."""
+    return gate.layout == up.layout and (gate.bias is None) == (up.bias is None)
+
+
+def packs(at: Lowering, rows: int, matrices: Sequence[Matrix]) -> bool:
+    """Whether the product of many rows with such matrices takes packed activations."""
+    formats = tuple(matrix.format for matrix in matrices)
+    return at.takes_gemm(rows) and packed_choice.packs(at.limits, formats)
+
+
+def packs_few(
+    at: Lowering, rows: int, matrices: Sequence[Matrix], following: Matrix
+) -> Order | None:
+    """In which order few rows' product with a matrix, or a gated pair, is left packed for the
+    product with the next one; None: it is not."""
+    made = request_of(at, rows, matrices[:1])
+    whole = alike(matrices[0], matrices[-1]) and made.can_pack
+    fits = whole and takes_few_packed(at, rows, following)
+    return Halves(following.format).order if fits else None
+
+
+def takes_few_packed(at: Lowering, rows: int, matrix: Matrix) -> bool:
+    """Whether the product of few rows with the matrix takes packed activations."""
+    return not at.takes_gemm(rows) and request_of(at, rows, [matrix]).takes_packed
+
+
+def takes_few_normed(
+    at: Lowering, rows: int, matrices: Sequence[Matrix], norm: NormLayer, pair: bool
+) -> bool:
+    """Whether the product of few rows, after the norm, takes them packed if that has begun.
+    ``pair``: of two matrices, as one gated product."""
+    if not norm.is_scaled_rms or (pair and not alike(*matrices)) or at.takes_gemm(rows):
+        return False
+    request = request_of(at, rows, matrices[: 1 if pair else None])
+    return replace(request, norm=norm.norm, gated=pair).takes_packed

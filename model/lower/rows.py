@@ -1,0 +1,130 @@
+"""The rows of a step, as plans see them: how many, where they stand, how far they look back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from urdir.model.memory.device_state import DecodeState
+from urdir.model.memory.walk import NO_BLOCKS, Blocks
+from urdir.ptxgen.kernels.recurrent.rows import SEGMENT_ROWS
+
+if TYPE_CHECKING:
+    from urdir.driver.memory import Slice
+    from urdir.model.families.config import Config
+
+
+def state_alignment(config: Config) -> int:
+    """The rows at multiples of which segments of prompts begin, so that layers with a state take
+    them."""
+    return SEGMENT_ROWS if config.recurrents else 1
+
+
+@dataclass(frozen=True, slots=True)
+class RowsWalk:
+    """The walk of rows of prompts over ``blocks`` of what is cached (`memory.walk`); in device
+    memory ``begin`` (prompt,), as `PrefillBlock` has it, and the ``units`` (n, 4) u32 of
+    `CachedTokens`."""
+
+    blocks: Blocks
+    begin: Slice
+    units: Slice
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of one plan: ``sequence`` and ``position`` (count,) u32 in device memory.
+
+    Each attends to at most ``keys`` keys. The first ones are the next tokens of as many sequences.
+    The last ``prompt`` are up to ``segments`` segments of prompts: tokens of one sequence side by
+    side. Their bounds are ``segment`` (segments, 2) u32, as `RecurrentRows` has them. Where a
+    sequence ``begins`` with them, they are its first tokens, and there are no other rows. Else they
+    may ``walk``. Where there are ``drafts``, several rows are of one sequence: its last token, and
+    drafts of those after it.
+    """
+
+    count: int
+    keys: int
+    prompt: int
+    sequence: Slice
+    position: Slice
+    segments: int = 0
+    segment: Slice | None = None
+    begins: bool = False
+    walk: RowsWalk | None = None
+    drafts: bool = False
+
+    @property
+    def attend_to_each_other(self) -> bool:
+        """Whether some rows are of one sequence: their keys must be in the cache before."""
+        return self.prompt > 0 or self.drafts
+
+    @classmethod
+    def of(
+        cls,
+        state: DecodeState,
+        count: int,
+        keys: int,
+        prompt: int = 0,
+        segments: int = 1,
+        begins: bool = False,
+        walk: Blocks = NO_BLOCKS,
+        drafts: bool = False,
+    ) -> Rows:
+        """``count`` rows of a step in ``state``, the last ``prompt`` of them of prompts, which may
+        ``walk``; or with ``drafts`` among them."""
+        if not prompt:
+            return cls(count, keys, 0, state["sequence"], state["position"], drafts=drafts)
+        at = state["step_sequence"], state["step_position"]
+        way = RowsWalk(walk, state["begin"], state["units"]) if walk.count else None
+        return cls(count, keys, prompt, *at, segments, state["segment"], begins, way)
+
+    @property
+    def decode(self) -> int:
+        """Rows that are no prompt's."""
+        return self.count - self.prompt
+
+    def split(self) -> tuple[Rows, Rows]:
+        """The rows that are no prompt's, and those that are."""
+        first = replace(self, count=self.decode, prompt=0, segments=0, segment=None, walk=None)
+        at, nbytes = 4 * self.decode, 4 * self.prompt
+        rest = replace(
+            self,
+            count=self.prompt,
+            sequence=self.sequence.slice(at, nbytes),
+            position=self.position.slice(at, nbytes),
+        )
+        return first, rest
+
+    @property
+    def parts(self) -> tuple[tuple[int, Rows], ...]:
+        """The two kinds of rows, without an empty one, each with the number of its first row."""
+        if not self.decode or not self.prompt:
+            return ((0, self),)
+        first, rest = self.split()
+        return (0, first), (first.count, rest)
+
+    @property
+    def arguments(self) -> dict[str, Slice]:
+        """What kernels that work by row take."""
+        return {"sequence": self.sequence, "position": self.position}
+
+    @property
+    def recurrent_arguments(self) -> dict[str, Slice]:
+        """What kernels that advance states take: of prompts their segments, too."""
+        segment = {} if self.segment is None else {"segment": self.segment}
+        return {**self.arguments, **segment}
+
+
+@dataclass(frozen=True, slots=True)
+class OutputRows:
+    """The rows of a step with prompts whose results are wanted: their numbers ``index`` (count,)
+    u32, in device memory; ``rows`` are these rows alone, as a decode step has them."""
+
+    index: Slice
+    rows: Rows
+
+    @classmethod
+    def of(cls, state: DecodeState, count: int, keys: int) -> OutputRows:
+        """``count`` of them."""
+        return cls(state["output_row"], Rows.of(state, count, keys))

@@ -1,0 +1,82 @@
+"""Rules: which operations, one after the other, a few launches compute together."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from urdir.model.graph.ops import Op, Product
+from urdir.model.lower.lowering import Lowering
+
+#: Operations that a rule takes at most.
+MOST_OPERATIONS = 24
+#: Launches the operations and returns True, or refuses by limits: nothing is launched then.
+Lower = Callable[[Lowering, Sequence[Op]], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """``takes`` names the kinds of operations by their words, in order; "*" repeats the word, or
+    the words in parentheses, before it. A product that reads what the product before it reads,
+    under the same label, is "beside" it."""
+
+    takes: str
+    lower: Lower
+
+    @property
+    def first(self) -> str:
+        """The word of the first operation."""
+        return self.takes.split()[0]
+
+    def pattern(self) -> re.Pattern[str]:
+        """What matches the text of operations (`text_of`)."""
+        words = re.sub(r"[a-z_]+", r"(?:\g<0>,)", self.takes)
+        return re.compile(words.replace(" ", ""))
+
+
+def variants(takes: str, lower: Lower) -> list[Rule]:
+    """Rules for words of which those with "?" may be missing, the longest first."""
+    words = takes.split()
+    optional = [word.endswith("?") for word in words]
+    choices = [
+        (word.rstrip("?"), "") if o else (word,) for word, o in zip(words, optional, strict=True)
+    ]
+    found = (" ".join(filter(None, chosen)) for chosen in itertools.product(*choices))
+    return [Rule(of, lower) for of in sorted(found, key=lambda of: -len(of.split()))]
+
+
+class RuleBook:
+    """Rules in the order in which they are tried: for each first word those that begin with it."""
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self.rules = tuple(rules)
+        self._by_word: dict[str, list[tuple[Rule, re.Pattern[str]]]] = {}
+        for rule in rules:
+            self._by_word.setdefault(rule.first, []).append((rule, rule.pattern()))
+        self._known: dict[tuple[str, ...], Sequence[tuple[Rule, int]]] = {}
+
+    def matches(self, words: tuple[str, ...]) -> Sequence[tuple[Rule, int]]:
+        """The rules that take the first of these words, each with how many it takes."""
+        if (found := self._known.get(words)) is None:
+            text = "".join(f"{word}," for word in words)
+            first = "product" if words[0] == "beside" else words[0]
+            matched = ((rule, of.match(text)) for rule, of in self._by_word.get(first, ()))
+            found = [(rule, match[0].count(",")) for rule, match in matched if match is not None]
+            self._known[words] = found
+        return found
+
+
+def words_of(ops: Sequence[Op]) -> list[str]:
+    """The word of each operation, as rules name it."""
+    words = []
+    last: Product | None = None
+    for op in ops:
+        if not isinstance(op, Product):
+            words.append(op.word)
+            continue
+        beside = last is not None and last.x is op.x and last.label == op.label
+        words.append("beside" if beside else op.word)
+        last = op
+    return words

@@ -1,0 +1,10 @@
+"""All rules, in the order in which they are tried: those of more operations first."""
+
+from __future__ import annotations
+
+from urdir.model.lower import attention, collectives, latent, linear, moe, recurrent, stream
+from urdir.model.lower.rule import RuleBook
+
+_ROOMS = (moe, latent, attention, linear, recurrent, collectives, stream)
+#: What a step is lowered by.
+RULES = RuleBook([rule for room in _ROOMS for rule in room.RULES])

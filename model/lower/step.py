@@ -1,0 +1,72 @@
+"""From operations to launches: one pass over a graph, in order, by rules."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from urdir.model.errors import ModelError
+from urdir.model.graph.graph import Graph
+from urdir.model.graph.tensor import Tensor
+from urdir.model.lower.lowering import Lowering
+from urdir.model.lower.parts import LayerParts
+from urdir.model.lower.repeats import Repeats
+from urdir.model.lower.rows import OutputRows, Rows
+from urdir.model.lower.rule import MOST_OPERATIONS, words_of
+from urdir.model.lower.rules import RULES
+
+if TYPE_CHECKING:
+    from urdir.driver.memory import Slice
+    from urdir.driver.plan import Plan
+
+
+def lowering(
+    plan: Plan,
+    parts: LayerParts,
+    rows: Rows,
+    graph: Graph,
+    outputs: OutputRows | None = None,
+    fixed: Mapping[Tensor, Slice] | None = None,
+) -> Generator[None, None, None]:
+    """Append the launches of a graph of these ``rows`` to a plan, in pieces, one a layer.
+
+    ``fixed`` are the places of tensors that are read or made outside; ``outputs`` are the rows of
+    `Gather`. Raises LaunchError, naming launch and parameter, for a buffer that is null, closed or
+    too small; ModelError for an operation that no rule takes.
+    """
+    at = Lowering(plan, parts, rows, graph, outputs, fixed)
+    words = words_of(graph.ops)
+    repeats = Repeats(at)
+    bounds = [*graph.starts, len(graph)]
+    _lower_until(at, words, bounds[0])
+    for index, end in enumerate(bounds[1:]):
+        if not repeats.begin(index):
+            _lower_until(at, words, end)
+            repeats.end()
+        yield
+
+
+def _lower_until(at: Lowering, words: Sequence[str], end: int) -> None:
+    """Lower the operations before number ``end``, and those that go with them."""
+    while at.position < end:
+        following = words[at.position : at.position + MOST_OPERATIONS]
+        for rule, count in RULES.matches(tuple(following)):
+            at.end = at.position + count
+            if rule.lower(at, at.ops[at.position : at.end]):
+                break
+        else:
+            raise ModelError(f"no rule for {at.ops[at.position]}")
+        at.position = at.end
+
+
+def lower(
+    plan: Plan,
+    parts: LayerParts,
+    rows: Rows,
+    graph: Graph,
+    outputs: OutputRows | None = None,
+    fixed: Mapping[Tensor, Slice] | None = None,
+) -> None:
+    """`lowering` at once."""
+    for _ in lowering(plan, parts, rows, graph, outputs, fixed):
+        pass

@@ -1,0 +1,399 @@
+"""Mixtures of experts against numpy, in every mode and for any rows."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from tests.model.lower.workbench import Workbench
+from urdir.driver import execute
+from urdir.driver.device import Device
+from urdir.model.families.feed_forward import Router
+from urdir.model.families.stored import Linear
+from urdir.model.graph.experts import Experts, Route
+from urdir.model.graph.ops import Add
+from urdir.model.graph.ops import Norm as Normed
+from urdir.model.graph.tensor import Tensor
+from urdir.model.lower import moe
+from urdir.model.lower.experts import shared_read
+from urdir.model.memory.mixture_workspace import mixture_workspace, most_workspace
+from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.experts import choice
+from urdir.ptxgen.kernels.experts.gemm_small import expected_experts
+from urdir.ptxgen.kernels.experts.selection import Selection
+from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.weights.formats import FORMATS
+from urdir.ptxgen.weights.layout import Layout
+from urdir.ptxgen.weights.packed import packed_nbytes
+
+Floats = npt.NDArray[np.float64]
+
+HIDDEN, WIDTH, EXPERTS = 96, 64, 6
+RMS, LAYER = Norm("rms", 1e-5), Norm("layer", 1e-5, bias=True)
+#: Rows, exact, whether those with the same expert read it together, allowed deviation; f16 rounds
+#: many rows, 16-bit integers few.
+MODES = [
+    pytest.param(1, True, False, 1e-5, id="one row, exact"),
+    pytest.param(1, False, False, 1e-3, id="one row"),
+    pytest.param(3, True, True, 1e-5, id="three rows, exact"),
+    pytest.param(3, False, False, 1e-3, id="three rows"),
+    pytest.param(3, False, True, 1e-3, id="three rows, together"),
+    pytest.param(12, True, False, 1e-5, id="many rows, exact"),
+    pytest.param(21, False, False, 4e-3, id="many rows"),
+]
+every_mode = pytest.mark.parametrize(("rows", "exact", "together", "allowed"), MODES)
+
+
+class ExpertsBench(Workbench):
+    """Buffers, random matrices and vectors, and a graph of mixtures for some rows."""
+
+    def __init__(self, device: Device, rows: int, exact: bool, count: int = EXPERTS) -> None:
+        shapes = [mixture_workspace(Selection(count, 4), WIDTH, HIDDEN, rows, exact)]
+        sizes = most_workspace(shapes) | {"normed": 4 * rows * HIDDEN}
+        sizes["packed"] = packed_nbytes(rows, HIDDEN)
+        super().__init__(device, rows, exact, sizes, seed=5)
+        self.work["experts arrived"].fill(0)
+
+    def experts(
+        self, rows: int, cols: int, bias: bool, each: int = EXPERTS, fmt: str = "Q8_0"
+    ) -> tuple[Linear, Floats, Floats]:
+        """Random matrices (each, rows, cols), as numbers, and their biases (each, rows)."""
+        matrix, weights, biases = self.linear(each * rows, cols, bias, fmt)
+        return matrix, weights.reshape(each, rows, cols), biases.reshape(each, rows)
+
+    def mixture(
+        self,
+        label: str,
+        router: Router,
+        matrices: tuple[Linear | None, Linear, Linear],
+        x: Tensor,
+        y: Tensor,
+        *,
+        activation: Activation,
+        **more: Any,
+    ) -> None:
+        """Append a router, and the experts (gate, up, down) that it chooses; y is x plus their sum
+        where it ``adds`` that."""
+        gate, up, down = matrices
+        read, norm, adds = x, more.get("norm"), more.get("adds", True)
+        weigh_input = more.get("weigh_input", False)
+        if norm is not None:
+            read = self.add(Normed, "norm", Tensor("normed", self.rows, HIDDEN), x, norm)
+        routing = Tensor("routing", self.rows, router.experts)
+        self.add(Route, f"{label}.router", routing, read, router)
+        total = Tensor("branch", self.rows, HIDDEN) if adds else y
+        given = read, routing, router.selection, up, down, gate, activation, weigh_input
+        self.add(Experts, label, total, *given)
+        if adds:
+            self.add(Add, "sum", y, x, total)
+
+    def run(self) -> list[str]:
+        """All of the plan, twice: a launch leaves what the next one expects."""
+        super().run()
+        return super().run()
+
+
+def router_of(matrix: Linear, selection: Selection, **more: Any) -> Router:
+    """A router that chooses so."""
+    return Router(
+        matrix,
+        selection.used,
+        selection.scoring,
+        normalize=selection.normalised,
+        scale=selection.scale,
+        by_logits=selection.by_logits,
+        groups=selection.groups,
+        groups_used=selection.groups_used,
+        **more,
+    )
+
+
+@pytest.fixture
+def bench(
+    emulator: Device, rows: int, exact: bool, together: bool, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ExpertsBench]:
+    monkeypatch.setattr(shared_read, "pays_together", lambda *_: together)
+    made = ExpertsBench(emulator, rows, exact)
+    yield made
+    made.close()
+
+
+def through(weights: Floats, bias: Floats, expert: Floats, x: Floats) -> Floats:
+    """Products (rows, used, out) of x (rows, used or 1, in) with the experts of each slot."""
+    product: Floats = np.einsum(
+        "bsoi,bsi->bso", weights[expert], np.broadcast_to(x, (*expert.shape, x.shape[2]))
+    )
+    return product + bias[expert]
+
+
+def test_one_row_takes_three_launches(emulator: Device) -> None:
+    """Router, gate and up, down; many rows take seven: norm, groups, packing and the sum too."""
+    for rows, count in ((1, 3), (16, 7)):
+        made = ExpertsBench(emulator, rows, exact=False)
+        router, _, _ = made.experts(1, HIDDEN, bias=False, fmt="F32")
+        up, _, _ = made.experts(WIDTH, HIDDEN, bias=False)
+        down, _, _ = made.experts(HIDDEN, WIDTH, bias=False)
+        x, _ = made.input(HIDDEN)
+        norm, _ = made.norm(RMS, HIDDEN)
+        chosen = router_of(router, Selection(EXPERTS, 2))
+        silu = Activation("silu")
+        matrices = (up, up, down)
+        made.mixture("ffn", chosen, matrices, x, made.out(HIDDEN), activation=silu, norm=norm)
+        kernels = made.lower()
+        assert len(kernels) == count, kernels
+        made.close()
+
+
+@pytest.mark.parametrize(
+    ("rows", "many_logits", "together"),
+    [
+        (1, 99, False),
+        pytest.param(2, 99, False, marks=pytest.mark.full),
+        (2, 99, True),
+        (11, 99, False),
+        pytest.param(11, 8, False, marks=pytest.mark.full),
+    ],
+)
+def test_layers_in_a_graph_read_nothing_too_early(
+    urdir_sanitizer: Device,
+    rows: int,
+    many_logits: int,
+    together: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two layers share all buffers. Replays give what launches one after the other give, and the
+    emulator finds no race of kernels that overlap."""
+    monkeypatch.setattr(moe, "MANY_LOGITS", many_logits)
+    monkeypatch.setattr(shared_read, "pays_together", lambda *_: together)
+    made = ExpertsBench(urdir_sanitizer, rows, exact=False)
+    selection = Selection(EXPERTS, 2, normalised=True)
+    streams = [made.input(HIDDEN)[0], made.out(HIDDEN), made.out(HIDDEN)]
+    norm, _ = made.norm(RMS, HIDDEN)
+    for number, (x, y) in enumerate(itertools.pairwise(streams)):
+        router, _, _ = made.experts(1, HIDDEN, bias=False, fmt="F32")
+        gate, _, _ = made.experts(WIDTH, HIDDEN, bias=False)
+        up, _, _ = made.experts(WIDTH, HIDDEN, bias=False)
+        down, _, _ = made.experts(HIDDEN, WIDTH, bias=False)
+        chosen, silu = router_of(router, selection), Activation("silu")
+        matrices = (gate, up, down)
+        made.mixture(f"{number}", chosen, matrices, x, y, activation=silu, norm=norm)
+    made.run()
+    expected = made.values(streams[-1])
+    made.fixed[streams[-1]].fill(0)
+    with (
+        execute.record(made.plan, made.device) as graph,
+        made.device.create_stream() as stream,
+    ):
+        for _ in range(3):
+            graph.launch(stream)
+        stream.synchronize()
+    np.testing.assert_array_equal(made.values(streams[-1]), expected)
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("rows", "exact", "down", "taken"),
+    [
+        (5, False, "Q8_0", True),
+        (1, False, "Q8_0", False),
+        (5, True, "Q8_0", False),
+        (5, False, "F16", False),
+        (9, False, "Q8_0", False),
+    ],
+)
+def test_who_reads_experts_together(
+    emulator: Device,
+    rows: int,
+    exact: bool,
+    down: str,
+    taken: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Few rows that may be rounded, of quantised experts, where it spares as many bytes."""
+    selection = Selection(EXPERTS, 4)
+    kernels = []
+    layouts = [
+        Layout(FORMATS[t], EXPERTS * n, m)
+        for t, n, m in (("Q8_0", WIDTH, HIDDEN), (down, HIDDEN, WIDTH))
+    ]
+    expert_nbytes = sum(layout.nbytes for layout in layouts) // EXPERTS
+    spared = expert_nbytes * (rows * selection.used - expected_experts(rows, EXPERTS, 4))
+    for least in (max(1, int(spared)), int(spared) + 1):
+        monkeypatch.setattr(choice, "SPARED_NBYTES", least)
+        made = ExpertsBench(emulator, rows, exact)
+        router, _, _ = made.experts(1, HIDDEN, bias=False, fmt="F32")
+        up, _, _ = made.experts(WIDTH, HIDDEN, bias=False)
+        back, _, _ = made.experts(HIDDEN, WIDTH, bias=False, fmt=down)
+        x, _ = made.input(HIDDEN)
+        chosen, silu = router_of(router, selection), Activation("silu")
+        y, matrices = made.out(HIDDEN), (None, up, back)
+        made.mixture("ffn", chosen, matrices, x, y, activation=silu, adds=False)
+        kernels.append(made.lower()[1:])
+        made.close()
+    names = ["experts_gemm_small", "experts_gemm_small", "combine_experts"]
+    assert (kernels[0] == names) is taken
+    assert "experts_gemm_small" not in kernels[1]
+
+
+CASES = {
+    "qwen3": (Selection(EXPERTS, 4, normalised=True), "silu", RMS, "F32", False, False),
+    "gpt-oss": (Selection(EXPERTS, 2, "softmax_selected"), "swiglu_oai", RMS, "F32", True, False),
+    "llama 4": (Selection(EXPERTS, 1, "sigmoid", by_logits=True), "silu", RMS, "F32", False, True),
+    "layer norm": (Selection(EXPERTS, 2, scale=2.0), "gelu", LAYER, "F16", True, False),
+}
+
+
+@every_mode
+@pytest.mark.parametrize("case", CASES)
+def test_a_mixture_is_the_weighted_sum_of_its_experts(
+    bench: ExpertsBench, case: str, allowed: float
+) -> None:
+    check_mixture(bench, case, allowed)
+
+
+@pytest.mark.parametrize("case", ["qwen3", "llama 4"])
+@pytest.mark.parametrize(
+    ("rows", "exact", "together", "allowed"),
+    [
+        *((rows, False, together, 1e-3) for rows in (2, 5, 8) for together in (False, True)),
+        *((rows, False, False, 4e-3) for rows in (9, 16, 40)),
+        (40, True, False, 1e-5),
+    ],
+)
+def test_any_number_of_rows(
+    bench: ExpertsBench, case: str, allowed: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many logits as well: from 9 rows on."""
+    monkeypatch.setattr(moe, "MANY_LOGITS", 8 * EXPERTS)
+    check_mixture(bench, case, allowed)
+
+
+def check_mixture(bench: ExpertsBench, case: str, allowed: float) -> None:
+    """A router and its experts against numpy."""
+    selection, kind, norm, router_type, bias, weigh_input = CASES[case]
+    f = Activation(kind, limit=1.5 if kind == "swiglu_oai" else 0.0)  # type: ignore[arg-type]
+    router, r, r_bias = bench.experts(1, HIDDEN, bias, fmt=router_type)
+    gate, g, g_bias = bench.experts(WIDTH, HIDDEN, bias)
+    up, u, u_bias = bench.experts(WIDTH, HIDDEN, bias)
+    down, d, d_bias = bench.experts(HIDDEN, WIDTH, bias, fmt="Q5_0")
+    x, xs = bench.input(HIDDEN)
+    y = bench.out(HIDDEN)
+    layer, weights = bench.norm(norm, HIDDEN)
+    bench.mixture(
+        "ffn",
+        router_of(router, selection),
+        (gate, up, down),
+        x,
+        y,
+        activation=f,
+        norm=layer,
+        weigh_input=weigh_input,
+    )
+    bench.run()
+
+    normed = norm(xs, **weights)
+    logits = normed @ r[:, 0].T + r_bias[:, 0]
+    expert, weight = selection(logits)
+    found = bench.work["expert"].download(np.uint32, expert.shape)
+    np.testing.assert_array_equal(found, expert)
+    before, after = (weight, 1.0) if weigh_input else (np.ones_like(weight), weight[:, :, None])
+    scaled = normed[:, None] * before[:, :, None]
+    middle = f.gated(through(g, g_bias, expert, scaled), through(u, u_bias, expert, scaled))
+    expected = xs + (after * through(d, d_bias, expert, middle)).sum(axis=1)
+    bench.compare(y, expected, allowed)
+
+
+@every_mode
+def test_without_a_gate_and_with_a_choice_bias(bench: ExpertsBench, allowed: float) -> None:
+    """Of other experts than the logits alone would choose; nothing is added."""
+    selection = Selection(
+        EXPERTS, 2, "sigmoid", True, 2.5, bias=True, groups=3, groups_used=2, expert_scale=True
+    )
+    router, r, _ = bench.experts(1, HIDDEN, bias=False, fmt="F32")
+    up, u, u_bias = bench.experts(WIDTH, HIDDEN, bias=False)
+    down, d, d_bias = bench.experts(HIDDEN, WIDTH, bias=False, fmt="F16")
+    choice_at, choice_bias = bench.vector(EXPERTS)
+    scale_at, expert_scale = bench.vector(EXPERTS)
+    x, xs = bench.input(HIDDEN)
+    y, relu2 = bench.out(HIDDEN), Activation("relu2")
+    more = {"choice_bias": choice_at, "expert_scale": scale_at, "norm_scale": 0.5}
+    chosen = router_of(router, selection, **more)
+    assert chosen.selection == selection
+    bench.mixture("ffn", chosen, (None, up, down), x, y, activation=relu2, adds=False)
+    bench.run()
+    expert, weight = selection(0.5 * xs @ r[:, 0].T, choice_bias, expert_scale)
+    middle = relu2(through(u, u_bias, expert, xs[:, None]))
+    expected = (weight[:, :, None] * through(d, d_bias, expert, middle)).sum(axis=1)
+    bench.compare(y, expected, 2 * allowed)
+
+
+@every_mode
+def test_gate_and_up_of_different_types(bench: ExpertsBench, allowed: float) -> None:
+    selection = Selection(EXPERTS, 2)
+    router, r, _ = bench.experts(1, HIDDEN, bias=False, fmt="F32")
+    gate, g, none = bench.experts(WIDTH, HIDDEN, bias=False, fmt="Q4_0")
+    up, u, _ = bench.experts(WIDTH, HIDDEN, bias=False)
+    down, d, d_bias = bench.experts(HIDDEN, WIDTH, bias=False)
+    x, xs = bench.input(HIDDEN)
+    y, silu = bench.out(HIDDEN), Activation("silu")
+    bench.mixture("ffn", router_of(router, selection), (gate, up, down), x, y, activation=silu)
+    bench.run()
+    expert, weight = selection(xs @ r[:, 0].T)
+    rows = xs[:, None]
+    middle = silu.gated(through(g, none, expert, rows), through(u, none, expert, rows))
+    expected = xs + (weight[:, :, None] * through(d, d_bias, expert, middle)).sum(axis=1)
+    bench.compare(y, expected, 2 * allowed)
+
+
+def append_route(made: ExpertsBench, router: Router, x: Tensor, norm: Any = None) -> None:
+    """A router alone, of a norm of its own where there is one."""
+    if norm is not None:
+        x = made.add(Normed, "norm", Tensor("normed", made.rows, HIDDEN), x, norm)
+    made.add(Route, "router", Tensor("routing", made.rows, router.experts), x, router)
+
+
+@pytest.mark.parametrize("rows", [9, 16, 40])
+@pytest.mark.parametrize("norm", [None, RMS, LAYER], ids=["no norm", "rms", "layer norm"])
+def test_many_logits_are_a_product_of_their_own(
+    emulator: Device, rows: int, norm: Norm | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In f32: with weights rounded to f16 the logits would be off by 3e-4."""
+    monkeypatch.setattr(moe, "MANY_LOGITS", 8 * EXPERTS)
+    made = ExpertsBench(emulator, rows, exact=False)
+    selection = Selection(EXPERTS, 3)
+    router, r, bias = made.experts(1, HIDDEN, bias=True, fmt="F32")
+    at, x = made.input(HIDDEN)
+    layer, weights = (None, {}) if norm is None else made.norm(norm, HIDDEN)
+    append_route(made, router_of(router, selection, norm_scale=0.5), at, layer)
+    names = ["router_logits", "select_experts"]
+    assert made.lower() == (["normalise", *names] if norm else names)
+    made.run()
+    logits = 0.5 * (x if norm is None else norm(x, **weights)) @ r[:, 0].T + bias[:, 0]
+    found = made.work["router logits"].download(np.float32, logits.shape)
+    assert np.sqrt(np.mean((found - logits) ** 2) / np.mean(logits**2)) < 2e-6
+    expert, _ = selection(logits)
+    np.testing.assert_array_equal(made.work["expert"].download(np.uint32, expert.shape), expert)
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("rows", "exact", "kernel"),
+    [
+        (512, False, "router_logits"),
+        (8, False, "route_experts"),
+        (64, False, "route_experts"),
+        (512, True, "route_experts"),
+    ],
+)
+def test_who_makes_the_logits(emulator: Device, rows: int, exact: bool, kernel: str) -> None:
+    made = ExpertsBench(emulator, rows, exact, count=128)
+    router, _, _ = made.experts(1, HIDDEN, bias=False, each=128, fmt="F32")
+    x, _ = made.input(HIDDEN)
+    append_route(made, router_of(router, Selection(128, 4)), x)
+    assert made.lower()[0] == kernel
+    made.close()

@@ -1,0 +1,64 @@
+"""Launches of layers with states: of one token what stands around a product is in its launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from urdir.driver.operation import Launch
+from urdir.model.engine.batch import Output, StepShape
+from urdir.model.engine.engine import Engine
+from urdir.model.engine.session import Session
+from urdir.model.engine.step import build_plan
+from urdir.model.families.config import Config
+from urdir.model.families.synthetic import SyntheticModel
+from urdir.model.measure.paper_device import paper_device
+from urdir.model.memory.session_settings import SessionSettings
+from urdir.model.memory.weights import Weights
+
+#: Launches of a step of two tokens that one of a single token does not have.
+SPARED = {
+    "mamba-dense": {"ssm_conv1d"},  # its states have 128 values
+    "qwen35moe-moe": {
+        *("ssm_conv1d", "ssm_norm", "attn_gate"),
+        "ffn_gate_inp_shexp.activation",
+    },
+    "kimi-linear-moe": {"ssm_norm"},
+    "plamo2-dense": {"ssm_conv1d", "ssm_gate", "post_norm"},
+    "lfm2-dense": set(),
+}
+
+
+def launches(session: Session, shape: int | StepShape) -> set[str]:
+    """Labels of the layers' launches of a step, or one of so many rows."""
+    if isinstance(shape, int):
+        shape = StepShape(shape, 64, Output.GREEDY)
+    plan = build_plan(session.parts, shape)
+    labels = [op.label for op in plan if isinstance(op, Launch)]
+    return {label.split(".", 2)[-1] for label in labels if label.startswith("blk.")}
+
+
+@pytest.mark.parametrize("name", SPARED)
+def test_one_token_has_fewer_launches(name: str, reference_file: Callable[[str], Path]) -> None:
+    with Engine.open(reference_file(name), device="emulator", context=64, sequences=2) as engine:
+        one, two = (launches(engine.session, rows) for rows in (1, 2))
+    assert {label for label in two - one if not label.endswith(".norm")} == SPARED[name]
+    assert one <= two
+
+
+def test_launches_of_a_layer_of_mamba() -> None:
+    """Its states of 16 values move on at the end of a product."""
+    model = SyntheticModel("mamba-2.8b", "q4_k_m")
+    config, settings = Config.of(model), SessionSettings(64)
+    with (
+        paper_device("sm_90a", 132) as device,
+        Weights(model, config, device) as weights,
+        Session(device, weights, settings) as session,
+    ):
+        assert launches(session, 1) == {"ssm_in", "ssm_x", "ssm_dt", "ssm_out"}
+        # of a prompt kernels leave packed what products take, but products themselves
+        prompt = session.shapes.prompt(0, 64, Output.GREEDY)[0]
+        own = {f"ssm_{name}" for name in ("in", "conv1d", "x", "dt", "scan", "out")}
+        assert launches(session, prompt) == own | {"ssm_in.norm", "ssm_dt.pack", "output_rows"}
