@@ -251,8 +251,7 @@ class KernelSpec:
 
     def fields(self) -> dict[str, Any]:
         """The specialisation: field name -> value, in declaration order."""
-        # type: ignore[arg-type]
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
 
     def text_fields(self) -> dict[str, Any]:
         """The fields that the text depends on: all except `launch_fields`."""

@@ -9,9 +9,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 FLAG = re.compile(r"(?<![\w\-/.])(--[a-z][a-z-]+|-[a-z]{1,3}(?=[ ,:;)]|$))|URDIR_[A-Z]")
-#: What starts other programs, or is the command line itself.
+#: What starts other programs, is the command line itself, or declares its flags.
 EXCEPT = (
     "model/cli.py",
+    "model/engine/sampling_settings.py",
     "model/environment.py",
     "model/measure/startup.py",
     "model/serve/guard.py",
@@ -22,7 +23,7 @@ EXCEPT = (
 
 
 def texts(path: Path) -> Iterator[str]:
-    """The constant texts of a module that are no docstrings."""
+    """The constant texts of a module that are not docstrings."""
     tree = ast.parse(path.read_text())
     nodes = list(ast.walk(tree))
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef)

@@ -224,5 +224,5 @@ class Draft(Owner):
         return replace(rows, prompt=step.rows, segments=1, segment=self.rows["segment"])
 
     def close(self) -> None:
-        """Free what the draft has; closing twice does nothing."""
+        """Free what the draft has. Idempotent."""
         self._owners.close()

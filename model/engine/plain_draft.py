@@ -51,5 +51,5 @@ class PlainDraft(Owner):
         return [steps.step()[0] for _ in range(count)]
 
     def close(self) -> None:
-        """Give the session up; closing twice does nothing."""
+        """Give the session up. Idempotent."""
         self._steps.close()

@@ -42,11 +42,9 @@ from urdir.model.families.reader import Reader
 from urdir.model.families.rope import read_rope
 from urdir.model.families.stored import Normalization
 from urdir.model.families.windows import optional_window, optional_windows
-from urdir.model.files.limits import Limit
 from urdir.model.files.model_file import ModelFile
 
 MASK = "tokenizer.ggml.mask_token_id"
-BLOCK = Limit("rows of a block of drafts", 64, "16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -88,7 +86,6 @@ def _described(file: Reader, target: Config, mask: int) -> DFlash:
     causal = file.optional("attention.causal", bool, False)
     if block < 2:
         raise ConfigError(f"metadata key '{file.key('block_size')}' is {block}, expected 2 or more")
-    BLOCK.check(block, f"metadata key '{file.key('block_size')}'", ConfigError)
     if not 0 <= mask < target.vocab_size:
         raise UnsupportedError(f"'{MASK}' is {mask}, the model has {target.vocab_size} tokens")
     embedding, output = read_ends(file, target)

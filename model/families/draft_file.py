@@ -20,10 +20,9 @@ from urdir.model.families.check import check_tensors
 from urdir.model.families.config import Config
 from urdir.model.families.reader import Reader
 from urdir.model.families.stored import Linear, Stored, StoredMatrix
+from urdir.model.files.limits import DRAFT_STREAMS
 from urdir.model.files.model_file import ModelFile
 
-#: How many streams a draft may read.
-MOST_STREAMS = 16
 MAP = "d2t"
 
 
@@ -71,11 +70,10 @@ def described(gguf: ModelFile, target: Config, describe: Callable[[Reader, Confi
 def read_target_layers(file: Reader) -> tuple[int, ...]:
     """The layers before which the model's streams are read."""
     layers = tuple(file.integers("target_layers"))
-    if not 1 <= len(layers) <= MOST_STREAMS:
-        raise ConfigError(
-            f"metadata key '{file.key('target_layers')}' has {len(layers)} layers, expected 1 to "
-            f"{MOST_STREAMS}"
-        )
+    where = f"metadata key '{file.key('target_layers')}'"
+    if not layers:
+        raise ConfigError(f"{where} has 0 layers, expected 1 or more")
+    DRAFT_STREAMS.check(len(layers), where, ConfigError)
     return layers
 
 

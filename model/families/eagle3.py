@@ -7,7 +7,7 @@ of some of the model's layers. llama.cpp: `src/models/eagle3.cpp`.
     x += down(silu(gate x') * up x')                          x' = norm(x)
     logits of the token after the next = output . norm(x)
 
-Where the draft goes on from its own token, x takes the place of g. Keys: those of `parts` and
+When the draft continues from a drafted token, x replaces g. Keys: those of `parts` and
 `rope`, attention.layer_norm_rms_epsilon; those of `draft_file`; norm_before_fc,
 norm_before_residual. Tensors: those of `draft_file`, enc.output_norm (before fc), attn_norm (of the
 embedding), attn_norm_2 (of g).

@@ -50,8 +50,8 @@ def _described_in(name: str) -> Mapping[str, Describe]:
 _OTHER_FILES = {
     "clip": ": this is a multi-modal projector (mmproj); only text models run",
     "controlvector": ": this is a control vector; these are not supported",
-    "eagle3": ": this is an EAGLE-3 draft, give it to its model (--draft)",
-    "dflash": ": this is a DFlash draft, give it to its model (--draft)",
+    "eagle3": ": this is an EAGLE-3 draft, give it to its model as its draft",
+    "dflash": ": this is a DFlash draft, give it to its model as its draft",
 } | dict.fromkeys(
     (
         *("bert", "eurobert", "modern-bert", "neo-bert", "nomic-bert", "nomic-bert-moe"),

@@ -28,6 +28,7 @@ _BY_LIMIT: Mapping[Limit, tuple[str, ...]] = {
         "target_hidden_size",
         *("attention.q_lora_rank", "attention.kv_lora_rank"),
     ),
+    limits.DRAFT_BLOCK: ("block_size",),
     limits.EXPERTS: (
         *("expert_count", "expert_used_count", "expert_shared_count"),
         *("expert_group_count", "expert_group_used_count", "ssm.group_count"),

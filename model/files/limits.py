@@ -50,6 +50,8 @@ LAYERS = Limit("layers", 512, "126; llama.cpp takes 512")
 HEADS = Limit("heads of a layer", 16_384, "256")
 HEAD_WIDTH = Limit("values of a head", 16_384, "576")
 WIDTH = Limit("values of a vector", 1 << 22, "53,248")
+DRAFT_STREAMS = Limit("streams of the model that a draft reads", 16, "5")
+DRAFT_BLOCK = Limit("rows of a block of drafts", 64, "16")
 EXPERTS = Limit("experts of a layer", 65_536, "512")
 
 #: Quantities in a transformers folder.

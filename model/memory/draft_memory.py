@@ -168,5 +168,5 @@ class BlockRows(Owner):
             self._writes.write(self[name], values)
 
     def close(self) -> None:
-        """Free the memory; closing twice does nothing."""
+        """Free the memory. Idempotent."""
         self._owners.close()

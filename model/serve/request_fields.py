@@ -118,7 +118,7 @@ _SERVED: tuple[_Row, ...] = (
     ("repetition_penalty", _BOTH, "V", "looks back on all tokens"),
     ("ignore_eos", _BOTH, "VL", "as vLLM and llama.cpp have it"),
     ("speculative.n_max", _BOTH, "L",
-     "0: no drafts for this answer; else `--draft-max` is what counts. Answers are the same"),
+     "0: no drafts for this answer; else the limit of the server counts. Answers are the same"),
     ("stop", _BOTH, "OVL", "up to 16; `stop_reason` of a choice says which it was"),
     ("logprobs top_logprobs", (CHAT,), "OVL", "up to 20"),
     ("logprobs", (TEXT,), "OVL", "a number, up to 20"),

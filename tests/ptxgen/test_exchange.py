@@ -368,7 +368,7 @@ def test_products_that_cannot_be_given_are_refused() -> None:
 def test_widths_are_of_the_ranks() -> None:
     with pytest.raises(PtxgenError, match="widths"):
         AllGather(10, 2, 0, 256, widths=(10,))
-    with pytest.raises(PtxgenError, match="no rows of 3"):
+    with pytest.raises(PtxgenError, match="do not divide into rows of 3"):
         AllGather(10, 2, 0, 256, widths=(3, 4))
     assert rounded(1) == 256
     assert describe_fault(0) == ""

@@ -92,7 +92,10 @@ class Drafting:
     def choose(self, answers: Sequence[Acceptance | None]) -> list[int]:
         """Drafts for the sequences of a step, by what became of their earlier ones; None where a
         sequence takes none."""
-        room = max(0, self._most_rows - len(answers))
+        room = self._most_rows - len(answers)
+        if room <= 0:
+            self.wished = len(answers)
+            return [0] * len(answers)
         least = min(self._settings.least, room // max(1, len(answers)))
         counts = [0 if answer is None else least for answer in answers]
         gains = sorted(self._gains(answers, least), reverse=True)[: room - sum(counts)]

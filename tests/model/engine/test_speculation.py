@@ -190,8 +190,8 @@ def test_one_answer_is_the_same_and_takes_fewer_steps(
 def test_answers_beside_each_other_are_the_same(
     without: Session, fixed: Session, seed: int
 ) -> None:
-    """More than there are sequences, so that prompts come beside answers, with settings of all
-    kinds, end ids and texts that end them, and some that are left."""
+    """As each alone without drafts: more than there are sequences, so that prompts come beside
+    answers, with settings of all kinds, end ids and texts that end them, and some that are left."""
     rng = np.random.default_rng([32, seed])
     requests = [
         Request(
@@ -205,7 +205,10 @@ def test_answers_beside_each_other_are_the_same(
     ]
     tokenizer = Numbers(0, 1)
     left = (2,)
-    expected = given(without, requests, tokenizer, left=left)
+    expected = [
+        given(without, [request], tokenizer, left=(0,) if at in left else ())[0]
+        for at, request in enumerate(requests)
+    ]
     found = given(fixed, requests, tokenizer, left=left)
     for at, (mine, theirs) in enumerate(zip(found, expected, strict=True)):
         if at in left:

@@ -163,7 +163,11 @@ def test_what_does_not_fit_a_model_is_refused(golden: Golden, target: Config) ->
         (shared, replace(target, hidden=96), "hidden states of 128 values .* model's have 96"),
         (own, replace(target, layers=target.layers[:3]), "before layer 4 .* has 3 layers"),
         (with_key(shared, "eagle3.target_layers", np.array([1, 2, -1])), target, "layer -1"),
-        (with_key(shared, "eagle3.target_layers", np.zeros(17, np.int32)), target, "17 layers"),
+        (
+            with_key(shared, "eagle3.target_layers", np.zeros(17, np.int32)),
+            target,
+            "17 streams of the model",
+        ),
         (with_key(shared, "eagle3.target_layers", None), target, "target_layers' has 0 layers"),
         (with_key(shared, "eagle3.target_hidden_size", 256), target, "tensor 'fc.weight'"),
         (with_key(shared, "eagle3.block_count", 2), target, "a draft of 2 layers"),

@@ -535,8 +535,7 @@ def test_the_processes_are_confined(
         status = Path(f"/proc/{pid}/status")
         wait_for(lambda status=status: "NoNewPrivs:\t1" in status.read_text())  # type: ignore[misc]
         if os.uname().machine in ("x86_64", "aarch64"):
-            # type: ignore[misc]
-            wait_for(lambda status=status: "Seccomp:\t2" in status.read_text())
+            wait_for(lambda status=status: "Seccomp:\t2" in status.read_text())  # type: ignore[misc]
         limits = Path(f"/proc/{pid}/limits").read_text().splitlines()
         line = next(line for line in limits if line.startswith("Max address space"))
         assert line.split()[3] == str(512 << 20)
