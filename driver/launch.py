@@ -188,7 +188,7 @@ def _wrong_scalar(declared: Signature, args: Mapping[str, Any], where: str) -> L
         try:
             struct.pack("<" + SCALAR_FORMATS[param.dtype], value)
         except (struct.error, OverflowError, TypeError) as exc:
-            return LaunchError(f"{what}: {value!r} is not a {param.dtype}: {exc}")
+            return LaunchError(f"{what}: {value!r} is not a valid {param.dtype}: {exc}")
     raise AssertionError("each scalar can be packed separately")
 
 
