@@ -57,11 +57,14 @@ def fields_of(kernel: type[KernelSpec]) -> tuple[FieldInfo, ...]:
 
 
 def plain(value: Any) -> Any:
-    """A field's value for printing and JSON: a format by its name, a record as a dictionary."""
+    """A field's value for printing and JSON: a format by its name, a record as a dictionary, a step
+    of a product as one with its name."""
     if isinstance(value, Format):
         return value.name
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        step = {"step": value.stem} if hasattr(value, "stem") else {}
+        fields = {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return step | fields
     if isinstance(value, tuple):
         return [plain(item) for item in value]
     return value

@@ -39,8 +39,8 @@ def test_list_has_every_kernel_with_its_fields(cli: Cli) -> None:
     assert fields["batch"]["default"] == 1
     assert "activations" not in fields
     integer = {field["name"]: field for field in found["gemv"]["fields"]}
-    assert integer["sms"]["default"] == 132
-    assert integer["shared"]["default"] == 64 * 1024
+    assert integer["options.sms"]["default"] == 132
+    assert integer["options.shared"]["default"] == 64 * 1024
     assert "batch" not in integer
     assert "default" not in fields["rows"]
     assert "Q4_K" in fields["format"]["type"]
@@ -101,13 +101,15 @@ def test_products_of_a_model_are_cut_for_the_gpu(
     rows = json.loads(cli("ptx", "list", "--model", nano, "--json", "--gpu", gpu)[1])
     products = [row for row in rows if row["kernel"] == "gemv"]
     assert not any(row["kernel"] == "gemv_f32" for row in rows)
-    assert {row["fields"]["sms"] for row in products} == {sms}
+    assert {row["fields"]["options"]["sms"] for row in products} == {sms}
     launches, last = {True: 0, False: 0}, {True: 0, False: 0}
     for row in products:
-        launches[row["fields"]["residual"]] += row["launches_per_decode_step"]
-        last[row["fields"]["residual"]] += row["launches_per_prompt_step"]
-        assert (row["fields"]["least_shared"] > 0) == (gpu == "h200" and row["fields"]["residual"])
-        assert row["fields"]["shared"] == shared or row["fields"]["residual"]
+        options = row["fields"]["options"]
+        adds = "residual" in [step["step"] for step in row["fields"]["epilogue"]]
+        launches[adds] += row["launches_per_decode_step"]
+        last[adds] += row["launches_per_prompt_step"]
+        assert (options["least_shared"] > 0) == (gpu == "h200" and adds)
+        assert options["shared"] == shared or adds
     assert launches == {True: 2 * 2, False: 2 * 2 + 1}
     assert last == {True: 2, False: 1 + 1}  # of a prompt's last row, from O of the last layer on
 
@@ -315,7 +317,7 @@ def test_dump_from_a_device_takes_the_drivers_cubin(
         (("dump", "ad"), 2, "no kernel 'ad'"),
         (("dump", "nowhere:Add"), 2, "nowhere"),
         (("dump", "urdir.ptxgen.kernels.add:Sub"), 2, "Sub"),
-        (("dump", "urdir.ptxgen.spec:KernelSpec"), 2, "no KernelSpec with a name"),
+        (("dump", "urdir.ptxgen.spec:KernelSpec"), 2, "not a KernelSpec with a name"),
         (("dump", "add", "--set", "m=3"), 2, "no field 'm'"),
         (("dump", "add", "--set", "n=three"), 2, "not int"),
         (("dump", "add", "--set", "n=0"), 2, "at least 1"),
