@@ -51,7 +51,7 @@ BAD: list[tuple[Any, dict[str, Any], type[ModelError], str]] = [
     ("hi", {}, TemplateError, "'hi' is not a conversation: give a list of messages, such as"),
     (QUESTION, {}, TemplateError, "is not a conversation"),
     (Message("user", "x"), {}, TemplateError, "is not a conversation"),
-    (None, {}, TemplateError, "None is no conversation"),
+    (None, {}, TemplateError, "None is not a conversation"),
     (["hi"], {}, TemplateError, "'hi' is not a message: give a list of messages"),
     ([], {}, TemplateError, "the conversation is empty"),
     ([QUESTION | {"role": "usr"}], {}, TemplateError, "message 0 is by 'usr': expected system, "),

@@ -328,7 +328,7 @@ def test_a_missing_key_is_named(make_gguf: Maker, key: str) -> None:
         ("llama.block_count", "2", "'llama.block_count' is str '2', expected an integer"),
         ("llama.block_count", True, "'llama.block_count' is bool 'True', expected an integer"),
         ("llama.block_count", 4_000_000_000, "beyond what 32 bits hold"),
-        ("llama.block_count", 2_000_000_000, "2,000,000,000 layers, at most 512 are read"),
+        ("llama.block_count", 2_000_000_000, "2,000,000,000 layers, at most 512 are supported"),
         ("llama.block_count", 512, "tensor 'blk.2.attn_q.weight' (64, 64) is missing"),
         ("llama.embedding_length", 0, "embedding_length"),
         ("llama.attention.head_count", 0, "head_count"),

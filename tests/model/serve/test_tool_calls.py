@@ -144,7 +144,7 @@ def prompt_of(server: Any) -> str:
     return str(tokenizer.decode(server.service.requests[-1].prompt, keep_control=True))
 
 
-@pytest.mark.filterwarnings("ignore:the chat template takes no system text")
+@pytest.mark.filterwarnings("ignore:the chat template has no system role")
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_call_or_text(served: Any, stream: bool) -> None:
     served.service.answer = CALL

@@ -46,7 +46,7 @@ def render(tokenizer: Tokenizer) -> Iterator[Render]:
         yield rendered
 
 
-@pytest.mark.filterwarnings("ignore:the chat template takes no system text")
+@pytest.mark.filterwarnings("ignore:the chat template has no system role")
 @pytest.mark.parametrize("name", template_names())
 @pytest.mark.parametrize("content", ["One, two", "One, \n"])
 def test_every_template_ends_with_an_open_message(render: Render, name: str, content: str) -> None:

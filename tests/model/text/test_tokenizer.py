@@ -488,7 +488,7 @@ def test_a_file_without_a_vocabulary(
         ({"tokens": []}, TokenizerError, "tokens is empty"),
         ({"tokens": 3}, ConfigError, "tokenizer.ggml.tokens' is int '3'"),
         ({"token_type": np.ones(7, np.int32)}, TokenizerError, "token_type has 7 entries for 262"),
-        ({"merges": ["h e", "hello"]}, TokenizerError, "merges: 'hello' is no pair"),
+        ({"merges": ["h e", "hello"]}, TokenizerError, "merges: 'hello' is not a pair"),
         ({"eos_token_id": 262}, TokenizerError, "eos_token_id is 262, the vocabulary has 262"),
         ({"bos_token_id": -1}, TokenizerError, "bos_token_id is -1"),
         ({"bos_token_id": "a"}, ConfigError, "bos_token_id"),
