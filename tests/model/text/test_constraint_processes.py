@@ -272,7 +272,7 @@ def test_memory_has_a_limit(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_is_kept_has_a_limit(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    # the good one takes 3 to 4.5 MB, with pages of the library that it is the first to read
+    # the good one takes 3 to 4 MB, now and then a little more, the large one 8 to 12
     with limited(monkeypatch, kept_bytes=6 << 20), ConstraintCompiler(tokenizer) as compiler:
         check_good(tokenizer, compiler)
         with pytest.raises(ConstraintError, match=r"takes more than 6 MB"):
