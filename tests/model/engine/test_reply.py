@@ -54,7 +54,7 @@ BAD: list[tuple[Any, dict[str, Any], type[ModelError], str]] = [
     (None, {}, TemplateError, "None is not a conversation"),
     (["hi"], {}, TemplateError, "'hi' is not a message: give a list of messages"),
     ([], {}, TemplateError, "the conversation is empty"),
-    ([QUESTION | {"role": "usr"}], {}, TemplateError, "message 0 has the role 'usr': expected system, "),
+    ([QUESTION | {"role": "usr"}], {}, TemplateError, "message 0 has the role 'usr': expected "),
     ([QUESTION, Message("usr", "x")], {}, TemplateError, "message 1 has the role 'usr'"),
     ([QUESTION], {"tools": [{}]}, TemplateError, "are no tools: give a list of descriptions"),
     ([QUESTION], {"limit": 0}, SettingsError, "a limit of 0 tokens: expected 1 or more"),
