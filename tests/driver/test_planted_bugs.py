@@ -249,7 +249,7 @@ BUGS: dict[str, tuple[Any, list[tuple[str, str]], type[Exception], str]] = {
         WIDE_NORM,
         [("bar.sync 0;", "bar.sync 0, 96;")],
         CudaError,
-        r"deadlock: 128 threads .* wait at barrier 0, PTX line \d+ \(bar.sync 0, 96\), and no other",
+        r"deadlock: 128 threads .* wait at barrier 0, PTX line \d+ \(bar.sync 0, 96\), and no",
     ),
     # ---- memory ----
     "off by one": (
