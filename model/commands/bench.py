@@ -298,7 +298,7 @@ def _rates(device: Device) -> Rates:
 
 
 def _conditions(device: Device, model: str, rates: Rates, gpus: int = 1) -> report.Conditions:
-    """Conditions of the measurement; with several GPUs, figures are per GPU."""
+    """Conditions of the measurement; with several GPUs, rates, memory and traffic are per GPU."""
     free, total = device.memory_info()
     name = device.properties.name
     return report.Conditions(

@@ -26,7 +26,7 @@ def add_parser(commands: options.Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the script of the whole command line (``args.whole`` makes its parser)."""
-    import shtab  # seldom needed
+    import shtab  # rarely needed
 
     whole: Parser = args.whole()
     _name_files(whole, shtab.FILE, shtab.DIRECTORY)
