@@ -1,1 +1,1 @@
-"""One module a command: ``add_parser`` declares its flags, its handler runs it."""
+"""Commands, one module each: ``add_parser`` declares the flags, a handler runs the command."""

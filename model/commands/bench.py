@@ -1,4 +1,4 @@
-"""`urdir bench`: speed beside what the device reads and multiplies at best."""
+"""`urdir bench`: measured speed, compared with the peak rates of the device."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def _run_model(args: argparse.Namespace) -> int:
 
 @dataclass(slots=True)
 class _ModelRun:
-    """What was measured of a model so far, each row of which is printed as it comes."""
+    """Results of one model so far. Each row is printed as soon as it is measured."""
 
     args: argparse.Namespace
     printing: Printer
@@ -169,9 +169,11 @@ class _ModelRun:
     has_failed: bool = False
 
     def measure(self, part: BenchCase, has_profile: bool) -> None:
-        """Open the model with room for a part of the tests, and measure them. One that fails is a
-        row, and so are all of a part for which there is no room. Raises ModelError and DriverError
-        where the model cannot be opened at all, DriverError where the device is lost."""
+        """Open the model with memory for one part of the tests, and measure them.
+
+        A test that fails becomes a failed row. If the memory is insufficient for a part, all its
+        tests become failed rows. Raises ModelError and DriverError if the model cannot be opened
+        at all, DriverError if the device is lost."""
         from urdir.driver.errors import DriverError
         from urdir.model.errors import ModelError
         from urdir.model.measure.bench import FailedRow, bench, profile_step
@@ -199,7 +201,7 @@ class _ModelRun:
         self.conditions = _conditions(engine.device, engine.name, rates, len(engine.group))
 
     def _show(self, row: BenchRow | FailedRow, progress: Progress) -> None:
-        """Print a row, and a line on stderr where stdout shows nothing to a person yet."""
+        """Print a row, and a short line on stderr if stdout shows nothing to a person yet."""
         assert self.conditions is not None
         with progress.cleared():
             self.printing.add(self.conditions, self.section, [row])
@@ -208,7 +210,7 @@ class _ModelRun:
 
 
 def _line(row: BenchRow | FailedRow) -> str:
-    """What a row says, in short."""
+    """Short text of a row."""
     from urdir.model.measure.bench import FailedRow
 
     if isinstance(row, FailedRow):
@@ -217,7 +219,7 @@ def _line(row: BenchRow | FailedRow) -> str:
 
 
 def _drafts(args: argparse.Namespace) -> DraftSettings | None:
-    """What --draft and the flags beside it say; None for no drafts."""
+    """Draft settings from --draft and its related flags; None for no drafts."""
     if args.draft is None:
         if args.accept is not None:
             raise options.UsageError("--accept: of which drafts? Give --draft, too")
@@ -281,7 +283,7 @@ def _source(args: argparse.Namespace) -> str | SyntheticModel | None:
 
 
 def _rates(device: Device) -> Rates:
-    """What the device does at best; a warning where that is less than it should be."""
+    """Peak rates of the device; warns if they are lower than expected."""
     from urdir.model.measure.bandwidth import doubt, read_bandwidth
     from urdir.model.measure.bench import Rates
     from urdir.model.measure.product_rate import product_rate
@@ -296,7 +298,7 @@ def _rates(device: Device) -> Rates:
 
 
 def _conditions(device: Device, model: str, rates: Rates, gpus: int = 1) -> report.Conditions:
-    """What was measured on what; of several GPUs rates, memory and what moves are those of each."""
+    """Conditions of the measurement; with several GPUs, rates, memory and traffic are per GPU."""
     free, total = device.memory_info()
     name = device.properties.name
     return report.Conditions(

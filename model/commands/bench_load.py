@@ -1,4 +1,4 @@
-"""`urdir bench --load`: a server under load, or the model in this process."""
+"""`urdir bench --load`: load test of a server, or of a model in this process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What --load sends."""
+    """Declare the flags of --load."""
     group = parser.add_argument_group("with --load")
     count = values.whole_number(1)
     group.add_argument("--requests", type=count, default=100, metavar="N", help="in all (100)")
@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _lengths(text: str) -> tuple[int, int]:
-    """An argparse type: a number of tokens, or a range that they are drawn from."""
+    """An argparse type: a number of tokens, or a range to draw it from."""
     match = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
     low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if not 1 <= low <= high:
@@ -120,7 +120,7 @@ def _case(args: argparse.Namespace) -> LoadCase:
 
 
 def _context(case: LoadCase) -> int | None:
-    """As a server has it, unless that is too short."""
+    """Context of the longest request; None if the default of a server is long enough."""
     from urdir.model.engine.options import LONG_CONTEXT
 
     longest = case.inputs[1] + case.outputs[1]
@@ -136,7 +136,7 @@ def _limits(args: argparse.Namespace, shapes: ShapeBuckets) -> Limits:
 
 
 def _warm_up(loading: Loading, limits: Limits, case: LoadCase) -> None:
-    """What is measured is a server that has run a while."""
+    """Warm up, so that the measurement is of a server in steady state."""
     from urdir.model.engine.batch import Output
 
     if not loading.device.is_emulated:
@@ -155,7 +155,7 @@ def _report(
     replies: Sequence[Reply],
     *more: tuple[report.Section, list[DeviceUse]],
 ) -> int:
-    """Print what came of the requests; 1 if one failed."""
+    """Print the results of the requests; 1 if one failed."""
     from urdir.model.measure.load import Latency, Throughput, plot_load, summarise
 
     throughput, latencies = summarise(replies)
@@ -180,7 +180,7 @@ def _report(
 
 
 async def _measure(server: HttpServer, case: LoadCase) -> tuple[str, list[Reply]]:
-    """The model's name, and what came of the requests."""
+    """The model's name, and the replies to the requests."""
     from urdir.model.measure.load import plan_load, run_load
     from urdir.model.measure.load_server import ask_server, server_model
 

@@ -1,4 +1,4 @@
-"""Records of `urdir bench` on stdout, as they come: Markdown, CSV, JSON, lines of JSON, SQL.
+"""Printers of `urdir bench` records: Markdown, CSV, JSON, JSON lines, SQL.
 
 In csv, jsonl and sql every record is complete by itself: it repeats the conditions of the run.
 """
@@ -22,18 +22,19 @@ Under = Conditions | LoadConditions
 
 
 class Printer(Protocol):
-    """Prints the rows of some sections, those of a section one after the other."""
+    """Prints the rows of sections; rows of one section are consecutive."""
 
     def add(self, under: Under, section: Section, rows: Iterable[DataclassInstance]) -> None:
         """Print rows that were measured under these conditions."""
 
     def end(self) -> None:
-        """Print what has to wait for the last row."""
+        """Print what requires all rows."""
 
 
 class MarkdownPrinter:
-    """The conditions of the first row, and a table a section, whose columns are as wide as the
-    first rows that are added need, and have the section's ``room``."""
+    """The conditions of the first row, and one table per section.
+
+    Column widths fit the first rows that are added, and the section's ``room``."""
 
     def __init__(self) -> None:
         self._section: Section | None = None
@@ -64,7 +65,7 @@ class MarkdownPrinter:
 
 
 class JsonPrinter:
-    """One object, at the end, if there is any record: the last conditions and lists of records."""
+    """One object, printed at the end if any record exists: last conditions, lists of records."""
 
     def __init__(self, sections: Sequence[Section]) -> None:
         self._under: dict[str, Any] = {}
@@ -82,7 +83,7 @@ class JsonPrinter:
 
 
 class JsonLinesPrinter:
-    """A line a record."""
+    """One line per record."""
 
     def add(self, under: Under, section: Section, rows: Iterable[DataclassInstance]) -> None:
         """See `Printer`."""
@@ -94,7 +95,7 @@ class JsonLinesPrinter:
 
 
 class CsvPrinter:
-    """One table: columns that a kind of record lacks are empty."""
+    """One table; a column that a kind of record lacks is empty."""
 
     def __init__(self, sections: Sequence[Section]) -> None:
         self._names = dict.fromkeys(name for section in sections for name in section.types)
@@ -114,7 +115,7 @@ class CsvPrinter:
 
 
 class SqlPrinter:
-    """A table a section, for sqlite and others."""
+    """One table per section, for sqlite and others."""
 
     def __init__(self) -> None:
         self._made: set[str] = set()
@@ -136,7 +137,7 @@ class SqlPrinter:
 
 
 def printer(kind: str, sections: Sequence[Section]) -> Printer:
-    """That of md, csv, json, jsonl or sql, for rows of these sections."""
+    """The printer for md, csv, json, jsonl or sql, for rows of these sections."""
     match kind:
         case "csv":
             return CsvPrinter(sections)
@@ -153,7 +154,7 @@ def printer(kind: str, sections: Sequence[Section]) -> Printer:
 def print_report(
     under: Under, found: Sequence[tuple[Section, Sequence[DataclassInstance]]], kind: str
 ) -> None:
-    """Print the rows of sections, all of which are known."""
+    """Print the rows of sections when all rows are known."""
     printing = printer(kind, [section for section, _ in found])
     for section, rows in found:
         printing.add(under, section, rows)
@@ -169,7 +170,7 @@ def _cell(text: str) -> str:
 
 
 def _sql_type(kind: Any) -> str:
-    """``kind`` as an annotation is written."""
+    """SQL type of a field whose annotation is ``kind``."""
     return "TEXT" if str(kind).startswith("str") else "REAL"
 
 

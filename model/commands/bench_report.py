@@ -1,4 +1,4 @@
-"""What `urdir bench` found: the conditions of a run, and its records in sections."""
+"""Results of `urdir bench`: conditions of a run, and records in sections."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Cell = Callable[[Record], str]
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """Under which a run was measured: the device's read bandwidth, and the rate of a dense f16
-    product on it; ``vram_bytes`` of its memory were in use, by anyone, when a record was made.
+    """Conditions of a run: the device's read bandwidth and dense f16 rate, and ``vram_bytes``,
+    the device memory in use by all processes when the record was made.
     """
 
     model: str
@@ -30,7 +30,7 @@ class Conditions:
 
     @property
     def heading(self) -> tuple[str, str]:
-        """Two lines that say it."""
+        """Two lines that describe the conditions."""
         return (
             f"{self.model} on {self.device} (driver {self.driver}), urdir {self.version}",
             f"read bandwidth B = {self.read_gb_per_s:,.1f} GB/s, dense f16 product F = "
@@ -40,8 +40,8 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True)
 class LoadConditions:
-    """What was asked of a server, whose own version it does not say, or of a device of this
-    process; ``version`` is of who asks."""
+    """Conditions of a load test of a server, or of a device of this process. ``version`` is that
+    of the client: a server does not report its own."""
 
     model: str
     server: str
@@ -53,7 +53,7 @@ class LoadConditions:
 
     @property
     def heading(self) -> tuple[str, str]:
-        """Two lines that say it."""
+        """Two lines that describe the conditions."""
         shared = f" ({self.shared} shared)" if self.shared else ""
         return (
             f"{self.model} at {self.server}, measured by urdir {self.version}",
@@ -63,9 +63,10 @@ class LoadConditions:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Records of a name, made of dataclass instances of some ``kinds``: each has the fields of all
-    of them, and None where its own kind has no such field. ``columns`` make the Markdown table;
-    those in ``room`` have as many characters at least, for rows that come later."""
+    """Records under one name: dataclass instances of some ``kinds``.
+
+    A record has the fields of all kinds, None for those that its own kind lacks. ``columns`` make
+    the Markdown table; ``room`` is the minimum width of columns, for rows that come later."""
 
     name: str
     columns: Mapping[str, Cell]
@@ -74,7 +75,7 @@ class Section:
 
     @property
     def types(self) -> dict[str, Any]:
-        """The fields of a record, with their types as they are written."""
+        """Fields of a record, with their annotations."""
         return {each.name: each.type for kind in self.kinds for each in fields(kind)}
 
     def record(self, row: DataclassInstance) -> dict[str, Any]:

@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _talk(conversation: Conversation, read: ReadTurn, first: str | None) -> None:
-    """Turn after turn; what cannot be done is said, and the conversation goes on."""
+    """Run turn after turn; report what fails, and continue the conversation."""
     turn = first
     while True:
         try:
@@ -96,7 +96,7 @@ def _talk(conversation: Conversation, read: ReadTurn, first: str | None) -> None
 
 
 def _take(conversation: Conversation, turn: str) -> bool:
-    """A turn of the user's: an answer, or a command; False where it ends the conversation."""
+    """Process a turn of the user: a text or a command. False ends the conversation."""
     name, _, rest = turn.strip().partition(" ")
     if not name.startswith("/"):
         if name:
@@ -189,7 +189,7 @@ def _exit(conversation: Conversation, rest: str) -> None:
     """leave"""
 
 
-#: What may be typed in place of a turn.
+#: Commands that can be typed instead of a turn.
 COMMANDS: Mapping[str, Callable[[Conversation, str], None]] = {
     "/help": _help,
     "/clear": _clear,
@@ -203,7 +203,7 @@ COMMANDS: Mapping[str, Callable[[Conversation, str], None]] = {
     "/exit": _exit,
 }
 LEAVE = ("/exit", "/quit", "/bye")
-#: What llama.cpp and ollama call some of them.
+#: Names of some of them in llama.cpp and ollama.
 ALIASES = {"/regen": "/retry", "/?": "/help"}
 
 

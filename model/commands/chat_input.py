@@ -1,4 +1,4 @@
-"""What a user types in a conversation: an editor with history on a terminal, lines otherwise."""
+"""Input of a conversation: an editor with history on a terminal, lines otherwise."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ReadTurn = Callable[[], str | None]
 
 
 def has_terminal() -> bool:
-    """Whether a person types and reads here, on a terminal that an editor can use."""
+    """Whether stdin and stdout are a terminal that an editor can use."""
     return sys.stdin.isatty() and sys.stdout.isatty() and os.isatty(sys.stdout.fileno())
 
 
@@ -51,7 +51,7 @@ def editor(commands: Sequence[str], cache: Path | None) -> ReadTurn:
 
 
 def read_line() -> str | None:
-    """A line of stdin, after a prompt on a terminal. Raises ModelError for one that is no text."""
+    """A line of stdin, after a prompt on a terminal. Raises ModelError for invalid text."""
     if sys.stdin.isatty():
         print("> ", end="", file=sys.stderr, flush=True)
     try:
@@ -72,7 +72,7 @@ def read_line() -> str | None:
 
 
 def _history(cache: Path | None) -> History:
-    """Earlier turns, in a file that only this user can read where there is a place for it."""
+    """Earlier turns, in a file that only this user can read, or in memory without a folder."""
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
     if cache is None:

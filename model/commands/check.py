@@ -1,4 +1,4 @@
-"""`urdir check`: every kernel and the demo model's plans on a device, against their references."""
+"""`urdir check`: all kernels and the demo model's plans on a device, compared with references."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _describe(device: Device) -> dict[str, Any]:
-    """What is checked, said on stderr and as the head of the report."""
+    """Print the device and versions on stderr; return them as the head of the report."""
     print(f"checking {device.name}: {device.properties.name}", file=sys.stderr)
     if device.note:
         print(device.note, file=sys.stderr)
@@ -119,7 +119,7 @@ def _describe(device: Device) -> dict[str, Any]:
 
 
 def _say(progress: Progress, name: str, rows: Sequence[CheckRow]) -> None:
-    """A line on stderr, and at once what failed."""
+    """Print a line on stderr, and failures immediately."""
     count = f" ({len(rows)} examples)" if rows[0].example else ""
     progress.note(f"{name}{count}: {_status(rows)}")
     for row in rows:
@@ -128,12 +128,12 @@ def _say(progress: Progress, name: str, rows: Sequence[CheckRow]) -> None:
 
 
 def _status(rows: Sequence[CheckRow]) -> str:
-    """One word for several rows: the worst of them."""
+    """One word for several rows: that of the worst row."""
     return next(s for s in ("FAILED", "ok", "skipped") if any(r.status == s for r in rows))
 
 
 def _print_table(report: dict[str, Any], rows: Sequence[CheckRow]) -> None:
-    """A line a kernel: its worst error, as a share of the tolerance there, its fastest bytes."""
+    """One line per kernel: worst error as a fraction of its tolerance, and best bandwidth."""
     kind = "" if report["emulated"] else f", driver for CUDA {report['driver']}"
     print(f"urdir check on {report['device']}: {report['name']} ({report['target']}{kind})\n")
     for name in report["edited_ptx"]:
@@ -168,7 +168,7 @@ def _ratio(row: CheckRow) -> float:
 
 
 def _print_end(rows: Sequence[CheckRow]) -> None:
-    """What failed, in full, and the sum."""
+    """Print all failures in full, and the total."""
     count = {status: sum(row.status == status for row in rows) for status in ("ok", "FAILED")}
     print()
     for row in rows:

@@ -26,7 +26,7 @@ def add_parser(commands: options.Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the script of the whole command line (``args.whole`` makes its parser)."""
-    import shtab  # seldom needed
+    import shtab  # rarely needed
 
     whole: Parser = args.whole()
     _name_files(whole, shtab.FILE, shtab.DIRECTORY)
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _name_files(parser: Parser, files: object, folders: object) -> None:
-    """Let shells complete names of files, by what the help calls a value."""
+    """Complete file names for flags whose help names a file as the value."""
     for action in [*parser.flags.values(), *parser.positionals]:
         kind = str(action.metavar).partition(" ")[0].partition(".")[0]
         if kind in ("FILE", "MODEL", "OUT", "A", "B"):

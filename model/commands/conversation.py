@@ -1,4 +1,4 @@
-"""A conversation with a model: its turns, and one answer after the other."""
+"""A conversation with a model: turns and streamed answers."""
 
 from __future__ import annotations
 
@@ -27,17 +27,18 @@ if TYPE_CHECKING:
     from urdir.model.text.chat import ChatTemplate, Prompt
     from urdir.model.text.deltas import Delta
 
-#: What is printed before and after thoughts, with colours and without.
+#: Text printed before and after thoughts, with and without colours.
 _DIMMED, _BETWEEN = ("\x1b[2m", "\x1b[0m\n"), ("<think>\n", "\n</think>\n")
-#: Of a context this share stays free for an answer: older turns are left out instead.
+#: Share of the context that stays free for an answer; older turns are dropped to keep it free.
 _ROOM = 4
 
 
 class Conversation:
-    """The turns so far; the sequence that answers knows which of their tokens the cache holds.
+    """Turns of a conversation, and the sequence that answers them.
 
-    ``turns`` has user and assistant by turns, without the system message. When the context is full
-    the oldest are left out of the prompt, but stay in ``turns``.
+    ``turns`` alternates user and assistant messages, without the system message. When the context
+    is full the prompt omits the oldest turns; ``turns`` keeps them. The sequence tracks which
+    tokens the cache holds.
     """
 
     def __init__(
@@ -64,12 +65,12 @@ class Conversation:
         self.turns, self._left_out = [], 0
 
     def ask(self, text: str) -> None:
-        """Answer a turn of the user's; a turn that gets no answer is forgotten."""
+        """Answer a user turn; forget the turn if it gets no answer."""
         self._tries = 0
         self._answer([*self.turns, Message("user", text)])
 
     def retry(self) -> None:
-        """Answer the last turn again, by other random numbers."""
+        """Answer the last turn again, with other random numbers."""
         if not self.turns:
             raise ModelError("/retry: nothing has been asked")
         self._tries += 1
@@ -84,7 +85,7 @@ class Conversation:
         self._left_out = min(self._left_out, len(self.turns))
 
     def save(self, name: str) -> None:
-        """Write the conversation, a JSON list of messages."""
+        """Write the conversation as a JSON list of messages."""
         messages = [
             {"role": turn.role, "content": turn.content} for turn in self._messages(self.turns)
         ]
@@ -95,7 +96,7 @@ class Conversation:
             raise ModelError(f"/save {name}: {exc.strerror}") from exc
 
     def load(self, name: str) -> None:
-        """Go on with a conversation that `save` has written. Raises ModelError."""
+        """Continue a conversation that `save` has written. Raises ModelError."""
         try:
             found = json.loads(read_text("/load", name))
             messages = [Message(str(entry["role"]), str(entry["content"])) for entry in found]
@@ -113,7 +114,7 @@ class Conversation:
         return [*system, *turns]
 
     def _answer(self, turns: list[Message]) -> None:
-        """Answer the last of ``turns``. Ctrl-C stops it; what there is of the answer stays."""
+        """Answer the last of ``turns``. Ctrl-C stops generation; the partial answer is kept."""
         from urdir.model.engine.requests.request import Request
 
         pieces: list[str] = []
@@ -145,7 +146,7 @@ class Conversation:
             print_statistics(generation.statistics)
 
     def _prompt(self, turns: list[Message]) -> Prompt:
-        """The system message and the newest of ``turns``, as many as leave room for an answer."""
+        """The system message and the newest of ``turns`` that leave room for an answer."""
         context = self.engine.session.context
         room = min(self.args.n_predict or context, context // _ROOM)
         first = min(self._left_out, len(turns) - 1)
@@ -172,7 +173,7 @@ class Conversation:
         return dataclasses.replace(settings, seed=(settings.seed + self._tries) % 2**64)
 
     def _print(self, generation: Generation, prompt: str, pieces: list[str]) -> None:
-        """Write the answer as it comes, what the model thinks before it dimmed or between tags."""
+        """Stream the answer to stdout; thoughts are dimmed or between tags."""
         parser = AnswerParser(self._form, prompt=prompt)
         thinks = False
         try:
@@ -191,7 +192,7 @@ class Conversation:
 
 
 def _deltas(parser: AnswerParser, pieces: Iterator[str]) -> Iterator[Delta]:
-    """Thoughts and answer apart, as they become known."""
+    """Split thoughts from the answer as the text arrives."""
     for piece in pieces:
         yield from parser.push(piece)
     yield from parser.finish()

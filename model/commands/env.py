@@ -1,4 +1,4 @@
-"""`urdir env`: versions, driver, device, caches: what a bug report needs."""
+"""`urdir env`: versions, driver, device and caches, for bug reports."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def add_parser(commands: options.Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Probe and print; finding no GPU is an answer, not a failure."""
+    """Probe and print. The lack of a GPU is a result, not a failure."""
     from urdir.model.environment import VARIABLES, read_environment
 
     environment = read_environment()
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _clear(folder: Path) -> None:
-    """Delete the compiled kernels in a folder, and nothing else that may be in it."""
+    """Delete the compiled kernels in a folder, and no other file."""
     from urdir.driver.cache import CubinCache
     from urdir.model.errors import ModelError
 

@@ -1,7 +1,7 @@
-"""Kinds of flags, and how argparse gets to know them.
+"""Kinds of command-line flags, and their declaration to argparse.
 
-The flags of llama.cpp are `llama_flags.FLAGS`. Each is served, accepted with a line on stderr
-because it changes nothing here, or refused with what comes nearest to it.
+`llama_flags.FLAGS` is the table of llama.cpp flags. A flag is served, accepted with a warning on
+stderr because it has no effect here, or refused with the nearest alternative.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-#: What a flag that is accepted or refused takes: nothing, a value, or a value that may be missing.
+#: Arguments of an accepted or refused flag: none, a value, or an optional value.
 NOTHING, VALUE, PERHAPS = 0, None, "?"
 _SWITCH = ("on", "off", "auto")
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A flag that does what it does in llama.cpp.
+    """A flag with the same effect as in llama.cpp.
 
-    ``names`` with a blank between them, the groups of flags that it belongs to (`add_flags`),
-    ``options`` as `add_argument` takes them. Flags with the same ``one_of`` exclude each other.
+    ``names`` are separated by blanks. ``groups`` are the groups of flags that it belongs to
+    (`add_flags`). ``options`` are those of `add_argument`. Flags with the same ``one_of`` are
+    mutually exclusive.
     """
 
     names: str
@@ -34,7 +35,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A flag without meaning here: ``why``. ``values`` are those it may have (None: any)."""
+    """A flag without effect here; ``why`` is the reason. ``values``: allowed ones (None: any)."""
 
     names: str
     groups: tuple[str, ...]
@@ -45,8 +46,8 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A flag that matters and is not there: ``why`` says what there is none of, and what comes
-    nearest. A value of ``off`` asks for nothing."""
+    """An unsupported flag whose effect matters. ``why`` names what is missing, and the nearest
+    alternative. A value of ``off`` needs no support, so it is accepted."""
 
     names: str
     groups: tuple[str, ...]
@@ -61,8 +62,8 @@ Flag = Served | Accepted | Refused
 def add_flags(
     parser: argparse._ActionsContainer, flags: Iterable[Flag], group: str, **changed: Any
 ) -> None:
-    """Declare those of ``flags`` that belong to ``group``; only served ones are in the help.
-    ``changed`` options replace theirs, and a default that is changed is not in the help."""
+    """Declare those of ``flags`` that belong to ``group``. The help shows only served flags.
+    ``changed`` options override those of the table; the help does not show a changed default."""
     exclusive: dict[str, argparse._MutuallyExclusiveGroup] = {}
     for flag in flags:
         if group not in flag.groups:
@@ -93,7 +94,7 @@ _Flag = TypeVar("_Flag", Accepted, Refused)
 
 
 class FlagAction(argparse.Action, Generic[_Flag]):
-    """What is done for a flag of the table."""
+    """Base of the actions for flags of the table."""
 
     def __init__(self, flag: _Flag, **options: Any) -> None:
         super().__init__(**options)
@@ -101,7 +102,7 @@ class FlagAction(argparse.Action, Generic[_Flag]):
 
 
 class _Accept(FlagAction[Accepted]):
-    """Says why a flag changes nothing."""
+    """Warn that a flag has no effect, and why."""
 
     def __call__(
         self,
@@ -119,7 +120,7 @@ class _Accept(FlagAction[Accepted]):
 
 
 class _Refuse(FlagAction[Refused]):
-    """Ends the command, unless the flag asks for nothing."""
+    """End the command with an error, unless the value is ``off``."""
 
     def __call__(
         self,

@@ -1,4 +1,4 @@
-"""`urdir list`: the models that are on this machine."""
+"""`urdir list`: the models on this machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def add_parser(commands: options.Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the names that every command takes for a model."""
+    """Print the model names that every command accepts."""
     from urdir.model.files.demo import DEMO, demo_model
     from urdir.model.files.hub_cache import CachedModel, cached_models
 
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _facts(path: Path) -> dict[str, Any]:
-    """Type and architecture as the file has them; None where it cannot be read."""
+    """Type and architecture from the file's metadata; None if it cannot be read."""
     from urdir.model.commands.show import file_type
     from urdir.model.errors import ModelError
     from urdir.model.files.source import open_model

@@ -30,7 +30,7 @@ EXAMPLES = """\
   urdir logits model.gguf --draft mtp --tokens 1,150,298 --output logits.npz
 """
 
-#: The value of --draft that means the layers of the model's own file.
+#: The value of --draft that selects the prediction heads in the model's own file.
 MTP = "mtp"
 
 
@@ -67,7 +67,7 @@ def add_parser(commands: options.Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Give the tokens one by one and save the rows."""
+    """Feed the tokens one by one and save the rows."""
     tokens = read_tokens(args.tokens)
     output = Path(args.output)
     if not output.parent.is_dir():
@@ -119,8 +119,8 @@ def _logits(args: argparse.Namespace, tokens: list[int]) -> dict[str, Rows]:
 
 
 def _with_draft(args: argparse.Namespace, tokens: list[int]) -> dict[str, Rows]:
-    """The logits of the model and of its draft. What does not fit is refused before a device is
-    opened."""
+    """The logits of the model and of its draft. Incompatible models are refused before a device
+    is opened."""
     from urdir.model.engine.draft_pair import file_pair, is_plain, nextn_pair
     from urdir.model.files.demo import DEMO
     from urdir.model.files.source import open_model
@@ -147,8 +147,8 @@ def _with_draft(args: argparse.Namespace, tokens: list[int]) -> dict[str, Rows]:
 def _of_pair(
     args: argparse.Namespace, pair: Pair, tokens: list[int], settings: SessionSettings
 ) -> dict[str, Rows]:
-    """The logits of a model and of a draft that is given its hidden states; by head first, where
-    the draft are heads of the model."""
+    """Logits of a model and of a draft that reads its hidden states. The draft's logits have the
+    head as their first axis if the draft is the heads of the model."""
     from urdir.model.engine.block_drafts import BlockDraft
     from urdir.model.engine.chain_drafts import ChainDraft
     from urdir.model.engine.draft_logits import logits_with_block, logits_with_draft, scattered

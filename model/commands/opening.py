@@ -1,4 +1,4 @@
-"""Engines and devices as the command line and the environment ask for them."""
+"""Engines and devices as configured by the command line and the environment."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 def engine_options(
     args: argparse.Namespace, model: str | SyntheticModel | None, context: int | None
 ) -> EngineOptions:
-    """A model, its context, and what ``--quantize``, ``--device``, ``--gpus``, ``--split`` and the
-    environment say."""
+    """Engine options from the model, context, ``--quantize``, ``--device``, ``--gpus``, ``--split``
+    and the environment."""
     from urdir.model.engine.options import EngineOptions
 
     environment = read_environment()
@@ -50,7 +50,7 @@ def engine_options(
 def answer_options(
     args: argparse.Namespace, *, chat: bool, chat_template: str | None
 ) -> EngineOptions:
-    """The engine of one user, as the flags of ``run`` and ``chat`` say."""
+    """Options of a single-user engine, from the flags of ``run`` and ``chat``."""
     return replace(
         engine_options(args, args.model, args.ctx_size),
         kv_dtype=options.kv_dtype(args),
@@ -65,7 +65,7 @@ def answer_options(
 def service_options(
     args: argparse.Namespace, model: str | SyntheticModel | None, context: int | None
 ) -> EngineOptions:
-    """The engine of many users, as the flags of ``serve`` and ``bench --load`` say."""
+    """Options of a multi-user engine, from the flags of ``serve`` and ``bench --load``."""
     return replace(
         engine_options(args, model, context),
         kv_dtype=options.kv_dtype(args),
@@ -76,8 +76,8 @@ def service_options(
 
 
 def load(args: argparse.Namespace, wanted: EngineOptions) -> Loading:
-    """A model whose weights are being loaded. Raises UsageError where ``-ngl`` asks for fewer
-    layers on the GPU than it has."""
+    """Begin to load a model's weights. Raises UsageError if ``-ngl`` requests fewer layers on the
+    GPU than the model has."""
     from urdir.model.engine.loading import Loading
 
     with ExitStack() as unless_done:
@@ -88,7 +88,7 @@ def load(args: argparse.Namespace, wanted: EngineOptions) -> Loading:
 
 
 def open_engine(args: argparse.Namespace, wanted: EngineOptions) -> Engine:
-    """An engine; see `load`."""
+    """Open an engine; see `load`."""
     from urdir.model.engine.engine import Engine
 
     with load(args, wanted) as loading:
@@ -96,12 +96,14 @@ def open_engine(args: argparse.Namespace, wanted: EngineOptions) -> Engine:
 
 
 def begin_warm_up(loading: Loading, seconds: float, **likely: Any) -> WarmUp | None:
-    """Record graphs of the likeliest steps, with progress, for so long. None on the emulator, whose
-    steps take longer than their graphs. ``likely`` is what `likely_shapes` is to know.
+    """Record graphs of the likeliest steps, with progress, for at most ``seconds``.
 
-    What graphs are made of is frozen: those of an 8B model are millions of objects, and the
-    collector stops all threads while it looks at each of them (half a million took 0.27 s on a core
-    of a cloud Xeon). They go without it: they are in no cycle.
+    Returns None on the emulator, whose steps take longer than their graphs. ``likely`` are the
+    arguments of `likely_shapes`.
+
+    Objects of the graphs are excluded from garbage collection (`gc.freeze`): an 8B model has
+    millions, and the collector stops all threads while it scans them (half a million took 0.27 s
+    on a core of a cloud Xeon). None of them is in a cycle.
     """
     from urdir.model.progress import Progress
 
@@ -123,7 +125,7 @@ def check_layers(args: argparse.Namespace, config: Config) -> None:
 
 
 def open_device(args: argparse.Namespace) -> Device:
-    """`Device.open` with what ``--device`` and the environment say."""
+    """`Device.open` with the settings of ``--device`` and the environment."""
     from urdir.driver.device import Device
 
     environment = read_environment()
@@ -131,7 +133,7 @@ def open_device(args: argparse.Namespace) -> Device:
 
 
 def open_group(args: argparse.Namespace) -> Group:
-    """`Group.open` with what ``--device``, ``--gpus`` and the environment say."""
+    """`Group.open` with the settings of ``--device``, ``--gpus`` and the environment."""
     from urdir.driver.group import Group
 
     environment = read_environment()
@@ -147,7 +149,7 @@ def ptx_files(environment: Environment) -> PtxFiles:
 
 
 def observer(environment: Environment) -> Observer | None:
-    """Who looks at every step, if the environment asks for it."""
+    """The observer of every step, if the environment requests one."""
     if not environment.gpu_debug and not environment.decode_timing:
         return None
     from urdir.model.verify.observers import PhaseTimer, TensorSummaries

@@ -1,4 +1,4 @@
-"""What commands are made of: their parsers, and flags that several of them share."""
+"""Parsers of commands, and flags that several commands share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Subparsers = Any  # argparse names this type only privately
 
 
 class UsageError(Exception):
-    """The command line asks for something impossible: exit code 2."""
+    """Impossible request on the command line: exit code 2."""
 
 
 def add_command(
@@ -39,7 +39,7 @@ def add_command(
 
 
 def add_group(commands: Subparsers, name: str, summary: str, examples: str) -> Parser:
-    """A sub-parser like ``add_command``'s that has subcommands of its own in place of a handler."""
+    """A sub-parser like ``add_command``'s with subcommands instead of a handler."""
     parser: Parser = commands.add_parser(
         name,
         help=summary,
@@ -50,14 +50,14 @@ def add_group(commands: Subparsers, name: str, summary: str, examples: str) -> P
 
 
 def add_llama_flags(parser: argparse._ActionsContainer, *groups: str, **changed: Any) -> None:
-    """The flags of llama.cpp that belong to ``groups``, those without meaning here among them;
-    ``changed`` are options of `add_argument` in place of the table's."""
+    """Declare the flags of llama.cpp in ``groups``, including those without effect. ``changed``
+    are options of `add_argument` that override the table's."""
     for group in groups:
         add_flags(parser, FLAGS, group, **changed)
 
 
 def add_many(group: argparse._ArgumentGroup) -> None:
-    """``parallel`` and ``gpu_memory_share``, of a model that answers many at once."""
+    """``parallel`` and ``gpu_memory_share``, for a model that serves many requests at once."""
     add_llama_flags(group, "many")
     group.add_argument(
         "--gpu-memory-share",
@@ -122,12 +122,12 @@ def add_quantize(parser: argparse.ArgumentParser) -> None:
 
 
 def add_file(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
-    """A model without a flag."""
+    """A model as a positional argument."""
     parser.add_argument("file", nargs="?" if optional else None, metavar="MODEL", help=MODEL_HELP)
 
 
 def one_model(args: argparse.Namespace) -> str | None:
-    """The model given with a flag or without; None where there is none."""
+    """The model, given with or without a flag; None without a model."""
     if args.file is not None and args.model is not None:
         raise UsageError(f"two models: {args.file} and {args.model}")
     named: str | None = args.file if args.model is None else args.model
@@ -135,8 +135,8 @@ def one_model(args: argparse.Namespace) -> str | None:
 
 
 def drafts(args: argparse.Namespace) -> DraftSettings | None:
-    """The drafts that --spec-type, --draft-max, --draft-min and --spec-ngram-size-n ask for; None
-    for none."""
+    """Draft settings from --spec-type, --draft-max, --draft-min and --spec-ngram-size-n; None for
+    no drafts."""
     if args.spec_type == "none":
         return None
     from urdir.model.memory.draft_settings import DraftSettings
@@ -153,7 +153,7 @@ def drafts(args: argparse.Namespace) -> DraftSettings | None:
 
 
 def kv_dtype(args: argparse.Namespace) -> KvDtype:
-    """How keys and values are stored; UsageError where they would differ."""
+    """Type of cached keys and values. Raises UsageError if they differ."""
     keys, given = args.cache_type_k, args.cache_type_v
     if (keys or "f16") != (given or "f16"):
         raise UsageError(
@@ -165,15 +165,14 @@ def kv_dtype(args: argparse.Namespace) -> KvDtype:
 
 
 def chunk(args: argparse.Namespace) -> int | None:
-    """Tokens of a prompt that are processed at once, at most."""
+    """Maximum number of prompt tokens that are processed at once."""
     return min((n for n in (args.batch_size, args.ubatch_size) if n), default=None)
 
 
 def sampling_settings(
     args: argparse.Namespace, usual: SamplingSettings = DEFAULTS
 ) -> SamplingSettings:
-    """The settings that the sampling flags ask for, and those of ``usual`` for flags that are not
-    given."""
+    """Sampling settings from the flags; those of ``usual`` for flags that are not given."""
     given = {name: getattr(args, name, None) for name in SETTINGS}
     given["logit_bias"] = tuple(args.logit_bias) if args.logit_bias else None
     return replace(usual, **{name: value for name, value in given.items() if value is not None})

@@ -1,7 +1,7 @@
-"""Command lines taken apart as llama.cpp does: a flag is its whole name, its value the next word.
+"""Command-line parser with llama.cpp's rules: a flag is a whole word, its value the next word.
 
-argparse guesses: "-pg" would be "-p g", "--temp" may be cut short, and a value must not begin with
-a dash. So words are put in order before argparse sees them.
+argparse guesses: "-pg" would be "-p g", "--temp" may be abbreviated, and a value must not begin
+with a dash. The words are therefore reordered before argparse reads them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from urdir.model.commands.variables import Variable, VariableError, variables
 from urdir.model.environment import flag_variables
 
-#: Commands that people look for and that are not there: what to do instead.
+#: Commands of other programs that do not exist here, and what to use instead.
 ABSENT = {
     "quantize": "urdir does not write model files; --quantize makes safetensors smaller while they "
     "are loaded",
@@ -43,8 +43,10 @@ class Parser(argparse.ArgumentParser):
         self._source = ""  # the variable that is read
 
     def read_variables(self, names_model: Callable[[list[str]], bool] = bool) -> None:
-        """Let the environment give all flags that were declared, and help say so. ``names_model``
-        says of the words without a flag whether they name a model, which then wins."""
+        """Read all declared flags from the environment, and mention it in the help.
+
+        ``names_model`` reports whether the words without a flag name a model, which then takes
+        precedence."""
         self._variables, self._names_model = tuple(variables(self.flags)), names_model
         for variable in self._variables:
             if variable.action.help not in (None, argparse.SUPPRESS):
@@ -53,7 +55,7 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str], namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """As argparse does, with what the environment says where ``args`` do not."""
+        """As argparse does; the environment supplies flags that ``args`` lack."""
         namespace = argparse.Namespace() if namespace is None else namespace
         given = self._given(args) if self._variables else set()
         try:
@@ -63,7 +65,7 @@ class Parser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
     def _take_variables(self, given: set[argparse.Action], namespace: argparse.Namespace) -> None:
-        """Put into ``namespace`` what the environment says of other flags than those ``given``."""
+        """Store the variables of flags that are not ``given`` in ``namespace``."""
         environ = flag_variables() if self._variables else {}
         sources: dict[argparse.Action, str] = {}
         for variable in self._variables:
@@ -82,7 +84,7 @@ class Parser(argparse.ArgumentParser):
             sources[action] = self._source
 
     def _given(self, args: Sequence[str]) -> set[argparse.Action]:
-        """The flags of a command line, and that of the model where a word names it."""
+        """Flags on a command line, including the model's if a word names it."""
         end = args.index("--") if "--" in args else len(args)
         named = [word.partition("=")[0] for word in args[:end]]
         words = [word for word in args[:end] if not _is_flag(word)] + list(args[end + 1 :])
@@ -92,31 +94,31 @@ class Parser(argparse.ArgumentParser):
         return given
 
     def _excluded(self, action: argparse.Action) -> set[argparse.Action]:
-        """The flags that cannot be given beside a flag."""
+        """Flags that cannot be combined with a flag."""
         groups = (group._group_actions for group in self._mutually_exclusive_groups)
         return {other for group in groups if action in group for other in group} - {action}
 
     def _same(self, action: argparse.Action) -> set[argparse.Action]:
-        """The flags that say the opposite of a switch."""
+        """Flags that are the opposite of a switch."""
         pairs = {f"--no-{name[2:]}" for name in action.option_strings}
         pairs |= {f"--{name[5:]}" for name in action.option_strings if name.startswith("--no-")}
         found = {self.flags[name] for name in pairs & self.flags.keys()}
         return {other for other in found if other.nargs in (0, "?")}
 
     def error(self, message: str) -> NoReturn:
-        """End the command: one line, and the help that has more."""
+        """End the command with one line that also refers to the help."""
         source = f"${self._source}: " if self._source else ""
         self.exit(2, f"{self.prog}: {source}{message} (see {self.prog} --help)\n")
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """argparse would hide that a message cannot be written."""
+        """Write a message; argparse would hide that it cannot be written."""
         print(message, end="", file=file or sys.stderr)
 
     def parse(
         self, argv: Iterable[str], namespace: argparse.Namespace | None = None
     ) -> argparse.Namespace:
-        """What ``argv`` asks for, in ``namespace``. Where a command is missing, help goes to stderr
-        and the exit code is 2."""
+        """Parse ``argv`` into ``namespace``. If a command is missing, print help on stderr and exit
+        with 2."""
         return self.parse_args(self._ordered(deque(argv)), namespace or argparse.Namespace())
 
     @property
@@ -126,20 +128,20 @@ class Parser(argparse.ArgumentParser):
 
     @property
     def positionals(self) -> list[argparse.Action]:
-        """What is given without a flag, subcommands excepted."""
+        """Positional arguments, except subcommands."""
         found = self._get_positional_actions()
         return [action for action in found if not isinstance(action, argparse._SubParsersAction)]
 
     @property
     def subcommands(self) -> Mapping[str, Parser]:
-        """The parsers of the commands below this one; none where it has no commands."""
+        """Parsers of the subcommands; empty without subcommands."""
         if self._subparsers is None:
             return {}
         (action,) = self._subparsers._group_actions
         return action.choices  # type: ignore[return-value]
 
     def _ordered(self, words: deque[str]) -> list[str]:
-        """Flags with their values tied to them ("-p=-5"), then what is given without a flag."""
+        """Flags joined with their values ("-p=-5"), then positional words."""
         tied: list[str] = []
         plain: list[str] = []
         while words:
@@ -163,12 +165,12 @@ class Parser(argparse.ArgumentParser):
         return [*tied, *(["--"] if any(map(_is_flag, plain)) else []), *plain]
 
     def _most_plain(self) -> int:
-        """How many words without a flag there may be."""
+        """Maximum number of positional words."""
         takes_many = any(action.nargs in ("*", "+") for action in self.positionals)
         return sys.maxsize if takes_many else len(self.positionals)
 
     def _tied(self, word: str, rest: deque[str]) -> str:
-        """A flag with its value, which is taken from ``rest``."""
+        """A flag joined with its value, which is removed from ``rest``."""
         action = self.flags.get(word)
         if action is None:
             name, equals, _ = word.partition("=")
@@ -193,7 +195,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _is_flag(word: str) -> bool:
-    """Whether a word is a flag: no number, and not "-", which stands for stdin."""
+    """Whether a word is a flag: not a number, and not "-", which means stdin."""
     return word.startswith("-") and word != "-" and not re.fullmatch(r"-\.?\d.*", word)
 
 

@@ -1,4 +1,4 @@
-"""Where a prompt comes from: words of the command line, a file, stdin."""
+"""Sources of a prompt: words of the command line, a file, stdin."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from urdir.model.commands.options import UsageError
 from urdir.model.errors import ModelError, SettingsError
 from urdir.model.files.demo import DEMO
 
-#: A longer text is no prompt: 16 MB have more tokens than any context.
+#: Maximum size of a prompt: 16 MB have more tokens than any context.
 MOST_BYTES = 16 << 20
 #: Escape sequences that llama.cpp's -e knows.
 _ESCAPES = re.compile(r"""\\(?:[nrt'"\\]|x[0-9a-fA-F]{2})""")
@@ -41,7 +41,7 @@ def name_a_model(words: list[str]) -> bool:
 
 
 def given_prompt(args: argparse.Namespace) -> str | None:
-    """The prompt that the command line has, in words or in a file; None where it has none."""
+    """The prompt on the command line, as words or in a file; None without one."""
     if args.prompt is not None:
         return unescaped(args.prompt) if args.escape else str(args.prompt)
     if args.file == "-":
@@ -50,7 +50,7 @@ def given_prompt(args: argparse.Namespace) -> str | None:
 
 
 def given_system(args: argparse.Namespace) -> str | None:
-    """The system message; None where there is none."""
+    """The system message; None without one."""
     if args.system_file is not None:
         return read_text("-sysf", args.system_file)
     return unescaped(args.system) if args.system and args.escape else args.system
@@ -73,7 +73,7 @@ def given_template(args: argparse.Namespace) -> str | None:
 
 
 def given_variables(args: argparse.Namespace) -> dict[str, Any]:
-    """What the template may read beside messages and tools; --chat-template-kwargs wins."""
+    """Variables of the template beside messages and tools; --chat-template-kwargs wins."""
     variables: dict[str, Any] = {}
     if args.reasoning != "auto":
         variables["enable_thinking"] = args.reasoning == "on"
@@ -84,7 +84,7 @@ def given_variables(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def read_text(flag: str, name: str) -> str:
-    """A text file, whole. Raises ModelError for what cannot be read, is no UTF-8 or too long."""
+    """Read a text file. Raises ModelError if it is unreadable, not UTF-8, or too long."""
     try:
         with Path(name).open("rb") as file:
             return _decoded(_read(file, f"{flag} {name}"), "utf-8", f"{flag} {name}")
@@ -117,7 +117,7 @@ def unescaped(text: str) -> str:
 
 
 def _check_model(name: str) -> None:
-    """Say what a first word was taken for, where it is no model."""
+    """Report what a first word was taken for if it does not name a model."""
     from urdir.model.files.hub import PREFIX
 
     if name != DEMO and not name.startswith(PREFIX) and not Path(name).exists():

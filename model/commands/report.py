@@ -1,4 +1,4 @@
-"""What several commands report: versions, kernels, and on stderr what an answer took."""
+"""Report versions, kernels, and on stderr the statistics of an answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from urdir.ptxgen.spec import KernelSpec
 
 
-#: A speed that was measured in less time than this says little.
+#: Seconds; a speed measured in less time says little.
 _SHORT_SECONDS = 0.05
 NOT_INSTALLED = "not installed"
 #: Characters of a column of roles.
@@ -24,7 +24,7 @@ _ROLES_WIDTH = 21
 
 def installed_version(package: str) -> str:
     """The version of an installed package, or that it is not installed."""
-    import importlib.metadata  # slow to import, seldom needed
+    import importlib.metadata  # slow to import, rarely needed
 
     try:
         return importlib.metadata.version(package)
@@ -42,8 +42,8 @@ def statistics_dict(statistics: Statistics) -> dict[str, Any]:
 
 
 def print_statistics(statistics: Statistics) -> None:
-    """One line on stderr: tokens, times that there are, seed, and the speed where enough was made
-    to tell it."""
+    """Print one line on stderr: tokens, available times, seed, and the speed if enough tokens
+    were made to measure it."""
     s = statistics
     first = ""
     if s.prompt_seconds:
@@ -61,7 +61,7 @@ def print_statistics(statistics: Statistics) -> None:
 
 
 def size_text(nbytes: int) -> str:
-    """Bytes in the largest unit of which there is one: 4.58 GiB, 3.13 MiB, 512 bytes."""
+    """Bytes in the largest unit that fits: 4.58 GiB, 3.13 MiB, 512 bytes."""
     for shift, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
         if nbytes >> shift:
             return f"{nbytes / (1 << shift):.{_digits(nbytes >> shift)}f} {unit}"
@@ -83,7 +83,7 @@ def seconds_text(seconds: float) -> str:
 
 
 def print_engine(engine: Engine) -> None:
-    """On stderr: the model, the device and the cache that are used."""
+    """Print the model, device and cache on stderr."""
     device, session, group = engine.device, engine.session, engine.group
     cache, names = session.parts.cache, ", ".join(each.name for each in group)
     each, shares = "", ""
@@ -107,7 +107,7 @@ def print_engine(engine: Engine) -> None:
 
 
 def print_room(engine: Engine) -> None:
-    """On stderr: what the requests of a server share."""
+    """Print on stderr the memory that the requests of a server share."""
     session = engine.session
     pools, states = session.parts.cache.pools, session.storage.shared_states
     if pools:
@@ -156,7 +156,7 @@ def fields_text(spec: KernelSpec) -> str:
 
 
 def roles_text(roles: Sequence[str]) -> str:
-    """What a kernel does: as many of its roles as fit a column, and how many more there are."""
+    """Roles of a kernel: as many as fit a column, and the number of the others."""
     shown = list(roles)
     while len(shown) > 1 and len(_roles(shown, roles)) > _ROLES_WIDTH:
         shown.pop()

@@ -38,10 +38,10 @@ _CONTEXT_HELP = (
     "tokens of one request, the prompt with its answer, whatever -np is; 0: the model's (default: "
     "the model's, 32768 at most)"
 )
-#: For preparing, beside the loading of weights; the rest is done while nobody asks.
+#: Seconds of warm-up while weights are loaded; the rest is done while the server is idle.
 _WARM_UP_SECONDS = 2.0
-#: The longest that a thread runs while others want to, which is 5 ms by default: one that renders a
-#: kernel or records a graph is not to hold up those that serve.
+#: The longest that a thread runs while others wait (default 5 ms): rendering a kernel or recording
+#: a graph must not delay the threads that serve requests.
 _SWITCH_SECONDS = 0.0005
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
@@ -135,7 +135,7 @@ def _serve_here(args: argparse.Namespace) -> None:
 
 
 def _greet(what: str, host: str, port: int, access: Access) -> None:
-    """Say that it is there, and where."""
+    """Announce the server and its address."""
     where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     print(f"{what}: {where} (Ctrl-C ends)", file=sys.stderr)
     if access.hosts is None and not access.api_keys:
@@ -143,7 +143,7 @@ def _greet(what: str, host: str, port: int, access: Access) -> None:
 
 
 def _server(args: argparse.Namespace) -> replicas.Server:
-    """What the flags say: how the service is opened, who may ask, and for how much."""
+    """Server settings from the flags: how to open the service, access, and limits."""
     from urdir.model.serve.limits import Limits
 
     access, template = _access(args), prompts.given_template(args)
@@ -153,7 +153,7 @@ def _server(args: argparse.Namespace) -> replicas.Server:
 
 
 def open_service(args: argparse.Namespace, template: str | None) -> AsyncService:
-    """The engine with its scheduler, as the flags say; ``template`` in place of the file's."""
+    """Open the engine with its scheduler; ``template`` replaces the file's."""
     from urdir.model.engine.engine import Engine
     from urdir.model.engine.requests.async_service import AsyncService as EngineService
     from urdir.model.engine.requests.limits import Limits
@@ -179,8 +179,8 @@ def open_service(args: argparse.Namespace, template: str | None) -> AsyncService
 
 
 def _names(args: argparse.Namespace, engine: Engine) -> list[str]:
-    """What clients may call the model: its aliases, or the name in its file and the one given here,
-    which is no path for strangers to see."""
+    """Model names for clients: the aliases, or the name in the file and the one given here, without
+    a path, which clients must not see."""
     from urdir.model.files.demo import DEMO
     from urdir.model.files.hub import PREFIX
 
@@ -192,7 +192,7 @@ def _names(args: argparse.Namespace, engine: Engine) -> list[str]:
 
 
 def _defaults(args: argparse.Namespace) -> Defaults:
-    """What the flags say in place of requests."""
+    """Defaults of requests, from the flags."""
     from urdir.model.serve.interface import Defaults
 
     return Defaults(
@@ -219,7 +219,7 @@ def _access(args: argparse.Namespace) -> Access:
 
 
 def _hosts(args: argparse.Namespace) -> frozenset[str] | None:
-    """The names under which browsers may know this server; None: any."""
+    """Host names that browsers may use for this server; None: any."""
     is_local = args.host in ("localhost", "::1") or args.host.startswith("127.")
     if not is_local and not args.allowed_host:
         return None

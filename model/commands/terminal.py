@@ -13,8 +13,8 @@ _OBEYED = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
 
 
 def printable(text: object, keep: str = "") -> str:
-    """``text`` from a file or a stranger, with every character that a terminal would obey as an
-    escape sequence of Python ("\\x1b"); those in ``keep`` stay."""
+    """Escape every character of untrusted ``text`` that a terminal would obey, as Python does
+    ("\\x1b"), except those in ``keep``."""
     string = str(text)
     if string.isprintable():
         return string
@@ -54,12 +54,12 @@ def prepare_streams() -> None:
 
 
 def give_up_stdout() -> None:
-    """Nobody takes what is written to stdout: drop what is left, so that leaving does not fail."""
+    """Discard unwritten output when the reader of stdout is gone, so that exit does not fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Notes(io.FileIO):
-    """stderr: a note that cannot be written is no reason to end."""
+    """stderr that ignores notes which cannot be written."""
 
     def write(self, data: object) -> int:
         try:

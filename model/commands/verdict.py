@@ -1,4 +1,4 @@
-"""Whether a model runs on this machine, and the memory that it needs."""
+"""Verdict whether a model runs on this machine, and the memory that it needs."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from urdir.model.files.model_file import ModelFile
     from urdir.model.memory.budget import MemoryPlan
 
-#: Contexts at which the memory is told, as far as the model takes them.
+#: Contexts for which the memory is shown, up to the model's own.
 _CONTEXTS = (4096, 16384, 65536)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether it ``runs``, in words; its description (None where it has none), and the bytes that
-    it needs by owner, for several contexts: on each rank where there are several."""
+    """Whether the model ``runs``, in words; its description (None without one), and the bytes that
+    it needs by owner for several contexts, per rank if there are several."""
 
     runs: bool
     text: str
@@ -32,7 +32,7 @@ class Verdict:
 
 
 def verdict_of(gguf: ModelFile, args: argparse.Namespace) -> Verdict:
-    """What becomes of a model on the devices of the command line, with the context asked for.
+    """The verdict for a model on the selected devices, with the requested context.
 
     Raises SettingsError for a context that the model does not take.
     """
@@ -73,7 +73,7 @@ def _count(gpus: int | tuple[int, ...] | None) -> int:
 
 
 def _needs(context: int, rank: int | None, plan: MemoryPlan) -> dict[str, int]:
-    """Bytes by owner and in total, with what the driver takes; of a ``rank`` where there are
+    """Bytes by owner and in total, including the driver's; for one ``rank`` if there are
     several."""
     from urdir.model.memory.budget import RESERVE_BYTES
 

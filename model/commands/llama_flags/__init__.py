@@ -1,10 +1,10 @@
-"""The flags of llama.cpp (llama-cli, llama-completion, llama-server, llama-bench and
-llama-batched-bench): what is served, a row of Python each, what changes nothing here, and what is
-refused, both rows of unserved.toml. Parsers and tests read all of it.
+"""Table of the flags of llama.cpp (llama-cli, llama-completion, llama-server, llama-bench and
+llama-batched-bench), which parsers and tests read.
 
-Groups: "model", "context", "memory", "prompt", "template", "chat", "generation" and "sampling" are
-added by the commands that have them; "text" is what run and chat accept or refuse beside them,
-"server" what serve does, "bench" all that bench has.
+A served flag is a row of Python. Flags without effect and refused flags are rows of unserved.toml.
+The groups "model", "context", "memory", "prompt", "template", "chat", "generation" and "sampling"
+are added by the commands that need them. "text" has further flags that run and chat accept or
+refuse. "server" belongs to serve, and "bench" has all flags of bench.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The flags of llama.cpp that change nothing here, or are refused: the rows of unserved.toml."""
+"""Flags of llama.cpp without effect here, and refused flags: the rows of unserved.toml."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Rows = Mapping[str, str | list[str]]
 
 
 def read_unserved(file: Path = UNSERVED) -> Iterator[Accepted | Refused]:
-    """A flag for each row of the file."""
+    """Read one flag from each row of the file."""
     table = tomllib.loads(file.read_text(encoding="utf-8"))
     for section, rows in table["accepted"].items():
         for why, names, takes in _flags(rows):
@@ -28,7 +28,7 @@ def read_unserved(file: Path = UNSERVED) -> Iterator[Accepted | Refused]:
 
 
 def _flags(rows: _Rows) -> Iterator[tuple[str, str, str]]:
-    """Why, the names of a flag, and what it takes, as the file has it."""
+    """Reason, names and argument of each flag, as in the file."""
     for why, flags in rows.items():
         for flag in [flags] if isinstance(flags, str) else flags:
             names, blank, takes = flag.rpartition(" ")
@@ -37,7 +37,7 @@ def _flags(rows: _Rows) -> Iterator[tuple[str, str, str]]:
 
 
 def _kind_of(takes: str) -> tuple[int | str | None, float | None, tuple[str, ...] | None]:
-    """The kind of value, the one that asks for nothing, and those that are possible."""
+    """The kind of value, the value that turns the flag off, and the allowed values."""
     if not takes:
         return NOTHING, None, None
     if takes.startswith("["):

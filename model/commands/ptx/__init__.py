@@ -1,4 +1,4 @@
-"""`urdir ptx`: the kernels as text: what there is, what it becomes, what it costs.
+"""`urdir ptx`: list, render, check and measure kernels as text.
 
 A subcommand is a module with ``add_parser``; it needs no GPU, driver or toolkit.
 """

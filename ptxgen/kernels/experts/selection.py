@@ -125,8 +125,8 @@ class Selection:
         return np.repeat(allowed, self.group_experts, axis=1)
 
     def random_logits(self, rows: int, rng: np.random.Generator) -> dict[str, Any]:
-        """Inputs of a kernel by name: multiples of 1 / 8, so that there are ties, and none nearly
-        so."""
+        """Inputs of a kernel by name: multiples of 1 / 8, so that ties occur, and no near
+        ties."""
         inputs = {"logits": _eighths(rng, 3.0, (rows, self.experts))}
         if self.bias:
             inputs["choice_bias"] = _eighths(rng, 0.5, (self.experts,))

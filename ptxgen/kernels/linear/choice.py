@@ -302,7 +302,7 @@ def _fitted(whole: GemmSmall, limits: Limits) -> GemmSmall:
     if kernel.cut.rows.passes == 1:
         return kernel
     # With several passes it takes all of the shared memory: it runs so long that overlapping its
-    # neighbours hardly matters. On an H200 a step of 8 sequences of an 8B Q4_K_M model takes 1.768
+    # neighbours matters little. On an H200 a step of 8 sequences of an 8B Q4_K_M model takes 1.768
     # ms if the output matrix does so, else 1.782.
     options = replace(kernel.options, shared=limits.shared_per_cta, least_shared=0)
     return replace(kernel, options=options)

@@ -27,8 +27,8 @@ class Pack(KernelSpec):
     ``weight`` and ``bias`` (cols,) f32 as it has them (`can_norm`).
 
     ``used``, without a norm: vectors of y are those of ``places`` pairs of rows and slots, as
-    `GroupExperts` lists them; the row of a pair is pair / used, and where there is none the vector
-    is 0. ``weighted``: times the pair's weight.
+    `GroupExperts` lists them; the row of a pair is pair / used. The vector of a place without a
+    pair is 0. ``weighted``: times the pair's weight.
 
     ``room``, without pairs: y has room for so many vectors, those beyond ``rows`` stay as they are.
     Both are multiples of eight, and the text does not have ``rows``.

@@ -141,7 +141,7 @@ class Epilogue(Step):
 
 
 def find(steps: Iterable[Step], kind: type[S]) -> S | None:
-    """The step of a kind, None where there is none."""
+    """The step of a kind, None without one."""
     return next((step for step in steps if isinstance(step, kind)), None)
 
 
@@ -198,7 +198,7 @@ class Product(KernelSpec):
         return (*self.prologue, *self.epilogue)
 
     def find(self, kind: type[S]) -> S | None:
-        """The step of a kind, None where there is none."""
+        """The step of a kind, None without one."""
         return find(self.fused, kind)
 
     def has(self, kind: type[S]) -> bool:

@@ -29,7 +29,7 @@ class PackedProduct(PackedTiling):
     matrices for the same x, each with its own y.
 
     ``heads``: each y is that of heads in a cache, f16 (`HeadPlaces`). ``x`` has room for as many
-    vectors as the cache; how many there are is no part of the text, which has it as ``length``.
+    vectors as the cache; their number is the argument ``length``, not a constant of the text.
 
     ``mixture``: W (experts, rows, cols) and biases (experts, rows) are those of experts, ``batch``
     counts rows, and a tile of vectors is one of ``tile_of``; x has the vectors in the order of the

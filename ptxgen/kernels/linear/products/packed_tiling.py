@@ -76,7 +76,7 @@ class PackedTiling(Product):
 
     @cached_property
     def epilogue(self) -> tuple[Epilogue, ...]:
-        """The steps after the products, but for packing and heads."""
+        """The steps after the products, except packing and heads."""
         return plain_epilogue(
             self.bias,
             self.gated,
@@ -213,7 +213,7 @@ class PackedTiling(Product):
         """Whether slices of x that follow each other are one run for a CTA: it has all vectors."""
         return self.mixture is None and self.groups * GROUP == self.cut.vectors
 
-    # ---- shared memory: sums in the place of weights and activations ----
+    # ---- shared memory: sums replace weights and activations ----
 
     @property
     def weight_nbytes(self) -> int:

@@ -1,5 +1,5 @@
-"""Residual adds that no launch before has done: x is what a block made, and the product makes the
-stream on its way, stream = before + what the block made."""
+"""Deferred residual adds: x is the output of a block, and the product computes and stores the
+stream = before + the output of the block."""
 
 from __future__ import annotations
 
