@@ -33,6 +33,8 @@ class Convolve(Op):
     def __post_init__(self) -> None:
         self._check_same(*self.reads)
         self._check(self.x.width == self.conv.channels, f"{self.conv.channels} channels")
+        gates = self.input_gate, self.output_gate
+        self._check(gates.count(None) != 1, "both gates or none")
 
     def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
         values, *gates = x
