@@ -11,11 +11,12 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.normalise import MAX_COLS
-from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
+from urdir.ptxgen.kernels.row_threads import RowThreads
+from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance
 
 
 @dataclass(frozen=True)
-class Concat(KernelSpec):
+class Concat(RowThreads, KernelSpec):
     """y[r] = [norm(x0[r]) ; norm(x1[r]) ; ...], all x (rows, cols), y (rows, sources, cols) f32.
 
     The ``norm`` has a weight (cols,) for each source, and a bias where it has biases; None copies.
@@ -48,21 +49,6 @@ class Concat(KernelSpec):
             *(Param(f"bias{i}", "f32", vector, Access.IN) for i in biases),
             Param("y", "f32", ("rows", "sources", "cols"), Access.OUT),
         )
-
-    @property
-    def vector(self) -> int:
-        """Columns of one access: four where that keeps every row 16-byte aligned."""
-        return 4 if self.cols % 4 == 0 else 1
-
-    @property
-    def warps(self) -> int:
-        """Warps of a CTA: about eight values a thread, at most 1024 threads."""
-        return min(32, ceil_div(self.cols, 32 * 8))
-
-    @property
-    def steps(self) -> int:
-        """Accesses with which a thread covers its part of a row."""
-        return ceil_div(self.cols, self.vector * 32 * self.warps)
 
     @property
     def launch_shape(self) -> LaunchShape:

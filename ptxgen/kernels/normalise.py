@@ -10,14 +10,15 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.norm import Norm
-from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
+from urdir.ptxgen.kernels.row_threads import RowThreads
+from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance
 
 #: Maximum columns of a row: its code is unrolled.
 MAX_COLS = 1 << 20
 
 
 @dataclass(frozen=True)
-class Normalise(KernelSpec):
+class Normalise(RowThreads, KernelSpec):
     """A norm of each row, and what follows it: y = (residual +) scale * norm(x). If ``norm`` is
     None, y = residual + scale * x, and a norm follows.
 
@@ -69,21 +70,6 @@ class Normalise(KernelSpec):
             (then, Param("z", "f32", matrix, Access.OUT)),
         )
         return tuple(param for present, param in given if present)
-
-    @property
-    def vector(self) -> int:
-        """Columns per access: four if every row stays 16-byte aligned."""
-        return 4 if self.cols % 4 == 0 else 1
-
-    @property
-    def warps(self) -> int:
-        """Warps per CTA: about eight values per thread, at most 1024 threads."""
-        return min(32, ceil_div(self.cols, 32 * 8))
-
-    @property
-    def steps(self) -> int:
-        """Accesses with which a thread covers its part of a row."""
-        return ceil_div(self.cols, self.vector * 32 * self.warps)
 
     @property
     def held(self) -> bool:
