@@ -65,6 +65,11 @@ class Batch:
     drafts: tuple[int, ...] = ()
 
     @property
+    def draft_counts(self) -> tuple[int, ...]:
+        """Drafts of each sequence of ``decode``: 0 of any if ``drafts`` is empty."""
+        return self.drafts or (0,) * len(self.decode)
+
+    @property
     def choosing(self) -> tuple[int, ...]:
         """The sequences whose results are wanted, in the order of the rows that give them."""
         return (*self.decode, *(s.sequence for s in self.segments if s.chooses))

@@ -53,8 +53,8 @@ class StepQueue:
         DriverError."""
         self._steps.make_ready(shape)
         is_drafted = self._state.drafts is not None
-        drafts = batch.drafts or (0,) * len(batch.decode)
-        wanted = tuple(zip(batch.decode, drafts if is_drafted else lasts, strict=True))
+        counts = batch.draft_counts if is_drafted else lasts
+        wanted = tuple(zip(batch.decode, counts, strict=True))
         if batch.segments:
             rows = self._shapes.rows_of(batch, shape, lasts)
             self._state.write_step(rows, self._shapes.choosing_rows(batch, shape))

@@ -169,10 +169,9 @@ class Scheduler:
         tasks = self.tasks
         if plan.prompts or tasks.waiting or list(tasks.running) != list(plan.requests):
             return []
-        drafts = plan.batch.drafts or (0,) * len(plan.requests)
         ends = [
             (task, task.stored + steps * (1 + count))
-            for task, count in zip(tasks.running.values(), drafts, strict=True)
+            for task, count in zip(tasks.running.values(), plan.batch.draft_counts, strict=True)
         ]
         for task, end in ends:
             if task.waits or end > task.end or not self._room.reaches(task, end):
@@ -203,8 +202,8 @@ class Scheduler:
                 task.in_flight -= 1
                 task.complete = segment.end
                 self.tasks.publish(task)
-        drafts = plan.batch.drafts or (0,) * len(plan.requests)
-        for number, count, of in zip(plan.requests, drafts, chosen, strict=False):
+        counts = plan.batch.draft_counts
+        for number, count, of in zip(plan.requests, counts, chosen, strict=False):
             if (task := by_number.get(number)) is not None:
                 task.advance(count, len(of.tokens))
                 if count:

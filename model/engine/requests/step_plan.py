@@ -28,8 +28,7 @@ class StepPlan:
 
     def after(self, steps: int) -> StepPlan:
         """The step of the same rows, none of them a prompt's, so many steps later."""
-        drafts = self.batch.drafts or (0,) * len(self.positions)
-        pairs = zip(self.positions, drafts, strict=True)
+        pairs = zip(self.positions, self.batch.draft_counts, strict=True)
         positions = tuple([at + steps * (1 + count) for at, count in pairs])
         return StepPlan(self.batch, self.requests, positions, self.prompts, self.admitted)
 
@@ -75,8 +74,7 @@ class StepPlan:
     def longest(self) -> int:
         """Tokens of the longest sequence after the step, at most."""
         ends = [segment.end for segment in self.batch.segments]
-        drafts = self.batch.drafts or (0,) * len(self.positions)
-        pairs = zip(self.positions, drafts, strict=True)
+        pairs = zip(self.positions, self.batch.draft_counts, strict=True)
         return max([*ends, *(position + 1 + count for position, count in pairs)])
 
 
