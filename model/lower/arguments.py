@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
-if TYPE_CHECKING:
-    from urdir.driver.memory import Slice
+_Argument = TypeVar("_Argument")
 
 
-def given(**arguments: Slice | None) -> dict[str, Slice]:
+def without_none(**arguments: _Argument | None) -> dict[str, _Argument]:
     """The arguments that are not None."""
     return {name: value for name, value in arguments.items() if value is not None}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from urdir.model.graph.ops import AllReduce, Gate, Norm, Op, Product
 from urdir.model.graph.recurrent import Convolve
 from urdir.model.graph.tensor import Tensor
-from urdir.model.lower.arguments import given
+from urdir.model.lower.arguments import without_none
 from urdir.model.lower.chain import Chain
 from urdir.model.lower.lowering import Begun, Lowering
 from urdir.model.lower.requests import request_of, takes_few_normed
@@ -120,9 +120,9 @@ class _Results:
         for number, matrix in enumerate(self.matrices):
             tag = str(number or "")
             if chain.pair is not None and number:
-                launch |= given(up=matrix.data, up_bias=matrix.bias)
+                launch |= without_none(up=matrix.data, up_bias=matrix.bias)
                 continue
-            launch |= given(**{f"weights{tag}": matrix.data, f"bias{tag}": matrix.bias})
+            launch |= without_none(**{f"weights{tag}": matrix.data, f"bias{tag}": matrix.bias})
             launch[f"y{tag}"] = _result(self.at, kernel, chain.results[number], first, number)
         return launch
 
@@ -143,7 +143,7 @@ class _Results:
         at = self.at
         begun = Begun(norm, at.work["scaled"], at.work["summary"], bool(kernel.packs))
         at.begun = {self.chain.y: begun}  # the buffers are those of one norm
-        return {**given(next_norm=norm.weight, scaled=begun.scaled, y_summary=begun.summary)}
+        return {**without_none(next_norm=norm.weight, scaled=begun.scaled, y_summary=begun.summary)}
 
 
 def _ends_with(at: Lowering, chain: Chain) -> bool:

@@ -10,6 +10,7 @@ from urdir.model.families.stored import Linear, Normalization, StoredVector
 from urdir.model.graph.graph import Graph
 from urdir.model.graph.ops import Norm, Op
 from urdir.model.graph.tensor import Tensor
+from urdir.model.lower.arguments import without_none
 from urdir.model.lower.parts import LayerParts, device_limits
 from urdir.model.lower.places import Places
 from urdir.model.lower.rows import OutputRows, Rows
@@ -143,5 +144,5 @@ class Lowering:
 
     def launch(self, kernel: Kernel, label: str, /, **arguments: Argument | None) -> None:
         """Append a launch with those arguments that are not None."""
-        given = {name: value for name, value in arguments.items() if value is not None}
-        self.plan.launch(kernel, label, **given)
+        present: dict[str, Argument] = without_none(**arguments)
+        self.plan.launch(kernel, label, **present)

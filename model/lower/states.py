@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from urdir.model.families.recurrent import Recurrent
 from urdir.model.families.rules import rule_of
 from urdir.model.graph.recurrent import Convolve, Scan
-from urdir.model.lower.arguments import given
+from urdir.model.lower.arguments import without_none
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.rows import Rows
 from urdir.model.memory.chunk_workspace import chunk_buffer
@@ -66,7 +66,12 @@ def convolution(at: Lowering, of: Convolve, packed: Slice | None = None) -> Stat
         packs=packed is not None,
     )
     tail = recurrent_state(at, of.layer)[of.tail]
-    arguments = {"weight": at.vector(conv.weight), "tail": tail, **gates, **given(packed=packed)}
+    arguments = {
+        "weight": at.vector(conv.weight),
+        "tail": tail,
+        **gates,
+        **without_none(packed=packed),
+    }
     if conv.bias is not None:
         arguments["bias"] = at.vector(conv.bias)
     return StateStep(of.label, kernel, "x", arguments, at.place(of.y))

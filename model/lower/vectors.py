@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from urdir.model.graph.ops import Gate, Norm
 from urdir.model.graph.recurrent import GatedNorm
 from urdir.model.graph.tensor import Tensor
-from urdir.model.lower.arguments import given
+from urdir.model.lower.arguments import without_none
 from urdir.model.lower.chain import Chain
 from urdir.model.lower.lowering import Begun, Lowering
 from urdir.model.memory.norms import NormLayer
@@ -73,7 +73,7 @@ class Vectors:
         if kernel.summarised and self._begun is not None:
             return {"x": self._begun.scaled, "x_summary": self._begun.summary}
         norm = self._norm
-        weights = {} if norm is None else given(norm=norm.weight, norm_bias=norm.bias)
+        weights = {} if norm is None else without_none(norm=norm.weight, norm_bias=norm.bias)
         if chain.sum is not None:
             return {**_sum_arguments(at, chain), **weights}
         x = at.place(_gated(chain)) if self._normed is None else self._normed
@@ -113,11 +113,11 @@ def _sum_arguments(at: Lowering, chain: Chain) -> Arguments:
     }
     if isinstance(of.addend, Norm):
         norm = at.norm(of.addend.of)
-        more = given(post_norm=norm.weight, post_norm_bias=norm.bias)
-        return {**vectors, **more, **given(stream_scale=scale)}
+        more = without_none(post_norm=norm.weight, post_norm_bias=norm.bias)
+        return {**vectors, **more, **without_none(stream_scale=scale)}
     assert exchange is not None
     words = {param.name: exchange.arguments[param.name] for param in exchange.takes.params}
-    return {**vectors, **words, **given(stream_scale=scale)}
+    return {**vectors, **words, **without_none(stream_scale=scale)}
 
 
 def _gated(chain: Chain) -> Tensor:

@@ -14,7 +14,7 @@ from urdir.model.families.stored import Linear, Normalization
 from urdir.model.graph.graph import Graph
 from urdir.model.graph.ops import Norm, Product
 from urdir.model.graph.tensor import Tensor
-from urdir.model.lower.arguments import given
+from urdir.model.lower.arguments import without_none
 from urdir.model.lower.chain import NO_ENDS, Chain, Ends
 from urdir.model.lower.linear import lower_together
 from urdir.model.lower.lowering import Lowering
@@ -138,7 +138,7 @@ def append_joined(
     launch = {f"x{i}": x for i, (x, _) in enumerate(sources)}
     for i, norm in enumerate(norms):
         if norm is not None:
-            launch |= given(**{f"weight{i}": norm.weight, f"bias{i}": norm.bias})
+            launch |= without_none(**{f"weight{i}": norm.weight, f"bias{i}": norm.bias})
     plan.launch(Concat(rows, cols, len(sources), kinds.pop()), label, **launch, y=y)
 
 
@@ -168,7 +168,7 @@ def append_norm(
 ) -> None:
     """y = the norm of x: ``vectors`` are x, y and the values of each."""
     x, y, cols = vectors
-    weights = given(weight=norm.weight, bias=norm.bias)
+    weights = without_none(weight=norm.weight, bias=norm.bias)
     plan.launch(Normalise(rows, cols, norm.norm), label, x=x, y=y, **weights)
 
 
@@ -235,7 +235,7 @@ def append_tokens_of(
     plan.launch(argmax, "draft.argmax", logits=work["logits"], ranks=work["ranks"])
     mapped = 0 if own is None else vocab
     kernel = DraftToken(argmax.slices, columns, column, rows=rows, mapped=mapped)
-    plan.launch(kernel, "draft.token", ranks=work["ranks"], tokens=tokens, **given(map=own))
+    plan.launch(kernel, "draft.token", ranks=work["ranks"], tokens=tokens, **without_none(map=own))
 
 
 def append_drafts(

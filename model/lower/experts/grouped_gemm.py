@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from urdir.model.lower.arguments import given
+from urdir.model.lower.arguments import without_none
 from urdir.model.lower.experts.layer import MixtureLayer
 from urdir.model.lower.experts.packed import PackedExperts
 from urdir.model.lower.experts.products import ExpertProducts, MixtureCall, Product
@@ -91,6 +91,6 @@ class GroupedGemm(ExpertProducts):
             tile_of=self.work["expert tiles"],
             x=x,
             y=y,
-            **given(weight=self.work["expert weight"] if weighted else None),
+            **without_none(weight=self.work["expert weight"] if weighted else None),
             **product.arguments,
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from urdir.model.lower.arguments import given
+from urdir.model.lower.arguments import without_none
 from urdir.model.lower.experts.layer import MixtureLayer
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.activation import Activation
@@ -57,7 +57,7 @@ class PackedExperts:
             weights=down.data,
             # the vectors before all products lie there, too, and are not needed any more
             y=_part(self.work["expert out"], kernel, "y"),
-            **given(bias=down.bias, weight=self.work["expert weight"] if weighted else None),
+            **without_none(bias=down.bias, weight=self.work["expert weight"] if weighted else None),
         )
 
     def _tiles(self, mixture: MixtureLayer) -> Mixture:
@@ -80,7 +80,7 @@ class PackedExperts:
             self.rows, mixture.up.cols, used=tiles.used, places=group.places, weighted=weighted
         )
         vectors = _part(work["expert out"], pack, "y")
-        weight = given(weight=work["expert weight"] if weighted else None)
+        weight = without_none(weight=work["expert weight"] if weighted else None)
         self.plan.launch(pack, f"{label}.pack", x=x, pair=pair, y=vectors, **weight)
         return vectors
 
@@ -100,8 +100,8 @@ class PackedExperts:
             tile_of=self.work["expert tiles"],
             weights=first.data,
             y=inner,
-            **given(bias=first.bias, up_bias=up.bias if gated else None),
-            **given(up=up.data if gated else None),
+            **without_none(bias=first.bias, up_bias=up.bias if gated else None),
+            **without_none(up=up.data if gated else None),
         )
         return inner
 

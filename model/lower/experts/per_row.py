@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from urdir.model.lower.arguments import given
+from urdir.model.lower.arguments import without_none
 from urdir.model.lower.experts.products import ExpertProducts, MixtureCall, Product
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.errors import PtxgenError
@@ -63,7 +63,7 @@ class PerRow(ExpertProducts):
             expert=self.work["expert"],
             x=self.work["expert gate"],
             y=call.y,
-            **given(weight=weight, bias=down.bias, residual=residual),
+            **without_none(weight=weight, bias=down.bias, residual=residual),
         )
 
     def _append_up(self, label: str, call: MixtureCall, product: Product, y: Slice) -> None:
@@ -87,14 +87,14 @@ class PerRow(ExpertProducts):
             bias=matrix.bias is not None,
         )
         weight = self.work["expert weight"] if mixture.weigh_input else None
-        norms = {} if norm is None else given(norm=norm.weight, norm_bias=norm.bias)
+        norms = {} if norm is None else without_none(norm=norm.weight, norm_bias=norm.bias)
         self.at.plan.launch(
             kernel,
             label,
             expert=self.work["expert"],
             x=call.x,
             y=y,
-            **given(weight=weight),
+            **without_none(weight=weight),
             **norms,
             **product.arguments,
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from urdir.model.lower.arguments import given
+from urdir.model.lower.arguments import without_none
 from urdir.model.lower.experts.layer import MixtureLayer
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.requests import alike
@@ -65,8 +65,12 @@ class Product:
     @property
     def arguments(self) -> dict[str, Slice]:
         """The matrices and their biases, by parameter name."""
-        first = given(weights=self.matrix.data, bias=self.matrix.bias)
-        return first if self.up is None else first | given(up=self.up.data, up_bias=self.up.bias)
+        first = without_none(weights=self.matrix.data, bias=self.matrix.bias)
+        return (
+            first
+            if self.up is None
+            else first | without_none(up=self.up.data, up_bias=self.up.bias)
+        )
 
 
 #: Appends a product with this label, whose result goes there.
@@ -105,7 +109,7 @@ class ExpertProducts:
         residual = call.residual
         kernel = _combine(self.rows, slots, call.mixture.hidden, residual is not None)
         label, x = f"{call.label}.combine", self.work["expert out"]
-        self.at.plan.launch(kernel, label, x=x, y=call.y, **given(residual=residual))
+        self.at.plan.launch(kernel, label, x=x, y=call.y, **without_none(residual=residual))
 
 
 def first_products(mixture: MixtureLayer) -> list[Product]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from urdir.model.lower.arguments import given
+from urdir.model.lower.arguments import without_none
 from urdir.model.lower.experts.layer import MixtureLayer
 from urdir.model.lower.experts.products import (
     ExpertProducts,
@@ -74,7 +74,7 @@ class SharedRead(ExpertProducts):
             expert=self.work["expert"],
             x=x,
             y=y,
-            **given(weight=weight, norm=None if norm is None else norm.weight),
+            **without_none(weight=weight, norm=None if norm is None else norm.weight),
             **product.arguments,
         )
         return kernel.slots
