@@ -63,7 +63,6 @@ TO_DO = (
     "model/commands/pull",
     "model/commands/report",
     "model/commands/values",
-    "model/engine",
     "model/memory/budget",
     "model/memory/chunk_workspace",
     "model/memory/fitting",
