@@ -3,19 +3,23 @@ order of `GroupExperts`' list, so that those of one expert follow each other."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from urdir.model.lower.arguments import without_none
 from urdir.model.lower.experts.layer import MixtureLayer
+from urdir.model.lower.requests import biases
 from urdir.model.memory.weights import Matrix
-from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.experts.gemm import tile_height
 from urdir.ptxgen.kernels.experts.group import GroupExperts
+from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Gated
+from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
+from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
 from urdir.ptxgen.kernels.linear.pack import Pack
 from urdir.ptxgen.kernels.linear.packed_parts import Mixture
 from urdir.ptxgen.kernels.linear.products.gemm_wgmma import GemmWgmma
+from urdir.ptxgen.kernels.linear.steps import Epilogue
 from urdir.ptxgen.kernels.linear.wgmma_choice import any_cut, choose_wgmma
 from urdir.ptxgen.spec import KernelSpec
 from urdir.ptxgen.weights.packed import GROUP
@@ -47,7 +51,8 @@ class PackedExperts:
         vectors = self._append_lists(label, mixture, tiles, x)
         inner = self._append_up(label, mixture, tiles, vectors)
         down, weighted = mixture.down, not mixture.weigh_input
-        kernel = self._product(down, mixture.hidden, replace(tiles, weighted=weighted))
+        weigh = (Weighted(),) if weighted else ()
+        kernel = self._product(down, mixture.hidden, tiles, *weigh)
         self.plan.launch(
             kernel,
             f"{label}_down",
@@ -90,8 +95,9 @@ class PackedExperts:
         """The activated products, packed in the same order."""
         gate, up = mixture.gate, mixture.up
         first, name = (up, "up") if gate is None else (gate, "gate_up")
-        gated = gate is not None
-        kernel = self._product(first, mixture.width, tiles, mixture.activation, gated)
+        gated, f = gate is not None, mixture.activation
+        activated = Gated(f) if gated else Activated(f)
+        kernel = self._product(first, mixture.width, tiles, activated, PackedVectors())
         inner = _part(self.work["expert gate"], kernel, "y")
         self.plan.launch(
             kernel,
@@ -105,27 +111,10 @@ class PackedExperts:
         )
         return inner
 
-    def _product(
-        self,
-        matrix: Matrix,
-        rows: int,
-        tiles: Mixture,
-        activation: Activation | None = None,
-        gated: bool = False,
-    ) -> GemmWgmma:
-        """With the matrix (rows, in) of each pair's expert; packed where an activation follows."""
-        product = GemmWgmma(
-            matrix.format,
-            rows,
-            matrix.cols,
-            self.rows,
-            any_cut(tiles.height),
-            bias=matrix.bias is not None,
-            gated=gated,
-            activation=activation,
-            packs=activation is not None,
-            mixture=tiles,
-        )
+    def _product(self, matrix: Matrix, rows: int, tiles: Mixture, *steps: Epilogue) -> GemmWgmma:
+        """With the matrix (rows, in) of each pair's expert, then the steps."""
+        shape = (matrix.format, rows, matrix.cols, self.rows, any_cut(tiles.height))
+        product = GemmWgmma.of(*shape, *biases([matrix]), *steps, mixture=tiles)
         return choose_wgmma(product, self.sms)
 
 
