@@ -5,11 +5,23 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any, ClassVar, Self
 
+import numpy as np
+
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
-from urdir.ptxgen.kernels.linear.prologue.norm import BegunNorm, Normed
-from urdir.ptxgen.kernels.linear.steps import Epilogue, Part, Product, Prologue, Step, find
+from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
+from urdir.ptxgen.kernels.linear.prologue.norm import BegunNorm, Normed, norm_text
+from urdir.ptxgen.kernels.linear.steps import (
+    Epilogue,
+    Part,
+    Product,
+    Prologue,
+    Reference,
+    Step,
+    find,
+)
 from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.spec import Array
 
 
 class MainLoop(Product):
@@ -36,10 +48,11 @@ class MainLoop(Product):
         places = {kind: place for place, kind in enumerate(order)}
         return tuple(sorted(steps, key=lambda step: places.get(type(step), len(order))))
 
-    def check_steps(self) -> None:
-        """Raise PtxgenError for a step that the product does not take, or not in this order."""
+    def check_steps(self, epilogues: tuple[type[Epilogue], ...] = ()) -> None:
+        """Raise PtxgenError for a step that the product does not take, or not in this order;
+        ``epilogues`` are those that it takes, if not all of its class."""
         self._check_order(self.prologue, self.prologues)
-        self._check_order(self.epilogue, self.epilogues)
+        self._check_order(self.epilogue, epilogues or self.epilogues)
         for step in self.fused:
             step.check(self)
 
@@ -60,6 +73,13 @@ class MainLoop(Product):
         """The parameters of the matrices that are multiplied together."""
         return ("weights", "up")[: self.pair]
 
+    def multiplied(self, inputs: dict[str, Any], outputs: dict[str, Array]) -> Array:
+        """The vectors that the weights multiply, f64."""
+        x: Array = inputs["x"]
+        for step in self.prologue:
+            x = step.apply(x, Reference(self, self.parts[0], inputs, outputs))
+        return x.astype(np.float64)
+
     @property
     def bias(self) -> bool:
         """Whether some product has a bias."""
@@ -70,10 +90,20 @@ class MainLoop(Product):
         return find(self.epilogue_of(part), Bias) is not None
 
     @property
+    def weighted(self) -> bool:
+        """Whether the product is multiplied with the weight of its pair."""
+        return self.has(Weighted)
+
+    @property
     def norm(self) -> Norm | None:
         """The norm that the launch computes."""
         step = self.find(Normed)
         return None if step is None else step.norm
+
+    @property
+    def norm_text(self) -> str:
+        """What x' is, for a template's contract."""
+        return norm_text(self.norm)
 
     @property
     def normed(self) -> bool:

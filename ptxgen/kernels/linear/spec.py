@@ -201,13 +201,6 @@ class LinearSpec(MainLoop):
             outputs.setdefault(f"y{part.suffix}", y.astype(np.float32))
         return outputs
 
-    def multiplied(self, inputs: dict[str, Any], outputs: dict[str, Array]) -> Array:
-        """The vectors that the weights multiply, f64."""
-        x: Array = inputs["x"]
-        for step in self.prologue:
-            x = step.apply(x, Reference(self, self.parts[0], inputs, outputs))
-        return x.astype(np.float64)
-
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         layouts = {f"weights{part.suffix}": part.layout for part in self.parts}
         if self.gated:
