@@ -126,20 +126,26 @@ class DraftedStates(RecurrentRows):
         }
 
     def make_rows(self, rng: np.random.Generator) -> dict[str, Any]:
-        """Rows of sequences that have some accepted drafts; padding rows between and after them."""
-        sequence = rng.integers(0, self.sequences, self.rows).astype(np.uint32)
-        position = np.full(self.rows, IDLE, np.uint32)
-        state_at = np.zeros(self.sequences, np.uint32)
-        row = 0
-        for s in rng.permutation(self.sequences):
-            count = 1 + int(rng.integers(0, self.most, endpoint=True)) if self.drafted else 1
-            count = min(count, self.rows - row, self.max_len)
-            if count < 1:
-                break
-            first = int(rng.integers(0, self.max_len - count, endpoint=True))
-            first = 0 if rng.random() < 0.2 else first
-            state_at[s] = max(0, first - int(rng.integers(0, self.most, endpoint=True)))
-            sequence[row : row + count] = s
-            position[row : row + count] = first + np.arange(count)
-            row += count + int(rng.random() < 0.3)
-        return {"sequence": sequence, "position": position, "state_at": state_at}
+        """See `random_rows`."""
+        return random_rows(self, rng, self.most if self.drafted else 0)
+
+
+def random_rows(spec: RecurrentRows, rng: np.random.Generator, most: int) -> dict[str, Any]:
+    """Rows of sequences with up to ``most`` drafts, and some accepted ones before them; padding
+    rows between and after them."""
+    sequence = rng.integers(0, spec.sequences, spec.rows).astype(np.uint32)
+    position = np.full(spec.rows, IDLE, np.uint32)
+    state_at = np.zeros(spec.sequences, np.uint32)
+    row = 0
+    for s in rng.permutation(spec.sequences):
+        count = 1 + int(rng.integers(0, most, endpoint=True))
+        count = min(count, spec.rows - row, spec.max_len)
+        if count < 1:
+            break
+        first = int(rng.integers(0, spec.max_len - count, endpoint=True))
+        first = 0 if rng.random() < 0.2 else first
+        state_at[s] = max(0, first - int(rng.integers(0, most, endpoint=True)))
+        sequence[row : row + count] = s
+        position[row : row + count] = first + np.arange(count)
+        row += count + int(rng.random() < 0.3)
+    return {"sequence": sequence, "position": position, "state_at": state_at}

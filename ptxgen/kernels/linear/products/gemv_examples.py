@@ -271,6 +271,9 @@ def _then(cls: type[S]) -> dict[str, S]:
             cluster=2,
             epilogue=(Continued(replace(conv, taps=3, activation=None)),),
         ),
+        "then a convolution with a ring": cls.of(
+            Q8, 37, 160, epilogue=(Continued(replace(conv, most=3)),), activations="i16"
+        ),
         "then a scan": cls.of(
             Q8, 70, 160, bias=True, epilogue=(Continued(scan),), activations="i16"
         ),
