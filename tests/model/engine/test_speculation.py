@@ -354,20 +354,22 @@ def test_bad_settings_are_refused(fields: dict[str, Any], message: str) -> None:
         DraftSettings(**fields)
 
 
-def test_a_recurrent_model_takes_no_drafts(device: Device, reference_file: Any) -> None:
-    with Gguf(reference_file("mamba-dense")) as gguf:
-        config = Config.of(gguf)
-        with (
-            Weights.load(gguf, config, device) as loaded,
-            pytest.raises(UnsupportedError, match="the model has recurrent layers"),
-        ):
-            Session(device, loaded, replace(PLAIN, context=32, drafts=FIXED))
-
-
 @pytest.mark.parametrize(
     "name",
     [
         "gemma3-dense",  # rings
+        "qwen35-dense",  # the delta rule
+        "mamba-dense",
+        "lfm2-dense",  # convolutions alone
+        "mamba2-dense",
+        "kimi-linear-moe",  # delta rule by channels, latent vectors
+        "jamba-dense",
+        "falcon-h1-dense",
+        "granitehybrid-dense",
+        "minimax-01-moe",
+        "qwen3next-moe",
+        "qwen35moe-moe",
+        "nemotron_h-dense",
         pytest.param("deepseek2-moe", marks=pytest.mark.full),  # latent vectors
         pytest.param("gpt-oss-moe", marks=pytest.mark.full),  # rings and sinks
         pytest.param("gemma4-e", marks=pytest.mark.full),  # layers that share caches
