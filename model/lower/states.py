@@ -124,7 +124,7 @@ def launch_heads(
             _launch_on(at, own, kernel, start, rows, arguments)
 
 
-def _shape(at: Lowering, rows: Rows) -> dict[str, int]:
+def _shape(at: Lowering, rows: Rows) -> dict[str, Any]:
     """Fields of `RecurrentRows`, and those of rows in sessions with drafts."""
     shape, states = at.parts.cache.shape, at.parts.recurrent
     assert states is not None

@@ -125,8 +125,8 @@ class DecodeState(Owner):
 
     With ``drafts`` there is more (`DraftedRows`): of the rows that choose, ``place`` and ``wanted``
     (rows,) u32, ``found`` (sequences,) u32, with recurrent layers `STATE_WORDS` (sequences,) u32,
-    and page-locked ``counts`` (sequences, slots) u32. The device then computes the positions of these rows from ``known``; the host says which rows have
-    work and which are padding.
+    and page-locked ``counts`` (sequences, slots) u32. The device then computes the positions of
+    these rows from ``known``; the host says which rows have work and which are padding.
 
     Writes also go to the ``followers``: the states of other ranks, which then choose the same
     tokens.

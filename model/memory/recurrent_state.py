@@ -42,9 +42,7 @@ class RecurrentShape:
     inputs: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
 
     @classmethod
-    def of(
-        cls, config: Config, sequences: int, shared: int | None = None, drafts: int = 0
-    ) -> Self:
+    def of(cls, config: Config, sequences: int, shared: int | None = None, drafts: int = 0) -> Self:
         """The states that the layers of a model need, f32."""
         mixers = {
             index: layer.recurrent

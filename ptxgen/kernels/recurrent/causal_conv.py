@@ -34,10 +34,10 @@ class CausalConv(RecurrentRows):
     u is x, or with ``gated`` x * input_gate; y is then multiplied by output_gate (LFM2). ``tail``
     holds the last taps - 1 values of u of each sequence, oldest first; the launch updates it.
 
-    In sessions whose steps verify up to ``most`` drafts of a sequence, ``tail`` is a ring: the value
-    of a position is at slot position % ``slots``. Nothing else says which drafts were accepted:
-    values of others are overwritten before they are read. Where rows are ``drafted``, several may be
-    of one sequence, at consecutive positions side by side.
+    In sessions whose steps verify up to ``most`` drafts of a sequence, ``tail`` is a ring: the
+    value of a position is at slot position % ``slots``. Nothing else says which drafts were
+    accepted: values of others are overwritten before they are read. Where rows are ``drafted``,
+    several may be of one sequence, at consecutive positions side by side.
     """
 
     channels: int
@@ -59,8 +59,8 @@ class CausalConv(RecurrentRows):
             )
         if not 0 <= self.most <= MOST_DRAFTS or (self.drafted and not self.most):
             raise PtxgenError(
-                f"{self.name}: at most {self.most} drafts: 0 to {MOST_DRAFTS}, 1 or more of drafted "
-                "rows"
+                f"{self.name}: at most {self.most} drafts: 0 to {MOST_DRAFTS}, 1 or more of "
+                "drafted rows"
             )
         self.check_segments()
 
@@ -164,9 +164,7 @@ class CausalConv(RecurrentRows):
             "two taps": cls(2, 2, 64, 0, channels=12, taps=2, bias=True),
             "nine taps": cls(3, 2, 64, 0, channels=12, taps=9),
             "ring": cls(5, 4, 64, 0, channels=130, taps=4, bias=True, most=3),
-            "drafts": cls(
-                23, 7, 64, 0, channels=37, taps=4, activation=silu, most=7, drafted=True
-            ),
+            "drafts": cls(23, 7, 64, 0, channels=37, taps=4, activation=silu, most=7, drafted=True),
             "gated drafts": cls(9, 3, 64, 0, channels=40, taps=3, gated=True, most=2, drafted=True),
         }
 

@@ -121,7 +121,9 @@ class DraftedStates(RecurrentRows):
         slots = np.arange(of.stored, of.position) % self.slots
         rows = slice(of.first, of.first + of.count)
         return {
-            p.name: np.concatenate([inputs[KEPT + p.name][of.sequence, slots], inputs[p.name][rows]])
+            p.name: np.concatenate(
+                [inputs[KEPT + p.name][of.sequence, slots], inputs[p.name][rows]]
+            )
             for p in self.kept_inputs
         }
 

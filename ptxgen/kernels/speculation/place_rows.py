@@ -96,9 +96,7 @@ class PlaceRows(DraftedRows):
             "many rows": cls(max_len=99, rows=96, sequences=40),
             "beside prompts": cls(max_len=30, rows=5, sequences=9, beside=48),
             "states": cls(max_len=50, rows=13, sequences=5, states=True),
-            "states beside prompts": cls(
-                max_len=30, rows=5, sequences=48, beside=40, states=True
-            ),
+            "states beside prompts": cls(max_len=30, rows=5, sequences=48, beside=40, states=True),
         }
 
     def flops(self) -> int:

@@ -22,7 +22,7 @@ from urdir.model.engine.requests.request import Ending, Piece, Request, TokenCho
 from urdir.model.engine.requests.step_costs import StepCosts
 from urdir.model.engine.sampling_settings import GREEDY, SamplingSettings
 from urdir.model.engine.session import Session
-from urdir.model.errors import SettingsError, UnsupportedError
+from urdir.model.errors import SettingsError
 from urdir.model.families.config import Config
 from urdir.model.families.shapes import Shape
 from urdir.model.files.gguf import Gguf
@@ -394,12 +394,14 @@ def test_families_answer_the_same(device: Device, reference_file: Any, name: str
     the end of a window."""
     settings = SessionSettings(64, exact=True, sequences=3)
     requests = few_letters(np.random.default_rng(7), 4)
-    with Gguf(reference_file(name)) as gguf:
-        with Weights.load(gguf, Config.of(gguf), device) as loaded:
-            found = []
-            for drafts in (None, replace(FIXED, shortest=1)):
-                with Session(device, loaded, replace(settings, drafts=drafts)) as session:
-                    found.append(given(session, requests))
+    found = []
+    with (
+        Gguf(reference_file(name)) as gguf,
+        Weights.load(gguf, Config.of(gguf), device) as loaded,
+    ):
+        for drafts in (None, replace(FIXED, shortest=1)):
+            with Session(device, loaded, replace(settings, drafts=drafts)) as session:
+                found.append(given(session, requests))
     for mine, theirs in zip(found[1], found[0], strict=True):
         mine.check_equal(theirs)
     endings = [each.ending for each in found[1] if each.ending is not None]
