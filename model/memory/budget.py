@@ -70,12 +70,16 @@ class SessionBudget:
         cache = CacheShape.of(config, settings, rows=max(chunks[-1], mailbox_slots(drafts)))
         return cls(
             cache=cache,
-            recurrent=RecurrentShape.of(config, sequences, settings.shared_states),
+            recurrent=RecurrentShape.of(
+                *(config, sequences, settings.shared_states),
+                drafts=0 if drafts is None else drafts.most,
+            ),
             chunks=chunks,
             state=StateShape(
                 *(sequences, cache.max_len, rows, chunks[-1], config.vocab_size),
                 units=0 if exact else _units(config, cache.max_len, rows, chunks[-1]),
                 drafts=drafts,
+                states=bool(config.recurrents),
             ),
             workspace=workspace_sizes(config, cache, rows, chunks[-1], sm_count, exact),
             exchange=ExchangeShape.of(config, rows, rows + chunks[-1]),

@@ -246,6 +246,9 @@ def _then(cls: type[S]) -> dict[str, S]:
         "then a convolution, cluster": cls.of(
             F16, 37, 1120, Bias(), Continued(replace(conv, taps=3, activation=None)), cluster=2
         ),
+        "then a convolution with a ring": cls.of(
+            Q8, 37, 160, Continued(replace(conv, most=3)), activations="i16"
+        ),
         "then a scan": cls.of(Q8, 70, 160, Bias(), Continued(scan), activations="i16"),
         "then a scan of short states": cls.of(
             F32, 70, 37, Continued(replace(scan, size=8, sequences=2)), split=1, sms=2
