@@ -43,6 +43,9 @@ PACKED_FROM = 4
 #: The same of products with a norm, of types whose quants `stay_whole`. On an H200 a step of 8
 #: sequences of an 8B Q4_K_M model takes 1.450 ms so, else 1.506.
 PACKED_NORMS_FROM = 5
+#: Bytes of float matrices from which on products of several vectors take them packed: smaller ones
+#: are read while the launch that packs would run.
+PACKED_FLOATS_NBYTES = 4 << 20
 
 
 def takes_gemm(rows: int, exact: bool) -> bool:
@@ -54,6 +57,16 @@ def takes_gemm(rows: int, exact: bool) -> bool:
     whole layer of an 8B model takes 40 us.
     """
     return not exact and rows > MAX_BATCH
+
+
+def floats_take_gemm(rows: int, nbytes: int, exact: bool) -> bool:
+    """Whether packed products multiply this many rows with float matrices of ``nbytes`` in all.
+
+    `GemvF32` takes f32 activations, and longer with each row. On an H200 it reads the matrices of
+    an 8B BF16 model at 3.6 TB/s for two rows, 2.3 for four and 1.4 for eight; packed products read
+    them at 3.7, but need a launch more, which packs.
+    """
+    return not exact and rows > 1 and nbytes >= PACKED_FLOATS_NBYTES
 
 
 @dataclass(frozen=True, slots=True)
