@@ -10,7 +10,7 @@ from urdir.model.lower.lowering import Lowering
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.linear import packed_choice
-from urdir.ptxgen.kernels.linear.choice import LinearRequest, floats_take_gemm
+from urdir.ptxgen.kernels.linear.choice import LinearRequest
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 from urdir.ptxgen.weights.halves import Halves
 from urdir.ptxgen.weights.packed_few import Order
@@ -42,12 +42,9 @@ def alike(gate: Matrix, up: Matrix) -> bool:
 
 
 def packs(at: Lowering, rows: int, matrices: Sequence[Matrix]) -> bool:
-    """Whether the product of many rows, or of several with large float matrices, takes packed
-    activations."""
+    """Whether the product of many rows with such matrices takes packed activations."""
     formats = tuple(matrix.format for matrix in matrices)
-    nbytes = sum(matrix.layout.nbytes for matrix in matrices if matrix.format.is_float)
-    many = at.takes_gemm(rows) or floats_take_gemm(rows, nbytes, at.exact)
-    return many and packed_choice.packs(at.limits, formats)
+    return at.takes_gemm(rows) and packed_choice.packs(at.limits, formats)
 
 
 def packs_few(

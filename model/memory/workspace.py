@@ -92,7 +92,7 @@ def workspace_sizes(
     few = min(most, MAX_BATCH)
     sizes["scaled"] = 4 * config.hidden * few
     sizes["summary"] = 4 * 2 * ceil_div(config.hidden, SUMMARY) * few
-    if most > 1 and not exact:
+    if most > MAX_BATCH and not exact:
         inputs = max(_widths(config)[name] for name in _INPUTS if name in _widths(config))
         sizes["packed"] = packed_nbytes(most, inputs)
         if "activated" in sizes:

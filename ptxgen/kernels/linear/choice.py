@@ -15,6 +15,7 @@ from urdir.ptxgen.kernels.linear.epilogue.pack import PackedOutput
 from urdir.ptxgen.kernels.linear.epilogue.send import Send
 from urdir.ptxgen.kernels.linear.epilogue.then import Continued, Then, has_registers
 from urdir.ptxgen.kernels.linear.plain import plain_epilogue
+from urdir.ptxgen.kernels.linear.products import gemm_small
 from urdir.ptxgen.kernels.linear.products.gemm_small import GemmSmall
 from urdir.ptxgen.kernels.linear.products.gemv import Gemv
 from urdir.ptxgen.kernels.linear.products.gemv_f32 import GemvF32
@@ -30,7 +31,7 @@ from urdir.ptxgen.kernels.summary import SUMMARY
 from urdir.ptxgen.target import Target
 from urdir.ptxgen.weights.formats import Format
 from urdir.ptxgen.weights.halves import Halves
-from urdir.ptxgen.weights.layout import TILE_COLS
+from urdir.ptxgen.weights.layout import TILE_COLS, Layout
 from urdir.ptxgen.weights.packed_few import Order
 
 #: Most tiles an SM of a launch in clusters: see `cluster_for`. On an H200 the gate and up matrices
@@ -43,9 +44,9 @@ PACKED_FROM = 4
 #: The same of products with a norm, of types whose quants `stay_whole`. On an H200 a step of 8
 #: sequences of an 8B Q4_K_M model takes 1.450 ms so, else 1.506.
 PACKED_NORMS_FROM = 5
-#: Bytes of float matrices from which on products of several vectors take them packed: smaller ones
-#: are read while the launch that packs would run.
-PACKED_FLOATS_NBYTES = 4 << 20
+#: Bytes of float matrices from which on `GemmSmall` multiplies them. Smaller ones, of routers and
+#: gates, are read in a launch's latency, and keep f32 activations.
+FLOATS_NBYTES = 2 << 20
 
 
 def takes_gemm(rows: int, exact: bool) -> bool:
@@ -57,16 +58,6 @@ def takes_gemm(rows: int, exact: bool) -> bool:
     whole layer of an 8B model takes 40 us.
     """
     return not exact and rows > MAX_BATCH
-
-
-def floats_take_gemm(rows: int, nbytes: int, exact: bool) -> bool:
-    """Whether packed products multiply this many rows with float matrices of ``nbytes`` in all.
-
-    `GemvF32` takes f32 activations, and longer with each row. On an H200 it reads the matrices of
-    an 8B BF16 model at 3.6 TB/s for two rows, 2.3 for four and 1.4 for eight; packed products read
-    them at 3.7, but need a launch more, which packs.
-    """
-    return not exact and rows > 1 and nbytes >= PACKED_FLOATS_NBYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +147,20 @@ class LinearRequest:
     @property
     def rounds_several(self) -> bool:
         """Whether `GemmSmall` serves: several vectors that may be rounded."""
-        return self.batch > 1 and not self.exact and not any(f.is_float for f in self.formats)
+        serves = self.batch > 1 and not self.exact and gemm_small.takes(self.formats, self.cols)
+        return serves and (not self.formats[0].is_float or self._floats_pay)
+
+    @property
+    def _floats_pay(self) -> bool:
+        """Whether it serves float matrices: on tensor cores that take such numbers."""
+        nbytes = sum(Layout(fmt, rows, self.cols).nbytes for fmt, rows in self.matrices)
+        is_large = nbytes * (2 if self.gated else 1) >= FLOATS_NBYTES
+        return is_large and Target.parse(self.limits.target).sm >= 80
+
+    @property
+    def has_floats(self) -> bool:
+        """Whether some of the weights are floats."""
+        return any(fmt.is_float for fmt in self.formats)
 
     @property
     def takes_packed(self) -> bool:
@@ -167,7 +171,7 @@ class LinearRequest:
         else:
             serves, fewest = Halves(self.formats[0]).stay_whole, PACKED_NORMS_FROM
         fits = serves and self.cols % TILE_COLS == 0
-        several = fits and self.rounds_several and self.batch >= fewest
+        several = fits and self.rounds_several and self.batch >= fewest and not self.has_floats
         return several and Target.parse(self.limits.target).sm >= 80
 
     @property
@@ -186,7 +190,7 @@ class LinearRequest:
     @property
     def activations(self) -> Activations:
         """What `Gemv` makes of the activations."""
-        return "f32" if self.exact or any(fmt.is_float for fmt in self.formats) else "i16"
+        return "f32" if self.exact or self.has_floats else "i16"
 
     @property
     def prologue(self) -> tuple[Prologue, ...]:
@@ -293,8 +297,8 @@ def choose_linear(request: LinearRequest) -> LinearSpec:
     """The kernel for a request, with its cut.
 
     One vector: `Gemv`, if its activations fit in the shared memory of a CTA, or of two. Several
-    vectors: `GemmSmall`, which rounds activations to 16 bits, if that is allowed and all weights
-    are quantised. Else `GemvF32`.
+    vectors: `GemmSmall`, which rounds activations to 16 bits, if that is allowed and it has such
+    weights. Else `GemvF32`.
     Raises PtxgenError for a norm that the launch does not fuse (`LinearRequest.fuses_norm`), and
     for a step that the product does not take.
     """
