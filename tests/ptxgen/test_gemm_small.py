@@ -201,7 +201,7 @@ def test_what_is_not_finite_stays_in_its_vector(
         GemmSmall.of(
             Q4_K, 85, 1536, residual=True, split=2, groups=1, prologue=(PackedInput(),), batch=7
         ),
-        GemmSmall.of(BF16, 50, 1312, norm=RMS, bias=True, split=2, groups=1, batch=5),
+        GemmSmall.of(BF16, 50, 1312, norm=RMS, split=2, groups=1, shared=1 << 17, batch=5),
     ],
     ids=str,
 )
