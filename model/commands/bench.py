@@ -13,7 +13,8 @@ from urdir.model.commands import bench_report as report
 from urdir.model.commands.bench_printers import Printer, print_report, printer
 from urdir.model.commands.opening import engine_options, open_device, open_engine
 from urdir.model.commands.report import installed_version
-from urdir.model.memory.draft_settings import DRAFT_KINDS, DraftSettings
+from urdir.model.engine.options import MODEL_DRAFTS, NGRAM
+from urdir.model.memory.draft_settings import DraftSettings
 from urdir.model.progress import Progress
 from urdir.ptxgen.kernels.speculation.limits import MOST_DRAFTS
 
@@ -30,6 +31,7 @@ EXAMPLES = """\
   urdir bench model.gguf -p 0 -n 64 -d 0,256     decoding at once and after 256 tokens of context
   urdir bench model.gguf -p 0 -npl 1,8,16-256*2  decoding by several sequences at once
   urdir bench model.gguf -p 0 --draft ngram --draft-max 3 --draft-min 3 --accept 0.7
+  urdir bench --shape llama-3.1-8b -p 0 --draft llama-3.2-1b --accept 0.75   a draft model
   urdir bench --shape llama-3.1-8b --type q8_0   no file: random weights of a real shape
   urdir bench model.gguf --gpus 2            a half of the model on each of two GPUs
   urdir bench model.gguf --profile --plot roofline.png   where the time of a decode step goes
@@ -77,16 +79,17 @@ def add_parser(commands: options.Subparsers) -> None:
     )
     parser.add_argument(
         "--draft",
-        choices=DRAFT_KINDS,
+        metavar="WHOSE",
         help="steps verify drafts of the next tokens: ngram drafts what followed the last tokens "
-        "where they were before",
+        "where they were before; mtp are the model's own heads; a file is a draft model, and with "
+        "--shape the name of another one",
     )
     parser.add_argument(
         "--draft-max",
         type=values.whole_number(1, MOST_DRAFTS),
-        default=DraftSettings().most,
         metavar="N",
-        help=f"drafts of a sequence in a step, at most ({DraftSettings().most})",
+        help=f"drafts of a sequence in a step, at most ({DraftSettings().most}; of a model "
+        f"{MODEL_DRAFTS})",
     )
     parser.add_argument(
         "--draft-min",
@@ -224,10 +227,33 @@ def _drafts(args: argparse.Namespace) -> DraftSettings | None:
         if args.accept is not None:
             raise options.UsageError("--accept: of which drafts? Give --draft, too")
         return None
-    if args.draft_min > args.draft_max:
-        raise options.UsageError(f"--draft-min {args.draft_min} of --draft-max {args.draft_max}")
-    most, least = args.draft_max, args.draft_min
-    return DraftSettings(kind=args.draft, most=most, least=least, chance=args.accept)
+    kind, usual = "model", MODEL_DRAFTS
+    if args.draft == NGRAM:
+        kind, usual = NGRAM, DraftSettings().most
+    most, least = args.draft_max or usual, args.draft_min
+    if least > most:
+        raise options.UsageError(f"--draft-min {least} of --draft-max {most}")
+    return DraftSettings(kind=kind, most=most, least=least, chance=args.accept)
+
+
+def _draft_source(args: argparse.Namespace) -> str | SyntheticModel | None:
+    """Whose drafts steps verify: the file of a draft model, or one of a shape."""
+    from urdir.model.families.config import Config
+    from urdir.model.families.shapes import SHAPES
+    from urdir.model.families.synthetic import SyntheticModel
+    from urdir.model.families.synthetic_draft import DRAFT_SHAPES, SyntheticDraft
+
+    if args.draft is None or Path(args.draft).exists():
+        return args.draft
+    if args.draft in SHAPES:
+        return SyntheticModel(args.draft)
+    if args.draft in DRAFT_SHAPES:
+        source = _source(args)
+        if not isinstance(source, SyntheticModel):
+            raise options.UsageError(f"--draft {args.draft}: a shape needs a model of --shape")
+        return SyntheticDraft(args.draft, Config.of(source))
+    draft: str | None = args.draft
+    return draft
 
 
 def _open_engine(args: argparse.Namespace, part: BenchCase) -> Engine:
@@ -237,6 +263,7 @@ def _open_engine(args: argparse.Namespace, part: BenchCase) -> Engine:
         sequences=part.most_sequences,
         chunk=options.chunk(args),
         drafts=part.drafts,
+        draft=_draft_source(args),
     )
     return open_engine(args, wanted)
 

@@ -95,7 +95,7 @@ class EngineOptions:
     pages: int | None = None
     chunk: int | None = None
     drafts: DraftSettings | None = None
-    draft: str | os.PathLike[str] | None = None
+    draft: str | os.PathLike[str] | SyntheticModel | None = None
     text: bool = False
     chat: bool | None = False
     chat_template: str | None = None
@@ -140,7 +140,7 @@ class EngineOptions:
         )
 
 
-def _usual_drafts(draft: str | os.PathLike[str]) -> DraftSettings:
+def _usual_drafts(draft: str | os.PathLike[str] | SyntheticModel) -> DraftSettings:
     """Draft settings where only the draft is given. Those of models have fewer tokens: each takes
     time, unlike those of earlier text."""
     from urdir.model.memory.draft_settings import DraftSettings
