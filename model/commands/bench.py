@@ -243,16 +243,16 @@ def _draft_source(args: argparse.Namespace) -> str | SyntheticModel | None:
     from urdir.model.families.synthetic import SyntheticModel
     from urdir.model.families.synthetic_draft import DRAFT_SHAPES, SyntheticDraft
 
-    if args.draft is None or Path(args.draft).exists():
-        return args.draft
-    if args.draft in SHAPES:
-        return SyntheticModel(args.draft)
-    if args.draft in DRAFT_SHAPES:
+    draft: str | None = args.draft
+    if draft is None or Path(draft).exists():
+        return draft
+    if draft in SHAPES:
+        return SyntheticModel(draft)
+    if draft in DRAFT_SHAPES:
         source = _source(args)
         if not isinstance(source, SyntheticModel):
             raise options.UsageError(f"--draft {args.draft}: a shape needs a model of --shape")
-        return SyntheticDraft(args.draft, Config.of(source))
-    draft: str | None = args.draft
+        return SyntheticDraft(draft, Config.of(source))
     return draft
 
 

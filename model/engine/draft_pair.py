@@ -79,13 +79,11 @@ class Pair:
         """What the draft takes of a session's memory."""
         if self.launches is None:
             return DraftModel(self.own, self.file, each=2)
-        return DraftModel(
-            self.own,
-            self.file,
-            {**self.widths, **service_widths(self.own.hidden)},
-            held=self.own.hidden,
-            mapped=0 if self.token_map is None else len(self.token_map),
-        )
+        mapped = 0 if self.token_map is None else len(self.token_map)
+        if self.slots > 1:
+            return DraftModel(self.own, self.file, self.widths, mapped=mapped, slots=self.slots)
+        widths, held = {**self.widths, **service_widths(self.own.hidden)}, self.own.hidden
+        return DraftModel(self.own, self.file, widths, held=held, mapped=mapped)
 
     def settings(self, wanted: DraftSettings) -> DraftSettings:
         """Draft settings with no more drafts than the draft can make at once."""

@@ -61,7 +61,7 @@ def with_draft(
 ) -> dict[str, int]:
     """Bytes of the intermediates of a session whose steps draft as well. Model and draft run one
     after the other, so they have the same buffers, as large as the larger of both needs."""
-    shape = (cache, draft.each * rows, chunk, sm_count)
+    shape = (cache, draft.passed * rows, chunk, sm_count)
     own = draft_workspace_sizes(draft.config, *shape, exact=exact, widths=draft.widths)
     return {n: max(work.get(n, 0), own.get(n, 0)) for n in dict.fromkeys((*work, *own))}
 

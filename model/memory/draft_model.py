@@ -19,7 +19,8 @@ class DraftModel:
     model's. Its weights are in ``file``; None: they are the model's. ``widths`` are values a row of
     intermediates that it has beside its layers. Of each sequence ``held`` values are kept for each
     of the last positions (0: nothing). ``each`` rows are of a sequence in the pass that begins a
-    draft. ``mapped`` tokens of its own are mapped to the model's (0: they are the same).
+    draft, or a block of ``slots``. ``mapped`` tokens of its own are mapped to the model's (0: they
+    are the same).
     """
 
     config: Config
@@ -28,6 +29,12 @@ class DraftModel:
     held: int = 0
     each: int = 1
     mapped: int = 0
+    slots: int = 1
+
+    @property
+    def passed(self) -> int:
+        """Rows of a sequence in the largest pass of a draft."""
+        return max(self.each, self.slots)
 
     def state_sizes(self, sequences: int, rows: int, most: int) -> dict[str, int]:
         """Bytes of what is kept from step to step, by name, for steps of ``rows`` rows with up to
@@ -35,10 +42,16 @@ class DraftModel:
         made = 4 * self.each * rows
         sizes = {"draft_sequence": made, "draft_position": made, "token_position": made}
         sizes |= {"until": 4 * rows, "map": 4 * self.mapped}
+        if self.slots > 1:
+            sizes |= {f"block {name}": 4 * self.slots * rows for name in BLOCK_ROWS}
         if self.held:
             sizes["begun"] = 4 * sequences
             sizes["held"] = 4 * sequences * held_slots(most) * self.held
         return {name: size for name, size in sizes.items() if size}
+
+
+#: What is known of each row of a block, see `BlockRows`.
+BLOCK_ROWS = ("sequence", "position", "end", "token", "number", "first")
 
 
 def held_slots(most: int) -> int:

@@ -28,6 +28,7 @@ from urdir.model.engine.speculation.draft import (
     HeadLaunches,
     TokenRows,
 )
+from urdir.model.engine.speculation.draft_dflash import Block
 from urdir.model.engine.speculation.draft_streams import NO_STREAM
 from urdir.model.layers.builder import StepOps
 from urdir.model.layers.ends import embedding, head
@@ -36,12 +37,13 @@ from urdir.model.lower.parts import LayerParts, StepParts
 from urdir.model.lower.rows import Rows
 from urdir.model.lower.step import lower
 from urdir.model.memory.buckets import row_bucket
-from urdir.model.memory.draft_model import DraftModel, held_slots
+from urdir.model.memory.draft_model import BLOCK_ROWS, DraftModel, held_slots
 from urdir.model.memory.kv_cache import KvCache
 from urdir.model.memory.queued_writes import QueuedWrites
 from urdir.model.owner import Owner
 from urdir.ptxgen.kernels.argmax import Argmax
 from urdir.ptxgen.kernels.speculation.add_draft import AddDraft
+from urdir.ptxgen.kernels.speculation.block_rows import BlockRows
 from urdir.ptxgen.kernels.speculation.draft_rows import DraftRows
 from urdir.ptxgen.kernels.speculation.hidden_before import HiddenBefore, HoldHidden
 
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from urdir.driver.plan import Plan
     from urdir.driver.stream import Stream
     from urdir.model.engine.batch import StepShape
+    from urdir.model.engine.speculation.draft_dflash import DFlashDraft
     from urdir.model.memory.weights import Weights
 
 #: Buffers of the workspace: hidden states of the positions before, f32, and the places of rows in
@@ -70,7 +73,9 @@ class Drafter:
 
     def open(self, parts: StepParts, cache: KvCache, stream: Stream) -> ModelSource:
         """What drafts in the steps of ``parts``, whose ``cache`` has the draft's layers last."""
-        kind = PlainSource if self.launches is None else HeadSource
+        kind: type[ModelSource] = HeadSource if self.model.slots == 1 else BlockSource
+        if self.launches is None:
+            kind = PlainSource
         return kind(self, parts, cache, stream)
 
 
@@ -141,23 +146,35 @@ class ModelSource(Owner):
         work = self.own.work
         argmax = Argmax(n=self.own.config.vocab_size, rows=rows)
         plan.launch(argmax, "draft.argmax", logits=work["logits"], ranks=work["ranks"])
-        self._append_token(plan, parts, rows, work["ranks"], argmax.slices)
+        self._append_token(plan, parts, rows, argmax.slices)
 
     def _append_token(
-        self, plan: Plan, parts: StepParts, rows: int, ranks: Slice, slices: int
+        self, plan: Plan, parts: StepParts, rows: int, slices: int, start: int = 0
     ) -> None:
-        """Append what adds the tokens of the highest ``ranks`` (rows, slices)."""
+        """Append what adds the tokens of the highest ranks, from row ``start`` of them on."""
         kernel = AddDraft(
             *(slices, parts.state.max_len, parts.config.vocab_size, rows, parts.state.sequences),
             mapped=self.model.mapped,
+            start=start,
         )
         position = self._state["draft_position"]
-        own = {"ranks": ranks, "sequence": self._state["draft_sequence"], "position": position}
+        own = {
+            "ranks": self.own.work["ranks"],
+            "sequence": self._state["draft_sequence"],
+            "position": position,
+        }
         given = {p.name: own.get(p.name) or self._place(parts, p.name) for p in kernel.params}
         plan.launch(kernel, "draft.token", **given)
 
     def _place(self, parts: StepParts, name: str) -> Slice:
         return self._state[name] if name in self._state else parts.state[name]
+
+    def _launches(self, drafter: Drafter, parts: StepParts) -> DraftLaunches:
+        """What reads the model's streams."""
+        assert drafter.launches is not None
+        if NO_STREAM in self.own.work:
+            self.own.work[NO_STREAM].fill(0)
+        return drafter.launches(DraftParts(target=parts, own=self.own))
 
     def close(self) -> None:
         """Free the draft's state. Idempotent."""
@@ -169,15 +186,7 @@ class HeadSource(ModelSource):
 
     def __init__(self, drafter: Drafter, parts: StepParts, cache: KvCache, stream: Stream) -> None:
         super().__init__(drafter, parts, cache, stream)
-        with ExitStack() as unless_done:
-            unless_done.callback(self.close)
-            assert drafter.launches is not None
-            places = self._state["map"] if self.model.mapped else None
-            launches = drafter.launches(DraftParts(target=parts, own=self.own, token_map=places))
-            self._heads = cast("HeadLaunches", launches)
-            if NO_STREAM in self.own.work:
-                self.own.work[NO_STREAM].fill(0)
-            unless_done.pop_all()
+        self._heads = cast("HeadLaunches", self._launches(drafter, parts))
 
     def append(self, plan: Plan, parts: StepParts, shape: StepShape) -> None:
         """See `DraftSource`."""
@@ -231,6 +240,43 @@ class HeadSource(ModelSource):
             place=own["draft_position"],
             y=self.own.work[GIVEN],
         )
+
+
+class BlockSource(ModelSource):
+    """A draft of whole blocks (DFlash). It keeps keys and values of what the model's streams give
+    at each position; those of a block are overwritten in the step that verifies it."""
+
+    def __init__(self, drafter: Drafter, parts: StepParts, cache: KvCache, stream: Stream) -> None:
+        super().__init__(drafter, parts, cache, stream)
+        self._block = cast("DFlashDraft", self._launches(drafter, parts))
+
+    def append(self, plan: Plan, parts: StepParts, shape: StepShape) -> None:
+        """See `DraftSource`. Rows of a block beyond the drafts that are wanted are padding."""
+        draft, state = self._block.draft, self._state
+        answers, most = self._append_rows(plan, parts, shape, lag=0), self.drafts(shape)
+        slots, sequences = min(draft.block, 1 + most), parts.state.sequences
+        sizes = (answers, slots, parts.state.max_len, draft.mask, sequences, draft.causal)
+        kernel, block = BlockRows(*sizes), {name: state[f"block {name}"] for name in BLOCK_ROWS}
+        given = {p.name: block.get(p.name) or self._place(parts, p.name) for p in kernel.params}
+        plan.launch(kernel, "draft.block", **given)
+        count = answers * slots
+        rows = Rows(count, shape.keys, 0, block["sequence"], block["position"])
+        tokens = TokenRows(block["token"], count, 1, block["number"], block["first"])
+        self._block.append_block(plan, rows, tokens, Block(slots, answers, block["end"]))
+        work, vocab = self.own.work, self.own.config.vocab_size
+        argmax = Argmax(n=vocab, rows=count)
+        plan.launch(argmax, "draft.argmax", logits=work["logits"], ranks=work["ranks"])
+        for slot in range(1, slots):
+            self._append_token(plan, parts, answers, argmax.slices, slot * answers)
+
+    def append_kept(self, plan: Plan, parts: StepParts, shape: StepShape, rows: Rows) -> None:
+        """See `DraftSource`."""
+        self._block.append_given(plan, rows)
+        at = rows.sequence, rows.position
+        state = parts.state
+        tokens = TokenRows(state["tokens"], state.sequences, state.max_len, *at)
+        kept = replace(rows, begins=False, walk=None)
+        self._block.append_keys(plan, kept, 0, tokens, self.own.work[GIVEN])
 
 
 class PlainSource(ModelSource):

@@ -17,7 +17,7 @@ from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, cei
 @dataclass(frozen=True)
 class AddDraft(KernelSpec):
     """For each of ``rows`` at t = token_position[r] of s = sequence[r]: tokens[s, t + 1] = the
-    index of the highest of ranks[r], as Argmax leaves them (rows, slices); found[s] += 1.
+    index of the highest of ranks[start + r], as Argmax leaves them; found[s] += 1.
 
     A draft of ``mapped`` tokens (0: those of the model) has a ``map`` (mapped,) u32 from its own
     ids to the model's. ``position``, the row's place in the draft's cache, and ``token_position``
@@ -32,12 +32,17 @@ class AddDraft(KernelSpec):
     rows: int = 1
     sequences: int = 1
     mapped: int = 0
+    start: int = 0
 
     name = "add_draft"
     template = ("urdir.templates", "speculation/add_draft.ptx.j2")
 
     def __post_init__(self) -> None:
-        if not 1 <= self.slices <= 1024 or not 1 <= self.rows <= 65535 or self.mapped < 0:
+        if (
+            not 1 <= self.slices <= 1024
+            or not 1 <= self.rows <= 65535
+            or min(self.mapped, self.start) < 0
+        ):
             raise PtxgenError(
                 f"add_draft: {self.slices} slices of {self.rows} rows, {self.mapped} mapped: "
                 "slices are 1 to 1024, rows 1 to 65535"
@@ -52,7 +57,7 @@ class AddDraft(KernelSpec):
     def params(self) -> tuple[Param, ...]:
         own = (Param("map", "u32", ("mapped",), Access.IN),) if self.mapped else ()
         return (
-            Param("ranks", "u64", ("rows", "slices"), Access.IN),
+            Param("ranks", "u64", ("ranked", "slices"), Access.IN),
             *own,
             Param("sequence", "u32", ("rows",), Access.IN),
             Param("position", "u32", ("rows",), Access.INOUT),
@@ -61,6 +66,11 @@ class AddDraft(KernelSpec):
             Param("tokens", "u32", ("sequences", "max_len"), Access.INOUT),
             Param("found", "u32", ("sequences",), Access.INOUT),
         )
+
+    @property
+    def ranked(self) -> int:
+        """Rows of ranks, up to the last one that is read."""
+        return self.start + self.rows
 
     @property
     def loads(self) -> int:
@@ -73,7 +83,7 @@ class AddDraft(KernelSpec):
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         state = {p.name: inputs[p.name].copy() for p in self.params if p.access is Access.INOUT}
-        chosen = indices(inputs["ranks"].max(axis=1))
+        chosen = indices(inputs["ranks"][self.start :].max(axis=1))
         for row, token in enumerate(chosen.tolist()):
             at, s = int(state["token_position"][row]), inputs["sequence"][row]
             if at >= self.max_len or state["position"][row] >= self.max_len:
@@ -93,11 +103,11 @@ class AddDraft(KernelSpec):
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """Rows of different sequences, some at their last draft, some padding, some without a
         choice."""
-        shape = (self.rows, self.slices)
+        shape = (self.ranked, self.slices)
         logits = rng.integers(-3, 3, shape).astype(np.float32)
         of = rng.integers(0, self.mapped or self.vocab + 2, shape).astype(np.uint32)
         found = ranks(logits, of)
-        found[rng.random(self.rows) < 0.1, 0] = INVALID_RANK
+        found[rng.random(self.ranked) < 0.1, 0] = INVALID_RANK
         position = rng.integers(0, self.max_len - 1, self.rows).astype(np.uint32)
         more = rng.integers(1, 4, self.rows)
         until = np.minimum(position + more, self.max_len - 1).astype(np.uint32)
@@ -122,7 +132,7 @@ class AddDraft(KernelSpec):
     def examples(cls) -> Mapping[str, AddDraft]:
         return {
             "one slice": cls(slices=1, max_len=9, vocab=40),
-            "a few rows": cls(slices=5, max_len=30, vocab=1000, rows=7, sequences=9),
+            "a few rows": cls(slices=5, max_len=30, vocab=1000, rows=7, sequences=9, start=14),
             "mapped": cls(slices=32, max_len=20, vocab=128_256, rows=5, sequences=5, mapped=32_000),
             "many slices": cls(slices=251, max_len=12, vocab=250_000, rows=2, sequences=2),
         }
