@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -117,7 +118,8 @@ def run(args: argparse.Namespace) -> int:
     if args.plot:
         check_can_plot()
     if args.load is True:
-        return bench_load.run_here(args, _source(args))
+        wanted = partial(replace, drafts=_drafts(args), draft=_draft_source(args))
+        return bench_load.run_here(args, _source(args), wanted)
     if args.load:
         return bench_load.run(args)
     if args.gpus is not None and (args.kernels or args.startup or args.profile or args.plot):
