@@ -81,12 +81,16 @@ class SessionBudget:
             draft = beside.state_sizes(sequences, rows, drafts.most)
         return cls(
             cache=cache,
-            recurrent=RecurrentShape.of(config, sequences, settings.shared_states),
+            recurrent=RecurrentShape.of(
+                *(config, sequences, settings.shared_states),
+                drafts=0 if drafts is None else drafts.most,
+            ),
             chunks=chunks,
             state=StateShape(
                 *(sequences, cache.max_len, rows, chunks[-1], config.vocab_size),
                 units=0 if exact else _units(config, cache.max_len, rows, chunks[-1]),
                 drafts=drafts,
+                states=bool(config.recurrents),
             ),
             workspace=work,
             exchange=ExchangeShape.of(config, rows, rows + chunks[-1]),
