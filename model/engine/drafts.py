@@ -123,7 +123,7 @@ class Draft(Owner):
         self.session, self.shape = session, shape
         self._bound: dict[DraftStep, BoundPlan] = {}
         with ExitStack() as owners:
-            cache = owners.enter_context(KvCache(device, shape.cache, stream))
+            self.cache = owners.enter_context(KvCache(device, shape.cache, stream))
             sizes = shape.workspace(device.properties.sm_count)
             work = owners.enter_context(open_workspace(device, sizes, "draft workspace"))
             for name in shape.widths:
@@ -133,7 +133,7 @@ class Draft(Owner):
                 device=device,
                 config=shape.config,
                 weights=weights,
-                cache=cache,
+                cache=self.cache,
                 work=work,
                 exact=target.exact,
             )
@@ -151,7 +151,7 @@ class Draft(Owner):
 
     def begin(self, sequence: int = 0) -> None:
         """Forget a sequence; what is given next is the hidden state before its first token."""
-        self.parts.own.cache.truncate(sequence, 0)
+        self.cache.truncate(sequence, 0)
         self.parts.own.work[GIVEN].fill(0, self.session.stream)
 
     def take(self, rows: int = 1) -> None:
@@ -186,7 +186,7 @@ class Draft(Owner):
         self, rows: Sequence[tuple[int, int]], count: int, *, prompt: bool, more: int = 0
     ) -> int:
         """Write rows, with room in the cache; returns how long the longest sequence is then."""
-        lag, cache = self.launches.lag, self.parts.own.cache
+        lag, cache = self.launches.lag, self.cache
         for sequence in {sequence for sequence, _ in rows}:
             places = [position - lag for s, position in rows if s == sequence]
             cache.reserve(sequence, min(places), max(places) + 1 + more)
