@@ -23,6 +23,7 @@ from urdir.model.engine.speculation.draft_dflash import DFlashDraft
 from urdir.model.engine.speculation.draft_eagle3 import Eagle3Draft
 from urdir.model.engine.speculation.draft_nextn import NextnDraft
 from urdir.model.engine.speculation.draft_streams import NO_STREAM, STREAMS_READ
+from urdir.model.engine.speculation.markov_tokens import PREVIOUS
 from urdir.model.errors import UnsupportedError
 from urdir.model.families.config import Config
 from urdir.model.families.dflash import DFlash, dflash
@@ -49,7 +50,7 @@ FILE_DRAFTS: Mapping[
     tuple[Callable[[ModelFile, Config], DraftConfig], Callable[[DraftParts], DraftLaunches]],
 ] = {"eagle3": (eagle3, Eagle3Draft), "dflash": (dflash, DFlashDraft)}
 #: Further drafts that are no models by themselves, which are not supported.
-OTHER_DRAFTS = ("dspark", "dflash2", "gemma4-assistant")
+OTHER_DRAFTS = ("gemma4-assistant",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class Pair:
     """A model and a draft that fits it. ``config`` describes the model, which keeps the streams
     that the draft reads, ``own`` the draft's layers, whose weights are in ``file``; None: they are
     the model's. ``widths`` are those of its further intermediates, ``most`` the tokens that it can
-    draft at once, 0: any number; more than one of ``slots``: in a pass of as many rows.
+    draft at once, 0: any number; with ``slots`` in one pass, of the rows that it says.
     ``token_map`` (n,) u32 are the model's tokens of the draft's, where it has its own."""
 
     gguf: ModelFile
@@ -67,7 +68,7 @@ class Pair:
     launches: Callable[[DraftParts], DraftLaunches]
     most: int = 0
     file: ModelFile | None = None
-    slots: int = 1
+    slots: Callable[[int], int] | None = None
     token_map: npt.NDArray[np.uint32] | None = None
 
     def at_context(self, context: int) -> Pair:
@@ -115,16 +116,20 @@ def file_pair(gguf: ModelFile, file: ModelFile) -> Pair:
     widths[STREAMS_READ] = own.fc.cols
     if len(given) < len(own.target_layers):
         widths[NO_STREAM] = own.target_hidden
-    block = own.block if isinstance(own, DFlash) else 1
+    most, markov = 0, None
+    if isinstance(own, DFlash):
+        most, markov = own.most, own.markov
+    if markov is not None:
+        widths[PREVIOUS] = markov.next.cols
     return Pair(
         gguf,
         tapped(config, given),
         own,
         widths,
         launches,
-        most=block - 1,
+        most=most,
         file=file,
-        slots=block,
+        slots=own.slots if isinstance(own, DFlash) else None,
         token_map=read_token_map(file, config) if own.token_map else None,
     )
 
@@ -140,7 +145,8 @@ def open_pair(pair: Pair, device: Device, settings: SessionSettings, most: int) 
     where there is too little memory."""
     pair = pair.at_context(settings.context)
     most = min(most, pair.most or most)
-    shape = DraftShape(pair.own, settings, pair.widths, most, most + 1 if pair.slots > 1 else 1)
+    slots = 1 if pair.slots is None else pair.slots(most)
+    shape = DraftShape(pair.own, settings, pair.widths, most, slots)
     budget = SessionBudget.of(pair.config, device.properties.sm_count, settings)
     plan = MemoryPlan.of(pair.gguf, pair.config, budget)
     more = sum(weight_sizes(pair.file, pair.own).values()) if pair.file else 0
@@ -152,6 +158,6 @@ def open_pair(pair: Pair, device: Device, settings: SessionSettings, most: int) 
         if pair.file is not None:
             own = owners.enter_context(Weights.load(pair.file, pair.own, device))
         session = owners.enter_context(Session(device, weights, settings))
-        kind = ChainDraft if pair.slots == 1 else BlockDraft
+        kind = ChainDraft if pair.slots is None else BlockDraft
         draft = kind(session, shape, own, pair.launches, pair.token_map)
         yield owners.enter_context(draft)
