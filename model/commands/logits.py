@@ -158,12 +158,10 @@ def _of_pair(
     size = pair.config.vocab_size
     _check_tokens(tokens, size)
     # what is drafted after the last token has places of its own
-    most = max(1, pair.most) if pair.slots else 1
-    room = len(tokens) + (pair.slots(most) if pair.slots else 1)
-    settings = replace(settings, context=min(room, pair.config.context_length))
+    settings = replace(settings, context=min(len(tokens) + pair.slots, pair.config.context_length))
     with (
         open_device(args) as device,
-        open_pair(pair, device, settings, most=most) as draft,
+        open_pair(pair, device, settings, most=pair.most if pair.slots > 1 else 1) as draft,
         Progress("logits", len(tokens)) as progress,
     ):
         if isinstance(draft, BlockDraft):

@@ -58,7 +58,7 @@ class Pair:
     """A model and a draft that fits it. ``config`` describes the model, which keeps the streams
     that the draft reads, ``own`` the draft's layers, whose weights are in ``file``; None: they are
     the model's. ``widths`` are those of its further intermediates, ``most`` the tokens that it can
-    draft at once, 0: any number; with ``slots`` in one pass, of the rows that it says.
+    draft at once, 0: any number; more than one of ``slots``: in a pass of as many rows.
     ``token_map`` (n,) u32 are the model's tokens of the draft's, where it has its own."""
 
     gguf: ModelFile
@@ -68,7 +68,7 @@ class Pair:
     launches: Callable[[DraftParts], DraftLaunches]
     most: int = 0
     file: ModelFile | None = None
-    slots: Callable[[int], int] | None = None
+    slots: int = 1
     token_map: npt.NDArray[np.uint32] | None = None
 
     def at_context(self, context: int) -> Pair:
@@ -116,11 +116,11 @@ def file_pair(gguf: ModelFile, file: ModelFile) -> Pair:
     widths[STREAMS_READ] = own.fc.cols
     if len(given) < len(own.target_layers):
         widths[NO_STREAM] = own.target_hidden
-    most, markov = 0, None
+    most, slots = 0, 1
     if isinstance(own, DFlash):
-        most, markov = own.most, own.markov
-    if markov is not None:
-        widths[PREVIOUS] = markov.next.cols
+        most, slots = own.most, own.block
+        if own.markov is not None:
+            widths[PREVIOUS] = own.markov.next.cols
     return Pair(
         gguf,
         tapped(config, given),
@@ -129,7 +129,7 @@ def file_pair(gguf: ModelFile, file: ModelFile) -> Pair:
         launches,
         most=most,
         file=file,
-        slots=own.slots if isinstance(own, DFlash) else None,
+        slots=slots,
         token_map=read_token_map(file, config) if own.token_map else None,
     )
 
@@ -145,7 +145,7 @@ def open_pair(pair: Pair, device: Device, settings: SessionSettings, most: int) 
     where there is too little memory."""
     pair = pair.at_context(settings.context)
     most = min(most, pair.most or most)
-    slots = 1 if pair.slots is None else pair.slots(most)
+    slots = 1 if pair.slots == 1 else most + pair.slots - pair.most
     shape = DraftShape(pair.own, settings, pair.widths, most, slots)
     budget = SessionBudget.of(pair.config, device.properties.sm_count, settings)
     plan = MemoryPlan.of(pair.gguf, pair.config, budget)
@@ -158,6 +158,6 @@ def open_pair(pair: Pair, device: Device, settings: SessionSettings, most: int) 
         if pair.file is not None:
             own = owners.enter_context(Weights.load(pair.file, pair.own, device))
         session = owners.enter_context(Session(device, weights, settings))
-        kind = ChainDraft if pair.slots is None else BlockDraft
+        kind = ChainDraft if pair.slots == 1 else BlockDraft
         draft = kind(session, shape, own, pair.launches, pair.token_map)
         yield owners.enter_context(draft)

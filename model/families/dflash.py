@@ -83,10 +83,6 @@ class DFlash(DraftConfig):
         """The most tokens of a block."""
         return self.block if self.anchored else self.block - 1
 
-    def slots(self, tokens: int) -> int:
-        """The rows of a block that proposes ``tokens`` tokens."""
-        return tokens if self.anchored else tokens + 1
-
     def mixer(self, layer: int) -> tuple[Attention, Normalization]:
         """The attention of a layer, and the norm before it."""
         branch = self.layers[layer].blocks[0].branches[0]
