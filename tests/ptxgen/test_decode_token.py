@@ -218,6 +218,7 @@ def test_a_cache_that_the_launch_before_writes_is_too_young(emulator: Device) ->
                 stream.synchronize()
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("target", ["sm_75", "sm_89", "sm_90", "sm_120"])
 @pytest.mark.parametrize("dtype", KV_DTYPES)
 @pytest.mark.parametrize("is_paged", [False, True])

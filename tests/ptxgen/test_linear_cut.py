@@ -199,6 +199,7 @@ def model_launches(shape: str) -> Iterator[Gemv]:
     yield launch(output, Normed(RMS))
 
 
+@pytest.mark.turns(2)
 @pytest.mark.slow
 @needs_assembler
 @pytest.mark.parametrize("shape", LIKE_LLAMA)

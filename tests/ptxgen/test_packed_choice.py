@@ -61,6 +61,7 @@ def test_every_type_has_a_cut_that_fits(target: str, vectors: int) -> None:
             assert taken <= held.shared_per_sm
 
 
+@pytest.mark.turns(2)
 @pytest.mark.skipif(not is_available(), reason="needs nvJitLink")
 @pytest.mark.parametrize("vectors", [16, 64, 2048])
 @pytest.mark.parametrize("target", ["sm_80", "sm_89", "sm_90", "sm_90a"])

@@ -149,6 +149,7 @@ def test_a_replayed_graph_drafts_the_same_block(block: Opened) -> None:
 
 
 @of_each
+@pytest.mark.turns(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("exact", [True, False])
 def test_sequences_draft_together_as_each_alone(block: Opened, exact: bool) -> None:

@@ -91,7 +91,7 @@ def mixed(eager: EagerSteps) -> Logits:
     [
         (False, "f16", 16),
         pytest.param(False, "f16", 0, marks=[pytest.mark.full, pytest.mark.slow]),
-        pytest.param(False, "q8_0", 32, marks=pytest.mark.slow),
+        pytest.param(False, "q8_0", 32, marks=[pytest.mark.full, pytest.mark.slow]),
         pytest.param(True, "f32", 0, marks=[pytest.mark.full, pytest.mark.slow]),
     ],
 )

@@ -34,6 +34,7 @@ def model(request: pytest.FixtureRequest, reference_file: Callable[[str], Path])
     return reference_file(request.param)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_model_on_two_devices_has_no_race(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = data / "golden" / "nano-llama-q8_0.gguf"
