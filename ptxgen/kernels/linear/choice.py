@@ -1,4 +1,4 @@
-"""Which kernel multiplies activations with weight matrices, and how much of an SM it may use."""
+"""Choose the kernel that multiplies activations with weight matrices, and its share of an SM."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PACKED_NORMS_FROM = 5
 def takes_gemm(rows: int, exact: bool) -> bool:
     """Whether `Gemm` multiplies this many rows; `choose_linear` serves the others.
 
-    `Gemm` rounds activations to f16, so it is never used where they stay ``exact``. Otherwise it is
+    `Gemm` rounds activations to f16, so it is never used if they stay ``exact``. Otherwise it is
     used from the number of rows on at which it is faster. Measured on an H200, Q4_K, 8 rows: `Gemm`
     takes 51 us (14336 x 4096), 62 us (4096 x 14336) and 21 us (4096 x 4096); with `GemmSmall` a
     whole layer of an 8B model takes 40 us.

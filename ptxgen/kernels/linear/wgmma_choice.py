@@ -12,12 +12,12 @@ On an H200, Q4_K, a chain of launches with programmatic edges, us (rows x vector
 | 512 | 51.7 | 27.2 | 187.9 | 87.3 |
 | 2048 | 155 | 107 | 747 | 356 |
 
-A CTA takes about 0.25 us and 4.1 ns a vector for each 64 rows x 256 columns, if it has warpgroups
-enough: one alone takes three times as long. A cluster of two costs 2.2 us; of four, more than it
-gives.
+A CTA takes about 0.25 us and 4.1 ns a vector for each 64 rows x 256 columns if it has several
+warpgroups; one warpgroup takes three times as long. A cluster of two costs 2.2 us, a cluster of
+four more than it saves.
 
-Four warpgroups take nearly all registers of an SM: the CTAs of the next launch, which often norms
-and packs, begin after them. A step of 32 rows of an 8B Q4_K_M model takes 2.19 ms with four splits
+Four warpgroups take nearly all registers of an SM: the CTAs of the next launch, often a norm with
+packing, start after them. A step of 32 rows of an 8B Q4_K_M model takes 2.19 ms with four splits
 of attention output and down, which are in clusters, with two 2.10.
 
 Of a mixture of 128 experts (qwen3-30b-a3b: 8 of them, 2 x 768 x 2048 Q4_K, 2048 x 768 Q6_K), us

@@ -23,7 +23,7 @@ from urdir.ptxgen.weights.packed import GROUP, GROUP_NBYTES, TILE_SLICES
 
 #: Threads of a warpgroup, whose operand A has 64 rows.
 WARPGROUP = 128
-#: Registers of a thread beside sums.
+#: Registers of a thread except those of sums.
 OTHER_REGISTERS = 64
 
 
@@ -33,9 +33,9 @@ class WgmmaCut:
     activation vectors.
 
     ``row_groups`` * ``splits`` warpgroups multiply. Those of a split take every ``splits``-th tile
-    of the columns. ``cluster`` CTAs share the columns, each with a run of tiles. Weights come
-    ``weight_stages`` tiles ahead for each split, activations ``x_stages`` stages of ``x_slices``
-    slices. ``resident``: CTAs of an SM.
+    of the columns. The ``cluster`` CTAs of a cluster share the columns, each has a run of tiles.
+    Each split has ``weight_stages`` stages of one tile of weights, and ``x_stages`` stages of
+    ``x_slices`` slices of activations. ``resident``: CTAs of an SM.
     """
 
     row_groups: int
@@ -60,7 +60,7 @@ class WgmmaCut:
             or not 1 <= self.cluster <= 8
             or min(self.weight_stages, self.x_stages) < 1
         ):
-            raise PtxgenError(f"{self} is no cut of a product")
+            raise PtxgenError(f"impossible cut of a product: {self}")
 
     @property
     def warpgroups(self) -> int:
@@ -142,7 +142,7 @@ class GemmWgmma(PackedProduct):
 
     @property
     def pairs_at(self) -> int:
-        """Where pair and weight of each vector lie, 8 bytes, of a mixture that goes down."""
+        """Where pair and weight of each vector lie, 8 bytes, for the last products of a mixture."""
         return self.barriers_at + 16 * self.slots
 
     @property
