@@ -176,79 +176,22 @@ def _examples(cls: type[GemmWgmma]) -> Iterator[tuple[str, GemmWgmma]]:
     yield from small_examples(cls, small)
     yield "large tile", cls(q4_k, 200, 512, 201, WgmmaCut(2, 192))
     yield "splits", cls(q4_k, 130, 1280, 17, WgmmaCut(1, 24, splits=4, x_slices=4, x_stages=1))
-    yield (
-        "cluster",
-        cls.of(q6_k, 65, 1280, 20, WgmmaCut(1, 24, 2, 2, x_slices=4, x_stages=2), Residual()),
-    )
-    yield from end_examples(cls, small, replace(small, vectors=16), WgmmaCut(2, 16))
-    oai = Activation("swiglu_oai", limit=1.5)
-    yield (
-        "experts up",
-        cls.of(
-            q4_k,
-            48,
-            512,
-            11,
-            WgmmaCut(2, 16, weight_stages=2, x_stages=2),
-            Gated(),
-            PackedVectors(),
-            mixture=Mixture(7, 2, 16),
-        ),
-    )
-    yield (
-        "experts up, biases",
-        cls.of(
-            q8,
-            80,
-            288,
-            21,
-            WgmmaCut(2, 32, 2, 1, 1, 1, x_slices=4),
-            Bias(),
-            Gated(oai),
-            PackedVectors(),
-            mixture=Mixture(3, 1, 32),
-        ),
-    )
-    yield (
-        "experts without gate",
-        cls.of(
-            f16,
-            32,
-            70,
-            5,
-            replace(small, vectors=16),
-            Activated(Activation("relu2")),
-            PackedVectors(),
-            mixture=Mixture(9, 2, 16),
-        ),
-    )
-    yield (
-        "experts down",
-        cls.of(
-            q6_k,
-            80,
-            256,
-            23,
-            replace(small, vectors=16),
-            Bias(),
-            Weighted(),
-            mixture=Mixture(5, 2, 16),
-        ),
-    )
-    yield (
-        "experts down, splits and cluster",
-        cls(
-            q8,
-            144,
-            1056,
-            40,
-            WgmmaCut(2, 64, 2, 2, 1, 1, x_slices=4),
-            mixture=Mixture(3, 2, 64),
-        ),
-    )
-    yield (
-        "experts with one row each",
-        cls.of(
-            q4_k, 32, 256, 1, replace(small, vectors=16), Weighted(), mixture=Mixture(12, 4, 16)
-        ),
-    )
+    cut = WgmmaCut(1, 24, 2, 2, x_slices=4, x_stages=2)
+    yield "cluster", cls.of(q6_k, 65, 1280, 20, cut, Residual())
+    wide, packed = replace(small, vectors=16), PackedVectors()
+    yield from end_examples(cls, small, wide, WgmmaCut(2, 16))
+    up, limited = Mixture(7, 2, 16), Gated(Activation("swiglu_oai", limit=1.5))
+    cut = WgmmaCut(2, 16, weight_stages=2, x_stages=2)
+    yield "experts up", cls.of(q4_k, 48, 512, 11, cut, Gated(), packed, mixture=up)
+    cut, mixture = WgmmaCut(2, 32, 2, 1, 1, 1, x_slices=4), Mixture(3, 1, 32)
+    biased = cls.of(q8, 80, 288, 21, cut, Bias(), limited, packed, mixture=mixture)
+    yield "experts up, biases", biased
+    relu2, mixture = Activated(Activation("relu2")), Mixture(9, 2, 16)
+    yield "experts without gate", cls.of(f16, 32, 70, 5, wide, relu2, packed, mixture=mixture)
+    down = cls.of(q6_k, 80, 256, 23, wide, Bias(), Weighted(), mixture=Mixture(5, 2, 16))
+    yield "experts down", down
+    cut = WgmmaCut(2, 64, 2, 2, 1, 1, x_slices=4)
+    split = cls(q8, 144, 1056, 40, cut, mixture=Mixture(3, 2, 64))
+    yield "experts down, splits and cluster", split
+    each = cls.of(q4_k, 32, 256, 1, wide, Weighted(), mixture=Mixture(12, 4, 16))
+    yield "experts with one row each", each
