@@ -40,7 +40,9 @@ def joined(then: Then, inputs: dict[str, Any]) -> dict[str, Any]:
     return {PREFIX + name: value for name, value in inputs.items() if name != TAKES[type(then)]}
 
 
-@pytest.mark.parametrize("then", [CONV, SCAN], ids=lambda then: then.name)
+@pytest.mark.parametrize(
+    "then", [CONV, replace(CONV, most=3), SCAN], ids=["convolution", "convolution, ring", "scan"]
+)
 @pytest.mark.parametrize("position", [0, 5, 64, IDLE], ids=["first", "later", "beyond", "idle"])
 def test_a_step_after_a_product_has_the_bits_of_a_launch_of_its_own(
     then: Then, position: int, device: Device
@@ -68,6 +70,7 @@ def test_a_step_after_a_product_has_the_bits_of_a_launch_of_its_own(
         ({"epilogue": (Continued(replace(CONV, rows=2)),)}, "2 rows"),
         ({"epilogue": (Continued(PrefillConv(1, 3, 64, 1, channels=52, taps=4)),)}, "1 segments"),
         ({"epilogue": (Continued(replace(CONV, gated=True)),)}, "gated convolution"),
+        ({"epilogue": (Continued(replace(CONV, most=1, drafted=True)),)}, "drafts more rows"),
         ({"epilogue": (Continued(replace(SCAN, size=32)),)}, "more than 16 values"),
         ({"epilogue": (Residual(), Continued(CONV))}, "gate or residual"),
         (

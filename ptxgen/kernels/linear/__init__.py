@@ -4,7 +4,7 @@
 
     gemv        one row, weights of any type, rounded activations on integer tensor cores
     gemv_f32    1 to 8 rows, everything in f32
-    gemm_small  2 to 8 rows, quantised weights, integer tensor cores
+    gemm_small  2 to 8 rows: integer tensor cores, or those of the weights' floats (BF16, F16)
     gemm        many rows, f16 tensor cores
     gemm_mma, gemm_wgmma  many rows packed as f16
 

@@ -189,6 +189,7 @@ def _then(cls: type[S]) -> dict[str, S]:
         "then a convolution, cluster": cls.of(
             F16, 37, 1120, Bias(), Continued(replace(conv, taps=3, activation=None)), cluster=2
         ),
+        "then a convolution with a ring": i16(Q8, 37, 160, Continued(replace(conv, most=3))),
         "then a scan": i16(Q8, 70, 160, Bias(), Continued(scan)),
         "then a scan of short states": cls.of(
             F32, 70, 37, Continued(replace(scan, size=8, sequences=2)), split=1, sms=2
