@@ -44,7 +44,8 @@ class StepCosts:
         below = max((known for known in self._measured if known < at), default=None)
         near = min(self._measured, default=None) if below is None else below
         scale = 1.0 if near is None else self._measured[near] / self._seconds[near]
-        return scale * self._seconds[at] * max(1.0, rows / ROWS[-1])
+        beyond = max(1.0, rows / ROWS[-1])
+        return float(scale * self._seconds[at] * beyond)
 
     def learn(self, rows: int, seconds: float) -> None:
         """A step of ``rows`` rows took so long."""
