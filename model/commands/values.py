@@ -124,7 +124,7 @@ def json_object(text: str) -> dict[str, Any]:
     except ValueError as exc:
         raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {exc}") from None
     if not isinstance(found, dict):
-        raise argparse.ArgumentTypeError(f'{text!r} is no JSON object such as {{"name": 1}}')
+        raise argparse.ArgumentTypeError(f'{text!r} is not a JSON object such as {{"name": 1}}')
     return found
 
 

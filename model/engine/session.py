@@ -98,7 +98,7 @@ class Session(Owner):
                 raise ModelError(f"logit_bias of token {token}: the vocabulary has {size} tokens")
 
     def close(self) -> None:
-        """Free graphs, cache, state and workspace; closing twice does nothing."""
+        """Free graphs, cache, state and workspace. Idempotent."""
         self._owners.close()
 
 

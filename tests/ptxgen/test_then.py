@@ -20,6 +20,7 @@ from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.epilogue.then import PREFIX, TAKES, Continued, Then
 from urdir.ptxgen.kernels.linear.products.gemv import Gemv
 from urdir.ptxgen.kernels.linear.prologue.gate import Gate
+from urdir.ptxgen.kernels.linear.steps import Step
 from urdir.ptxgen.kernels.recurrent.causal_conv import CausalConv
 from urdir.ptxgen.kernels.recurrent.prefill_conv import PrefillConv
 from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
@@ -96,19 +97,21 @@ def test_heads_that_no_lanes_of_a_warp_have_are_refused(head: int) -> None:
 
 
 def test_a_step_goes_where_one_pass_finishes_all_rows() -> None:
-    request = replace(REQUEST, then=CONV)
+    request = REQUEST.plus(Continued(CONV))
     assert request.continues
     kernel = choose_linear(request)
     assert isinstance(kernel, Gemv)
     assert kernel.epilogue == (Continued(CONV),)
     many = replace(CONV, channels=200_000)
-    assert not replace(REQUEST, matrices=((Q4_K, 200_000),), then=many).continues
-    assert not replace(REQUEST, then=replace(SCAN, size=32)).continues
+    wide = replace(REQUEST, matrices=((Q4_K, 200_000),))
+    assert not wide.plus(Continued(many)).continues
+    assert not REQUEST.plus(Continued(replace(SCAN, size=32))).continues
     assert not REQUEST.continues
 
 
-@pytest.mark.parametrize("field", [{"gate": Gate(SILU)}, {"gained": True}, {"then": CONV}])
-def test_several_vectors_have_launches_of_their_own(field: dict[str, Any]) -> None:
-    assert isinstance(choose_linear(replace(REQUEST, **field)), Gemv)
+@pytest.mark.parametrize("step", [Gate(SILU), SigmoidScaled(), Continued(CONV)])
+def test_several_vectors_have_launches_of_their_own(step: Step) -> None:
+    request = REQUEST.plus(step)
+    assert isinstance(choose_linear(request), Gemv)
     with pytest.raises(PtxgenError, match="takes no"):
-        choose_linear(replace(REQUEST, batch=2, **field))
+        choose_linear(replace(request, batch=2))

@@ -72,8 +72,8 @@ SERVED: tuple[Served, ...] = (
     Served(
         "--no-prefix-sharing --no-cache-prompt",
         _ACCESS,
-        "compute every prompt whole: neither counts nor times tell what was asked before (default: "
-        "prompts of one API key and one 'cache_salt' share their beginnings)",
+        "compute every prompt whole, so that neither counts nor times reveal earlier prompts "
+        "(default: prompts of one API key and one 'cache_salt' share cached prefixes)",
         {"action": "store_false", "dest": "share_prefixes"},
     ),
 )

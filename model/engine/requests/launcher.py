@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("urdir.engine")
 
-#: What a step may be asked for, each of which serves those after it.
+#: Outputs of a step; each includes those after it.
 _OUTPUTS = (Output.LOGITS, Output.LOGPROBS, Output.SAMPLE, Output.GREEDY)
-#: Tokens after which an answer's graphs are looked for anew: fewer than they are prepared before.
+#: Tokens between two searches for the graphs that an answer needs: fewer than the look-ahead.
 _STRIDE = LOOK_AHEAD // 4
 
 
@@ -54,7 +54,7 @@ class _Launch:
 
 
 class Launcher(Owner):
-    """Queues the steps that ``scheduler`` plans for ``answers``, on the device of ``session``.
+    """Queues the steps that ``scheduler`` plans for ``answers`` on the device of ``session``.
 
     A ``clock``, which the launcher closes, times what is read; without one a launch takes the host
     less time.
@@ -95,11 +95,11 @@ class Launcher(Owner):
         return self._ahead.waited_seconds
 
     def launch(self) -> bool:
-        """Plan a step and queue it; False where there is none to queue now, or where a first token
-        would wait for its graph to be recorded.
+        """Plan a step and queue it. False if none can be queued now, or if a first token would wait
+        for the recording of its graph.
 
-        An error while the step is planned ends the requests that it is about, one while it is
-        queued those of the step. Raises an error that none of its requests has by itself.
+        An error in planning ends the requests it concerns, an error in queueing those of the step.
+        Raises an error that no single request causes.
         """
         session = self._session
         if self._ahead and self._next and not session.steps.is_recorded(self._next):
@@ -134,8 +134,8 @@ class Launcher(Owner):
         return True
 
     def wait(self) -> Sequence[StepPlan]:
-        """Wait for the oldest launch; the steps that are complete then. Meanwhile graphs are
-        prepared for the answers that go on."""
+        """Wait for the oldest launch; its steps. Meanwhile graphs are prepared for answers that
+        continue."""
         launch = self._ahead.wait(self._use_wait)
         self._note_time(launch)
         if self.clock is not None and launch.span is not None:
@@ -143,18 +143,18 @@ class Launcher(Owner):
         return launch.plans
 
     def clear(self) -> None:
-        """Forget what is queued: nobody reads it."""
+        """Drop the queued launches unread."""
         self._ahead.clear()
         self._begun_at = None
         self.rest()
 
     def rest(self) -> None:
-        """There is nothing to do for a while, which counts as no time of the device's."""
+        """Pause the clock: the time until the next step is not device time."""
         if self.clock is not None:
             self.clock.rest()
 
     def close(self) -> None:
-        """Wait for what is queued; closing twice does nothing."""
+        """Wait for the queued launches. Idempotent."""
         try:
             while self._ahead:
                 self._ahead.wait()
@@ -181,8 +181,7 @@ class Launcher(Owner):
         state.write_sampling(slot, words)
 
     def _shaped(self, plan: StepPlan) -> _Step | None:
-        """The shape of a step. Requests for which there is none, be they alone, end by that; None
-        where none is left."""
+        """The shape of a step. Requests without a shape even alone fail; None if none is left."""
         try:
             return self._shape(plan)
         except Exception:

@@ -7,8 +7,8 @@
     gemm_small  2 to 8 rows, quantised weights, integer tensor cores
     gemm        many rows, f16 tensor cores
 
-The first three are main loops between steps (`steps`, `spec`): values of `prologue` and `epilogue`.
+All are main loops between steps (`steps`, `product`): values of `prologue` and `epilogue`.
 `products` has the main loops; gemm_mma and gemm_wgmma there take packed activations. `cut` says how
 a launch is cut into CTAs, warps, passes and rings of tiles; every kernel holds its cut as ``cut``.
-`balance` shares SMs among matrices. `plain` makes steps from flags and numbers.
+`balance` shares SMs among matrices.
 """
