@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from urdir.driver import execute
 from urdir.driver.device import Device
+from urdir.driver.stream import Stream
 from urdir.model.engine.generate import Generation
 from urdir.model.engine.realizar import EagerSteps
 from urdir.model.engine.requests.request import Request
@@ -29,6 +31,13 @@ def stepping(
         EagerSteps(session) as eager,
     ):
         yield eager
+
+
+class Eager:
+    """An observer that runs steps launch by launch."""
+
+    def run(self, bound: execute.BoundPlan, stream: Stream) -> None:
+        execute.run(bound, bound.device, stream)
 
 
 class Numbers:

@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.model.stepping import stepping
-from urdir.driver import execute
-from urdir.driver.stream import Stream
+from tests.model.stepping import Eager, stepping
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.requests.request import Request
 from urdir.model.engine.sampling_settings import SamplingSettings
@@ -81,10 +79,6 @@ def test_answers(
 @pytest.mark.slow
 def test_200_greedy_tokens_are_the_same_replayed_and_eager(device_name: str) -> None:
     """A story, replayed as a graph, against the same launches made one by one."""
-
-    class Eager:
-        def run(self, bound: execute.BoundPlan, stream: Stream) -> None:
-            execute.run(bound, bound.device, stream)
 
     count = 200 if device_name == "cuda" else 6
     results = []

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.model.engine.test_speculation import FIXED, Given, few_letters, given
-from urdir.driver import execute
+from tests.model.stepping import Eager
 from urdir.driver.device import Device
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.requests.limits import Limits
@@ -111,10 +111,6 @@ def test_the_context_ends_within_drafts(device: Device, weights: Weights) -> Non
 
 def test_replayed_steps_equal_launches_one_by_one(device: Device, weights: Weights) -> None:
     """In default arithmetic: graphs of several steps with drafts, and their launches."""
-
-    class Eager:
-        def run(self, bound: execute.BoundPlan, stream: Any) -> None:
-            execute.run(bound, bound.device, stream)
 
     requests = [replace(of, limit=28) for of in few_letters(np.random.default_rng(6), 1)]
     settings = SessionSettings(64, drafts=DRAFTS)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.model.stepping import answer, set_sampling, stepping
+from tests.model.stepping import Eager, answer, set_sampling, stepping
 from urdir.driver import execute
 from urdir.driver.device import Device
 from urdir.driver.stream import Stream
@@ -91,12 +91,6 @@ def test_device_argmax_equals_host_argmax(eager: EagerSteps) -> None:
 def test_replay_equals_eager_bit_for_bit(
     device: Device, weights: Weights, kv_dtype: KvDtype, exact: bool
 ) -> None:
-    class Eager:
-        """Runs every step launch by launch."""
-
-        def run(self, bound: execute.BoundPlan, stream: Stream) -> None:
-            execute.run(bound, device, stream)
-
     results = []
     for observer in (None, Eager()):
         with stepping(
@@ -269,10 +263,6 @@ def test_a_batch_on_tensor_cores_equals_single_sequences_within_tolerance(
 @contiguous_and_pages(64)
 def test_crossing_a_bucket_is_invisible(device: Device, weights: Weights, page_len: int) -> None:
     """From incremental attention to flash decoding at 256 keys, replayed and eager, and back."""
-
-    class Eager:
-        def run(self, bound: execute.BoundPlan, stream: Stream) -> None:
-            execute.run(bound, device, stream)
 
     tokens = [int(t) for t in np.random.default_rng(4).integers(0, 320, 253)]
     results = []

@@ -14,9 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.model.stepping import stepping
-from urdir.driver import execute
-from urdir.driver.stream import Stream
+from tests.model.stepping import Eager, stepping
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.realizar import EagerSteps
 from urdir.model.engine.runner import Observer
@@ -162,10 +160,6 @@ def test_default_logits_are_at_least_as_near_as_llama_cpp_s(family: Family) -> N
 @pytest.mark.turns(3)
 @pytest.mark.slow
 def test_a_replayed_graph_gives_the_bits_of_its_launches(family: Family) -> None:
-    class Eager:
-        def run(self, bound: execute.BoundPlan, stream: Stream) -> None:
-            execute.run(bound, bound.device, stream)
-
     results = []
     for observer in (None, Eager()):
         with family.by_default(observer) as eager:

@@ -13,10 +13,8 @@ import gguf as gguf_package
 import numpy as np
 import pytest
 
-from tests.model.stepping import logits_of, logits_of_each, stepping
-from urdir.driver import execute
+from tests.model.stepping import Eager, logits_of, logits_of_each, stepping
 from urdir.driver.operation import Launch
-from urdir.driver.stream import Stream
 from urdir.model.engine.batch import Output
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.realizar import EagerSteps
@@ -53,13 +51,6 @@ ONE_ARCHITECTURE = [
 ]
 EXACT_RELATIVE_RMS = 1e-4
 FEW = 4
-
-
-class Eager:
-    """Runs a step launch by launch."""
-
-    def run(self, bound: execute.BoundPlan, stream: Stream) -> None:
-        execute.run(bound, bound.device, stream)
 
 
 def _logits(path: Path, device: str, kv_dtype: str, tokens: list[int], exact: bool) -> np.ndarray:

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.model.stepping import Numbers
-from urdir.driver import execute
+from tests.model.stepping import Eager, Numbers
 from urdir.driver.device import Device
 from urdir.model.engine.batch import Batch, Output, StepShape
 from urdir.model.engine.engine import Engine
@@ -296,10 +295,6 @@ def test_no_graph_is_recorded_for_the_last_drafts(
 
 def test_replayed_steps_equal_launches_one_by_one(device: Device, weights: Weights) -> None:
     """The tokens of a graph of several steps with drafts, and of its launches on a stream."""
-
-    class Eager:
-        def run(self, bound: execute.BoundPlan, stream: Any) -> None:
-            execute.run(bound, bound.device, stream)
 
     requests = [Request(prompt=(3, 1, 4, 3, 1, 4), settings=GREEDY, limit=30)]
     settings = replace(PLAIN, exact=False, drafts=FIXED)
