@@ -35,7 +35,8 @@ PACKED_FROM = 4
 #: sequences of an 8B Q4_K_M model takes 1.450 ms so, else 1.506.
 PACKED_NORMS_FROM = 5
 #: Bytes of float matrices from which on `GemmSmall` multiplies them. Smaller ones, of routers and
-#: gates, are read in a launch's latency, and keep f32 activations.
+#: gates, are read in a launch's latency, and keep f32 activations. On an H200 a step of 2, 4 and 8
+#: sequences of an 8B BF16 model takes 3.97, 3.94 and 4.30 ms, by `GemvF32` 4.4, 6.9 and 11.8.
 FLOATS_NBYTES = 2 << 20
 
 

@@ -45,6 +45,9 @@ TARGETS = ("sm_90a",)
 FEW_SHAPES, MANY_SHAPES = ((1, 4), (1, 2), (4, 1), (2, 2), (2, 1)), ((2, 1), (1, 1))
 #: The most vectors of a CTA with activations of a whole tile in a stage, and of any.
 FEW, MOST = 64, 128
+#: Up to so many vectors splits as well, with activations of a whole tile in a stage: a warpgroup
+#: alone takes longer than the tiles of two.
+SPLIT_SHAPES, SPLIT_MOST = ((1, 2),), 96
 #: Stages of weights, and stages of activations and their slices, deepest first.
 RINGS = ((4, 3, 4), (3, 2, 4), (2, 2, 4), (3, 4, 1), (2, 4, 1), (2, 3, 1), (1, 3, 1))
 #: us: of a CTA for a tile of an operand, per vector, of a warpgroup alone, and of a cluster.
@@ -106,8 +109,10 @@ def _cuts(product: GemmWgmma, sms: int) -> Iterator[WgmmaCut]:
     whole = GROUP * ceil_div(product.batch, GROUP)
     half = GROUP * ceil_div(whole // GROUP, 2)
     few = whole <= FEW
+    shapes: tuple[tuple[int, int], ...] = FEW_SHAPES if few else MANY_SHAPES
+    shapes += SPLIT_SHAPES if FEW < whole <= SPLIT_MOST else ()
     for vectors in sorted({whole} if few else {v for v in (whole, half, FEW, MOST) if v <= MOST}):
-        for groups, splits in FEW_SHAPES if few else MANY_SHAPES:
+        for groups, splits in shapes:
             for cluster in (1, 2):
                 cut = _deepest(product, groups, splits, cluster, vectors)
                 if cut is not None and (cluster == 1 or _ctas(replace(product, cut=cut)) <= sms):
@@ -124,7 +129,7 @@ def _deepest(
 ) -> WgmmaCut | None:
     """With the deepest rings that fit; None where none does."""
     for weights, activations, slices in RINGS:
-        if (vectors > FEW) == (slices == TILE_SLICES):
+        if (vectors <= FEW or splits > 1) != (slices == TILE_SLICES):
             continue
         try:
             cut = WgmmaCut(groups, vectors, splits, cluster, weights, activations, slices, resident)

@@ -176,6 +176,7 @@ def _examples(cls: type[GemmWgmma]) -> Iterator[tuple[str, GemmWgmma]]:
     yield from small_examples(cls, small)
     yield "large tile", cls(q4_k, 200, 512, 201, WgmmaCut(2, 192))
     yield "splits", cls(q4_k, 130, 1280, 17, WgmmaCut(1, 24, splits=4, x_slices=4, x_stages=1))
+    yield "splits of many", cls(q6_k, 70, 1280, 75, WgmmaCut(1, 80, 2, 1, 2, 2, x_slices=4))
     cut = WgmmaCut(1, 24, 2, 2, x_slices=4, x_stages=2)
     yield "cluster", cls.of(q6_k, 65, 1280, 20, cut, Residual())
     wide, packed = replace(small, vectors=16), PackedVectors()
