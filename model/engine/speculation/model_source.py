@@ -45,7 +45,8 @@ from urdir.ptxgen.kernels.argmax import Argmax
 from urdir.ptxgen.kernels.speculation.add_draft import AddDraft
 from urdir.ptxgen.kernels.speculation.block_rows import BlockRows
 from urdir.ptxgen.kernels.speculation.draft_rows import DraftRows
-from urdir.ptxgen.kernels.speculation.hidden_before import HiddenBefore, HoldHidden
+from urdir.ptxgen.kernels.speculation.hidden_before import HiddenBefore
+from urdir.ptxgen.kernels.speculation.hold_hidden import HoldHidden
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
