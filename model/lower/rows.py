@@ -39,8 +39,8 @@ class Rows:
     The last ``prompt`` are up to ``segments`` segments of prompts: tokens of one sequence side by
     side. Their bounds are ``segment`` (segments, 2) u32, as `RecurrentRows` has them. Where a
     sequence ``begins`` with them, they are its first tokens, and there are no other rows. Else they
-    may ``walk``. Where there are ``drafts``, several rows are of one sequence: its last token, and
-    drafts of those after it.
+    may ``walk``. Where there are ``drafts``, several rows side by side are of one sequence: its last
+    token, and up to so many drafts of those after it.
     """
 
     count: int
@@ -52,12 +52,12 @@ class Rows:
     segment: Slice | None = None
     begins: bool = False
     walk: RowsWalk | None = None
-    drafts: bool = False
+    drafts: int = 0
 
     @property
     def attend_to_each_other(self) -> bool:
         """Whether some rows are of one sequence: their keys must be in the cache before."""
-        return self.prompt > 0 or self.drafts
+        return self.prompt > 0 or self.drafts > 0
 
     @classmethod
     def of(
@@ -69,10 +69,10 @@ class Rows:
         segments: int = 1,
         begins: bool = False,
         walk: Blocks = NO_BLOCKS,
-        drafts: bool = False,
+        drafts: int = 0,
     ) -> Rows:
         """``count`` rows of a step in ``state``, the last ``prompt`` of them of prompts, which may
-        ``walk``; or with ``drafts`` among them."""
+        ``walk``; or with up to ``drafts`` drafts of each sequence among them."""
         if not prompt:
             return cls(count, keys, 0, state["sequence"], state["position"], drafts=drafts)
         at = state["step_sequence"], state["step_position"]
