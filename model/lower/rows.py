@@ -39,8 +39,8 @@ class Rows:
     The last ``prompt`` are up to ``segments`` segments of prompts: tokens of one sequence side by
     side. Their bounds are ``segment`` (segments, 2) u32, as `RecurrentRows` has them. Where a
     sequence ``begins`` with them, they are its first tokens, and there are no other rows. Else they
-    may ``walk``. Where there are ``drafts``, several rows side by side are of one sequence: its last
-    token, and up to so many drafts of those after it.
+    may ``walk``. Where there are ``drafts``, several rows side by side are of one sequence: its
+    last token, and up to so many drafts of those after it.
     """
 
     count: int

@@ -77,7 +77,10 @@ class SessionBudget:
                 units=0 if exact else _units(config, cache.max_len, rows, chunks[-1]),
                 drafts=drafts,
             ),
-            workspace=workspace_sizes(config, cache, rows, chunks[-1], sm_count, exact),
+            workspace=workspace_sizes(
+                *(config, cache, rows, chunks[-1], sm_count, exact),
+                drafts=0 if drafts is None else drafts.most,
+            ),
             exchange=ExchangeShape.of(config, rows, rows + chunks[-1]),
             graphs=GRAPH_BYTES
             + MORE_GRAPH_BYTES * (len(row_buckets(sequences if drafts is None else rows)) - 1),

@@ -39,8 +39,8 @@ RING_NBYTES, LARGE_SHARED = 112 << 10, (90, 100)
 #: rows are cut from 8,192 on, not 16,384. 2 rows: 1.682 and 1.729 at 4,096. 4 rows take 2.101 with
 #: clusters of four, 2.024 without. The limit on head width keeps a CTA beside one of the products.
 ONE_RING_NBYTES, NARROW = 85 << 10, 128
-#: Rows of a sequence that share a read of its keys at most: of heads that are narrow, and of wider
-#: ones. The sums of more do not fit the registers of the only CTA of an SM, which has the same ring.
+#: Rows of a sequence that share a read of its keys at most: of narrow heads, and of wider ones. The
+#: sums of more do not fit the registers of the only CTA of an SM.
 RUN, WIDER_RUN = 4, 2
 #: Minimum keys of a chunk, and for several rows the approximate number (see `FlashDecode`). 32 rows
 #: of 4,128 keys take 123 us in a chunk each, 134 in three, 136 in five; with q8_0 74 and 86.
@@ -147,8 +147,8 @@ def decode_attention(
     ``token`` the kernel also prepares and appends the rows' new tokens; the choice is the same.
     With the device's native ``target`` it may use clusters, whose rows have fewer chunks. ``packs``
     requests packed heads, which some shapes support: then the kernel ``packs``. With drafts up to
-    ``run`` rows side by side are consecutive tokens of a sequence: they may share reads of its
-    keys. Raises PtxgenError for unsupported shapes.
+    ``run`` rows side by side are consecutive tokens of a sequence, and may share reads of its keys:
+    then partial results take more. Raises PtxgenError for unsupported shapes.
     """
     incremental = IncrementalAttention(heads, layout, rows, scores, token)
     incremental = replace(incremental, packs=packs and incremental.can_pack)
@@ -163,12 +163,12 @@ def decode_attention(
     if min(scores.span or max_keys, max_keys) <= whole:
         return _spread(incremental, sm_count)
     split = split_attention(incremental, max_keys, sm_count)
+    if run > 1 and (shared := _shared(split, run, sm_count, target)) is not None:
+        return shared
     if not target:
         return split
     if rows == 1:
         near = _one_near(split, max_keys, sm_count, target)
-    elif run > 1 and (shared := _shared(split, run, sm_count, target)) is not None:
-        near = shared
     else:
         near = _near(split, sm_count, target)
     return near if near.target_on(target) else split
@@ -206,9 +206,10 @@ def _near(split: FlashDecode, sm_count: int, target: str) -> FlashDecode:
 
 def _shared(split: FlashDecode, run: int, sm_count: int, target: str) -> FlashDecode | None:
     """The kernel for several rows of each sequence, up to ``run``, that share reads of keys, with
-    one CTA per SM; None where it is not supported."""
+    one CTA per SM; None where it is not supported. Without a ``target``: on a device where it
+    is."""
     widest = max(split.head_dim, split.value_dim)
-    if widest > WIDE or not _has_much_memory(target):
+    if widest > WIDE or (target and not _has_much_memory(target)):
         return None
     most = min(RUN if widest <= NARROW else WIDER_RUN, 2 if run == 2 else RUN)
     alone = replace(split, ctas=max(1, sm_count // split.head_tiles), ring=ONE_RING_NBYTES)
