@@ -117,6 +117,17 @@ def test_clusters(device: Device, cluster: int, most: int) -> None:
     check(device, spec, rows_of([(140, 7, 1), (15, 3, 1), (1, 4, 0)]), 8)
 
 
+@pytest.mark.parametrize("group", [1, 2, 3, 5, 7, 8])
+@pytest.mark.parametrize(("cluster", "packs"), [(1, False), (1, True), (2, False), (2, True)])
+def test_groups_of_any_size(device: Device, group: int, cluster: int, packs: bool) -> None:
+    """Tiles of heads that a KV head's last one does not fill, of rows in chunks and whole."""
+    layout = KvLayout(4, 2, 150, 64, "f16")
+    scores = Scores(sinks=True)
+    spec = FlashDecode(2 * group, layout, 16, scores, ctas=3, least=16, cluster=cluster)
+    spec = replace(spec, ring=RING, run=4, packs=packs and spec.can_pack)
+    check(device, spec, rows_of([(140, 7, 0), (15, 3, 1), (1, 4, 0), (5, 1, 0)]), group)
+
+
 def test_it_equals_single_rows(device: Device) -> None:
     """Within tolerance; rows that are alone to the bit, if chunks are the same."""
     layout = KvLayout(3, 1, 200, 128, "f16")
@@ -149,7 +160,6 @@ def test_no_spills(dtype: Any, head_dim: int, run: int) -> None:
         (4, KvLayout(1, 1, 64, 64, "f16"), {"run": 3}),
         (4, KvLayout(1, 1, 64, 64, "f16"), {"rows": 1}),
         (4, KvLayout(1, 1, 64, 64, "f32"), {}),
-        (3, KvLayout(1, 1, 64, 64, "f16"), {}),
         (4, KvLayout(1, 1, 64, 128, "f16"), {"run": 4}),
         (4, KvLayout(1, 1, 64, 64, "f16"), {"token": OwnToken(Rotation(64, "half"))}),
     ],

@@ -104,6 +104,11 @@ class DecodeCta:
         return "k" if self.keeps_keys else "kv"
 
     @property
+    def has_holes(self) -> bool:
+        """Whether places of heads that the last tile lacks lie between those of rows."""
+        return self.rows > 1 and self.spec.group % self.tile > 0
+
+    @property
     def outputs_each(self) -> int:
         """Outputs that a thread merges at once: neighbours, of one head."""
         outputs = self.vectors * self.value_dim

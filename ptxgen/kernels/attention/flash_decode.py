@@ -52,7 +52,7 @@ class FlashDecode(DecodeAttention):
     With a ``run`` (2 or 4) up to so many consecutive tokens of a sequence in neighbouring rows, as
     the rows of drafts are, share one read of its keys and values: a CTA multiplies them with the
     heads of all these rows. The chunks are those of the first such row; the last one also has the
-    keys of the others. On tensor cores, without a ``token``, for groups of whole tiles of heads.
+    keys of the others. On tensor cores, without a ``token``.
 
     Between launches ``arrived`` is 0. ``partial`` (sums of weights times V) and ``softmax`` (the
     maximum exponent of 2 that they are relative to, and the sum of weights) belong to a launch.
@@ -86,16 +86,14 @@ class FlashDecode(DecodeAttention):
         if self.run not in (1, 2, 4) or not self.can_share(self.run):
             raise PtxgenError(
                 f"{self.run} rows of a sequence at once: 1, or on tensor cores, without a token, "
-                f"of whole tiles of heads, 2 or 4 whose sums fit {self.sums_room} bytes"
+                f"2 or 4 whose sums fit {self.sums_room} bytes"
             )
 
     def can_share(self, run: int) -> bool:
         """Whether ``run`` rows of a sequence can share a read of its keys."""
         sums = 4 * WARPS * run * self.tile * (self.value_dim + 2)
-        is_whole = self.group % self.tile == 0
         is_plain = self.token is None and self.rows > 1
-        fits = self.suits_tensor_cores and is_plain and is_whole and sums <= self.sums_room
-        return run == 1 or fits
+        return run == 1 or (self.suits_tensor_cores and is_plain and sums <= self.sums_room)
 
     @property
     def rows_at_once(self) -> int:
@@ -300,7 +298,9 @@ class FlashDecode(DecodeAttention):
         return plain_examples(cls) | examples_with_a_token(cls) | examples_of_drafts(cls)
 
     def bytes_moved(self) -> int:
-        """K and V of every row at full length, queries and output, and the chunks' sums twice."""
+        """K and V of every row at full length, or as few times as rows can share; queries and output,
+        and the chunks' sums twice."""
         parts = 2 * self.chunks * (self.value_dim + 2) if self.chunks > 1 else 0
         ends = self.head_dim + self.value_dim + parts
-        return self._kv_bytes() + 4 * self.rows * self.heads * ends
+        reads = self._kv_bytes() // self.rows * ceil_div(self.rows, self.run)
+        return reads + 4 * self.rows * self.heads * ends

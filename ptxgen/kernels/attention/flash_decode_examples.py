@@ -312,6 +312,9 @@ def examples_of_drafts(cls: Callable[..., S]) -> dict[str, S]:
             run=4,
             packs=True,
         ),
+        "drafts of three heads": cls(
+            6, KvLayout(2, 2, 90, 64, "f16"), 7, ctas=6, least=16, most=32, run=2
+        ),
         "drafts of 40 rows": cls(2, KvLayout(9, 1, 60, 64, "f16"), 40, ctas=5, least=16, run=4),
         "drafts in one chunk": cls(2, KvLayout(3, 1, 60, 64, "q8_0"), 9, ctas=2, run=2),
     }

@@ -28,7 +28,7 @@ class LatentCta:
         layout = spec.layout
         self.spec, self.target, self.layout, self.tile = spec, target, layout, spec.tile
         # a CTA takes one row
-        self.rows = 1
+        self.rows, self.has_holes = 1, False
         self.half = layout.dtype
         # the bits of an f32 that one of its two parts holds exactly
         self.high_bits = "0xFFFF0000" if self.half == "bf16" else "0xFFFFE000"
