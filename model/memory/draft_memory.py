@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from urdir.driver.stream import Stream
     from urdir.model.families.config import Config
     from urdir.model.memory.cache_shape import CacheShape
+    from urdir.model.memory.draft_model import DraftModel
 
 Words = npt.NDArray[np.uint32]
 
@@ -40,12 +41,30 @@ def draft_workspace_sizes(
     """Bytes of every intermediate of a draft, for steps of ``rows`` rows that choose a token and
     ``chunk`` rows of prompts beside them. ``widths`` are the values of a row of what it has beside
     its layers (`speculation.draft`), by name; products may read all of them packed."""
-    sizes = workspace_sizes(config, cache, rows, chunk, sm_count, exact)
+    # a draft by itself may take two tokens of a sequence at once
+    sizes = workspace_sizes(config, cache, rows, chunk, sm_count, exact, drafts=1)
     most = rows + chunk
     sizes |= {name: 4 * width * most for name, width in widths.items()}
     if "packed" in sizes:
-        sizes["packed"] = max(sizes["packed"], packed_nbytes(most, max(widths.values())))
+        sizes["packed"] = max(sizes["packed"], packed_nbytes(most, max([0, *widths.values()])))
     return sizes
+
+
+def with_draft(
+    work: Mapping[str, int],
+    draft: DraftModel,
+    cache: CacheShape,
+    rows: int,
+    chunk: int,
+    sm_count: int,
+    *,
+    exact: bool,
+) -> dict[str, int]:
+    """Bytes of the intermediates of a session whose steps draft as well. Model and draft run one
+    after the other, so they have the same buffers, as large as the larger of both needs."""
+    shape = (cache, draft.passed * rows, chunk, sm_count)
+    own = draft_workspace_sizes(draft.config, *shape, exact=exact, widths=draft.widths)
+    return {n: max(work.get(n, 0), own.get(n, 0)) for n in dict.fromkeys((*work, *own))}
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from urdir.model.graph.graph import Graph
 from urdir.model.graph.ops import Norm, Product
 from urdir.model.graph.tensor import Tensor
 from urdir.model.lower.arguments import without_none
-from urdir.model.lower.chain import NO_ENDS, Chain, Ends
+from urdir.model.lower.chain import Chain
 from urdir.model.lower.linear import lower_together
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.parts import LayerParts, StepParts
@@ -24,6 +24,8 @@ from urdir.ptxgen.kernels.argmax import Argmax
 from urdir.ptxgen.kernels.concat import Concat
 from urdir.ptxgen.kernels.draft_token import DraftToken
 from urdir.ptxgen.kernels.embedding import Embedding
+from urdir.ptxgen.kernels.linear.epilogue.activation import Bounded, Scaled
+from urdir.ptxgen.kernels.linear.steps import Epilogue
 from urdir.ptxgen.kernels.normalise import Normalise
 
 if TYPE_CHECKING:
@@ -68,7 +70,7 @@ class DraftProduct:
     label: str
     weights: Weights
     of: Linear
-    ends: Ends = NO_ENDS
+    ends: tuple[Epilogue, ...] = ()
 
 
 class DraftLaunches(Protocol):
@@ -182,7 +184,7 @@ def append_logits(
 ) -> None:
     """The logits of the norm of x, in the draft's workspace."""
     config = parts.own.config
-    ends = Ends(scale=config.logit_scale, softcap=config.softcap)
+    ends = (*Scaled.by(config.logit_scale), *Bounded.within(config.softcap))
     output = replace(output, ends=ends)
     append_product(plan, parts.own, rows, output, x, parts.own.work["logits"], norm)
 
@@ -221,18 +223,27 @@ def append_draft(
     for later in range(head + 1, draft.heads):
         draft.append_keys(plan, rows, later, tokens, hidden)
     draft.append_head(plan, rows, head, tokens, hidden)
-    append_tokens_of(plan, parts, rows.count, chain.drafts, chain.length, step + 1)
+    append_token(plan, parts, rows.count, work["logits"], chain, step + 1)
     advance = Advance(parts.target.state.max_len, rows.count, rows.count, sampling=False)
     plan.launch(advance, "draft.advance", position=rows.position)
 
 
-def append_tokens_of(
-    plan: Plan, parts: DraftParts, rows: int, tokens: Slice, columns: int, column: int
+def append_token(
+    plan: Plan, parts: DraftParts, rows: int, logits: Slice, chain: DraftChain, column: int
 ) -> None:
-    """tokens[r, column] = the model's token of the highest logit of each row in the workspace."""
+    """The model's token of the highest logit of each row (rows, vocab) f32, into a column of
+    ``chain``."""
+    append_tokens_of(plan, parts, rows, logits, (chain.drafts, chain.length, column))
+
+
+def append_tokens_of(
+    plan: Plan, parts: DraftParts, rows: int, logits: Slice, to: tuple[Slice, int, int]
+) -> None:
+    """tokens[r, column] = the model's token of the highest logit of each row (rows, vocab) f32;
+    ``to``: the tokens, of how many columns, and the column."""
     vocab, own, work = parts.own.config.vocab_size, parts.token_map, parts.own.work
-    argmax = Argmax(n=vocab, rows=rows)
-    plan.launch(argmax, "draft.argmax", logits=work["logits"], ranks=work["ranks"])
+    argmax, (tokens, columns, column) = Argmax(n=vocab, rows=rows), to
+    plan.launch(argmax, "draft.argmax", logits=logits, ranks=work["ranks"])
     mapped = 0 if own is None else vocab
     kernel = DraftToken(argmax.slices, columns, column, rows=rows, mapped=mapped)
     plan.launch(kernel, "draft.token", ranks=work["ranks"], tokens=tokens, **without_none(map=own))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 #: What acceptance takes of the state.
-_STATE = ("sequence", "place", "position", "found", "tokens", "known", "settings")
+_STATE = ("sequence", "place", "position", "found", "given", "tokens", "known", "settings")
 
 
 def append_placed_rows(
@@ -31,7 +31,7 @@ def append_placed_rows(
         (source or NgramSource(state.drafts)).append(plan, parts, shape)
     rows = shape.outputs if shape.prompt else shape.rows
     beside = shape.decode if shape.prompt else 0
-    kernel = PlaceRows(state.max_len, rows, state.sequences, beside=beside)
+    kernel = PlaceRows(state.max_len, rows, state.sequences, beside, state.drafts_states)
     plan.launch(kernel, "rows", **{p.name: state[p.name] for p in kernel.params})
 
 

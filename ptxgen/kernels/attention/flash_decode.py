@@ -298,8 +298,8 @@ class FlashDecode(DecodeAttention):
         return plain_examples(cls) | examples_with_a_token(cls) | examples_of_drafts(cls)
 
     def bytes_moved(self) -> int:
-        """K and V of every row at full length, or as few times as rows can share; queries and output,
-        and the chunks' sums twice."""
+        """K and V of every row at full length, of as few as rows can share; queries and output, and
+        the chunks' sums twice."""
         parts = 2 * self.chunks * (self.value_dim + 2) if self.chunks > 1 else 0
         ends = self.head_dim + self.value_dim + parts
         reads = self._kv_bytes() // self.rows * ceil_div(self.rows, self.run)

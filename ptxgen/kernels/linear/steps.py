@@ -1,4 +1,4 @@
-"""What a product does beside its main loop, as values: steps before it and steps after it.
+"""Steps of a product, as values: what it does before its main loop and after it.
 
 A product has a tuple of each. A step owns its parameters, its numpy reference, what it needs of
 shared memory and registers, and its macros: `Step.stem` names their file, in
@@ -7,15 +7,13 @@ shared memory and registers, and its macros: `Step.stem` names their file, in
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
-from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.spec import Access, Array, KernelSpec, Param
 from urdir.ptxgen.weights.formats import Format
@@ -37,14 +35,19 @@ class Part(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What the reference of a step has beside its operand: the ``inputs`` of the launch, and the
-    ``outputs`` that steps have written. ``part``: the matrix that is multiplied, of a prologue the
-    first one."""
+    """What the reference of a step receives besides its operand: the ``inputs`` of the launch, and
+    the ``outputs`` that steps have written. ``part``: the matrix that is multiplied; the first one
+    for a prologue.
+
+    Of experts, row i of y is the product of the pair (row and slot) ``pairs[i]`` with the matrix of
+    ``experts[i]``."""
 
     product: Product
     part: Part
     inputs: Mapping[str, Any]
     outputs: dict[str, Array]
+    experts: Array | None = None
+    pairs: Array | None = None
 
 
 class Step:
@@ -71,7 +74,7 @@ class Step:
         return ()
 
     def stored(self, param: Param, product: Product) -> Param:
-        """A parameter of the product or of another step, as it is in memory with this step."""
+        """A parameter of the product or of another step, in the layout that this step requires."""
         return param
 
     def make_inputs(self, product: Product, rng: np.random.Generator) -> dict[str, Any]:
@@ -86,7 +89,7 @@ class Step:
 
     @property
     def text(self) -> str:
-        """What it does, for a template's contract; empty where the formula says it."""
+        """What it does, for a template's contract; empty if the formula says it."""
         return ""
 
 
@@ -97,12 +100,12 @@ class Prologue(Step):
 
     @property
     def vectors(self) -> int:
-        """Vectors of its weights and operands, for which a thread has registers beside x."""
+        """Vectors of its weights and operands that a thread holds in registers besides x."""
         return 0
 
     @property
     def held_vectors(self) -> int:
-        """Those of them that a thread holds until all of x is made."""
+        """Vectors of these that a thread holds until x is complete."""
         return 0
 
     @property
@@ -145,31 +148,17 @@ def find(steps: Iterable[Step], kind: type[S]) -> S | None:
     return next((step for step in steps if isinstance(step, kind)), None)
 
 
-def check_steps(name: str, steps: tuple[S, ...], takes: tuple[type[S], ...]) -> None:
-    """Raise PtxgenError for a step that the product called ``name`` does not take, and for an order
-    other than that of ``takes``."""
-    places = []
-    for step in steps:
-        if type(step) not in takes:
-            known = ", ".join(kind.stem for kind in takes)
-            raise PtxgenError(f"{name}: takes no {step.stem}: {known} in this order")
-        places.append(takes.index(type(step)))
-    if any(a >= b for a, b in pairwise(places)):
-        given = ", ".join(step.stem for step in steps)
-        known = ", ".join(kind.stem for kind in takes)
-        raise PtxgenError(f"{name}: {given}: each at most once, in the order {known}")
-
-
 class Product(KernelSpec):
-    """y = W x of a matrix W (rows, cols), between the steps of a ``prologue`` and an ``epilogue``.
-
-    ``others``: (format, rows) of more matrices for the same x, each with its own y.
+    """What steps know of their product: y = W x of a matrix W (rows, cols) and of ``others``,
+    (format, rows) of more matrices for the same x, each with its own y.
     """
 
     format: Format
     rows: int
     cols: int
     batch: int
+    prologue: tuple[Prologue, ...] = ()
+    epilogue: tuple[Epilogue, ...] = ()
     others: tuple[tuple[Format, int], ...] = ()
 
     @property
@@ -183,14 +172,24 @@ class Product(KernelSpec):
         return 1
 
     @property
-    def prologue(self) -> tuple[Prologue, ...]:
-        """What x goes through before it is multiplied, in order."""
+    def pair_shape(self) -> tuple[str, ...]:
+        """Shape of what each pair of a row and an expert has; empty without experts."""
         return ()
 
     @property
-    def epilogue(self) -> tuple[Epilogue, ...]:
-        """What the product goes through, in order."""
-        return ()
+    def parts(self) -> Sequence[Part]:
+        """The matrices with a product of their own."""
+        raise NotImplementedError
+
+    @property
+    def formats(self) -> tuple[Format, ...]:
+        """The types of the matrices."""
+        return (self.format, *(fmt for fmt, _ in self.others))
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of x."""
+        return self.batch
 
     @cached_property
     def fused(self) -> tuple[Prologue | Epilogue, ...]:
@@ -206,12 +205,16 @@ class Product(KernelSpec):
         return self.find(kind) is not None
 
     def step(self, stem: str) -> Prologue | Epilogue | None:
-        """The step of a name, as templates ask for it."""
+        """The step of a name, for templates."""
         return next((step for step in self.fused if step.stem == stem), None)
 
     def epilogue_of(self, part: Part) -> tuple[Epilogue, ...]:
         """The steps after the product of one of the matrices."""
         return tuple(step for step in self.epilogue if step.of_part(part))
+
+    def bias_shape(self, part: Part) -> tuple[str | int, ...]:
+        """The shape of the biases of a matrix."""
+        return (part.rows,)
 
     @property
     def gated(self) -> bool:
