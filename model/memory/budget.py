@@ -73,7 +73,8 @@ class SessionBudget:
         chunks = chunks_of(exact, min(settings.chunk, settings.context))
         # steps ahead of the reader may be undone, and drafts
         cache = CacheShape.of(config, settings, rows=max(chunks[-1], mailbox_slots(drafts)))
-        work = workspace_sizes(config, cache, rows, chunks[-1], sm_count, exact)
+        shape = config, cache, rows, chunks[-1], sm_count, exact
+        work = workspace_sizes(*shape, drafts=0 if drafts is None else drafts.most)
         draft: Mapping[str, int] = {}
         if (beside := settings.draft_model) is not None and drafts is not None:
             own = cache.after(config.n_layers)

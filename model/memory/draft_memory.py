@@ -41,7 +41,8 @@ def draft_workspace_sizes(
     """Bytes of every intermediate of a draft, for steps of ``rows`` rows that choose a token and
     ``chunk`` rows of prompts beside them. ``widths`` are the values of a row of what it has beside
     its layers (`speculation.draft`), by name; products may read all of them packed."""
-    sizes = workspace_sizes(config, cache, rows, chunk, sm_count, exact)
+    # a draft by itself may take two tokens of a sequence at once
+    sizes = workspace_sizes(config, cache, rows, chunk, sm_count, exact, drafts=1)
     most = rows + chunk
     sizes |= {name: 4 * width * most for name, width in widths.items()}
     if "packed" in sizes:

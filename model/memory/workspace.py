@@ -76,10 +76,16 @@ def saved(name: str) -> str:
 
 
 def workspace_sizes(
-    config: Config, cache: CacheShape, rows: int, chunk: int, sm_count: int, exact: bool
+    config: Config,
+    cache: CacheShape,
+    rows: int,
+    chunk: int,
+    sm_count: int,
+    exact: bool,
+    drafts: int = 0,
 ) -> dict[str, int]:
     """Bytes of every intermediate, for steps of ``rows`` rows that choose a token, with prompts of
-    ``chunk`` rows beside them.
+    ``chunk`` rows beside them; or with up to ``drafts`` drafts of each sequence among them.
 
     All are f32 but the ranks, u64, and packed vectors, f16. ``scaled`` and ``summary`` are for as
     many rows as products of few rows take. Logits (as they are chosen from, and as
@@ -110,7 +116,9 @@ def workspace_sizes(
     sizes["ranks"] = 8 * Argmax(n=config.vocab_size).slices * rows
     sizes |= _mixture_sizes(config, most, exact)
     sizes |= _chunk_sizes(config, cache, rows, chunk, exact)
-    return sizes | _partial_sizes(config, cache, max(rows, chunk) if exact else rows, sm_count)
+    if exact:
+        return sizes | _partial_sizes(config, cache, max(rows, chunk), sm_count, {1})
+    return sizes | _partial_sizes(config, cache, rows, sm_count, {1, 1 + drafts})
 
 
 def _chunk_sizes(
@@ -244,16 +252,19 @@ def _recurrent_widths(mixers: Sequence[Recurrent]) -> dict[str, int]:
     }
 
 
-def _partial_sizes(config: Config, cache: CacheShape, rows: int, sm_count: int) -> dict[str, int]:
-    """Bytes of the partial results of split attention: the most that a step of up to ``rows`` rows
-    needs in any length bucket."""
+def _partial_sizes(
+    config: Config, cache: CacheShape, rows: int, sm_count: int, runs: set[int]
+) -> dict[str, int]:
+    """Bytes of the partial results of split attention: the most that a step of up to ``rows`` rows,
+    with any of these ``runs`` of a sequence, needs in any length bucket."""
     shapes = {
         (mixer.heads, mixer.scores, cache.layout(index))
         for index, layer in enumerate(config.layers)
         if (mixer := layer.attention) is not None
     }
     return most_partial(
-        decode_attention(heads, layout, bucket, sm_count, rows=count, scores=scores)
+        decode_attention(heads, layout, bucket, sm_count, rows=count, scores=scores, run=run)
+        for run in runs
         for heads, scores, layout in shapes
         for bucket in length_buckets(layout.max_len)
         for count in row_buckets(rows)
