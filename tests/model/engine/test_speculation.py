@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.model.stepping import Eager, Numbers
+from urdir.driver import execute
 from urdir.driver.device import Device
 from urdir.model.engine.batch import Batch, Output, StepShape
 from urdir.model.engine.engine import Engine
