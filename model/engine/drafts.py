@@ -137,9 +137,9 @@ class Draft(Owner):
         self.session, self.shape = session, shape
         self._bound: dict[DraftStep, BoundPlan] = {}
         with ExitStack() as owners:
-            cache = target.cache
+            self.cache: KvCache | None = None
             if shape.lends is None:
-                cache = owners.enter_context(KvCache(device, shape.cache, stream))
+                self.cache = owners.enter_context(KvCache(device, shape.cache, stream))
             sizes = shape.workspace(device.properties.sm_count)
             work = owners.enter_context(open_workspace(device, sizes, "draft workspace"))
             for name in shape.widths:
@@ -149,7 +149,7 @@ class Draft(Owner):
                 device=device,
                 config=shape.config,
                 weights=weights,
-                cache=cache,
+                cache=self.cache or target.cache,
                 work=work,
                 exact=target.exact,
             )
@@ -168,8 +168,8 @@ class Draft(Owner):
 
     def begin(self, sequence: int = 0) -> None:
         """Forget a sequence; what is given next is the hidden state before its first token."""
-        if self.shape.lends is None:
-            self.parts.own.cache.truncate(sequence, 0)
+        if self.cache is not None:
+            self.cache.truncate(sequence, 0)
         self.parts.own.work[GIVEN].fill(0, self.session.stream)
 
     def take(self, rows: int = 1) -> None:
@@ -217,10 +217,10 @@ class Draft(Owner):
         self, rows: Sequence[tuple[int, int]], count: int, *, prompt: bool, more: int = 0
     ) -> int:
         """Write rows, with room in the cache; returns how long the longest sequence is then."""
-        lag, cache = self.launches.lag, self.parts.own.cache
+        lag, cache = self.launches.lag, self.cache
         for sequence in {sequence for sequence, _ in rows}:
             places = [position - lag for s, position in rows if s == sequence]
-            if self.shape.lends is None:
+            if cache is not None:
                 cache.reserve(sequence, min(places), max(places) + 1 + more)
         written = [(sequence, position - lag, position) for sequence, position in rows]
         self.rows.write(written, count, prompt=prompt)

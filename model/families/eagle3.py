@@ -65,10 +65,11 @@ class Eagle3(DraftConfig):
 
 def eagle3(gguf: ModelFile, target: Config) -> Eagle3:
     """The draft in a file, for the model ``target``; raises as `draft_file.described`."""
-    return described(gguf, target, _described)
+    return described(gguf, target, describe_eagle3)
 
 
-def _described(file: Reader, target: Config) -> Eagle3:
+def describe_eagle3(file: Reader, target: Config) -> Eagle3:
+    """The draft as a file describes it, which is not checked."""
     if file.layer_count() != 1:
         raise UnsupportedError(f"a draft of {file.layer_count()} layers: one is supported")
     norm, hidden, layers = rms_norm(file), file.hidden, _target_layers(file, target)

@@ -50,6 +50,11 @@ class ShortConv:
     o: Linear
 
     @property
+    def convolutions(self) -> Mapping[str, Convolution]:
+        """Convolutions by the names of their tails."""
+        return {"tail": self.conv}
+
+    @property
     def state(self) -> Mapping[str, int]:
         """Number of values of a sequence's state, by the kernels' parameter names."""
         return {"tail": self.conv.tail}
@@ -96,6 +101,11 @@ class Recurrence:
         return self.heads * self.value_dim
 
     @property
+    def convolutions(self) -> Mapping[str, Convolution]:
+        """Convolutions by the names of their tails."""
+        return {"tail": self.conv}
+
+    @property
     def state(self) -> Mapping[str, int]:
         """Number of values of a sequence's state, by the kernels' parameter names."""
         return {"tail": self.conv.tail, "state": self.width * self.key_dim}
@@ -136,6 +146,11 @@ class Selective:
     def heads(self) -> int:
         """Heads whose channels share one decay; 0: each channel has its own."""
         return self.step.rows if self.step.rows < self.conv.channels else 0
+
+    @property
+    def convolutions(self) -> Mapping[str, Convolution]:
+        """Convolutions by the names of their tails."""
+        return {"tail": self.conv}
 
     @property
     def state(self) -> Mapping[str, int]:
@@ -195,9 +210,14 @@ class KimiDelta:
         return self.decay.rows // self.heads
 
     @property
+    def convolutions(self) -> Mapping[str, Convolution]:
+        """Convolutions by the names of their tails."""
+        return {f"tail {name}": part.conv for name, part in self.parts.items()}
+
+    @property
     def state(self) -> Mapping[str, int]:
         """Number of values of a sequence's state, by name: a tail of each convolution."""
-        tails = {f"tail {name}": part.conv.tail for name, part in self.parts.items()}
+        tails = {name: conv.tail for name, conv in self.convolutions.items()}
         return {**tails, "state": self.heads * self.dim * self.dim}
 
 
@@ -234,6 +254,11 @@ class Lightning:
     def dim(self) -> int:
         """Dimension of a head."""
         return self.q.rows // self.heads
+
+    @property
+    def convolutions(self) -> Mapping[str, Convolution]:
+        """None."""
+        return {}
 
     @property
     def state(self) -> Mapping[str, int]:
