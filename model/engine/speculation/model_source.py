@@ -257,8 +257,9 @@ class BlockSource(ModelSource):
         answers, most = self._append_rows(plan, parts, shape, lag=0), self.drafts(shape)
         first, sequences = 0 if draft.anchored else 1, parts.state.sequences
         slots = min(draft.block, first + most)
-        sizes = (answers, slots, parts.state.max_len, draft.mask, sequences, draft.causal)
-        kernel, block = BlockRows(*sizes), {name: state[f"block {name}"] for name in BLOCK_ROWS}
+        sizes = (answers, slots, parts.state.max_len, draft.mask, sequences)
+        kernel = BlockRows(*sizes, causal=draft.causal, anchored=draft.anchored)
+        block = {name: state[f"block {name}"] for name in BLOCK_ROWS}
         given = {p.name: block.get(p.name) or self._place(parts, p.name) for p in kernel.params}
         plan.launch(kernel, "draft.block", **given)
         count = answers * slots
