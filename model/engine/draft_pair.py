@@ -67,8 +67,8 @@ class Pair:
     the model's. ``widths`` are those of its further intermediates, ``most`` the tokens that it can
     draft at once, 0: any number; more than one of ``slots``: in a pass of as many rows.
     ``token_map`` (n,) u32 are the model's tokens of the draft's, where it has its own. Without
-    ``launches`` the draft is a model by itself. A model that ``lends`` its cache has keys and
-    values for the draft."""
+    ``launches`` the draft is a model by itself. With ``shares_cache``
+    its layers attend to the model's keys and values."""
 
     gguf: ModelFile
     config: Config
@@ -79,7 +79,7 @@ class Pair:
     file: ModelFile | None = None
     slots: int = 1
     token_map: npt.NDArray[np.uint32] | None = None
-    lends: bool = False
+    shares_cache: bool = False
 
     @property
     def model(self) -> DraftModel:
@@ -161,7 +161,7 @@ def _assistant_pair(gguf: ModelFile, config: Config, own: Config, file: ModelFil
     hidden = config.hidden
     widths = {EMBEDDED: hidden, JOINED: 2 * hidden, GIVEN: hidden, PASSED_ON: hidden}
     of_target = tapped(config, [config.n_layers])
-    return Pair(gguf, of_target, own, widths, AssistantDraft, file=file, lends=True)
+    return Pair(gguf, of_target, own, widths, AssistantDraft, file=file, shares_cache=True)
 
 
 def plain_pair(gguf: ModelFile, file: ModelFile) -> Pair:
@@ -196,8 +196,8 @@ def open_pair(pair: Pair, device: Device, settings: SessionSettings, most: int) 
     pair = pair.at_context(settings.context)
     most = min(most, pair.most or most)
     slots = 1 if pair.slots == 1 else most + pair.slots - pair.most
-    lends = pair.config if pair.lends else None
-    shape = DraftShape(pair.own, settings, pair.widths, most, slots, lends)
+    source = pair.config if pair.shares_cache else None
+    shape = DraftShape(pair.own, settings, pair.widths, most, slots, source)
     budget = SessionBudget.of(pair.config, device.properties.sm_count, settings)
     plan = MemoryPlan.of(pair.gguf, pair.config, budget)
     more = sum(weight_sizes(pair.file, pair.own).values()) if pair.file else 0

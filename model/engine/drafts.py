@@ -44,14 +44,14 @@ class DraftShape:
     """What a draft with layers as ``config`` describes takes on a device beside its weights, for
     sessions of ``settings``; ``widths`` as `draft_workspace_sizes` has them, zeros at first.
     ``most`` tokens at most are drafted at once, of a block by as many ``slots``, else one after the
-    other. With ``lends`` its layers read the cache of that model and have none."""
+    other. Its layers read the cache of ``source``, the model, if one is given, and have none."""
 
     config: Config
     settings: SessionSettings
     widths: Mapping[str, int]
     most: int
     slots: int = 1
-    lends: Config | None = None
+    source: Config | None = None
 
     @property
     def chunk(self) -> int:
@@ -74,11 +74,11 @@ class DraftShape:
     def cache(self) -> CacheShape:
         """The cache of keys and values that its layers read."""
         rows = max(self.chunk, 2 * (self.most + 1))
-        if self.lends is None:
+        if self.source is None:
             return CacheShape.of(self.config, self.settings, rows)
-        shape = CacheShape.of(self.lends, self.settings, rows)
+        shape = CacheShape.of(self.source, self.settings, rows)
         sources = [mixer.shares_cache_of for mixer in self.config.attentions]
-        owners = tuple(shape.owners[source] for source in sources if source is not None)
+        owners = tuple(shape.owners[layer] for layer in sources if layer is not None)
         return replace(shape, owners=owners)
 
     def workspace(self, sm_count: int) -> dict[str, int]:
@@ -96,7 +96,7 @@ class DraftShape:
     def nbytes(self, device: Device) -> int:
         """Bytes on a device."""
         sizes = self.rows.sizes() | self.workspace(device.properties.sm_count)
-        own = {} if self.lends else self.cache.sizes()
+        own = {} if self.source else self.cache.sizes()
         return sum((own | sizes).values())
 
 
@@ -138,7 +138,7 @@ class Draft(Owner):
         self._bound: dict[DraftStep, BoundPlan] = {}
         with ExitStack() as owners:
             self.cache: KvCache | None = None
-            if shape.lends is None:
+            if shape.source is None:
                 self.cache = owners.enter_context(KvCache(device, shape.cache, stream))
             sizes = shape.workspace(device.properties.sm_count)
             work = owners.enter_context(open_workspace(device, sizes, "draft workspace"))
