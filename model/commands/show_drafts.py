@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 
 #: Drafts in files of their own, by general.architecture.
-_NAMES = {"eagle3": "EAGLE-3", "dflash": "DFlash"}
+_ASSISTANT = "gemma4-assistant"
+_NAMES = {"eagle3": "EAGLE-3", "dflash": "DFlash", _ASSISTANT: "Gemma 4 assistant"}
 
 
 def draft_facts(gguf: ModelFile) -> dict[str, Any]:
@@ -37,13 +38,15 @@ def draft_text(facts: dict[str, Any]) -> str:
     if "refused" in facts:
         return f"{_NAMES[facts['kind']]}, not usable: {facts['refused']}"
     layers = ", ".join(map(str, facts["layers"]))
-    read = f"its layers {layers}" if layers else "three of its layers"
+    read = f"streams before its layers {layers}" if layers else "streams before three of its layers"
+    if facts["kind"] == _ASSISTANT:
+        read = "keys and values of its last layers"
     shares = f"; {' and '.join(facts['shares'])} of the model" if facts["shares"] else ""
     tokens = f", {facts['tokens']:,} tokens of its own" if facts["tokens"] else ""
     return (
         f"{_NAMES[facts['kind']]} of {facts['width']} values for a model of "
         f"{facts['model_width']}, reads the "
-        f"streams before {read}{tokens}{shares}"
+        f"{read}{tokens}{shares}"
     )
 
 
@@ -72,16 +75,18 @@ def _nextn_facts(gguf: ModelFile) -> dict[str, Any]:
 def _file_facts(gguf: ModelFile, kind: str) -> dict[str, Any]:
     from urdir.model.errors import ConfigError
     from urdir.model.families.draft_file import reads_of
+    from urdir.model.families.reader import Reader
 
     try:
         reads = reads_of(gguf)
+        width = Reader.of(gguf).size("embedding_length_out") if kind == _ASSISTANT else reads.hidden
     except ConfigError as exc:
         return {"kind": kind, "refused": str(exc).removeprefix(f"{gguf.path}: ")}
     return {
         "kind": kind,
         "layers": list(reads.layers),
-        "model_width": reads.hidden or reads.own_hidden,
+        "model_width": width or reads.own_hidden,
         "width": reads.own_hidden,
         "tokens": reads.tokens,
-        "shares": list(reads.shared),
+        "shares": [] if kind == _ASSISTANT else list(reads.shared),
     }

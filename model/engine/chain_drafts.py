@@ -41,7 +41,8 @@ class ChainDraft(Draft):
     @property
     def passed(self) -> Values:
         """The hidden state (hidden,) f32 that the first row of the last step passes on."""
-        return self.parts.own.work[PASSED_ON].download(np.float32, self.parts.own.config.hidden)
+        width = self.shape.widths[PASSED_ON]
+        return self.parts.own.work[PASSED_ON].download(np.float32, width)
 
     # ---- tokens that are drafted ----
 

@@ -19,6 +19,7 @@ from urdir.model.engine.speculation.draft import (
     DraftLaunches,
     DraftParts,
 )
+from urdir.model.engine.speculation.draft_assistant import AssistantDraft
 from urdir.model.engine.speculation.draft_dflash import DFlashDraft
 from urdir.model.engine.speculation.draft_eagle3 import Eagle3Draft
 from urdir.model.engine.speculation.draft_nextn import NextnDraft
@@ -30,6 +31,7 @@ from urdir.model.families.config import Config
 from urdir.model.families.dflash import DFlash, dflash
 from urdir.model.families.draft_file import DraftConfig, read_token_map
 from urdir.model.families.eagle3 import eagle3
+from urdir.model.families.gemma4_assistant import Gemma4Assistant, gemma4_assistant
 from urdir.model.families.tapped import nextn_heads, tapped
 from urdir.model.memory.budget import MemoryPlan, SessionBudget, check_context
 from urdir.model.memory.draft_model import DraftModel
@@ -51,9 +53,11 @@ if TYPE_CHECKING:
 FILE_DRAFTS: Mapping[
     str,
     tuple[Callable[[ModelFile, Config], DraftConfig], Callable[[DraftParts], DraftLaunches]],
-] = {"eagle3": (eagle3, Eagle3Draft), "dflash": (dflash, DFlashDraft)}
-#: Further drafts that are no models by themselves, which are not supported.
-OTHER_DRAFTS = ("gemma4-assistant",)
+] = {
+    "eagle3": (eagle3, Eagle3Draft),
+    "dflash": (dflash, DFlashDraft),
+    "gemma4-assistant": (gemma4_assistant, AssistantDraft),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,8 @@ class Pair:
     the model's. ``widths`` are those of its further intermediates, ``most`` the tokens that it can
     draft at once, 0: any number; more than one of ``slots``: in a pass of as many rows.
     ``token_map`` (n,) u32 are the model's tokens of the draft's, where it has its own. Without
-    ``launches`` the draft is a model by itself."""
+    ``launches`` the draft is a model by itself. With ``shares_cache``
+    its layers attend to the model's keys and values."""
 
     gguf: ModelFile
     config: Config
@@ -74,6 +79,7 @@ class Pair:
     file: ModelFile | None = None
     slots: int = 1
     token_map: npt.NDArray[np.uint32] | None = None
+    shares_cache: bool = False
 
     @property
     def model(self) -> DraftModel:
@@ -122,15 +128,12 @@ def nextn_pair(gguf: ModelFile) -> Pair:
 
 def file_pair(gguf: ModelFile, file: ModelFile) -> Pair:
     """A model and a draft in a ``file`` of its own that reads the model's streams. Raises
-    UnsupportedError for another kind and for one that does not fit the model, ConfigError."""
-    if file.architecture in OTHER_DRAFTS:
-        raise UnsupportedError(
-            f"{file.path}: drafts of the kind {file.architecture!r} are not supported; "
-            f"{', '.join(FILE_DRAFTS)}, and models with the same vocabulary, are"
-        )
+    UnsupportedError for one that does not fit the model, ConfigError."""
     config, (describe, launches) = Config.of(gguf), FILE_DRAFTS[file.architecture]
     own = describe(file, config)
     check_same_vocabulary(gguf, file)
+    if isinstance(own, Gemma4Assistant):
+        return _assistant_pair(gguf, config, own, file)
     hidden, given = own.hidden, [of for of in own.target_layers if of < config.n_layers]
     widths = {EMBEDDED: hidden, JOINED: 2 * hidden, GIVEN: hidden, PASSED_ON: hidden}
     widths[STREAMS_READ] = own.fc.cols
@@ -152,6 +155,13 @@ def file_pair(gguf: ModelFile, file: ModelFile) -> Pair:
         slots=slots,
         token_map=read_token_map(file, config) if own.token_map else None,
     )
+
+
+def _assistant_pair(gguf: ModelFile, config: Config, own: Config, file: ModelFile) -> Pair:
+    hidden = config.hidden
+    widths = {EMBEDDED: hidden, JOINED: 2 * hidden, GIVEN: hidden, PASSED_ON: hidden}
+    of_target = tapped(config, [config.n_layers])
+    return Pair(gguf, of_target, own, widths, AssistantDraft, file=file, shares_cache=True)
 
 
 def plain_pair(gguf: ModelFile, file: ModelFile) -> Pair:
@@ -176,7 +186,7 @@ def pair_of(gguf: ModelFile, file: ModelFile | None) -> Pair:
 
 def is_plain(file: ModelFile) -> bool:
     """Whether a draft is a model by itself."""
-    return file.architecture not in (*FILE_DRAFTS, *OTHER_DRAFTS)
+    return file.architecture not in FILE_DRAFTS
 
 
 @contextmanager
@@ -186,7 +196,8 @@ def open_pair(pair: Pair, device: Device, settings: SessionSettings, most: int) 
     pair = pair.at_context(settings.context)
     most = min(most, pair.most or most)
     slots = 1 if pair.slots == 1 else most + pair.slots - pair.most
-    shape = DraftShape(pair.own, settings, pair.widths, most, slots)
+    source = pair.config if pair.shares_cache else None
+    shape = DraftShape(pair.own, settings, pair.widths, most, slots, source)
     budget = SessionBudget.of(pair.config, device.properties.sm_count, settings)
     plan = MemoryPlan.of(pair.gguf, pair.config, budget)
     more = sum(weight_sizes(pair.file, pair.own).values()) if pair.file else 0

@@ -44,13 +44,14 @@ class DraftShape:
     """What a draft with layers as ``config`` describes takes on a device beside its weights, for
     sessions of ``settings``; ``widths`` as `draft_workspace_sizes` has them, zeros at first.
     ``most`` tokens at most are drafted at once, of a block by as many ``slots``, else one after the
-    other."""
+    other. Its layers read the cache of ``source``, the model, if one is given, and have none."""
 
     config: Config
     settings: SessionSettings
     widths: Mapping[str, int]
     most: int
     slots: int = 1
+    source: Config | None = None
 
     @property
     def chunk(self) -> int:
@@ -71,8 +72,14 @@ class DraftShape:
 
     @property
     def cache(self) -> CacheShape:
-        """The cache of keys and values."""
-        return CacheShape.of(self.config, self.settings, max(self.chunk, 2 * (self.most + 1)))
+        """The cache of keys and values that its layers read."""
+        rows = max(self.chunk, 2 * (self.most + 1))
+        if self.source is None:
+            return CacheShape.of(self.config, self.settings, rows)
+        shape = CacheShape.of(self.source, self.settings, rows)
+        sources = [mixer.shares_cache_of for mixer in self.config.attentions]
+        owners = tuple(shape.owners[layer] for layer in sources if layer is not None)
+        return replace(shape, owners=owners)
 
     def workspace(self, sm_count: int) -> dict[str, int]:
         """Bytes of intermediates by name."""
@@ -88,8 +95,9 @@ class DraftShape:
 
     def nbytes(self, device: Device) -> int:
         """Bytes on a device."""
-        sizes = self.cache.sizes() | self.rows.sizes() | self.workspace(device.properties.sm_count)
-        return sum(sizes.values())
+        sizes = self.rows.sizes() | self.workspace(device.properties.sm_count)
+        own = {} if self.source else self.cache.sizes()
+        return sum((own | sizes).values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +137,9 @@ class Draft(Owner):
         self.session, self.shape = session, shape
         self._bound: dict[DraftStep, BoundPlan] = {}
         with ExitStack() as owners:
-            self.cache = owners.enter_context(KvCache(device, shape.cache, stream))
+            self.cache: KvCache | None = None
+            if shape.source is None:
+                self.cache = owners.enter_context(KvCache(device, shape.cache, stream))
             sizes = shape.workspace(device.properties.sm_count)
             work = owners.enter_context(open_workspace(device, sizes, "draft workspace"))
             for name in shape.widths:
@@ -139,7 +149,7 @@ class Draft(Owner):
                 device=device,
                 config=shape.config,
                 weights=weights,
-                cache=self.cache,
+                cache=self.cache or target.cache,
                 work=work,
                 exact=target.exact,
             )
@@ -149,7 +159,8 @@ class Draft(Owner):
                 held = owners.enter_context(device.allocate(nbytes, "draft tokens"))
                 held.upload(token_map)
                 places = held.slice(0, nbytes)
-            self.parts = DraftParts(target=target, own=own, token_map=places)
+            at = self.rows["token_position"]
+            self.parts = DraftParts(target=target, own=own, token_map=places, token_position=at)
             self.launches = launches(self.parts)
             self._owners = owners.pop_all()
 
@@ -157,7 +168,8 @@ class Draft(Owner):
 
     def begin(self, sequence: int = 0) -> None:
         """Forget a sequence; what is given next is the hidden state before its first token."""
-        self.cache.truncate(sequence, 0)
+        if self.cache is not None:
+            self.cache.truncate(sequence, 0)
         self.parts.own.work[GIVEN].fill(0, self.session.stream)
 
     def take(self, rows: int = 1) -> None:
@@ -208,7 +220,8 @@ class Draft(Owner):
         lag, cache = self.launches.lag, self.cache
         for sequence in {sequence for sequence, _ in rows}:
             places = [position - lag for s, position in rows if s == sequence]
-            cache.reserve(sequence, min(places), max(places) + 1 + more)
+            if cache is not None:
+                cache.reserve(sequence, min(places), max(places) + 1 + more)
         written = [(sequence, position - lag, position) for sequence, position in rows]
         self.rows.write(written, count, prompt=prompt)
         return max(position - lag for _, position in rows) + 1 + more

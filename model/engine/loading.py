@@ -188,7 +188,13 @@ def _open_parts(opening: Opening, options: EngineOptions) -> EngineParts:
 
 
 def _checked_pair(pair: Pair, devices: int) -> Pair:
-    """Raise UnsupportedError for a draft model on several GPUs."""
+    """Raise UnsupportedError for a draft model on several GPUs, and for one that reads the model's
+    cache."""
+    if pair.shares_cache:
+        raise UnsupportedError(
+            f"{pair.own.architecture!r}: a draft that reads the model's cache is not supported in "
+            "steps; `urdir logits --draft` computes it"
+        )
     if devices > 1:
         raise UnsupportedError(
             f"a draft model on {devices} GPUs is not supported: open the model on one, or without "

@@ -52,6 +52,7 @@ _OTHER_FILES = {
     "controlvector": ": this is a control vector; these are not supported",
     "eagle3": ": this is an EAGLE-3 draft, give it to its model as its draft",
     "dflash": ": this is a DFlash draft, give it to its model as its draft",
+    "gemma4-assistant": ": this is Gemma 4's assistant, give it to its model as its draft",
 } | dict.fromkeys(
     (
         *("bert", "eurobert", "modern-bert", "neo-bert", "nomic-bert", "nomic-bert-moe"),

@@ -44,11 +44,13 @@ EMBEDDED, JOINED, GIVEN, PASSED_ON = "embedded", "joined", "given hidden", "pass
 class DraftParts:
     """What a draft's launches read and write: ``target``, whose streams are kept
     (`families.tapped`), and the draft's ``own`` description, weights, cache and workspace. A draft
-    with a vocabulary of its own has a ``token_map`` (n,) u32: the model's token of each."""
+    with a vocabulary of its own has a ``token_map`` (n,) u32: the model's token of each.
+    ``token_position`` (rows,) u32 is where the rows' tokens are."""
 
     target: StepParts
     own: LayerParts
     token_map: Slice | None = None
+    token_position: Slice | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,10 @@ class DraftLaunches(Protocol):
 
 class HeadLaunches(DraftLaunches, Protocol):
     """A draft whose heads predict the next token of each row."""
+
+    @property
+    def moves(self) -> bool:
+        """Whether each token that is drafted is at the position after the one before."""
 
     def append_head(
         self, plan: Plan, rows: Rows, head: int, tokens: TokenRows, hidden: Slice
@@ -214,8 +220,9 @@ def append_draft(
     next column.
 
     The first one goes on from `GIVEN`, the others from `PASSED_ON`. ``rows`` are as a decode step
-    has them, and are moved on to the next position. A draft with several heads takes that of the
-    step; the later ones keep keys and values of the same token and hidden state.
+    has them, and are moved on to the next position where the draft `moves`. A draft with several
+    heads takes that of the step; the later ones keep keys and values of the same token and hidden
+    state.
     """
     work, several = parts.own.work, draft.heads > 1
     hidden, tokens = work[PASSED_ON if step else GIVEN], chain.tokens(rows.count, step)
@@ -224,6 +231,8 @@ def append_draft(
         draft.append_keys(plan, rows, later, tokens, hidden)
     draft.append_head(plan, rows, head, tokens, hidden)
     append_token(plan, parts, rows.count, work["logits"], chain, step + 1)
+    if not draft.moves:
+        return
     advance = Advance(parts.target.state.max_len, rows.count, rows.count, sampling=False)
     plan.launch(advance, "draft.advance", position=rows.position)
 

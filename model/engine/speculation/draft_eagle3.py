@@ -40,6 +40,7 @@ class Eagle3Draft:
     parts: DraftParts
     heads: int = 1
     lag: int = 1
+    moves: bool = True
 
     @property
     def draft(self) -> Eagle3:

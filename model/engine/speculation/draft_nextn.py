@@ -42,6 +42,7 @@ class NextnDraft:
 
     parts: DraftParts
     lag: int = 0
+    moves: bool = True
 
     @property
     def heads(self) -> int:

@@ -30,6 +30,7 @@ from urdir.model.engine.speculation.draft import (
 )
 from urdir.model.engine.speculation.draft_dflash import Block
 from urdir.model.engine.speculation.draft_streams import NO_STREAM
+from urdir.model.engine.speculation.markov_tokens import append_markov_sum
 from urdir.model.layers.builder import StepOps
 from urdir.model.layers.ends import embedding, head
 from urdir.model.layers.model import layers
@@ -255,20 +256,37 @@ class BlockSource(ModelSource):
         """See `DraftSource`. Rows of a block beyond the drafts that are wanted are padding."""
         draft, state = self._block.draft, self._state
         answers, most = self._append_rows(plan, parts, shape, lag=0), self.drafts(shape)
-        slots, sequences = min(draft.block, 1 + most), parts.state.sequences
-        sizes = (answers, slots, parts.state.max_len, draft.mask, sequences, draft.causal)
-        kernel, block = BlockRows(*sizes), {name: state[f"block {name}"] for name in BLOCK_ROWS}
+        first, sequences = 0 if draft.anchored else 1, parts.state.sequences
+        slots = min(draft.block, first + most)
+        sizes = (answers, slots, parts.state.max_len, draft.mask, sequences)
+        kernel = BlockRows(*sizes, causal=draft.causal, anchored=draft.anchored)
+        block = {name: state[f"block {name}"] for name in BLOCK_ROWS}
         given = {p.name: block.get(p.name) or self._place(parts, p.name) for p in kernel.params}
         plan.launch(kernel, "draft.block", **given)
         count = answers * slots
         rows = Rows(count, shape.keys, 0, block["sequence"], block["position"])
         tokens = TokenRows(block["token"], count, 1, block["number"], block["first"])
         self._block.append_block(plan, rows, tokens, Block(slots, answers, block["end"]))
+        if draft.markov is not None:
+            self._append_markov(plan, parts, self.rows(answers, shape.keys), range(first, slots))
+            return
         work, vocab = self.own.work, self.own.config.vocab_size
         argmax = Argmax(n=vocab, rows=count)
         plan.launch(argmax, "draft.argmax", logits=work["logits"], ranks=work["ranks"])
-        for slot in range(1, slots):
+        for slot in range(first, slots):
             self._append_token(plan, parts, answers, argmax.slices, slot * answers)
+
+    def _append_markov(self, plan: Plan, parts: StepParts, rows: Rows, slots: range) -> None:
+        """Append what chooses the tokens of ``slots`` one after the other."""
+        markov, state, own = self._block.draft.markov, self._state, self.own
+        assert markov is not None
+        at = state["draft_sequence"], state["token_position"]
+        tokens = TokenRows(parts.state["tokens"], parts.state.sequences, parts.state.max_len, *at)
+        argmax = Argmax(n=own.config.vocab_size, rows=rows.count)
+        for slot in slots:
+            logits = append_markov_sum(plan, own, rows, markov, tokens, slot)
+            plan.launch(argmax, "draft.argmax", logits=logits, ranks=own.work["ranks"])
+            self._append_token(plan, parts, rows.count, argmax.slices)
 
     def append_kept(self, plan: Plan, parts: StepParts, shape: StepShape, rows: Rows) -> None:
         """See `DraftSource`."""

@@ -40,25 +40,12 @@ def gemma4(file: Reader) -> Description:
         raise ConfigError(f"{file.key('attention.shared_kv_layers')} leaves {own} layers")
     sources = [_source(file, windowed, own, layer) for layer in range(len(windowed))]
     width = file.count("embedding_length_per_layer_input")
-    ropes = _ropes(file, windowed)
-    window = file.size("attention.sliding_window")
+    ropes = layer_ropes(file, windowed)
 
     def layer(index: int) -> LayerConfig:
-        is_local = windowed[index]
-        mixer = _attention(file, index, norm, ropes[is_local], is_local, sources[index])
-        mixer = replace(mixer, window=window if is_local else 0)
-        blocks = (
-            Block(
-                (Branch(mixer, file.norm("attn_norm", index, norm)),),
-                file.norm("post_attention_norm", index, norm),
-            ),
-            _network(file, index, norm),
-        )
-        return LayerConfig(
-            blocks,
-            embedding=_layer_embedding(file, index, norm, width) if width else None,
-            output_scale=file.optional_vector("layer_output_scale.weight", index, 1),
-        )
+        found = gemma4_layer(file, index, ropes, windowed[index], sources[index])
+        embedding = _layer_embedding(file, index, norm, width) if width else None
+        return replace(found, embedding=embedding)
 
     description = model(
         file,
@@ -70,6 +57,24 @@ def gemma4(file: Reader) -> Description:
     )
     unused = (*description.unused_tensors, *_unused(file, sources))
     return replace(description, unused_tensors=unused)
+
+
+def gemma4_layer(
+    file: Reader, index: int, ropes: dict[bool, RopeConfig], windowed: bool, source: int | None
+) -> LayerConfig:
+    """A layer without the tokens' embeddings of its own. One that reads the keys and values of the
+    layer ``source`` has none."""
+    norm, window = rms_norm(file), file.size("attention.sliding_window")
+    mixer = _attention(file, index, norm, ropes[windowed], windowed, source)
+    mixer = replace(mixer, window=window if windowed else 0)
+    attends = Block(
+        (Branch(mixer, file.norm("attn_norm", index, norm)),),
+        file.norm("post_attention_norm", index, norm),
+    )
+    return LayerConfig(
+        (attends, _network(file, index, norm)),
+        output_scale=file.optional_vector("layer_output_scale.weight", index, 1),
+    )
 
 
 def _source(file: Reader, windowed: list[bool], own: int, layer: int) -> int | None:
@@ -86,7 +91,7 @@ def _source(file: Reader, windowed: list[bool], own: int, layer: int) -> int | N
     return source
 
 
-def _ropes(file: Reader, windowed: list[bool]) -> dict[bool, RopeConfig]:
+def layer_ropes(file: Reader, windowed: list[bool]) -> dict[bool, RopeConfig]:
     """The rotations of windowed and of global layers. Global layers divide the frequencies, so that
     part of each head rotates very slowly."""
     full_dim, local_dim = head_dims(file)[0], head_dims(file, windowed=True)[0]

@@ -21,7 +21,8 @@ class BlockRows(KernelSpec):
     ``until[i]``: row j * answers + i is at ``position`` n + j as long as that is at most
     ``until[i]``. Its ``token`` is tokens[s, n] in slot 0, else ``mask``. It attends to positions up
     to ``end``, its own where the draft is ``causal``, else ``until[i]``. Other rows are padding:
-    position and end IDLE. ``number`` is the row's number, ``first`` 0, or IDLE for padding.
+    position and end IDLE. ``number`` is the row's number, ``first`` 0, or IDLE for padding. Slot 0
+    of an ``anchored`` draft proposes a token as well: its block ends before ``until[i]``.
     """
 
     answers: int
@@ -30,6 +31,7 @@ class BlockRows(KernelSpec):
     mask: int
     sequences: int = 1
     causal: bool = False
+    anchored: bool = False
 
     name = "block_rows"
     template = ("urdir.templates", "speculation/block_rows.ptx.j2")
@@ -72,6 +74,7 @@ class BlockRows(KernelSpec):
         for row in range(self.rows):
             slot, i = divmod(row, self.answers)
             start, until = int(inputs["token_position"][i]), int(inputs["until"][i])
+            until -= self.anchored
             if start >= self.max_len or start + slot > until:
                 continue
             if not slot:
@@ -101,6 +104,7 @@ class BlockRows(KernelSpec):
             "one block": cls(answers=1, slots=4, max_len=9, mask=7),
             "causal blocks": cls(answers=5, slots=8, max_len=40, mask=3, sequences=9, causal=True),
             "many rows": cls(answers=40, slots=16, max_len=99, mask=5, sequences=40),
+            "anchored blocks": cls(answers=6, slots=5, max_len=30, mask=2, anchored=True),
         }
 
     def flops(self) -> int:

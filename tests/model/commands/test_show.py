@@ -173,4 +173,6 @@ def test_show_says_what_a_draft_is_and_what_heads_cost(
     assert "this is an EAGLE-3 draft, give it to its model" in out.splitlines()[0]
     assert "EAGLE-3 of 128 values for a model of 128, reads the streams before" in out
     assert "its layers 1, 2, 3, 72 tokens of its own; token_embd of the model" in out
+    out = cli("show", reference_file("gemma4assistant-e.draft"))[1]
+    assert "Gemma 4 assistant of 64 values for a model of 128, reads the keys and values of" in out
     assert json.loads(cli("show", "demo", "--json")[1])["draft"] == {}

@@ -64,7 +64,7 @@ def parts_of(folder: Path, name: str) -> tuple[str, str | None]:
 
 
 def _drafts(folder: Path) -> Iterator[tuple[str, str]]:
-    kinds = ("mtp-", "eagle3-")
+    kinds = ("mtp-", "eagle3-", "gemma4assistant-")
     for path in sorted(folder.glob("*.npz")):
         name = path.stem
         is_draft = name.startswith("mtp-") or any(folder.glob(f"{name}.draft.gguf*"))

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -22,10 +22,14 @@ from tests.model.engine.test_drafts import process, verify
 from urdir.driver.device import Device
 from urdir.model.engine.chain_drafts import ChainDraft
 from urdir.model.engine.draft_pair import file_pair, open_pair
+from urdir.model.engine.engine import Engine
 from urdir.model.engine.realizar import EagerSteps
+from urdir.model.engine.requests.request import Request
+from urdir.model.engine.sampling_settings import GREEDY, SamplingSettings
 from urdir.model.families.draft_file import reads_of
 from urdir.model.files.demo import BUILT_IN, DEMO_DRAFT
 from urdir.model.files.source import open_model
+from urdir.model.memory.draft_settings import DraftSettings
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.text.chat import ChatTemplate, Message
 from urdir.model.text.tokenizer import Tokenizer
@@ -130,3 +134,33 @@ def test_drafts_are_accepted_as_torch_counts_them(
     ours, theirs = (np.sum(counts, axis=0) for counts in (found, wanted))
     assert ours[2] / ours[1] >= LEAST
     assert np.all(np.abs(ours - theirs) <= 0.01 * theirs)  # torch may break ties otherwise
+
+
+@pytest.mark.slow
+def test_an_engine_answers_with_the_draft_as_without(
+    device_name: str, torch_counts: dict[str, Counts]
+) -> None:
+    """In the steps of an engine, greedy and with seeded sampling."""
+    (question,) = (q for q in QUESTIONS if q["id"] == "greet-3")
+    turns = [Message(m["role"], m["content"]) for m in question["messages"]]
+    sampled = SamplingSettings(temperature=1.5, seed=3)
+    drafts = DraftSettings(kind="model", most=MOST, least=MOST)
+    place: dict[str, Any] = {"device": device_name, "exact": True, "kv_dtype": "f32"}
+    found = []
+    for draft in (DEMO_DRAFT, None):
+        with (
+            Engine.open(draft=draft, drafts=drafts if draft else None, **place) as engine,
+            ChatTemplate.of(engine.file, engine.tokenizer) as template,
+        ):
+            prompt = tuple(template.encode(turns))
+            answers = []
+            for settings in (GREEDY, sampled):
+                asked = Request(prompt=prompt, settings=settings, limit=24)
+                generation = engine.generation(asked)
+                answers.append("".join(generation.text()))
+                if draft is not None and settings is GREEDY:
+                    wanted = torch_counts[question["id"]].accepted
+                    assert generation.statistics.accepted_tokens == wanted
+            found.append(answers)
+    assert found[0] == found[1]
+    assert found[0][0] == question["expected"]

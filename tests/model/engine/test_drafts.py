@@ -36,6 +36,7 @@ NAMES = [
     "eagle3-own",
     "eagle3-d2t",
     "eagle3-shared",
+    "gemma4assistant-e",
 ]
 EXACT_RELATIVE_RMS = 1e-4
 #: Tokens of the emulator's default run; a window of 20 tokens takes all.
@@ -136,6 +137,9 @@ of_each = pytest.mark.references("drafts", NAMES, argument="pair")
 def test_exact_logits_are_llama_cpp_s(pair: Opened) -> None:
     count, golden = pair.positions, pair.golden
     logits, drafted = logits_with_draft(pair.draft, golden.tokens[:count])
+    if "draft_logits" not in golden.arrays:  # a chain alone
+        assert relative_rms(logits, golden.arrays["logits"][:count]) <= EXACT_RELATIVE_RMS
+        return
     lag = pair.draft.launches.lag  # the last row of a part has another token
     wanted = golden.of_heads("draft_logits")
     compared = count if pair.is_whole else count - lag
@@ -303,10 +307,11 @@ def test_default_arithmetic_stays_near(pair: Opened, open_draft: Callable[..., C
     """Tokens one by one, and a text at once, whose products are made by tensor cores."""
     golden, allowed = pair.golden, 2e-3
     draft = open_draft(golden.name, kv_dtype="f16", exact=False)
-    _, drafted = logits_with_draft(draft, golden.tokens[:FEW])
-    compared = FEW - draft.launches.lag
-    wanted = golden.of_heads("draft_logits")[:, :compared]
-    assert finite_relative_rms(by_token(draft, drafted)[:, :compared], wanted) <= allowed
+    if "draft_logits" in golden.arrays:
+        _, drafted = logits_with_draft(draft, golden.tokens[:FEW])
+        compared = FEW - draft.launches.lag
+        wanted = golden.of_heads("draft_logits")[:, :compared]
+        assert finite_relative_rms(by_token(draft, drafted)[:, :compared], wanted) <= allowed
     first = int(golden.arrays["chain_ids"][0])
     with EagerSteps(draft.session) as eager:
         process(draft, eager, golden.tokens, rows=len(golden.tokens))

@@ -16,6 +16,7 @@ from urdir.model.families.config import Config
 from urdir.model.families.dflash import dflash
 from urdir.model.families.draft_file import read_token_map, reads_of
 from urdir.model.families.eagle3 import eagle3
+from urdir.model.families.gemma4_assistant import gemma4_assistant
 from urdir.model.families.reader import Reader
 from urdir.model.families.registry import describe
 from urdir.model.families.stored import stored_in
@@ -240,3 +241,76 @@ def test_blocks_have_values_that_cannot_be(golden: Golden, target: Config) -> No
     for key in [*keys, "tokenizer.ggml.mask_token_id"]:
         for value in [*VALUES.values(), None]:
             check_described(partial(dflash, with_key(file, key, value), target))
+
+
+# ---- Gemma 4's assistant ----
+
+ASSISTANT = "gemma4-assistant"
+
+
+def test_an_assistant_reads_the_caches_of_its_model(golden: Golden) -> None:
+    file = golden("gemma4assistant-e.draft")
+    model = Config.of(golden("gemma4assistant-e.target"))
+    draft = gemma4_assistant(file, model)
+    assert {of.name for of in stored_in(draft)} == set(file.tensors)
+    sources = [draft.mixer(layer)[0].shares_cache_of for layer in range(4)]
+    assert sources == [model.n_layers - 2] * 3 + [model.n_layers - 1]
+    assert (draft.hidden, draft.target_hidden) == (64, 128)
+    assert not draft.ignored_keys or "vocab_size" in draft.ignored_keys[0]
+
+
+def test_assistants_that_do_not_fit_a_model_are_refused(golden: Golden, target: Config) -> None:
+    file = golden("gemma4assistant-e.draft")
+    model = Config.of(golden("gemma4assistant-e.target"))
+    windows = np.array([True, True, True, True])
+    for changed, config, what in [
+        (file, target, "keys and values of layer 2 of the model"),
+        (file, replace(model, layers=model.layers[:1]), "keys and values of layer -1"),
+        (file, replace(model, hidden=96), "hidden states of 128 values"),
+        (file, replace(model, vocab_size=120), "'token_embd.weight' has shape"),
+        (
+            with_key(file, f"{ASSISTANT}.attention.sliding_window_pattern", windows),
+            model,
+            r"'blk\.3\.attn_q\.weight' has shape",
+        ),
+        (
+            with_key(file, f"{ASSISTANT}.embedding_length_out", None),
+            model,
+            "length_out' is missing",
+        ),
+        (without(file, "nextn.pre_projection.weight"), model, "pre_projection.weight' .* missing"),
+        (without(file, "blk.0.attn_q.weight"), model, "'blk.0.attn_q.weight' .* missing"),
+    ]:
+        with pytest.raises(REFUSALS, match=what) as caught:
+            gemma4_assistant(changed, config)
+        assert str(caught.value).startswith(f"{file.path}: ")
+
+
+def test_assistants_have_values_that_cannot_be(golden: Golden) -> None:
+    file = golden("gemma4assistant-e.draft")
+    model = Config.of(golden("gemma4assistant-e.target"))
+    for key in [key for key in file.metadata if key.startswith(ASSISTANT)]:
+        for value in [*VALUES.values(), None]:
+            check_described(partial(gemma4_assistant, with_key(file, key, value), model))
+
+
+# ---- DSpark ----
+
+
+def test_blocks_whose_tokens_are_chosen_one_after_the_other(golden: Golden, target: Config) -> None:
+    anchored, bonus = (golden(f"dspark-{name}.draft") for name in ("anchor", "bonus"))
+    for file, most in ((anchored, 5), (bonus, 4)):
+        draft = dflash(file, target)
+        assert draft.markov is not None
+        assert (draft.markov.previous.shape, draft.markov.next.cols) == ((128, 32), 32)
+        assert (draft.block, draft.most, draft.anchored) == (5, most, most == 5)
+    key = "dflash.sample_from_anchor"
+    for changed, what in [
+        (with_key(golden("dflash-d2t.draft"), key, True), "'markov_w1'"),
+        (without(bonus, "markov_w2.weight"), "'markov_w2.weight' .* is missing"),
+        (without(bonus, "markov_w1.weight"), "'markov_w2.weight'"),
+    ]:
+        with pytest.raises(REFUSALS, match=what):
+            dflash(changed, target)
+    with pytest.raises(UnsupportedError, match="126 tokens: a multiple of 4"):
+        dflash(with_key(bonus, "tokenizer.ggml.mask_token_id", 1), replace(target, vocab_size=126))
