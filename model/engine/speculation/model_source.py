@@ -30,12 +30,13 @@ from urdir.model.engine.speculation.draft import (
 )
 from urdir.model.engine.speculation.draft_dflash import Block
 from urdir.model.engine.speculation.draft_streams import NO_STREAM
+from urdir.model.engine.speculation.source import Pieces
 from urdir.model.layers.builder import StepOps
 from urdir.model.layers.ends import embedding, head
 from urdir.model.layers.model import layers
 from urdir.model.lower.parts import LayerParts, StepParts
 from urdir.model.lower.rows import Rows
-from urdir.model.lower.step import lower
+from urdir.model.lower.step import lowering
 from urdir.model.memory.buckets import row_bucket
 from urdir.model.memory.draft_model import BLOCK_ROWS, DraftModel, held_slots
 from urdir.model.memory.kv_cache import KvCache
@@ -110,11 +111,11 @@ class ModelSource(Owner):
             self._writes.write(self._state["begun"], np.array([length], np.uint32), 4 * sequence)
 
     @abstractmethod
-    def append(self, plan: Plan, parts: StepParts, shape: StepShape) -> None:
+    def append(self, plan: Plan, parts: StepParts, shape: StepShape) -> Pieces:
         """See `DraftSource`."""
 
     @abstractmethod
-    def append_kept(self, plan: Plan, parts: StepParts, shape: StepShape, rows: Rows) -> None:
+    def append_kept(self, plan: Plan, parts: StepParts, shape: StepShape, rows: Rows) -> Pieces:
         """See `DraftSource`."""
 
     def answers(self, parts: StepParts, shape: StepShape) -> int:
@@ -188,7 +189,7 @@ class HeadSource(ModelSource):
         super().__init__(drafter, parts, cache, stream)
         self._heads = cast("HeadLaunches", self._launches(drafter, parts))
 
-    def append(self, plan: Plan, parts: StepParts, shape: StepShape) -> None:
+    def append(self, plan: Plan, parts: StepParts, shape: StepShape) -> Pieces:
         """See `DraftSource`."""
         heads, work, state = self._heads, self.own.work, self._state
         answers = self._append_rows(plan, parts, shape, heads.lag)
@@ -202,8 +203,9 @@ class HeadSource(ModelSource):
                 heads.append_keys(plan, rows, later, tokens, hidden)
             heads.append_head(plan, rows, number, tokens, hidden)
             self._append_choice(plan, parts, answers)
+            yield
 
-    def append_kept(self, plan: Plan, parts: StepParts, shape: StepShape, rows: Rows) -> None:
+    def append_kept(self, plan: Plan, parts: StepParts, shape: StepShape, rows: Rows) -> Pieces:
         """See `DraftSource`: keys and values of all rows, and the hidden states of the last."""
         heads, work, state = self._heads, self.own.work, parts.state
         heads.append_given(plan, rows)
@@ -225,6 +227,7 @@ class HeadSource(ModelSource):
         for number in range(heads.heads):
             heads.append_keys(plan, kept, number, tokens, work[BEFORE])
         plan.launch(HoldHidden(*sizes), "draft.held", x=given, held=held, **rows.arguments)
+        yield
 
     def _append_before(self, plan: Plan, parts: StepParts, answers: int) -> None:
         """Append what makes the hidden states before the pending tokens the given ones."""
@@ -250,7 +253,7 @@ class BlockSource(ModelSource):
         super().__init__(drafter, parts, cache, stream)
         self._block = cast("DFlashDraft", self._launches(drafter, parts))
 
-    def append(self, plan: Plan, parts: StepParts, shape: StepShape) -> None:
+    def append(self, plan: Plan, parts: StepParts, shape: StepShape) -> Pieces:
         """See `DraftSource`. Rows of a block beyond the drafts that are wanted are padding."""
         draft, state = self._block.draft, self._state
         answers, most = self._append_rows(plan, parts, shape, lag=0), self.drafts(shape)
@@ -268,8 +271,9 @@ class BlockSource(ModelSource):
         plan.launch(argmax, "draft.argmax", logits=work["logits"], ranks=work["ranks"])
         for slot in range(1, slots):
             self._append_token(plan, parts, answers, argmax.slices, slot * answers)
+        yield
 
-    def append_kept(self, plan: Plan, parts: StepParts, shape: StepShape, rows: Rows) -> None:
+    def append_kept(self, plan: Plan, parts: StepParts, shape: StepShape, rows: Rows) -> Pieces:
         """See `DraftSource`."""
         self._block.append_given(plan, rows)
         at = rows.sequence, rows.position
@@ -277,12 +281,13 @@ class BlockSource(ModelSource):
         tokens = TokenRows(state["tokens"], state.sequences, state.max_len, *at)
         kept = replace(rows, begins=False, walk=None)
         self._block.append_keys(plan, kept, 0, tokens, self.own.work[GIVEN])
+        yield
 
 
 class PlainSource(ModelSource):
     """A model by itself with the same tokens."""
 
-    def append(self, plan: Plan, parts: StepParts, shape: StepShape) -> None:
+    def append(self, plan: Plan, parts: StepParts, shape: StepShape) -> Pieces:
         """See `DraftSource`."""
         answers = self._append_rows(plan, parts, shape, lag=0, before=True)
         for number in range(self.drafts(shape)):
@@ -294,16 +299,17 @@ class PlainSource(ModelSource):
             x = layers(step, embedding(step))
             assert x is not None
             head(step, x)
-            lower(plan, self.own, rows, step.graph)
+            yield from lowering(plan, self.own, rows, step.graph)
             self._append_choice(plan, parts, answers)
 
-    def append_kept(self, plan: Plan, parts: StepParts, shape: StepShape, rows: Rows) -> None:
+    def append_kept(self, plan: Plan, parts: StepParts, shape: StepShape, rows: Rows) -> Pieces:
         """See `DraftSource`: the tokens of steps without drafts."""
         if shape.drafts:
             return
         step = StepOps(self.own.config, rows.count)
         layers(step, embedding(step), rows.count, wanted=False)
-        lower(plan, self.own, replace(rows, begins=False, walk=None), step.graph)
+        kept = replace(rows, begins=False, walk=None)
+        yield from lowering(plan, self.own, kept, step.graph)
 
 
 def service_widths(hidden: int) -> dict[str, int]:
