@@ -258,6 +258,7 @@ def any_requests(rng: np.random.Generator, count: int) -> list[Request]:
     ]
 
 
+@pytest.mark.turns(4, which=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 30))]
@@ -322,6 +323,7 @@ def test_the_context_ends_within_drafts(device: Device, similar: Two) -> None:
     assert [len(each.tokens) for each in found] == [2, 3, 4, 6, 8]
 
 
+@pytest.mark.turns(4, which=2)
 @pytest.mark.slow
 def test_answers_that_are_preempted_go_on_the_same(device: Device, two: Two) -> None:
     """Pages run out, also for drafts."""
@@ -354,6 +356,7 @@ def test_a_prefix_is_shared_with_its_drafts_keys(device: Device, similar: Two) -
     assert drafted_of([second])[1] == drafted_of([first])[1] > 0
 
 
+@pytest.mark.turns(4, which=3)
 @pytest.mark.sanitizer
 @pytest.mark.slow
 def test_replayed_steps_equal_launches_one_by_one(device: Device, two: Two) -> None:
