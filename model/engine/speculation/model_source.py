@@ -12,7 +12,7 @@ tokens, but for the last one; so a draft begins with two rows a sequence.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from urdir.model.engine.speculation.draft import (
+    EMBEDDED,
     GIVEN,
     PASSED_ON,
     DraftLaunches,
@@ -103,6 +104,8 @@ class ModelSource(Owner):
                 part.fill(0)
             if drafter.token_map is not None:
                 self._state["map"].upload(drafter.token_map)
+            for of in self._caches:  # the end of a shared prefix may lack a key
+                of.fill(0)
             self._owners = owners.pop_all()
 
     def begin(self, sequence: int, length: int) -> None:
@@ -167,6 +170,20 @@ class ModelSource(Owner):
         given = {p.name: own.get(p.name) or self._place(parts, p.name) for p in kernel.params}
         plan.launch(kernel, "draft.token", **given)
 
+    @property
+    def _caches(self) -> list[Slice]:
+        """The keys and values of the draft's layers."""
+        cache = self.own.cache
+        each = (cache.arguments(layer) for layer in cache.shape.layers)
+        return [of for given in each for name, of in given.items() if name != "block_table"]
+
+    def _append_fence(self, plan: Plan, caches: Sequence[Slice], to: Slice) -> None:
+        """Append copies of a word of ``caches`` to the buffer that the next embedding writes, which
+        so comes after all that wrote these caches. Attention reads keys before it waits for the
+        launches before it, and no other launch before it waits for those."""
+        for of in caches:
+            plan.copy(to.slice(0, 4), of.slice(0, 4), "draft.fence")
+
     def _place(self, parts: StepParts, name: str) -> Slice:
         return self._state[name] if name in self._state else parts.state[name]
 
@@ -201,6 +218,8 @@ class HeadSource(ModelSource):
             hidden, number = work[PASSED_ON if step else GIVEN], step if heads.heads > 1 else 0
             for later in range(number + 1, heads.heads):
                 heads.append_keys(plan, rows, later, tokens, hidden)
+            if number + 1 < heads.heads:
+                self._append_fence(plan, self._caches, work[EMBEDDED])
             heads.append_head(plan, rows, number, tokens, hidden)
             self._append_choice(plan, parts, answers)
             yield
@@ -227,6 +246,8 @@ class HeadSource(ModelSource):
         for number in range(heads.heads):
             heads.append_keys(plan, kept, number, tokens, work[BEFORE])
         plan.launch(HoldHidden(*sizes), "draft.held", x=given, held=held, **rows.arguments)
+        if shape.steps > 1:
+            self._append_fence(plan, self._caches, work[EMBEDDED])
         yield
 
     def _append_before(self, plan: Plan, parts: StepParts, answers: int) -> None:
@@ -281,6 +302,8 @@ class BlockSource(ModelSource):
         tokens = TokenRows(state["tokens"], state.sequences, state.max_len, *at)
         kept = replace(rows, begins=False, walk=None)
         self._block.append_keys(plan, kept, 0, tokens, self.own.work[GIVEN])
+        if shape.steps > 1:
+            self._append_fence(plan, self._caches, self.own.work["hidden"])
         yield
 
 
@@ -310,6 +333,8 @@ class PlainSource(ModelSource):
         layers(step, embedding(step), rows.count, wanted=False)
         kept = replace(rows, begins=False, walk=None)
         yield from lowering(plan, self.own, kept, step.graph)
+        if shape.steps > 1:
+            self._append_fence(plan, self._caches, self.own.work["hidden"])
 
 
 def service_widths(hidden: int) -> dict[str, int]:
