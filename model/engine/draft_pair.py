@@ -23,6 +23,7 @@ from urdir.model.engine.speculation.draft_dflash import DFlashDraft
 from urdir.model.engine.speculation.draft_eagle3 import Eagle3Draft
 from urdir.model.engine.speculation.draft_nextn import NextnDraft
 from urdir.model.engine.speculation.draft_streams import NO_STREAM, STREAMS_READ
+from urdir.model.engine.speculation.markov_tokens import PREVIOUS
 from urdir.model.engine.speculation.model_source import service_widths
 from urdir.model.errors import UnsupportedError
 from urdir.model.families.config import Config
@@ -52,7 +53,7 @@ FILE_DRAFTS: Mapping[
     tuple[Callable[[ModelFile, Config], DraftConfig], Callable[[DraftParts], DraftLaunches]],
 ] = {"eagle3": (eagle3, Eagle3Draft), "dflash": (dflash, DFlashDraft)}
 #: Further drafts that are no models by themselves, which are not supported.
-OTHER_DRAFTS = ("dspark", "dflash2", "gemma4-assistant")
+OTHER_DRAFTS = ("gemma4-assistant",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +77,14 @@ class Pair:
 
     @property
     def model(self) -> DraftModel:
-        """What the draft takes of a session's memory."""
+        """What the draft takes of a session's memory. Raises UnsupportedError for a DSpark draft."""
         if self.launches is None:
             return DraftModel(self.own, self.file, each=2)
+        if isinstance(self.own, DFlash) and self.own.markov is not None:
+            raise UnsupportedError(
+                f"{self.own.architecture}: steps do not take drafts of this kind yet; urdir logits "
+                "--draft writes their logits"
+            )
         mapped = 0 if self.token_map is None else len(self.token_map)
         if self.slots > 1:
             return DraftModel(self.own, self.file, self.widths, mapped=mapped, slots=self.slots)
@@ -135,16 +141,20 @@ def file_pair(gguf: ModelFile, file: ModelFile) -> Pair:
     widths[STREAMS_READ] = own.fc.cols
     if len(given) < len(own.target_layers):
         widths[NO_STREAM] = own.target_hidden
-    block = own.block if isinstance(own, DFlash) else 1
+    most, slots = 0, 1
+    if isinstance(own, DFlash):
+        most, slots = own.most, own.block
+        if own.markov is not None:
+            widths[PREVIOUS] = own.markov.next.cols
     return Pair(
         gguf,
         tapped(config, given),
         own,
         widths,
         launches,
-        most=block - 1,
+        most=most,
         file=file,
-        slots=block,
+        slots=slots,
         token_map=read_token_map(file, config) if own.token_map else None,
     )
 
@@ -180,7 +190,8 @@ def open_pair(pair: Pair, device: Device, settings: SessionSettings, most: int) 
     where there is too little memory."""
     pair = pair.at_context(settings.context)
     most = min(most, pair.most or most)
-    shape = DraftShape(pair.own, settings, pair.widths, most, most + 1 if pair.slots > 1 else 1)
+    slots = 1 if pair.slots == 1 else most + pair.slots - pair.most
+    shape = DraftShape(pair.own, settings, pair.widths, most, slots)
     budget = SessionBudget.of(pair.config, device.properties.sm_count, settings)
     plan = MemoryPlan.of(pair.gguf, pair.config, budget)
     more = sum(weight_sizes(pair.file, pair.own).values()) if pair.file else 0

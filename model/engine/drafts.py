@@ -14,7 +14,13 @@ import numpy.typing as npt
 from urdir.driver import execute
 from urdir.driver.plan import Plan
 from urdir.model.engine.session import Session
-from urdir.model.engine.speculation.draft import GIVEN, DraftLaunches, DraftParts, TokenRows
+from urdir.model.engine.speculation.draft import (
+    GIVEN,
+    DraftChain,
+    DraftLaunches,
+    DraftParts,
+    TokenRows,
+)
 from urdir.model.errors import ModelError
 from urdir.model.lower.parts import LayerParts
 from urdir.model.lower.rows import Rows
@@ -179,6 +185,19 @@ class Draft(Owner):
         """Draft ``count`` tokens after each of the ``lasts``: (sequence, position, token), each
         with the hidden state that is given in its row. What the draft keeps of these positions is
         overwritten when they are processed again."""
+
+    def read_drafts(self, rows: int, count: int) -> list[list[int]]:
+        """The ``count`` tokens that are drafted in each of the first rows."""
+        shape = self.shape.rows
+        drafts = self.rows["drafts"].download(np.uint32, (shape.rows, shape.columns))
+        return [row[1 : 1 + count].tolist() for row in drafts[:rows]]
+
+    @property
+    def chain(self) -> DraftChain:
+        """Where drafts are."""
+        rows = self.rows
+        places = rows["drafts"], rows["numbers"], rows["columns"]
+        return DraftChain(*places, self.shape.rows.columns, self.shape.rows.stride)
 
     # ---- plans ----
 

@@ -131,14 +131,16 @@ class Reads:
 
 
 def reads_of(gguf: ModelFile) -> Reads:
-    """What the draft in a file reads, of whatever model. Raises ConfigError."""
+    """What the draft in a file reads, of whatever model; no layers where it depends on the model.
+    Raises ConfigError."""
     file = Reader.of(gguf)
     shared = (name for name in ("token_embd", "output") if not file.has(f"{name}.weight"))
     hidden = file.count("target_hidden_size")
-    layers, (dim, value_dim) = file.layer_count(), head_dims(file)
-    cached = sum(heads(file, index)[1] for index in range(layers)) * (dim + value_dim)
+    layers = read_target_layers(file) if file.has_key("target_layers") else ()
+    count, (dim, value_dim) = file.layer_count(), head_dims(file)
+    cached = sum(heads(file, index)[1] for index in range(count)) * (dim + value_dim)
     return Reads(
-        *(read_target_layers(file), hidden, file.hidden, mapped(file), tuple(shared)),
+        *(layers, hidden, file.hidden, mapped(file), tuple(shared)),
         weights=sum(tensor.nbytes for tensor in gguf.tensors.values()),
         cached=cached,
     )

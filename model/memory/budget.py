@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 
 from urdir.model.errors import ModelError, SettingsError
 from urdir.model.families.config import Config
-from urdir.model.memory.buckets import choosing_rows, chunks_of, drafted_rows, row_buckets
+from urdir.model.memory.buckets import choosing_rows, chunks_of, common_rows, drafted_rows
 from urdir.model.memory.cache_shape import CacheShape
 from urdir.model.memory.device_state import StateShape, mailbox_slots
 from urdir.model.memory.draft_memory import with_draft
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from urdir.model.memory.draft_model import DraftModel
 
 #: What recorded graphs may take: of steps with one row, and more for each further number of rows
-#: that steps are rounded up to. One of an 8B model takes 0.7 MB, of four steps at once 2.8 MB.
+#: whose graphs are recorded ahead. One of an 8B model takes 0.7 MB, of four steps at once 2.8 MB.
 GRAPH_BYTES, MORE_GRAPH_BYTES = 64 << 20, 16 << 20
 #: What modules and the driver's own bookkeeping may take beside all that.
 RESERVE_BYTES = 32 << 20
@@ -95,7 +95,7 @@ class SessionBudget:
             workspace=work,
             exchange=ExchangeShape.of(config, rows, rows + chunks[-1]),
             graphs=GRAPH_BYTES
-            + MORE_GRAPH_BYTES * (len(row_buckets(sequences if drafts is None else rows)) - 1),
+            + MORE_GRAPH_BYTES * (len(common_rows(sequences if drafts is None else rows)) - 1),
             draft=draft,
             draft_weights=0 if beside is None else _draft_weights(beside),
         )

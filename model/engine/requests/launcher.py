@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from urdir.driver.context import close_all
 from urdir.driver.errors import DriverError, loses_device
@@ -19,13 +19,15 @@ from urdir.model.engine.requests.scheduler import Scheduler
 from urdir.model.engine.requests.step_plan import StepPlan
 from urdir.model.engine.run_ahead import AT_ONCE, FEW, RunAhead
 from urdir.model.engine.step_clock import Span, StepClock
-from urdir.model.memory.buckets import ROWS
+from urdir.model.engine.step_queue import GivenDrafts
+from urdir.model.memory.buckets import COMMON_ROWS, ROWS
 from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
     from urdir.model.engine.session import Session
     from urdir.model.text.matcher import Mask
 
+T = TypeVar("T")
 log = logging.getLogger("urdir.engine")
 
 #: Outputs of a step; each includes those after it.
@@ -111,13 +113,14 @@ class Launcher(Owner):
             with self._answers.alone(number):
                 self._begin(number, slot)
         masks = self._masks(plan)
+        given = self._given(plan, masks)
         step = self._shaped(plan.of(self._answers))
         if step is None:
             return False
         plan = step.plan
         plans, shape = self._repeated(step)
         try:
-            span = self._launch(plan, shape, _of_sequences(plan, masks))
+            span = self._launch(plan, shape, _of_sequences(plan, masks), _of_sequences(plan, given))
         except Exception as error:
             if loses_device(error):
                 raise
@@ -161,9 +164,16 @@ class Launcher(Owner):
         finally:
             close_all([self._ahead, *([self.clock] if self.clock else [])])
 
-    def _launch(self, plan: StepPlan, shape: StepShape, masks: Mapping[int, Mask]) -> Span | None:
+    def _launch(
+        self,
+        plan: StepPlan,
+        shape: StepShape,
+        masks: Mapping[int, Mask],
+        given: Mapping[int, GivenDrafts],
+    ) -> Span | None:
         """Queue the steps of a plan; when they begin and end, if that is wanted."""
-        launch = partial(self._session.queue.launch, shape, plan.batch, plan.positions, masks)
+        rows = shape, plan.batch, plan.positions, masks
+        launch = partial(self._session.queue.launch, *rows, given=given)
         if self.clock is None:
             launch()
             return None
@@ -201,7 +211,7 @@ class Launcher(Owner):
         wanted = {self._answers[number].output for number in plan.choosers}
         output = next((kind for kind in _OUTPUTS if kind in wanted), Output.NONE)
         shape = self._session.shapes.of_batch(plan.batch, plan.longest, output)
-        if shape.drafts:
+        if shape.drafts or _is_fine(shape):
             shape = self._recorded(shape)
         several = None
         if len(plan.choosers) <= FEW:
@@ -226,7 +236,8 @@ class Launcher(Owner):
         wished = 0 if self._scheduler.drafting is None else self._scheduler.drafting.wished
         end, longest = self._scheduler.end(last), last.longest
         if longest < end and not last.requests and not self._scheduler.queued:
-            self._next = self._session.shapes.decode(rows, longest + 1, output)
+            following = self._session.shapes.decode(rows, longest + 1, output)
+            self._next = self._recorded(following) if _is_fine(following) else following
         self._last = longest, output
         expected = (rows, output, longest // _STRIDE, end, drafted, wished)
         if expected != self._expected:
@@ -241,8 +252,9 @@ class Launcher(Owner):
             self._look_ahead = partial(_first, pieces)
 
     def _recorded(self, shape: StepShape) -> StepShape:
-        """The smallest shape with room for the rows of ``shape``, with drafts, that is recorded:
-        near their ends answers have fewer drafts. ``shape`` itself if none is."""
+        """The smallest shape with room for the rows of ``shape``, a decode step, that is recorded:
+        numbers of drafts change from step to step, and not all numbers of sequences are recorded
+        ahead. ``shape`` itself if none is."""
         steps, most = self._session.steps, self._session.parts.state.rows
         if steps.observer is None:
             rows = (rows for rows in ROWS if shape.rows <= rows <= most)
@@ -291,11 +303,25 @@ class Launcher(Owner):
                     masks[number] = mask
         return masks
 
+    def _given(self, plan: StepPlan, masks: Container[int]) -> dict[int, GivenDrafts]:
+        """Drafts of the host, by request, of answers with a constraint in a step with drafts."""
+        given: dict[int, GivenDrafts] = {}
+        parts = self._session.parts
+        if parts.state.drafts is None or not plan.batch.drafts:
+            return given
+        for number, most in zip(plan.requests, plan.batch.drafts, strict=True):
+            if number not in masks or (answer := self._answers.get(number)) is None:
+                continue
+            with self._answers.alone(number):
+                tokens, vocab = self._scheduler.tokens(number), parts.config.vocab_size
+                given[number] = answer.drafts(vocab, tokens, parts.state.drafts, most)
+        return given
 
-def _of_sequences(plan: StepPlan, masks: Mapping[int, Mask]) -> dict[int, Mask]:
-    """The masks of requests by the sequences that a step has for them."""
-    pairs = zip(plan.batch.choosing, plan.choosers, strict=True) if masks else ()
-    return {sequence: masks[number] for sequence, number in pairs if number in masks}
+
+def _of_sequences(plan: StepPlan, by_request: Mapping[int, T]) -> dict[int, T]:
+    """What belongs to requests by the sequences that a step has for them."""
+    pairs = zip(plan.batch.choosing, plan.choosers, strict=True) if by_request else ()
+    return {sequence: by_request[number] for sequence, number in pairs if number in by_request}
 
 
 @contextmanager
@@ -308,6 +334,11 @@ def _in_advance() -> Iterator[None]:
         pass
     except Exception:
         log.exception("a step could not be prepared in advance")
+
+
+def _is_fine(shape: StepShape) -> bool:
+    """Whether a decode step's number of rows is none whose graphs are recorded ahead."""
+    return not shape.prompt and shape.rows not in COMMON_ROWS
 
 
 def _first(pieces: Sequence[Callable[[], bool]]) -> bool:

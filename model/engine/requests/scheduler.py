@@ -111,7 +111,7 @@ class Scheduler:
         BusyError."""
         task = self._admission.add(request)
         task.waits |= self._waits
-        if self.drafting is not None and request.drafts and not task.waits:
+        if self.drafting is not None and request.drafts and not self._waits:
             task.acceptance = Acceptance()
         return task.number
 

@@ -6,7 +6,7 @@ the states of the last rows; so a draft begins with one row a sequence. What the
 tokens, from hidden states of their own, is overwritten in the step that verifies these.
 
 A model by itself keeps the rows of steps without drafts. In a draft it processes the drafted
-tokens, but for the last one; so a draft begins with two rows a sequence.
+tokens, except the last one; so a draft begins with two rows a sequence.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class DraftSource(Protocol):
         they follow the model's layers, whose streams are in the workspace."""
 
     def begin(self, sequence: int, length: int) -> None:
-        """A sequence begins anew, with ``length`` tokens that earlier steps processed. What is
+        """A sequence begins again, with ``length`` tokens that earlier steps processed. What is
         written is queued."""
 
 
