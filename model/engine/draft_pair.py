@@ -77,7 +77,7 @@ class Pair:
 
     @property
     def model(self) -> DraftModel:
-        """What the draft takes of a session's memory. Raises UnsupportedError for a DSpark draft."""
+        """What the draft takes of a session's memory. Raises UnsupportedError for DSpark."""
         if self.launches is None:
             return DraftModel(self.own, self.file, each=2)
         if isinstance(self.own, DFlash) and self.own.markov is not None:
