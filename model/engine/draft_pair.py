@@ -82,8 +82,8 @@ class Pair:
             return DraftModel(self.own, self.file, each=2)
         if isinstance(self.own, DFlash) and self.own.markov is not None:
             raise UnsupportedError(
-                f"{self.own.architecture}: steps do not take drafts of this kind yet; urdir logits "
-                "--draft writes their logits"
+                f"{self.own.architecture}: steps do not take drafts of this kind yet, their logits "
+                "alone can be computed: open the model without the draft"
             )
         mapped = 0 if self.token_map is None else len(self.token_map)
         if self.slots > 1:

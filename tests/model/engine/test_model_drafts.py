@@ -415,6 +415,7 @@ def test_what_does_not_fit_is_refused(
         (nano, "mtp", {}, "no layers for predicting several tokens"),
         (nano, reference_file("eagle3-d2t.draft"), {}, "hidden states of 128 values"),
         (nano, reference_file("qwen35-dense"), {}, "vocabulary|recurrent"),
+        (reference_file("target-any"), reference_file("dspark-anchor.draft"), {}, "do not take"),
         (nano, nano, {"gpus": 2}, "a draft model on 2 GPUs is not supported"),
     ]:
         with pytest.raises(UnsupportedError, match=what):
