@@ -21,7 +21,7 @@ def draft_facts(gguf: ModelFile) -> dict[str, Any]:
     Of a model with heads for predicting several tokens: how many ``heads``, and bytes of their
     ``weights`` and of the ``cache`` of a token (f16); or why they cannot be used (``refused``). Of
     a draft in a file of its own: the model's layers and width that it reads, its own width and
-    tokens, and what it takes of the model (``shares``).
+    tokens, and what it takes of the model (``shares``); ``weights`` and ``cache`` as well.
     """
     kind = str(gguf.metadata.get("general.architecture"))
     return _file_facts(gguf, kind) if kind in _NAMES else _nextn_facts(gguf)
@@ -46,7 +46,9 @@ def draft_text(facts: dict[str, Any]) -> str:
     return (
         f"{_NAMES[facts['kind']]} of {facts['width']} values for a model of "
         f"{facts['model_width']}, reads the "
-        f"{read}{tokens}{shares}"
+        f"{read}{tokens}{shares} (-md): "
+        f"{size_text(facts['weights'])} of weights, {size_text(facts['cache'])} of cache for each "
+        "token"
     )
 
 
@@ -89,4 +91,6 @@ def _file_facts(gguf: ModelFile, kind: str) -> dict[str, Any]:
         "width": reads.own_hidden,
         "tokens": reads.tokens,
         "shares": [] if kind == _ASSISTANT else list(reads.shared),
+        "weights": reads.weights,
+        "cache": 2 * reads.cached,
     }

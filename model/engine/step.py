@@ -34,7 +34,7 @@ def building(
     those of ``source``; None: of earlier text."""
     steps = "step" if shape.steps == 1 else f"steps x {shape.steps}"
     plan = Plan(f"{shape.kind} {steps}, {shape.rows} rows, {shape.keys} keys")
-    append_placed_rows(plan, parts, shape, source)
+    yield from append_placed_rows(plan, parts, shape, source)
     rows, outputs = rows_of(parts, shape)
     wanted = shape.output is not Output.NONE
     step = StepOps(parts.config, rows.count)
@@ -44,7 +44,7 @@ def building(
         head(step, x)
     yield from lowering(plan, parts, rows, step.graph, outputs)
     if source is not None:
-        source.append_kept(plan, parts, shape, rows)
+        yield from source.append_kept(plan, parts, shape, rows)
     if wanted:
         append_output(plan, parts, outputs.rows if outputs else rows, shape.output)
     # What differs from step to step is in device memory, moved on by "advance".

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from urdir.model.errors import ConfigError, UnsupportedError
 from urdir.model.families.check import check_tensors
 from urdir.model.families.config import Config
+from urdir.model.families.parts import head_dims, heads
 from urdir.model.families.reader import Reader
 from urdir.model.families.stored import Linear, Stored, StoredMatrix
 from urdir.model.files.limits import DRAFT_STREAMS
@@ -117,13 +118,16 @@ def read_token_map(gguf: ModelFile, target: Config) -> npt.NDArray[np.uint32]:
 class Reads:
     """What a draft reads of a model: the streams before ``layers``, of ``hidden`` values (0: as
     many as the model has). It has ``own_hidden`` values and ``tokens`` of its own (0: those of the
-    model), and takes the ``shared`` tensors of the model."""
+    model), and takes the ``shared`` tensors of the model. ``weights`` are bytes in its file,
+    ``cached`` the values that it keeps of a token."""
 
     layers: tuple[int, ...]
     hidden: int
     own_hidden: int
     tokens: int
     shared: tuple[str, ...]
+    weights: int
+    cached: int
 
 
 def reads_of(gguf: ModelFile) -> Reads:
@@ -133,7 +137,13 @@ def reads_of(gguf: ModelFile) -> Reads:
     shared = (name for name in ("token_embd", "output") if not file.has(f"{name}.weight"))
     hidden = file.count("target_hidden_size")
     layers = read_target_layers(file) if file.has_key("target_layers") else ()
-    return Reads(layers, hidden, file.hidden, mapped(file), tuple(shared))
+    count, (dim, value_dim) = file.layer_count(), head_dims(file)
+    cached = sum(heads(file, index)[1] for index in range(count)) * (dim + value_dim)
+    return Reads(
+        *(layers, hidden, file.hidden, mapped(file), tuple(shared)),
+        weights=sum(tensor.nbytes for tensor in gguf.tensors.values()),
+        cached=cached,
+    )
 
 
 def _lent(of: StoredMatrix) -> StoredMatrix:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from urdir.model.engine.batch import Output, StepShape
-from urdir.model.engine.speculation.source import DraftSource, NgramSource
+from urdir.model.engine.speculation.source import DraftSource, NgramSource, Pieces
 from urdir.ptxgen.kernels.argmax import Argmax
 from urdir.ptxgen.kernels.speculation.accept_drafts import AcceptDrafts
 from urdir.ptxgen.kernels.speculation.place_rows import PlaceRows
@@ -21,14 +21,14 @@ _STATE = ("sequence", "place", "position", "found", "given", "tokens", "known", 
 
 def append_placed_rows(
     plan: Plan, parts: StepParts, shape: StepShape, source: DraftSource | None = None
-) -> None:
-    """Drafts, where the step has any, from ``source`` (those of the settings); then the positions
-    of the rows, as far as the host does not know them."""
+) -> Pieces:
+    """Drafts, where the step has any, from ``source`` (those of the settings), in pieces; then the
+    positions of the rows, as far as the host does not know them."""
     state = parts.state
     if state.drafts is None:
         return
     if shape.drafts:
-        (source or NgramSource(state.drafts)).append(plan, parts, shape)
+        yield from (source or NgramSource(state.drafts)).append(plan, parts, shape)
     rows = shape.outputs if shape.prompt else shape.rows
     beside = shape.decode if shape.prompt else 0
     kernel = PlaceRows(state.max_len, rows, state.sequences, beside, state.drafts_states)

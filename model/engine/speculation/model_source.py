@@ -12,7 +12,7 @@ tokens, except the last one; so a draft begins with two rows a sequence.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from urdir.model.engine.speculation.draft import (
+    EMBEDDED,
     GIVEN,
     PASSED_ON,
     DraftLaunches,
@@ -31,12 +32,13 @@ from urdir.model.engine.speculation.draft import (
 from urdir.model.engine.speculation.draft_dflash import Block
 from urdir.model.engine.speculation.draft_streams import NO_STREAM
 from urdir.model.engine.speculation.markov_tokens import append_markov_sum
+from urdir.model.engine.speculation.source import Pieces
 from urdir.model.layers.builder import StepOps
 from urdir.model.layers.ends import embedding, head
 from urdir.model.layers.model import layers
 from urdir.model.lower.parts import LayerParts, StepParts
 from urdir.model.lower.rows import Rows
-from urdir.model.lower.step import lower
+from urdir.model.lower.step import lowering
 from urdir.model.memory.buckets import row_bucket
 from urdir.model.memory.draft_model import BLOCK_ROWS, DraftModel, held_slots
 from urdir.model.memory.kv_cache import KvCache
@@ -104,6 +106,8 @@ class ModelSource(Owner):
                 part.fill(0)
             if drafter.token_map is not None:
                 self._state["map"].upload(drafter.token_map)
+            for of in self._caches:  # the end of a shared prefix may lack a key
+                of.fill(0)
             self._owners = owners.pop_all()
 
     def begin(self, sequence: int, length: int) -> None:
@@ -112,11 +116,11 @@ class ModelSource(Owner):
             self._writes.write(self._state["begun"], np.array([length], np.uint32), 4 * sequence)
 
     @abstractmethod
-    def append(self, plan: Plan, parts: StepParts, shape: StepShape) -> None:
+    def append(self, plan: Plan, parts: StepParts, shape: StepShape) -> Pieces:
         """See `DraftSource`."""
 
     @abstractmethod
-    def append_kept(self, plan: Plan, parts: StepParts, shape: StepShape, rows: Rows) -> None:
+    def append_kept(self, plan: Plan, parts: StepParts, shape: StepShape, rows: Rows) -> Pieces:
         """See `DraftSource`."""
 
     def answers(self, parts: StepParts, shape: StepShape) -> int:
@@ -168,6 +172,20 @@ class ModelSource(Owner):
         given = {p.name: own.get(p.name) or self._place(parts, p.name) for p in kernel.params}
         plan.launch(kernel, "draft.token", **given)
 
+    @property
+    def _caches(self) -> list[Slice]:
+        """The keys and values of the draft's layers."""
+        cache = self.own.cache
+        each = (cache.arguments(layer) for layer in cache.shape.layers)
+        return [of for given in each for name, of in given.items() if name != "block_table"]
+
+    def _append_fence(self, plan: Plan, caches: Sequence[Slice], to: Slice) -> None:
+        """Append copies of a word of ``caches`` to the buffer that the next embedding writes, which
+        so comes after all that wrote these caches. Attention reads keys before it waits for the
+        launches before it, and no other launch before it waits for those."""
+        for of in caches:
+            plan.copy(to.slice(0, 4), of.slice(0, 4), "draft.fence")
+
     def _place(self, parts: StepParts, name: str) -> Slice:
         return self._state[name] if name in self._state else parts.state[name]
 
@@ -190,7 +208,7 @@ class HeadSource(ModelSource):
         super().__init__(drafter, parts, cache, stream)
         self._heads = cast("HeadLaunches", self._launches(drafter, parts))
 
-    def append(self, plan: Plan, parts: StepParts, shape: StepShape) -> None:
+    def append(self, plan: Plan, parts: StepParts, shape: StepShape) -> Pieces:
         """See `DraftSource`."""
         heads, work, state = self._heads, self.own.work, self._state
         answers = self._append_rows(plan, parts, shape, heads.lag)
@@ -202,10 +220,13 @@ class HeadSource(ModelSource):
             hidden, number = work[PASSED_ON if step else GIVEN], step if heads.heads > 1 else 0
             for later in range(number + 1, heads.heads):
                 heads.append_keys(plan, rows, later, tokens, hidden)
+            if number + 1 < heads.heads:
+                self._append_fence(plan, self._caches, work[EMBEDDED])
             heads.append_head(plan, rows, number, tokens, hidden)
             self._append_choice(plan, parts, answers)
+            yield
 
-    def append_kept(self, plan: Plan, parts: StepParts, shape: StepShape, rows: Rows) -> None:
+    def append_kept(self, plan: Plan, parts: StepParts, shape: StepShape, rows: Rows) -> Pieces:
         """See `DraftSource`: keys and values of all rows, and the hidden states of the last."""
         heads, work, state = self._heads, self.own.work, parts.state
         heads.append_given(plan, rows)
@@ -227,6 +248,9 @@ class HeadSource(ModelSource):
         for number in range(heads.heads):
             heads.append_keys(plan, kept, number, tokens, work[BEFORE])
         plan.launch(HoldHidden(*sizes), "draft.held", x=given, held=held, **rows.arguments)
+        if shape.steps > 1:
+            self._append_fence(plan, self._caches, work[EMBEDDED])
+        yield
 
     def _append_before(self, plan: Plan, parts: StepParts, answers: int) -> None:
         """Append what makes the hidden states before the pending tokens the given ones."""
@@ -252,7 +276,7 @@ class BlockSource(ModelSource):
         super().__init__(drafter, parts, cache, stream)
         self._block = cast("DFlashDraft", self._launches(drafter, parts))
 
-    def append(self, plan: Plan, parts: StepParts, shape: StepShape) -> None:
+    def append(self, plan: Plan, parts: StepParts, shape: StepShape) -> Pieces:
         """See `DraftSource`. Rows of a block beyond the drafts that are wanted are padding."""
         draft, state = self._block.draft, self._state
         answers, most = self._append_rows(plan, parts, shape, lag=0), self.drafts(shape)
@@ -269,12 +293,14 @@ class BlockSource(ModelSource):
         self._block.append_block(plan, rows, tokens, Block(slots, answers, block["end"]))
         if draft.markov is not None:
             self._append_markov(plan, parts, self.rows(answers, shape.keys), range(first, slots))
+            yield
             return
         work, vocab = self.own.work, self.own.config.vocab_size
         argmax = Argmax(n=vocab, rows=count)
         plan.launch(argmax, "draft.argmax", logits=work["logits"], ranks=work["ranks"])
         for slot in range(first, slots):
             self._append_token(plan, parts, answers, argmax.slices, slot * answers)
+        yield
 
     def _append_markov(self, plan: Plan, parts: StepParts, rows: Rows, slots: range) -> None:
         """Append what chooses the tokens of ``slots`` one after the other."""
@@ -288,7 +314,7 @@ class BlockSource(ModelSource):
             plan.launch(argmax, "draft.argmax", logits=logits, ranks=own.work["ranks"])
             self._append_token(plan, parts, rows.count, argmax.slices)
 
-    def append_kept(self, plan: Plan, parts: StepParts, shape: StepShape, rows: Rows) -> None:
+    def append_kept(self, plan: Plan, parts: StepParts, shape: StepShape, rows: Rows) -> Pieces:
         """See `DraftSource`."""
         self._block.append_given(plan, rows)
         at = rows.sequence, rows.position
@@ -296,12 +322,15 @@ class BlockSource(ModelSource):
         tokens = TokenRows(state["tokens"], state.sequences, state.max_len, *at)
         kept = replace(rows, begins=False, walk=None)
         self._block.append_keys(plan, kept, 0, tokens, self.own.work[GIVEN])
+        if shape.steps > 1:
+            self._append_fence(plan, self._caches, self.own.work["hidden"])
+        yield
 
 
 class PlainSource(ModelSource):
     """A model by itself with the same tokens."""
 
-    def append(self, plan: Plan, parts: StepParts, shape: StepShape) -> None:
+    def append(self, plan: Plan, parts: StepParts, shape: StepShape) -> Pieces:
         """See `DraftSource`."""
         answers = self._append_rows(plan, parts, shape, lag=0, before=True)
         for number in range(self.drafts(shape)):
@@ -313,16 +342,19 @@ class PlainSource(ModelSource):
             x = layers(step, embedding(step))
             assert x is not None
             head(step, x)
-            lower(plan, self.own, rows, step.graph)
+            yield from lowering(plan, self.own, rows, step.graph)
             self._append_choice(plan, parts, answers)
 
-    def append_kept(self, plan: Plan, parts: StepParts, shape: StepShape, rows: Rows) -> None:
+    def append_kept(self, plan: Plan, parts: StepParts, shape: StepShape, rows: Rows) -> Pieces:
         """See `DraftSource`: the tokens of steps without drafts."""
         if shape.drafts:
             return
         step = StepOps(self.own.config, rows.count)
         layers(step, embedding(step), rows.count, wanted=False)
-        lower(plan, self.own, replace(rows, begins=False, walk=None), step.graph)
+        kept = replace(rows, begins=False, walk=None)
+        yield from lowering(plan, self.own, kept, step.graph)
+        if shape.steps > 1:
+            self._append_fence(plan, self._caches, self.own.work["hidden"])
 
 
 def service_widths(hidden: int) -> dict[str, int]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from urdir.ptxgen.kernels.speculation.ngram_drafts import NgramDrafts
 
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     from urdir.model.lower.rows import Rows
     from urdir.model.memory.draft_settings import DraftSettings
 
+#: Launches are appended piece by piece: other work can be done in between.
+Pieces: TypeAlias = Generator[None, None, None]
+
 
 class DraftSource(Protocol):
     """Proposes tokens for the sequences of a step, on the device.
@@ -21,8 +25,8 @@ class DraftSource(Protocol):
     valid: the last one is pending. That alone says what was accepted of earlier drafts.
     """
 
-    def append(self, plan: Plan, parts: StepParts, shape: StepShape) -> None:
-        """Append launches that propose drafts for the rows of a step of ``shape``.
+    def append(self, plan: Plan, parts: StepParts, shape: StepShape) -> Pieces:
+        """Append launches that propose drafts for the rows of a step of ``shape``, in pieces.
 
         For each row r with ``place[r]`` 0 whose ``position[r]`` is below ``max_len``, of sequence
         s = ``sequence[r]``: up to ``wanted[r]`` tokens at ``tokens[s, known[s]]`` and after it, as
@@ -30,9 +34,9 @@ class DraftSource(Protocol):
         ``shape.drafts``. The positions of rows are stale: use ``known``.
         """
 
-    def append_kept(self, plan: Plan, parts: StepParts, shape: StepShape, rows: Rows) -> None:
-        """Append launches that keep what later drafts need of the ``rows`` of any step: they follow
-        the model's layers, whose streams are in the workspace."""
+    def append_kept(self, plan: Plan, parts: StepParts, shape: StepShape, rows: Rows) -> Pieces:
+        """Append launches that keep what later drafts need of the ``rows`` of any step, in pieces:
+        they follow the model's layers, whose streams are in the workspace."""
 
     def begin(self, sequence: int, length: int) -> None:
         """A sequence begins again, with ``length`` tokens that earlier steps processed. What is
@@ -45,7 +49,7 @@ class NgramSource:
     def __init__(self, settings: DraftSettings) -> None:
         self._settings = settings
 
-    def append(self, plan: Plan, parts: StepParts, shape: StepShape) -> None:
+    def append(self, plan: Plan, parts: StepParts, shape: StepShape) -> Pieces:
         """See `DraftSource`."""
         state, settings = parts.state, self._settings
         kernel = NgramDrafts(
@@ -55,9 +59,11 @@ class NgramSource:
             always=settings.chance is not None,
         )
         plan.launch(kernel, "drafts", **{p.name: state[p.name] for p in kernel.params})
+        yield
 
-    def append_kept(self, plan: Plan, parts: StepParts, shape: StepShape, rows: Rows) -> None:
+    def append_kept(self, plan: Plan, parts: StepParts, shape: StepShape, rows: Rows) -> Pieces:
         """Nothing: the tokens are in the state."""
+        yield from ()
 
     def begin(self, sequence: int, length: int) -> None:
         """Nothing."""

@@ -22,7 +22,8 @@ class AddDraft(KernelSpec):
     A draft of ``mapped`` tokens (0: those of the model) has a ``map`` (mapped,) u32 from its own
     ids to the model's. ``position``, the row's place in the draft's cache, and ``token_position``
     move on by one; at ``until[r]`` the row becomes a padding row, IDLE. So it does, without a
-    draft, if none can be chosen, or one that is not among the model's ``vocab`` tokens. A row is
+    draft, if it is there already, or if none can be chosen, or one that is not among the model's
+    ``vocab`` tokens. A row is
     padding where one of the positions is ``max_len`` or more.
     """
 
@@ -91,7 +92,7 @@ class AddDraft(KernelSpec):
             if self.mapped:
                 token = int(inputs["map"][token]) if token < self.mapped else IDLE
             is_last = at + 1 >= inputs["until"][row]
-            if token >= self.vocab:
+            if token >= self.vocab or at >= inputs["until"][row]:
                 is_last = True
             else:
                 state["tokens"][s, at + 1] = token
@@ -109,7 +110,7 @@ class AddDraft(KernelSpec):
         found = ranks(logits, of)
         found[rng.random(self.ranked) < 0.1, 0] = INVALID_RANK
         position = rng.integers(0, self.max_len - 1, self.rows).astype(np.uint32)
-        more = rng.integers(1, 4, self.rows)
+        more = rng.integers(0, 4, self.rows)
         until = np.minimum(position + more, self.max_len - 1).astype(np.uint32)
         places = np.maximum(position, 1).astype(np.uint32) - np.uint32(1)
         position[rng.random(self.rows) < 0.2] = IDLE

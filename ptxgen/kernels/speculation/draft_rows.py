@@ -24,7 +24,8 @@ class DraftRows(DraftedRows):
     n, ``draft_position`` n - lag, ``until`` the place n + w of the last draft, as far as
     ``max_len`` allows. Other rows are padding: both positions IDLE. ``found[s]`` becomes 0.
 
-    With ``before`` there are as many rows more, of the tokens before the pending ones.
+    With ``before`` there are as many rows more, of the tokens before the pending ones; and a
+    sequence that wants none has rows as well, with ``until`` at n.
     """
 
     answers: int = 1
@@ -78,7 +79,7 @@ class DraftRows(DraftedRows):
             found[s] = 0
             known = int(inputs["known"][s])
             wanted = min(int(inputs["wanted"][row]), self.max_len - known)
-            if at >= self.answers or not wanted:
+            if at >= self.answers or not (wanted or self.before):
                 continue
             sequence[at], until[at] = s, known - 1 + wanted
             for to, of in [(at, known - 1), *([(self.answers + at, known - 2)] * self.before)]:

@@ -121,7 +121,7 @@ def test_a_bad_value_is_named_with_its_variable(
     for variable in variables(parser.flags):
         action = variable.action
         takes_any = action.nargs is None and not action.choices and action.type is None
-        lambda_or_names = {"--hf-repo", "--alias"} & {*action.option_strings}
+        lambda_or_names = {"--hf-repo", "--hf-repo-draft", "--alias"} & {*action.option_strings}
         if isinstance(action, FlagAction) or takes_any or lambda_or_names:
             continue
         with monkeypatch.context() as patch:
