@@ -283,9 +283,9 @@ def test_no_graph_is_recorded_for_the_last_drafts(
         session.steps.record([decode(8, 1, Output.GREEDY, drafted=True)])
         launch = session.queue.launch
 
-        def watched(shape: StepShape, batch: Batch, *rest: Any) -> None:
+        def watched(shape: StepShape, batch: Batch, *rest: Any, **given: Any) -> None:
             launched.append((shape.rows, batch.drafts))
-            launch(shape, batch, *rest)
+            launch(shape, batch, *rest, **given)
 
         session.queue.launch = watched  # type: ignore[method-assign]
         given(session, [request])

@@ -24,6 +24,7 @@ from urdir.ptxgen.kernels.linear.prologue.sum import NormedAdd, RankAdd
 from urdir.ptxgen.kernels.linear.spec import LinearSpec, odd_cols
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.recurrent.causal_conv import CausalConv
+from urdir.ptxgen.kernels.recurrent.drafted_scan import DraftedScan
 from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
 from urdir.ptxgen.weights.formats import FORMATS
 
@@ -248,6 +249,13 @@ def _then(cls: type[S]) -> dict[str, S]:
         ),
         "then a convolution with a ring": cls.of(
             Q8, 37, 160, Continued(replace(conv, most=3)), activations="i16"
+        ),
+        "then a scan after drafts": cls.of(
+            Q8,
+            70,
+            160,
+            epilogue=(Continued(DraftedScan(1, 3, 64, 0, channels=70, size=16, most=3)),),
+            activations="i16",
         ),
         "then a scan": cls.of(Q8, 70, 160, Bias(), Continued(scan), activations="i16"),
         "then a scan of short states": cls.of(
