@@ -63,12 +63,6 @@ TO_DO = (
     "model/memory/mixture_workspace",
     "model/memory/session_settings",
     "model/memory/workspace",
-    "ptxgen/kernels/linear/products/gemm_mma",
-    "ptxgen/kernels/linear/products/gemm_wgmma",
-    "templates/experts/route",
-    "templates/linear/epilogue/_then",
-    "templates/linear/pack",
-    "templates/linear/products/gemm_small",
 )
 #: Files that are generated, or hold other people's words.
 EXCEPT = ("model/data", "templates/compiled", "model/serve/request_fields.py")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +15,8 @@ from urdir.model.commands import bench_report as report
 from urdir.model.commands.bench_printers import Printer, print_report, printer
 from urdir.model.commands.opening import engine_options, open_device, open_engine
 from urdir.model.commands.report import installed_version
-from urdir.model.memory.draft_settings import DRAFT_KINDS, DraftSettings
+from urdir.model.engine.options import MODEL_DRAFTS, NGRAM
+from urdir.model.memory.draft_settings import DraftSettings
 from urdir.model.progress import Progress
 from urdir.ptxgen.kernels.speculation.limits import MOST_DRAFTS
 
@@ -29,7 +32,9 @@ EXAMPLES = """\
   urdir bench -m model.gguf -p 32,128-512*2 -n 0   prompts of several lengths
   urdir bench model.gguf -p 0 -n 64 -d 0,256     decoding at once and after 256 tokens of context
   urdir bench model.gguf -p 0 -npl 1,8,16-256*2  decoding by several sequences at once
+  urdir bench model.gguf -p 0 -npl 1-16,24,32 --falls   where more sequences give fewer tokens/s
   urdir bench model.gguf -p 0 --draft ngram --draft-max 3 --draft-min 3 --accept 0.7
+  urdir bench --shape llama-3.1-8b -p 0 --draft llama-3.2-1b --accept 0.75   a draft model
   urdir bench --shape llama-3.1-8b --type q8_0   no file: random weights of a real shape
   urdir bench model.gguf --gpus 2            a half of the model on each of two GPUs
   urdir bench model.gguf --profile --plot roofline.png   where the time of a decode step goes
@@ -73,20 +78,27 @@ def add_parser(commands: options.Subparsers) -> None:
         help="also time a decode step launch by launch, of each number of sequences",
     )
     parser.add_argument(
+        "--falls",
+        action="store_true",
+        help="also say where more sequences give fewer tokens/s than fewer ones; the exit code is "
+        "1 then",
+    )
+    parser.add_argument(
         "--plot", type=Path, metavar="FILE.png", help="draw that profile, or --load"
     )
     parser.add_argument(
         "--draft",
-        choices=DRAFT_KINDS,
+        metavar="WHOSE",
         help="steps verify drafts of the next tokens: ngram drafts what followed the last tokens "
-        "where they were before",
+        "where they were before; mtp are the model's own heads; a file is a draft model, and with "
+        "--shape the name of another one",
     )
     parser.add_argument(
         "--draft-max",
         type=values.whole_number(1, MOST_DRAFTS),
-        default=DraftSettings().most,
         metavar="N",
-        help=f"drafts of a sequence in a step, at most ({DraftSettings().most})",
+        help=f"drafts of a sequence in a step, at most ({DraftSettings().most}; of a model "
+        f"{MODEL_DRAFTS})",
     )
     parser.add_argument(
         "--draft-min",
@@ -114,7 +126,8 @@ def run(args: argparse.Namespace) -> int:
     if args.plot:
         check_can_plot()
     if args.load is True:
-        return bench_load.run_here(args, _source(args))
+        wanted = partial(replace, drafts=_drafts(args), draft=_draft_source(args))
+        return bench_load.run_here(args, _source(args), wanted)
     if args.load:
         return bench_load.run(args)
     if args.gpus is not None and (args.kernels or args.startup or args.profile or args.plot):
@@ -153,7 +166,17 @@ def _run_model(args: argparse.Namespace) -> int:
     if run.conditions is not None and args.plot:
         title = f"decode step of {run.conditions.model} on {run.conditions.device}"
         plot_roofline(run.profile, run.conditions.read_gb_per_s * 1e9, title, args.plot)
-    return 1 if run.has_failed else 0
+    return 1 if run.has_failed or (args.falls and _tell_falls(run.rows)) else 0
+
+
+def _tell_falls(rows: Sequence[BenchRow]) -> bool:
+    """Say on stderr where more sequences give fewer tokens/s; whether they do anywhere."""
+    from urdir.model.measure.falls import falls
+
+    found = falls(rows)
+    for fall in found:
+        print(fall, file=sys.stderr)
+    return bool(found)
 
 
 @dataclass(slots=True)
@@ -166,6 +189,7 @@ class _ModelRun:
     rates: Rates | None = None
     conditions: report.Conditions | None = None
     profile: list[ProfileRow] = field(default_factory=list)
+    rows: list[BenchRow] = field(default_factory=list)
     has_failed: bool = False
 
     def measure(self, part: BenchCase, has_profile: bool) -> None:
@@ -190,7 +214,10 @@ class _ModelRun:
         with engine, Progress("measuring", len(part.tests)) as progress:
             rates = self.rates = self.rates or _rates(engine.device)
             for row in progress.over(bench(engine.session, engine.file, rates, part)):
-                self.has_failed |= isinstance(row, FailedRow)
+                if isinstance(row, FailedRow):
+                    self.has_failed = True
+                else:
+                    self.rows.append(row)
                 self._note_conditions(engine, rates)
                 self._show(row, progress)
             for count in part.sequences if has_profile else ():
@@ -224,10 +251,33 @@ def _drafts(args: argparse.Namespace) -> DraftSettings | None:
         if args.accept is not None:
             raise options.UsageError("--accept: of which drafts? Give --draft, too")
         return None
-    if args.draft_min > args.draft_max:
-        raise options.UsageError(f"--draft-min {args.draft_min} of --draft-max {args.draft_max}")
-    most, least = args.draft_max, args.draft_min
-    return DraftSettings(kind=args.draft, most=most, least=least, chance=args.accept)
+    kind, usual = "model", MODEL_DRAFTS
+    if args.draft == NGRAM:
+        kind, usual = NGRAM, DraftSettings().most
+    most, least = args.draft_max or usual, args.draft_min
+    if least > most:
+        raise options.UsageError(f"--draft-min {least} of --draft-max {most}")
+    return DraftSettings(kind=kind, most=most, least=least, chance=args.accept)
+
+
+def _draft_source(args: argparse.Namespace) -> str | SyntheticModel | None:
+    """Whose drafts steps verify: the file of a draft model, or one of a shape."""
+    from urdir.model.families.config import Config
+    from urdir.model.families.shapes import SHAPES
+    from urdir.model.families.synthetic import SyntheticModel
+    from urdir.model.families.synthetic_draft import DRAFT_SHAPES, SyntheticDraft
+
+    draft: str | None = args.draft
+    if draft is None or Path(draft).exists():
+        return draft
+    if draft in SHAPES:
+        return SyntheticModel(draft)
+    if draft in DRAFT_SHAPES:
+        source = _source(args)
+        if not isinstance(source, SyntheticModel):
+            raise options.UsageError(f"--draft {args.draft}: a shape needs a model of --shape")
+        return SyntheticDraft(draft, Config.of(source))
+    return draft
 
 
 def _open_engine(args: argparse.Namespace, part: BenchCase) -> Engine:
@@ -237,6 +287,7 @@ def _open_engine(args: argparse.Namespace, part: BenchCase) -> Engine:
         sequences=part.most_sequences,
         chunk=options.chunk(args),
         drafts=part.drafts,
+        draft=_draft_source(args),
     )
     return open_engine(args, wanted)
 

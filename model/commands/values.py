@@ -106,7 +106,7 @@ def names(text: str) -> list[str]:
 
 def sequences(text: str) -> int | None:
     """An argparse type: how many sequences at once; None for -1, as many as usual."""
-    return None if text == "-1" else whole_number(1, 256)(text)
+    return None if text == "-1" else whole_number(1, 1024)(text)
 
 
 def bias(text: str) -> tuple[int, float]:

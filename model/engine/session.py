@@ -6,6 +6,7 @@ import math
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from urdir.model.engine.batch import ShapeBuckets
@@ -26,6 +27,7 @@ from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
+    from urdir.model.engine.speculation.model_source import Drafter
 
 
 class Session(Owner):
@@ -35,8 +37,8 @@ class Session(Owner):
     sequences hold. One owner at a time says which rows a step has (`in_use`): an `AnswerLoop`, or
     `EagerSteps`. ``observer`` looks at every step, launch by launch. ``weights`` are on ``device``;
     those of a share of the model are rank 0's, and ``peers`` those of the other ranks, on the other
-    devices of its group. Raises ModelError for a context that the model does not take,
-    OutOfMemoryError.
+    devices of its group. Drafts are those of a ``drafter``, if given. Raises ModelError for a
+    context that the model does not take, OutOfMemoryError.
     """
 
     def __init__(
@@ -47,17 +49,22 @@ class Session(Owner):
         *,
         observer: Observer | None = None,
         peers: Sequence[Weights] = (),
+        drafter: Drafter | None = None,
     ) -> None:
         check_context(weights.config, settings.context)
         if settings.drafts is not None:
             _check_drafts(weights)
+        model = None if drafter is None else drafter.model
+        settings = replace(settings, draft_model=model)
         self.context = settings.context
         self.sequences = settings.sequences
         self.weights = weights
         self.shapes = _shapes(device, weights, settings, budget_of(weights, settings))
         self._user = threading.Lock()
         with ExitStack() as owners:
-            lead, self.exchange = open_ranks(owners, (weights, *peers), settings, observer)
+            all_weights = (weights, *peers)
+            lead, self.exchange = open_ranks(owners, all_weights, settings, observer, drafter)
+            self.cache, self.source = lead.cache, lead.source
             self.parts, self.steps, self.storage = lead.parts, lead.steps, lead.storage
             self.stream = lead.stream
             self.graphs = DecodeGraphs(self.steps, self.shapes)
@@ -74,6 +81,11 @@ class Session(Owner):
         finally:
             self.queue.forget_rows()
             self._user.release()
+
+    def begin_drafts(self, sequence: int, length: int) -> None:
+        """Tell a draft model that a sequence begins, with ``length`` tokens in the cache."""
+        if self.source is not None:
+            self.source.begin(sequence, length)
 
     def check_room(self, tokens: int) -> None:
         """Raise ContextFullError when so many tokens of a sequence do not fit."""
@@ -120,7 +132,10 @@ def _shapes(
     if not settings.exact:
         target, cache = device.native_target, budget.cache
         walk = Walk.of(config, cache.max_len, budget.chunks[-1], target)
-        aligned = segment_alignment(config, cache, target), 1 if walk is None else walk.rows
+        aligned = [segment_alignment(config, cache, target), 1 if walk is None else walk.rows]
+        if (draft := settings.draft_model) is not None:
+            own = cache.after(config.n_layers)
+            aligned.append(segment_alignment(draft.config, own, target))
         alignment = math.lcm(alignment, *aligned)
     apart = not (settings.exact or walk) and any(m.written_out for m in config.attentions)
     return ShapeBuckets.of(

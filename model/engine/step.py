@@ -43,6 +43,8 @@ def building(
     if x is not None and wanted:
         head(step, x)
     yield from lowering(plan, parts, rows, step.graph, outputs)
+    if source is not None:
+        source.append_kept(plan, parts, shape, rows)
     if wanted:
         append_output(plan, parts, outputs.rows if outputs else rows, shape.output)
     # What differs from step to step is in device memory, moved on by "advance".

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Self
 
 from urdir.model.errors import ModelError, SettingsError
 from urdir.model.families.config import Config
-from urdir.model.memory.buckets import choosing_rows, chunks_of, drafted_rows, row_buckets
+from urdir.model.memory.buckets import choosing_rows, chunks_of, common_rows, drafted_rows
 from urdir.model.memory.cache_shape import CacheShape
 from urdir.model.memory.device_state import StateShape, mailbox_slots
+from urdir.model.memory.draft_memory import with_draft
 from urdir.model.memory.exchange import ExchangeShape
 from urdir.model.memory.recurrent_state import RecurrentShape
 from urdir.model.memory.session_settings import SessionSettings
@@ -27,9 +28,10 @@ from urdir.ptxgen.spec import ceil_div
 if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.model.files.model_file import ModelFile
+    from urdir.model.memory.draft_model import DraftModel
 
 #: What recorded graphs may take: of steps with one row, and more for each further number of rows
-#: that steps are rounded up to. One of an 8B model takes 0.7 MB, of four steps at once 2.8 MB.
+#: whose graphs are recorded ahead. One of an 8B model takes 0.7 MB, of four steps at once 2.8 MB.
 GRAPH_BYTES, MORE_GRAPH_BYTES = 64 << 20, 16 << 20
 #: What modules and the driver's own bookkeeping may take beside all that.
 RESERVE_BYTES = 32 << 20
@@ -49,7 +51,8 @@ class SessionBudget:
 
     ``cache`` is what the layers' caches look like, ``recurrent`` what their states do,
     ``workspace`` bytes by name, ``state`` what the decode state is made for, ``chunks`` the rows of
-    prompt steps, ``exchange`` what the inbox is like where there are several ranks.
+    prompt steps, ``exchange`` what the inbox is like where there are several ranks. ``draft`` are
+    bytes by name of what a draft model keeps, beside ``draft_weights`` of its own.
     """
 
     cache: CacheShape
@@ -59,6 +62,8 @@ class SessionBudget:
     workspace: Mapping[str, int]
     exchange: ExchangeShape | None
     graphs: int
+    draft: Mapping[str, int]
+    draft_weights: int = 0
 
     @classmethod
     def of(cls, config: Config, sm_count: int, settings: SessionSettings) -> Self:
@@ -68,6 +73,12 @@ class SessionBudget:
         chunks = chunks_of(exact, min(settings.chunk, settings.context))
         # steps ahead of the reader may be undone, and drafts
         cache = CacheShape.of(config, settings, rows=max(chunks[-1], mailbox_slots(drafts)))
+        work = workspace_sizes(config, cache, rows, chunks[-1], sm_count, exact)
+        draft: Mapping[str, int] = {}
+        if (beside := settings.draft_model) is not None and drafts is not None:
+            own = cache.after(config.n_layers)
+            work = with_draft(work, beside, own, rows, chunks[-1], sm_count, exact=exact)
+            draft = beside.state_sizes(sequences, rows, drafts.most)
         return cls(
             cache=cache,
             recurrent=RecurrentShape.of(
@@ -81,11 +92,18 @@ class SessionBudget:
                 drafts=drafts,
                 states=bool(config.recurrents),
             ),
-            workspace=workspace_sizes(config, cache, rows, chunks[-1], sm_count, exact),
+            workspace=work,
             exchange=ExchangeShape.of(config, rows, rows + chunks[-1]),
             graphs=GRAPH_BYTES
-            + MORE_GRAPH_BYTES * (len(row_buckets(sequences if drafts is None else rows)) - 1),
+            + MORE_GRAPH_BYTES * (len(common_rows(sequences if drafts is None else rows)) - 1),
+            draft=draft,
+            draft_weights=0 if beside is None else _draft_weights(beside),
         )
+
+
+def _draft_weights(draft: DraftModel) -> int:
+    """Bytes of the weights that a draft model has beside its model's."""
+    return 0 if draft.file is None else sum(weight_sizes(draft.file, draft.config).values())
 
 
 def _units(config: Config, max_len: int, rows: int, chunk: int) -> int:
@@ -111,11 +129,11 @@ class MemoryPlan:
     def of(cls, file: ModelFile, config: Config, session: SessionBudget) -> Self:
         """The plan for a model with one session."""
         return cls(
-            weights=sum(weight_sizes(file, config).values()),
+            weights=sum(weight_sizes(file, config).values()) + session.draft_weights,
             kv_cache=sum(session.cache.sizes().values()),
             recurrent=sum(session.recurrent.sizes().values()),
             workspace=sum(session.workspace.values()),
-            state=sum(session.state.sizes().values()),
+            state=sum(session.state.sizes().values()) + sum(session.draft.values()),
             exchange=sum(session.exchange.sizes().values()) if session.exchange else 0,
             graphs=session.graphs,
             staging=STAGING_BYTES,

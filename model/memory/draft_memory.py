@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from urdir.driver.stream import Stream
     from urdir.model.families.config import Config
     from urdir.model.memory.cache_shape import CacheShape
+    from urdir.model.memory.draft_model import DraftModel
 
 Words = npt.NDArray[np.uint32]
 
@@ -44,8 +45,25 @@ def draft_workspace_sizes(
     most = rows + chunk
     sizes |= {name: 4 * width * most for name, width in widths.items()}
     if "packed" in sizes:
-        sizes["packed"] = max(sizes["packed"], packed_nbytes(most, max(widths.values())))
+        sizes["packed"] = max(sizes["packed"], packed_nbytes(most, max([0, *widths.values()])))
     return sizes
+
+
+def with_draft(
+    work: Mapping[str, int],
+    draft: DraftModel,
+    cache: CacheShape,
+    rows: int,
+    chunk: int,
+    sm_count: int,
+    *,
+    exact: bool,
+) -> dict[str, int]:
+    """Bytes of the intermediates of a session whose steps draft as well. Model and draft run one
+    after the other, so they have the same buffers, as large as the larger of both needs."""
+    shape = (cache, draft.passed * rows, chunk, sm_count)
+    own = draft_workspace_sizes(draft.config, *shape, exact=exact, widths=draft.widths)
+    return {n: max(work.get(n, 0), own.get(n, 0)) for n in dict.fromkeys((*work, *own))}
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from urdir.ptxgen.weights.packed_few import Order, pack_few, unpack_few
 RMS = Norm("rms", 1e-5)
 
 QUANTISED = [f for f in FORMATS.values() if not f.is_float]
-Q8_0, Q4_K, Q6_K, F16 = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "F16"))
+Q8_0, Q4_K, Q6_K, F16, BF16 = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "F16", "BF16"))
 
 #: Columns that share a scale when activations are rounded, and what the largest of them becomes.
 BLOCK, LARGEST = 256, 32639
@@ -43,8 +43,11 @@ def test_impossible_specs_are_refused() -> None:
     for batch in (0, MAX_BATCH + 1):
         with pytest.raises(PtxgenError, match=f"batch is {batch}"):
             GemmSmall(Q8_0, 32, 64, batch=batch)
-    with pytest.raises(PtxgenError, match="quantised"):
-        GemmSmall(Q8_0, 32, 64, others=((F16, 32),))
+    for fmt, cols, others in ((Q8_0, 64, ((F16, 32),)), (F16, 72, ()), (FORMATS["F32"], 64, ())):
+        with pytest.raises(PtxgenError, match="must be quantised, or BF16 and F16"):
+            GemmSmall(fmt, 32, cols, others=others)
+    with pytest.raises(PtxgenError, match="packed_input is for quantised weights"):
+        GemmSmall.of(F16, 32, 256, prologue=(PackedInput(),))
     with pytest.raises(PtxgenError, match="multiple of 256"):
         GemmSmall(Q4_K, 32, 896)
     with pytest.raises(PtxgenError, match="residual is for one matrix that is not gated"):
@@ -144,12 +147,35 @@ def test_activations_keep_their_precision_at_every_size(device: Device, largest:
     assert error < 5e-5
 
 
+@pytest.mark.parametrize("fmt", [F16, BF16], ids=lambda f: f.name)
+@pytest.mark.parametrize("size", [1e-4, 1.0, 1e3])
+def test_float_weights_are_multiplied_as_they_are(device: Device, fmt: Format, size: float) -> None:
+    """With activations of 16 bits: the error of a sum is that of its terms' roundings."""
+    spec = GemmSmall.of(fmt, 35, 1312, batch=8)
+    inputs = spec.make_inputs(np.random.default_rng(11))
+    inputs["x"] *= np.float32(size)
+    y, expected = run_kernel(device, spec, inputs)["y"], spec.reference(**inputs)["y"]
+    error = np.sqrt(np.mean((y - expected) ** 2.0) / np.mean(expected**2.0))
+    assert error < 5e-6
+
+
+def test_f16_activations_beyond_its_range_become_the_largest(device: Device) -> None:
+    spec = GemmSmall.of(F16, 18, 64, batch=2)
+    inputs = spec.make_inputs(np.random.default_rng(12))
+    inputs["x"][0, 5], inputs["x"][1, 40] = 3e38, -np.inf
+    y = run_kernel(device, spec, inputs)["y"]
+    inputs["x"] = np.clip(inputs["x"], -16 * 65504, 16 * 65504)
+    compare(spec, {"y": y}, spec.reference(**inputs))
+
+
+@pytest.mark.parametrize("fmt", [Q8_0, BF16], ids=lambda f: f.name)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("steps", [(), (Normed(RMS),)])
 def test_what_is_not_finite_stays_in_its_vector(
-    device: Device, value: float, steps: tuple[Normed, ...]
+    device: Device, fmt: Format, value: float, steps: tuple[Normed, ...]
 ) -> None:
-    spec = GemmSmall.of(Q8_0, 21, 352, *steps, batch=3)
+    spec = GemmSmall.of(fmt, 21, 352, *steps, batch=3)
+    skip_where_missing(spec, device.native_target)
     inputs = spec.make_inputs(np.random.default_rng(4))
     inputs["x"][1, 77] = value
     y = run_kernel(device, spec, inputs)["y"]
@@ -176,6 +202,7 @@ def test_what_is_not_finite_stays_in_its_vector(
         GemmSmall.of(Q4_K, 85, 2304, Normed(RMS), Bias(), split=2, groups=1, cluster=4, batch=4),
         GemmSmall.of(Q6_K, 50, 1280, Gated(), split=2, groups=1, cluster=2, batch=3),
         GemmSmall.of(Q4_K, 85, 1536, PackedInput(), Residual(), split=2, groups=1, batch=7),
+        GemmSmall.of(BF16, 50, 1312, Normed(RMS), split=2, groups=1, shared=1 << 17, batch=5),
     ],
     ids=str,
 )
@@ -287,6 +314,8 @@ def test_every_cut_of_the_columns_gives_the_product(device: Device, split: int) 
         GemmSmall.of(Q8_0, 33, 2080, Residual(), tiles_each=4, per_pass=2, cluster=2, batch=5),
         GemmSmall.of(Q4_K, 39, 1536, split=4, groups=1, tiles_each=2, batch=5),
         GemmSmall.of(Q4_K, 39, 768, begun(RMS), batch=3),
+        GemmSmall.of(F16, 39, 800, Normed(RMS), Bias(), batch=5),
+        GemmSmall.of(BF16, 33, 544, begun(RMS), Residual(), batch=8),
         GemmSmall.of(Q8_0, 48, 480, begun(RMS), Gated(), batch=7),
     ],
     ids=str,

@@ -69,6 +69,9 @@ SHAPES = {
     "8B out": LinearRequest(H200, ((Q4_K, 128256),), 4096, steps=(Normed(RMS),)),
     "1B down": LinearRequest(H200, ((Q4_K, 2048),), 8192, steps=(Residual(),)),
 }
+FLOATS = LinearRequest(
+    replace(H200, target="sm_90a"), ((FORMATS["BF16"], 1024),), 2048, batch=4, steps=(Normed(RMS),)
+)
 SMALL = LinearRequest(H200, ((Q4_K, 64),), 512)
 
 
@@ -388,3 +391,22 @@ def test_what_follows_a_product_does_not_spill(batch: int) -> None:
     ):
         spec = choose_linear(request)
         assert not assemble(spec.ptx("sm_90"), "sm_90", name=spec.name).entries[spec.name].spills
+
+
+def test_large_matrices_of_floats_are_multiplied_on_tensor_cores() -> None:
+    """Those of whole units, of several vectors that may be rounded; from sm_80 on."""
+    for name in ("BF16", "F16"):
+        kernel = choose_linear(replace(FLOATS, matrices=((FORMATS[name], 1024),)))
+        assert isinstance(kernel, GemmSmall)
+        assert kernel.cut.rows.passes == 1
+    others: list[dict[str, object]] = [
+        {"exact": True},
+        {"cols": 2044},
+        {"matrices": ((FORMATS["BF16"], 256),)},
+        {"matrices": ((FORMATS["F32"], 1024),)},
+        {"limits": H200},
+    ]
+    for changes in others:
+        assert isinstance(choose_linear(replace(FLOATS, **changes)), GemvF32)  # type: ignore[arg-type]
+    assert isinstance(choose_linear(replace(FLOATS, batch=1)), Gemv)
+    assert not replace(FLOATS, steps=()).takes_packed

@@ -11,7 +11,7 @@ SERVED: tuple[Served, ...] = (
     Served(
         "-np --parallel",
         _MEMORY,
-        "most answers that are written at once; -1: what is usual (256; 8 on the emulator)",
+        "most answers written at once, up to 1024; -1: the default (256; 8 on the emulator)",
         {"type": values.sequences, "metavar": "N"},
     ),
     Served(

@@ -20,7 +20,7 @@ from urdir.model.engine.requests.step_plan import StepPlan
 from urdir.model.engine.run_ahead import AT_ONCE, FEW, RunAhead
 from urdir.model.engine.step_clock import Span, StepClock
 from urdir.model.engine.step_queue import GivenDrafts
-from urdir.model.memory.buckets import ROWS
+from urdir.model.memory.buckets import COMMON_ROWS, ROWS
 from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
@@ -189,6 +189,7 @@ class Launcher(Owner):
         state.write_tokens(slot, 0, self._scheduler.tokens(number))
         words = request.settings.words(len(request.prompt), answer.end_ids)
         state.write_sampling(slot, words)
+        self._session.begin_drafts(slot, self._scheduler.complete(number))
 
     def _shaped(self, plan: StepPlan) -> _Step | None:
         """The shape of a step. Requests without a shape even alone fail; None if none is left."""
@@ -210,7 +211,7 @@ class Launcher(Owner):
         wanted = {self._answers[number].output for number in plan.choosers}
         output = next((kind for kind in _OUTPUTS if kind in wanted), Output.NONE)
         shape = self._session.shapes.of_batch(plan.batch, plan.longest, output)
-        if shape.drafts:
+        if shape.drafts or _is_fine(shape):
             shape = self._recorded(shape)
         several = None
         if len(plan.choosers) <= FEW:
@@ -235,7 +236,8 @@ class Launcher(Owner):
         wished = 0 if self._scheduler.drafting is None else self._scheduler.drafting.wished
         end, longest = self._scheduler.end(last), last.longest
         if longest < end and not last.requests and not self._scheduler.queued:
-            self._next = self._session.shapes.decode(rows, longest + 1, output)
+            following = self._session.shapes.decode(rows, longest + 1, output)
+            self._next = self._recorded(following) if _is_fine(following) else following
         self._last = longest, output
         expected = (rows, output, longest // _STRIDE, end, drafted, wished)
         if expected != self._expected:
@@ -250,8 +252,9 @@ class Launcher(Owner):
             self._look_ahead = partial(_first, pieces)
 
     def _recorded(self, shape: StepShape) -> StepShape:
-        """The smallest shape with room for the rows of ``shape``, with drafts, that is recorded:
-        near their ends answers have fewer drafts. ``shape`` itself if none is."""
+        """The smallest shape with room for the rows of ``shape``, a decode step, that is recorded:
+        numbers of drafts change from step to step, and not all numbers of sequences are recorded
+        ahead. ``shape`` itself if none is."""
         steps, most = self._session.steps, self._session.parts.state.rows
         if steps.observer is None:
             rows = (rows for rows in ROWS if shape.rows <= rows <= most)
@@ -331,6 +334,11 @@ def _in_advance() -> Iterator[None]:
         pass
     except Exception:
         log.exception("a step could not be prepared in advance")
+
+
+def _is_fine(shape: StepShape) -> bool:
+    """Whether a decode step's number of rows is none whose graphs are recorded ahead."""
+    return not shape.prompt and shape.rows not in COMMON_ROWS
 
 
 def _first(pieces: Sequence[Callable[[], bool]]) -> bool:

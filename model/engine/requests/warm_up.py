@@ -20,7 +20,7 @@ from urdir.model.engine.batch import Batch, Output, Segment, ShapeBuckets, StepS
 from urdir.model.engine.requests.limits import SOME_ROWS
 from urdir.model.engine.run_ahead import AT_ONCE, FEW
 from urdir.model.engine.runner import Steps
-from urdir.model.memory.buckets import COARSE_CHUNKS, COARSE_ROWS, MOST_DRAFTED, row_buckets
+from urdir.model.memory.buckets import COARSE_CHUNKS, COARSE_ROWS, MOST_DRAFTED, common_rows
 
 log = logging.getLogger("urdir.engine")
 
@@ -102,7 +102,7 @@ def likely_shapes(
     """
     new_rows = [rows for rows in COARSE_CHUNKS if rows <= min(mixed_rows, shapes.chunks[-1])]
     most_users, longest = most or (shapes.rows, shapes.lengths[-1])
-    users = row_buckets(min(most_users, shapes.rows))
+    users = common_rows(min(most_users, shapes.rows))
     enough = bisect_left(shapes.lengths, min(longest, shapes.lengths[-1]))
     lengths = shapes.lengths[: enough + 1]
     for reach in range(max(len(lengths), len(users))):
@@ -134,7 +134,7 @@ def _answering(
 def _drafted(shapes: ShapeBuckets, users: int, length: int, output: Output) -> Iterator[StepShape]:
     """Shapes of a few answers that continue with drafts."""
     most = min(users * (1 + shapes.drafts), MOST_DRAFTED)
-    for rows in (rows for rows in row_buckets(most) if rows > users):
+    for rows in (rows for rows in common_rows(most) if rows > users):
         for steps in (1, AT_ONCE):
             yield shapes.decode(rows, length, output, steps, drafted=True)
 

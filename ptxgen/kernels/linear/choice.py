@@ -1,4 +1,4 @@
-"""Which kernel multiplies activations with weight matrices, and how much of an SM it may use."""
+"""Choose the kernel that multiplies activations with weight matrices, and its share of an SM."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from urdir.ptxgen.kernels.linear.epilogue.activation import Gated
 from urdir.ptxgen.kernels.linear.epilogue.norm import BeginNorm
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.epilogue.then import Continued, has_registers
+from urdir.ptxgen.kernels.linear.products import gemm_small
 from urdir.ptxgen.kernels.linear.products.gemm_small import GemmSmall
 from urdir.ptxgen.kernels.linear.products.gemv import Gemv
 from urdir.ptxgen.kernels.linear.products.gemv_f32 import GemvF32
@@ -21,7 +22,7 @@ from urdir.ptxgen.kernels.summary import SUMMARY
 from urdir.ptxgen.target import Target
 from urdir.ptxgen.weights.formats import Format
 from urdir.ptxgen.weights.halves import Halves
-from urdir.ptxgen.weights.layout import TILE_COLS
+from urdir.ptxgen.weights.layout import TILE_COLS, Layout
 
 #: Most tiles an SM of a launch in clusters: see `cluster_for`. On an H200 the gate and up matrices
 #: of an 8B model, 14 tiles, are slower in clusters.
@@ -33,12 +34,16 @@ PACKED_FROM = 4
 #: The same of products with a norm, of types whose quants `stay_whole`. On an H200 a step of 8
 #: sequences of an 8B Q4_K_M model takes 1.450 ms so, else 1.506.
 PACKED_NORMS_FROM = 5
+#: Bytes of float matrices from which on `GemmSmall` multiplies them. Smaller ones, of routers and
+#: gates, are read in a launch's latency, and keep f32 activations. On an H200 a step of 2, 4 and 8
+#: sequences of an 8B BF16 model takes 3.97, 3.94 and 4.30 ms, by `GemvF32` 4.4, 6.9 and 11.8.
+FLOATS_NBYTES = 2 << 20
 
 
 def takes_gemm(rows: int, exact: bool) -> bool:
     """Whether `Gemm` multiplies this many rows; `choose_linear` serves the others.
 
-    `Gemm` rounds activations to f16, so it is never used where they stay ``exact``. Otherwise it is
+    `Gemm` rounds activations to f16, so it is never used if they stay ``exact``. Otherwise it is
     used from the number of rows on at which it is faster. Measured on an H200, Q4_K, 8 rows: `Gemm`
     takes 51 us (14336 x 4096), 62 us (4096 x 14336) and 21 us (4096 x 4096); with `GemmSmall` a
     whole layer of an 8B model takes 40 us.
@@ -125,7 +130,20 @@ class LinearRequest:
     @property
     def rounds_several(self) -> bool:
         """Whether `GemmSmall` serves: several vectors that may be rounded."""
-        return self.batch > 1 and not self.exact and not any(f.is_float for f in self.formats)
+        serves = self.batch > 1 and not self.exact and gemm_small.takes(self.formats, self.cols)
+        return serves and (not self.formats[0].is_float or self._floats_pay)
+
+    @property
+    def _floats_pay(self) -> bool:
+        """Whether it serves float matrices: on tensor cores that take such numbers."""
+        nbytes = sum(Layout(fmt, rows, self.cols).nbytes for fmt, rows in self.matrices)
+        is_large = nbytes * (2 if self.has(Gated) else 1) >= FLOATS_NBYTES
+        return is_large and Target.parse(self.limits.target).sm >= 80
+
+    @property
+    def has_floats(self) -> bool:
+        """Whether some of the weights are floats."""
+        return any(fmt.is_float for fmt in self.formats)
 
     @property
     def takes_packed(self) -> bool:
@@ -136,7 +154,7 @@ class LinearRequest:
         else:
             serves, fewest = not self.has(Gated) and len(self.matrices) == 1, PACKED_FROM
         fits = serves and self.cols % TILE_COLS == 0
-        several = fits and self.rounds_several and self.batch >= fewest
+        several = fits and self.rounds_several and self.batch >= fewest and not self.has_floats
         return several and Target.parse(self.limits.target).sm >= 80
 
     @property
@@ -161,7 +179,7 @@ class LinearRequest:
     @property
     def activations(self) -> Activations:
         """What `Gemv` makes of the activations."""
-        return "f32" if self.exact or any(fmt.is_float for fmt in self.formats) else "i16"
+        return "f32" if self.exact or self.has_floats else "i16"
 
     @property
     def fits_gemv(self) -> bool:
@@ -235,8 +253,8 @@ def choose_linear(request: LinearRequest) -> LinearSpec:
     """The kernel for a request, with its cut.
 
     One vector: `Gemv`, if its activations fit in the shared memory of a CTA, or of two. Several
-    vectors: `GemmSmall`, which rounds activations to 16 bits, if that is allowed and all weights
-    are quantised. Else `GemvF32`.
+    vectors: `GemmSmall`, which rounds activations to 16 bits, if that is allowed and it has such
+    weights. Else `GemvF32`.
     Raises PtxgenError for a norm that the launch does not fuse (`LinearRequest.fuses_norm`), and
     for a step that the product does not take.
     """

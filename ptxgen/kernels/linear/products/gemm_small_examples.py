@@ -43,6 +43,7 @@ def gemm_small_examples(cls: type[S]) -> dict[str, S]:
         **each,
         **wide,
         **packed,
+        **_floats(cls),
         "packed residual": cls.of(
             q4_k, 85, 2304, PackedInput(), Bias(), Residual(), split=2, batch=7
         ),
@@ -177,5 +178,25 @@ def gemm_small_examples(cls: type[S]) -> dict[str, S]:
         "activation": cls.of(q5_0, 20, 96, Bias(), Activated(Activation("relu2")), batch=2),
         "balanced matrices": cls.of(
             q4_k, 160, 1024, Normed(rms), sms=9, others=((q6_k, 32), (q8, 50)), batch=3
+        ),
+    }
+
+
+def _floats(cls: type[S]) -> dict[str, S]:
+    """Those of float weights: both types, norms, what follows, and cuts."""
+    bf16, f16, rms = FORMATS["BF16"], FORMATS["F16"], Norm("rms", 1e-5)
+    return {
+        "BF16": cls.of(bf16, 25, 352, Bias(), batch=3),
+        "F16": cls.of(f16, 19, 96, Activated(Activation("relu2")), batch=2),
+        "BF16 wide": cls.of(bf16, 50, 1568, Residual(), tiles_each=2),
+        "F16 norm, two matrices": cls.of(
+            f16, 33, 1024, Normed(rms), Bias(), others=((bf16, 20),), batch=7
+        ),
+        "BF16 gated norm": cls.of(
+            bf16, 256, 768, Normed(rms), Gated(), PackedOutput("units"), batch=5
+        ),
+        "BF16 begins norm": cls.of(bf16, 80, 2304, Residual(), BeginNorm(), cluster=2, batch=6),
+        "F16 norm begun, in passes": cls.of(
+            f16, 80, 1312, begun(rms), split=2, groups=1, tiles_each=5, per_pass=3
         ),
     }
