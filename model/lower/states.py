@@ -16,7 +16,7 @@ from urdir.model.lower.rows import Rows
 from urdir.model.memory.chunk_workspace import chunk_buffer
 from urdir.ptxgen.kernels.linear.epilogue.then import PREFIX, Then
 from urdir.ptxgen.kernels.recurrent.choice import causal_conv, recurrences, selective_scan
-from urdir.ptxgen.kernels.recurrent.drafted_rows import KEPT, DraftedStates
+from urdir.ptxgen.kernels.recurrent.drafted_rows import KEPT
 from urdir.ptxgen.kernels.recurrent.rows import RecurrentRows
 
 if TYPE_CHECKING:
@@ -38,12 +38,16 @@ class StateStep:
         """The kernel as the end of the product's launch, for a step of one decoded row."""
         if at.rows.count > 1 or at.rows.prompt:
             return None
-        spec = self.kernel(**_shape(at, at.rows) | {"segments": 0})
-        return None if isinstance(spec, DraftedStates) else spec
+        spec: Then = self.kernel(**_shape(at, at.rows) | {"segments": 0})
+        return spec
 
     def launch(self, at: Lowering) -> dict[str, Slice]:
         """The arguments of a launch of which it is the end."""
-        own = {**self.arguments, **at.rows.arguments}
+        then = self.following(at)
+        assert then is not None
+        names = {param.name for param in then.params}
+        given = {**self.arguments, **at.rows.recurrent_arguments}
+        own = {name: of for name, of in given.items() if name in names}
         return {"y": self.y, **{PREFIX + name: of for name, of in own.items()}}
 
     def append(self, at: Lowering, product: Slice) -> None:

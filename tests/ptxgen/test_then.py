@@ -22,6 +22,7 @@ from urdir.ptxgen.kernels.linear.products.gemv import Gemv
 from urdir.ptxgen.kernels.linear.prologue.gate import Gate
 from urdir.ptxgen.kernels.linear.steps import Step
 from urdir.ptxgen.kernels.recurrent.causal_conv import CausalConv
+from urdir.ptxgen.kernels.recurrent.drafted_scan import DraftedScan
 from urdir.ptxgen.kernels.recurrent.prefill_conv import PrefillConv
 from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
 from urdir.ptxgen.weights.formats import FORMATS
@@ -29,6 +30,7 @@ from urdir.ptxgen.weights.formats import FORMATS
 SILU = Activation("silu")
 Q4_K = FORMATS["Q4_K"]
 CONV = CausalConv(1, 3, 64, 0, channels=52, taps=4, bias=True, activation=SILU)
+DRAFTED = DraftedScan(1, 3, 64, 0, channels=52, size=16, most=3)
 SCAN = SelectiveScan(1, 3, 64, 0, channels=52, size=16)
 PRODUCT = Gemv.of(Q4_K, 52, 768, sms=2, activations="i16")
 LIMITS = Limits(132, 233472, 232448, 8, "sm_90a")
@@ -41,7 +43,9 @@ def joined(then: Then, inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "then", [CONV, replace(CONV, most=3), SCAN], ids=["convolution", "convolution, ring", "scan"]
+    "then",
+    [CONV, replace(CONV, most=3), SCAN, DRAFTED],
+    ids=["convolution", "convolution, ring", "scan", "scan after drafts"],
 )
 @pytest.mark.parametrize("position", [0, 5, 64, IDLE], ids=["first", "later", "beyond", "idle"])
 def test_a_step_after_a_product_has_the_bits_of_a_launch_of_its_own(
@@ -51,6 +55,8 @@ def test_a_step_after_a_product_has_the_bits_of_a_launch_of_its_own(
     of_product, of_step = PRODUCT.make_inputs(rng), then.make_inputs(rng)
     of_step["sequence"] = np.array([1], np.uint32)
     of_step["position"] = np.array([position], np.uint32)
+    if then is DRAFTED:  # three accepted drafts; a state of zeros where the sequence begins
+        of_step["state_at"] = np.full(3, max(0, position - 3), np.uint32)
     product = run_kernel(device, PRODUCT, of_product)["y"]
     apart = run_kernel(device, then, of_step | {TAKES[type(then)]: product})
     together = run_kernel(
@@ -70,7 +76,7 @@ def test_a_step_after_a_product_has_the_bits_of_a_launch_of_its_own(
         ({"epilogue": (Continued(replace(CONV, rows=2)),)}, "2 rows"),
         ({"epilogue": (Continued(PrefillConv(1, 3, 64, 1, channels=52, taps=4)),)}, "1 segments"),
         ({"epilogue": (Continued(replace(CONV, gated=True)),)}, "gated convolution"),
-        ({"epilogue": (Continued(replace(CONV, most=1, drafted=True)),)}, "drafts more rows"),
+        ({"epilogue": (Continued(replace(CONV, most=1, drafted=True)),)}, "more rows"),
         ({"epilogue": (Continued(replace(SCAN, size=32)),)}, "more than 16 values"),
         ({"epilogue": (Residual(), Continued(CONV))}, "gate or residual"),
         (

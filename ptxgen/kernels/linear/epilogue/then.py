@@ -16,13 +16,14 @@ from urdir.ptxgen.kernels.linear.epilogue.activation import Gated
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.steps import Epilogue, Part, Product, Reference
 from urdir.ptxgen.kernels.recurrent.causal_conv import CausalConv
+from urdir.ptxgen.kernels.recurrent.drafted_scan import DraftedScan
 from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
 from urdir.ptxgen.spec import Access, Array, Param
 
 Then = CausalConv | SelectiveScan
 
 #: The parameter that the product replaces.
-TAKES = {CausalConv: "x", SelectiveScan: "step"}
+TAKES = {CausalConv: "x", SelectiveScan: "step", DraftedScan: "step"}
 #: The most values of a channel's state in a thread's registers, which also hold as many rates.
 MOST_VALUES = 16
 PREFIX = "then_"
@@ -53,10 +54,10 @@ class Continued(Epilogue):
                 f"{then.segments} segments after a product of {rows} rows: one token of as many "
                 "channels"
             )
-        if isinstance(then, CausalConv) and (then.gated or then.drafted):
-            raise PtxgenError(
-                f"{product.name}: a gated convolution takes more than a product, drafts more rows"
-            )
+        if isinstance(then, CausalConv) and then.gated:
+            raise PtxgenError(f"{product.name}: a gated convolution takes more than a product")
+        if isinstance(then, CausalConv | DraftedScan) and then.drafted:
+            raise PtxgenError(f"{product.name}: {then.name} of drafts takes more rows")
         if not has_registers(then):
             raise PtxgenError(
                 f"{product.name}: states of more than {MOST_VALUES} values after a product"

@@ -25,6 +25,7 @@ from urdir.ptxgen.kernels.linear.prologue.sum import NormedAdd, RankAdd
 from urdir.ptxgen.kernels.linear.spec import LinearSpec, odd_cols
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.recurrent.causal_conv import CausalConv
+from urdir.ptxgen.kernels.recurrent.drafted_scan import DraftedScan
 from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
 from urdir.ptxgen.weights.formats import FORMATS
 
@@ -190,6 +191,9 @@ def _then(cls: type[S]) -> dict[str, S]:
             F16, 37, 1120, Bias(), Continued(replace(conv, taps=3, activation=None)), cluster=2
         ),
         "then a convolution with a ring": i16(Q8, 37, 160, Continued(replace(conv, most=3))),
+        "then a scan after drafts": i16(
+            Q8, 70, 160, Continued(DraftedScan(1, 3, 64, 0, channels=70, size=16, most=3))
+        ),
         "then a scan": i16(Q8, 70, 160, Bias(), Continued(scan)),
         "then a scan of short states": cls.of(
             F32, 70, 37, Continued(replace(scan, size=8, sequences=2)), split=1, sms=2

@@ -108,8 +108,15 @@ class PaperSession:
         assert start + len(tokens) <= self.context
 
     def launch(
-        self, shape: StepShape, batch: Batch, lasts: Sequence[int], masks: Mapping[int, Any]
+        self,
+        shape: StepShape,
+        batch: Batch,
+        lasts: Sequence[int],
+        masks: Mapping[int, Any],
+        *,
+        given: Mapping[int, Any],
     ) -> None:
+        assert not given
         ends = [(s, at + shape.steps) for s, at in zip(batch.decode, lasts, strict=True)]
         for sequence, end in [*ends, *((s.sequence, s.end) for s in batch.segments)]:
             assert end <= shape.keys
