@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from urdir.model.engine.budget import SessionBudget
 from urdir.model.engine.runner import Observer, Steps
 from urdir.model.engine.stages import ChainedSteps, Place, building_layers
 from urdir.model.lower.parts import StepParts
-from urdir.model.memory.budget import SessionBudget
 from urdir.model.memory.device_state import DecodeState
 from urdir.model.memory.exchange import Exchange, RankExchange
 from urdir.model.memory.kv_cache import KvCache
 from urdir.model.memory.recurrent_state import RecurrentState
 from urdir.model.memory.storage import SequenceStorage
-from urdir.model.memory.workspace import open_workspace
+from urdir.model.memory.workspace import Workspace
 from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Rank(Owner):
             recurrent = owners.enter_context(RecurrentState(device, budget.recurrent, stream, held))
             states = [rank.parts.state for rank in followers]
             state = owners.enter_context(DecodeState(device, budget.state, stream, states))
-            work = owners.enter_context(open_workspace(device, budget.workspace))
+            work = owners.enter_context(Workspace(device, budget.workspace))
             self.parts = StepParts(
                 device=device,
                 config=weights.config,
@@ -96,7 +96,7 @@ def open_ranks(
 ) -> tuple[Rank, Exchange | None]:
     """What there is on each device, by the ``weights`` of each, which ``owners`` will close: the
     first rank, which leads the others, and what they exchange results by, if there are others."""
-    budgets = [budget_of(each, settings) for each in weights]
+    budgets = [SessionBudget.of(each, settings) for each in weights]
     exchange, shape = None, budgets[0].exchange
     if shape is not None:
         exchange = owners.enter_context(Exchange([each.device for each in weights], shape))
@@ -113,8 +113,3 @@ def open_ranks(
         )
         ranks.insert(0, owners.enter_context(rank))
     return ranks[0], exchange
-
-
-def budget_of(weights: Weights, settings: SessionSettings) -> SessionBudget:
-    """What a session takes beside some weights, on their device."""
-    return SessionBudget.of(weights.config, weights.device.properties.sm_count, settings)

@@ -78,7 +78,8 @@ def append_packed_heads(
         packs=False,
         heads=places,
     )
-    packed = at.work["packed"]
+    # whole tiles are read, of which only these rows are written; what is made of others is not used
+    packed = at.work.zeroed("packed block")
     pack = pack_kernel(rows, first.cols, None, room=places[0].room)
     at.launch(pack, f"{label}.pack", x=x, y=packed)
     launch: dict[str, Slice | None] = {"x": packed}

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from urdir.model.memory.queued_writes import QueuedWrites
-from urdir.model.memory.workspace import workspace_sizes
+from urdir.model.memory.workspace import WorkspaceShape, kept_shape
 from urdir.model.owner import Owner
 from urdir.ptxgen.kernels.advance import IDLE
 from urdir.ptxgen.spec import ceil_div
-from urdir.ptxgen.weights.packed import packed_nbytes
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
@@ -26,8 +25,11 @@ if TYPE_CHECKING:
 
 Words = npt.NDArray[np.uint32]
 
+#: The stream before a layer of a draft, and after it.
+STREAM, OTHER_STREAM = "stream", "other stream"
 
-def draft_workspace_sizes(
+
+def draft_workspace(
     config: Config,
     cache: CacheShape,
     rows: int,
@@ -36,16 +38,15 @@ def draft_workspace_sizes(
     *,
     exact: bool,
     widths: Mapping[str, int],
-) -> dict[str, int]:
-    """Bytes of every intermediate of a draft, for steps of ``rows`` rows that choose a token and
-    ``chunk`` rows of prompts beside them. ``widths`` are the values of a row of what it has beside
-    its layers (`speculation.draft`), by name; products may read all of them packed."""
-    sizes = workspace_sizes(config, cache, rows, chunk, sm_count, exact)
-    most = rows + chunk
-    sizes |= {name: 4 * width * most for name, width in widths.items()}
-    if "packed" in sizes:
-        sizes["packed"] = max(sizes["packed"], packed_nbytes(most, max(widths.values())))
-    return sizes
+) -> WorkspaceShape:
+    """What outlives the launches of a draft, for steps of ``rows`` rows that choose a token and
+    ``chunk`` rows of prompts beside them: streams, logits and their ranks, and beside its layers
+    (`speculation.draft`) buffers of so many values a row as ``widths`` has by name."""
+    shape, most = kept_shape(config, cache, rows, chunk, sm_count, exact), rows + chunk
+    widths = {**widths, STREAM: config.hidden, OTHER_STREAM: config.hidden}
+    own = {name: 4 * width * most for name, width in widths.items()}
+    logits = {"logits": shape.outputs["logits"]}
+    return replace(shape, kept={**shape.kept, **own, **logits}, outputs={})
 
 
 @dataclass(frozen=True, slots=True)
