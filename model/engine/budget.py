@@ -8,9 +8,9 @@ against what the device has free.
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
-from weakref import WeakKeyDictionary
 
 from urdir.model.engine.batch import ShapeBuckets
 from urdir.model.engine.step_needs import step_needs
@@ -18,6 +18,7 @@ from urdir.model.errors import ModelError, SettingsError
 from urdir.model.families.config import Config
 from urdir.model.lower.attend import segment_alignment
 from urdir.model.lower.paper import Needs, PaperShapes, paper_parts
+from urdir.model.lower.parts import device_limits
 from urdir.model.lower.rows import state_alignment
 from urdir.model.memory.buckets import choosing_rows, chunks_of, drafted_rows, row_buckets
 from urdir.model.memory.cache_shape import CacheShape
@@ -121,23 +122,27 @@ def _with_room(
     budget: SessionBudget, weights: Weights, settings: SessionSettings
 ) -> WorkspaceShape:
     """The workspace with room for the largest steps. Pages and states to share change nothing; what
-    was measured for a model and settings is kept."""
+    was measured for a model, a device and settings is kept."""
     workspace = budget.workspace
-    key = replace(settings, pages=None if settings.pages is None else 1, shared_states=None)
-    known = _measured.setdefault(weights, {})
-    needs = known.get(key)
+    alike = replace(settings, pages=None if settings.pages is None else 1, shared_states=None)
+    key = weights.config, weights.layouts, device_limits(weights.device), alike
+    needs = _measured.get(key)
     if needs is None:
         shapes = PaperShapes(
             budget.cache, budget.recurrent, budget.state, budget.exchange, workspace
         )
         parts = paper_parts(weights, shapes, settings.exact)
-        needs = known[key] = step_needs(parts, budget.shapes, budget.state.rows)
+        needs = step_needs(parts, budget.shapes, budget.state.rows)
+        if len(_measured) >= MOST_MEASURED:
+            _measured.clear()
+        _measured[key] = needs
     room = max(needs.room, outputs_nbytes(workspace.outputs))
     return replace(workspace, zeroed={**workspace.zeroed, **needs.zeroed}, room=room)
 
 
-#: What steps need, by weights and settings.
-_measured: WeakKeyDictionary[Weights, dict[SessionSettings, Needs]] = WeakKeyDictionary()
+#: What steps need, and of how many sessions it is known at most.
+_measured: dict[Hashable, Needs] = {}
+MOST_MEASURED = 64
 
 
 def _units(config: Config, max_len: int, rows: int, chunk: int) -> int:

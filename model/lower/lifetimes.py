@@ -32,9 +32,10 @@ class Value:
     """Bytes ``start`` to ``stop`` of a register, or of memory, in ``launches``. With an ``offset``
     it has its place already."""
 
-    __slots__ = ("earlier", "launches", "offset", "start", "stop", "used", "written")
+    __slots__ = ("earlier", "kind", "launches", "offset", "start", "stop", "used", "written")
 
-    def __init__(self, offset: int | None = None) -> None:
+    def __init__(self, kind: str = "", offset: int | None = None) -> None:
+        self.kind = kind
         self.start, self.stop = 1 << 62, 0
         self.launches: list[int] = []
         self.offset = offset
@@ -66,7 +67,7 @@ class Value:
         if self.offset is not None:
             users, last = users | 1 << count, count
         nbytes = self.stop - self.first
-        return Lifetime(nbytes, self.launches[0], last, users, self.earlier, self.offset)
+        return Lifetime(nbytes, self.launches[0], last, users, self.earlier, self.offset, self.kind)
 
 
 class _Use(NamedTuple):
@@ -94,7 +95,7 @@ class Lifetimes:
         self._shared = shared
         self._memory: dict[tuple[int, int], Value] = {}
         self._count = len(launches)
-        registers: dict[int, list[_Use]] = {}
+        registers: dict[Register, list[_Use]] = {}
         touched = [self._uses(number, launch, registers) for number, launch in enumerate(launches)]
         for register, uses in registers.items():
             self._cut(register, uses)
@@ -105,7 +106,7 @@ class Lifetimes:
         return [value.lifetime(self._count) for value in self.values]
 
     def _uses(
-        self, number: int, launch: Unplaced, registers: dict[int, list[_Use]]
+        self, number: int, launch: Unplaced, registers: dict[Register, list[_Use]]
     ) -> list[tuple[int | Value, bool]]:
         """What a launch uses, the numbers of registers or memory that is written, and whether it
         writes that; uses of registers are added to those before."""
@@ -119,7 +120,7 @@ class Lifetimes:
             buffer: Any = region.buffer
             if type(buffer) is Register and not buffer.zeroed:
                 use = _Use(number, start, start + nbytes, access != "out", writes)
-                registers.setdefault(buffer.number, []).append(use)
+                registers.setdefault(buffer, []).append(use)
                 found.append((buffer.number, writes))
             elif (value := self._value(number, region, nbytes, writes)) is not None:
                 found.append((value, writes))
@@ -134,7 +135,7 @@ class Lifetimes:
             start = self._shared_offset(region)
             if not writes and start is None:
                 return None
-            value = self._memory[key] = Value(start)
+            value = self._memory[key] = Value(offset=start)
             if start is not None:
                 self.values.append(value)
                 if not writes:
@@ -153,15 +154,15 @@ class Lifetimes:
         start = region.offset - shared.offset
         return start // ALIGNMENT * ALIGNMENT if 0 <= start < shared.nbytes else None
 
-    def _cut(self, register: int, uses: Sequence[_Use]) -> None:
+    def _cut(self, register: Register, uses: Sequence[_Use]) -> None:
         """Cut the uses of a register into values."""
         value = None
         for use, begins in zip(uses, _begins(uses), strict=True):
             if value is None or begins:
-                value = Value()
+                value = Value(register.name)
                 self.values.append(value)
             value.touch(use.launch, use.start, use.stop)
-            self.values_of[use.launch][register] = value
+            self.values_of[use.launch][register.number] = value
 
     def _find_order(self, touched: Sequence[Sequence[tuple[int | Value, bool]]]) -> None:
         """Which launches are complete before which, by what they read and write."""
