@@ -6,7 +6,7 @@ it is written anew; the next one is a buffer of its own, wherever that lies.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from urdir.driver.kernel import signature
@@ -32,13 +32,17 @@ class Value:
     """Bytes ``start`` to ``stop`` of a register, or of memory, in ``launches``. With an ``offset``
     it has its place already."""
 
-    __slots__ = ("earlier", "kind", "launches", "offset", "start", "stop", "used", "written")
+    __slots__ = (
+        *("earlier", "kind", "launches", "offset", "place", "start", "stop", "used", "written"),
+    )
 
     def __init__(self, kind: str = "", offset: int | None = None) -> None:
         self.kind = kind
         self.start, self.stop = 1 << 62, 0
         self.launches: list[int] = []
         self.offset = offset
+        #: Where the first byte of the register would lie, once it is placed.
+        self.place = 0
         #: Bits of the launches that use it, or write it, and of all before these.
         self.used = self.written = 0
         #: Bits of the launches that are complete before each that uses it.
@@ -80,9 +84,14 @@ class _Use(NamedTuple):
     writes: bool
 
 
+#: An argument: its name, what it is, and whether the launch writes that.
+_Argument = tuple[str, Register | Value, bool]
+
+
 class Lifetimes:
-    """The values of all registers. ``values_of[i]`` are those that launch i uses, by the number of
-    the register; ``zeroed`` are the bytes of registers for memory that is zeros at first, by name.
+    """The values of all registers. ``arguments[i]`` are the names of the arguments of launch i that
+    are registers, with their values; ``zeroed`` are the bytes of registers for memory that is zeros
+    at first, by name.
 
     ``shared`` is memory in which the values lie beside slices that launches name: these live from
     their first launch on to the end.
@@ -90,16 +99,17 @@ class Lifetimes:
 
     def __init__(self, launches: Sequence[Unplaced], shared: Slice | None) -> None:
         self.values: list[Value] = []
-        self.values_of: list[dict[int, Value]] = [{} for _ in launches]
+        self.arguments: list[list[tuple[str, Value]]] = []
         self.zeroed: dict[str, int] = {}
         self._shared = shared
         self._memory: dict[tuple[int, int], Value] = {}
         self._count = len(launches)
         registers: dict[Register, list[_Use]] = {}
         touched = [self._uses(number, launch, registers) for number, launch in enumerate(launches)]
+        values: list[dict[Register, Value]] = [{} for _ in launches]
         for register, uses in registers.items():
-            self._cut(register, uses)
-        self._find_order(touched)
+            self._cut(register, uses, values)
+        self._find_order(touched, values)
 
     def lifetimes(self) -> list[Lifetime]:
         """Those of ``values``, in their order."""
@@ -107,10 +117,10 @@ class Lifetimes:
 
     def _uses(
         self, number: int, launch: Unplaced, registers: dict[Register, list[_Use]]
-    ) -> list[tuple[int | Value, bool]]:
-        """What a launch uses, the numbers of registers or memory that is written, and whether it
-        writes that; uses of registers are added to those before."""
-        found: list[tuple[int | Value, bool]] = []
+    ) -> list[_Argument]:
+        """What a launch uses: registers, and memory that is written; uses of registers are added to
+        those before."""
+        found: list[_Argument] = []
         args = launch.args
         for name, nbytes, access in signature(launch.kernel).pointers:
             region = args.get(name)
@@ -121,9 +131,9 @@ class Lifetimes:
             if type(buffer) is Register and not buffer.zeroed:
                 use = _Use(number, start, start + nbytes, access != "out", writes)
                 registers.setdefault(buffer, []).append(use)
-                found.append((buffer.number, writes))
+                found.append((name, buffer, writes))
             elif (value := self._value(number, region, nbytes, writes)) is not None:
-                found.append((value, writes))
+                found.append((name, value, writes))
         return found
 
     def _value(self, launch: int, region: Region, nbytes: int, writes: bool) -> Value | None:
@@ -154,7 +164,9 @@ class Lifetimes:
         start = region.offset - shared.offset
         return start // ALIGNMENT * ALIGNMENT if 0 <= start < shared.nbytes else None
 
-    def _cut(self, register: Register, uses: Sequence[_Use]) -> None:
+    def _cut(
+        self, register: Register, uses: Sequence[_Use], values: Sequence[dict[Register, Value]]
+    ) -> None:
         """Cut the uses of a register into values."""
         value = None
         for use, begins in zip(uses, _begins(uses), strict=True):
@@ -162,15 +174,23 @@ class Lifetimes:
                 value = Value(register.name)
                 self.values.append(value)
             value.touch(use.launch, use.start, use.stop)
-            self.values_of[use.launch][register.number] = value
+            values[use.launch][register] = value
 
-    def _find_order(self, touched: Sequence[Sequence[tuple[int | Value, bool]]]) -> None:
+    def _find_order(
+        self, touched: Sequence[Sequence[_Argument]], values: Sequence[Mapping[Register, Value]]
+    ) -> None:
         """Which launches are complete before which, by what they read and write."""
-        for launch, uses in enumerate(touched):
-            values, before = self.values_of[launch], 0
-            own = [(values[of] if isinstance(of, int) else of, writes) for of, writes in uses]
-            for value, writes in own:
+        for launch, (uses, of) in enumerate(zip(touched, values, strict=True)):
+            own, placed, before = [], [], 0
+            for name, at, writes in uses:
+                if isinstance(at, Register):
+                    value = of[at]
+                    placed.append((name, value))
+                else:
+                    value = at
+                own.append((value, writes))
                 before |= value.used if writes else value.written
+            self.arguments.append(placed)
             mask = before | 1 << launch
             for value, writes in own:
                 value.used |= mask

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from urdir.driver.memory import Slice
 from urdir.model.lower.arena import place
 from urdir.model.lower.lifetimes import Lifetimes, Unplaced
-from urdir.model.lower.registers import Registers, register_of
+from urdir.model.lower.registers import Registers
 
 if TYPE_CHECKING:
     from urdir.driver.kernel import Kernel
@@ -47,21 +47,16 @@ class Sheet:
         found = Lifetimes(self.launches, self.work.shared)
         places = place(found.lifetimes())
         start = self.work.room_for(places.nbytes, plan.name)
-        at = {
-            id(value): start + offset - (value.first if value.offset is None else 0)
-            for value, offset in zip(found.values, places.offsets, strict=True)
-        }
         for zeroed, nbytes in found.zeroed.items():
             self.work.check_zeroed(zeroed, nbytes)
+        for value, offset in zip(found.values, places.offsets, strict=True):
+            value.place = start + offset - value.first
         buffer = self.work.buffer
-        for (kernel, label, args), values in zip(self.launches, found.values_of, strict=True):
-            for name, region in args.items():
-                register = register_of(region)
-                if register is not None and register.number in values:
-                    value = values[register.number]
-                    offset = at[id(value)] + region.offset
-                    nbytes = value.stop - region.offset
-                    args[name] = Slice(buffer, offset, nbytes, region.name)
+        for (kernel, label, args), values in zip(self.launches, found.arguments, strict=True):
+            for name, value in values:
+                part: Slice = args[name]
+                offset, nbytes = value.place + part.offset, value.stop - part.offset
+                args[name] = Slice(buffer, offset, nbytes, part.name)
             plan.launch(kernel, label, **args)
 
 

@@ -103,6 +103,9 @@ class Workspace(Owner):
         """A buffer that is kept, or an output."""
         return self.kept[name]
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.kept
+
     def room_for(self, nbytes: int, name: str) -> int:
         """Where the values of a step of that name begin in ``buffer``. Raises ModelError where
         there is too little room."""
