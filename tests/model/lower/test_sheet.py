@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -93,7 +94,7 @@ def test_branches_do_not_share_bytes(work: Workspace) -> None:
 
 def test_a_chain_shares_bytes_and_computes_the_same(work: Workspace, emulator: Device) -> None:
     sheet, names = Sheet(work), ["x", *(f"value {i}" for i in range(6)), "y"]
-    for number, (x, y) in enumerate(zip(names, names[1:], strict=False)):
+    for number, (x, y) in enumerate(itertools.pairwise(names)):
         copy(sheet, x, y, scale=1.0 + number)
     plan = Plan("chain")
     sheet.append_to(plan)
@@ -127,7 +128,7 @@ def test_too_little_room_is_named(emulator: Device) -> None:
         sheet = Sheet(work)
         copy(sheet, "x", "a")
         copy(sheet, "a", "y")
-        with pytest.raises(ModelError, match="small: its values take 1,280 bytes, .* has 1,024"):
+        with pytest.raises(ModelError, match=r"small: its values take 1,280 bytes, .* has 1,024"):
             sheet.append_to(Plan("small"))
 
 
