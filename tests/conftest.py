@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,6 +45,16 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["URDIR_CACHE_DIR"] = cache.name
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give each worker whole files where possible, instead of slices of every file: tests of a file
+    share compiled kernels and open models."""
+    from xdist.scheduler import WorkStealingScheduling
+
+    is_default = config.getoption("dist") == "load"
+    return WorkStealingScheduling(config, log) if is_default else None
+
+
 def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()  # thousands of tests, which every collection would look through
@@ -56,9 +67,13 @@ _ended = itertools.count(1)
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown() -> None:
-    """What stays, compiled kernels above all, is looked through once, not by every collection:
-    those took a fifteenth of the time."""
-    if next(_ended) % 50 == 0:
+    """Long-lived objects, compiled kernels above all, are frozen, since looking through them in
+    every collection took a fifteenth of the time. Now and then they are collected too: frozen
+    cycles are never freed."""
+    ended = next(_ended)
+    if ended % 50 == 0:
+        if ended % 400 == 0:
+            gc.unfreeze()
         gc.collect()
         gc.freeze()
 

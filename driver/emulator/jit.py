@@ -12,6 +12,9 @@ from urdir.driver.emulator.machine.compile import Program, check_target, compile
 from urdir.driver.emulator.machine.faults import CompileError
 from urdir.ptxgen import ptx
 
+#: Compiled texts that a process keeps. One takes 1 to 3 MB with the register files bound to it.
+KEPT_UNITS = 256
+
 _VERSION = re.compile(r"^\s*\.version\s+(\d+)\.(\d+)", re.M)
 _LINE = re.compile(r"\bline (\d+)\b:?\s*")
 
@@ -42,7 +45,7 @@ def compile_ptx(text: str, target: str, newest: tuple[int, int]) -> Unit:
     return _compile(text, target)
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=KEPT_UNITS)
 def _compile(text: str, target: str) -> Unit:
     """Shared by all emulated drivers of the process: programs hold no device state."""
     try:

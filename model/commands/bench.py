@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +30,7 @@ EXAMPLES = """\
   urdir bench -m model.gguf -p 32,128-512*2 -n 0   prompts of several lengths
   urdir bench model.gguf -p 0 -n 64 -d 0,256     decoding at once and after 256 tokens of context
   urdir bench model.gguf -p 0 -npl 1,8,16-256*2  decoding by several sequences at once
+  urdir bench model.gguf -p 0 -npl 1-16,24,32 --falls   where more sequences give fewer tokens/s
   urdir bench model.gguf -p 0 --draft ngram --draft-max 3 --draft-min 3 --accept 0.7
   urdir bench --shape llama-3.1-8b --type q8_0   no file: random weights of a real shape
   urdir bench model.gguf --gpus 2            a half of the model on each of two GPUs
@@ -71,6 +73,12 @@ def add_parser(commands: options.Subparsers) -> None:
         "--profile",
         action="store_true",
         help="also time a decode step launch by launch, of each number of sequences",
+    )
+    parser.add_argument(
+        "--falls",
+        action="store_true",
+        help="also say where more sequences give fewer tokens/s than fewer ones; the exit code is "
+        "1 then",
     )
     parser.add_argument(
         "--plot", type=Path, metavar="FILE.png", help="draw that profile, or --load"
@@ -153,7 +161,17 @@ def _run_model(args: argparse.Namespace) -> int:
     if run.conditions is not None and args.plot:
         title = f"decode step of {run.conditions.model} on {run.conditions.device}"
         plot_roofline(run.profile, run.conditions.read_gb_per_s * 1e9, title, args.plot)
-    return 1 if run.has_failed else 0
+    return 1 if run.has_failed or (args.falls and _tell_falls(run.rows)) else 0
+
+
+def _tell_falls(rows: Sequence[BenchRow]) -> bool:
+    """Say on stderr where more sequences give fewer tokens/s; whether they do anywhere."""
+    from urdir.model.measure.falls import falls
+
+    found = falls(rows)
+    for fall in found:
+        print(fall, file=sys.stderr)
+    return bool(found)
 
 
 @dataclass(slots=True)
@@ -166,6 +184,7 @@ class _ModelRun:
     rates: Rates | None = None
     conditions: report.Conditions | None = None
     profile: list[ProfileRow] = field(default_factory=list)
+    rows: list[BenchRow] = field(default_factory=list)
     has_failed: bool = False
 
     def measure(self, part: BenchCase, has_profile: bool) -> None:
@@ -190,7 +209,10 @@ class _ModelRun:
         with engine, Progress("measuring", len(part.tests)) as progress:
             rates = self.rates = self.rates or _rates(engine.device)
             for row in progress.over(bench(engine.session, engine.file, rates, part)):
-                self.has_failed |= isinstance(row, FailedRow)
+                if isinstance(row, FailedRow):
+                    self.has_failed = True
+                else:
+                    self.rows.append(row)
                 self._note_conditions(engine, rates)
                 self._show(row, progress)
             for count in part.sequences if has_profile else ():

@@ -72,7 +72,9 @@ def _lengths(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
     low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if not 1 <= low <= high:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of tokens and no range of them")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither a count of tokens nor a range: 10-20"
+        )
     return low, high
 
 

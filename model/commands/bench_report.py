@@ -154,5 +154,5 @@ DEVICE_COLUMNS: Mapping[str, Cell] = {
     "busy s": _number("busy_seconds", ",.2f"),
     "idle between steps, s": _number("idle_seconds", ",.3f"),
     "idle": _number("idle_share", ".1%"),
-    "set back": _number("preemptions", ",.0f"),
+    "preempted": _number("preemptions", ",.0f"),
 }

@@ -12,7 +12,7 @@ from urdir.model.commands.terminal import printable
 from urdir.model.errors import SettingsError
 
 EXAMPLES = """\
-  urdir pull org/repo-GGUF            its Q4_K_M, or what there is
+  urdir pull org/repo-GGUF            its Q4_K_M, or its only one
   urdir pull hf:org/repo-GGUF:Q8_0    that type
   urdir pull org/repo-GGUF:a/b.gguf   that file
 

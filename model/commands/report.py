@@ -115,7 +115,7 @@ def print_room(engine: Engine) -> None:
         print(f"the cache has room for {tokens:,} tokens", file=sys.stderr)
     if states is not None and session.parts.recurrent is not None:
         print(
-            f"up to {states.places:,} states are kept for prompts that begin alike, "
+            f"up to {states.places:,} states are kept for prompts with a common prefix, "
             f"{session.parts.recurrent.shape.nbytes:,} bytes each",
             file=sys.stderr,
         )

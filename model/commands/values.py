@@ -106,7 +106,7 @@ def names(text: str) -> list[str]:
 
 def sequences(text: str) -> int | None:
     """An argparse type: how many sequences at once; None for -1, as many as usual."""
-    return None if text == "-1" else whole_number(1, 256)(text)
+    return None if text == "-1" else whole_number(1, 1024)(text)
 
 
 def bias(text: str) -> tuple[int, float]:
@@ -124,7 +124,7 @@ def json_object(text: str) -> dict[str, Any]:
     except ValueError as exc:
         raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {exc}") from None
     if not isinstance(found, dict):
-        raise argparse.ArgumentTypeError(f'{text!r} is no JSON object such as {{"name": 1}}')
+        raise argparse.ArgumentTypeError(f'{text!r} is not a JSON object such as {{"name": 1}}')
     return found
 
 

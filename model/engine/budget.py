@@ -81,11 +81,15 @@ class SessionBudget:
             *(sequences, cache.max_len, rows, chunks[-1], config.vocab_size),
             units=0 if exact else _units(config, cache.max_len, rows, chunks[-1]),
             drafts=drafts,
+            states=bool(config.recurrents),
         )
         sms = device.properties.sm_count
         budget = cls(
             cache=cache,
-            recurrent=RecurrentShape.of(config, sequences, settings.shared_states),
+            recurrent=RecurrentShape.of(
+                *(config, sequences, settings.shared_states),
+                drafts=0 if drafts is None else drafts.most,
+            ),
             shapes=_shapes(weights, settings, cache, chunks),
             state=state,
             workspace=kept_shape(config, cache, rows, chunks[-1], sms, exact),

@@ -73,12 +73,12 @@ class Engine(Owner):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The file's tokeniser, built when first used; ModelError where it has none."""
+        """The file's tokeniser, built at first use. Raises ModelError if it has none."""
         return self._texts.tokenizer
 
     @property
     def template(self) -> ChatTemplate:
-        """The chat template, which ends with the engine; NoTemplateError where there is none."""
+        """The chat template, which the engine closes. Raises NoTemplateError without one."""
         return self._texts.template
 
     def chat(
@@ -97,8 +97,8 @@ class Engine(Owner):
         ("enable_thinking"); ``settings`` say how tokens are chosen (those of `SamplingSettings()`),
         ``limit`` how many at most, ``stops`` at which texts the answer ends. Drawn answers differ
         from call to call unless the settings have a seed: ``reply.statistics.seed`` repeats the
-        answer. What the conversation has in common with the one before is in the cache.
-        Raises TemplateError for what is no conversation (`conversation`), SettingsError,
+        answer. The prefix shared with the previous conversation is read from the cache.
+        Raises TemplateError for malformed messages (`conversation`), SettingsError,
         ModelError.
         """
         from urdir.model.engine.reply import reply_to
@@ -136,9 +136,10 @@ class Engine(Owner):
         limit: int | None = None,
         stops: str | Sequence[str] = (),
     ) -> Iterator[Continuation]:
-        """The same of many prompts, as many at once as there are ``sequences``: their whole
-        answers, in the order of the prompts. Drawn answers share a seed and differ by their
-        ``nonce``; each has the settings that repeat it."""
+        """Whole continuations of many prompts, in their order; up to ``sequences`` run at once.
+
+        Sampled answers share a seed and differ by ``nonce``; each has the settings that
+        reproduce it. Raises what `generate` raises."""
         from urdir.model.engine.requests.continuations import continuations
         from urdir.model.engine.sampling_settings import DEFAULTS
 
@@ -169,10 +170,10 @@ class Engine(Owner):
     def generation_async(self, request: Request) -> AsyncGenerator[Piece | Ending, None]:
         """One answer for asyncio: pieces as they become known, and an ending last.
 
-        Any number may be open in one event loop, of which as many are answered at once as there are
-        ``sequences``; nothing else may use the engine meanwhile. Who closes the iterator
-        (``contextlib.aclosing``), or cancels the task that iterates, cancels the request. Raises,
-        when iterated, ContextFullError, SettingsError, BusyError where too many wait, ModelError,
+        Any number may be open in one event loop; up to ``sequences`` of them run at once, and
+        nothing else may use the engine meanwhile. Closing the iterator (``contextlib.aclosing``)
+        or cancelling the task that iterates cancels the request. Raises, when iterated,
+        ContextFullError, SettingsError, BusyError if too many requests wait, ModelError,
         DriverError.
         """
         return self._on_demand.generate(request)
@@ -211,5 +212,5 @@ class Engine(Owner):
         return f"<Engine {self.name!r} on {self.device.name}, context {self.session.context}>"
 
     def close(self) -> None:
-        """Free session, weights, device and file, in this order; closing twice does nothing."""
+        """Free session, weights, device and file, in this order. Idempotent."""
         self._owners.close()

@@ -36,7 +36,7 @@ class Statistics:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens after the first one per second of making them; 0 where there are none."""
+        """Tokens per second after the first token; 0 without any."""
         later = self.generated_tokens - 1
         return later / self.generate_seconds if later > 0 and self.generate_seconds else 0.0
 
@@ -46,9 +46,9 @@ class Generation:
     """The answer to ``request``: iterate over `text` or `pieces`; this fills ``statistics`` and
     ``tokens``.
 
-    It goes on from what the session holds of the prompt's beginning. Without a ``tokenizer`` there
-    is no text, and no token ends the answer. The host takes tokens from logits by ``choose``, where
-    that is given.
+    The prompt's cached prefix is not computed again. Without a ``tokenizer`` the answer has no
+    text, and no token ends it. If ``choose`` is given, the host samples tokens from logits with
+    it.
     """
 
     session: Session

@@ -16,11 +16,11 @@ from urdir.model.engine.session import Session
 def logits_after(
     session: Session, prompt: Sequence[int], given: Sequence[int] = ()
 ) -> Iterator[Logits]:
-    """The logits (n_vocab,) f32 after ``prompt``, then after each of the tokens ``given``, which
-    take a step each, in the place of those that would be chosen.
+    """The logits (n_vocab,) f32 after ``prompt``, then after each of the tokens ``given``.
 
-    Raises ContextFullError where they do not fit, ModelError for a token outside the vocabulary and
-    where the sequences are in use, DriverError.
+    Each given token takes a step and replaces the token that the step would choose. Raises
+    ContextFullError if they do not fit, ModelError for a token outside the vocabulary or if the
+    sequences are in use, DriverError.
     """
     session.check_room(len(prompt) + len(given))
     session.check_tokens(given)

@@ -1,4 +1,4 @@
-"""What runs side by side while a model is opened.
+"""Opening a model: what runs concurrently.
 
     the thread that opens                    other threads, and a process
     ---------------------------------------  ------------------------------------------
@@ -10,11 +10,10 @@
     check memory, allocate weights           upload: weights, in threads of their own
     make a session, record first graphs
 
-A file that is refused is refused before a device is opened. Python runs one thread at a time,
-beside driver calls and large copies. So these begin as early as they can, and a thread that comes
-back from one gets its turn soon. Whatever fails ends the opening:
-threads are stopped or waited for, and what there is is freed, in the order opposite to that in
-which it was made.
+A bad file is refused before a device is opened. Python runs one thread at a time, except for
+driver calls and large copies. So these start as early as possible, and a thread that returns from
+one soon gets its turn. Any failure ends the opening: threads are stopped or joined, and everything
+opened so far is freed in reverse order.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ if TYPE_CHECKING:
     from urdir.model.text.tokenizer import Tokenizer
 
 
-#: How long a thread of Python may go on while others wait, in seconds: threads that upload wait for
-#: those that import, tokenise and plan. First token of an 8B model on an H200, set for the whole
+#: The interpreter's switch interval in seconds: threads that upload wait for those that import,
+#: tokenise and plan. First token of an 8B model on an H200, set for the whole
 #: process, medians of eight runs or more: 1.29 s, against 1.47 s with the usual 0.005 (and 1.49 s
 #: with 0.0005, so that some of it may be chance).
 _TURN = 1e-4
@@ -54,11 +53,11 @@ _Result = TypeVar("_Result")
 
 
 class Opening(Owner):
-    """The threads of an opening, and the owners of what is open so far.
+    """The threads of an opening, and the owners of everything open so far.
 
-    The driver is loaded from the start. ``close`` ends all of it, until `hand_over`. ``seconds``
-    has what each part took, beside others. Until then the threads of the process take short turns,
-    and cycles are not collected: what is made stays.
+    Loading the driver starts at once. Until `hand_over`, ``close`` ends all of it; threads of the
+    process take short turns, and the cycle collector is off, since new objects stay alive.
+    ``seconds`` has the duration of each part, which overlap.
     """
 
     def __init__(self, load_driver: Callable[[], None]) -> None:
@@ -88,9 +87,10 @@ class Opening(Owner):
         return opened
 
     def tokenizer(self, file: ModelFile, needed: bool) -> Callable[[], Tokenizer]:
-        """What gives the tokeniser of a file, whose vocabulary is checked at once: where it is
-        ``needed``, and where there is one of a known kind. A needed one is built from now on, and
-        the file stays open until that is done. Raises what `Tokenizer.checked` does."""
+        """A function that returns the file's tokeniser.
+
+        Its vocabulary is checked at once if it is ``needed`` or of a known kind. A needed tokeniser
+        is built in a thread, which keeps the file open. Raises what `Tokenizer.checked` raises."""
         from urdir.model.text.tokenizer import Tokenizer
 
         if not needed and not Tokenizer.is_there(file):
@@ -111,7 +111,7 @@ class Opening(Owner):
         return process
 
     def open_devices(self, open_group: Callable[[], Group]) -> None:
-        """Begin to open the devices, when the driver is loaded."""
+        """Start opening the devices once the driver is loaded."""
 
         def when_loaded() -> Group:
             self._driver.result()
@@ -126,7 +126,7 @@ class Opening(Owner):
         return self._group.result()
 
     def upload(self, weights: Sequence[Weights], file: ModelFile) -> None:
-        """Begin to fill ``weights``, which are owned: those of all ranks at once."""
+        """Start filling ``weights``, already owned, of all ranks at once."""
         stop = threading.Event()
 
         def fill() -> None:
@@ -137,17 +137,17 @@ class Opening(Owner):
         self._owners.callback(stop.set)
 
     def wait_for_upload(self) -> None:
-        """Until the weights are there."""
+        """Wait until all weights are uploaded."""
         assert self._upload is not None
         self._upload.result()
 
     def hand_over(self) -> ExitStack:
-        """All is open: what closes it again."""
+        """End the opening; the owners of everything that it opened."""
         self._usual.close()
         return self._owners.pop_all()
 
     def close(self) -> None:
-        """End the threads, free what is open; closing twice does nothing."""
+        """End the threads, free what is open. Idempotent."""
         self._usual.close()
         self._owners.close()
 

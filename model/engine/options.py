@@ -55,9 +55,9 @@ class EngineOptions:
     Their cache is made of ``pages`` of ``page_len`` tokens (0: contiguous). Up to ``chunk`` tokens
     of a prompt (2048, split by layers 256) are processed at once, fewer where memory is short.
 
-    ``memory_share``, of the memory that is free, is for many users: the cache has as many pages of
-    ``page_len`` tokens (64) as fit it; ``sequences`` (None) are 256, fewer where recurrent layers
-    have large states, some of which are kept for requests that begin alike; the context is up to
+    ``memory_share``, of the free memory, is for many users: the cache has as many pages of
+    ``page_len`` tokens (64) as fit; ``sequences`` (None) are 256, fewer if recurrent layers have
+    large states, some of which are kept for requests with a common prefix; the context is up to
     32768.
 
     ``drafts``: steps verify drafts of the next tokens, so that one may take several: the answers

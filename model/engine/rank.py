@@ -1,4 +1,4 @@
-"""What a session has on one device: all of it, or the share of one of several ranks."""
+"""A rank: what a session owns on one device, all of it or the share of one of several."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Rank(Owner):
             self._owners = owners.pop_all()
 
     def close(self) -> None:
-        """Free all of it; closing twice does nothing."""
+        """Free all of it. Idempotent."""
         self._owners.close()
 
 
@@ -94,8 +94,9 @@ def open_ranks(
     settings: SessionSettings,
     observer: Observer | None,
 ) -> tuple[Rank, Exchange | None]:
-    """What there is on each device, by the ``weights`` of each, which ``owners`` will close: the
-    first rank, which leads the others, and what they exchange results by, if there are others."""
+    """Open a rank for each of ``weights``, closed by ``owners``.
+
+    Returns the first rank, which leads the others, and the exchange of several ranks."""
     budgets = [SessionBudget.of(each, settings) for each in weights]
     exchange, shape = None, budgets[0].exchange
     if shape is not None:

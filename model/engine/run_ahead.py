@@ -1,8 +1,8 @@
-"""Steps that run ahead of their reader: later ones are queued while the first one is waited for.
+"""Run-ahead: later steps are queued while the host waits for the first one.
 
-Several steps are launched as one graph where that has been recorded, which spares the host time:
-8 to 12 us a token instead of 27 to 44, measured beside an H200; the device gains 0.2 %. The first
-step of an answer comes alone, so that it comes early.
+Several steps are launched as one graph if it has been recorded, which saves host time: 8 to 12 us a
+token instead of 27 to 44 (host of an H200); the device gains 0.2 %. The first step of an answer is
+launched alone, so that its token comes early.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.driver.stream import Event, Stream
 
-#: Launches that are queued before the oldest is read: a newcomer waits for these.
+#: Launches that are queued before the oldest is read: a new request waits for these.
 AHEAD = 2
 #: Steps of one launch, at most.
 AT_ONCE = 4
-#: Answers of a service that go on by several steps at once, at most. Steps of few rows take the
-#: least time: a newcomer waits for two launches of these, where the host gains most.
+#: The most answers of a service that continue by several steps a launch. Steps of few rows take the
+#: least time: the host gains most, and a new request waits for only two such launches.
 FEW = 4
 assert AHEAD * AT_ONCE <= MAILBOX_SLOTS
 Launch = TypeVar("Launch")
@@ -64,8 +64,8 @@ class RunAhead(Owner, Generic[Launch]):
     def wait(self, use_wait: Callable[[], bool] = lambda: False) -> Launch:
         """Wait for the oldest launch, which is complete then.
 
-        While the host would wait, ``use_wait`` is called, once at least, until it returns False: it
-        is to return quickly.
+        While the host would wait, ``use_wait`` is called, at least once, until it returns False: it
+        must return quickly.
         """
         event, _ = self._launches[0]
         while use_wait() and not event.is_done:
@@ -77,9 +77,9 @@ class RunAhead(Owner, Generic[Launch]):
         return launch
 
     def clear(self) -> None:
-        """Forget the launches: nobody will read them."""
+        """Drop the launches unread."""
         self._launches.clear()
 
     def close(self) -> None:
-        """Free the events; closing twice does nothing."""
+        """Free the events. Idempotent."""
         close_all([*self._events])

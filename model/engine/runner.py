@@ -1,4 +1,4 @@
-"""The recorded steps of a session: one graph for every shape of step, made when first needed."""
+"""The recorded steps of a session: a graph for every shape of step, recorded at first use."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from urdir.driver.plan import Plan
     from urdir.driver.stream import Stream
 
-#: Kernels that are compiled side by side while a graph is prepared. A request that comes meanwhile
-#: may wait for these; each of their threads holds the interpreter for a moment.
+#: Kernels that are compiled concurrently while a graph is prepared. A new request may wait for
+#: these; each of their threads holds the interpreter for a moment.
 _TOGETHER = 4
 #: Makes the plan of a shape, in pieces.
 Build = Callable[[StepParts, StepShape], Work["Plan"]]
@@ -146,9 +146,9 @@ class Steps(Owner):
         """Do a small piece of recording a graph that will be needed, well below a millisecond;
         False once there is nothing left to do.
 
-        For whoever has a moment to spare while the device is busy. A thread compiles and loads
-        kernels and has the driver make the graph: nothing is done here while that takes, see
-        `is_waiting`. Raises DriverError.
+        For a caller with idle time while the device is busy. A thread compiles and loads kernels
+        and has the driver make the graph; calls return at once until it is done (`is_waiting`).
+        Raises DriverError.
         """
         if self.observer is not None:
             return False
@@ -175,12 +175,12 @@ class Steps(Owner):
 
     @property
     def is_waiting(self) -> bool:
-        """True while a thread does something for `prepare`."""
+        """True while a thread works for `prepare`."""
         own = any(not job.is_done for job in self._waits.values())
         return own or any(steps.is_waiting for steps, _ in self._followers)
 
     def wait_for_helper(self) -> None:
-        """Wait until that is done, or do it."""
+        """Wait until the thread's work is done, or do it here."""
         for job in self._waits.values():
             job.run()
         for steps, _ in self._followers:
@@ -230,7 +230,7 @@ class Steps(Owner):
             self.parts.device.load_all(kernels, progress.reach)
 
     def close(self) -> None:
-        """Free the graphs; closing twice does nothing."""
+        """Free the graphs. Idempotent."""
         self._helper.shutdown(cancel_futures=True)
         graphs = [*self._graphs.values()]
         self._graphs.clear()

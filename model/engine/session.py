@@ -92,20 +92,14 @@ class Session(Owner):
                 raise ModelError(f"logit_bias of token {token}: the vocabulary has {size} tokens")
 
     def close(self) -> None:
-        """Free graphs, cache, state and workspace; closing twice does nothing."""
+        """Free graphs, cache, state and workspace. Idempotent."""
         self._owners.close()
 
 
 def _check_drafts(weights: Weights) -> None:
     """Raise UnsupportedError for a model whose steps do not verify drafts."""
-    config = weights.config
-    reasons = {
-        "has recurrent layers": bool(config.recurrents),
-        "is split by layers": config.stage is not None,
-    }
-    for reason, is_so in reasons.items():
-        if is_so:
-            raise UnsupportedError(
-                f"drafts of the next tokens: the model {reason}, which is not supported: open it "
-                "without drafts"
-            )
+    if weights.config.stage is not None:
+        raise UnsupportedError(
+            "drafts of the next tokens: the model is split by layers, which is not supported: open "
+            "it without drafts"
+        )

@@ -165,7 +165,7 @@ class ChainedSteps(Steps):
         source.stream.wait(taken)  # before its next step overwrites what is passed
 
     def close(self) -> None:
-        """Free graphs and events; closing twice does nothing."""
+        """Free graphs and events. Idempotent."""
         super().close()
         close_all([self._output, *self._done, *self._taken])
 

@@ -1,4 +1,4 @@
-"""How busy steps keep the device, by its own clock."""
+"""Device time of steps, and idle time between them, by the device's clock."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ class StepClock(Owner):
         self._last = span
 
     def rest(self) -> None:
-        """There is no work, or a launch was not read: until the next one nothing counts."""
+        """Pause: without work, or after a launch that was not read, until the next launch."""
         if self._last is not None:
             self._free.append(self._last)
             self._last = None
 
     def close(self) -> None:
-        """Free the marks; closing twice does nothing."""
+        """Free the marks. Idempotent."""
         close_all([event for span in self._spans for event in span])

@@ -1,4 +1,4 @@
-"""Steps on their way to the device: their rows are put there where they are not already."""
+"""A queue of steps: writes rows that the device does not have, then launches."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ NO_MASKS: Mapping[int, Words] = {}
 class StepQueue:
     """Queues steps on ``stream``, each behind the ones before it; the host waits for none.
 
-    Rows that choose a token are moved on by the device itself: where the next step continues the
-    same sequences, nothing is written. Where there are drafts, it alone knows the positions.
+    The device itself advances rows that choose a token: if the next step continues the same
+    sequences, nothing is written. With drafts only the device knows the positions.
     """
 
     def __init__(
@@ -70,12 +70,13 @@ class StepQueue:
         self._rows = tuple((sequence, at + steps) for sequence, at in wanted)
 
     def forget_rows(self) -> None:
-        """The next rows are written: a sequence is no longer where the device has it."""
+        """Write all rows of the next step: device row metadata is stale."""
         self._rows = ()
 
     def no_choice(self, sequence: int) -> ModelError:
         """The error that names a sequence for which the device chose INVALID_TOKEN: one of its
-        logits is NaN, or the highest is infinite, also where nothing is allowed. Its row is idle.
+        logits is NaN, or the highest is infinite, or no token is allowed. Its row becomes a padding
+        row.
         """
         self.forget_rows()
         return ModelError(

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class Texts(Owner):
-    """Both, built when first used: a file without a vocabulary can still be measured.
+    """Tokeniser and template, built at first use: a file without a vocabulary can be measured.
 
-    ``source`` is a template in place of the file's; ``process``, which may have begun, renders it
-    and is closed by the caller.
+    ``source`` replaces the file's template; ``process``, possibly started, renders it and is closed
+    by the caller.
     """
 
     def __init__(
@@ -39,14 +39,14 @@ class Texts(Owner):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The file's tokeniser; ModelError where it has none."""
+        """The file's tokeniser. Raises ModelError if it has none."""
         if self._tokenizer is None:
             self._tokenizer = self._read_tokenizer()
         return self._tokenizer
 
     @property
     def template(self) -> ChatTemplate:
-        """The chat template; NoTemplateError where there is none."""
+        """The chat template. Raises NoTemplateError without one."""
         if self._template is None:
             from urdir.model.text.chat import ChatTemplate, find_template
 
@@ -58,5 +58,5 @@ class Texts(Owner):
         return self._template
 
     def close(self) -> None:
-        """End the template's process; closing twice does nothing."""
+        """End the template's process. Idempotent."""
         self._owners.close()

@@ -56,6 +56,11 @@ class Recurrent:
         """Number of values of a sequence's state, by the kernels' parameter names."""
         raise NotImplementedError
 
+    @property
+    def convolutions(self) -> Mapping[str, Convolution]:
+        """Its convolutions over tokens, by the name of their tail in the state."""
+        return {}
+
 
 @dataclass(frozen=True, slots=True)
 class ShortConv(Recurrent):
@@ -66,6 +71,11 @@ class ShortConv(Recurrent):
     output_gate: Linear
     conv: Convolution
     o: Linear
+
+    @property
+    def convolutions(self) -> Mapping[str, Convolution]:
+        """Convolutions by the names of their tails."""
+        return {"tail": self.conv}
 
     @property
     def state(self) -> Mapping[str, int]:
@@ -114,6 +124,11 @@ class Recurrence(Recurrent):
         return self.heads * self.value_dim
 
     @property
+    def convolutions(self) -> Mapping[str, Convolution]:
+        """Convolutions by the names of their tails."""
+        return {"tail": self.conv}
+
+    @property
     def state(self) -> Mapping[str, int]:
         """Number of values of a sequence's state, by the kernels' parameter names."""
         return {"tail": self.conv.tail, "state": self.width * self.key_dim}
@@ -154,6 +169,11 @@ class Selective(Recurrent):
     def heads(self) -> int:
         """Heads whose channels share one decay; 0: each channel has its own."""
         return self.step.rows if self.step.rows < self.conv.channels else 0
+
+    @property
+    def convolutions(self) -> Mapping[str, Convolution]:
+        """Convolutions by the names of their tails."""
+        return {"tail": self.conv}
 
     @property
     def state(self) -> Mapping[str, int]:
@@ -213,9 +233,14 @@ class KimiDelta(Recurrent):
         return self.decay.rows // self.heads
 
     @property
+    def convolutions(self) -> Mapping[str, Convolution]:
+        """Convolutions by the names of their tails."""
+        return {f"tail {name}": part.conv for name, part in self.parts.items()}
+
+    @property
     def state(self) -> Mapping[str, int]:
         """Number of values of a sequence's state, by name: a tail of each convolution."""
-        tails = {f"tail {name}": part.conv.tail for name, part in self.parts.items()}
+        tails = {name: conv.tail for name, conv in self.convolutions.items()}
         return {**tails, "state": self.heads * self.dim * self.dim}
 
 
@@ -252,6 +277,11 @@ class Lightning(Recurrent):
     def dim(self) -> int:
         """Dimension of a head."""
         return self.q.rows // self.heads
+
+    @property
+    def convolutions(self) -> Mapping[str, Convolution]:
+        """None."""
+        return {}
 
     @property
     def state(self) -> Mapping[str, int]:

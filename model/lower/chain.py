@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from urdir.model.graph.ops import (
     Activate,
@@ -20,22 +19,15 @@ from urdir.model.graph.ops import (
 )
 from urdir.model.graph.recurrent import Convolve, GatedNorm, Scan
 from urdir.model.graph.tensor import Tensor
-from urdir.ptxgen.kernels.activation import Activation
-
-SILU = Activation("silu")
-
-
-class Ends(NamedTuple):
-    """What follows a product, in this order (`LinearSpec`)."""
-
-    activation: Activation | None = None
-    scale: float = 1.0
-    softcap: float = 0.0
-    clamp: float = 0.0
-
-
-#: A product alone.
-NO_ENDS = Ends()
+from urdir.ptxgen.kernels.linear.epilogue.activation import (
+    Activated,
+    Bounded,
+    Gated,
+    Scaled,
+    SigmoidScaled,
+)
+from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
+from urdir.ptxgen.kernels.linear.steps import Epilogue, find
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +49,8 @@ class Sum:
 class Chain:
     """[sum | gate] [norm] products [ends] [pair | gain | then] [residual].
 
-    ``x`` is what the products read before the norm. ``pair``: f(first) * second is the one result.
+    ``x`` is what the products read before the norm. ``ends`` follow each product, as steps.
+    ``pair``: f(first) * second is the one result.
     ``gain``: it is multiplied with sigmoid of a number a row. ``then`` goes on with the first one.
     ``residual`` adds it to the stream, and ``next_norm`` is the norm of the sum. ``results`` are
     what is left of each product; ``suffix`` ends the label.
@@ -68,7 +61,7 @@ class Chain:
     gate: Gate | GatedNorm | None = None
     norm: Norm | None = None
     products: list[Product] = field(default_factory=list)
-    ends: Ends = NO_ENDS
+    ends: tuple[Epilogue, ...] = ()
     pair: Gate | None = None
     then: Convolve | Scan | None = None
     gain: Gate | None = None
@@ -91,6 +84,24 @@ class Chain:
     def y(self) -> Tensor:
         """The first result."""
         return self.results[0]
+
+    @property
+    def factor(self) -> float:
+        """The number that the products are multiplied with."""
+        scaled = find(self.ends, Scaled)
+        return 1.0 if scaled is None else scaled.factor
+
+    @property
+    def epilogue(self) -> tuple[Epilogue, ...]:
+        """What follows the products in one launch, biases apart; the factor of a residual is a part
+        of its step."""
+        ends = [step for step in self.ends if not (self.residual and isinstance(step, Scaled))]
+        return (
+            *ends,
+            *([Gated(self.pair.f)] if self.pair else []),
+            *([SigmoidScaled()] if self.gain else []),
+            *([Residual(self.factor)] if self.residual else []),
+        )
 
 
 class _Reader:
@@ -155,12 +166,12 @@ def _products(at: _Reader, chain: Chain) -> bool:
         at.take()
         if product.x is not vector:
             return False
-        y, ends = product.y, NO_ENDS
+        y, ends = product.y, tuple[Epilogue, ...]()
         while isinstance(end := at.next(), Activate | Scale | Bound) and end.x is y:
             if isinstance(end, Activate) and end.divisors is not None:
                 return False
             at.take()
-            ends = _with(ends, end)
+            ends += _steps_of(end)
             y = end.y
         if chain.products and ends != chain.ends:
             return False
@@ -170,13 +181,13 @@ def _products(at: _Reader, chain: Chain) -> bool:
     return bool(chain.products)
 
 
-def _with(ends: Ends, end: Activate | Scale | Bound) -> Ends:
+def _steps_of(end: Activate | Scale | Bound) -> tuple[Epilogue, ...]:
     match end:
         case Activate():
-            return ends._replace(activation=end.f)
+            return (Activated(end.f),)
         case Scale():
-            return ends._replace(scale=end.factor)
-    return ends._replace(softcap=end.softcap, clamp=end.clamp)
+            return Scaled.by(end.factor)
+    return Bounded.within(end.softcap, end.clamp)
 
 
 def _epilogue(at: _Reader, chain: Chain) -> bool:
@@ -188,8 +199,6 @@ def _epilogue(at: _Reader, chain: Chain) -> bool:
     if isinstance(gate := at.next(), Gate):
         at.take()
         if len(chain.products) == 2 and [gate.gate, gate.x] == chain.results:
-            # silu is what a gated product has anyway
-            chain.ends = chain.ends._replace(activation=None if gate.f == SILU else gate.f)
             chain.pair, chain.results = gate, [gate.y]
         elif len(chain.products) == 1 and gate.x is chain.y and gate.gate.width == 1:
             chain.gain, chain.results = gate, [gate.y]

@@ -19,6 +19,10 @@ from urdir.model.memory.exchange import RankExchange
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.linear.choice import LinearRequest, choose_linear
+from urdir.ptxgen.kernels.linear.epilogue.norm import BeginNorm
+from urdir.ptxgen.kernels.linear.epilogue.pack import PackedOutput
+from urdir.ptxgen.kernels.linear.epilogue.send import Send
+from urdir.ptxgen.kernels.linear.epilogue.then import Continued
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH, LinearSpec
 
 if TYPE_CHECKING:
@@ -44,7 +48,7 @@ def limits_allow(
     if chain.gate is not None:
         ends = replace(request_of(at, chain.rows, matrices), ends_block=True)
         gate = gate_of(chain.gate)
-        takes = chain.rows == 1 and gate is not None and replace(ends, gate=gate).fits_gemv
+        takes = chain.rows == 1 and gate is not None and ends.plus(gate).fits_gemv
         if not takes or not (chain.residual or request.ends_block):
             return False
     if chain.gain is not None:
@@ -59,9 +63,9 @@ def goes_on(at: Lowering, chain: Chain, request: LinearRequest) -> bool:
     if isinstance(chain.then, Convolve) and chain.then.input_gate is not None:
         return False  # which takes more than a product
     then = _step(at, chain).following(at)
-    return (
-        then is not None and Vectors(at, chain, None).asked(replace(request, then=then)).continues
-    )
+    if then is None:
+        return False
+    return Vectors(at, chain, None).asked(request.plus(Continued(then))).continues
 
 
 def _step(at: Lowering, chain: Chain) -> StateStep:
@@ -80,16 +84,16 @@ def append_few(
     """Append the launches; ``normed`` are the vectors where the norm is not theirs to compute."""
     exchange = _sends(at, chain, matrices, request)
     if exchange is not None:
-        request = replace(request, gives=exchange.gives)
+        request = request.plus(Send(exchange.gives))
         at.sent.add(chain.y)
     begins = _begun_norm(at, chain)
-    if begins is not None:
-        request = replace(request, summarises=True)
+    if begins is not None and request.can_begin_norm:
+        request = request.plus(BeginNorm())
         if request.can_pack and _takes_packed(at, chain.rows):
-            request = replace(request, packs="units")
+            request = request.plus(PackedOutput("units"))
     step = None if chain.then is None else _step(at, chain)
-    if step is not None:
-        request = replace(request, then=step.following(at))
+    if step is not None and (then := step.following(at)) is not None:
+        request = request.plus(Continued(then))
     source, results = Vectors(at, chain, normed), _Results(at, chain, matrices)
     firsts = range(0, chain.rows, MAX_BATCH)
     for first in firsts:

@@ -29,7 +29,7 @@ from urdir.model.lower.rows import RowsWalk
 from urdir.model.lower.vectors import rows_of
 from urdir.ptxgen.kernels.attention.cached_tokens import CachedTokens
 from urdir.ptxgen.kernels.attention.choice import block_attention
-from urdir.ptxgen.kernels.linear.packed_parts import HeadPlaces
+from urdir.ptxgen.kernels.linear.epilogue.heads import HeadPlaces
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice

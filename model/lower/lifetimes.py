@@ -139,6 +139,8 @@ class Lifetimes:
     def _value(self, launch: int, region: Region, nbytes: int, writes: bool) -> Value | None:
         """Memory that a launch uses; None if no launch has written it and no value lies there."""
         buffer: Any = region.buffer
+        if type(buffer) is Register:
+            self.zeroed[buffer.name] = max(self.zeroed.get(buffer.name, 0), region.offset + nbytes)
         key = id(buffer), region.offset
         value = self._memory.get(key)
         if value is None:
@@ -152,8 +154,6 @@ class Lifetimes:
                     value.touch(0, region.offset, region.offset)  # from before the launches
         if value.offset is not None:
             value.touch(launch, region.offset, region.offset + nbytes)
-        if type(buffer) is Register:
-            self.zeroed[buffer.name] = max(self.zeroed.get(buffer.name, 0), region.offset + nbytes)
         return value
 
     def _shared_offset(self, region: Region) -> int | None:

@@ -16,21 +16,25 @@ from urdir.model.graph.attention import Attend
 from urdir.model.graph.latent import AttendLatent, HeadProduct
 from urdir.model.graph.ops import Gate, Gather, Op, Product
 from urdir.model.graph.tensor import Tensor
-from urdir.model.lower.chain import NO_ENDS, Chain, Ends, read_chain
+from urdir.model.lower.chain import Chain, read_chain
 from urdir.model.lower.few import append_few, goes_on, limits_allow
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.packed import append_packed
-from urdir.model.lower.requests import alike, packs, packs_few, request_of
+from urdir.model.lower.requests import alike, biases, packs, packs_few, request_of
 from urdir.model.lower.rule import Rule, variants
 from urdir.model.lower.stream import append_norm, append_norm_after, append_sum
+from urdir.model.lower.vectors import with_norm
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.attention.choice import fills_sms
+from urdir.ptxgen.kernels.linear.epilogue.activation import Activated
+from urdir.ptxgen.kernels.linear.epilogue.pack import PackedOutput
 from urdir.ptxgen.kernels.linear.products.gemm import Gemm
+from urdir.ptxgen.kernels.linear.steps import Epilogue, find
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
 
-_gemm = lru_cache(maxsize=256)(Gemm)
+_gemm = lru_cache(maxsize=256)(Gemm.of)
 
 
 def lower_products(at: Lowering, ops: Sequence[Op]) -> bool:
@@ -96,10 +100,10 @@ def _lower_packed(at: Lowering, chain: Chain, matrices: list[Matrix]) -> bool:
     if apart is not None or (chain.pair is not None and not alike(*matrices)):
         return False
     following = None
-    if chain.pair is not None or (chain.ends.activation and len(matrices) == 1):
+    if chain.pair is not None or (find(chain.ends, Activated) and len(matrices) == 1):
         following = _next_matrix(at, chain.y)
     leaves_packed = following is not None and packs(at, chain.rows, [following])
-    append_packed(at, chain, matrices, packs=leaves_packed)
+    append_packed(at, chain, matrices, leaves_packed)
     return True
 
 
@@ -113,14 +117,14 @@ def _lower_gemm(at: Lowering, chain: Chain, matrices: list[Matrix]) -> bool:
     if chain.residual is None:
         for number, (matrix, y) in enumerate(zip(matrices, chain.results, strict=True)):
             label = f"{chain.label}.{number}" if number else chain.label
-            _append_gemm(at, label, chain.rows, matrix, x, at.place(y), chain.ends)
+            _append_gemm(at, label, chain.rows, matrix, x, at.place(y), *chain.ends)
         return True
     (matrix,), delta, label = matrices, at.work["delta"], f"{chain.label}.residual"
-    _append_gemm(at, chain.label, chain.rows, matrix, x, delta, NO_ENDS)
+    _append_gemm(at, chain.label, chain.rows, matrix, x, delta)
     if chain.next_norm is None:
-        append_sum(at, label, chain.residual, delta, chain.ends.scale)
+        append_sum(at, label, chain.residual, delta, chain.factor)
     else:
-        append_norm_after(at, label, None, delta, chain.residual, chain.next_norm, chain.ends.scale)
+        append_norm_after(at, label, None, delta, chain.residual, chain.next_norm, chain.factor)
     return True
 
 
@@ -129,25 +133,19 @@ def _lower_few(at: Lowering, chain: Chain, matrices: list[Matrix]) -> bool:
     if chain.next_norm is not None or (chain.pair is not None and not alike(*matrices)):
         return False
     pair = chain.pair is not None
-    request = request_of(at, chain.rows, matrices[:1] if pair else matrices, chain.ends)
-    ends_block = chain.residual is None and chain.y.is_stream
     request = replace(
-        request,
-        gated=pair,
-        residual=chain.residual is not None,
-        ends_block=ends_block,
+        request_of(at, chain.rows, matrices[:1] if pair else matrices, *chain.epilogue),
+        ends_block=chain.residual is None and chain.y.is_stream,
         fill=_follows_attention(at, chain) and fills_sms(at.rows.keys),
-        gained=chain.gain is not None,
     )
     if not limits_allow(at, chain, matrices, request):
         return False
-    if pair or (chain.ends.activation and len(matrices) == 1 and chain.residual is None):
-        following = _next_matrix(at, chain.y)
-        if following is not None:
-            order = packs_few(at, chain.rows, matrices, following)
-            request = replace(request, packs=order)
+    activated = request.has(Activated) and len(matrices) == 1 and chain.residual is None
+    if (pair or activated) and (following := _next_matrix(at, chain.y)) is not None:
+        order = packs_few(at, chain.rows, matrices, following)
+        request = request.plus(PackedOutput(order)) if order is not None else request
     x = None
-    if chain.norm is not None and not replace(request, norm=chain.norm.of.norm).fuses_norm:
+    if chain.norm is not None and not with_norm(chain, request).fuses_norm:
         x = _normed(at, chain)
     append_few(at, chain, matrices, request, x)
     return True
@@ -180,19 +178,10 @@ def _follows_attention(at: Lowering, chain: Chain) -> bool:
 
 
 def _append_gemm(
-    at: Lowering, label: str, rows: int, matrix: Matrix, x: Slice, y: Slice, ends: Ends
+    at: Lowering, label: str, rows: int, matrix: Matrix, x: Slice, y: Slice, *ends: Epilogue
 ) -> None:
-    kernel = _gemm(
-        matrix.format,
-        matrix.rows,
-        matrix.cols,
-        rows,
-        matrix.bias is not None,
-        activation=ends.activation,
-        scale=ends.scale,
-        softcap=ends.softcap,
-        clamp=ends.clamp,
-    )
+    steps = Gemm.in_order(*biases([matrix]), *ends)
+    kernel = _gemm(matrix.format, matrix.rows, matrix.cols, *steps, batch=rows)
     at.launch(kernel, label, weights=matrix.data, x=x, bias=matrix.bias, y=y)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from urdir.model.graph.experts import Experts, Route
 from urdir.model.graph.ops import Add, Norm, Op, Product
 from urdir.model.graph.tensor import Tensor
-from urdir.model.lower.chain import NO_ENDS, Chain
+from urdir.model.lower.chain import Chain
 from urdir.model.lower.experts.grouped_gemm import GroupedGemm
 from urdir.model.lower.experts.layer import MixtureLayer, RouterLayer
 from urdir.model.lower.experts.per_row import PerRow
@@ -28,6 +28,7 @@ from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.experts.logits import RouterLogits
 from urdir.ptxgen.kernels.experts.route import RouteExperts
 from urdir.ptxgen.kernels.experts.select import SelectExperts
+from urdir.ptxgen.kernels.linear.epilogue.activation import Scaled
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
@@ -161,7 +162,7 @@ def _append_product(at: Lowering, of: Route, norm: Norm | None) -> None:
     """The logits as any other product."""
     y = Tensor("router logits", of.x.rows, of.router.experts)
     product = Product(of.label, y, of.x, of.router.linear)
-    ends = NO_ENDS._replace(scale=of.router.norm_scale)
+    ends = Scaled.by(of.router.norm_scale)
     x = of.x if norm is None else norm.x
     lowered = lower_chain(at, Chain(x, norm=norm, products=[product], ends=ends, results=[y]))
     assert lowered

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 from urdir.model.lower.chain import Chain
 from urdir.model.lower.lowering import Lowering
+from urdir.model.lower.requests import biases
 from urdir.model.lower.stream import append_norm
 from urdir.model.memory.weights import Matrix
+from urdir.ptxgen.kernels.linear.epilogue.heads import HeadPlaces, Heads
+from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
 from urdir.ptxgen.kernels.linear.pack import Pack
 from urdir.ptxgen.kernels.linear.packed_choice import choose_packed
-from urdir.ptxgen.kernels.linear.packed_parts import HeadPlaces
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
@@ -33,13 +35,10 @@ def append_packed(at: Lowering, chain: Chain, matrices: Sequence[Matrix], packs:
         first.rows,
         first.cols,
         chain.rows,
-        bias=tuple(matrix.bias is not None for matrix in (first, *others)),
-        residual=residual is not None,
-        gated=pair,
+        *biases((first, *others)),
+        *chain.epilogue,
+        *([PackedVectors()] if packs else []),
         others=tuple((matrix.format, matrix.rows) for matrix in others),
-        packs=packs,
-        heads=(),
-        **chain.ends._asdict(),
     )
     launch: dict[str, Slice | None] = {"x": packed_vectors(at, chain, first.cols)}
     for number, (matrix, y) in enumerate(zip((first, *others), chain.results, strict=True)):
@@ -71,12 +70,9 @@ def append_packed_heads(
         first.rows,
         first.cols,
         rows,
-        bias=tuple(matrix.bias is not None for matrix, _ in matrices),
-        residual=False,
-        gated=False,
+        *biases([matrix for matrix, _ in matrices]),
+        Heads(places),
         others=tuple((matrix.format, matrix.rows) for matrix, _ in others),
-        packs=False,
-        heads=places,
     )
     # whole tiles are read, of which only these rows are written; what is made of others is not used
     packed = at.work.zeroed("packed block")

@@ -112,6 +112,7 @@ class _PaperState:
     def __init__(self, shape: StateShape) -> None:
         self._arena = PaperArena(shape.sizes(), "decode state")
         self.sequences, self.max_len, self.slots = shape.sequences, shape.max_len, shape.slots
+        self.drafts_states = shape.drafts is not None and shape.states
 
     def __getitem__(self, name: str) -> Slice:
         return self._arena[name]

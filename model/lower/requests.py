@@ -3,37 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from urdir.model.lower.chain import NO_ENDS, Ends
 from urdir.model.lower.lowering import Lowering
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.linear import packed_choice
 from urdir.ptxgen.kernels.linear.choice import LinearRequest
+from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
+from urdir.ptxgen.kernels.linear.prologue.norm import Normed
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
+from urdir.ptxgen.kernels.linear.steps import Step
 from urdir.ptxgen.weights.halves import Halves
 from urdir.ptxgen.weights.packed_few import Order
 
 
-def request_of(
-    at: Lowering, rows: int, matrices: Sequence[Matrix], ends: Ends = NO_ENDS
-) -> LinearRequest:
-    """The vectors of a launch times all of the matrices, without norm or residual."""
+def request_of(at: Lowering, rows: int, matrices: Sequence[Matrix], *steps: Step) -> LinearRequest:
+    """The vectors of a launch times all of the matrices, with their biases and the ``steps``."""
     shapes = tuple((matrix.format, matrix.rows) for matrix in matrices)
-    biased = tuple(matrix.bias is not None for matrix in matrices)
-    return LinearRequest(
-        at.limits,
-        shapes,
-        matrices[0].cols,
-        min(rows, MAX_BATCH),
-        at.exact,
-        bias=biased[0] if len(set(biased)) == 1 else biased,
-        activation=ends.activation,
-        scale=ends.scale,
-        softcap=ends.softcap,
-        clamp=ends.clamp,
-    )
+    batch, steps = min(rows, MAX_BATCH), (*biases(matrices), *steps)
+    return LinearRequest(at.limits, shapes, matrices[0].cols, batch, at.exact, steps)
+
+
+def biases(matrices: Sequence[Matrix]) -> tuple[Bias, ...]:
+    """The step that adds the matrices' biases, if they have some."""
+    return Bias.where([matrix.bias is not None for matrix in matrices])
 
 
 def alike(gate: Matrix, up: Matrix) -> bool:
@@ -71,4 +64,4 @@ def takes_few_normed(
     if not norm.is_scaled_rms or (pair and not alike(*matrices)) or at.takes_gemm(rows):
         return False
     request = request_of(at, rows, matrices[: 1 if pair else None])
-    return replace(request, norm=norm.norm, gated=pair).takes_packed
+    return request.plus(Normed(norm.norm)).takes_packed

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from urdir.model.lower.arguments import without_none
 from urdir.model.memory.device_state import DecodeState
 from urdir.model.memory.walk import NO_BLOCKS, Blocks
 from urdir.ptxgen.kernels.recurrent.rows import SEGMENT_ROWS
@@ -40,7 +41,8 @@ class Rows:
     side. Their bounds are ``segment`` (segments, 2) u32, as `RecurrentRows` has them. Where a
     sequence ``begins`` with them, they are its first tokens, and there are no other rows. Else they
     may ``walk``. Where there are ``drafts``, several rows are of one sequence: its last token, and
-    drafts of those after it.
+    drafts of those after it. In sessions with drafts ``state_at`` (sequences,) u32 says how far
+    the states of recurrent layers are (`DraftedStates`).
     """
 
     count: int
@@ -53,6 +55,7 @@ class Rows:
     begins: bool = False
     walk: RowsWalk | None = None
     drafts: bool = False
+    state_at: Slice | None = None
 
     @property
     def attend_to_each_other(self) -> bool:
@@ -73,11 +76,14 @@ class Rows:
     ) -> Rows:
         """``count`` rows of a step in ``state``, the last ``prompt`` of them of prompts, which may
         ``walk``; or with ``drafts`` among them."""
+        state_at = state["state_at"] if state.drafts_states else None
         if not prompt:
-            return cls(count, keys, 0, state["sequence"], state["position"], drafts=drafts)
+            at = state["sequence"], state["position"]
+            return cls(count, keys, 0, *at, drafts=drafts, state_at=state_at)
         at = state["step_sequence"], state["step_position"]
         way = RowsWalk(walk, state["begin"], state["units"]) if walk.count else None
-        return cls(count, keys, prompt, *at, segments, state["segment"], begins, way)
+        rows = cls(count, keys, prompt, *at, segments, state["segment"], begins, way)
+        return replace(rows, state_at=state_at)
 
     @property
     def decode(self) -> int:
@@ -112,8 +118,7 @@ class Rows:
     @property
     def recurrent_arguments(self) -> dict[str, Slice]:
         """What kernels that advance states take: of prompts their segments, too."""
-        segment = {} if self.segment is None else {"segment": self.segment}
-        return {**self.arguments, **segment}
+        return {**self.arguments, **without_none(segment=self.segment, state_at=self.state_at)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.rows import Rows
 from urdir.ptxgen.kernels.linear.epilogue.then import PREFIX, Then
 from urdir.ptxgen.kernels.recurrent.choice import causal_conv, recurrences, selective_scan
+from urdir.ptxgen.kernels.recurrent.drafted_rows import KEPT, DraftedStates
 from urdir.ptxgen.kernels.recurrent.rows import RecurrentRows
 
 if TYPE_CHECKING:
@@ -36,12 +37,12 @@ class StateStep:
         """The kernel as the end of the product's launch, for a step of one decoded row."""
         if at.rows.count > 1 or at.rows.prompt:
             return None
-        spec: Then = self.kernel(**_shape(at, at.rows) | {"segments": 0})
-        return spec
+        spec = self.kernel(**_shape(at, at.rows) | {"segments": 0})
+        return None if isinstance(spec, DraftedStates) else spec
 
     def launch(self, at: Lowering) -> dict[str, Slice]:
         """The arguments of a launch of which it is the end."""
-        own = {**self.arguments, **at.rows.recurrent_arguments}
+        own = {**self.arguments, **at.rows.arguments}
         return {"y": self.y, **{PREFIX + name: of for name, of in own.items()}}
 
     def append(self, at: Lowering, product: Slice) -> None:
@@ -86,7 +87,7 @@ def scan(at: Lowering, of: Scan, packed: Slice | None = None) -> StateStep:
         "c": at.place(of.c),
         "a": at.vector(mixer.a),
         "skip": at.vector(mixer.skip),
-        "state": recurrent_state(at, of.layer)["state"],
+        **_of_recurrence(at, of.layer),
     }
     kernel = partial(
         selective_scan,
@@ -114,7 +115,7 @@ def launch_heads(
     two kernels."""
     rule = rule_of(mixer)
     assert rule is not None
-    arguments["state"] = recurrent_state(at, layer)["state"]
+    arguments |= _of_recurrence(at, layer)
     for start, rows in at.rows.parts:
         kernels = recurrences(at.limits.target, exact=at.exact, **_shape(at, rows), **rule)
         for kernel in kernels:
@@ -122,14 +123,17 @@ def launch_heads(
             _launch_on(at, own, kernel, start, rows, arguments)
 
 
-def _shape(at: Lowering, rows: Rows) -> dict[str, int]:
-    """Fields of `RecurrentRows`."""
-    shape = at.parts.cache.shape
+def _shape(at: Lowering, rows: Rows) -> dict[str, Any]:
+    """Fields of `RecurrentRows`, and those of rows in sessions with drafts."""
+    shape, states = at.parts.cache.shape, at.parts.recurrent
+    assert states is not None
     return {
         "rows": rows.count,
         "sequences": shape.sequences,
         "max_len": shape.max_len,
         "segments": rows.segments,
+        "most": states.shape.drafts,
+        "drafted": rows.drafts and rows.count > 1,
     }
 
 
@@ -158,3 +162,9 @@ def recurrent_state(at: Lowering, layer: int) -> dict[str, Slice]:
     """A layer's states, by name."""
     assert at.parts.recurrent is not None
     return at.parts.recurrent.arguments(layer)
+
+
+def _of_recurrence(at: Lowering, layer: int) -> dict[str, Slice]:
+    """Those of a layer's recurrence: the state, and kept inputs of drafts."""
+    states = recurrent_state(at, layer)
+    return {name: of for name, of in states.items() if name == "state" or name.startswith(KEPT)}

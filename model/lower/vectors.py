@@ -1,8 +1,7 @@
-"""What the launches of a product of few rows multiply: fields of the request, and arguments."""
+"""What the launches of a product of few rows multiply: steps of the request, and arguments."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from urdir.model.graph.ops import Gate, Norm
@@ -15,6 +14,9 @@ from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.linear.choice import LinearRequest
 from urdir.ptxgen.kernels.linear.prologue import gate as gates
+from urdir.ptxgen.kernels.linear.prologue.norm import Normed, begun
+from urdir.ptxgen.kernels.linear.prologue.packed import PackedInput
+from urdir.ptxgen.kernels.linear.prologue.sum import NormedAdd, RankAdd
 from urdir.ptxgen.kernels.linear.spec import LinearSpec
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ def gate_of(op: Gate | GatedNorm) -> gates.Gate | None:
 
 
 class Vectors:
-    """What the launches of a chain multiply: fields of the request, and arguments."""
+    """What the launches of a chain multiply: steps of the request, and arguments."""
 
     def __init__(self, at: Lowering, chain: Chain, normed: Slice | None) -> None:
         self._at, self._chain, self._normed = at, chain, normed
@@ -47,25 +49,29 @@ class Vectors:
                 self._normed = at.work["normed"]
             else:
                 self._norm = at.norm(chain.norm.of)
-                begun = at.begun.get(chain.x)
-                self._begun = begun if begun is not None and begun.norm == self._norm else None
+                left = at.begun.get(chain.x)
+                self._begun = left if left is not None and left.norm == self._norm else None
 
     def asked(self, request: LinearRequest) -> LinearRequest:
         """The request, with the vectors as they are."""
         chain = self._chain
         if chain.gate is not None:
-            request = replace(request, gate=gate_of(chain.gate))
+            gate = gate_of(chain.gate)
+            assert gate is not None  # as `limits_allow` found
+            request = request.plus(gate)
         if chain.sum is not None:
             request = after(self._at, chain, request)
         if self._norm is None:
             packed = chain.norm is None and chain.x in self._at.packed
-            return replace(request, packed=packed)
+            return request.plus(PackedInput()) if packed else request
+        norm = self._norm.norm
         if self._begun is not None and request.rounds_several:
-            packed = self._begun.packed
-            begun = replace(request, norm=self._norm.norm, summarised=True, packed=packed)
-            if begun.takes_packed or not packed:
-                return begun
-        return replace(request, norm=self._norm.norm)
+            rest = request.plus(begun(norm))
+            if not self._begun.packed:
+                return rest
+            if rest.takes_packed:
+                return rest.plus(PackedInput())
+        return request.plus(Normed(norm))
 
     def arguments(self, kernel: LinearSpec, first: int) -> Arguments:
         """The arguments of a launch for the vectors from ``first`` on."""
@@ -88,18 +94,17 @@ class Vectors:
 
 def with_norm(chain: Chain, request: LinearRequest) -> LinearRequest:
     """The request of a launch that computes the norm of a chain."""
-    return request if chain.norm is None else replace(request, norm=chain.norm.of.norm)
+    return request if chain.norm is None else request.plus(Normed(chain.norm.of.norm))
 
 
 def after(at: Lowering, chain: Chain, request: LinearRequest) -> LinearRequest:
     """The request of a launch that makes the sum before its products."""
     assert chain.sum is not None
-    addend, exchange = chain.sum.addend, at.parts.exchange
+    addend, exchange, scaled = chain.sum.addend, at.parts.exchange, chain.sum.factor is not None
     if isinstance(addend, Norm):
-        after = addend.of.norm
-        return replace(request, after=after, stream_scaled=chain.sum.factor is not None)
+        return request.plus(NormedAdd(addend.of.norm, scaled))
     assert exchange is not None
-    return replace(request, after=exchange.takes, stream_scaled=chain.sum.factor is not None)
+    return request.plus(RankAdd(exchange.takes, scaled))
 
 
 def _sum_arguments(at: Lowering, chain: Chain) -> Arguments:

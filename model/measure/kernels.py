@@ -17,6 +17,7 @@ from urdir.driver import execute
 from urdir.driver.plan import Plan
 from urdir.model.lower.parts import device_limits
 from urdir.ptxgen.kernels.linear.choice import LinearRequest, choose_linear
+from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.spec import LinearSpec
 from urdir.ptxgen.kernels.read_stream import ReadStream
 from urdir.ptxgen.weights.formats import FORMATS
@@ -82,7 +83,13 @@ def bench_gemv(
     limits = device_limits(device)
     specs = [
         choose_linear(
-            LinearRequest(limits, ((FORMATS[name], rows),), cols, alone=True, residual=cols > rows)
+            LinearRequest(
+                limits,
+                ((FORMATS[name], rows),),
+                cols,
+                steps=(Residual(),) if cols > rows else (),
+                alone=True,
+            )
         )
         for name in types
         for rows, cols in shapes

@@ -54,7 +54,7 @@ def product_rate(device: Device) -> float:
 def _product(device: Device, size: int) -> Gemm | PackedProduct:
     fmt, limits = FORMATS["F16"], device_limits(device)
     if not packs(limits, (fmt,)):
-        return Gemm(fmt, size, size, size)
+        return Gemm(fmt, size, size, batch=size)
     return choose_packed(limits, fmt, size, size, size)
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-#: Rows of a decode step, smallest first; fewer sequences leave padding rows.
-ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+#: Rows of a decode step, smallest first; fewer sequences leave padding rows. Products take vectors
+#: by eight, and from 64 on a step takes longer with each eight.
+ROWS = (1, 2, 4, *range(8, 256, 8), *range(256, 512, 16), *range(512, 1025, 32))
+#: Those whose graphs are recorded ahead; others are while steps of these run.
+COMMON_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 #: Rows of a prompt step, smallest first; fewer tokens leave padding rows.
 CHUNKS = (8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 #: The same for steps with several prompt segments: rows that choose a token, rows of prompts.
-COARSE_ROWS, COARSE_CHUNKS = (0, 16, 64, 128, 256), (128, 512, 1024, 2048)
+COARSE_ROWS, COARSE_CHUNKS = (0, 16, 64, 128, 256, 512), (128, 512, 1024, 2048)
 #: Maximum rows of a step with drafts: beyond them one more costs as much as a token gains.
 MOST_DRAFTED = 64
 #: Maximum rows of a prompt step, if memory allows.
@@ -41,6 +44,11 @@ def drafted_rows(sequences: int, most: int) -> int:
 def row_buckets(rows: int) -> tuple[int, ...]:
     """All row buckets of steps of up to ``rows`` sequences, smallest first."""
     return tuple(dict.fromkeys(row_bucket(count) for count in range(1, rows + 1)))
+
+
+def common_rows(rows: int) -> tuple[int, ...]:
+    """The row buckets of which graphs are recorded ahead, of steps of up to ``rows`` sequences."""
+    return (*(count for count in COMMON_ROWS if count < rows), row_bucket(rows))
 
 
 def chunks_of(exact: bool, most: int = MOST_CHUNK) -> tuple[int, ...]:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 Words = npt.NDArray[np.uint32]
 
+#: How far the states of a sequence's recurrent layers are where steps have drafts (`PlaceRows`).
+STATE_WORDS = ("state_at", "next_state_at")
 #: Maximum number of steps of a sequence that the host may lag behind in reading: a power of two.
 MAILBOX_SLOTS = 8
 
@@ -44,7 +46,7 @@ class StateShape:
     """Shape of a state: ``sequences`` of up to ``max_len`` tokens, steps of ``rows`` rows of as
     many sequences and ``chunk`` prompt rows, a vocabulary of ``vocab`` tokens. Chunked-context
     prefill may use up to ``units`` units (`memory.walk`). With ``drafts`` there are rows of these
-    beside those of the sequences' last tokens.
+    beside those of the sequences' last tokens; ``states`` says whether layers are recurrent then.
     """
 
     sequences: int
@@ -54,6 +56,7 @@ class StateShape:
     vocab: int
     units: int = 0
     drafts: DraftSettings | None = None
+    states: bool = False
 
     @property
     def slots(self) -> int:
@@ -77,8 +80,15 @@ class StateShape:
             "sampled": 4 * self.rows,
             "masked": 4 * self.rows,
             "masks": 4 * self.rows * ceil_div(self.vocab, 32),
-            **({"found": 4 * self.sequences} if self.drafts else {}),
+            **dict.fromkeys(self.draft_words, 4 * self.sequences),
         }
+
+    @property
+    def draft_words(self) -> tuple[str, ...]:
+        """Names of the words of each sequence that steps with drafts have."""
+        if self.drafts is None:
+            return ()
+        return ("found", *STATE_WORDS) if self.states else ("found",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +124,9 @@ class DecodeState(Owner):
     slots, MOST_LIKELY) u32 these tokens.
 
     With ``drafts`` there is more (`DraftedRows`): of the rows that choose, ``place`` and ``wanted``
-    (rows,) u32, ``found`` (sequences,) u32, and page-locked ``counts`` (sequences, slots) u32. The
-    device then computes the positions of these rows from ``known``; the host says which rows have
-    work and which are padding.
+    (rows,) u32, ``found`` (sequences,) u32, with recurrent layers `STATE_WORDS` (sequences,) u32,
+    and page-locked ``counts`` (sequences, slots) u32. The device then computes the positions of
+    these rows from ``known``; the host says which rows have work and which are padding.
 
     Writes also go to the ``followers``: the states of other ranks, which then choose the same
     tokens.
@@ -135,6 +145,8 @@ class DecodeState(Owner):
         self.chunk = shape.chunk
         self.slots = shape.slots
         self.drafts = shape.drafts
+        #: Whether steps have drafts and layers with states.
+        self.drafts_states = shape.drafts is not None and shape.states
         self._arena = device.arena(shape.sizes(), "decode state")
         for name, part in self._arena.items():
             if name in ("position", "step_position"):
@@ -166,8 +178,10 @@ class DecodeState(Owner):
         self.write_known(sequence, start + len(values))
 
     def write_known(self, sequence: int, known: int) -> None:
-        """Set the number of valid tokens of a sequence."""
+        """Set the number of valid tokens of a sequence; prompts move its states on."""
         self._put("known", np.array([known], np.uint32), 4 * sequence)
+        if self.drafts_states:
+            self._put("next_state_at", np.array([IDLE], np.uint32), 4 * sequence)
 
     def copy_tokens(self, source: int, target: int, known: int) -> None:
         """Copy a sequence's tokens to another, of which the first ``known`` become valid."""

@@ -13,7 +13,7 @@ sequences: `SharedStates` tracks their contents.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 from urdir.model.errors import ModelError
@@ -30,22 +30,33 @@ if TYPE_CHECKING:
 class RecurrentShape:
     """Shape of the states of ``sequences``: ``layers`` has, for each layer with a recurrent mixer,
     the bytes of one sequence's arrays by name. There are ``shared`` slots for copies that belong to
-    no sequence; by default one slot per sequence.
+    no sequence; by default one slot per sequence. Where steps verify up to ``drafts`` drafts of a
+    sequence, ``inputs`` are the arrays that keep inputs of drafts; states are copied where there
+    are none.
     """
 
     layers: Mapping[int, Mapping[str, int]]
     sequences: int
     shared: int | None = None
+    drafts: int = 0
+    inputs: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, config: Config, sequences: int, shared: int | None = None) -> Self:
+    def of(cls, config: Config, sequences: int, shared: int | None = None, drafts: int = 0) -> Self:
         """The states that the layers of a model need, f32."""
-        layers = {
-            index: {name: 4 * values for name, values in layer.recurrent.state.items()}
+        mixers = {
+            index: layer.recurrent
             for index, layer in enumerate(config.layers)
             if layer.recurrent is not None
         }
-        return cls(layers, sequences, shared)
+        if not drafts:
+            layers = {index: _bytes(mixer.state) for index, mixer in mixers.items()}
+            return cls(layers, sequences, shared)
+        from urdir.model.memory.drafted_states import drafted_state, kept_inputs  # imports numpy
+
+        layers = {index: _bytes(drafted_state(mixer, drafts)) for index, mixer in mixers.items()}
+        inputs = {index: _bytes(kept_inputs(mixer, drafts)) for index, mixer in mixers.items()}
+        return cls(layers, sequences, shared, drafts, inputs)
 
     @property
     def kept(self) -> int:
@@ -59,11 +70,16 @@ class RecurrentShape:
 
     def sizes(self) -> dict[str, int]:
         """Bytes by name of all arrays: the active states (sequences, ...) and the kept ones (kept,
-        ...)."""
+        ...), and inputs of drafts (sequences, ...)."""
+        kinds = (
+            ("", self.sequences, self.layers),
+            ("kept ", self.kept, self.layers),
+            ("", self.sequences, self.inputs),
+        )
         return {
             f"{prefix}{name}.{index}": nbytes * count
-            for prefix, count in (("", self.sequences), ("kept ", self.kept))
-            for index, arrays in self.layers.items()
+            for prefix, count, layers in kinds
+            for index, arrays in layers.items()
             for name, nbytes in arrays.items()
             if count
         }
@@ -89,7 +105,8 @@ class RecurrentState(Owner):
     def arguments(self, layer: int) -> dict[str, Slice]:
         """Arguments of kernels over a layer's states, by parameter name."""
         assert self._arena is not None
-        return {name: self._arena[f"{name}.{layer}"] for name in self.shape.layers[layer]}
+        names = (*self.shape.layers[layer], *self.shape.inputs.get(layer, ()))
+        return {name: self._arena[f"{name}.{layer}"] for name in names}
 
     def keep(self, sequence: int, length: int) -> None:
         """Keep a copy of a sequence's state, which is that after ``length`` tokens, if it has a
@@ -154,3 +171,8 @@ class RecurrentState(Owner):
         for index, arrays in self.shape.layers.items():
             for name, nbytes in arrays.items():
                 yield f"{name}.{index}", nbytes
+
+
+def _bytes(values: Mapping[str, int]) -> dict[str, int]:
+    """Bytes of so many f32 values."""
+    return {name: 4 * count for name, count in values.items()}

@@ -13,8 +13,11 @@ from dataclasses import replace
 import pytest
 
 from urdir.ptxgen.kernels.linear.choice import Limits, LinearRequest, choose_linear
+from urdir.ptxgen.kernels.linear.epilogue.activation import Gated
+from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.products.gemm_small import GemmSmall
 from urdir.ptxgen.kernels.linear.products.gemv import Gemv
+from urdir.ptxgen.kernels.linear.prologue.norm import Normed
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.ptx.architecture import ARCHITECTURES, PORTABLE_CLUSTER
 from urdir.ptxgen.tools.assemble import assemble, is_available
@@ -30,15 +33,25 @@ H200 = Limits(GPUS["h200"].sm_count, SM.shared, SM.shared_per_cta)
 IN_CLUSTERS = replace(H200, cluster=PORTABLE_CLUSTER)
 
 #: Copies of an H200's decode steps: a loop, several matrices, two matrices row by row.
-ATTENTION = LinearRequest(H200, ((Q4_K, 4096), (Q4_K, 1024), (Q6_K, 1024)), 4096, norm=RMS)
-FEED_FORWARD = LinearRequest(H200, ((Q4_K, 14336),), 4096, norm=RMS, gated=True)
+ATTENTION = LinearRequest(
+    H200, ((Q4_K, 4096), (Q4_K, 1024), (Q6_K, 1024)), 4096, steps=(Normed(RMS),)
+)
+FEED_FORWARD = LinearRequest(
+    H200,
+    ((Q4_K, 14336),),
+    4096,
+    steps=(
+        Normed(RMS),
+        Gated(),
+    ),
+)
 SPECS = {
     name: choose_linear(request)
     for name, request in {
-        "one tile after another": LinearRequest(H200, ((Q4_K, 4096),), 4096, residual=True),
+        "one tile after another": LinearRequest(H200, ((Q4_K, 4096),), 4096, steps=(Residual(),)),
         "gated": replace(FEED_FORWARD, matrices=((Q6_K, 14336),)),
         "others": replace(ATTENTION, matrices=((Q4_K, 2048), (Q4_K, 512), (Q6_K, 512)), cols=2048),
-        "several passes": LinearRequest(H200, ((Q8_0, 128256),), 4096, norm=RMS),
+        "several passes": LinearRequest(H200, ((Q8_0, 128256),), 4096, steps=(Normed(RMS),)),
         "exact": replace(FEED_FORWARD, matrices=((F16, 14336),), exact=True),
         "batch": replace(FEED_FORWARD, batch=8),
         "batch of several": replace(ATTENTION, batch=4),

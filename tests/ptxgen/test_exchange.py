@@ -182,9 +182,7 @@ def check_given(ranks: Ranks) -> None:
         graphs, products = [], []
         for rank, device in enumerate(ranks.group):
             gives = Gives(count, rank, CAPACITY)
-            product = Gemv.of(
-                FORMATS["Q4_K"], rows, 256, epilogue=(Send(gives),), activations="i16"
-            )
+            product = Gemv.of(FORMATS["Q4_K"], rows, 256, Send(gives), activations="i16")
             total = AllReduce(rows, count, rank, CAPACITY, residual=True, given=True)
             weights = device.allocate(product.layout.nbytes, "weights")
             weights.upload(product.make_inputs(rng)["weights"])
@@ -197,9 +195,7 @@ def check_given(ranks: Ranks) -> None:
                     product, "product", weights=weights, x=ranks.memory[rank]["x"], y=own, **words
                 )
             plans[0].launch(total, "sum", **ranks.arguments(total) | {"x": own})
-            takes = Gemv.of(
-                FORMATS["F32"], 40, rows, prologue=(RankAdd(SumOfRanks(count, rank, CAPACITY)),)
-            )
+            takes = Gemv.of(FORMATS["F32"], 40, rows, RankAdd(SumOfRanks(count, rank, CAPACITY)))
             next_weights = device.allocate(takes.layout.nbytes, "next weights")
             next_weights.fill(0)
             plans[1].launch(
@@ -358,11 +354,11 @@ def test_two_shots_that_cannot_be_are_refused(fields: dict[str, int], message: s
 def test_products_that_cannot_be_given_are_refused() -> None:
     q8 = FORMATS["Q8_0"]
     with pytest.raises(PtxgenError, match="300 values of a rank, inboxes have room for 256"):
-        Gemv.of(q8, 300, 64, epilogue=(Send(Gives(2, 0, 256)),))
+        Gemv.of(q8, 300, 64, Send(Gives(2, 0, 256)))
     with pytest.raises(PtxgenError, match="rank 2 of 2"):
-        Gemv.of(q8, 3, 64, epilogue=(Send(Gives(2, 2, 256)),))
+        Gemv.of(q8, 3, 64, Send(Gives(2, 2, 256)))
     with pytest.raises(PtxgenError, match="send is for the product of one matrix"):
-        Gemv.of(q8, 3, 64, epilogue=(Send(Gives(2, 0, 256)),), others=((q8, 3),))
+        Gemv.of(q8, 3, 64, Send(Gives(2, 0, 256)), others=((q8, 3),))
 
 
 def test_widths_are_of_the_ranks() -> None:

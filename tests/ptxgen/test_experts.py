@@ -23,7 +23,11 @@ from urdir.ptxgen.kernels.experts.route import RouteExperts
 from urdir.ptxgen.kernels.experts.select import SelectExperts
 from urdir.ptxgen.kernels.experts.selection import Selection
 from urdir.ptxgen.kernels.experts.up import ExpertsUp
+from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Gated
+from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
+from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
 from urdir.ptxgen.kernels.linear.pack import Pack
+from urdir.ptxgen.kernels.linear.prologue.norm import Normed
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.pairs import most_places, most_tiles
 from urdir.ptxgen.ptx.architecture import ARCHITECTURES, number_of
@@ -33,10 +37,11 @@ from urdir.ptxgen.weights.formats import FORMATS, Format
 
 Q8, F16 = FORMATS["Q8_0"], FORMATS["F16"]
 SILU, LIMITED = Activation("silu"), Activation("silu", limit=1.0)
+RMS, LAYER = Normed(Norm("rms", 1e-5)), Normed(Norm("layer", 1e-5))
 OAI = Activation("swiglu_oai", limit=7.0)
 FEW: dict[str, Any] = {"batch": 3}
 TILES_OF_16: dict[str, Any] = {"batch": 9, "height": 16}
-GATED: dict[str, Any] = TILES_OF_16 | {"gated": True, "activation": SILU}
+GATED: dict[str, Any] = TILES_OF_16 | {"epilogue": (Gated(),)}
 
 
 def test_the_weights_of_equal_logits() -> None:
@@ -128,7 +133,7 @@ SHARING = {
 def test_rows_that_share_experts(emulator: Device, shared: str, down: bool) -> None:
     """All, some or none of them."""
     chosen = np.array(SHARING[shared], np.uint32)
-    spec = ExpertsGemmSmall(Q8, 6, 2, 32, 288, len(chosen), down=down, bias=True, sms=3)
+    spec = ExpertsGemmSmall.of(Q8, 6, 2, 32, 288, len(chosen), Bias(), down=down, sms=3)
     inputs = spec.make_inputs(np.random.default_rng(1)) | {"expert": chosen}
     compare(spec, run_kernel(emulator, spec, inputs), spec.reference(**inputs))
 
@@ -153,11 +158,12 @@ def test_quartets_of_real_shapes_spill_nothing(target: str, fmt: Format) -> None
     shared = ARCHITECTURES[number_of(target)].shared_per_cta
     most: dict[str, Any] = {"warps": most_warps(target, fmt), "shared": shared}
     for experts, used, width, hidden, f in ((128, 8, 768, 2048, SILU), (32, 4, 1024, 1536, OAI)):
-        most["bias"] = f == OAI
-        up = {"gated": True, "activation": f, "norm": Norm("rms", 1e-5)}
-        down = {"down": True, "weighted": True, "early": True}
-        for rows, cols, fields in ((width, hidden, up), (hidden, width, down)):
-            spec = ExpertsGemmSmall(fmt, experts, used, rows, cols, 8, **fields, **most)
+        bias = [Bias()] if f == OAI else []
+        up = (width, hidden, RMS, *bias, Gated(f))
+        down = (hidden, width, *bias, Weighted())
+        for (rows, cols, *steps), last in ((up, False), (down, True)):
+            shape = (fmt, experts, used, rows, cols, 8)
+            spec = ExpertsGemmSmall.of(*shape, *steps, down=last, early=last, **most)
             cost = assemble(spec.ptx(target), target, name=spec.name).entries[spec.name]
             assert not cost.spills, spec
 
@@ -165,10 +171,8 @@ def test_quartets_of_real_shapes_spill_nothing(target: str, fmt: Format) -> None
 @pytest.mark.parametrize("down", [False, True], ids=["up", "down"])
 def test_a_row_has_the_same_bits_whatever_its_neighbours(emulator: Device, down: bool) -> None:
     """In another place, beside others that choose other experts, and alone."""
-    fields: dict[str, Any] = {"down": down, "weighted": down}
-    if not down:
-        fields |= {"gated": True, "activation": SILU, "norm": Norm("rms", 1e-5)}
-    spec = ExpertsGemmSmall(FORMATS["Q4_K"], 6, 2, 32, 768, 6, sms=5, **fields)
+    steps = [Weighted()] if down else [RMS, Gated()]
+    spec = ExpertsGemmSmall.of(FORMATS["Q4_K"], 6, 2, 32, 768, 6, *steps, down=down, sms=5)
     rng = np.random.default_rng(2)
     inputs = spec.make_inputs(rng) | {"expert": np.array([[1, 4]] * 6, np.uint32)}
     together = run_kernel(emulator, spec, inputs)["y"]
@@ -212,25 +216,26 @@ def test_a_row_has_the_same_bits_whatever_its_neighbours(emulator: Device, down:
         (ExpertsUp, {"used": 3}, "3 of 2 experts"),
         (ExpertsUp, {"format": F16, "activations": "i16"}, "quantised weights only"),
         (ExpertsUp, {"cluster": 2}, "cluster and fill"),
-        (ExpertsUp, {"activation": None}, "gated without an activation"),
-        (ExpertsUp, {"gated": False, "activation": Activation("swiglu_oai")}, "without a gate"),
+        (ExpertsUp, {"epilogue": (Activated(OAI),)}, "is for gated products"),
+        (ExpertsUp, {"epilogue": (Bias(), Weighted())}, "in the order weighted, bias"),
+        (ExpertsDown, {"epilogue": (Weighted(), Bias())}, "in the order bias, weighted"),
+        (ExpertsDown, {"epilogue": (Gated(),)}, "takes no gated"),
         (ExpertsUp, {"cols": 65536, "shared": 20000}, "more than 20000 bytes"),
         (ExpertsDown, {"split": 2}, "split is 2 of 1 blocks"),
         (ExpertsGemm, {"batch": 9, "height": 17}, "tiles of 17 pairs"),
         (ExpertsGemm, {"batch": 9, "height": 16, "rows": 8}, "a multiple of 16 rows"),
-        (ExpertsGemm, TILES_OF_16 | {"gated": True}, "gated without an activation"),
-        (ExpertsGemm, TILES_OF_16 | {"activation": SILU, "down": True}, "what goes up"),
-        (ExpertsGemm, TILES_OF_16 | {"activation": LIMITED}, "without a gate has no limit"),
+        (ExpertsGemm, GATED | {"down": True}, "takes no gated"),
+        (ExpertsGemm, TILES_OF_16 | {"epilogue": (Activated(LIMITED),)}, "for gated products"),
         (ExpertsGemm, GATED | {"tile": TILES[-1]}, "too narrow for a gate"),
         (ExpertsGemmSmall, {"batch": 9}, "9 rows: 1 to 8"),
         (ExpertsGemmSmall, FEW | {"format": F16}, "must be quantised"),
         (ExpertsGemmSmall, FEW | {"rows": 17}, "a multiple of 16 rows"),
-        (ExpertsGemmSmall, FEW | {"gated": True}, "gated without an activation"),
-        (ExpertsGemmSmall, FEW | {"activation": LIMITED}, "without a gate has no limit"),
-        (ExpertsGemmSmall, FEW | {"activation": SILU, "down": True}, "what goes up"),
-        (ExpertsGemmSmall, FEW | {"norm": Norm("layer", 1e-5)}, "a launch of its own"),
-        (ExpertsGemmSmall, FEW | {"parts": 2}, "1 blocks of columns in 2 parts"),
-        (ExpertsGemmSmall, FEW | {"cols": 512, "parts": 2}, "parts are for what goes down"),
+        (ExpertsGemmSmall, FEW | {"epilogue": (Activated(LIMITED),)}, "for gated products"),
+        (ExpertsGemmSmall, FEW | {"epilogue": (Gated(),), "down": True}, "takes no gated"),
+        (ExpertsGemmSmall, FEW | {"prologue": (LAYER,)}, "a launch of its own"),
+        (ExpertsGemmSmall, FEW | {"prologue": (RMS,), "down": True}, "a launch of its own"),
+        (ExpertsGemmSmall, FEW | {"splits": 2}, "1 blocks of columns in 2 splits"),
+        (ExpertsGemmSmall, FEW | {"cols": 512, "splits": 2}, "splits are for what goes down"),
         (ExpertsGemmSmall, FEW | {"cols": 8192, "shared": 90_000}, "more than 90000 bytes"),
         (ExpertsGemmSmall, FEW | {"used": 3}, "3 of 2 experts"),
         (RouterLogits, {"rows": 0, "experts": 4, "cols": 8}, "0 rows"),

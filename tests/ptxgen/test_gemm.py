@@ -11,6 +11,7 @@ from urdir.driver.device import Device
 from urdir.driver.harness import check_kernel, run_kernel
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.experts.gemm import TILES
+from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.products.gemm import Gemm
 from urdir.ptxgen.kernels.linear.products.gemm_tile import TILE, CtaTile
 from urdir.ptxgen.kernels.linear.products.gemv_f32 import GemvF32
@@ -41,20 +42,20 @@ def test_impossible_specs_are_refused() -> None:
         with pytest.raises(PtxgenError, match="does not divide"):
             CtaTile(*tile)
     with pytest.raises(PtxgenError, match="batch is 0"):
-        Gemm(Q8_0, 3, 64, 0)
+        Gemm(Q8_0, 3, 64, batch=0)
     with pytest.raises(PtxgenError, match="exceed 4 GiB"):
-        Gemm(Q8_0, 3, 2**20, 1024)
+        Gemm(Q8_0, 3, 2**20, batch=1024)
     with pytest.raises(PtxgenError, match="more than 65535 tiles"):
-        Gemm(Q8_0, 2**23, 32, 9)
+        Gemm(Q8_0, 2**23, 32, batch=9)
     with pytest.raises(PtxgenError, match="multiple of 256"):
-        Gemm(Q4_K, 3, 96, 9)
+        Gemm(Q4_K, 3, 96, batch=9)
 
 
 @pytest.mark.skipif(not is_available(), reason="nvJitLink is not installed")
 @pytest.mark.parametrize("name", ["Q8_0", "Q2_K", "Q5_K", "F32", "NVFP4"])
 @pytest.mark.parametrize("target", ["sm_75", "sm_90"])
 def test_the_tile_has_registers_for_every_type(name: str, target: str) -> None:
-    spec = Gemm(FORMATS[name], 4097, 4096, 129, bias=True)
+    spec = Gemm.of(FORMATS[name], 4097, 4096, Bias(), batch=129)
     cost = assemble(spec.ptx(target), target).entries["gemm"]
     assert not cost.spills
 
@@ -66,7 +67,7 @@ def test_the_tile_has_registers_for_every_type(name: str, target: str) -> None:
 def test_rows_that_do_not_fill_a_tile_give_the_product(device: Device, cols: int) -> None:
     """A row and a batch row too many, or too few; few steps."""
     for rows, batch in ((TILE.rows + 1, TILE.batch - 1), (TILE.rows - 1, TILE.batch + 1)):
-        spec = Gemm(Q8_0, rows, cols, batch, bias=True)
+        spec = Gemm.of(Q8_0, rows, cols, Bias(), batch=batch)
         (deviation,) = check_kernel(device, spec, seed=1, sanitize=False)
         assert deviation.ok, deviation
 
@@ -74,7 +75,7 @@ def test_rows_that_do_not_fill_a_tile_give_the_product(device: Device, cols: int
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
 def test_one_activation_at_a_time_gives_the_weights_rounded(device: Device, fmt: Format) -> None:
     """With x rows of the unit matrix every sum is exact: y is W in f16, within a rounding."""
-    spec = Gemm(fmt, 7, 256 if fmt.block > 1 else 45, 45)
+    spec = Gemm(fmt, 7, 256 if fmt.block > 1 else 45, batch=45)
     inputs = spec.make_inputs(np.random.default_rng(2))
     inputs["x"] = np.eye(spec.batch, spec.cols, spec.cols - spec.batch, dtype=np.float32)
     weights = spec.layout.unpack(inputs["weights"])[:, -spec.batch :].T
@@ -92,7 +93,7 @@ def test_one_activation_at_a_time_gives_the_weights_rounded(device: Device, fmt:
 def test_operands_that_f16_holds_give_exact_products(device: Device, fmt: Format) -> None:
     """Small multiples of a power of two: no product and no sum is rounded."""
     rng = np.random.default_rng(3)
-    spec = Gemm(fmt, 40, 256, 20)
+    spec = Gemm(fmt, 40, 256, batch=20)
     inputs = spec.make_inputs(rng)
     if fmt.is_float:
         values = rng.integers(-9, 9, (40, 256)).astype(np.float32)
@@ -110,7 +111,7 @@ def test_operands_that_f16_holds_give_exact_products(device: Device, fmt: Format
 def test_what_f16_does_not_hold(device: Device) -> None:
     """Beyond 65504: infinite. Down to 6e-5: to 11 bits; below: to a multiple of 6e-8."""
     values = np.array([7e4, 65504, 1e-3, 6.2e-5, 1e-6, 2e-8], np.float32)
-    spec = Gemm(BF16, values.size, 128, 9)
+    spec = Gemm(BF16, values.size, 128, batch=9)
     bits = (values.view(np.uint32) >> 16).astype(np.uint16)
     values = (bits.astype(np.uint32) << 16).view(np.float32)
     weights = np.zeros((values.size, 128), np.uint16)
@@ -128,7 +129,7 @@ def test_what_f16_does_not_hold(device: Device) -> None:
 @pytest.mark.parametrize("fmt", [Q4_K, F16], ids=lambda f: f.name)
 def test_a_batch_row_has_the_same_bits_in_every_batch(device: Device, fmt: Format) -> None:
     """Whatever the other rows are: here one of them is not finite."""
-    spec = Gemm(fmt, 45, 512, 40, bias=True)
+    spec = Gemm.of(fmt, 45, 512, Bias(), batch=40)
     inputs = spec.make_inputs(np.random.default_rng(4))
     inputs["x"][1] = np.nan
     y = run_kernel(device, spec, inputs)["y"]
@@ -140,7 +141,7 @@ def test_a_batch_row_has_the_same_bits_in_every_batch(device: Device, fmt: Forma
 
 
 def test_it_agrees_with_the_exact_product(device: Device) -> None:
-    gemm, gemv_f32 = Gemm(Q4_K, 24, 768, 8), GemvF32(Q4_K, 24, 768, batch=8)
+    gemm, gemv_f32 = Gemm(Q4_K, 24, 768, batch=8), GemvF32(Q4_K, 24, 768, batch=8)
     inputs = gemm.make_inputs(np.random.default_rng(5))
     exact = run_kernel(device, gemv_f32, inputs)["y"]
     rounded = run_kernel(device, gemm, inputs)["y"]

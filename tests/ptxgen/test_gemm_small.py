@@ -13,10 +13,13 @@ from urdir.driver.device import Device
 from urdir.driver.harness import check_kernel, run_kernel
 from urdir.model.verify.kernel_suite import skip_where_missing
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.linear.epilogue.activation import Gated
+from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.norm import BeginNorm
 from urdir.ptxgen.kernels.linear.epilogue.pack import PackedOutput
+from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.products.gemm_small import GemmSmall
-from urdir.ptxgen.kernels.linear.prologue.norm import begun
+from urdir.ptxgen.kernels.linear.prologue.norm import Normed, begun
 from urdir.ptxgen.kernels.linear.prologue.packed import PackedInput
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 from urdir.ptxgen.kernels.norm import Norm
@@ -27,7 +30,7 @@ from urdir.ptxgen.weights.packed_few import Order, pack_few, unpack_few
 RMS = Norm("rms", 1e-5)
 
 QUANTISED = [f for f in FORMATS.values() if not f.is_float]
-Q8_0, Q4_K, Q6_K, F16 = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "F16"))
+Q8_0, Q4_K, Q6_K, F16, BF16 = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "F16", "BF16"))
 
 #: Columns that share a scale when activations are rounded, and what the largest of them becomes.
 BLOCK, LARGEST = 256, 32639
@@ -40,34 +43,37 @@ def test_impossible_specs_are_refused() -> None:
     for batch in (0, MAX_BATCH + 1):
         with pytest.raises(PtxgenError, match=f"batch is {batch}"):
             GemmSmall(Q8_0, 32, 64, batch=batch)
-    with pytest.raises(PtxgenError, match="quantised"):
-        GemmSmall(Q8_0, 32, 64, others=((F16, 32),))
+    for fmt, cols, others in ((Q8_0, 64, ((F16, 32),)), (F16, 72, ()), (FORMATS["F32"], 64, ())):
+        with pytest.raises(PtxgenError, match="must be quantised, or BF16 and F16"):
+            GemmSmall(fmt, 32, cols, others=others)
+    with pytest.raises(PtxgenError, match="packed_input is for quantised weights"):
+        GemmSmall.of(F16, 32, 256, prologue=(PackedInput(),))
     with pytest.raises(PtxgenError, match="multiple of 256"):
         GemmSmall(Q4_K, 32, 896)
     with pytest.raises(PtxgenError, match="residual is for one matrix that is not gated"):
-        GemmSmall.of(Q4_K, 32, 256, gated=True, residual=True)
+        GemmSmall.of(Q4_K, 32, 256, Gated(), Residual())
     layer, biased = Norm("layer", 1e-5), Norm("rms", 1e-5, bias=True)
     for norm in (layer, biased):
         with pytest.raises(PtxgenError, match="must be a launch of its own"):
-            GemmSmall.of(Q8_0, 32, 64, norm=norm)
+            GemmSmall.of(Q8_0, 32, 64, Normed(norm))
     with pytest.raises(PtxgenError, match="must be a launch of its own"):
-        GemmSmall.of(Q8_0, 32, 64, prologue=(begun(Norm("rms", 1e-5, weight=False)),))
+        GemmSmall.of(Q8_0, 32, 64, begun(Norm("rms", 1e-5, weight=False)))
     with pytest.raises(PtxgenError, match="split is 3 of 2 blocks"):
         GemmSmall.of(Q4_K, 32, 512, split=3)
     with pytest.raises(PtxgenError, match="bytes of shared memory"):
         GemmSmall.of(Q8_0, 32, 4096, split=16)
     with pytest.raises(PtxgenError, match="begin_norm is for what has a residual"):
-        GemmSmall.of(Q8_0, 32, 64, gated=True, epilogue=(BeginNorm(),))
+        GemmSmall.of(Q8_0, 32, 64, Gated(), BeginNorm())
     with pytest.raises(PtxgenError, match="go without a norm"):
-        GemmSmall.of(Q4_K, 32, 256, norm=RMS, prologue=(PackedInput(),))
+        GemmSmall.of(Q4_K, 32, 256, PackedInput(), Normed(RMS))
     with pytest.raises(PtxgenError, match="no gated Q6_K of packed_input"):
-        GemmSmall.of(Q6_K, 32, 256, gated=True, prologue=(PackedInput(),))
+        GemmSmall.of(Q6_K, 32, 256, PackedInput(), Gated())
     with pytest.raises(PtxgenError, match="multiples of 256 rows of one product"):
-        GemmSmall.of(Q4_K, 256, 256, residual=True, epilogue=(PackedOutput("units"),))
+        GemmSmall.of(Q4_K, 256, 256, Residual(), PackedOutput("units"))
     with pytest.raises(PtxgenError, match="multiples of 256 rows"):
-        GemmSmall.of(Q4_K, 320, 256, epilogue=(PackedOutput("units"),))
+        GemmSmall.of(Q4_K, 320, 256, PackedOutput("units"))
     with pytest.raises(PtxgenError, match="begin_norm of 40 rows"):
-        GemmSmall.of(Q8_0, 40, 64, residual=True, epilogue=(BeginNorm(),))
+        GemmSmall.of(Q8_0, 40, 64, Residual(), BeginNorm())
 
 
 @pytest.mark.parametrize("fmt", QUANTISED, ids=lambda f: f.name)
@@ -141,12 +147,35 @@ def test_activations_keep_their_precision_at_every_size(device: Device, largest:
     assert error < 5e-5
 
 
+@pytest.mark.parametrize("fmt", [F16, BF16], ids=lambda f: f.name)
+@pytest.mark.parametrize("size", [1e-4, 1.0, 1e3])
+def test_float_weights_are_multiplied_as_they_are(device: Device, fmt: Format, size: float) -> None:
+    """With activations of 16 bits: the error of a sum is that of its terms' roundings."""
+    spec = GemmSmall.of(fmt, 35, 1312, batch=8)
+    inputs = spec.make_inputs(np.random.default_rng(11))
+    inputs["x"] *= np.float32(size)
+    y, expected = run_kernel(device, spec, inputs)["y"], spec.reference(**inputs)["y"]
+    error = np.sqrt(np.mean((y - expected) ** 2.0) / np.mean(expected**2.0))
+    assert error < 5e-6
+
+
+def test_f16_activations_beyond_its_range_become_the_largest(device: Device) -> None:
+    spec = GemmSmall.of(F16, 18, 64, batch=2)
+    inputs = spec.make_inputs(np.random.default_rng(12))
+    inputs["x"][0, 5], inputs["x"][1, 40] = 3e38, -np.inf
+    y = run_kernel(device, spec, inputs)["y"]
+    inputs["x"] = np.clip(inputs["x"], -16 * 65504, 16 * 65504)
+    compare(spec, {"y": y}, spec.reference(**inputs))
+
+
+@pytest.mark.parametrize("fmt", [Q8_0, BF16], ids=lambda f: f.name)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("norm", [None, RMS])
+@pytest.mark.parametrize("steps", [(), (Normed(RMS),)])
 def test_what_is_not_finite_stays_in_its_vector(
-    device: Device, value: float, norm: Norm | None
+    device: Device, fmt: Format, value: float, steps: tuple[Normed, ...]
 ) -> None:
-    spec = GemmSmall.of(Q8_0, 21, 352, norm=norm, batch=3)
+    spec = GemmSmall.of(fmt, 21, 352, *steps, batch=3)
+    skip_where_missing(spec, device.native_target)
     inputs = spec.make_inputs(np.random.default_rng(4))
     inputs["x"][1, 77] = value
     y = run_kernel(device, spec, inputs)["y"]
@@ -167,14 +196,13 @@ def test_what_is_not_finite_stays_in_its_vector(
 @pytest.mark.parametrize(
     "spec",
     [
-        GemmSmall.of(Q4_K, 85, 1536, norm=RMS, bias=True, split=2, groups=1, batch=4),
-        GemmSmall.of(Q6_K, 50, 768, norm=RMS, gated=True, split=3, groups=1, batch=8),
-        GemmSmall.of(FORMATS["Q5_1"], 40, 1888, residual=True, split=4, groups=1, batch=5),
-        GemmSmall.of(Q4_K, 85, 2304, norm=RMS, bias=True, split=2, groups=1, cluster=4, batch=4),
-        GemmSmall.of(Q6_K, 50, 1280, gated=True, split=2, groups=1, cluster=2, batch=3),
-        GemmSmall.of(
-            Q4_K, 85, 1536, residual=True, split=2, groups=1, prologue=(PackedInput(),), batch=7
-        ),
+        GemmSmall.of(Q4_K, 85, 1536, Normed(RMS), Bias(), split=2, groups=1, batch=4),
+        GemmSmall.of(Q6_K, 50, 768, Normed(RMS), Gated(), split=3, groups=1, batch=8),
+        GemmSmall.of(FORMATS["Q5_1"], 40, 1888, Residual(), split=4, groups=1, batch=5),
+        GemmSmall.of(Q4_K, 85, 2304, Normed(RMS), Bias(), split=2, groups=1, cluster=4, batch=4),
+        GemmSmall.of(Q6_K, 50, 1280, Gated(), split=2, groups=1, cluster=2, batch=3),
+        GemmSmall.of(Q4_K, 85, 1536, PackedInput(), Residual(), split=2, groups=1, batch=7),
+        GemmSmall.of(BF16, 50, 1312, Normed(RMS), split=2, groups=1, shared=1 << 17, batch=5),
     ],
     ids=str,
 )
@@ -192,12 +220,10 @@ def test_every_cut_gives_the_same_bits(
 @pytest.mark.parametrize(
     "spec",
     [
-        GemmSmall.of(Q4_K, 39, 1280, bias=True, prologue=(PackedInput(),), batch=5),
-        GemmSmall.of(
-            Q6_K, 32, 1536, residual=True, split=4, groups=1, prologue=(PackedInput(),), batch=3
-        ),
-        GemmSmall.of(FORMATS["MXFP4"], 22, 608, prologue=(PackedInput(),), batch=8),
-        GemmSmall.of(Q4_K, 23, 1024, split=2, prologue=(PackedInput(), begun(RMS)), batch=6),
+        GemmSmall.of(Q4_K, 39, 1280, PackedInput(), Bias(), batch=5),
+        GemmSmall.of(Q6_K, 32, 1536, PackedInput(), Residual(), split=4, groups=1, batch=3),
+        GemmSmall.of(FORMATS["MXFP4"], 22, 608, PackedInput(), batch=8),
+        GemmSmall.of(Q4_K, 23, 1024, PackedInput(), begun(RMS), split=2, batch=6),
     ],
     ids=str,
 )
@@ -218,13 +244,9 @@ def test_packed_vectors_get_the_same_bits_whatever_the_others_are(
 @pytest.mark.parametrize(
     "spec",
     [
-        GemmSmall.of(
-            Q4_K, 256, 512, norm=RMS, gated=True, epilogue=(PackedOutput("lanes"),), batch=8
-        ),
-        GemmSmall.of(Q8_0, 512, 96, tiles_each=5, epilogue=(PackedOutput("units"),), batch=3),
-        GemmSmall.of(
-            Q4_K, 256, 512, residual=True, epilogue=(BeginNorm(), PackedOutput("units")), batch=5
-        ),
+        GemmSmall.of(Q4_K, 256, 512, Normed(RMS), Gated(), PackedOutput("lanes"), batch=8),
+        GemmSmall.of(Q8_0, 512, 96, PackedOutput("units"), tiles_each=5, batch=3),
+        GemmSmall.of(Q4_K, 256, 512, Residual(), BeginNorm(), PackedOutput("units"), batch=5),
     ],
     ids=str,
 )
@@ -247,7 +269,7 @@ def test_packed_vectors_of_any_size_are_multiplied(
     device: Device, fmt: Format, size: float
 ) -> None:
     """The largest values have one sign, so that sums of whole units are as large as any."""
-    spec = GemmSmall.of(fmt, 16, 512, prologue=(PackedInput(),), batch=8)
+    spec = GemmSmall.of(fmt, 16, 512, PackedInput(), batch=8)
     inputs = spec.make_inputs(np.random.default_rng(7))
     x = size * np.abs(np.random.default_rng(8).standard_normal((GROUP, spec.cols)))
     inputs["x"] = pack_few(x, spec.order)
@@ -271,8 +293,10 @@ def test_a_lane_s_packed_values_lie_together() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("split", [1, 2, 4])
 def test_every_cut_of_the_columns_gives_the_product(device: Device, split: int) -> None:
-    more = {"others": ((Q6_K, 17), (Q8_0, 5)), "norm": RMS, "split": split}
-    for deviation in check_kernel(device, GemmSmall.of(Q4_K, 49, 1024, **more), seed=9):
+    more = {"others": ((Q6_K, 17), (Q8_0, 5)), "split": split}
+    for deviation in check_kernel(
+        device, GemmSmall.of(Q4_K, 49, 1024, Normed(RMS), **more), seed=9
+    ):
         assert deviation.ok, deviation
 
 
@@ -280,17 +304,19 @@ def test_every_cut_of_the_columns_gives_the_product(device: Device, split: int) 
 @pytest.mark.parametrize(
     "spec",
     [
-        GemmSmall.of(Q4_K, 39, 1280, bias=True, batch=5),
-        GemmSmall.of(Q6_K, 20, 768, norm=RMS, tiles_each=2, batch=8),
-        GemmSmall.of(Q8_0, 33, 4864, residual=True, batch=2),
-        GemmSmall.of(Q6_K, 22, 512, norm=RMS, gated=True, batch=3),
+        GemmSmall.of(Q4_K, 39, 1280, Bias(), batch=5),
+        GemmSmall.of(Q6_K, 20, 768, Normed(RMS), tiles_each=2, batch=8),
+        GemmSmall.of(Q8_0, 33, 4864, Residual(), batch=2),
+        GemmSmall.of(Q6_K, 22, 512, Normed(RMS), Gated(), batch=3),
         GemmSmall(FORMATS["Q5_0"], 32, 1504, batch=7),
-        GemmSmall.of(Q4_K, 39, 2304, norm=RMS, bias=True, cluster=2, batch=8),
-        GemmSmall.of(Q6_K, 22, 1280, norm=RMS, gated=True, cluster=4, batch=3),
-        GemmSmall.of(Q8_0, 33, 2080, residual=True, tiles_each=4, per_pass=2, cluster=2, batch=5),
+        GemmSmall.of(Q4_K, 39, 2304, Normed(RMS), Bias(), cluster=2, batch=8),
+        GemmSmall.of(Q6_K, 22, 1280, Normed(RMS), Gated(), cluster=4, batch=3),
+        GemmSmall.of(Q8_0, 33, 2080, Residual(), tiles_each=4, per_pass=2, cluster=2, batch=5),
         GemmSmall.of(Q4_K, 39, 1536, split=4, groups=1, tiles_each=2, batch=5),
-        GemmSmall.of(Q4_K, 39, 768, prologue=(begun(RMS),), batch=3),
-        GemmSmall.of(Q8_0, 48, 480, gated=True, prologue=(begun(RMS),), batch=7),
+        GemmSmall.of(Q4_K, 39, 768, begun(RMS), batch=3),
+        GemmSmall.of(F16, 39, 800, Normed(RMS), Bias(), batch=5),
+        GemmSmall.of(BF16, 33, 544, begun(RMS), Residual(), batch=8),
+        GemmSmall.of(Q8_0, 48, 480, begun(RMS), Gated(), batch=7),
     ],
     ids=str,
 )
@@ -315,7 +341,7 @@ def test_one_launch_for_several_matrices_gives_the_bits_of_several(
     device: Device, cluster: int, split: int
 ) -> None:
     others = ((Q6_K, 24), (Q4_K, 16))
-    spec = GemmSmall.of(Q4_K, 49, 768, norm=RMS, split=split, cluster=cluster, others=others)
+    spec = GemmSmall.of(Q4_K, 49, 768, Normed(RMS), split=split, cluster=cluster, others=others)
     skip_where_missing(spec, device.native_target)
     inputs = spec.make_inputs(np.random.default_rng(10))
     together = run_kernel(device, spec, inputs)

@@ -11,8 +11,13 @@ import pytest
 
 from urdir.driver import Device, run_kernel
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.linear.packed_parts import HeadPlaces, Mixture
+from urdir.ptxgen.kernels.linear.epilogue.heads import HeadPlaces, Heads
+from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
+from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
+from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
+from urdir.ptxgen.kernels.linear.packed_parts import Mixture
 from urdir.ptxgen.kernels.linear.products.gemm_wgmma import GemmWgmma, WgmmaCut
+from urdir.ptxgen.kernels.linear.steps import Epilogue
 from urdir.ptxgen.kernels.linear.wgmma_choice import any_cut, choose_wgmma
 from urdir.ptxgen.kernels.pairs import NO_PAIR, grouped, random_choice
 from urdir.ptxgen.spec import Tolerance
@@ -144,9 +149,9 @@ def test_sums_of_splits_and_clusters_differ_by_rounding_alone(device: Device) ->
 
 def test_a_pair_has_the_same_bits_among_any_others(device: Device) -> None:
     """Whatever the other rows choose: its tile, its place and its neighbours are others."""
-    rows, mixture = 23, Mixture(5, 2, 16, weighted=True)
+    rows, mixture = 23, Mixture(5, 2, 16)
     cut = WgmmaCut(1, 16, 2, 1, 2, 1, 4)
-    spec = GemmWgmma(FORMATS["Q4_K"], 32, 768, rows, cut, mixture=mixture)
+    spec = GemmWgmma.of(FORMATS["Q4_K"], 32, 768, rows, cut, Weighted(), mixture=mixture)
     rng = np.random.default_rng(6)
     inputs = spec.make_inputs(rng)
     values = rng.standard_normal((spec.products, spec.cols))
@@ -169,9 +174,13 @@ def test_a_pair_has_the_same_bits_among_any_others(device: Device) -> None:
     [
         ({"mixture": Mixture(3, 2, 32)}, "tiles of 32 vectors"),
         ({"mixture": Mixture(3, 4, 16)}, "without residual"),
-        ({"mixture": Mixture(3, 2, 16), "residual": True}, "without residual"),
+        ({"mixture": Mixture(3, 2, 16), "epilogue": (Residual(),)}, "without residual"),
         ({"mixture": Mixture(3, 2, 16), "rows": 40}, "a multiple of 16"),
-        ({"mixture": Mixture(3, 2, 16, weighted=True), "packs": True}, "have no weights"),
+        (
+            {"mixture": Mixture(3, 2, 16), "epilogue": (Weighted(), PackedVectors())},
+            "without residual and weights",
+        ),
+        ({"epilogue": (Weighted(),)}, "only products of experts have weights"),
         ({"mixture": Mixture(3, 2, 16), "batch": 600_000}, "more than 65535"),
     ],
 )
@@ -182,17 +191,17 @@ def test_mixtures_that_are_refused(fields: dict[str, Any], message: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("step", "message"),
     [
-        ({"heads": (HeadPlaces(16, 0, 16, 16),) * 2}, "of 1 plain matrices"),
-        ({"heads": (HeadPlaces(16, 0, 16, 16),), "packs": True}, "plain matrices"),
-        ({"heads": (HeadPlaces(16, 0, 16, 16),), "residual": True}, "plain matrices"),
-        ({"heads": (HeadPlaces(24, 0, 24, 16),)}, "32 rows of 16 vectors"),
-        ({"heads": (HeadPlaces(16, 8, 16, 16),)}, "32 rows of 16 vectors"),
-        ({"heads": (HeadPlaces(16, 0, 16, 15),)}, "of 16 vectors do not fill"),
+        (Heads((HeadPlaces(16, 0, 16, 16),) * 2), "of 1 plain matrices"),
+        (PackedVectors(), "plain matrices"),
+        (Residual(), "plain matrices"),
+        (Heads((HeadPlaces(24, 0, 24, 16),)), "32 rows of 16 vectors"),
+        (Heads((HeadPlaces(16, 8, 16, 16),)), "32 rows of 16 vectors"),
+        (Heads((HeadPlaces(16, 0, 16, 15),)), "of 16 vectors do not fill"),
     ],
 )
-def test_heads_that_are_refused(fields: dict[str, Any], message: str) -> None:
-    shape: dict[str, Any] = {"rows": 32, "cols": 64, "batch": 16, "cut": WgmmaCut(1, 16)}
+def test_heads_that_are_refused(step: Epilogue, message: str) -> None:
+    steps = [step] if isinstance(step, Heads) else [step, Heads((HeadPlaces(16, 0, 16, 16),))]
     with pytest.raises(PtxgenError, match=message):
-        GemmWgmma(FORMATS["Q8_0"], **(shape | fields))
+        GemmWgmma.of(FORMATS["Q8_0"], 32, 64, 16, WgmmaCut(1, 16), *steps)

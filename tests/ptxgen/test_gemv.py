@@ -17,7 +17,12 @@ from urdir.driver.device import Device
 from urdir.driver.harness import check_kernel, run_kernel
 from urdir.model.verify.kernel_suite import skip_where_missing
 from urdir.ptxgen.kernels.linear.cut import MAX_SLOTS
+from urdir.ptxgen.kernels.linear.epilogue.activation import Gated
+from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
+from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.products.gemv import Gemv
+from urdir.ptxgen.kernels.linear.prologue.norm import Normed
+from urdir.ptxgen.kernels.linear.steps import Step
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.weights.formats import FORMATS, Bytes, Format
 
@@ -156,7 +161,7 @@ def test_products_of_integers_are_exact(device: Device, fmt: Format, cut: dict[s
 def test_products_of_integers_are_exact_whatever_is_added_and_beside(device: Device) -> None:
     blocks, weights, _ = integer_matrix(Q4_K, 21, 512, seed=3)
     other_blocks, other, _ = integer_matrix(Q6_K, 5, 512, seed=4)
-    spec = i16(Q4_K, 21, 512, bias=True, others=((Q6_K, 5),), tiles_each=1, sms=4)
+    spec = i16(Q4_K, 21, 512, Bias(), others=((Q6_K, 5),), tiles_each=1, sms=4)
     x = integer_vector(512, seed=5)
     bias = np.arange(26) * 3 - 30
     inputs = {
@@ -169,7 +174,7 @@ def test_products_of_integers_are_exact_whatever_is_added_and_beside(device: Dev
     found = run_kernel(device, spec, inputs)
     np.testing.assert_array_equal(found["y"][0].astype(np.int64), weights @ x + bias[:21])
     np.testing.assert_array_equal(found["y1"][0].astype(np.int64), other @ x + bias[21:])
-    added = i16(Q4_K, 21, 512, residual=True, bias=True, split=2, groups=1)
+    added = i16(Q4_K, 21, 512, Bias(), Residual(), split=2, groups=1)
     residual = np.arange(21) * 7
     del inputs["weights1"], inputs["bias1"]
     inputs["residual"] = residual.astype(np.float32)[None]
@@ -261,7 +266,7 @@ def test_a_small_unit_beside_large_ones_keeps_its_own_precision(device: Device) 
 @pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
 def test_the_norm_holds_at_every_size(device: Device, scale: float) -> None:
     """The root of the mean square comes after the sums: nothing is rounded twice."""
-    spec = i16(Q6_K, 40, 768, norm=Norm("rms", 1e-30), split=3)
+    spec = i16(Q6_K, 40, 768, Normed(Norm("rms", 1e-30)), split=3)
     inputs = spec.make_inputs(np.random.default_rng(14))
     inputs["x"] *= np.float32(scale)
     y, expected = run_kernel(device, spec, inputs)["y"], spec.reference(**inputs)["y"]
@@ -270,20 +275,15 @@ def test_the_norm_holds_at_every_size(device: Device, scale: float) -> None:
 
 @pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize(
-    "fields",
-    [
-        {},
-        {"norm": RMS},
-        {"gated": True, "norm": RMS},
-        {"residual": True},
-    ],
+    "steps",
+    [(), (Normed(RMS),), (Normed(RMS), Gated()), (Residual(),)],
     ids=str,
 )
 def test_what_is_not_finite_is_not_hidden(
-    device: Device, value: float, fields: dict[str, Any]
+    device: Device, value: float, steps: tuple[Step, ...]
 ) -> None:
     """Nowhere, at the first and the last column as well."""
-    spec = i16(Q8_0, 21, 352, **fields)
+    spec = i16(Q8_0, 21, 352, *steps)
     for at in (0, 77, 351):
         inputs = spec.make_inputs(np.random.default_rng(4))
         inputs["x"][0, at] = value
@@ -312,14 +312,14 @@ def test_an_infinite_weight_shows_in_its_row_alone(device: Device) -> None:
         i16(Q8_0, 3, 4864),
         i16(Q4_K, 6, 4096, split=5, groups=1, stages=4),
         i16(Q4_K, 90, 1024, split=2, groups=2, tiles_each=6, per_pass=2, stages=3),
-        i16(Q4_K, 50, 2304, norm=RMS, tiles_each=4, per_pass=2, gated=True),
-        i16(Q6_K, 11, 1024, split=1, groups=1, residual=True, bias=True),
-        i16(Q3_K, 21, 768, bias=True, norm=FINE_RMS, split=3, groups=2),
-        i16(Q8_0, 18, 12288, norm=RMS, residual=True),
-        i16(Q6_K, 9, 512, norm=RMS, others=((Q4_K, 17), (Q8_0, 5))),
-        i16(Q4_K, 9, 512, norm=RMS, bias=True, others=((Q3_K, 40),), sms=6),
-        i16(Q8_0, 9, 96, gated=True, split=1, groups=4),
-        i16(Q4_K, 300, 512, sms=2, norm=RMS),  # ten tiles a CTA, groups of four
+        i16(Q4_K, 50, 2304, Normed(RMS), Gated(), tiles_each=4, per_pass=2),
+        i16(Q6_K, 11, 1024, Bias(), Residual(), split=1, groups=1),
+        i16(Q3_K, 21, 768, Normed(FINE_RMS), Bias(), split=3, groups=2),
+        i16(Q8_0, 18, 12288, Normed(RMS), Residual()),
+        i16(Q6_K, 9, 512, Normed(RMS), others=((Q4_K, 17), (Q8_0, 5))),
+        i16(Q4_K, 9, 512, Normed(RMS), Bias(), others=((Q3_K, 40),), sms=6),
+        i16(Q8_0, 9, 96, Gated(), split=1, groups=4),
+        i16(Q4_K, 300, 512, Normed(RMS), sms=2),  # ten tiles a CTA, groups of four
         i16(Q4_K, 17, 512, shared=20_000),
         i16(Q4_K, 17, 512, shared=200_000, least_shared=117_760),
         i16(Q6_K, 20, 256, split=1, groups=8),
@@ -334,13 +334,13 @@ def test_every_cut_gives_the_product(device: Device, spec: Gemv) -> None:
 @pytest.mark.parametrize(
     "spec",
     [
-        i16(Q4_K, 40, 768, bias=True, norm=RMS),
-        i16(Q8_0, 33, 352, residual=True, sms=5, fill=True),
-        i16(Q6_K, 50, 2304, gated=True, norm=RMS, tiles_each=4, per_pass=2),
-        i16(Q4_K, 9, 512, norm=RMS, others=((Q3_K, 40), (Q8_0, 5))),
+        i16(Q4_K, 40, 768, Normed(RMS), Bias()),
+        i16(Q8_0, 33, 352, Residual(), sms=5, fill=True),
+        i16(Q6_K, 50, 2304, Normed(RMS), Gated(), tiles_each=4, per_pass=2),
+        i16(Q4_K, 9, 512, Normed(RMS), others=((Q3_K, 40), (Q8_0, 5))),
         i16(Q4_K, 48, 4096, groups=1, tiles_each=3, shared=120_000),
-        i16(Q4_K, 23, 2304, residual=True, cluster=2),
-        Gemv.of(FORMATS["F16"], 35, 1120, norm=RMS),
+        i16(Q4_K, 23, 2304, Residual(), cluster=2),
+        Gemv.of(FORMATS["F16"], 35, 1120, Normed(RMS)),
     ],
     ids=str,
 )
@@ -405,7 +405,7 @@ def test_a_ring_deeper_than_its_tiles(device: Device, fmt: Format) -> None:
 @pytest.mark.parametrize("fmt", [Q8_0, Q4_K, Q6_K, Q3_K], ids=lambda f: f.name)
 def test_older_targets_give_the_same_bits(fmt: Format, target: str) -> None:
     """Other copies, other tensor cores, the same integers and the same order of sums."""
-    spec = i16(fmt, 35, 768, split=3, groups=1, tiles_each=2, norm=RMS)
+    spec = i16(fmt, 35, 768, Normed(RMS), split=3, groups=1, tiles_each=2)
     inputs = spec.make_inputs(np.random.default_rng(13))
     outputs = []
     for name in (target, "sm_90"):
@@ -466,18 +466,13 @@ def test_a_row_alone_has_the_bits_that_it_has_among_others(device: Device) -> No
 def test_one_launch_for_several_matrices_gives_the_bits_of_several(
     device: Device, cluster: int, split: int
 ) -> None:
-    fields: dict[str, Any] = {
-        "norm": RMS,
-        "split": split,
-        "groups": 1,
-        "cluster": cluster,
-    }
-    spec = i16(Q4_K, 40, 768, others=((Q6_K, 20), (Q4_K, 3)), **fields, sms=8)
+    fields: dict[str, Any] = {"split": split, "groups": 1, "cluster": cluster}
+    spec = i16(Q4_K, 40, 768, Normed(RMS), others=((Q6_K, 20), (Q4_K, 3)), **fields, sms=8)
     skip_where_missing(spec, device.native_target)
     inputs = spec.make_inputs(np.random.default_rng(10))
     together = run_kernel(device, spec, inputs)
     for suffix, fmt, rows in (("", Q4_K, 40), ("1", Q6_K, 20), ("2", Q4_K, 3)):
-        single = i16(fmt, rows, 768, **fields)
+        single = i16(fmt, rows, 768, Normed(RMS), **fields)
         alone = {"weights": inputs["weights" + suffix], "x": inputs["x"], "norm": inputs["norm"]}
         y = run_kernel(device, single, alone)["y"]
         np.testing.assert_array_equal(together["y" + suffix], y)
@@ -485,14 +480,14 @@ def test_one_launch_for_several_matrices_gives_the_bits_of_several(
 
 def test_a_gated_pair_gates_the_bits_of_two(device: Device) -> None:
     """Both products as they are by themselves, before silu(gate) * up."""
-    fields: dict[str, Any] = {"norm": RMS, "split": 2, "groups": 1}
-    spec = i16(Q4_K, 37, 512, gated=True, **fields)
+    fields: dict[str, Any] = {"split": 2, "groups": 1}
+    spec = i16(Q4_K, 37, 512, Normed(RMS), Gated(), **fields)
     inputs = spec.make_inputs(np.random.default_rng(11))
     inputs["x"] *= 0.1
     inputs["norm"] *= 0.1
     y = run_kernel(device, spec, inputs)["y"]
     common = {"x": inputs["x"], "norm": inputs["norm"]}
-    single = i16(Q4_K, 37, 512, **fields)
+    single = i16(Q4_K, 37, 512, Normed(RMS), **fields)
     gate, up = (
         run_kernel(device, single, {**common, "weights": inputs[name]})["y"].astype(np.float64)
         for name in ("weights", "up")

@@ -12,6 +12,9 @@ from urdir.driver.device import Device
 from urdir.driver.harness import check_kernel, run_kernel
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Bounded, Gated
+from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
+from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.products.gemv_f32 import (
     MAX_RAW,
     PANEL_NBYTES,
@@ -19,6 +22,7 @@ from urdir.ptxgen.kernels.linear.products.gemv_f32 import (
     GemvF32,
     choose_rows,
 )
+from urdir.ptxgen.kernels.linear.prologue.norm import Normed
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.tools.assemble import assemble, is_available
@@ -81,7 +85,7 @@ def test_rows_of_a_warp_lie_in_one_tile(
 @pytest.mark.parametrize("batch", [1, 8])
 def test_a_thread_has_registers_for_what_it_holds(fmt: Format, batch: int) -> None:
     for gated in (False, True):
-        spec = GemvF32.of(fmt, 14336, 4096, batch=batch, gated=gated, norm=RMS)
+        spec = GemvF32.of(fmt, 14336, 4096, Normed(RMS), *[Gated()] * gated, batch=batch)
         widest = max(p.nbytes for p in fmt.planes)
         least = 2 if gated else 1
         assert spec.cut.dots * widest <= max(MAX_RAW, least * widest)
@@ -131,16 +135,16 @@ def test_impossible_specs_are_refused() -> None:
     with pytest.raises(PtxgenError, match=r"32 of 64 rows: it must divide them, and 16"):
         GemvF32(Q8_0, 64, 64, rows_each=32)
     with pytest.raises(PtxgenError, match="residual is for one matrix that is not gated"):
-        GemvF32.of(Q4_K, 3, 256, gated=True, residual=True)
+        GemvF32.of(Q4_K, 3, 256, Gated(), Residual())
     with pytest.raises(PtxgenError, match=r"bias is .* of 2 matrices"):
-        GemvF32.of(Q4_K, 3, 256, bias=(True,), others=((Q4_K, 3),))
+        GemvF32.of(Q4_K, 3, 256, Bias((True,)), others=((Q4_K, 3),))
     with pytest.raises(PtxgenError, match="softcap -1"):
-        GemvF32.of(Q4_K, 3, 256, softcap=-1.0)
+        GemvF32.of(Q4_K, 3, 256, Bounded(softcap=-1.0))
     for activation in (Activation("swiglu_oai"), Activation("silu", limit=3.0)):
         with pytest.raises(PtxgenError, match="for gated products"):
-            GemvF32.of(Q4_K, 3, 256, activation=activation)
+            GemvF32.of(Q4_K, 3, 256, Activated(activation))
     with pytest.raises(PtxgenError, match="is for one"):
-        GemvF32.of(Q4_K, 3, 256, residual=True, others=((Q4_K, 3),))
+        GemvF32.of(Q4_K, 3, 256, Residual(), others=((Q4_K, 3),))
     with pytest.raises(PtxgenError, match="passes is 2"):
         GemvF32(F32, 3, 20000, passes=2)
 
@@ -150,7 +154,7 @@ def test_impossible_specs_are_refused() -> None:
 
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
 def test_the_reference_is_ggufs_dequantisation(fmt: Format) -> None:
-    spec = GemvF32.of(fmt, 5, 768, bias=True)
+    spec = GemvF32.of(fmt, 5, 768, Bias())
     rng = np.random.default_rng(5)
     blocks = random_blocks(fmt, 5 * 768 // fmt.block, rng)
     weights = gguf.quants.dequantize(
@@ -196,12 +200,12 @@ def test_what_is_not_finite_is_not_hidden(device: Device, value: float) -> None:
         GemvF32(Q4_K, 16, 2048, rows_each=8, stages=4),
         GemvF32(Q8_0, 32, 288, rows_each=16, stages=1),
         GemvF32(Q4_K, 40, 1024, warps=2, passes=4, rows_each=2, stages=3),
-        GemvF32.of(Q4_K, 21, 2304, norm=RMS, gated=True, passes=2, warps=3),
-        GemvF32.of(Q6_K, 10, 1024, bias=True, residual=True, warps=1, rows_each=2),
-        GemvF32.of(F16, 6, 4096, norm=FINE_RMS, bias=True, warps=4, rows_each=2),
-        GemvF32.of(Q8_0, 2, 25600, norm=RMS, residual=True),
-        GemvF32.of(Q6_K, 9, 512, norm=RMS, others=((Q4_K, 17), (Q8_0, 1)), batch=8),
-        GemvF32.of(F32, 2, 11001, norm=RMS, batch=3),
+        GemvF32.of(Q4_K, 21, 2304, Normed(RMS), Gated(), passes=2, warps=3),
+        GemvF32.of(Q6_K, 10, 1024, Bias(), Residual(), warps=1, rows_each=2),
+        GemvF32.of(F16, 6, 4096, Normed(FINE_RMS), Bias(), warps=4, rows_each=2),
+        GemvF32.of(Q8_0, 2, 25600, Normed(RMS), Residual()),
+        GemvF32.of(Q6_K, 9, 512, Normed(RMS), others=((Q4_K, 17), (Q8_0, 1)), batch=8),
+        GemvF32.of(F32, 2, 11001, Normed(RMS), batch=3),
     ],
     ids=str,
 )
@@ -233,7 +237,7 @@ def test_rows_that_two_warps_share_are_the_same_in_both(device: Device) -> None:
 
 def test_one_launch_for_several_matrices_gives_the_bits_of_several(device: Device) -> None:
     """Also of a gated pair, before the gate."""
-    spec = GemvF32.of(Q4_K, 9, 768, norm=RMS, others=((Q6_K, 4), (Q4_K, 3)))
+    spec = GemvF32.of(Q4_K, 9, 768, Normed(RMS), others=((Q6_K, 4), (Q4_K, 3)))
     inputs = spec.make_inputs(np.random.default_rng(10))
     together = run_kernel(device, spec, inputs)
     for suffix, fmt, rows in (("", Q4_K, 9), ("1", Q6_K, 4), ("2", Q4_K, 3)):
@@ -246,14 +250,14 @@ def test_one_launch_for_several_matrices_gives_the_bits_of_several(device: Devic
 @pytest.mark.parametrize(
     "spec",
     [
-        GemvF32.of(Q4_K, 7, 1280, bias=True, batch=5),
+        GemvF32.of(Q4_K, 7, 1280, Bias(), batch=5),
         GemvF32(Q4_K, 8, 512, rows_each=4, batch=4),
         GemvF32(Q6_K, 5, 768, batch=8),
         GemvF32(Q8_0, 5, 4864, batch=2, stages=2),
         GemvF32(Q8_0, 5, 12288, batch=7),
-        GemvF32.of(Q4_K, 6, 2560, norm=RMS, batch=8, rows_each=2),
-        GemvF32.of(Q6_K, 6, 512, norm=RMS, gated=True, batch=3),
-        GemvF32.of(F32, 6, 75, bias=True, batch=8),
+        GemvF32.of(Q4_K, 6, 2560, Normed(RMS), batch=8, rows_each=2),
+        GemvF32.of(Q6_K, 6, 512, Normed(RMS), Gated(), batch=3),
+        GemvF32.of(F32, 6, 75, Bias(), batch=8),
         GemvF32(F16, 4, 70, rows_each=2, batch=3),
     ],
     ids=str,

@@ -64,12 +64,13 @@ def inputs_of(spec: KernelSpec) -> dict[str, Any]:
 # ---- the suite that anybody's kernel gets ----
 
 
+@pytest.mark.turns(2)
 class TestCatalog(TextSuite):
     """Every kernel of the catalog; those on the GPU are in tests/gpu."""
 
     kernels = tuple(kernels().values())
 
-    @pytest.mark.turns(4)
+    @pytest.mark.turns(8)
     def test_it_assembles_without_spills(self, spec: KernelSpec) -> None:
         super().test_it_assembles_without_spills(spec)
 
@@ -151,7 +152,7 @@ def test_an_older_target_is_refused(spec):
 
 
 #: Every so many examples are rendered in another process, too, unless ``--full``.
-RENDERED_TWICE = 4
+RENDERED_TWICE = 8
 
 DIGESTS = """
 import hashlib, json, sys

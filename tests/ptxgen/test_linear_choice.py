@@ -15,10 +15,13 @@ from urdir.ptxgen.kernels.linear.choice import (
     cluster_for,
     takes_gemm,
 )
+from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Bounded, Gated
+from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
+from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.products.gemm_small import GemmSmall
 from urdir.ptxgen.kernels.linear.products.gemv import Gemv
 from urdir.ptxgen.kernels.linear.products.gemv_f32 import GemvF32
-from urdir.ptxgen.kernels.linear.prologue.norm import Normed
+from urdir.ptxgen.kernels.linear.prologue.norm import Normed, begun
 from urdir.ptxgen.kernels.linear.prologue.sum import NormedAdd
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 from urdir.ptxgen.kernels.norm import Norm
@@ -50,12 +53,25 @@ H200, RTX5090, T4 = (limits_of(GPUS[name]) for name in ("h200", "rtx5090", "t4")
 
 #: Launches of an 8B and a 1B model.
 SHAPES = {
-    "8B qkv": LinearRequest(H200, ((Q4_K, 4096), (Q4_K, 1024), (Q6_K, 1024)), 4096, norm=RMS),
-    "8B gate_up": LinearRequest(H200, ((Q4_K, 14336),), 4096, norm=RMS, gated=True),
-    "8B down": LinearRequest(H200, ((Q4_K, 4096),), 14336, residual=True),
-    "8B out": LinearRequest(H200, ((Q4_K, 128256),), 4096, norm=RMS),
-    "1B down": LinearRequest(H200, ((Q4_K, 2048),), 8192, residual=True),
+    "8B qkv": LinearRequest(
+        H200, ((Q4_K, 4096), (Q4_K, 1024), (Q6_K, 1024)), 4096, steps=(Normed(RMS),)
+    ),
+    "8B gate_up": LinearRequest(
+        H200,
+        ((Q4_K, 14336),),
+        4096,
+        steps=(
+            Normed(RMS),
+            Gated(),
+        ),
+    ),
+    "8B down": LinearRequest(H200, ((Q4_K, 4096),), 14336, steps=(Residual(),)),
+    "8B out": LinearRequest(H200, ((Q4_K, 128256),), 4096, steps=(Normed(RMS),)),
+    "1B down": LinearRequest(H200, ((Q4_K, 2048),), 8192, steps=(Residual(),)),
 }
+FLOATS = LinearRequest(
+    replace(H200, target="sm_90a"), ((FORMATS["BF16"], 1024),), 2048, batch=4, steps=(Normed(RMS),)
+)
 SMALL = LinearRequest(H200, ((Q4_K, 64),), 512)
 
 
@@ -102,7 +118,7 @@ def test_a_launch_that_runs_alone_is_one_of_one_vector() -> None:
 @pytest.mark.parametrize("fmt", [Q4_K, Q6_K], ids=lambda f: f.name)
 def test_two_ctas_share_columns_that_are_too_many_for_one(fmt: Format) -> None:
     """Of Mistral Small 3 (24B). Without clusters, and where nothing is rounded: `GemvF32`."""
-    request = LinearRequest(H200, ((fmt, 5120),), 32768, residual=True)
+    request = LinearRequest(H200, ((fmt, 5120),), 32768, steps=(Residual(),))
     spec = choose_linear(request)
     assert isinstance(spec, Gemv)
     assert (spec.cluster, spec.cut.warps, spec.cut.rows.tiles) == (2, 8, 5)
@@ -131,26 +147,26 @@ def test_a_cta_takes_all_of_the_memory_rather_than_f32() -> None:
     )
     layer = Norm("layer", 1e-5, bias=True)  # is for one CTA
     assert choose_linear(replace(request, limits=H200)).launch_shape.cluster == (2, 1, 1)
-    assert isinstance(choose_linear(replace(request, limits=H200, norm=layer)), GemvF32)
+    assert isinstance(choose_linear(replace(request, limits=H200).plus(Normed(layer))), GemvF32)
 
 
 @pytest.mark.parametrize("batch", [1, 4])
 def test_a_norm_after_a_block_leaves_the_shares_as_they_are(batch: int) -> None:
     """Launches that end a block and others alternate, with a residual or without one."""
     down = replace(SHAPES["8B down"], batch=batch)
-    bare = replace(down, residual=False, ends_block=True)
+    bare = replace(down, steps=(), ends_block=True)
     assert bare.options == down.options
     assert bare.options != replace(bare, ends_block=False).options
 
 
 def test_a_norm_after_a_block_is_for_one_vector_that_fits() -> None:
     rms = Norm("rms", 1e-6)
-    request = replace(SMALL, norm=rms, after=rms)
+    request = SMALL.plus(NormedAdd(rms), Normed(rms))
     assert request.fits_gemv
     kernel = choose_linear(request)
     assert isinstance(kernel, Gemv)
     assert kernel.prologue == (NormedAdd(rms), Normed(rms))
-    assert replace(kernel, prologue=(Normed(rms),)) == choose_linear(replace(request, after=None))
+    assert replace(kernel, prologue=(Normed(rms),)) == choose_linear(SMALL.plus(Normed(rms)))
     for refused in (replace(request, batch=2), replace(request, cols=65536)):
         assert not refused.fits_gemv
     with pytest.raises(PtxgenError, match="takes no normed_add"):
@@ -163,7 +179,8 @@ def test_a_norm_after_a_block_is_for_one_vector_that_fits() -> None:
 def test_norms_around_a_block_leave_registers(cols: int) -> None:
     """Streams of Gemma 2 and 3, GLM 4 and OLMo 2."""
     rms = Norm("rms", 1e-6)
-    gated = replace(SMALL, matrices=((Q4_K, 2 * cols),), cols=cols, gated=True, norm=rms, after=rms)
+    gated = replace(SMALL, matrices=((Q4_K, 2 * cols),), cols=cols)
+    gated = gated.plus(NormedAdd(rms), Normed(rms), Gated())
     assert gated.fits_gemv
     kernel = choose_linear(gated)
     if is_available():
@@ -196,7 +213,7 @@ def test_real_shapes_fit_a_multiprocessor(shape: str, fmt: Format) -> None:
         request = replace(SHAPES[shape], matrices=((fmt, rows), *others), batch=batch)
         for limits in (H200, T4):
             spec = gemm_small(replace(request, limits=limits))
-            least, most = limits.shared(larger=not request.residual, several=True)
+            least, most = limits.shared(larger=not request.has(Residual), several=True)
             if spec.recut(shared=most).cut.rows.passes > 1:
                 least, most = 0, limits.shared_per_cta
             assert spec.options.shared == most
@@ -228,11 +245,12 @@ def test_the_cut_of_the_columns_does_not_depend_on_the_batch(
     limits: Limits, cols: int, gated: bool
 ) -> None:
     """Whatever the rows, about where clusters end as well."""
+    steps = (Gated(),) if gated else ()
     for fmt in (Q8_0, Q4_K, Q6_K):
         for tiles in (1, 2, 3, 4, 5, 6, 7, 12, 14):
             matrix = (fmt, 16 * limits.sms * tiles)
             requests = (
-                LinearRequest(limits, (matrix,), cols, batch, gated=gated)
+                LinearRequest(limits, (matrix,), cols, batch, steps=steps)
                 for batch in range(2, MAX_BATCH + 1)
             )
             assert len({gemm_small(r).cut.columns for r in requests}) == 1, (fmt.name, tiles)
@@ -295,7 +313,8 @@ def test_an_8b_model_s_launches_for_eight_vectors_have_slots_for_what_is_read_me
     for shape, fmt, slots in shapes:
         (_, rows), *others = SHAPES[shape].matrices
         request = replace(SHAPES[shape], matrices=((fmt, rows), *others), batch=MAX_BATCH)
-        request = replace(request, summarised=request.norm is not None)
+        steps = (begun(RMS) if isinstance(step, Normed) else step for step in request.steps)
+        request = replace(request, steps=tuple(steps))
         assert gemm_small(request).cut.ring.slots == slots, (shape, fmt)
 
 
@@ -329,7 +348,7 @@ def test_a_norm_that_must_come_first_is_fused_but_for_several_rounded_vectors() 
     plain = Norm("rms", 1e-5, weight=False)
     for batch in (1, 2, MAX_BATCH):
         for norm in (layer, biased, plain, RMS):
-            request = replace(SHAPES["8B qkv"], batch=batch, norm=norm)
+            request = replace(SHAPES["8B qkv"], batch=batch, steps=(Normed(norm),))
             assert request.fuses_norm is (batch == 1 or norm in (plain, RMS))
             assert replace(request, exact=True).fuses_norm
             assert replace(request, matrices=((F16, 64),)).fuses_norm
@@ -344,22 +363,50 @@ def test_rows_too_long_for_a_norm_in_registers_are_left_to_f32() -> None:
     """Registers hold x, and weights and bias of a norm that is applied to it at once."""
     layer = Norm("layer", 1e-5, bias=True)
     for cols, kernel in ((8192, Gemv), (14848, GemvF32)):
-        request = LinearRequest(H200, ((Q4_K, 4096),), cols, norm=layer)
+        request = LinearRequest(H200, ((Q4_K, 4096),), cols, steps=(Normed(layer),))
         assert isinstance(choose_linear(request), kernel)
-        assert isinstance(choose_linear(replace(request, norm=RMS)), Gemv)
+        assert isinstance(choose_linear(replace(request, steps=(Normed(RMS),))), Gemv)
 
 
 @pytest.mark.skipif(not is_available(), reason="nvJitLink is not installed")
 @pytest.mark.parametrize("batch", [1, 4])
 def test_what_follows_a_product_does_not_spill(batch: int) -> None:
     """At the sizes of published models."""
-    gated = replace(SHAPES["8B gate_up"], batch=batch, bias=True)
+    up = replace(SHAPES["8B gate_up"], batch=batch, steps=(Normed(RMS),))
     for request in (
-        replace(gated, activation=Activation("swiglu_oai", limit=7.0)),
-        replace(gated, activation=Activation("gelu"), bias=False),
-        replace(SHAPES["8B down"], batch=batch, bias=True, scale=0.22),
-        replace(SHAPES["8B gate_up"], batch=batch, gated=False, activation=Activation("relu2")),
-        LinearRequest(H200, ((Q6_K, 256000),), 3584, batch, norm=RMS, softcap=30.0),
+        up.plus(Bias(), Gated(Activation("swiglu_oai", limit=7.0))),
+        up.plus(Gated(Activation("gelu"))),
+        replace(SHAPES["8B down"], batch=batch, steps=(Bias(), Residual(0.22))),
+        up.plus(Activated(Activation("relu2"))),
+        LinearRequest(
+            H200,
+            ((Q6_K, 256000),),
+            3584,
+            batch,
+            steps=(
+                Normed(RMS),
+                Bounded(softcap=30.0),
+            ),
+        ),
     ):
         spec = choose_linear(request)
         assert not assemble(spec.ptx("sm_90"), "sm_90", name=spec.name).entries[spec.name].spills
+
+
+def test_large_matrices_of_floats_are_multiplied_on_tensor_cores() -> None:
+    """Those of whole units, of several vectors that may be rounded; from sm_80 on."""
+    for name in ("BF16", "F16"):
+        kernel = choose_linear(replace(FLOATS, matrices=((FORMATS[name], 1024),)))
+        assert isinstance(kernel, GemmSmall)
+        assert kernel.cut.rows.passes == 1
+    others: list[dict[str, object]] = [
+        {"exact": True},
+        {"cols": 2044},
+        {"matrices": ((FORMATS["BF16"], 256),)},
+        {"matrices": ((FORMATS["F32"], 1024),)},
+        {"limits": H200},
+    ]
+    for changes in others:
+        assert isinstance(choose_linear(replace(FLOATS, **changes)), GemvF32)  # type: ignore[arg-type]
+    assert isinstance(choose_linear(replace(FLOATS, batch=1)), Gemv)
+    assert not replace(FLOATS, steps=()).takes_packed

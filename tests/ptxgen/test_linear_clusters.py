@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +13,14 @@ from urdir.driver.harness import run_kernel
 from urdir.model.verify.kernel_suite import skip_where_missing
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.choice import Limits
+from urdir.ptxgen.kernels.linear.epilogue.activation import Gated
+from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
+from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.products.gemm_small import GemmSmall
 from urdir.ptxgen.kernels.linear.products.gemv import Gemv
 from urdir.ptxgen.kernels.linear.products.tiled import TiledSpec
+from urdir.ptxgen.kernels.linear.prologue.norm import Normed
+from urdir.ptxgen.kernels.linear.steps import Step
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.ptx.architecture import ARCHITECTURES, PORTABLE_CLUSTER
 from urdir.ptxgen.target import since
@@ -47,23 +51,23 @@ def test_sms_that_a_launch_of_clusters_leaves_over_get_clusters_without_rows() -
 
 @pytest.mark.parametrize("cluster", [2, 4, 8])
 @pytest.mark.parametrize(
-    ("rows", "cols", "more"),
+    ("rows", "cols", "steps"),
     [
-        (4096, 14336, {"residual": True}),
-        (4096, 4096, {"residual": True}),
-        (14336, 4096, {"norm": RMS, "gated": True}),
-        (2048, 8192, {"residual": True}),
-        (128256, 4096, {"norm": RMS}),
+        (4096, 14336, (Residual(),)),
+        (4096, 4096, (Residual(),)),
+        (14336, 4096, (Normed(RMS), Gated())),
+        (2048, 8192, (Residual(),)),
+        (128256, 4096, (Normed(RMS),)),
     ],
 )
 def test_real_shapes_in_clusters_have_all_rows_and_a_cta_an_sm(
-    rows: int, cols: int, more: dict[str, Any], cluster: int
+    rows: int, cols: int, steps: tuple[Step, ...], cluster: int
 ) -> None:
     """Whole clusters, no more of them than there is room for; with what they are told of."""
-    least, most = H200.shared(larger="residual" in more)
+    least, most = H200.shared(larger=Residual() in steps)
     cut = {"shared": most, "least_shared": least, "sms": 132, "cluster": cluster}
     for fmt in (Q4_K, Q6_K):
-        spec = i16(fmt, rows, cols, **cut, **more)
+        spec = i16(fmt, rows, cols, *steps, **cut)
         shape = spec.launch_shape
         assert shape.cluster == (cluster, 1, 1)
         assert shape.grid == (cluster * spec.parts[0].ctas, 1, 1)
@@ -80,7 +84,7 @@ def test_several_matrices_in_clusters_follow_each_other() -> None:
     least, most = H200.shared(larger=False)
     others = ((Q4_K, 1024), (Q6_K, 1024))
     cut = {"shared": most, "least_shared": least, "sms": 132, "cluster": 2}
-    spec = i16(Q4_K, 4096, 4096, norm=RMS, others=others, **cut)
+    spec = i16(Q4_K, 4096, 4096, Normed(RMS), others=others, **cut)
     assert [(p.first_cta, p.ctas) for p in spec.parts] == [(0, 43), (43, 11), (54, 11)]
     assert (spec.cut.rows.tiles, spec.launch_shape.grid) == (6, (130, 1, 1))
 
@@ -116,30 +120,30 @@ def test_a_target_without_clusters_is_refused(kernel: type[TiledSpec]) -> None:
 
 CLUSTERED: list[TiledSpec] = [
     i16(Q4_K, 40, 4352, cluster=2),
-    i16(Q4_K, 23, 4352, bias=True, norm=RMS, cluster=4),
-    i16(Q8_0, 33, 4192, bias=True, norm=RMS, cluster=4),  # the last block has three units
-    i16(Q8_0, 18, 2080, norm=RMS, residual=True, cluster=8),
+    i16(Q4_K, 23, 4352, Normed(RMS), Bias(), cluster=4),
+    i16(Q8_0, 33, 4192, Normed(RMS), Bias(), cluster=4),  # the last block has three units
+    i16(Q8_0, 18, 2080, Normed(RMS), Residual(), cluster=8),
     i16(Q4_K, 90, 1280, split=2, groups=2, tiles_each=6, per_pass=2, stages=3, cluster=2),
-    i16(Q6_K, 70, 2304, norm=RMS, gated=True, split=2, tiles_each=4, per_pass=2, cluster=4),
-    i16(Q3_K, 21, 2816, bias=True, residual=True, split=1, groups=3, cluster=8),
-    i16(Q6_K, 9, 2304, norm=RMS, others=((Q4_K, 17), (Q8_0, 5)), cluster=4),
-    i16(Q8_0, 41, 544, bias=True, others=((Q8_0, 3),), tiles_each=1, sms=12, cluster=2),
-    i16(Q8_0, 37, 544, gated=True, groups=1, tiles_each=1, sms=8, fill=True, cluster=2),
-    Gemv.of(Q4_K, 19, 4352, residual=True, groups=2, cluster=4),
-    Gemv.of(FORMATS["F32"], 18, 1061, norm=RMS, gated=True, cluster=2),
+    i16(Q6_K, 70, 2304, Normed(RMS), Gated(), split=2, tiles_each=4, per_pass=2, cluster=4),
+    i16(Q3_K, 21, 2816, Bias(), Residual(), split=1, groups=3, cluster=8),
+    i16(Q6_K, 9, 2304, Normed(RMS), others=((Q4_K, 17), (Q8_0, 5)), cluster=4),
+    i16(Q8_0, 41, 544, Bias(), others=((Q8_0, 3),), tiles_each=1, sms=12, cluster=2),
+    i16(Q8_0, 37, 544, Gated(), groups=1, tiles_each=1, sms=8, fill=True, cluster=2),
+    Gemv.of(Q4_K, 19, 4352, Residual(), groups=2, cluster=4),
+    Gemv.of(FORMATS["F32"], 18, 1061, Normed(RMS), Gated(), cluster=2),
     GemmSmall.of(Q4_K, 40, 4352, cluster=2, batch=4),
-    GemmSmall.of(Q8_0, 33, 4192, norm=RMS, bias=True, cluster=4, batch=7),  # three units remain
-    GemmSmall.of(Q8_0, 18, 2080, norm=RMS, residual=True, cluster=8, batch=2),
+    GemmSmall.of(Q8_0, 33, 4192, Normed(RMS), Bias(), cluster=4, batch=7),  # three units remain
+    GemmSmall.of(Q8_0, 18, 2080, Normed(RMS), Residual(), cluster=8, batch=2),
     GemmSmall.of(
         *(Q4_K, 90, 1280),
         **{"split": 2, "groups": 2, "tiles_each": 6, "per_pass": 2, "stages": 3},
         **{"batch": 8, "cluster": 2},
     ),
-    GemmSmall.of(Q6_K, 70, 2304, norm=RMS, gated=True, per_pass=2, sms=8, cluster=4, batch=5),
-    GemmSmall.of(Q6_K, 9, 2304, norm=RMS, cluster=4, others=((Q4_K, 17), (Q8_0, 5)), batch=3),
-    GemmSmall.of(Q8_0, 41, 544, bias=True, sms=12, cluster=2, others=((Q8_0, 3),), batch=6),
+    GemmSmall.of(Q6_K, 70, 2304, Normed(RMS), Gated(), per_pass=2, sms=8, cluster=4, batch=5),
+    GemmSmall.of(Q6_K, 9, 2304, Normed(RMS), cluster=4, others=((Q4_K, 17), (Q8_0, 5)), batch=3),
+    GemmSmall.of(Q8_0, 41, 544, Bias(), sms=12, cluster=2, others=((Q8_0, 3),), batch=6),
     GemmSmall.of(
-        Q8_0, 37, 544, gated=True, groups=1, tiles_each=1, sms=8, fill=True, cluster=2, batch=4
+        Q8_0, 37, 544, Gated(), groups=1, tiles_each=1, sms=8, fill=True, cluster=2, batch=4
     ),
 ]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator
-from typing import Any
 
 import gguf
 import pytest
@@ -15,8 +14,13 @@ from urdir.model.families.synthetic import SyntheticModel
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.choice import Limits
 from urdir.ptxgen.kernels.linear.cut import MAX_SLOTS
+from urdir.ptxgen.kernels.linear.epilogue.activation import Gated
+from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
+from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.products.gemv import Gemv
 from urdir.ptxgen.kernels.linear.products.gemv_room import RECORD_NBYTES, has_room
+from urdir.ptxgen.kernels.linear.prologue.norm import Normed
+from urdir.ptxgen.kernels.linear.steps import Step
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.ptx.architecture import ARCHITECTURES, PORTABLE_CLUSTER, number_of
 from urdir.ptxgen.target import TESTED
@@ -100,7 +104,7 @@ def test_shared_memory_is_what_a_cta_may_have(fmt: Format, cols: int, cluster: i
         least, most = H200.shared(larger)
         for gated in (False, True):
             options = {"shared": most, "least_shared": least, "cluster": cluster}
-            spec = i16(fmt, 4096, cols, gated=gated, **options)
+            spec = i16(fmt, 4096, cols, *[Gated()] * gated, **options)
             columns, ring, memory = spec.cut.columns, spec.cut.ring, spec.cut.memory
             cta_blocks = columns.cta_blocks
             assert (cta_blocks - 1) * cluster < columns.blocks <= cta_blocks * cluster
@@ -150,11 +154,11 @@ def test_impossible_specs_are_refused() -> None:
     with pytest.raises(PtxgenError, match="multiple of 256"):
         i16(Q8_0, 3, 896, others=((Q6_K, 3),))
     with pytest.raises(PtxgenError, match="residual is for one matrix that is not gated"):
-        i16(Q4_K, 3, 256, gated=True, residual=True)
+        i16(Q4_K, 3, 256, Gated(), Residual())
     with pytest.raises(PtxgenError, match="cluster is 1"):
-        i16(Q4_K, 3, 512, norm=Norm("layer", 1e-5), cluster=2)
+        i16(Q4_K, 3, 512, Normed(Norm("layer", 1e-5)), cluster=2)
     with pytest.raises(PtxgenError, match="is for one"):
-        i16(Q4_K, 3, 256, residual=True, others=((Q4_K, 3),))
+        i16(Q4_K, 3, 256, Residual(), others=((Q4_K, 3),))
     with pytest.raises(PtxgenError, match="tiles_each is -1"):
         i16(Q4_K, 3, 256, tiles_each=-1)
     with pytest.raises(PtxgenError, match="from 1"):
@@ -175,24 +179,24 @@ def model_launches(shape: str) -> Iterator[Gemv]:
         n: FORMATS[gguf.GGMLQuantizationType(t.type_id).name] for n, t in model.tensors.items()
     }
 
-    def launch(name: str, more: tuple[str, ...] = (), **fields: Any) -> Gemv:
+    def launch(name: str, *steps: Step, more: tuple[str, ...] = ()) -> Gemv:
         rows, cols = model.tensors[name].shape
         others = tuple((formats[n], model.tensors[n].shape[0]) for n in more)
-        least, most = H200.shared(fields.get("residual", False))
+        least, most = H200.shared(Residual() in steps)
         cut = {"shared": most, "least_shared": least, "sms": 132}
-        return i16(formats[name], rows, cols, others=others, **cut, **fields)
+        return i16(formats[name], rows, cols, *steps, others=others, **cut)
 
     layers = SHAPES[shape].layers
     for number in (0, layers // 8, layers - 1):  # with Q6_K, without, with
         of = f"blk.{number}."
-        bias = f"{of}attn_q.bias" in model.tensors
+        bias = Bias.where([f"{of}attn_q.bias" in model.tensors])
         key_value = (f"{of}attn_k.weight", f"{of}attn_v.weight")
-        yield launch(f"{of}attn_q.weight", key_value, norm=RMS, bias=bias)
-        yield launch(f"{of}attn_output.weight", residual=True)
-        yield launch(f"{of}ffn_gate.weight", gated=True, norm=RMS)
-        yield launch(f"{of}ffn_down.weight", residual=True)
+        yield launch(f"{of}attn_q.weight", Normed(RMS), *bias, more=key_value)
+        yield launch(f"{of}attn_output.weight", Residual())
+        yield launch(f"{of}ffn_gate.weight", Normed(RMS), Gated())
+        yield launch(f"{of}ffn_down.weight", Residual())
     output = "token_embd.weight" if SHAPES[shape].tied else "output.weight"
-    yield launch(output, norm=RMS)
+    yield launch(output, Normed(RMS))
 
 
 @pytest.mark.slow
@@ -219,13 +223,13 @@ def test_large_launches_assemble_for_every_target(target: str) -> None:
     longest = max(cols for cols in range(4096, 65536, 256) if has_room((Q6_K,), cols, "i16", large))
     assert longest >= 8192
     for spec in (
-        i16(Q4_K, 14336, 4096, gated=True, norm=RMS, shared=small),
-        i16(Q6_K, 4096, longest, residual=True, shared=large),
-        i16(Q6_K, 4096, 8192, norm=RMS, shared=small),
+        i16(Q4_K, 14336, 4096, Normed(RMS), Gated(), shared=small),
+        i16(Q6_K, 4096, longest, Residual(), shared=large),
+        i16(Q6_K, 4096, 8192, Normed(RMS), shared=small),
         i16(
             *(Q4_K, 4096, 4096),
-            bias=True,
-            norm=RMS,
+            Normed(RMS),
+            Bias(),
             others=((Q4_K, 1024), (Q6_K, 1024)),
             shared=small,
         ),

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.choice import Limits
+from urdir.ptxgen.kernels.linear.epilogue.activation import Gated
+from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
 from urdir.ptxgen.kernels.linear.packed_choice import choose_packed, packs
 from urdir.ptxgen.kernels.linear.products.gemm_mma import GemmMma, MmaCut
 from urdir.ptxgen.kernels.linear.products.gemm_wgmma import GemmWgmma
+from urdir.ptxgen.kernels.linear.steps import Epilogue
 from urdir.ptxgen.ptx.architecture import ARCHITECTURES, number_of
 from urdir.ptxgen.tools.assemble import assemble, is_available
 from urdir.ptxgen.weights.formats import FORMATS
 
 #: A gated product needs two row groups, any other one.
-SHAPES: tuple[dict[str, Any], ...] = ({"rows": 700}, {"rows": 512, "gated": True, "packs": True})
+GATED = (Gated(), PackedVectors())
+SHAPES: tuple[tuple[int, tuple[Epilogue, ...]], ...] = ((700, ()), (512, GATED))
 
 
 def limits(target: str, sms: int = 108) -> Limits:
@@ -52,8 +54,8 @@ def test_every_type_has_a_cut_that_fits(target: str, vectors: int) -> None:
     without = {name for name, fmt in FORMATS.items() if not packs(held, (fmt,))}
     assert without == ({"F32", "F16", "BF16"} if target == "sm_86" else {"F32"})
     for name in FORMATS.keys() - without:
-        for shape in SHAPES:
-            product = choose_packed(held, FORMATS[name], cols=512, batch=vectors, **shape)
+        for rows, steps in SHAPES:
+            product = choose_packed(held, FORMATS[name], rows, 512, vectors, *steps)
             assert product.shared_bytes <= held.shared_per_cta
             taken = (product.shared_bytes + 1024) * product.launch_shape.resident
             assert taken <= held.shared_per_sm
@@ -63,12 +65,9 @@ def test_every_type_has_a_cut_that_fits(target: str, vectors: int) -> None:
 @pytest.mark.parametrize("vectors", [16, 64, 2048])
 @pytest.mark.parametrize("target", ["sm_80", "sm_89", "sm_90", "sm_90a"])
 def test_what_an_8b_model_launches_does_not_spill(target: str, vectors: int) -> None:
-    gate_up = {"rows": 14336, "gated": True, "packs": True}
     for name in ("Q4_K", "Q6_K"):
-        for shape in ({"rows": 6144}, gate_up):
-            product = choose_packed(
-                limits(target), FORMATS[name], cols=4096, batch=vectors, **shape
-            )
+        for rows, steps in ((6144, ()), (14336, GATED)):
+            product = choose_packed(limits(target), FORMATS[name], rows, 4096, vectors, *steps)
             made = assemble(product.ptx(target), target).entries[product.name]
             assert not made.spills, f"{product.cut}: {made}"
 

@@ -17,6 +17,7 @@ from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAtte
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
 from urdir.ptxgen.kernels.attention.prepare_tokens import PrepareTokens
 from urdir.ptxgen.kernels.experts.gemm import ExpertsGemm
+from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.products.gemv import Gemv
 from urdir.ptxgen.kernels.linear.products.gemv_f32 import GemvF32
@@ -31,7 +32,7 @@ from urdir.ptxgen.weights.formats import FORMATS
 
 def test_each_type_of_field() -> None:
     spec = specialise(GemvF32, ["format=q4_k", "rows=64", "cols=256", "bias=true"])
-    assert spec == GemvF32.of(FORMATS["Q4_K"], 64, 256, bias=True)
+    assert spec == GemvF32.of(FORMATS["Q4_K"], 64, 256, Bias())
     assert specialise(Normalise, ["cols=33", "norm.eps=1e-6"]) == Normalise(
         1, 33, Norm("rms", 1e-6)
     )

@@ -165,7 +165,7 @@ def test_the_bound_is_the_longer_of_the_two() -> None:
     assert add.seconds == pytest.approx(12 * (1 << 20) / 4.8e12)
     assert add.by == "memory"
     assert add.intensity == pytest.approx(1 / 12)
-    product = Gemm(FORMATS["Q4_K"], 4096, 4096, 512)
+    product = Gemm(FORMATS["Q4_K"], 4096, 4096, batch=512)
     bound = roofline(product, gpu, on_tensor_cores=True)
     assert bound.by == "arithmetic"
     assert bound.seconds == pytest.approx(product.flops() / 989e12)
@@ -174,7 +174,7 @@ def test_the_bound_is_the_longer_of_the_two() -> None:
 
 @needs_assembler
 def test_measuring_a_kernel() -> None:
-    spec, gpu = Gemm(FORMATS["Q4_K"], 4096, 4096, 64), GPUS["h200"]
+    spec, gpu = Gemm(FORMATS["Q4_K"], 4096, 4096, batch=64), GPUS["h200"]
     text = spec.ptx("sm_90")
     made = assemble(text, "sm_90")
     stats = measure(spec, "sm_90", gpu, text, made)

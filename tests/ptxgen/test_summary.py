@@ -11,7 +11,9 @@ from urdir.driver.device import Device
 from urdir.driver.harness import run_kernel
 from urdir.model.verify.kernel_suite import skip_where_missing
 from urdir.ptxgen.kernels.linear.epilogue.norm import BeginNorm
+from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.products.gemm_small import GemmSmall
+from urdir.ptxgen.kernels.linear.prologue.norm import Normed
 from urdir.ptxgen.kernels.linear.prologue.norm import begun as begun_norm
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.summary import summary
@@ -25,11 +27,9 @@ Q8_0, Q4_K, Q6_K = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K"))
 @pytest.mark.parametrize(
     "spec",
     [
-        GemmSmall.of(Q4_K, 48, 768, residual=True, epilogue=(BeginNorm(),), batch=4),
-        GemmSmall.of(Q8_0, 80, 2080, residual=True, tiles_each=5, epilogue=(BeginNorm(),), batch=5),
-        GemmSmall.of(
-            Q6_K, 80, 1280, residual=True, split=1, cluster=4, epilogue=(BeginNorm(),), batch=3
-        ),
+        GemmSmall.of(Q4_K, 48, 768, Residual(), BeginNorm(), batch=4),
+        GemmSmall.of(Q8_0, 80, 2080, Residual(), BeginNorm(), tiles_each=5, batch=5),
+        GemmSmall.of(Q6_K, 80, 1280, Residual(), BeginNorm(), split=1, cluster=4, batch=3),
     ],
     ids=str,
 )
@@ -61,7 +61,7 @@ def test_a_norm_that_was_begun_gives_the_same_vectors(
 ) -> None:
     """Activations are rounded alike, bit for bit: only the sum of all squares is added up in
     another order."""
-    spec = GemmSmall.of(Q8_0, 40, cols, norm=RMS, batch=batch, others=((Q8_0, 7),))
+    spec = GemmSmall.of(Q8_0, 40, cols, Normed(RMS), batch=batch, others=((Q8_0, 7),))
     inputs = spec.make_inputs(np.random.default_rng(13))
     norm = inputs.pop("norm")
     whole = run_kernel(device, spec, {**inputs, "norm": norm})

@@ -20,6 +20,7 @@ from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.epilogue.then import PREFIX, TAKES, Continued, Then
 from urdir.ptxgen.kernels.linear.products.gemv import Gemv
 from urdir.ptxgen.kernels.linear.prologue.gate import Gate
+from urdir.ptxgen.kernels.linear.steps import Step
 from urdir.ptxgen.kernels.recurrent.causal_conv import CausalConv
 from urdir.ptxgen.kernels.recurrent.prefill_conv import PrefillConv
 from urdir.ptxgen.kernels.recurrent.selective_scan import SelectiveScan
@@ -39,7 +40,9 @@ def joined(then: Then, inputs: dict[str, Any]) -> dict[str, Any]:
     return {PREFIX + name: value for name, value in inputs.items() if name != TAKES[type(then)]}
 
 
-@pytest.mark.parametrize("then", [CONV, SCAN], ids=lambda then: then.name)
+@pytest.mark.parametrize(
+    "then", [CONV, replace(CONV, most=3), SCAN], ids=["convolution", "convolution, ring", "scan"]
+)
 @pytest.mark.parametrize("position", [0, 5, 64, IDLE], ids=["first", "later", "beyond", "idle"])
 def test_a_step_after_a_product_has_the_bits_of_a_launch_of_its_own(
     then: Then, position: int, device: Device
@@ -67,6 +70,7 @@ def test_a_step_after_a_product_has_the_bits_of_a_launch_of_its_own(
         ({"epilogue": (Continued(replace(CONV, rows=2)),)}, "2 rows"),
         ({"epilogue": (Continued(PrefillConv(1, 3, 64, 1, channels=52, taps=4)),)}, "1 segments"),
         ({"epilogue": (Continued(replace(CONV, gated=True)),)}, "gated convolution"),
+        ({"epilogue": (Continued(replace(CONV, most=1, drafted=True)),)}, "drafts more rows"),
         ({"epilogue": (Continued(replace(SCAN, size=32)),)}, "more than 16 values"),
         ({"epilogue": (Residual(), Continued(CONV))}, "gate or residual"),
         (
@@ -93,19 +97,21 @@ def test_heads_that_no_lanes_of_a_warp_have_are_refused(head: int) -> None:
 
 
 def test_a_step_goes_where_one_pass_finishes_all_rows() -> None:
-    request = replace(REQUEST, then=CONV)
+    request = REQUEST.plus(Continued(CONV))
     assert request.continues
     kernel = choose_linear(request)
     assert isinstance(kernel, Gemv)
     assert kernel.epilogue == (Continued(CONV),)
     many = replace(CONV, channels=200_000)
-    assert not replace(REQUEST, matrices=((Q4_K, 200_000),), then=many).continues
-    assert not replace(REQUEST, then=replace(SCAN, size=32)).continues
+    wide = replace(REQUEST, matrices=((Q4_K, 200_000),))
+    assert not wide.plus(Continued(many)).continues
+    assert not REQUEST.plus(Continued(replace(SCAN, size=32))).continues
     assert not REQUEST.continues
 
 
-@pytest.mark.parametrize("field", [{"gate": Gate(SILU)}, {"gained": True}, {"then": CONV}])
-def test_several_vectors_have_launches_of_their_own(field: dict[str, Any]) -> None:
-    assert isinstance(choose_linear(replace(REQUEST, **field)), Gemv)
+@pytest.mark.parametrize("step", [Gate(SILU), SigmoidScaled(), Continued(CONV)])
+def test_several_vectors_have_launches_of_their_own(step: Step) -> None:
+    request = REQUEST.plus(step)
+    assert isinstance(choose_linear(request), Gemv)
     with pytest.raises(PtxgenError, match="takes no"):
-        choose_linear(replace(REQUEST, batch=2, **field))
+        choose_linear(replace(request, batch=2))

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.linear.epilogue.activation import Gated
+from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
 from urdir.ptxgen.kernels.linear.packed_parts import Mixture, takes_packed
 from urdir.ptxgen.kernels.linear.products.gemm_wgmma import GemmWgmma, WgmmaCut
 from urdir.ptxgen.kernels.linear.wgmma_choice import any_cut, choose_wgmma, estimate
@@ -18,7 +20,7 @@ SMS = GPUS["h200"].sm_count
 PRODUCTS: dict[str, dict[str, Any]] = {
     "qkv": {"rows": 6144, "cols": 4096},
     "output": {"rows": 4096, "cols": 4096},
-    "gate_up": {"rows": 14336, "cols": 4096, "gated": True, "packs": True},
+    "gate_up": {"rows": 14336, "cols": 4096, "epilogue": (Gated(), PackedVectors())},
     "down": {"rows": 4096, "cols": 14336},
 }
 #: us on an H200 with Q4_K weights: the fastest way of a sweep over all, by vectors.
@@ -65,7 +67,7 @@ def test_the_fastest_way_is_chosen(name: str, vectors: int, cut: WgmmaCut) -> No
 @pytest.mark.parametrize("fmt", [name for name in FORMATS if name != "F32"])
 @pytest.mark.parametrize("vectors", [9, 65, 200, 2048])
 def test_every_type_has_a_way(fmt: str, vectors: int) -> None:
-    for fields in ({"rows": 17, "cols": 256}, {"rows": 256, "cols": 512, "gated": True}):
+    for fields in ({"rows": 17, "cols": 256}, {"rows": 256, "cols": 512, "epilogue": (Gated(),)}):
         assert chosen(fmt, vectors, **fields).launch_shape.threads <= 640
 
 
@@ -80,9 +82,8 @@ def test_f32_weights_have_none() -> None:
 def test_tiles_of_experts_of_any_type_find_room(name: str, height: int) -> None:
     """Gated or not."""
     for gated in (True, False):
-        product = GemmWgmma(
-            FORMATS[name], 768, 2048, 64, any_cut(height), gated=gated, packs=gated,
-            mixture=Mixture(128, 8, height),
-        )  # fmt: skip
+        steps = (Gated(), PackedVectors()) if gated else ()
+        shape = (FORMATS[name], 768, 2048, 64, any_cut(height))
+        product = GemmWgmma.of(*shape, *steps, mixture=Mixture(128, 8, height))
         made = choose_wgmma(product, SMS)
         assert made.cut.vectors == height

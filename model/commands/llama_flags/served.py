@@ -25,7 +25,7 @@ SERVED: tuple[Served, ...] = (
     Served(
         "-hf -hfr --hf-repo",
         ("model",),
-        "the same as -m hf:ORG/REPO[:TYPE] (default of TYPE: Q4_K_M, or what there is)",
+        "the same as -m hf:ORG/REPO[:TYPE] (default of TYPE: Q4_K_M, or its only one)",
         {"dest": "model", "type": lambda text: f"hf:{text}", "metavar": "ORG/REPO[:TYPE]"},
         one_of="model",
     ),

@@ -11,7 +11,7 @@ SERVED: tuple[Served, ...] = (
     Served(
         "-np --parallel",
         _MEMORY,
-        "most answers that are written at once; -1: what is usual (256; 8 on the emulator)",
+        "most answers written at once, up to 1024; -1: the default (256; 8 on the emulator)",
         {"type": values.sequences, "metavar": "N"},
     ),
     Served(
@@ -72,8 +72,8 @@ SERVED: tuple[Served, ...] = (
     Served(
         "--no-prefix-sharing --no-cache-prompt",
         _ACCESS,
-        "compute every prompt whole: neither counts nor times tell what was asked before (default: "
-        "prompts of one API key and one 'cache_salt' share their beginnings)",
+        "compute every prompt whole, so that neither counts nor times reveal earlier prompts "
+        "(default: prompts of one API key and one 'cache_salt' share cached prefixes)",
         {"action": "store_false", "dest": "share_prefixes"},
     ),
 )

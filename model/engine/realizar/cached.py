@@ -324,7 +324,7 @@ class CachedAttention(Owner):
         return [self.lengths[operation.layer][s] for s in operation.sequences]
 
     def close(self) -> None:
-        """Free everything; closing twice does nothing."""
+        """Free everything. Idempotent."""
         self._owners.close()
 
 

@@ -21,7 +21,7 @@ Words = npt.NDArray[np.uint32]
 
 
 class EagerSteps(Owner):
-    """The sequences of ``session``, which nobody else uses meanwhile. They begin empty.
+    """Exclusive use of the sequences of ``session``, empty at first.
 
     ``tokens[s]`` are those of sequence s. The first ``lengths[s]`` are in the cache; the others are
     *pending*: the next step processes them. A prompt, and what a step chooses, is pending at first.
@@ -191,5 +191,5 @@ class EagerSteps(Owner):
         self.session.storage.release(sequence, self.tokens[sequence][:length], length)
 
     def close(self) -> None:
-        """Give the sequences up; closing twice does nothing."""
+        """Release the sequences. Idempotent."""
         self._owners.close()

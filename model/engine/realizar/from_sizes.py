@@ -1,4 +1,4 @@
-"""A model's description and weights from sizes and arrays, in the place of a model file."""
+"""A model's description and weights from sizes and arrays instead of a model file."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def describe(
     """
     kv_heads, head_dim = kv_heads or heads, head_dim or hidden // heads
     if heads % kv_heads:
-        raise ConfigError(f"{heads} query heads are no multiple of {kv_heads} KV heads")
+        raise ConfigError(f"{heads} query heads are not a multiple of {kv_heads} KV heads")
     norm = Norm("rms", rms_eps)
     rope = rope or RopeConfig(head_dim, rope_style, 10000.0, RopeScaling.none())
 

@@ -17,7 +17,7 @@ Cached = TypeVar("Cached", bound=CachedAttention)
 
 
 class Recording(Generic[Cached]):
-    """Takes operations in the place of a `CachedAttention`, and runs nothing."""
+    """Collects operations instead of running them as a `CachedAttention` does."""
 
     def __init__(self, attention: Cached) -> None:
         self.attention = attention

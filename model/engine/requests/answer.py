@@ -1,4 +1,4 @@
-"""One answer under way: its text, what may come next, and who gets it."""
+"""An answer in progress: its text, the tokens allowed next, and its consumer."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@
     reads its tokens: text, endings, pieces         step n + 1
     ...
 
-Where a few answers go on alone, a step here is a launch of several. Whoever wants answers turns the
+If only a few answers continue, a step here is a launch of several steps. The consumer turns the
 loop: a thread for many users (`Service`), the caller itself for one (`Generation`).
 """
 
@@ -45,11 +45,11 @@ class DeviceLostError(DriverError):
 
 
 class AnswerLoop(Owner):
-    """Answers requests by the sequences of ``session``, which nobody else may use meanwhile.
+    """Answers requests with the sequences of ``session``, used exclusively.
 
-    Without a ``tokenizer`` there are tokens but no text, and no token ends an answer. The host
-    takes tokens from logits by ``choose``, where that is given. A ``clock``, which is closed in the
-    end, times the steps for `metrics`. Raises ModelError where the sequences are in use.
+    Without a ``tokenizer`` answers have tokens but no text, and no token ends one. If ``choose`` is
+    given, the host samples tokens from logits with it. The loop owns ``clock``, which times the
+    steps for `metrics`. Raises ModelError if the sequences are in use.
     """
 
     def __init__(
@@ -97,9 +97,10 @@ class AnswerLoop(Owner):
     def answer_to(
         self, request: Request, deliver: Callable[[Item], None] = lambda item: None
     ) -> Answer:
-        """An answer that can be added, and who gets its items where others take them. Any thread
-        may ask for one. Raises ModelError for a token outside the vocabulary, SettingsError, and
-        what `ConstraintCompiler.matcher` raises, which may take a second or two."""
+        """Make an answer for `add`; ``deliver`` receives its items. Callable from any thread.
+
+        Compiling a constraint may take a second or two. Raises ModelError for a token outside the
+        vocabulary, SettingsError, and what `ConstraintCompiler.matcher` raises."""
         self._session.check_tokens(request.prompt)
         self._session.check_settings(request.settings)
         matcher = None
@@ -123,21 +124,21 @@ class AnswerLoop(Owner):
             return self._compiler
 
     def add(self, answer: Answer) -> None:
-        """Queue its request; where it is not taken, the error is all that is told."""
+        """Queue its request; on rejection only the error is delivered."""
         if self._lost is None:
             self._answers.add(answer)
         else:
             self._answers.tell(answer, self._lost)
 
     def cancel(self, answer: Answer) -> None:
-        """End a request, if it has not ended: nothing more of it is told."""
+        """End a request that has not ended; nothing more is delivered for it."""
         self._answers.cancel(answer)
 
     # ---- rounds ----
 
     @property
     def is_idle(self) -> bool:
-        """True where nothing is asked and no step is queued."""
+        """True if no request is open and no step is queued."""
         return not self._answers and not self._launcher
 
     def turn(self) -> None:
@@ -151,16 +152,18 @@ class AnswerLoop(Owner):
                 self._reader.read(plan)
 
     def take_items(self) -> Mapping[Answer, Sequence[Item]]:
-        """What is to be delivered since it was last taken."""
+        """The items to deliver since the last call."""
         return self._answers.take_items()
 
     def rest(self) -> None:
-        """There is nothing to do for a while, which counts as no time of the device's."""
+        """Pause the clock: the time until the next step is not device time."""
         self._launcher.rest()
 
     def fail(self, error: Exception) -> None:
-        """A round failed, not for the sake of one request or step: those that have begun end, or
-        all where the device is lost. What is queued is theirs alone, so that nobody reads it."""
+        """Handle the failure of a round that no single request or step caused.
+
+        Requests that have begun fail, or all of them if the device is lost. Queued steps serve only
+        these requests, so their results are dropped."""
         self._launcher.clear()
         if loses_device(error):
             self._lost = DeviceLostError(f"the device is lost, open the model again: {error}")
@@ -183,13 +186,13 @@ class AnswerLoop(Owner):
         return self._lost
 
     def metrics(self) -> Metrics:
-        """Where it stands, about now."""
+        """Counts and gauges of about now."""
         session, clock = self._session, self._launcher.clock
         pools, states = session.parts.cache.pools, session.storage.shared_states
         return Metrics.of(self._scheduler, pools, states, clock, session.steps.graph_bytes)
 
     def close(self) -> None:
-        """End what is open and wait for the steps that are queued; closing twice does nothing.
+        """End what is open and wait for the steps that are queued. Idempotent.
         Raises DriverError where that fails."""
         self._owners.close()
 

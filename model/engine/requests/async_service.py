@@ -18,10 +18,10 @@ _Model = TypeVar("_Model")
 
 
 class AsyncAnswers:
-    """Answers requests by an engine, which nobody else may use until it is closed. Without text
-    there are tokens alone, and no vocabulary is needed.
+    """Answers requests with an engine, used exclusively until closed.
 
-    To be used and closed in one event loop.
+    Without text answers have tokens only, and no vocabulary is needed. To be used and closed in one
+    event loop.
     """
 
     def __init__(
@@ -77,15 +77,15 @@ class AsyncAnswers:
         return self._service.lost
 
     def metrics(self) -> Metrics:
-        """Where it stands now."""
+        """Counts and gauges of now."""
         return self._service.metrics()
 
     async def drain(self) -> None:
-        """Wait until all that was asked for is answered."""
+        """Wait until every request is answered."""
         await self._is_idle.wait()
 
     async def close(self) -> None:
-        """End what runs; closing twice does nothing."""
+        """End what runs. Idempotent."""
         await asyncio.to_thread(self._service.close)
 
     def _post(self, work: Callable[[], None]) -> None:
@@ -112,7 +112,7 @@ class AsyncService(AsyncAnswers, Generic[_Model]):
         self.model = describe(self._service)
 
     async def close(self) -> None:
-        """End what runs, free the device; closing twice does nothing."""
+        """End what runs, free the device. Idempotent."""
         try:
             await super().close()
         finally:
@@ -120,8 +120,8 @@ class AsyncService(AsyncAnswers, Generic[_Model]):
 
 
 class AnswersOnDemand:
-    """Answers by an engine that others may use in between: it is taken with the first that is asked
-    for, and given back with the last that ends.
+    """Answers with an engine that is free between requests: the first open request acquires it, the
+    end of the last releases it.
 
     To be used in one event loop at a time.
     """
@@ -131,7 +131,7 @@ class AnswersOnDemand:
         self._answers: AsyncAnswers | None = None
         self._open = 0
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._lock = asyncio.Lock()  # held while the engine is taken, and given back
+        self._lock = asyncio.Lock()  # held while the engine is acquired or released
 
     async def generate(self, request: Request) -> AsyncGenerator[Piece | Ending, None]:
         """See `AsyncAnswers.generate`; ModelError as well while the engine is in use."""

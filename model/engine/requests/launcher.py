@@ -19,7 +19,7 @@ from urdir.model.engine.requests.scheduler import Scheduler
 from urdir.model.engine.requests.step_plan import StepPlan
 from urdir.model.engine.run_ahead import AT_ONCE, FEW, RunAhead
 from urdir.model.engine.step_clock import Span, StepClock
-from urdir.model.memory.buckets import ROWS
+from urdir.model.memory.buckets import COMMON_ROWS, ROWS
 from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("urdir.engine")
 
-#: What a step may be asked for, each of which serves those after it.
+#: Outputs of a step; each includes those after it.
 _OUTPUTS = (Output.LOGITS, Output.LOGPROBS, Output.SAMPLE, Output.GREEDY)
-#: Tokens after which an answer's graphs are looked for anew: fewer than they are prepared before.
+#: Tokens between two searches for the graphs that an answer needs: fewer than the look-ahead.
 _STRIDE = LOOK_AHEAD // 4
 
 
@@ -54,7 +54,7 @@ class _Launch:
 
 
 class Launcher(Owner):
-    """Queues the steps that ``scheduler`` plans for ``answers``, on the device of ``session``.
+    """Queues the steps that ``scheduler`` plans for ``answers`` on the device of ``session``.
 
     A ``clock``, which the launcher closes, times what is read; without one a launch takes the host
     less time.
@@ -95,11 +95,11 @@ class Launcher(Owner):
         return self._ahead.waited_seconds
 
     def launch(self) -> bool:
-        """Plan a step and queue it; False where there is none to queue now, or where a first token
-        would wait for its graph to be recorded.
+        """Plan a step and queue it. False if none can be queued now, or if a first token would wait
+        for the recording of its graph.
 
-        An error while the step is planned ends the requests that it is about, one while it is
-        queued those of the step. Raises an error that none of its requests has by itself.
+        An error in planning ends the requests it concerns, an error in queueing those of the step.
+        Raises an error that no single request causes.
         """
         session = self._session
         if self._ahead and self._next and not session.steps.is_recorded(self._next):
@@ -134,8 +134,8 @@ class Launcher(Owner):
         return True
 
     def wait(self) -> Sequence[StepPlan]:
-        """Wait for the oldest launch; the steps that are complete then. Meanwhile graphs are
-        prepared for the answers that go on."""
+        """Wait for the oldest launch; its steps. Meanwhile graphs are prepared for answers that
+        continue."""
         launch = self._ahead.wait(self._use_wait)
         self._note_time(launch)
         if self.clock is not None and launch.span is not None:
@@ -143,18 +143,18 @@ class Launcher(Owner):
         return launch.plans
 
     def clear(self) -> None:
-        """Forget what is queued: nobody reads it."""
+        """Drop the queued launches unread."""
         self._ahead.clear()
         self._begun_at = None
         self.rest()
 
     def rest(self) -> None:
-        """There is nothing to do for a while, which counts as no time of the device's."""
+        """Pause the clock: the time until the next step is not device time."""
         if self.clock is not None:
             self.clock.rest()
 
     def close(self) -> None:
-        """Wait for what is queued; closing twice does nothing."""
+        """Wait for the queued launches. Idempotent."""
         try:
             while self._ahead:
                 self._ahead.wait()
@@ -181,8 +181,7 @@ class Launcher(Owner):
         state.write_sampling(slot, words)
 
     def _shaped(self, plan: StepPlan) -> _Step | None:
-        """The shape of a step. Requests for which there is none, be they alone, end by that; None
-        where none is left."""
+        """The shape of a step. Requests without a shape even alone fail; None if none is left."""
         try:
             return self._shape(plan)
         except Exception:
@@ -201,7 +200,7 @@ class Launcher(Owner):
         wanted = {self._answers[number].output for number in plan.choosers}
         output = next((kind for kind in _OUTPUTS if kind in wanted), Output.NONE)
         shape = self._session.shapes.of_batch(plan.batch, plan.longest, output)
-        if shape.drafts:
+        if shape.drafts or _is_fine(shape):
             shape = self._recorded(shape)
         several = None
         if len(plan.choosers) <= FEW:
@@ -226,7 +225,8 @@ class Launcher(Owner):
         wished = 0 if self._scheduler.drafting is None else self._scheduler.drafting.wished
         end, longest = self._scheduler.end(last), last.longest
         if longest < end and not last.requests and not self._scheduler.queued:
-            self._next = self._session.shapes.decode(rows, longest + 1, output)
+            following = self._session.shapes.decode(rows, longest + 1, output)
+            self._next = self._recorded(following) if _is_fine(following) else following
         self._last = longest, output
         expected = (rows, output, longest // _STRIDE, end, drafted, wished)
         if expected != self._expected:
@@ -241,8 +241,9 @@ class Launcher(Owner):
             self._look_ahead = partial(_first, pieces)
 
     def _recorded(self, shape: StepShape) -> StepShape:
-        """The smallest shape with room for the rows of ``shape``, with drafts, that is recorded:
-        near their ends answers have fewer drafts. ``shape`` itself if none is."""
+        """The smallest shape with room for the rows of ``shape``, a decode step, that is recorded:
+        numbers of drafts change from step to step, and not all numbers of sequences are recorded
+        ahead. ``shape`` itself if none is."""
         steps, most = self._session.steps, self._session.parts.state.rows
         if steps.observer is None:
             rows = (rows for rows in ROWS if shape.rows <= rows <= most)
@@ -308,6 +309,11 @@ def _in_advance() -> Iterator[None]:
         pass
     except Exception:
         log.exception("a step could not be prepared in advance")
+
+
+def _is_fine(shape: StepShape) -> bool:
+    """Whether a decode step's number of rows is none whose graphs are recorded ahead."""
+    return not shape.prompt and shape.rows not in COMMON_ROWS
 
 
 def _first(pieces: Sequence[Callable[[], bool]]) -> bool:

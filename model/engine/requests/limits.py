@@ -50,8 +50,8 @@ class Limits:
 
     @classmethod
     def for_latency(cls, shapes: ShapeBuckets, *, share_prefixes: bool = True) -> Self:
-        """For users who read along: tokens come at an even pace, whoever else arrives, and who
-        waits too long is told. Steps are of ``shapes``."""
+        """For users who read along: tokens come at an even pace, whatever arrives, and a request
+        that waits too long gets an error. Steps are of ``shapes``."""
         whole = _aligned(shapes, shapes.chunks[-1])
         some = min(whole, _aligned(shapes, SOME_ROWS))
         return cls(

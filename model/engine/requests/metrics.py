@@ -1,4 +1,4 @@
-"""Where a service stands: plain data."""
+"""Counts and gauges of a service: plain data."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """Counts are since a service began; ``queued``, ``running``, pages and graphs are of
-    now."""
+    """Counts since the start of a service; ``queued``, ``running``, pages and graphs are gauges."""
 
     queued: int = 0
     running: int = 0
     pages_used: int = 0
     pages_total: int = 0
-    states_kept: int = 0  # of recurrent layers, for prompts that begin alike
-    states_total: int = 0  # that there is room for
+    states_kept: int = 0  # of recurrent layers, for prompts with a common prefix
+    states_total: int = 0  # capacity for kept states
     prefix_queries: int = 0  # prompt tokens that were looked up
     prefix_hits: int = 0  # of these, tokens that were found
     prompt_tokens: int = 0
@@ -48,7 +47,7 @@ class Metrics:
         clock: StepClock | None,
         graph_bytes: int,
     ) -> Self:
-        """About now, from the books of a service."""
+        """Metrics of about now, from the parts of a service."""
         counts = scheduler.counts
         return cls(
             queued=scheduler.queued,

@@ -1,4 +1,4 @@
-"""The answers that a service is giving, and what those who asked are to be told."""
+"""The open answers of a service, and the items to deliver for them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from urdir.model.engine.requests.scheduler import Scheduler
 
 
 class OpenAnswers:
-    """The answers that have not ended, by the numbers that ``scheduler`` has for their requests.
+    """The answers that have not ended, by the number of their request in ``scheduler``.
 
-    Items are collected until they are taken, together; pieces that follow one another become one.
+    Items are collected until `take_items`; consecutive pieces are merged.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -23,7 +23,7 @@ class OpenAnswers:
         self._items: dict[Answer, list[Item]] = {}
 
     def __len__(self) -> int:
-        """How many there are."""
+        """The number of open answers."""
         return len(self._answers)
 
     def __contains__(self, number: object) -> bool:
@@ -41,7 +41,7 @@ class OpenAnswers:
         return [self._answers[number] for number in numbers]
 
     def add(self, answer: Answer) -> None:
-        """Queue its request; where it is not taken, the error is all that is told."""
+        """Queue its request; on rejection only the error is delivered."""
         try:
             answer.number = self._scheduler.add(answer.request)
         except Exception as error:
@@ -50,7 +50,7 @@ class OpenAnswers:
         self._answers[answer.number] = answer
 
     def tell(self, answer: Answer, item: Item) -> None:
-        """An item is to be delivered."""
+        """Collect an item to deliver."""
         items = self._items.setdefault(answer, [])
         if isinstance(item, Piece) and items and isinstance(last := items[-1], Piece):
             items[-1] = Piece(last.text + item.text, last.choices + item.choices)
@@ -58,13 +58,12 @@ class OpenAnswers:
             items.append(item)
 
     def ended(self, answer: Answer) -> None:
-        """The scheduler has forgotten its request."""
+        """Remove an answer whose request the scheduler has removed."""
         del self._answers[answer.number]
 
     @contextmanager
     def alone(self, number: int) -> Iterator[None]:
-        """Do something for one request: an error ends it and no other. Raises what loses the
-        device."""
+        """A context whose errors end one request only. Raises an error that loses the device."""
         try:
             yield
         except Exception as error:
@@ -73,23 +72,23 @@ class OpenAnswers:
             self.fail(self._answers[number], error)
 
     def fail(self, answer: Answer, error: Exception) -> None:
-        """A request fails by itself."""
+        """End one request with an error."""
         self.ended(answer)
         self._scheduler.cancel(answer.number)
         self.tell(answer, error)
 
     def fail_all(self, error: Exception) -> None:
-        """All of them fail."""
+        """End all requests with an error."""
         for answer in list(self._answers.values()):
             self.fail(answer, error)
 
     def fail_begun(self, error: Exception) -> None:
-        """Those fail that a step may have been of; the others wait for the next."""
+        """End the requests that may be part of a step; the others wait for the next one."""
         for answer in self.named(self._scheduler.begun):
             self.fail(answer, error)
 
     def fail_dropped(self) -> None:
-        """Those fail that the scheduler has ended by itself. Raises what loses the device."""
+        """End the requests that the scheduler dropped. Raises an error that loses the device."""
         for number, error in self._scheduler.dropped().items():
             if loses_device(error):
                 raise error
@@ -97,18 +96,18 @@ class OpenAnswers:
                 self.tell(answer, error)
 
     def cancel(self, answer: Answer) -> None:
-        """End a request, if it has not ended: nothing more of it is delivered."""
+        """End a request that has not ended; nothing more is delivered for it."""
         if self._answers.get(answer.number) is answer:
             self.ended(answer)
             self._scheduler.cancel(answer.number)
         self._items.pop(answer, None)
 
     def cancel_all(self) -> None:
-        """End all requests: nobody waits for them."""
+        """End all requests without delivering anything."""
         for answer in list(self._answers.values()):
             self.cancel(answer)
 
     def take_items(self) -> dict[Answer, list[Item]]:
-        """What is to be delivered, which is forgotten here."""
+        """The collected items, which are removed here."""
         items, self._items = self._items, {}
         return items

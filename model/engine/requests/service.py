@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from urdir.model.text.tokenizer import Tokenizer
 
 
-#: While nobody asks, graphs are recorded for so long at a time, and whoever comes is looked for in
-#: the pauses.
+#: An idle service records graphs for this time, then looks for requests for this time.
 _WORK_SECONDS, _PAUSE_SECONDS = 0.001, 0.0005
 
 
@@ -50,12 +49,11 @@ class OpenModel(Protocol):
 
 
 class Service(Owner):
-    """Answers requests by the sequences of ``engine``, which nobody else may use meanwhile.
+    """Answers requests with the sequences of ``engine``, used exclusively.
 
     ``post`` hands work to the thread that takes items (by default it is done at once). Without a
-    ``tokenizer`` there are tokens but no text, and no token ends an answer. While nobody asks,
-    there is time for a ``warm_up``, after which the thread sleeps. Raises ModelError where the
-    sequences are in use.
+    ``tokenizer`` answers have tokens but no text, and no token ends one. An idle service works on
+    its ``warm_up``, then sleeps. Raises ModelError if the sequences are in use.
     """
 
     def __init__(
@@ -81,9 +79,8 @@ class Service(Owner):
     # ---- from other threads ----
 
     def submit(self, request: Request, deliver: Callable[[Item], None]) -> Answer:
-        """Ask. Items come through ``deliver``: a BusyError, ContextFullError or another error where
-        the request is not taken or fails, which then ends it. Raises what `AnswerLoop.answer_to`
-        does."""
+        """Queue a request whose items go to ``deliver``. An item that is an error (BusyError,
+        ContextFullError, ...) rejects or ends it. Raises what `AnswerLoop.answer_to` raises."""
         answer = self.answer_to(request, deliver)
         self.add(answer)
         return answer
@@ -102,7 +99,7 @@ class Service(Owner):
         return self._loop.compiler
 
     def cancel(self, answer: Answer) -> None:
-        """End a request, if it has not ended: nothing more of it is delivered."""
+        """End a request that has not ended; nothing more is delivered for it."""
         self._inbox.put(lambda: self._loop.cancel(answer))
 
     @property
@@ -111,14 +108,14 @@ class Service(Owner):
         return self._loop.lost
 
     def metrics(self) -> Metrics:
-        """Where it stands, about now."""
+        """Counts and gauges of about now."""
         warm_up = self._warm_up
         wanted = warm_up.recorded + warm_up.left
         return replace(self._loop.metrics(), graphs_recorded=warm_up.recorded, graphs_wanted=wanted)
 
     def close(self) -> None:
-        """End what runs and the thread; closing twice does nothing. The engine stays open. Raises
-        DriverError where waiting for the last steps fails."""
+        """End what runs and the thread. The engine stays open. Idempotent. Raises DriverError
+        if waiting for the last steps fails."""
         if not self._is_closing:
             self._is_closing = True
             self._inbox.put(None)
@@ -143,8 +140,8 @@ class Service(Owner):
             self._failure = error
 
     def _take(self) -> bool:
-        """Do what was asked for; wait for something where there is nothing else to do. False once
-        the service is closed."""
+        """Do the work in the inbox; wait for some if the loop is idle. False once the service is
+        closed."""
         is_idle = self._loop.is_idle
         if is_idle:
             self._loop.rest()
@@ -158,8 +155,8 @@ class Service(Owner):
         return False
 
     def _wait(self) -> Callable[[], None] | None:
-        """What is asked for next. Until then graphs are recorded, with pauses in which other
-        threads run."""
+        """Wait for the next work. Meanwhile graphs are recorded, with pauses in which other threads
+        run."""
         warm_up = self._warm_up
         if warm_up.left:
             with Progress("recording graphs") as progress:
@@ -171,7 +168,7 @@ class Service(Owner):
         return self._inbox.get()
 
     def _hand_over(self) -> None:
-        """Give the items of a round to those who wait for them, together."""
+        """Deliver all items of a round together."""
         if items := self._loop.take_items():
             self._post(lambda: _deliver(items))
 

@@ -7,13 +7,22 @@ from collections.abc import Sequence
 
 from urdir.model.memory.buckets import ROWS, row_bucket
 
-#: Seconds of a step by rows: 8B Q4_K_M on an H200, at few keys. Up to 16, 32 and 64 rows measured,
-#: others between.
-_SECONDS = tuple(
-    1e-3 * ms
-    for ms in (1.299, 1.356, 1.389, 1.484, 2.02, 2.06, 2.10, 2.48, 2.85, 3.4, 3.9, 5.0, 6.0)
+#: ms of a step by rows: 8B Q4_K_M on an H200, at few keys (2026-11-23). The last one
+#: is that before, by as many rows more.
+_MEASURED: Sequence[tuple[int, float]] = (
+    *((1, 1.299), (2, 1.356), (4, 1.389), (8, 1.484), (16, 2.02), (32, 2.10), (64, 2.80)),
+    *((128, 5.21), (256, 8.58), (ROWS[-1], 4 * 8.58)),
 )
-assert len(_SECONDS) == len(ROWS)
+
+
+def _seconds(rows: int) -> float:
+    """The same of any number of rows, between those measured."""
+    after = next(at for at, (known, _) in enumerate(_MEASURED) if known >= rows)
+    (low, first), (high, last) = _MEASURED[max(0, after - 1)], _MEASURED[after]
+    return 1e-3 * (last + (first - last) * (high - rows) / max(1, high - low))
+
+
+_SECONDS = tuple(_seconds(rows) for rows in ROWS)
 #: Weight of the latest step in a mean; no step counts as more than so many of the mean.
 _WEIGHT, _MOST = 0.1, 1.5
 
@@ -35,7 +44,8 @@ class StepCosts:
         below = max((known for known in self._measured if known < at), default=None)
         near = min(self._measured, default=None) if below is None else below
         scale = 1.0 if near is None else self._measured[near] / self._seconds[near]
-        return scale * self._seconds[at] * max(1.0, rows / ROWS[-1])
+        beyond = max(1.0, rows / ROWS[-1])
+        return float(scale * self._seconds[at] * beyond)
 
     def learn(self, rows: int, seconds: float) -> None:
         """A step of ``rows`` rows took so long."""

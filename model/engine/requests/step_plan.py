@@ -88,8 +88,8 @@ class Chosen(NamedTuple):
 
 class Outcome(NamedTuple):
     """A token that a step chose for a request, the ``row``-th of its choosers, after the one at
-    ``position``. ``ending`` is there where the answer ends by it; an end token is no part of the
-    answer."""
+    ``position``. ``ending`` is given if the token ends the answer; an end token does not belong to
+    the answer."""
 
     request: int
     row: int

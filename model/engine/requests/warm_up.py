@@ -1,8 +1,8 @@
-"""Graphs of the steps that are likely to come, recorded before anybody waits for them.
+"""Graphs of likely steps, recorded before a request needs them.
 
-A step whose shape comes up first is recorded on the way, which holds all users up: by 20 to 40 ms
-with an 8B model, by 300 where kernels have to be compiled (H200). So a service records likely ones
-while nobody asks, in pieces that are short: who comes meanwhile waits for one of them at most.
+The first step of a shape is recorded when it is needed, which delays all users: by 20 to 40 ms with
+an 8B model, by 300 ms if kernels have to be compiled (H200). So an idle service records likely
+graphs in short pieces; a new request waits for at most one piece.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from urdir.model.engine.batch import Batch, Output, Segment, ShapeBuckets, StepS
 from urdir.model.engine.requests.limits import SOME_ROWS
 from urdir.model.engine.run_ahead import AT_ONCE, FEW
 from urdir.model.engine.runner import Steps
-from urdir.model.memory.buckets import COARSE_CHUNKS, COARSE_ROWS, MOST_DRAFTED, row_buckets
+from urdir.model.memory.buckets import COARSE_CHUNKS, COARSE_ROWS, MOST_DRAFTED, common_rows
 
 log = logging.getLogger("urdir.engine")
 
@@ -31,11 +31,11 @@ _LEFT = 1 / 4
 
 
 class WarmUp:
-    """Records graphs of ``steps``, those of the first ``shapes``, in their order; ``on_graph`` is
-    called after each.
+    """Records graphs of ``steps`` for the first ``shapes`` in their order; calls ``on_graph`` after
+    each.
 
-    It ends where three quarters of the memory for graphs are full, or one cannot be made: the step
-    that needs it tries again, and its requests end by the error.
+    It ends when three quarters of the memory for graphs are full, or when one cannot be made: the
+    step that needs it tries again, and its requests end with the error.
     """
 
     def __init__(
@@ -52,26 +52,25 @@ class WarmUp:
 
     @property
     def left(self) -> int:
-        """Graphs that are to be recorded still."""
+        """The number of graphs still to record."""
         return len(self._shapes)
 
     def run(self, seconds: float, tell: Tell = lambda done, total: None) -> None:
-        """Record one graph after the other until so much time has passed, and ``tell`` how many of
-        how many are there. Nothing runs: weights need not be loaded yet."""
+        """Record graphs one by one for ``seconds``; ``tell`` receives recorded and total counts.
+        Nothing runs: weights need not be loaded yet."""
         end = time.monotonic() + seconds
         while self.left and time.monotonic() < end:
             self._do(lambda shape: self._steps.record([shape]))
             tell(self.recorded, self.recorded + self.left)
 
     def work(self, seconds: float) -> None:
-        """Record for so long, a small piece after the other; less while another thread does what
-        takes longer than a piece may."""
+        """Record in small pieces for ``seconds``, or until a piece waits for another thread."""
         end = time.monotonic() + seconds
         while self.left and not self._steps.is_waiting and time.monotonic() < end:
             self._do(self._steps.prepare)
 
     def _do(self, work: Callable[[StepShape], bool | None]) -> None:
-        """Do some of the next graph; ``work`` says whether there is more to it."""
+        """Do a piece of the next graph; ``work`` returns whether more is left."""
         if self._steps.free_share <= _LEFT:
             self._shapes.clear()
         try:
@@ -101,9 +100,9 @@ def likely_shapes(
     their parts are of any length, not of as many rows as a step takes. There are at ``most`` so
     many users with so many tokens each.
     """
-    newcomers = [rows for rows in COARSE_CHUNKS if rows <= min(mixed_rows, shapes.chunks[-1])]
+    new_rows = [rows for rows in COARSE_CHUNKS if rows <= min(mixed_rows, shapes.chunks[-1])]
     most_users, longest = most or (shapes.rows, shapes.lengths[-1])
-    users = row_buckets(min(most_users, shapes.rows))
+    users = common_rows(min(most_users, shapes.rows))
     enough = bisect_left(shapes.lengths, min(longest, shapes.lengths[-1]))
     lengths = shapes.lengths[: enough + 1]
     for reach in range(max(len(lengths), len(users))):
@@ -111,31 +110,31 @@ def likely_shapes(
         for output in outputs:
             for length in near:
                 for count in few:
-                    yield from _answering(shapes, count, length, output, newcomers)
+                    yield from _answering(shapes, count, length, output, new_rows)
                 yield from _asking(shapes, length, output, divided)
                 yield from _asking_together(shapes, length, output) if reach else ()
         yield from _asking_long(shapes, near[-1])
 
 
 def _answering(
-    shapes: ShapeBuckets, users: int, length: int, output: Output, newcomers: Sequence[int]
+    shapes: ShapeBuckets, users: int, length: int, output: Output, new_rows: Sequence[int]
 ) -> Iterator[StepShape]:
-    """Of answers that go on, the longest to a length: alone, and beside so many rows of prompts of
-    ``newcomers``, whose number is rounded up with that of the users."""
+    """Shapes of answers that continue, the longest to ``length`` tokens: alone, and with a new
+    prompt of each number of rows in ``new_rows``, rounded up with the number of users."""
     yield shapes.decode(users, length, output)
     if users <= FEW:
         yield shapes.decode(users, length, output, AT_ONCE)
         yield from _drafted(shapes, users, length, output)
-    for rows in newcomers if users < shapes.rows else ():
+    for rows in new_rows if users < shapes.rows else ():
         for end in _ends(shapes, rows, length):
-            newcomer = Segment(users, end - rows, end, chooses=True)
-            yield shapes.of_batch(Batch(tuple(range(users)), (newcomer,)), length, output)
+            asking = Segment(users, end - rows, end, chooses=True)
+            yield shapes.of_batch(Batch(tuple(range(users)), (asking,)), length, output)
 
 
 def _drafted(shapes: ShapeBuckets, users: int, length: int, output: Output) -> Iterator[StepShape]:
-    """Of so few answers that go on, with drafts."""
+    """Shapes of a few answers that continue with drafts."""
     most = min(users * (1 + shapes.drafts), MOST_DRAFTED)
-    for rows in (rows for rows in row_buckets(most) if rows > users):
+    for rows in (rows for rows in common_rows(most) if rows > users):
         for steps in (1, AT_ONCE):
             yield shapes.decode(rows, length, output, steps, drafted=True)
 
@@ -143,8 +142,8 @@ def _drafted(shapes: ShapeBuckets, users: int, length: int, output: Output) -> I
 def _asking(
     shapes: ShapeBuckets, length: int, output: Output, divided: bool
 ) -> Iterator[StepShape]:
-    """Of single prompts up to a length: their ends, and the rows before them of long ones, or of
-    those that are divided. They begin a sequence, or go on with one."""
+    """Shapes of single prompts up to a length: their ends, and earlier chunks of long or divided
+    ones. They start a sequence or continue one."""
     for start in (0, 1):
         for rows in shapes.chunks:
             if start + rows <= length:
@@ -157,8 +156,8 @@ def _asking(
 
 
 def _asking_long(shapes: ShapeBuckets, longest: int) -> Iterator[StepShape]:
-    """Of long prompts the first steps, for which nothing that runs leaves time to prepare, and
-    those up to ``longest`` that walk further."""
+    """Shapes of long prompts: their first steps, which no running step leaves time to prepare, and
+    those that expand cached latents up to ``longest``."""
     rows = shapes.chunks[-1]
     for end in (rows, 2 * rows, *_ends(shapes, rows, longest)):
         length = min(end, shapes.lengths[-1])
@@ -167,7 +166,7 @@ def _asking_long(shapes: ShapeBuckets, longest: int) -> Iterator[StepShape]:
 
 
 def _asking_together(shapes: ShapeBuckets, length: int, output: Output) -> Iterator[StepShape]:
-    """Of prompts up to a length that come at once: two, or many of which all but one are short."""
+    """Shapes of simultaneous prompts up to a length: two, or many of which one is long."""
     for rows in COARSE_CHUNKS:
         for count in (2, *(fewer + 1 for fewer in COARSE_ROWS[1:])):
             first = rows - (count - 1) * shapes.alignment
@@ -179,8 +178,8 @@ def _asking_together(shapes: ShapeBuckets, length: int, output: Output) -> Itera
 
 
 def _ends(shapes: ShapeBuckets, rows: int, longest: int) -> Iterator[int]:
-    """Where a segment of so many rows may end, up to ``longest``, for all shapes of its step. Short
-    ones in its place may walk over twice as many tokens."""
+    """Ends of a segment of ``rows`` rows, up to ``longest``, that cover all shapes of its step.
+    Short segments instead of it may expand twice as many tokens."""
     yield rows
     if shapes.walk is not None:
         yield from (end for end in shapes.walk.ends(max(longest, 2 * rows)) if end > rows)

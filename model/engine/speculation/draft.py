@@ -15,7 +15,7 @@ from urdir.model.graph.graph import Graph
 from urdir.model.graph.ops import Norm, Product
 from urdir.model.graph.tensor import Tensor
 from urdir.model.lower.arguments import without_none
-from urdir.model.lower.chain import NO_ENDS, Chain, Ends
+from urdir.model.lower.chain import Chain
 from urdir.model.lower.linear import lower_together
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.parts import LayerParts, StepParts
@@ -25,6 +25,8 @@ from urdir.ptxgen.kernels.argmax import Argmax
 from urdir.ptxgen.kernels.concat import Concat
 from urdir.ptxgen.kernels.draft_token import DraftToken
 from urdir.ptxgen.kernels.embedding import Embedding
+from urdir.ptxgen.kernels.linear.epilogue.activation import Bounded, Scaled
+from urdir.ptxgen.kernels.linear.steps import Epilogue
 from urdir.ptxgen.kernels.normalise import Normalise
 
 if TYPE_CHECKING:
@@ -69,7 +71,7 @@ class DraftProduct:
     label: str
     weights: Weights
     of: Linear
-    ends: Ends = NO_ENDS
+    ends: tuple[Epilogue, ...] = ()
 
 
 class DraftLaunches(Protocol):
@@ -184,7 +186,7 @@ def append_logits(
 ) -> None:
     """The logits of the norm of x, in the draft's workspace."""
     config = parts.own.config
-    ends = Ends(scale=config.logit_scale, softcap=config.softcap)
+    ends = (*Scaled.by(config.logit_scale), *Bounded.within(config.softcap))
     output = replace(output, ends=ends)
     append_product(plan, parts.own, rows, output, x, parts.own.work["logits"], norm)
 

@@ -31,7 +31,7 @@ def append_placed_rows(
         (source or NgramSource(state.drafts)).append(plan, parts, shape)
     rows = shape.outputs if shape.prompt else shape.rows
     beside = shape.decode if shape.prompt else 0
-    kernel = PlaceRows(state.max_len, rows, state.sequences, beside=beside)
+    kernel = PlaceRows(state.max_len, rows, state.sequences, beside, state.drafts_states)
     plan.launch(kernel, "rows", **{p.name: state[p.name] for p in kernel.params})
 
 

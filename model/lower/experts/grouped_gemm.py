@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING
 from urdir.model.lower.arguments import without_none
 from urdir.model.lower.experts.layer import MixtureLayer
 from urdir.model.lower.experts.packed import PackedExperts
-from urdir.model.lower.experts.products import ExpertProducts, MixtureCall, Product
+from urdir.model.lower.experts.products import (
+    ExpertProducts,
+    MixtureCall,
+    Product,
+    mixture_products,
+)
 from urdir.model.lower.requests import alike
 from urdir.ptxgen.kernels.experts.gemm import ExpertsGemm, tile_height
 from urdir.ptxgen.kernels.experts.group import GroupExperts
@@ -18,7 +23,7 @@ if TYPE_CHECKING:
     from urdir.driver.memory import Slice
 
 # One object for equal kernels, with its cached properties.
-_gemm = lru_cache(maxsize=256)(ExpertsGemm)
+_gemm = lru_cache(maxsize=256)(ExpertsGemm.of)
 _group = lru_cache(maxsize=64)(GroupExperts)
 
 
@@ -45,8 +50,12 @@ class GroupedGemm(ExpertProducts):
             self._append_gemm(name, mixture, product, height, x, to)
 
         self.append_activated(call, multiply)
-        activated, out, down = work["expert gate"], work["expert out"], mixture.down
-        self._append_gemm(f"{label}_down", mixture, Product("down", down), height, activated, out)
+        activated, out, down = (
+            work["expert gate"],
+            work["expert out"],
+            mixture_products(mixture)[-1],
+        )
+        self._append_gemm(f"{label}_down", mixture, down, height, activated, out)
         self.append_combined(call, selection.used)
 
     def _packs(self, mixture: MixtureLayer) -> bool:
@@ -68,22 +77,9 @@ class GroupedGemm(ExpertProducts):
         y: Slice,
     ) -> None:
         selection, matrix = mixture.selection, product.matrix
-        down = product.name == "down"
-        weighted = mixture.weigh_input != down
-        kernel = _gemm(
-            matrix.format,
-            selection.experts,
-            selection.used,
-            matrix.rows // selection.experts,
-            matrix.cols,
-            self.rows,
-            height,
-            down,
-            weighted,
-            matrix.bias is not None,
-            product.up is not None,
-            product.activation,
-        )
+        rows = matrix.rows // selection.experts
+        shape = (matrix.format, selection.experts, selection.used, rows, matrix.cols, self.rows)
+        kernel = _gemm(*shape, height, *product.epilogue, down=product.is_down)
         self.at.plan.launch(
             kernel,
             label,
@@ -91,6 +87,6 @@ class GroupedGemm(ExpertProducts):
             tile_of=self.work["expert tiles"],
             x=x,
             y=y,
-            **without_none(weight=self.work["expert weight"] if weighted else None),
+            **without_none(weight=self.work["expert weight"] if product.weighted else None),
             **product.arguments,
         )

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 from urdir.model.lower.arguments import without_none
 from urdir.model.lower.experts.layer import MixtureLayer
-from urdir.model.memory.weights import Matrix
-from urdir.ptxgen.kernels.activation import Activation
+from urdir.model.lower.experts.products import Product, mixture_products
 from urdir.ptxgen.kernels.experts.gemm import tile_height
 from urdir.ptxgen.kernels.experts.group import GroupExperts
+from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
 from urdir.ptxgen.kernels.linear.pack import Pack
 from urdir.ptxgen.kernels.linear.packed_parts import Mixture
 from urdir.ptxgen.kernels.linear.products.gemm_wgmma import GemmWgmma
+from urdir.ptxgen.kernels.linear.steps import Epilogue
 from urdir.ptxgen.kernels.linear.wgmma_choice import any_cut, choose_wgmma
 from urdir.ptxgen.spec import KernelSpec
 from urdir.ptxgen.weights.packed import GROUP
@@ -47,18 +48,18 @@ class PackedExperts:
         tiles = self._tiles(mixture)
         vectors = self._append_lists(label, mixture, tiles, x)
         inner = self._append_up(label, mixture, tiles, vectors)
-        down, weighted = mixture.down, not mixture.weigh_input
-        kernel = self._product(down, mixture.hidden, replace(tiles, weighted=weighted))
+        down = mixture_products(mixture)[-1]
+        kernel = self._product(down, mixture.hidden, tiles)
         self.plan.launch(
             kernel,
             f"{label}_down",
             x=inner,
             tile_of=self.work["expert tiles"],
             pair=self.work["expert pair"],
-            weights=down.data,
             # the vectors before all products lie there, too, and are not needed any more
             y=_part(self.work["expert out"], kernel, "y"),
-            **without_none(bias=down.bias, weight=self.work["expert weight"] if weighted else None),
+            **without_none(weight=self.work["expert weight"] if down.weighted else None),
+            **down.arguments,
         )
 
     def _tiles(self, mixture: MixtureLayer) -> Mixture:
@@ -89,45 +90,26 @@ class PackedExperts:
         self, label: str, mixture: MixtureLayer, tiles: Mixture, vectors: Slice
     ) -> Slice:
         """The activated products, packed in the same order."""
-        gate, up = mixture.gate, mixture.up
-        first, name = (up, "up") if gate is None else (gate, "gate_up")
-        gated = gate is not None
-        kernel = self._product(first, mixture.width, tiles, mixture.activation, gated)
+        # the packed vectors are weighted, if the input is
+        first = replace(mixture_products(mixture)[0], weighted=False)
+        kernel = self._product(first, mixture.width, tiles, PackedVectors())
         inner = _part(self.work["expert gate"], kernel, "y")
         self.plan.launch(
             kernel,
-            f"{label}_{name}",
+            f"{label}_{first.name}",
             x=vectors,
             tile_of=self.work["expert tiles"],
-            weights=first.data,
             y=inner,
-            **without_none(bias=first.bias, up_bias=up.bias if gated else None),
-            **without_none(up=up.data if gated else None),
+            **first.arguments,
         )
         return inner
 
-    def _product(
-        self,
-        matrix: Matrix,
-        rows: int,
-        tiles: Mixture,
-        activation: Activation | None = None,
-        gated: bool = False,
-    ) -> GemmWgmma:
-        """With the matrix (rows, in) of each pair's expert; packed where an activation follows."""
-        product = GemmWgmma(
-            matrix.format,
-            rows,
-            matrix.cols,
-            self.rows,
-            any_cut(tiles.height),
-            bias=matrix.bias is not None,
-            gated=gated,
-            activation=activation,
-            packs=activation is not None,
-            mixture=tiles,
-        )
-        return choose_wgmma(product, self.sms)
+    def _product(self, product: Product, rows: int, tiles: Mixture, *steps: Epilogue) -> GemmWgmma:
+        """With the matrix (rows, in) of each pair's expert, then the steps."""
+        fmt, cols, cut = product.matrix.format, product.matrix.cols, any_cut(tiles.height)
+        steps = (*product.epilogue, *steps)
+        kernel = GemmWgmma.of(fmt, rows, cols, self.rows, cut, *steps, mixture=tiles)
+        return choose_wgmma(kernel, self.sms)
 
 
 def _part(buffer: Slice, kernel: KernelSpec, name: str) -> Slice:

@@ -6,14 +6,20 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from urdir.model.lower.arguments import without_none
-from urdir.model.lower.experts.products import ExpertProducts, MixtureCall, Product
+from urdir.model.lower.experts.products import (
+    ExpertProducts,
+    MixtureCall,
+    Product,
+    mixture_products,
+)
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.experts.down import ExpertsDown
 from urdir.ptxgen.kernels.experts.tiled import ExpertsSpec
 from urdir.ptxgen.kernels.experts.up import ExpertsUp
-from urdir.ptxgen.kernels.linear.products.gemv_room import Activations as Rounding
-from urdir.ptxgen.weights.formats import Format
+from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
+from urdir.ptxgen.kernels.linear.prologue.norm import Normed
+from urdir.ptxgen.kernels.linear.steps import Step
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
@@ -38,55 +44,37 @@ class PerRow(ExpertProducts):
 
         self.append_activated(call, multiply)
         mixture, residual = call.mixture, call.residual
-        down, selection = mixture.down, mixture.selection
-        kernel = _fitted(
+        down = mixture_products(mixture)[-1]
+        kernel = self._fitted(
             ExpertsDown,
-            self._shares(larger=self.rows == 1),
-            format=down.format,
-            experts=selection.experts,
-            used=selection.used,
-            rows=mixture.hidden,
-            cols=down.cols,
+            self.rows == 1,
+            mixture.selection.experts,
+            mixture.selection.used,
+            down.matrix,
+            *down.epilogue,
+            *([Residual()] if residual is not None else []),
             batch=self.rows,
-            activations=self._rounding(down.format),
-            sms=self.at.limits.sms,
-            weighted=not mixture.weigh_input,
-            bias=down.bias is not None,
-            residual=residual is not None,
             early=True,  # the products before it have waited for the router
         )
-        weight = None if mixture.weigh_input else self.work["expert weight"]
+        weight = self.work["expert weight"] if down.weighted else None
         self.at.plan.launch(
             kernel,
             f"{call.label}_down",
-            weights=down.data,
             expert=self.work["expert"],
             x=self.work["expert gate"],
             y=call.y,
-            **without_none(weight=weight, bias=down.bias, residual=residual),
+            **without_none(weight=weight, residual=residual),
+            **down.arguments,
         )
 
     def _append_up(self, label: str, call: MixtureCall, product: Product, y: Slice) -> None:
-        mixture, norm = call.mixture, call.norm
-        selection, matrix = mixture.selection, product.matrix
-        kernel = _fitted(
-            ExpertsUp,
-            self._shares(larger=self.rows > 1),
-            format=matrix.format,
-            experts=selection.experts,
-            used=selection.used,
-            rows=mixture.width,
-            cols=matrix.cols,
-            batch=self.rows,
-            activations=self._rounding(matrix.format),
-            sms=self.at.limits.sms,
-            gated=product.up is not None,
-            activation=product.activation,
-            norm=None if norm is None else norm.norm,
-            weighted=mixture.weigh_input,
-            bias=matrix.bias is not None,
+        norm, selection, matrix = call.norm, call.mixture.selection, product.matrix
+        steps = (*([Normed(norm.norm)] if norm is not None else []), *product.epilogue)
+        experts, used = selection.experts, selection.used
+        kernel = self._fitted(
+            ExpertsUp, self.rows > 1, experts, used, matrix, *steps, batch=self.rows
         )
-        weight = self.work["expert weight"] if mixture.weigh_input else None
+        weight = self.work["expert weight"] if product.weighted else None
         norms = {} if norm is None else without_none(norm=norm.weight, norm_bias=norm.bias)
         self.at.plan.launch(
             kernel,
@@ -104,21 +92,8 @@ class PerRow(ExpertProducts):
         rows, most = matrix.rows // heads, MAX_GRID // heads
         for first in range(0, self.rows, most):
             count = min(most, self.rows - first)
-            kernel = _fitted(
-                ExpertsUp,
-                self._shares(larger=self.rows > 1),
-                format=matrix.format,
-                experts=heads,
-                used=1,
-                rows=rows,
-                cols=matrix.cols,
-                batch=count * heads,
-                activations=self._rounding(matrix.format),
-                sms=self.at.limits.sms,
-                gated=False,
-                activation=None,
-                in_turn=True,
-            )
+            larger, batch = self.rows > 1, count * heads
+            kernel = self._fitted(ExpertsUp, larger, heads, 1, matrix, batch=batch, in_turn=True)
             parts = [
                 at.slice(4 * first * heads * width, 4 * count * heads * width)
                 for at, width in ((x, matrix.cols), (y, rows))
@@ -126,8 +101,29 @@ class PerRow(ExpertProducts):
             suffix = f" rows {first}" if self.rows > most else ""
             self.at.plan.launch(kernel, label + suffix, weights=matrix.data, x=parts[0], y=parts[1])
 
-    def _rounding(self, fmt: Format) -> Rounding:
-        return "f32" if self.at.exact or fmt.is_float else "i16"
+    def _fitted(
+        self,
+        kind: type[_Kernel],
+        larger: bool,
+        experts: int,
+        used: int,
+        matrix: Matrix,
+        *steps: Step,
+        **fields: Any,
+    ) -> _Kernel:
+        """The kernel for the matrices of all experts, with the ``larger`` share of an SM or the
+        smaller one."""
+        rounding = "f32" if self.at.exact or matrix.format.is_float else "i16"
+        shape = (matrix.format, experts, used, matrix.rows // experts, matrix.cols)
+        fields |= {"activations": rounding, "sms": self.at.limits.sms}
+        found: _Kernel = _fitted(
+            kind,  # type: ignore[arg-type]  # mypy takes no class for hashable
+            self._shares(larger),
+            *shape,
+            *steps,
+            **fields,
+        )
+        return found
 
     def _shares(self, larger: bool) -> tuple[Share, Share]:
         """The share of an SM that linear launches have, and all of it."""
@@ -137,18 +133,19 @@ class PerRow(ExpertProducts):
 
 
 @lru_cache(maxsize=256)
-def _fitted(kind: type[_Kernel], shares: tuple[Share, ...], **fields: Any) -> _Kernel:
-    """The kernel with the first share that it fits in."""
+def _fitted(kind: type[Any], shares: tuple[Share, ...], *of: Any, **fields: Any) -> Any:
+    """The kernel ``of`` a shape and steps with the first share that it fits in."""
     refusal: PtxgenError | None = None
     for most, least, resident in shares:
         try:
-            kernel = kind(shared=most, least_shared=least, resident=resident, **fields)
+            kernel = kind.of(*of, shared=most, least_shared=least, resident=resident, **fields)
         except PtxgenError as exc:
             refusal = exc
             continue
         if kernel.fits:
             return kernel
+    _, _, used, rows, cols, *_ = of
     raise PtxgenError(
-        f"{kind.name}: {fields['used']} experts of {fields['rows']} x {fields['cols']}, "
-        f"{fields['activations']} activations: {max(shares)[0]} bytes of shared memory are too few"
+        f"{kind.name}: {used} experts of {rows} x {cols}, {fields['activations']} activations: "
+        f"{max(shares)[0]} bytes of shared memory are too few"
     ) from refusal

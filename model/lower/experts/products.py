@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 from urdir.model.lower.arguments import without_none
 from urdir.model.lower.experts.layer import MixtureLayer
 from urdir.model.lower.lowering import Lowering
-from urdir.model.lower.requests import alike
+from urdir.model.lower.requests import alike, biases
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.activate import Activate
-from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.experts.combine import CombineExperts
+from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Gated
+from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
+from urdir.ptxgen.kernels.linear.steps import Epilogue
 from urdir.ptxgen.kernels.normalise import Normalise
 
 if TYPE_CHECKING:
@@ -56,12 +58,28 @@ class MixtureCall:
 @dataclass(frozen=True, slots=True)
 class Product:
     """What a launch multiplies: a matrix of all experts, perhaps with the ``up`` matrix of a gated
-    pair; then comes the activation, if there is one."""
+    pair, and the nonlinearity that follows. ``weighted``: the weight of the expert multiplies it,
+    the product of the ``down`` matrix with its bias, that of others without.
+    """
 
     name: str
     matrix: Matrix
     up: Matrix | None = None
-    activation: Activation | None = None
+    nonlinearity: Gated | Activated | None = None
+    weighted: bool = False
+
+    @property
+    def is_down(self) -> bool:
+        """Whether it is the last product of the experts."""
+        return self.name == "down"
+
+    @property
+    def epilogue(self) -> tuple[Epilogue, ...]:
+        """What follows the product in its launch."""
+        bias, weighted = biases([self.matrix]), (Weighted(),) if self.weighted else ()
+        if self.is_down:
+            return (*bias, *weighted)
+        return (*weighted, *bias, *([self.nonlinearity] if self.nonlinearity else []))
 
     @property
     def arguments(self) -> dict[str, Slice]:
@@ -95,7 +113,7 @@ class ExpertProducts:
         row and its experts."""
         gate, up = self.work["expert gate"], self.work["expert up"]
         mixture = call.mixture
-        first, *second = first_products(mixture)
+        first, *second = mixture_products(mixture)[:-1]
         multiply(f"{call.label}_{first.name}", first, gate)
         if second:
             multiply(f"{call.label}_{second[0].name}", second[0], up)
@@ -112,11 +130,13 @@ class ExpertProducts:
         self.at.plan.launch(kernel, label, x=x, y=call.y, **without_none(residual=residual))
 
 
-def first_products(mixture: MixtureLayer) -> list[Product]:
-    """What is multiplied before the down matrices: a gate and up in one launch if it can."""
+def mixture_products(mixture: MixtureLayer) -> list[Product]:
+    """What is multiplied, the down matrices last: a gate and up in one launch if it can."""
     gate, up, f = mixture.gate, mixture.up, mixture.activation
+    down = Product("down", mixture.down, weighted=not mixture.weigh_input)
+    weighted = mixture.weigh_input
     if gate is None:
-        return [Product("up", up, activation=f)]
+        return [Product("up", up, None, Activated(f), weighted), down]
     if alike(gate, up):
-        return [Product("gate_up", gate, up, f)]
-    return [Product("gate", gate), Product("up", up)]
+        return [Product("gate_up", gate, up, Gated(f), weighted), down]
+    return [Product("gate", gate, weighted=weighted), Product("up", up, weighted=weighted), down]

@@ -11,14 +11,15 @@ from urdir.model.lower.experts.products import (
     ExpertProducts,
     MixtureCall,
     Product,
-    first_products,
+    mixture_products,
 )
 from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.experts.choice import most_warps, pays_together
 from urdir.ptxgen.kernels.experts.gemm_small import ExpertsGemmSmall
 from urdir.ptxgen.kernels.experts.spec import MAX_USED
-from urdir.ptxgen.kernels.linear.prologue.norm import is_first
+from urdir.ptxgen.kernels.linear.prologue.norm import Normed, is_first
+from urdir.ptxgen.kernels.linear.steps import Step
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
@@ -37,7 +38,7 @@ class SharedRead(ExpertProducts):
         few = (self.rows, selection.experts, selection.used)
         if self.at.exact or not pays_together(*few, nbytes):
             return False
-        products = [Product("down", mixture.down), *first_products(mixture)]
+        products = mixture_products(mixture)
         return all(self._small(mixture, product, norm) is not None for product in products)
 
     def append(self, call: MixtureCall) -> None:
@@ -51,7 +52,7 @@ class SharedRead(ExpertProducts):
 
         self.append_activated(call, multiply)
         activated, out = self.work["expert gate"], self.work["expert out"]
-        down = Product("down", mixture.down)
+        down = mixture_products(mixture)[-1]
         slots = self._append_small(f"{call.label}_down", mixture, down, activated, None, out)
         self.append_combined(call, slots)
 
@@ -83,9 +84,11 @@ class SharedRead(ExpertProducts):
         self, mixture: MixtureLayer, product: Product, norm: NormLayer | None
     ) -> ExpertsGemmSmall | None:
         """The kernel, if there is one; a norm that it does not take comes before it."""
-        selection, matrix, down = mixture.selection, product.matrix, product.name == "down"
-        computed = None if norm is None or down or is_first(norm.norm) else norm.norm
+        selection, matrix, down = mixture.selection, product.matrix, product.is_down
+        computes = norm is not None and not down and not is_first(norm.norm)
         return _small_fitted(
+            *([Normed(norm.norm)] if norm is not None and computes else []),
+            *product.epilogue,
             shared=self.at.limits.shared_per_cta,
             format=matrix.format,
             experts=selection.experts,
@@ -94,11 +97,6 @@ class SharedRead(ExpertProducts):
             cols=matrix.cols,
             batch=self.rows,
             down=down,
-            weighted=mixture.weigh_input != down,
-            bias=matrix.bias is not None,
-            gated=product.up is not None,
-            activation=product.activation,
-            norm=computed,
             warps=most_warps(self.at.limits.target, matrix.format),
             early=down,  # the products before it have waited for the router
             sms=self.at.limits.sms,
@@ -106,11 +104,11 @@ class SharedRead(ExpertProducts):
 
 
 @lru_cache(maxsize=256)
-def _small_fitted(**fields: Any) -> ExpertsGemmSmall | None:
-    """The kernel, if need be with columns in parts; None where it does not fit."""
-    for parts in range(1, MAX_USED // fields["used"] + 1 if fields["down"] else 2):
+def _small_fitted(*steps: Step, **fields: Any) -> ExpertsGemmSmall | None:
+    """The kernel, if need be with split columns; None if it does not fit."""
+    for splits in range(1, MAX_USED // fields["used"] + 1 if fields["down"] else 2):
         try:
-            kernel = ExpertsGemmSmall(parts=parts, **fields)
+            kernel = ExpertsGemmSmall.of(*steps, splits=splits, **fields)
         except PtxgenError:
             continue
         if kernel.fits:

@@ -12,11 +12,16 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.experts.spec import ExpertsProduct
+from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Gated
+from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
+from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
 from urdir.ptxgen.kernels.linear.products.gemm_tile import CtaTile, widest
 from urdir.ptxgen.kernels.pairs import grouped, most_tiles, random_choice
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.formats import FORMATS
 
+#: What may follow the products of the first matrices of experts, and those of the last ones.
+UP, DOWN = (Weighted, Bias, Gated, Activated), (Bias, Weighted)
 #: CTAs that fill a big GPU (132 SMs), two on most SMs: tiles get smaller where there are fewer.
 FULL = 256
 #: The tiles to choose from; the first ones use an unpacked weight and a loaded value most often.
@@ -45,25 +50,21 @@ def tile_height(rows: int, experts: int, used: int) -> int:
 
 @dataclass(frozen=True)
 class ExpertsGemm(ExpertsProduct):
-    """y = W x (+ bias) for pairs of rows and experts, W (rows, cols) of the pair's expert.
+    """y = W x for pairs of rows and experts, then the ``epilogue``, W (rows, cols) of the pair's
+    expert.
 
     ``pair`` and ``tile_of`` are those of `GroupExperts` for ``batch`` rows, with tiles of
     ``height``. Going up, x (batch, cols) has the rows' activations, and y (pairs, rows) is in the
     order of ``pair``. ``down``: x (pairs, cols) is in the order of ``pair``, y (pairs, rows) in
-    that of rows and slots. ``weighted``: products are multiplied with the pair's weight, going down
-    with the bias, going up without. ``activation``, of what goes up: y = f(W x). ``gated``: y =
-    f(W x) * (U x), U with a bias of its own where W has one. Weights and activations are rounded as
-    in `Gemm`.
+    that of rows and slots, and the epilogue is `DOWN`, else `UP`. Weights and activations are
+    rounded as in `Gemm`.
     """
 
     height: int
     down: bool = False
-    weighted: bool = False
-    bias: bool = False
-    gated: bool = False
-    activation: Activation | None = None
     tile: CtaTile | None = None
 
+    epilogues = UP
     name = "experts_gemm"
     template = ("urdir.templates", "experts/gemm.ptx.j2")
 
@@ -73,20 +74,15 @@ class ExpertsGemm(ExpertsProduct):
                 f"experts_gemm: {self.used} of {self.experts} experts for {self.batch} rows"
             )
         _ = self.layout  # refuses odd shapes
-        self._check_activation()
+        self.check_steps(DOWN if self.down else UP)
+        if self.cut.n_tiles % self.pair:
+            raise PtxgenError(f"experts_gemm: {self.cut} is too narrow for a gate")
         if self.height not in HEIGHTS or self.cut.batch != self.height:
             raise PtxgenError(f"experts_gemm: tiles of {self.height} pairs: one of {HEIGHTS}")
         if 4 * self.pairs * self.cols >= 2**32:
             raise PtxgenError(f"experts_gemm: {self.pairs} x {self.cols} activations exceed 4 GiB")
         if self.grid_rows > 65535:
             raise PtxgenError(f"experts_gemm: {self.rows} rows are more than 65535 tiles")
-
-    def _check_activation(self) -> None:
-        super()._check_activation()
-        if self.activation is not None and self.down:
-            raise PtxgenError("experts_gemm: an activation is for what goes up")
-        if self.cut.n_tiles % self.pair:
-            raise PtxgenError(f"experts_gemm: {self.cut} is too narrow for a gate")
 
     @property
     def tiles(self) -> int:
@@ -129,23 +125,19 @@ class ExpertsGemm(ExpertsProduct):
         return ceil_div(self.rows, self.cta_rows)
 
     @property
+    def pair_shape(self) -> tuple[str, ...]:
+        return ("pairs",)
+
+    @property
     def params(self) -> tuple[Param, ...]:
-        params = [
-            Param(name, "u8", (self.layout.nbytes,), Access.IN)
-            for name in ("weights", "up")[: self.pair]
-        ]
-        params += [
+        return (
+            *self.weight_params,
             Param("pair", "u32", ("pairs",), Access.IN),
             Param("tile_of", "u32", ("tiles", 4), Access.IN),
             Param("x", "f32", ("x_rows", "cols"), Access.IN),
-        ]
-        if self.weighted:
-            params.append(Param("weight", "f32", ("pairs",), Access.IN))
-        for name in ("bias", "up_bias")[: self.pair]:
-            if self.bias:
-                params.append(Param(name, "f32", ("experts", "rows"), Access.IN))
-        params.append(Param("y", "f32", ("pairs", "rows"), Access.OUT))
-        return tuple(params)
+            *self.params_of(Weighted, Bias),
+            Param("y", "f32", ("pairs", "rows"), Access.OUT),
+        )
 
     @property
     def launch_shape(self) -> LaunchShape:
@@ -156,37 +148,31 @@ class ExpertsGemm(ExpertsProduct):
         """As `Gemm`'s; twice as much where a weight may be several times another one, and twice as
         much where an activation joins the errors of two products, or bounds the largest values but
         not the errors."""
-        doubts = self.weighted + (self.activation is not None)
+        doubts = self.weighted + (self.f is not None)
         return Tolerance(rtol=1e-3 * 2**doubts)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        x, pair = inputs["x"].astype(np.float64), inputs["pair"].astype(np.int64)
-
-        def product(weights: str, bias: str) -> Array:
-            matrices = self.layout.unpack(inputs[weights]).reshape(self.experts, self.rows, -1)
-            y = np.zeros((self.pairs, self.rows))
-            for expert, first, count, _ in inputs["tile_of"].tolist():
-                places = np.arange(first, first + count)
-                source = places if self.down else pair[places] // self.used
-                weight = inputs["weight"][pair[places], None] if self.weighted else 1.0
-                added = inputs[bias][expert] if self.bias else 0.0
-                made = x[source] @ matrices[expert].astype(np.float64).T
-                target = pair[places] if self.down else places
-                y[target] = (made + added) * weight if self.down else made * weight + added
-            return y
-
-        y = product("weights", "bias")
-        if self.activation is not None:
-            f = self.activation
-            y = f.gated(y, product("up", "up_bias")) if self.gated else f(y)
-        return {"y": y.astype(np.float32)}
+        x, pairs = inputs["x"].astype(np.float64), inputs["pair"].astype(np.int64)
+        source = np.arange(self.pairs) if self.down else pairs // self.used
+        matrices, experts = self.matrices_of(inputs), np.zeros(self.pairs, np.int64)
+        products = np.zeros((self.pair, self.pairs, self.rows))
+        for expert, first, count, _ in inputs["tile_of"].tolist():
+            places = slice(first, first + count)
+            experts[places] = expert
+            for number, matrix in enumerate(matrices):
+                products[number, places] = x[source[places]] @ matrix[expert].T
+        made = products if self.gated else products[0]
+        made = self.ended(made, experts, pairs, inputs, self.epilogue)
+        y = np.empty((self.pairs, self.rows), np.float32)
+        y[pairs if self.down else slice(None)] = made
+        return {"y": y}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         # Before an activation sums come to where it is curved.
-        scale = {} if self.activation is None else {"scale": 0.5 / self.cols**0.5}
+        scale = {} if self.f is None else {"scale": 0.5 / self.cols**0.5}
         choice = random_choice(rng, self.batch, self.experts, self.used)
         inputs: dict[str, Any] = grouped(choice, self.experts, self.height)
-        for name in ("weights", "up")[: self.pair]:
+        for name in self.matrices:
             inputs[name] = self._random_matrices(rng, **scale)
         for p in self.params:
             if p.access is Access.IN and p.name not in inputs:
@@ -197,29 +183,24 @@ class ExpertsGemm(ExpertsProduct):
     def examples(cls) -> Mapping[str, ExpertsGemm]:
         q8, q4_k, q6_k = (FORMATS[name] for name in ("Q8_0", "Q4_K", "Q6_K"))
         f16, f32 = FORMATS["F16"], FORMATS["F32"]
+        bias, weighted, f = Bias(), Weighted(), Activation
+        limited = Gated(f("swiglu_oai", limit=1.5))
         return {
             "smallest": cls(q8, 2, 1, 16, 32, 1, 16),
-            "up": cls(q4_k, 5, 2, 48, 256, 23, 16, bias=True),
-            "down": cls(q6_k, 5, 2, 80, 256, 23, 16, down=True, bias=True, weighted=True),
-            "weighted up": cls(q8, 3, 1, 32, 96, 40, 32, weighted=True, bias=True),
+            "up": cls.of(q4_k, 5, 2, 48, 256, 23, 16, bias),
+            "down": cls.of(q6_k, 5, 2, 80, 256, 23, 16, bias, weighted, down=True),
+            "weighted up": cls.of(q8, 3, 1, 32, 96, 40, 32, weighted, bias),
             "F16": cls(f16, 4, 3, 32, 70, 30, 32),
             "F32 down": cls(f32, 3, 2, 16, 37, 20, 16, down=True),
             "tiles of 64": cls(q8, 3, 2, 144, 64, 70, 64),
-            "tiles of 128": cls(q4_k, 2, 2, 144, 256, 131, 128, down=True, weighted=True),
-            "gated": cls(
-                q4_k, 5, 2, 48, 512, 23, 16, bias=True, gated=True, activation=Activation("silu")
-            ),
-            "gated, clamped": cls(
-                q8, 4, 2, 80, 288, 70, 64, weighted=True, bias=True, gated=True,
-                activation=Activation("swiglu_oai", limit=1.5),
-            ),
-            "gated 32": cls(f16, 3, 1, 48, 70, 40, 32, gated=True, activation=Activation("gelu")),
-            "gated 128": cls(
-                q4_k, 2, 2, 144, 256, 131, 128, gated=True, activation=Activation("silu")
-            ),
-            "relu2": cls(q6_k, 3, 2, 48, 256, 21, 16, activation=Activation("relu2")),
+            "tiles of 128": cls.of(q4_k, 2, 2, 144, 256, 131, 128, weighted, down=True),
+            "gated": cls.of(q4_k, 5, 2, 48, 512, 23, 16, bias, Gated()),
+            "gated, clamped": cls.of(q8, 4, 2, 80, 288, 70, 64, weighted, bias, limited),
+            "gated 32": cls.of(f16, 3, 1, 48, 70, 40, 32, Gated(f("gelu"))),
+            "gated 128": cls.of(q4_k, 2, 2, 144, 256, 131, 128, Gated()),
+            "relu2": cls.of(q6_k, 3, 2, 48, 256, 21, 16, Activated(f("relu2"))),
             "narrow": cls(q8, 9, 2, 48, 288, 12, 16, tile=TILES[-1]),
-        }  # fmt: skip
+        }
 
     def bytes_moved(self) -> int:
         """Without the row powers, which are not read."""

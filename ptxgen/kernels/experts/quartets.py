@@ -6,11 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.experts.spec import ExpertsProduct
 from urdir.ptxgen.kernels.linear.cut import PACE_NBYTES
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH, SHARED_NBYTES, SMS
-from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.pairs import most_tiles
 from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.weights.layout import TILE_UNITS
@@ -29,13 +27,8 @@ class QuartetProduct(ExpertsProduct):
     """The fields of `ExpertsGemmSmall`, and its sizes. ``warps`` of a CTA are its most."""
 
     down: bool = False
-    weighted: bool = False
-    bias: bool = False
-    gated: bool = False
-    activation: Activation | None = None
-    norm: Norm | None = None
     early: bool = False
-    parts: int = 1
+    splits: int = 1
     warps: int = MAX_WARPS
     stages: int = MAX_SLOTS
     shared: int = SHARED_NBYTES
@@ -47,14 +40,14 @@ class QuartetProduct(ExpertsProduct):
         return Tile(self.layout)
 
     @property
-    def part_blocks(self) -> int:
-        """Blocks of columns of a part."""
-        return self.layout.row_tiles // self.parts
+    def split_blocks(self) -> int:
+        """Blocks of columns of a split."""
+        return self.layout.row_tiles // self.splits
 
     @property
     def slots(self) -> int:
         """Products of a row in y."""
-        return self.used * self.parts
+        return self.used * self.splits
 
     @property
     def quartets(self) -> int:
@@ -63,19 +56,18 @@ class QuartetProduct(ExpertsProduct):
 
     @property
     def most_units(self) -> int:
-        """Bands of quartets and parts, at most."""
-        return self.quartets * self.parts * self.bands
+        """Bands of quartets and splits, at most."""
+        return self.quartets * self.splits * self.bands
 
     @property
     def ctas(self) -> int:
         """A CTA for each SM, or so many for each that none takes more bands than there are of a
         quartet: it then has at most two quartets."""
-        return self.sms * ceil_div(self.quartets * self.parts, self.sms)
+        return self.sms * ceil_div(self.quartets * self.splits, self.sms)
 
     # ---- what the macros of `GemmSmall` ask for: see there ----
 
     lane_vectors, lane_units = 1, TILE_UNITS // 2
-    summarised = False
 
     @property
     def has_partial_block(self) -> bool:
@@ -109,12 +101,12 @@ class QuartetProduct(ExpertsProduct):
     @property
     def activation_nbytes(self) -> int:
         """Bytes of the activations of two quartets."""
-        return max(2 * self.part_blocks * self.block_nbytes, self.table_nbytes)
+        return max(2 * self.split_blocks * self.block_nbytes, self.table_nbytes)
 
     @property
     def square_nbytes(self) -> int:
         """Bytes of the sums of squares of each block and vector."""
-        return 2 * self.part_blocks * 4 * MAX_BATCH if self.normed else 0
+        return 2 * self.split_blocks * 4 * MAX_BATCH if self.normed else 0
 
     @property
     def list_nbytes(self) -> int:

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.experts.ends import Ends
 from urdir.ptxgen.kernels.experts.select import SELECTIONS, selection_params
 from urdir.ptxgen.kernels.experts.selection import Selection
+from urdir.ptxgen.kernels.linear.prologue.norm import norm_params, norm_text
 from urdir.ptxgen.kernels.norm import Norm
-from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
+from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights.formats import FORMATS
 from urdir.ptxgen.weights.layout import Layout
 
@@ -23,7 +23,7 @@ MOST_VECTORS = 6
 
 
 @dataclass(frozen=True)
-class RouteExperts(Ends):
+class RouteExperts(KernelSpec):
     """The experts of each row and their weights, from x and the router's weights (experts, cols).
 
     The weights are F32, repacked. ``norm``: x is RMS-normalised first. The products, times
@@ -80,12 +80,17 @@ class RouteExperts(Ends):
             Param("weights", "u8", (self.layout.nbytes,), Access.IN),
             Param("x", "f32", ("rows", "cols"), Access.IN),
         ]
-        params += self.norm_params
+        params += () if self.norm is None else norm_params(self.norm, "norm")
         if self.bias:
             params.append(Param("bias", "f32", (experts,), Access.IN))
         params.append(Param("arrived", "u32", ("rows",), Access.INOUT))
         params.append(Param("logits", "f32", ("rows", experts), Access.OUT))
         return (*params, *selection_params(self.selection))
+
+    @property
+    def norm_text(self) -> str:
+        """What x' is, for the template's contract."""
+        return norm_text(self.norm)
 
     @property
     def launch_shape(self) -> LaunchShape:
@@ -98,7 +103,9 @@ class RouteExperts(Ends):
         return Tolerance(rtol=5e-6, atol=2e-6)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        x = self.multiplied(**inputs)
+        x = inputs["x"].astype(np.float64)
+        if self.norm is not None:
+            x = self.norm(x, inputs.get("norm"))
         logits = self.scale * (x @ self.layout.unpack(inputs["weights"]).astype(np.float64).T)
         if self.bias:
             logits += inputs["bias"]

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.experts.ends import Ends
+from urdir.ptxgen.kernels.linear.product import MainLoop
+from urdir.ptxgen.kernels.linear.spec import Part
+from urdir.ptxgen.kernels.linear.steps import Epilogue, Prologue, Reference, Step
+from urdir.ptxgen.kernels.linear.steps import Part as AnyPart
 from urdir.ptxgen.kernels.pairs import random_choice
-from urdir.ptxgen.spec import Access, Array
+from urdir.ptxgen.spec import Access, Array, Param
 from urdir.ptxgen.weights.formats import Format, random_blocks
 from urdir.ptxgen.weights.layout import TILE_ROWS, Layout
 
@@ -20,10 +24,11 @@ MAX_USED = 32
 
 
 @dataclass(frozen=True)
-class ExpertsProduct(Ends):
-    """Products of ``batch`` rows with ``used`` of ``experts`` matrices (rows, cols) each.
+class ExpertsProduct(MainLoop):
+    """Products of ``batch`` rows with ``used`` of ``experts`` matrices (rows, cols) each, between
+    the steps of a ``prologue`` and an ``epilogue``. Biases are (experts, rows).
 
-    Raises PtxgenError where the rows of an expert are no whole bands of tiles.
+    Raises PtxgenError for matrices whose rows are not whole bands of tiles.
     """
 
     format: Format
@@ -32,6 +37,8 @@ class ExpertsProduct(Ends):
     rows: int
     cols: int
     batch: int
+    prologue: tuple[Prologue, ...] = field(default=(), kw_only=True)
+    epilogue: tuple[Epilogue, ...] = field(default=(), kw_only=True)
 
     @cached_property
     def layout(self) -> Layout:
@@ -43,13 +50,21 @@ class ExpertsProduct(Ends):
             )
         return Layout(self.format, self.experts * self.rows, self.cols)
 
-    def _check_activation(self) -> None:
-        """Refuse a gate without an activation, and an activation that needs a gate."""
-        f = self.activation
-        if self.gated and f is None:
-            raise PtxgenError(f"{self.name}: gated without an activation")
-        if f is not None and not self.gated and (f.limit or f.kind == "swiglu_oai"):
-            raise PtxgenError(f"{self.name}: {f.kind} without a gate has no limit")
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return (Part(0, self.layout, 0, 1),)
+
+    @property
+    def pair_shape(self) -> tuple[str, ...]:
+        return ("batch", "used")
+
+    def bias_shape(self, part: AnyPart) -> tuple[str | int, ...]:
+        return ("experts", "rows")
+
+    @property
+    def row_units(self) -> int:
+        """Units of a row of a matrix."""
+        return self.layout.row_units
 
     @property
     def bands(self) -> int:
@@ -60,6 +75,38 @@ class ExpertsProduct(Ends):
     def pairs(self) -> int:
         """Pairs of rows and slots."""
         return self.batch * self.used
+
+    @property
+    def weight_params(self) -> tuple[Param, ...]:
+        """The matrices."""
+        nbytes = (self.layout.nbytes,)
+        return tuple(Param(name, "u8", nbytes, Access.IN) for name in self.matrices)
+
+    def params_of(self, *kinds: type[Step]) -> tuple[Param, ...]:
+        """The parameters of the steps of these kinds, in their order."""
+        steps = [step for kind in kinds if (step := self.find(kind)) is not None]
+        (part,) = self.parts
+        return tuple(p for s in steps for p in (*s.params(self), *s.part_params(self, part)))
+
+    def ended(
+        self,
+        y: Array,
+        experts: Array,
+        pairs: Array,
+        inputs: dict[str, Any],
+        epilogue: Sequence[Epilogue],
+    ) -> Array:
+        """What the epilogue makes of products (pairs, rows), of a gated pair (2, pairs, rows), with
+        the matrices of ``experts`` (pairs,)."""
+        of = Reference(self, self.parts[0], inputs, {}, experts, pairs)
+        for step in epilogue:
+            y = step.apply(y, of)
+        return y
+
+    def matrices_of(self, inputs: dict[str, Any]) -> list[Array]:
+        """The weights (experts, rows, cols) f64 of each repacked matrix."""
+        shape = (self.experts, self.rows, self.cols)
+        return [self.layout.unpack(inputs[m]).reshape(shape).astype(float) for m in self.matrices]
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """Small weights, so that sums come to where activations are curved; some experts are chosen

@@ -21,8 +21,7 @@ from urdir.ptxgen.kernels.linear.products.gemv_room import (
     RECORD_NBYTES,
     Activations,
 )
-from urdir.ptxgen.kernels.linear.prologue.norm import is_first
-from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
+from urdir.ptxgen.spec import LaunchShape, Tolerance, ceil_div
 from urdir.ptxgen.weights.layout import TILE_COLS, TILE_ROWS, TILE_UNITS, Layout
 from urdir.ptxgen.weights.tiles import Tile
 
@@ -47,7 +46,6 @@ class ExpertsSpec(CutOptions, ExpertsShape):
     """
 
     # The linear kernels' macros ask for these.
-    others = ()
     tiles_left = 1
     alone = True
     loads_late = False
@@ -63,6 +61,7 @@ class ExpertsSpec(CutOptions, ExpertsShape):
         if self.cluster != 1 or self.fill:
             raise PtxgenError(f"{self.name}: cluster and fill are not for experts")
         _ = self.layout  # refuses odd shapes
+        self.check_steps()
         cut = self.cut
         if not 1 <= cut.columns.warps <= cut.columns.blocks or not 1 <= cut.warps <= 32:
             raise PtxgenError(
@@ -74,11 +73,6 @@ class ExpertsSpec(CutOptions, ExpertsShape):
                 f"{self.name}: two tiles of {cut.warps} warps and the activations of "
                 f"{self.cut.columns.blocks} blocks are more than {self.shared} bytes"
             )
-
-    @property
-    def norm_first(self) -> bool:
-        """Whether the norm must be complete before the product, as in `LinearSpec`."""
-        return self.norm is not None and is_first(self.norm)
 
     @property
     def has_warp_sums(self) -> bool:
@@ -160,21 +154,9 @@ class ExpertsSpec(CutOptions, ExpertsShape):
             return Tolerance(rtol=3e-4, atol=1e-3)
         return Tolerance(rtol=1e-5, atol=5e-6)
 
-    def weights_of(self, packed: Array) -> Array:
-        """The weights (experts, rows, cols) f64 of a repacked matrix."""
-        return self.layout.unpack(packed).reshape(self.experts, self.rows, self.cols).astype(float)
-
     def bytes_moved(self) -> int:
         """Those of the chosen experts, each read for each row, and of the activations."""
         matrices = sum(p.dtype == "u8" for p in self.params)
         chosen = self.pairs * self.layout.tiles_nbytes // self.experts
         rest = sum(self.nbytes(p) for p in self.params if p.dtype != "u8")
         return matrices * chosen + rest
-
-    @property
-    def weight_nbytes(self) -> int:
-        """Bytes of the repacked matrices of all experts."""
-        return self.layout.nbytes
-
-    def _matrix(self, name: str) -> Param:
-        return Param(name, "u8", ("weight_nbytes",), Access.IN)

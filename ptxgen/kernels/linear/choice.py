@@ -5,33 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.activation import Activation
-from urdir.ptxgen.kernels.exchange.gives import Gives, SumOfRanks
 from urdir.ptxgen.kernels.linear.cut import CutOptions
-from urdir.ptxgen.kernels.linear.epilogue.activation import SigmoidScaled
+from urdir.ptxgen.kernels.linear.epilogue.activation import Gated
 from urdir.ptxgen.kernels.linear.epilogue.norm import BeginNorm
-from urdir.ptxgen.kernels.linear.epilogue.pack import PackedOutput
-from urdir.ptxgen.kernels.linear.epilogue.send import Send
-from urdir.ptxgen.kernels.linear.epilogue.then import Continued, Then, has_registers
-from urdir.ptxgen.kernels.linear.plain import plain_epilogue
+from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
+from urdir.ptxgen.kernels.linear.epilogue.then import Continued, has_registers
+from urdir.ptxgen.kernels.linear.products import gemm_small
 from urdir.ptxgen.kernels.linear.products.gemm_small import GemmSmall
 from urdir.ptxgen.kernels.linear.products.gemv import Gemv
 from urdir.ptxgen.kernels.linear.products.gemv_f32 import GemvF32
 from urdir.ptxgen.kernels.linear.products.gemv_room import Activations, has_room
-from urdir.ptxgen.kernels.linear.prologue.gate import Gate
-from urdir.ptxgen.kernels.linear.prologue.norm import Normed, begun, is_first
-from urdir.ptxgen.kernels.linear.prologue.packed import PackedInput
-from urdir.ptxgen.kernels.linear.prologue.sum import NormedAdd, RankAdd
+from urdir.ptxgen.kernels.linear.prologue.norm import BegunNorm, Normed
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH, SHARED_NBYTES, LinearSpec
-from urdir.ptxgen.kernels.linear.steps import Epilogue, Prologue
-from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.kernels.linear.steps import Prologue, S, Step, find
 from urdir.ptxgen.kernels.summary import SUMMARY
 from urdir.ptxgen.target import Target
 from urdir.ptxgen.weights.formats import Format
 from urdir.ptxgen.weights.halves import Halves
-from urdir.ptxgen.weights.layout import TILE_COLS
-from urdir.ptxgen.weights.packed_few import Order
+from urdir.ptxgen.weights.layout import TILE_COLS, Layout
 
 #: Most tiles an SM of a launch in clusters: see `cluster_for`. On an H200 the gate and up matrices
 #: of an 8B model, 14 tiles, are slower in clusters.
@@ -43,6 +34,9 @@ PACKED_FROM = 4
 #: The same of products with a norm, of types whose quants `stay_whole`. On an H200 a step of 8
 #: sequences of an 8B Q4_K_M model takes 1.450 ms so, else 1.506.
 PACKED_NORMS_FROM = 5
+#: Bytes of float matrices from which on `GemmSmall` multiplies them. Smaller ones, of routers and
+#: gates, are read in a launch's latency, and keep f32 activations.
+FLOATS_NBYTES = 2 << 20
 
 
 def takes_gemm(rows: int, exact: bool) -> bool:
@@ -95,17 +89,14 @@ class Limits:
 class LinearRequest:
     """What a launch for few rows has to compute, on a device with these ``limits``.
 
-    ``matrices``: (format, rows) of each; all have ``cols`` columns. ``prologue`` and ``epilogue``
-    are made from the other fields, ``fill`` is that of `CutOptions`. ``exact``: activations stay
-    f32.
-    ``ends_block``: the product is the last of a block; with a ``residual`` it is.
-    ``after`` (`NormedAdd`, `RankAdd`), scaled if ``stream_scaled``, ``gate``, ``gained``
-    (`SigmoidScaled`), ``gives`` (`Send`): for one vector where `fits_gemv` says so; ``then``
-    (`Continued`), where `continues` does.
-    ``alone``: no other launch overlaps this one (`Gemv`). ``summarised``: the norm has begun
-    (`BegunNorm`); ``summarises``: that which follows is begun if the rows allow it (`BeginNorm`).
-    Both are for several rows only; so are ``packed`` x, where `takes_packed` says so, and
-    ``packs``, where `can_pack` does.
+    ``matrices``: (format, rows) of each; all have ``cols`` columns. ``steps``: what comes before
+    and after the products, in any order. Deferred adds, `Gate`, `SigmoidScaled` and `Send` are for
+    one vector if `fits_gemv`, `Continued` if `continues`; `BegunNorm` and `BeginNorm` for several
+    rows (`rounds_several`), `PackedInput` if `takes_packed`, `PackedOutput` if `can_pack`.
+
+    ``exact``: activations stay f32. ``fill``: that of `CutOptions`. ``ends_block``: the product is
+    the last of a block; with a residual it is. ``alone``: no other launch overlaps this one
+    (`Gemv`).
     """
 
     limits: Limits
@@ -113,27 +104,22 @@ class LinearRequest:
     cols: int
     batch: int = 1
     exact: bool = False
-    bias: bool | tuple[bool, ...] = False
-    norm: Norm | None = None
-    residual: bool = False
-    gated: bool = False
-    activation: Activation | None = None
-    scale: float = 1.0
-    softcap: float = 0.0
-    clamp: float = 0.0
+    steps: tuple[Step, ...] = ()
     fill: bool = False
     ends_block: bool = False
     alone: bool = False
-    after: Norm | SumOfRanks | None = None
-    stream_scaled: bool = False
-    gate: Gate | None = None
-    gained: bool = False
-    then: Then | None = None
-    summarised: bool = False
-    summarises: bool = False
-    packed: bool = False
-    packs: Order | None = None
-    gives: Gives | None = None
+
+    def plus(self, *steps: Step) -> LinearRequest:
+        """The request with more steps."""
+        return replace(self, steps=(*self.steps, *steps))
+
+    def find(self, kind: type[S]) -> S | None:
+        """The step of a kind, None without one."""
+        return find(self.steps, kind)
+
+    def has(self, kind: type[Step]) -> bool:
+        """Whether there is a step of a kind."""
+        return self.find(kind) is not None
 
     @property
     def formats(self) -> tuple[Format, ...]:
@@ -143,73 +129,56 @@ class LinearRequest:
     @property
     def rounds_several(self) -> bool:
         """Whether `GemmSmall` serves: several vectors that may be rounded."""
-        return self.batch > 1 and not self.exact and not any(f.is_float for f in self.formats)
+        serves = self.batch > 1 and not self.exact and gemm_small.takes(self.formats, self.cols)
+        return serves and (not self.formats[0].is_float or self._floats_pay)
+
+    @property
+    def _floats_pay(self) -> bool:
+        """Whether it serves float matrices: on tensor cores that take such numbers."""
+        nbytes = sum(Layout(fmt, rows, self.cols).nbytes for fmt, rows in self.matrices)
+        is_large = nbytes * (2 if self.has(Gated) else 1) >= FLOATS_NBYTES
+        return is_large and Target.parse(self.limits.target).sm >= 80
+
+    @property
+    def has_floats(self) -> bool:
+        """Whether some of the weights are floats."""
+        return any(fmt.is_float for fmt in self.formats)
 
     @property
     def takes_packed(self) -> bool:
         """Whether the launch takes packed activations: such a product, of matrices whose blocks are
         whole. Without a norm that is one matrix; with one, the first of them decides."""
-        if self.norm is None:
-            serves, fewest = not self.gated and len(self.matrices) == 1, PACKED_FROM
-        else:
+        if self.has(Normed) or self.has(BegunNorm):
             serves, fewest = Halves(self.formats[0]).stay_whole, PACKED_NORMS_FROM
+        else:
+            serves, fewest = not self.has(Gated) and len(self.matrices) == 1, PACKED_FROM
         fits = serves and self.cols % TILE_COLS == 0
-        several = fits and self.rounds_several and self.batch >= fewest
+        several = fits and self.rounds_several and self.batch >= fewest and not self.has_floats
         return several and Target.parse(self.limits.target).sm >= 80
+
+    @property
+    def can_begin_norm(self) -> bool:
+        """Whether the launch can begin the norm that follows its residual."""
+        return self.rounds_several and self.matrices[0][1] % SUMMARY == 0
 
     @property
     def can_pack(self) -> bool:
         """Whether the launch can leave its one product packed; with a residual, the norm that it
         begins."""
-        one = len(self.matrices) == 1 and (self.summarises or not self.residual)
+        one = len(self.matrices) == 1 and (self.has(BeginNorm) or not self.has(Residual))
         return one and self.rounds_several and self.matrices[0][1] % TILE_COLS == 0
 
     @property
     def fuses_norm(self) -> bool:
         """Whether the launch can compute the norm: `GemmSmall` subtracts no mean and adds no
         bias."""
-        return self.norm is None or not self.rounds_several or not is_first(self.norm)
+        norm = self.find(Normed)
+        return norm is None or not self.rounds_several or not norm.is_first
 
     @property
     def activations(self) -> Activations:
         """What `Gemv` makes of the activations."""
-        return "f32" if self.exact or any(fmt.is_float for fmt in self.formats) else "i16"
-
-    @property
-    def prologue(self) -> tuple[Prologue, ...]:
-        """What x goes through before it is multiplied."""
-        after, norm = self.after, self.norm
-        if self.summarised and norm is None:
-            raise PtxgenError("summarised activations are for a norm: it is None")
-        return (
-            *([PackedInput()] if self.packed else []),
-            *([RankAdd(after, self.stream_scaled)] if isinstance(after, SumOfRanks) else []),
-            *([NormedAdd(after, self.stream_scaled)] if isinstance(after, Norm) else []),
-            *([self.gate] if self.gate is not None else []),
-            *([begun(norm) if self.summarised else Normed(norm)] if norm is not None else []),
-        )
-
-    @property
-    def epilogue(self) -> tuple[Epilogue, ...]:
-        """What the product goes through."""
-        plain = plain_epilogue(
-            self.bias,
-            self.gated,
-            self.activation,
-            self.scale,
-            self.residual,
-            self.softcap,
-            self.clamp,
-        )
-        begins = self.summarises and self.matrices[0][1] % SUMMARY == 0
-        return (
-            *([SigmoidScaled()] if self.gained else []),
-            *plain,
-            *([Continued(self.then)] if self.then is not None else []),
-            *([Send(self.gives)] if self.gives is not None else []),
-            *([BeginNorm()] if begins and self.rounds_several else []),
-            *([PackedOutput(self.packs)] if self.packs and self.rounds_several else []),
-        )
+        return "f32" if self.exact or self.has_floats else "i16"
 
     @property
     def fits_gemv(self) -> bool:
@@ -218,11 +187,14 @@ class LinearRequest:
 
     @property
     def continues(self) -> bool:
-        """Whether the launch can go on with ``then``: all rows are finished in one pass."""
-        if self.then is None or not has_registers(self.then) or not self.fits_gemv:
+        """Whether the launch can go on with the kernel of its `Continued` step: all rows are
+        finished in one pass."""
+        then = self.find(Continued)
+        if then is None or not has_registers(then.kernel) or not self.fits_gemv:
             return False
-        kernel = choose_linear(replace(self, then=None))
-        return isinstance(kernel, Gemv) and kernel.cut.rows.passes == 1
+        others = tuple(step for step in self.steps if step is not then)
+        kernel = choose_linear(replace(self, steps=others))
+        return isinstance(kernel, Gemv) and kernel.passes == 1
 
     @property
     def gemv_options(self) -> CutOptions | None:
@@ -230,14 +202,14 @@ class LinearRequest:
         takes all of the shared memory, and overlaps nothing. None: not at all."""
         if self.batch > 1:
             return None
-        ways = [self.options]
+        ways, prologue = [self.options], [s for s in self.steps if isinstance(s, Prologue)]
         if self.activations == "i16":
             all_of_it = replace(ways[0], shared=self.limits.shared_per_cta, least_shared=0)
             ways += [replace(ways[0], cluster=2)] if self.limits.cluster > 1 else []
             ways += [all_of_it]
         for way in ways:
-            given = (self.formats, self.cols, self.activations, way.shared, self.prologue)
-            if has_room(*given, cluster=way.cluster):
+            given = (self.formats, self.cols, self.activations, way.shared)
+            if has_room(*given, prologue, way.cluster):
                 return way
         return None
 
@@ -251,7 +223,7 @@ class LinearRequest:
         others: on an H200 a step of 2 and 4 sequences of an 8B Q4_K_M model takes 1.56 and 1.60 ms,
         and 1.80 and 1.86 ms with the shares exchanged.
         """
-        ends = self.residual or self.ends_block
+        ends = self.has(Residual) or self.ends_block
         several = self.batch > 1
         least, most = self.limits.shared(larger=ends != several, several=several)
         return CutOptions(
@@ -280,18 +252,23 @@ def choose_linear(request: LinearRequest) -> LinearSpec:
     """The kernel for a request, with its cut.
 
     One vector: `Gemv`, if its activations fit in the shared memory of a CTA, or of two. Several
-    vectors: `GemmSmall`, which rounds activations to 16 bits, if that is allowed and all weights
-    are quantised. Else `GemvF32`.
+    vectors: `GemmSmall`, which rounds activations to 16 bits, if that is allowed and it has such
+    weights. Else `GemvF32`.
     Raises PtxgenError for a norm that the launch does not fuse (`LinearRequest.fuses_norm`), and
     for a step that the product does not take.
     """
-    (fmt, rows), *others = request.matrices
-    what = (fmt, rows, request.cols, request.prologue, request.epilogue, tuple(others))
+    (fmt, rows), *more = request.matrices
+    matrix, others = (fmt, rows, request.cols), tuple(more)
     if request.rounds_several:
-        return _fitted(GemmSmall(*what, request.options, request.batch), request.limits)
-    if (options := request.gemv_options) is not None:
-        return Gemv(*what, options, request.activations, request.alone)
-    return GemvF32(*what, request.batch)
+        steps, fields = GemmSmall.in_order(*request.steps), {"options": request.options}
+        whole = GemmSmall.of(*matrix, *steps, others=others, batch=request.batch, **fields)
+        return _fitted(whole, request.limits)
+    if (options := request.gemv_options) is None:
+        steps = GemvF32.in_order(*request.steps)
+        return GemvF32.of(*matrix, *steps, others=others, batch=request.batch)
+    steps = Gemv.in_order(*request.steps)
+    how = {"activations": request.activations, "alone": request.alone}
+    return Gemv.of(*matrix, *steps, others=others, options=options, **how)
 
 
 def _fitted(whole: GemmSmall, limits: Limits) -> GemmSmall:

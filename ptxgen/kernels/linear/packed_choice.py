@@ -8,10 +8,12 @@ from typing import Any
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear import mma_choice, wgmma_choice
 from urdir.ptxgen.kernels.linear.choice import Limits
-from urdir.ptxgen.kernels.linear.packed_parts import HeadPlaces, takes_packed
+from urdir.ptxgen.kernels.linear.epilogue.heads import Heads
+from urdir.ptxgen.kernels.linear.packed_parts import takes_packed
 from urdir.ptxgen.kernels.linear.products.gemm_mma import GemmMma
 from urdir.ptxgen.kernels.linear.products.gemm_wgmma import GemmWgmma
 from urdir.ptxgen.kernels.linear.products.packed_product import PackedProduct
+from urdir.ptxgen.kernels.linear.steps import Epilogue, find
 from urdir.ptxgen.target import Target
 from urdir.ptxgen.weights.formats import Format
 
@@ -32,21 +34,23 @@ def packs_mixtures(limits: Limits, formats: tuple[Format, ...]) -> bool:
 
 
 def choose_packed(
-    limits: Limits, fmt: Format, rows: int, cols: int, batch: int, **fields: Any
+    limits: Limits, fmt: Format, rows: int, cols: int, batch: int, *steps: Epilogue, **fields: Any
 ) -> PackedProduct:
-    """The product, cut for the device: `GemmWgmma` where there is wgmma, else `GemmMma`. That of
-    heads is cut as if there were all vectors that they have room for.
+    """The product with these ``steps``, in any order, cut for the device: `GemmWgmma` on devices
+    with wgmma, else `GemmMma`. That of `Heads` is cut as if there were all vectors that they have
+    room for.
 
     ``fields``: the other ones of `PackedProduct`. Raises PtxgenError where `packs` says no.
     """
     if not packs(limits, (fmt,)):
         raise PtxgenError(f"no product of packed activations with {fmt.name} on {limits.target}")
-    heads: tuple[HeadPlaces, ...] = fields.get("heads", ())
-    if heads and batch < heads[0].room:
-        whole = choose_packed(limits, fmt, rows, cols, heads[0].room, **fields)
+    heads = find(steps, Heads)
+    if heads is not None and batch < heads.room:
+        whole = choose_packed(limits, fmt, rows, cols, heads.room, *steps, **fields)
         return replace(whole, batch=batch)
-    given = (fmt, rows, cols, batch)
+    given, in_order = (fmt, rows, cols, batch), PackedProduct.in_order(*steps)
     if limits.target in wgmma_choice.TARGETS:
-        product = GemmWgmma(*given, wgmma_choice.any_cut(batch), **fields)
+        product = GemmWgmma.of(*given, wgmma_choice.any_cut(batch), *in_order, **fields)
         return wgmma_choice.choose_wgmma(product, limits.sms)
-    return mma_choice.choose_mma(GemmMma(*given, mma_choice.any_cut(batch), **fields), limits)
+    mma = GemmMma.of(*given, mma_choice.any_cut(batch), *in_order, **fields)
+    return mma_choice.choose_mma(mma, limits)

@@ -6,7 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from urdir.ptxgen.kernels.pairs import most_places, most_tiles
+import numpy as np
+
+from urdir.ptxgen.kernels.pairs import grouped, most_places, most_tiles, random_choice
+from urdir.ptxgen.spec import Array
 from urdir.ptxgen.weights.fields import Plane
 from urdir.ptxgen.weights.formats import Format
 from urdir.ptxgen.weights.halves import Halves
@@ -98,14 +101,16 @@ class PackedPart:
 class Mixture:
     """Vectors are pairs of rows and slots, as `GroupExperts` lists them with tiles of ``height``,
     aligned to groups of vectors; each has the matrix of its expert, one of ``experts``.
-
-    ``weighted``: of what is not packed, y is multiplied with the weight of the pair.
     """
 
     experts: int
     used: int
     height: int
-    weighted: bool = False
+
+    def lists(self, rows: int, rng: np.random.Generator) -> dict[str, Array]:
+        """The lists of as many rows that choose at random."""
+        choice = random_choice(rng, rows, self.experts, self.used)
+        return grouped(choice, self.experts, self.height, GROUP)
 
     def places(self, rows: int) -> int:
         """Places of the list of as many rows."""
@@ -114,18 +119,6 @@ class Mixture:
     def tiles(self, rows: int) -> int:
         """Tiles of the same."""
         return most_tiles(rows, self.experts, self.used, self.height)
-
-
-@dataclass(frozen=True, slots=True)
-class HeadPlaces:
-    """Where the product of a matrix goes that makes heads of ``dims`` values: as f16 into the first
-    rows of a cache (heads, room, width), one for each vector, from value ``start`` on. What else is
-    there stays as it is."""
-
-    dims: int
-    start: int
-    width: int
-    room: int
 
 
 def takes_packed(formats: tuple[Format, ...]) -> bool:

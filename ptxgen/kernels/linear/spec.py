@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -15,11 +15,10 @@ from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.norm import BeginNorm
 from urdir.ptxgen.kernels.linear.epilogue.pack import PackedOutput
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
-from urdir.ptxgen.kernels.linear.plain import PLAIN, plain_epilogue
-from urdir.ptxgen.kernels.linear.prologue.norm import BegunNorm, Normed
+from urdir.ptxgen.kernels.linear.product import MainLoop
+from urdir.ptxgen.kernels.linear.prologue.norm import Normed
 from urdir.ptxgen.kernels.linear.prologue.packed import PackedInput
-from urdir.ptxgen.kernels.linear.steps import Epilogue, Product, Prologue, Reference, check_steps
-from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.kernels.linear.steps import Epilogue, Prologue, Reference
 from urdir.ptxgen.ptx.architecture import ARCHITECTURES
 from urdir.ptxgen.spec import Access, Array, Param, ceil_div
 from urdir.ptxgen.weights.formats import Format, random_blocks
@@ -79,7 +78,7 @@ def side_by_side(layouts: Sequence[Layout], cta_rows: Sequence[int]) -> tuple[Pa
 
 
 @dataclass(frozen=True)
-class LinearSpec(Product):
+class LinearSpec(MainLoop):
     """y[b] = W x[b], W (rows, cols) repacked, for ``batch`` activation vectors: a main loop between
     steps.
 
@@ -97,7 +96,6 @@ class LinearSpec(Product):
     epilogue: tuple[Epilogue, ...] = ()
     others: tuple[tuple[Format, int], ...] = ()
 
-    #: The steps that the main loop takes, in this order.
     prologues: ClassVar[tuple[type[Prologue], ...]] = (Normed,)
     epilogues: ClassVar[tuple[type[Epilogue], ...]] = (
         Bias,
@@ -110,40 +108,19 @@ class LinearSpec(Product):
 
     #: Subclasses have this as a field, or take one vector.
     batch = 1
-
-    @classmethod
-    def of(
-        cls,
-        fmt: Format,
-        rows: int,
-        cols: int,
-        norm: Norm | None = None,
-        prologue: tuple[Prologue, ...] = (),
-        epilogue: tuple[Epilogue, ...] = (),
-        **words: Any,
-    ) -> Self:
-        """A product with the usual steps by name: a ``norm``, and what `plain_epilogue` takes;
-        beside those of ``prologue`` and ``epilogue``. Other keywords are fields."""
-        plain = {name: words.pop(name) for name in PLAIN & words.keys()}
-        before = (*prologue, *([Normed(norm)] if norm is not None else []))
-        after = (*plain_epilogue(**plain), *epilogue)
-        places = {kind: place for place, kind in enumerate(cls.epilogues)}
-        after = tuple(sorted(after, key=lambda step: places.get(type(step), len(places))))
-        return cls(fmt, rows, cols, prologue=before, epilogue=after, **words)
+    #: The most vectors.
+    most_batch: ClassVar[int] = MAX_BATCH
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.cols < 1:
             raise PtxgenError(f"{self.name}: a matrix of {self.rows} x {self.cols}: both from 1")
-        if not 1 <= self.batch <= MAX_BATCH:
-            raise PtxgenError(f"{self.name}: batch is {self.batch}: 1 to {MAX_BATCH}")
+        if not 1 <= self.batch <= self.most_batch:
+            raise PtxgenError(f"{self.name}: batch is {self.batch}: 1 to {self.most_batch}")
         for name, value in self.fields().items():
             if isinstance(value, int) and value < 0:
                 raise PtxgenError(f"{self.name}: {name} is {value}: 0 chooses by shape")
-        check_steps(self.name, self.prologue, self.prologues)
-        check_steps(self.name, self.epilogue, self.epilogues)
         _ = self.layouts  # refuses columns that are no whole blocks
-        for step in self.fused:
-            step.check(self)
+        self.check_steps()
 
     @cached_property
     def layouts(self) -> tuple[Layout, ...]:
@@ -167,11 +144,6 @@ class LinearSpec(Product):
         raise NotImplementedError
 
     @property
-    def formats(self) -> tuple[Format, ...]:
-        """The types of the matrices."""
-        return (self.format, *(fmt for fmt, _ in self.others))
-
-    @property
     def total_rows(self) -> int:
         """Rows of all products."""
         return self.rows + sum(rows for _, rows in self.others)
@@ -180,41 +152,6 @@ class LinearSpec(Product):
     def has_minimums(self) -> bool:
         """Whether some matrix' groups have an additive term."""
         return any(fmt.has_minimums for fmt in self.formats)
-
-    # ---- what main loops and callers ask about the steps ----
-
-    @property
-    def norm(self) -> Norm | None:
-        """The norm that the launch computes."""
-        step = self.find(Normed)
-        return None if step is None else step.norm
-
-    @property
-    def normed(self) -> bool:
-        """Whether x is normalised, by this launch or by the one before as well."""
-        return self.norm is not None or self.summarised
-
-    @property
-    def eps(self) -> float:
-        """That of the norm; 0 without one."""
-        begun = self.find(BegunNorm)
-        return self.norm.eps if self.norm else begun.eps if begun else 0.0
-
-    @property
-    def scales_x(self) -> bool:
-        """Whether x is to be multiplied with the norm's weights."""
-        return self.norm is not None and self.norm.weight
-
-    @property
-    def norm_first(self) -> bool:
-        """Whether the norm must be complete before the product."""
-        step = self.find(Normed)
-        return step is not None and step.is_first
-
-    @property
-    def summarised(self) -> bool:
-        """Whether x comes with the norm begun."""
-        return self.has(BegunNorm)
 
     @property
     def summarises(self) -> bool:
@@ -238,7 +175,7 @@ class LinearSpec(Product):
     def params(self) -> tuple[Param, ...]:
         """The first matrix' weights and x, then weights, bias and y of each matrix in turn, and the
         parameters of steps (`Step.leads`)."""
-        params = [Param(name, "u8", (self.layout.nbytes,), Access.IN) for name in self._pair]
+        params = [Param(name, "u8", (self.layout.nbytes,), Access.IN) for name in self.matrices]
         params.append(Param("x", "f32", ("batch", "cols"), Access.IN))
         params += [p for step in self.fused if step.leads for p in step.params(self)]
         for part in self.parts:
@@ -252,29 +189,17 @@ class LinearSpec(Product):
             params = [step.stored(p, self) for p in params]
         return tuple(params)
 
-    @property
-    def _pair(self) -> tuple[str, ...]:
-        """The parameters of the matrices that are multiplied together."""
-        return ("weights", "up")[: self.pair]
-
     def reference(self, **inputs: Any) -> dict[str, Array]:
         outputs: dict[str, Array] = {}
         x = self.multiplied(inputs, outputs)
         for part in self.parts:
-            names = (f"weights{part.suffix}", *self._pair[1:])
+            names = (f"weights{part.suffix}", *self.matrices[1:])
             products = [x @ part.layout.unpack(inputs[n]).astype(np.float64).T for n in names]
             y = np.stack(products) if self.gated else products[0]
             for step in self.epilogue_of(part):
                 y = step.apply(y, Reference(self, part, inputs, outputs))
             outputs.setdefault(f"y{part.suffix}", y.astype(np.float32))
         return outputs
-
-    def multiplied(self, inputs: dict[str, Any], outputs: dict[str, Array]) -> Array:
-        """The vectors that the weights multiply, f64."""
-        x: Array = inputs["x"]
-        for step in self.prologue:
-            x = step.apply(x, Reference(self, self.parts[0], inputs, outputs))
-        return x.astype(np.float64)
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         layouts = {f"weights{part.suffix}": part.layout for part in self.parts}

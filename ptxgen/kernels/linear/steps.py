@@ -7,15 +7,13 @@ shared memory and registers, and its macros: `Step.stem` names their file, in
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
-from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.spec import Access, Array, KernelSpec, Param
 from urdir.ptxgen.weights.formats import Format
@@ -39,12 +37,17 @@ class Part(Protocol):
 class Reference:
     """What the reference of a step has beside its operand: the ``inputs`` of the launch, and the
     ``outputs`` that steps have written. ``part``: the matrix that is multiplied, of a prologue the
-    first one."""
+    first one.
+
+    Of experts, row i of y is the product of the pair (row and slot) ``pairs[i]`` with the matrix of
+    ``experts[i]``."""
 
     product: Product
     part: Part
     inputs: Mapping[str, Any]
     outputs: dict[str, Array]
+    experts: Array | None = None
+    pairs: Array | None = None
 
 
 class Step:
@@ -145,31 +148,17 @@ def find(steps: Iterable[Step], kind: type[S]) -> S | None:
     return next((step for step in steps if isinstance(step, kind)), None)
 
 
-def check_steps(name: str, steps: tuple[S, ...], takes: tuple[type[S], ...]) -> None:
-    """Raise PtxgenError for a step that the product called ``name`` does not take, and for an order
-    other than that of ``takes``."""
-    places = []
-    for step in steps:
-        if type(step) not in takes:
-            known = ", ".join(kind.stem for kind in takes)
-            raise PtxgenError(f"{name}: takes no {step.stem}: {known} in this order")
-        places.append(takes.index(type(step)))
-    if any(a >= b for a, b in pairwise(places)):
-        given = ", ".join(step.stem for step in steps)
-        known = ", ".join(kind.stem for kind in takes)
-        raise PtxgenError(f"{name}: {given}: each at most once, in the order {known}")
-
-
 class Product(KernelSpec):
-    """y = W x of a matrix W (rows, cols), between the steps of a ``prologue`` and an ``epilogue``.
-
-    ``others``: (format, rows) of more matrices for the same x, each with its own y.
+    """What steps know of their product: y = W x of a matrix W (rows, cols) and of ``others``,
+    (format, rows) of more matrices for the same x, each with its own y.
     """
 
     format: Format
     rows: int
     cols: int
     batch: int
+    prologue: tuple[Prologue, ...] = ()
+    epilogue: tuple[Epilogue, ...] = ()
     others: tuple[tuple[Format, int], ...] = ()
 
     @property
@@ -183,14 +172,24 @@ class Product(KernelSpec):
         return 1
 
     @property
-    def prologue(self) -> tuple[Prologue, ...]:
-        """What x goes through before it is multiplied, in order."""
+    def pair_shape(self) -> tuple[str, ...]:
+        """Shape of what each pair of a row and an expert has; empty without experts."""
         return ()
 
     @property
-    def epilogue(self) -> tuple[Epilogue, ...]:
-        """What the product goes through, in order."""
-        return ()
+    def parts(self) -> Sequence[Part]:
+        """The matrices with a product of their own."""
+        raise NotImplementedError
+
+    @property
+    def formats(self) -> tuple[Format, ...]:
+        """The types of the matrices."""
+        return (self.format, *(fmt for fmt, _ in self.others))
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of x."""
+        return self.batch
 
     @cached_property
     def fused(self) -> tuple[Prologue | Epilogue, ...]:
@@ -212,6 +211,10 @@ class Product(KernelSpec):
     def epilogue_of(self, part: Part) -> tuple[Epilogue, ...]:
         """The steps after the product of one of the matrices."""
         return tuple(step for step in self.epilogue if step.of_part(part))
+
+    def bias_shape(self, part: Part) -> tuple[str | int, ...]:
+        """The shape of the biases of a matrix."""
+        return (part.rows,)
 
     @property
     def gated(self) -> bool:

@@ -10,7 +10,9 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.recurrent.drafted_rows import random_rows
 from urdir.ptxgen.kernels.recurrent.rows import SEGMENT_ROWS, RecurrentRows
+from urdir.ptxgen.kernels.speculation.limits import MOST_DRAFTS
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
 
 #: Channels per CTA, one per thread.
@@ -19,12 +21,23 @@ THREADS = 128
 MAX_TAPS = SEGMENT_ROWS + 1
 
 
+def tail_slots(taps: int, most: int) -> int:
+    """Values per channel and sequence that a convolution keeps, in steps of up to ``most`` drafts
+    of a sequence; see `CausalConv`."""
+    return 1 << (taps - 1 + most).bit_length() if most else taps - 1
+
+
 @dataclass(frozen=True)
 class CausalConv(RecurrentRows):
     """y[t, c] = f(sum over j of weight[c, j] u[t - taps + 1 + j, c] + bias[c]), of each channel.
 
     u is x, or with ``gated`` x * input_gate; y is then multiplied by output_gate (LFM2). ``tail``
     holds the last taps - 1 values of u of each sequence, oldest first; the launch updates it.
+
+    In sessions whose steps verify up to ``most`` drafts of a sequence, ``tail`` is a ring: the
+    value of a position is at slot position % ``slots``. Nothing else says which drafts were
+    accepted: values of others are overwritten before they are read. Where rows are ``drafted``,
+    several may be of one sequence, at consecutive positions side by side.
     """
 
     channels: int
@@ -32,6 +45,8 @@ class CausalConv(RecurrentRows):
     bias: bool = False
     activation: Activation | None = None
     gated: bool = False
+    most: int = 0
+    drafted: bool = False
 
     name = "causal_conv"
     template = ("urdir.templates", "recurrent/causal_conv.ptx.j2")
@@ -41,6 +56,11 @@ class CausalConv(RecurrentRows):
         if self.channels < 1 or not 2 <= self.taps <= MAX_TAPS:
             raise PtxgenError(
                 f"causal_conv: {self.taps} taps (2 to {MAX_TAPS}) of {self.channels} channels"
+            )
+        if not 0 <= self.most <= MOST_DRAFTS or (self.drafted and not self.most):
+            raise PtxgenError(
+                f"{self.name}: at most {self.most} drafts: 0 to {MOST_DRAFTS}, 1 or more of "
+                "drafted rows"
             )
         self.check_segments()
 
@@ -55,6 +75,12 @@ class CausalConv(RecurrentRows):
         return self.taps - 1
 
     @property
+    def slots(self) -> int:
+        """Values of u per channel and sequence in ``tail``: of a ring a power of two, with room for
+        the rows of a step beside what they read."""
+        return tail_slots(self.taps, self.most)
+
+    @property
     def params(self) -> tuple[Param, ...]:
         matrix, gates = ("rows", "channels"), ("input_gate", "output_gate") if self.gated else ()
         return (
@@ -63,7 +89,7 @@ class CausalConv(RecurrentRows):
             Param("weight", "f32", ("channels", "taps"), Access.IN),
             *((Param("bias", "f32", ("channels",), Access.IN),) if self.bias else ()),
             *self.row_params,
-            Param("tail", "f32", ("sequences", "before", "channels"), Access.INOUT),
+            Param("tail", "f32", ("sequences", "slots", "channels"), Access.INOUT),
             Param("y", "f32", matrix, Access.OUT),
         )
 
@@ -82,13 +108,8 @@ class CausalConv(RecurrentRows):
         u = inputs["x"].astype(np.float64)
         if self.gated:
             u = u * inputs["input_gate"]
-        tails = inputs["tail"].astype(np.float64)
-        y = np.zeros(u.shape)
-        for row, sequence, is_first in self.tokens(inputs):
-            tail = tails[sequence] * (not is_first)
-            window = np.concatenate([tail, u[row : row + 1]])
-            y[row] = np.einsum("jc,cj->c", window, inputs["weight"])
-            tails[sequence] = window[1:]
+        windows, tail = self._ring(inputs, u) if self.most else self._shifted(inputs, u)
+        y = np.einsum("rjc,cj->rc", windows, inputs["weight"].astype(np.float64))
         if self.bias:
             y += inputs["bias"]
         if self.activation is not None:
@@ -98,11 +119,39 @@ class CausalConv(RecurrentRows):
         idle = np.ones(self.rows, np.bool_)
         idle[[row for row, _, _ in self.tokens(inputs)]] = False
         y[idle] = 0.0
-        return {"tail": tails.astype(np.float32), "y": y.astype(np.float32)}
+        return {"tail": tail.astype(np.float32), "y": y.astype(np.float32)}
+
+    def _shifted(self, inputs: Mapping[str, Any], u: Array) -> tuple[Array, Array]:
+        """The values that each row reads (rows, taps, channels), and the tails after them."""
+        tails = inputs["tail"].astype(np.float64)
+        windows = np.zeros((self.rows, self.taps, self.channels))
+        for row, sequence, is_first in self.tokens(inputs):
+            tail = tails[sequence] * (not is_first)
+            windows[row] = np.concatenate([tail, u[row : row + 1]])
+            tails[sequence] = windows[row, 1:]
+        return windows, tails
+
+    def _ring(self, inputs: Mapping[str, Any], u: Array) -> tuple[Array, Array]:
+        """The same of tails by position. Of a prompt's segment only the last values are stored."""
+        before, after = (inputs["tail"].astype(np.float64) for _ in range(2))
+        windows = np.zeros((self.rows, self.taps, self.channels))
+        rows = {(s, int(inputs["position"][row])): row for row, s, _ in self.tokens(inputs)}
+        for (s, position), row in rows.items():
+            for tap in range(self.taps):
+                at = position - self.before + tap
+                if (s, at) in rows:
+                    windows[row, tap] = u[rows[s, at]]
+                elif at >= 0:
+                    windows[row, tap] = before[s, at % self.slots]
+            if not self.segments or (s, position + self.before) not in rows:
+                after[s, position % self.slots] = u[row]
+        return windows, after
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        """See `make_rows`."""
-        return super().make_inputs(rng) | self.make_rows(rng)
+        """See `make_rows`; of drafted rows `random_rows`."""
+        rows = random_rows(self, rng, self.most) if self.drafted else self.make_rows(rng)
+        rows.pop("state_at", None)
+        return super().make_inputs(rng) | rows
 
     @classmethod
     def examples(cls) -> Mapping[str, CausalConv]:
@@ -114,6 +163,9 @@ class CausalConv(RecurrentRows):
             "rows, gated": cls(5, 7, 32, 0, channels=130, taps=3, gated=True),
             "two taps": cls(2, 2, 64, 0, channels=12, taps=2, bias=True),
             "nine taps": cls(3, 2, 64, 0, channels=12, taps=9),
+            "ring": cls(5, 4, 64, 0, channels=130, taps=4, bias=True, most=3),
+            "drafts": cls(23, 7, 64, 0, channels=37, taps=4, activation=silu, most=7, drafted=True),
+            "gated drafts": cls(9, 3, 64, 0, channels=40, taps=3, gated=True, most=2, drafted=True),
         }
 
     def flops(self) -> int:

@@ -7,6 +7,8 @@ from typing import Any
 
 from urdir.ptxgen.kernels.recurrent.causal_conv import CausalConv
 from urdir.ptxgen.kernels.recurrent.chunked_recurrence import ChunkedRecurrence
+from urdir.ptxgen.kernels.recurrent.drafted_recurrence import DraftedRecurrence
+from urdir.ptxgen.kernels.recurrent.drafted_scan import DraftedScan
 from urdir.ptxgen.kernels.recurrent.gated_recurrence import GatedRecurrence
 from urdir.ptxgen.kernels.recurrent.heads import RecurrentHeads
 from urdir.ptxgen.kernels.recurrent.prefill_conv import PrefillConv
@@ -21,12 +23,17 @@ from urdir.ptxgen.spec import Access, ceil_div
 CHUNKED_ROWS = 32
 
 
-def recurrences(target: str, *, exact: bool, **fields: Any) -> tuple[RecurrentHeads, ...]:
+def recurrences(
+    target: str, *, exact: bool, most: int = 0, drafted: bool = False, **fields: Any
+) -> tuple[RecurrentHeads, ...]:
     """The kernels for a device of native target ``target``, in order; ``fields`` are
-    `RecurrentHeads`'s.
+    `RecurrentHeads`'s. ``most`` and ``drafted`` are those of `DraftedStates`, where steps have
+    drafts.
 
     ``exact`` requires f32 throughout: token by token. Raises PtxgenError for unsupported shapes.
     """
+    if most and not fields["segments"]:
+        return (DraftedRecurrence(**fields, most=most, drafted=drafted),)
     whole = GatedRecurrence(**fields)
     if exact or not _pays(fields):
         return (whole,)
@@ -56,13 +63,18 @@ def causal_conv(*, packs: bool = False, **fields: Any) -> CausalConv:
     return PrefillConv(**fields, packs=packs)
 
 
-def selective_scan(sms: int, *, packs: bool = False, **fields: Any) -> SelectiveScan:
-    """The kernel of Mamba's scan on a device with ``sms`` SMs; ``fields`` are `SelectiveScan`'s.
+def selective_scan(
+    sms: int, *, packs: bool = False, most: int = 0, drafted: bool = False, **fields: Any
+) -> SelectiveScan:
+    """The kernel of Mamba's scan on a device with ``sms`` SMs; ``fields`` are `SelectiveScan`'s,
+    ``most`` and ``drafted`` those of `DraftedStates`, where steps have drafts.
 
     For prompts each SM has a CTA, if CTAs are large enough for all channels; with ``packs``
     (`PrefillScan.can_pack`) the results are packed. Raises PtxgenError for unsupported shapes.
     """
     if not fields["segments"]:
+        if most:
+            return DraftedScan(**fields, most=most, drafted=drafted)
         return SelectiveScan(**fields)
     scan = PrefillScan(**fields, packs=packs)
     warps = ceil_div(scan.channels * scan.parts, 32 * sms)

@@ -55,6 +55,21 @@ class GatedRecurrence(RecurrentHeads):
         return THREADS // self.lanes
 
     @property
+    def vectors(self) -> int:
+        """Vectors of four keys per lane."""
+        return self.key_dim // (4 * self.lanes)
+
+    @property
+    def stride(self) -> int:
+        """Bytes from a lane's vector to its next."""
+        return 16 * self.lanes
+
+    @property
+    def brings_values(self) -> bool:
+        """Whether values come to shared memory like keys: those of several tokens."""
+        return self.segments > 0
+
+    @property
     def tile(self) -> int:
         """Tokens loaded at once."""
         nbytes = (12 if self.channels else 8) * self.key_dim

@@ -88,5 +88,7 @@ class PrefillConv(CausalConv):
             "nine taps": prompt(20, 2, channels=12, taps=9),
             "segments": several(45, 4, channels=130, taps=4, bias=True, activation=silu),
             "gated segments": several(64, 9, channels=40, taps=3, gated=True),
+            "ring": several(45, 4, channels=130, taps=4, activation=silu, most=3),
+            "gated ring": prompt(2, 2, channels=40, taps=9, gated=True, most=2),
             "packed": several(45, 4, channels=256, taps=4, bias=True, activation=silu, packs=True),
         }

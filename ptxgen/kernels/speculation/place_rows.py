@@ -25,9 +25,15 @@ class PlaceRows(DraftedRows):
 
     With ``beside`` rows of a step that has prompts, too, which come first in ``step_sequence`` and
     ``step_position``, these are placed at pending tokens alike; idle ones stay as they are.
+
+    With ``states`` of recurrent layers, ``state_at[s]`` becomes the number of tokens that the state
+    of s is after as the step begins, and ``next_state_at[s]`` that as it ends: its pending token is
+    the last one. Prompts move states on to the pending token; ``next_state_at`` is above that
+    position after them.
     """
 
     beside: int = 0
+    states: bool = False
 
     name = "place_rows"
     template = ("urdir.templates", "speculation/place_rows.ptx.j2")
@@ -43,6 +49,8 @@ class PlaceRows(DraftedRows):
             Param("step_sequence", "u32", ("beside",), Access.IN),
             Param("step_position", "u32", ("beside",), Access.INOUT),
         )
+        names = ("state_at", "next_state_at")
+        states = tuple(Param(name, "u32", ("sequences",), Access.INOUT) for name in names)
         return (
             Param("sequence", "u32", ("rows",), Access.IN),
             Param("place", "u32", ("rows",), Access.IN),
@@ -50,6 +58,7 @@ class PlaceRows(DraftedRows):
             Param("known", "u32", ("sequences",), Access.IN),
             Param("found", "u32", ("sequences",), Access.IN),
             *(step if self.beside else ()),
+            *(states if self.states else ()),
         )
 
     @property
@@ -64,12 +73,20 @@ class PlaceRows(DraftedRows):
             first = IDLE if place == IDLE else inputs["position"][row - place]
             is_idle = first >= self.max_len or place > inputs["found"][s]
             position[row] = IDLE if is_idle else known[s] - 1 + place
-        if not self.beside:
-            return {"position": position}
-        beside = inputs["step_position"].copy()
-        active = beside < self.max_len
-        beside[active] = known[inputs["step_sequence"][active]] - 1
-        return {"position": position, "step_position": beside}
+        placed = {"position": position}
+        going = inputs["sequence"][(inputs["place"] == 0) & (position != IDLE)]
+        if self.beside:
+            beside = inputs["step_position"].copy()
+            active = beside < self.max_len
+            going = inputs["step_sequence"][active]
+            beside[active] = known[going] - 1
+            placed["step_position"] = beside
+        if self.states:
+            state_at, following = inputs["state_at"].copy(), inputs["next_state_at"].copy()
+            state_at[going] = np.minimum(following[going], known[going] - 1)
+            following[going] = known[going]
+            placed |= {"state_at": state_at, "next_state_at": following}
+        return placed
 
     @classmethod
     def examples(cls) -> Mapping[str, PlaceRows]:
@@ -78,6 +95,8 @@ class PlaceRows(DraftedRows):
             "rows of some sequences": cls(max_len=50, rows=13, sequences=5),
             "many rows": cls(max_len=99, rows=96, sequences=40),
             "beside prompts": cls(max_len=30, rows=5, sequences=9, beside=48),
+            "states": cls(max_len=50, rows=13, sequences=5, states=True),
+            "states beside prompts": cls(max_len=30, rows=5, sequences=48, beside=40, states=True),
         }
 
     def flops(self) -> int:
@@ -85,7 +104,7 @@ class PlaceRows(DraftedRows):
 
     def bytes_moved(self) -> int:
         """Rows, and what they read of their sequences."""
-        return 24 * self.rows + 16 * self.beside
+        return (24 + 12 * self.states) * self.rows + (16 + 12 * self.states) * self.beside
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         """Rows at positions that are not known; fewer drafts than rows of them."""
@@ -97,7 +116,15 @@ class PlaceRows(DraftedRows):
         rows["found"] = found
         stale = rng.integers(0, self.max_len, self.rows)
         rows["position"] = np.where(rows["position"] == IDLE, IDLE, stale).astype(np.uint32)
-        rows["step_sequence"] = rng.integers(0, self.sequences, self.beside).astype(np.uint32)
+        if self.states:  # rows beside prompts are of different sequences then
+            rows["state_at"] = rng.integers(0, self.max_len, self.sequences).astype(np.uint32)
+            before = known.astype(np.int64) - rng.integers(0, 5, self.sequences)
+            unknown = rng.random(self.sequences) < 0.3
+            rows["next_state_at"] = np.where(unknown, IDLE, before.clip(0)).astype(np.uint32)
+            step_sequence = rng.permutation(self.sequences)[: self.beside]
+        else:
+            step_sequence = rng.integers(0, self.sequences, self.beside)
+        rows["step_sequence"] = step_sequence.astype(np.uint32)
         stale = known[rows["step_sequence"]] - 1
         stale[rng.random(self.beside) < 0.3] = IDLE
         rows["step_position"] = stale

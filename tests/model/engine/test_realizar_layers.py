@@ -521,7 +521,7 @@ def test_made_weights_are_checked(device: Device) -> None:
         make_weights(device, config, "Q4_K")
     with pytest.raises(ConfigError, match="none of"):
         make_weights(device, config, "Q9")
-    with pytest.raises(ConfigError, match="no multiple of 2"):
+    with pytest.raises(ConfigError, match="not a multiple of 2"):
         describe(layers=1, hidden=64, heads=3, kv_heads=2, ffn=64, vocab=8)
     wide = describe(layers=1, hidden=256, heads=4, ffn=256, vocab=8)
     with pytest.raises(ConfigError, match=r"'token_embd\.weight'.*give its blocks"):

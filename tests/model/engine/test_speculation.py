@@ -22,7 +22,7 @@ from urdir.model.engine.requests.request import Ending, Piece, Request, TokenCho
 from urdir.model.engine.requests.step_costs import StepCosts
 from urdir.model.engine.sampling_settings import GREEDY, SamplingSettings
 from urdir.model.engine.session import Session
-from urdir.model.errors import SettingsError, UnsupportedError
+from urdir.model.errors import SettingsError
 from urdir.model.families.config import Config
 from urdir.model.families.shapes import Shape
 from urdir.model.files.gguf import Gguf
@@ -354,43 +354,61 @@ def test_bad_settings_are_refused(fields: dict[str, Any], message: str) -> None:
         DraftSettings(**fields)
 
 
-def test_a_recurrent_model_takes_no_drafts(device: Device, reference_file: Any) -> None:
-    with Gguf(reference_file("mamba-dense")) as gguf:
-        config = Config.of(gguf)
-        with (
-            Weights.load(gguf, config, device) as loaded,
-            pytest.raises(UnsupportedError, match="the model has recurrent layers"),
-        ):
-            Session(device, loaded, replace(PLAIN, context=32, drafts=FIXED))
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "gemma3-dense",  # rings
-        pytest.param("deepseek2-moe", marks=pytest.mark.full),  # latent vectors
-        pytest.param("gpt-oss-moe", marks=pytest.mark.full),  # rings and sinks
-        pytest.param("gemma4-e", marks=pytest.mark.full),  # layers that share caches
-        pytest.param("llama4-moe", marks=pytest.mark.full),
-        pytest.param("qwen3moe-moe", marks=pytest.mark.full),
-    ],
+FAMILIES = (
+    "gemma3-dense",  # rings
+    "qwen35-dense",  # the delta rule, convolutions
+    "kimi-linear-moe",  # the delta rule by channels, latent vectors
+    "mamba-dense",  # a scan
+    *(
+        pytest.param(name, marks=pytest.mark.full)
+        for name in (
+            *("deepseek2-moe", "gpt-oss-moe", "gemma2-dense", "gemma4-e", "cohere2-dense"),
+            *("mistral3-dense", "llama4-moe", "qwen3moe-moe", "qwen35moe-moe", "qwen3next-moe"),
+            *("mamba2-dense", "falcon-h1-dense", "granitehybrid-dense", "jamba-dense"),
+            *("lfm2-dense", "lfm2moe-moe", "minimax-01-moe", "nemotron_h-dense", "plamo2-dense"),
+            *("bailingmoe3-moe", "kimi-k3-moe"),
+        )
+    ),
 )
+
+
+def few_letters(rng: np.random.Generator, count: int) -> list[Request]:
+    """Requests whose prompts and answers have three different tokens, so that drafts are found in
+    any model and some are accepted."""
+    requests = []
+    for at in range(count):
+        letters = rng.choice(np.arange(3, 60), 3, replace=False).tolist()
+        settings = SamplingSettings(
+            temperature=0.0 if at % 2 == 0 else 0.9,
+            logit_bias=tuple((token, 90.0) for token in letters),
+            seed=int(rng.integers(2**32)),
+        )
+        prompt = tuple(int(t) for t in rng.choice(letters, rng.integers(1, 26)))
+        requests.append(Request(prompt=prompt, settings=settings, limit=20, ignore_end=True))
+    return requests
+
+
+@pytest.mark.parametrize("name", FAMILIES)
 def test_families_answer_the_same(device: Device, reference_file: Any, name: str) -> None:
-    """Beyond the end of a window, where rings have one."""
-    path = reference_file(name)
-    settings = SessionSettings(64, exact=True, sequences=1)
-    with Gguf(path) as gguf:
-        config = Config.of(gguf)
-        prompt = tuple(int(t) for t in np.tile(RNG.integers(3, 40, 5), 5))
-        request = Request(prompt=prompt, settings=GREEDY, limit=10)
-        with Weights.load(gguf, config, device) as loaded:
-            found = []
-            for drafts in (None, replace(FIXED, shortest=1)):
-                with Session(device, loaded, replace(settings, drafts=drafts)) as session:
-                    found.append(given(session, [request])[0])
-    found[1].check_equal(found[0])
-    assert found[1].ending is not None
-    assert found[1].ending.drafted_tokens > 0
+    """Several at once, greedy and drawn, with prompts beside them and, where rings have one, beyond
+    the end of a window."""
+    settings = SessionSettings(64, exact=True, sequences=3)
+    requests = few_letters(np.random.default_rng(7), 4)
+    found = []
+    with (
+        Gguf(reference_file(name)) as gguf,
+        Weights.load(gguf, Config.of(gguf), device) as loaded,
+    ):
+        for drafts in (None, replace(FIXED, shortest=1)):
+            with Session(device, loaded, replace(settings, drafts=drafts)) as session:
+                found.append(given(session, requests))
+    for mine, theirs in zip(found[1], found[0], strict=True):
+        mine.check_equal(theirs)
+    endings = [each.ending for each in found[1] if each.ending is not None]
+    drafted, accepted = (
+        sum(getattr(each, f"{kind}_tokens") for each in endings) for kind in ("drafted", "accepted")
+    )
+    assert 10 < accepted < drafted - 10
 
 
 @pytest.mark.full

@@ -24,6 +24,7 @@ from urdir.model.lower.parts import device_limits
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.verify.conformance import relative_rms
 from urdir.ptxgen.kernels.linear.choice import Limits, LinearRequest, choose_linear
+from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.products.gemv import Gemv
 from urdir.ptxgen.kernels.linear.spec import LinearSpec
 from urdir.ptxgen.ptx.architecture import ARCHITECTURES, PORTABLE_CLUSTER
@@ -152,7 +153,8 @@ def test_long_rows_are_left_to_f32_where_they_leave_no_room(target: str) -> None
     for cols in (4096, 8192, 14336, 28672, 53248):
         request = LinearRequest(limits, ((FORMATS["Q8_0"], 32),), cols)
         for residual in (False, True):
-            kernels.append(choose_linear(replace(request, residual=residual)))
+            steps = (Residual(),) if residual else ()
+            kernels.append(choose_linear(replace(request, steps=steps)))
     for kernel in kernels:
         if isinstance(kernel, Gemv):
             assert kernel.cut.warps >= 4

@@ -132,8 +132,11 @@ def test_too_little_room_is_named(emulator: Device) -> None:
             sheet.append_to(Plan("small"))
 
 
-def test_memory_that_was_to_be_zeros_is_named(work: Workspace) -> None:
-    sheet = Sheet(work)
-    sheet.launch(Rescale(N), "count", x=sheet.registers["x"], y=sheet.registers.zeroed("counts"))
+@pytest.mark.parametrize("role", ["x", "y"])
+def test_memory_that_was_to_be_zeros_is_named(work: Workspace, role: str) -> None:
+    """Whether it is read or written."""
+    sheet, of = Sheet(work), {"x": "x", "y": "y"}
+    given = {name: sheet.registers[at] for name, at in of.items()}
+    sheet.launch(Rescale(N), "count", **(given | {role: sheet.registers.zeroed("counts")}))
     with pytest.raises(ModelError, match="has no 'counts' of 1,200 bytes, zeros at first"):
         sheet.append_to(Plan("counts"))

@@ -59,6 +59,6 @@ def test_the_command(data: Path, cli: Cli, tmp_path: Path) -> None:
     titles, figures = (
         [cell.strip() for cell in line.split("|")[1:-1]] for line in (lines[-3], lines[-1])
     )
-    assert titles == ["steps", "busy s", "idle between steps, s", "idle", "set back"]
+    assert titles == ["steps", "busy s", "idle between steps, s", "idle", "preempted"]
     assert int(figures[0]) >= 3
     assert figures[3].endswith("%")

@@ -44,7 +44,7 @@ ENGINE: Any = SimpleNamespace(
 )
 ROOM = (
     "the cache has room for 2,000 tokens\n"
-    "up to 7 states are kept for prompts that begin alike, 52,690,944 bytes each\n"
+    "up to 7 states are kept for prompts with a common prefix, 52,690,944 bytes each\n"
 )
 CHAT = "/v1/chat/completions"
 HI = {"messages": [{"role": "user", "content": "Hi"}]}

@@ -94,6 +94,11 @@ class Scaled(Epilogue):
 
     stem = "scale"
 
+    @staticmethod
+    def by(factor: float) -> tuple[Scaled, ...]:
+        """The step; none if the factor is 1."""
+        return (Scaled(factor),) if factor != 1 else ()
+
     @property
     def text(self) -> str:
         return f"* {self.factor}"
@@ -110,6 +115,11 @@ class Bounded(Epilogue):
     clamp: float = 0.0
 
     stem = "bounds"
+
+    @staticmethod
+    def within(softcap: float, clamp: float = 0.0) -> tuple[Bounded, ...]:
+        """The step; none if both are 0."""
+        return (Bounded(softcap, clamp),) if softcap or clamp else ()
 
     @property
     def text(self) -> str:

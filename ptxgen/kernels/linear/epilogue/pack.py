@@ -11,7 +11,7 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.steps import Epilogue, Product, Reference
 from urdir.ptxgen.spec import Access, Array, Param
 from urdir.ptxgen.weights.layout import TILE_COLS
-from urdir.ptxgen.weights.packed import GROUP
+from urdir.ptxgen.weights.packed import GROUP, pack, packed_shape
 from urdir.ptxgen.weights.packed_few import Order, few_shape, pack_few, with_few
 
 
@@ -49,4 +49,34 @@ class PackedOutput(Epilogue):
         name = self.of(of.product)
         made = of.outputs["scaled"] if name == "scaled" else y.astype(np.float32)
         of.outputs[name] = with_few(of.inputs[name], made, self.order)
+        return y
+
+
+@dataclass(frozen=True, slots=True)
+class PackedVectors(Epilogue):
+    """y is packed for the next product of many vectors (`weights.packed`)."""
+
+    stem = "packed_vectors"
+
+    @property
+    def text(self) -> str:
+        return "y is f16 (ptxgen/weights/packed.py)"
+
+    def check(self, product: Product) -> None:
+        if product.others or product.residual or product.step("weighted") is not None:
+            raise PtxgenError(
+                f"{product.name}: packed_vectors are of one product, without residual and weights"
+            )
+
+    def stored(self, param: Param, product: Product) -> Param:
+        if param.name != "y":
+            return param
+        access = Access.INOUT if product.pair_shape else Access.OUT
+        return Param("y", "f16", packed_shape(product.vectors, product.rows), access)
+
+    def make_inputs(self, product: Product, rng: np.random.Generator) -> dict[str, Any]:
+        return {"y": pack(rng.standard_normal((product.vectors, product.rows)))}
+
+    def apply(self, y: Array, of: Reference) -> Array:
+        of.outputs["y"] = pack(y)
         return y

@@ -53,8 +53,10 @@ class Continued(Epilogue):
                 f"{then.segments} segments after a product of {rows} rows: one token of as many "
                 "channels"
             )
-        if isinstance(then, CausalConv) and then.gated:
-            raise PtxgenError(f"{product.name}: a gated convolution takes more than a product")
+        if isinstance(then, CausalConv) and (then.gated or then.drafted):
+            raise PtxgenError(
+                f"{product.name}: a gated convolution takes more than a product, drafts more rows"
+            )
         if not has_registers(then):
             raise PtxgenError(
                 f"{product.name}: states of more than {MOST_VALUES} values after a product"

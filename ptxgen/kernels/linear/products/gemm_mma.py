@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
+from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.packed_parts import PackedPart
 from urdir.ptxgen.kernels.linear.products.packed_examples import end_examples, small_examples
 from urdir.ptxgen.kernels.linear.products.packed_product import PackedProduct
@@ -195,7 +197,7 @@ def _examples(cls: type[GemmMma]) -> Iterator[tuple[str, GemmMma]]:
     small = MmaCut(1, 8)
     yield from small_examples(cls, small)
     yield "large tile", cls(q4_k, 200, 512, 71, MmaCut(2, 64, operands=2))
-    yield "two operands", cls(q4_k, 250, 768, 17, MmaCut(4, 16, 1, 2, 2, 2, 2), bias=True)
+    yield "two operands", cls.of(q4_k, 250, 768, 17, MmaCut(4, 16, 1, 2, 2, 2, 2), Bias())
     yield "splits", cls(q4_k, 130, 1280, 17, MmaCut(1, 24, 2, x_stages=2, x_slices=4))
-    yield "more splits than tiles", cls(q4_0, 65, 288, 9, MmaCut(1, 8, 3), residual=True)
+    yield "more splits than tiles", cls.of(q4_0, 65, 288, 9, MmaCut(1, 8, 3), Residual())
     yield from end_examples(cls, small, replace(small, vectors=16), MmaCut(2, 16, operands=2))

@@ -1,8 +1,8 @@
-"""Matrix products (GEMM) of 1 to 8 vectors with quantised weights, on tensor cores."""
+"""Matrix products (GEMM) of 1 to 8 vectors, on tensor cores."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -24,6 +24,7 @@ from urdir.ptxgen.kernels.linear.prologue.packed import PackedInput
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH, LinearSpec
 from urdir.ptxgen.spec import Tolerance, ceil_div
 from urdir.ptxgen.target import since
+from urdir.ptxgen.weights.format import UNIT, Format
 from urdir.ptxgen.weights.halves import Halves
 from urdir.ptxgen.weights.layout import TILE_COLS, TILE_UNITS, Layout
 from urdir.ptxgen.weights.packed_few import Order
@@ -33,22 +34,29 @@ from urdir.ptxgen.weights.tiles import Tile
 #: would otherwise wait for them. On an H200 a step of 4 and of 8 sequences of an 8B Q4_K_M model
 #: takes 1.52 and 1.76 ms with none, 1.50 and 1.75 with one, 1.48 and 1.73 with two or three.
 LATE_TILES = 2
+#: Warps of the columns of float matrices, at most: their tiles are large, so that rings of four
+#: warps keep 64 to 96 KB in flight, and leave room for sums of all tiles of a CTA.
+FLOAT_WARPS = 4
 
 
 @dataclass(frozen=True)
 class GemmSmall(TiledSpec):
-    """1 to 8 activation vectors times quantised weights, on tensor cores.
+    """1 to 8 activation vectors times weights, on tensor cores.
 
-    Activations (after ``norm``) are rounded to 16-bit multiples of the largest in each 256 columns,
-    relative error 3e-5. Products are exact, and so are the sums of a row's 256 columns if the
-    type's group scales are integers; other sums are f32. y[b] has the same bits in every batch,
-    whatever the other vectors are.
+    With quantised weights activations (after ``norm``) are rounded to 16-bit multiples of the
+    largest in each 256 columns, relative error 3e-5. Products are exact, and so are the sums of a
+    row's 256 columns if the type's group scales are integers; other sums are f32. y[b] has the same
+    bits in every batch, whatever the other vectors are.
 
     With a `PackedInput` sums are f32, and weights are rounded to f16 as in `PackedProduct`, unless
     their quants `stay_whole`.
 
-    Raises PtxgenError for other batches, for unquantised types, and for norms that subtract the
-    mean or add a bias; of packed vectors, for a norm that has not begun.
+    BF16 and F16 weights are multiplied as they are, with activations that are each the sum of two
+    such numbers: of 16 bits, or of 22 (from 0.001 to 1,048,064).
+
+    Raises PtxgenError for other batches, for F32 weights, for floats beside quantised weights, for
+    rows of floats that are no whole units, and for norms that subtract the mean or add a bias; of
+    packed vectors, for a norm that has not begun, and for float weights.
     """
 
     options: CutOptions = field(default_factory=lambda: CutOptions(resident=1))
@@ -62,8 +70,14 @@ class GemmSmall(TiledSpec):
     template = ("urdir.templates", "linear/products/gemm_small.ptx.j2")
 
     def __post_init__(self) -> None:
-        if any(fmt.is_float for fmt in self.formats):
-            raise PtxgenError("gemm_small: the weights must be quantised")
+        if not takes(self.formats, self.cols):
+            names = ", ".join(fmt.name for fmt in self.formats)
+            raise PtxgenError(
+                "gemm_small: the weights must be quantised, or BF16 and F16 of multiples of "
+                f"{UNIT} columns: {names}, {self.cols} columns"
+            )
+        if self.packed and self.has_floats:
+            raise PtxgenError("gemm_small: packed_input is for quantised weights")
         if self.norm_first:
             raise PtxgenError(f"gemm_small: {self.norm} must be a launch of its own")
         if self.norm is not None and (self.packed or self.summarised):
@@ -72,7 +86,13 @@ class GemmSmall(TiledSpec):
 
     @property
     def targets(self) -> tuple[str, ...]:
-        return since(80) if self.packed and self.cluster == 1 else super().targets
+        since_80 = (self.packed or self.has_floats) and self.cluster == 1
+        return since(80) if since_80 else super().targets
+
+    @property
+    def has_floats(self) -> bool:
+        """Whether the weights are floats."""
+        return self.format.is_float
 
     @property
     def order(self) -> Order:
@@ -92,8 +112,13 @@ class GemmSmall(TiledSpec):
             warp_activations=4 * TILE_COLS if self.scales_x else 0,  # the norm's weights of a block
             partials=None,
         )
+        options = self.options
+        if self.has_floats and not options.split:
+            blocks = max(1, self.layout.row_tiles // options.cluster)
+            warps = min(FLOAT_WARPS, footprint.most_warps(options.shared))
+            options = replace(options, split=min(blocks, warps))
         cut = cut_launch(
-            *(self.options, self.layouts, footprint, self._tiles, self.pair),
+            *(options, self.layouts, footprint, self._tiles, self.pair),
             even=False,
             tile_of=self._tile_of,
         )
@@ -136,8 +161,9 @@ class GemmSmall(TiledSpec):
     def lane_vectors(self) -> int:
         """Vectors of which a lane has sums, those of two columns of an ``mma``. Up to four vectors
         have two columns, of high and of low bytes; more have one, and an ``mma`` for each byte;
-        packed ones have one."""
-        return 1 if self.batch <= MAX_BATCH // 2 and not self.packed else 2
+        packed ones, and those for float weights, have one."""
+        both_bytes = self.batch <= MAX_BATCH // 2 and not self.packed and not self.has_floats
+        return 1 if both_bytes else 2
 
     @property
     def sum_lanes(self) -> int:
@@ -170,9 +196,12 @@ class GemmSmall(TiledSpec):
         3.0 if they are standard normal, 5.0 if they are products of two such (with ``norm``). The
         RMS error, 1 / sqrt(12) of a multiple, is 3e-5 or 5e-5 of them. The worst of many products
         is off by as much of the largest product, of few by three times that. Gated, the relative
-        errors of both factors add up. Packed ones: see `PackedProduct`.
+        errors of both factors add up. Packed ones: see `PackedProduct`. With float weights each is
+        rounded to 16 bits of its own.
         """
         packing = 2.0**-11 * bool(self.packs)
+        if self.has_floats:  # 2^-17 of an activation
+            return Tolerance(rtol=2e-5 * self.pair + packing)
         if self.packed:
             made = [Halves(fmt) for fmt in self.formats]
             roundings = max(0 if of.stay_whole else of.roundings for of in made)
@@ -182,6 +211,14 @@ class GemmSmall(TiledSpec):
     @classmethod
     def examples(cls) -> Mapping[str, GemmSmall]:
         return gemm_small_examples(cls)
+
+
+def takes(formats: Iterable[Format], cols: int) -> bool:
+    """Whether `GemmSmall` has matrices of these types, with ``cols`` columns, in one launch."""
+    kinds = {fmt.is_float for fmt in formats}
+    if kinds == {False}:
+        return True
+    return kinds == {True} and cols % UNIT == 0 and all(fmt.element != "f32" for fmt in formats)
 
 
 def _late_rounds(cut: Cut, pair: int, sharers: int) -> int:

@@ -7,6 +7,11 @@ from dataclasses import dataclass, replace
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Gated
+from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
+from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
+from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
+from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
 from urdir.ptxgen.kernels.linear.packed_parts import Mixture
 from urdir.ptxgen.kernels.linear.products.packed_examples import end_examples, small_examples
 from urdir.ptxgen.kernels.linear.products.packed_product import PackedProduct
@@ -173,61 +178,61 @@ def _examples(cls: type[GemmWgmma]) -> Iterator[tuple[str, GemmWgmma]]:
     yield "splits", cls(q4_k, 130, 1280, 17, WgmmaCut(1, 24, splits=4, x_slices=4, x_stages=1))
     yield (
         "cluster",
-        cls(q6_k, 65, 1280, 20, WgmmaCut(1, 24, 2, 2, x_slices=4, x_stages=2), residual=True),
+        cls.of(q6_k, 65, 1280, 20, WgmmaCut(1, 24, 2, 2, x_slices=4, x_stages=2), Residual()),
     )
     yield from end_examples(cls, small, replace(small, vectors=16), WgmmaCut(2, 16))
     oai = Activation("swiglu_oai", limit=1.5)
     yield (
         "experts up",
-        cls(
+        cls.of(
             q4_k,
             48,
             512,
             11,
             WgmmaCut(2, 16, weight_stages=2, x_stages=2),
-            gated=True,
-            packs=True,
+            Gated(),
+            PackedVectors(),
             mixture=Mixture(7, 2, 16),
         ),
     )
     yield (
         "experts up, biases",
-        cls(
+        cls.of(
             q8,
             80,
             288,
             21,
             WgmmaCut(2, 32, 2, 1, 1, 1, x_slices=4),
-            bias=True,
-            gated=True,
-            packs=True,
-            activation=oai,
+            Bias(),
+            Gated(oai),
+            PackedVectors(),
             mixture=Mixture(3, 1, 32),
         ),
     )
     yield (
         "experts without gate",
-        cls(
+        cls.of(
             f16,
             32,
             70,
             5,
             replace(small, vectors=16),
-            packs=True,
-            activation=Activation("relu2"),
+            Activated(Activation("relu2")),
+            PackedVectors(),
             mixture=Mixture(9, 2, 16),
         ),
     )
     yield (
         "experts down",
-        cls(
+        cls.of(
             q6_k,
             80,
             256,
             23,
             replace(small, vectors=16),
-            bias=True,
-            mixture=Mixture(5, 2, 16, weighted=True),
+            Bias(),
+            Weighted(),
+            mixture=Mixture(5, 2, 16),
         ),
     )
     yield (
@@ -243,12 +248,7 @@ def _examples(cls: type[GemmWgmma]) -> Iterator[tuple[str, GemmWgmma]]:
     )
     yield (
         "experts with one row each",
-        cls(
-            q4_k,
-            32,
-            256,
-            1,
-            replace(small, vectors=16),
-            mixture=Mixture(12, 4, 16, weighted=True),
+        cls.of(
+            q4_k, 32, 256, 1, replace(small, vectors=16), Weighted(), mixture=Mixture(12, 4, 16)
         ),
     )

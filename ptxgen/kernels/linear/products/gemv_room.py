@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from urdir.ptxgen.kernels.linear.cut import Footprint
@@ -27,7 +27,7 @@ def has_room(
     cols: int,
     activations: Activations,
     shared: int,
-    prologue: tuple[Prologue, ...] = (),
+    prologue: Sequence[Prologue] = (),
     cluster: int = 1,
 ) -> bool:
     """Whether ``shared`` bytes of shared memory have room for the activations and the tiles of

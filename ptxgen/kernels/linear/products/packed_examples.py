@@ -6,7 +6,11 @@ from collections.abc import Iterator
 from typing import TypeVar
 
 from urdir.ptxgen.kernels.activation import Activation
-from urdir.ptxgen.kernels.linear.packed_parts import HeadPlaces, PackedCut, takes_packed
+from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Bounded, Gated, Scaled
+from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
+from urdir.ptxgen.kernels.linear.epilogue.heads import HeadPlaces, Heads
+from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
+from urdir.ptxgen.kernels.linear.packed_parts import PackedCut, takes_packed
 from urdir.ptxgen.kernels.linear.products.packed_product import PackedProduct
 from urdir.ptxgen.weights.formats import FORMATS
 
@@ -19,7 +23,7 @@ def small_examples(cls: type[P], small: PackedCut) -> Iterator[tuple[str, P]]:
     types = [fmt for fmt in FORMATS.values() if takes_packed((fmt,))]
     for i, fmt in enumerate(types):
         cols = 290 if fmt.is_float else max(fmt.block, 288 // fmt.block * fmt.block)
-        yield fmt.name, cls(fmt, 70, cols, 3 + i % 6, small, bias=i % 2 == 0)
+        yield fmt.name, cls.of(fmt, 70, cols, 3 + i % 6, small, *[Bias()] * (i % 2 == 0))
 
 
 def end_examples(
@@ -28,11 +32,13 @@ def end_examples(
     """Every way to end, with cuts for eight vectors, for sixteen, and for two row groups of
     sixteen."""
     q8, q4_k, q6_k, f16 = (FORMATS[name] for name in ("Q8_0", "Q4_K", "Q6_K", "F16"))
-    yield "gated", cls(q4_k, 96, 512, 30, paired, gated=True, packs=True)
-    yield "packed", cls(q8, 96, 288, 9, wide, bias=True, packs=True)
+    yield "gated", cls.of(q4_k, 96, 512, 30, paired, Gated(), PackedVectors())
+    yield "packed", cls.of(q8, 96, 288, 9, wide, Bias(), PackedVectors())
     yield "three matrices", cls(q4_k, 192, 256, 12, wide, others=((q6_k, 33), (f16, 64)))
     heads = (HeadPlaces(32, 16, 48, 37), HeadPlaces(16, 0, 16, 37))
-    yield "heads", cls(q8, 96, 288, 13, wide, others=((f16, 80),), heads=heads)
+    yield "heads", cls.of(q8, 96, 288, 13, wide, Heads(heads), others=((f16, 80),))
     gelu = Activation("gelu")
-    ends = cls(q8, 64, 256, 8, small, bias=True, activation=gelu, scale=0.05, softcap=20.0)
+    ends = cls.of(
+        q8, 64, 256, 8, small, Bias(), Activated(gelu), Scaled(0.05), Bounded(softcap=20.0)
+    )
     yield "ends", ends

@@ -6,16 +6,20 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Bounded, Gated, Scaled
+from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
+from urdir.ptxgen.kernels.linear.epilogue.heads import Heads
+from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
+from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
+from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
 from urdir.ptxgen.kernels.linear.packed_parts import (
-    HeadPlaces,
     Mixture,
     PackedCut,
     PackedPart,
     takes_packed,
 )
-from urdir.ptxgen.kernels.linear.plain import plain_epilogue
-from urdir.ptxgen.kernels.linear.steps import Epilogue, Product
+from urdir.ptxgen.kernels.linear.product import MainLoop
+from urdir.ptxgen.kernels.linear.steps import Epilogue, Part
 from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.weights.formats import Format
 from urdir.ptxgen.weights.layout import TILE_ROWS, Layout
@@ -31,7 +35,7 @@ MAX_GRID = 65535
 
 
 @dataclass(frozen=True)
-class PackedTiling(Product):
+class PackedTiling(MainLoop):
     """The fields of a `PackedProduct`, and its sizes."""
 
     format: Format
@@ -39,17 +43,21 @@ class PackedTiling(Product):
     cols: int
     batch: int
     cut: PackedCut
-    bias: bool | tuple[bool, ...] = False
-    residual: bool = False
-    gated: bool = False
+    epilogue: tuple[Epilogue, ...] = ()
     others: tuple[tuple[Format, int], ...] = ()
-    activation: Activation | None = None
-    scale: float = 1.0
-    softcap: float = 0.0
-    clamp: float = 0.0
-    packs: bool = False
     mixture: Mixture | None = None
-    heads: tuple[HeadPlaces, ...] = ()
+
+    epilogues = (
+        Bias,
+        Gated,
+        Activated,
+        Scaled,
+        Residual,
+        Bounded,
+        Weighted,
+        PackedVectors,
+        Heads,
+    )
 
     def __post_init__(self) -> None:
         cut = self.cut
@@ -59,50 +67,13 @@ class PackedTiling(Product):
             raise PtxgenError(f"{self.name}: not for F32 weights")
         if self.mixture is not None:
             self._check_mixture(self.mixture)
-        if self.heads:
-            self._check_heads()
-        if self.gated and (cut.row_groups % 2 or self.residual):
-            raise PtxgenError(f"{self.name}: gated in pairs of row groups, without residual")
-        if self.others and (self.gated or self.residual or self.packs):
-            raise PtxgenError(f"{self.name}: other matrices without gate, residual and packing")
-        if isinstance(self.bias, tuple) and len(self.bias) != len(self.formats):
-            raise PtxgenError(f"{self.name}: bias {self.bias} of {len(self.formats)} matrices")
-        for step in self.epilogue:
-            step.check(self)
+        if self.gated and cut.row_groups % 2:
+            raise PtxgenError(f"{self.name}: gated in pairs of row groups")
+        self.check_steps()
         if self.shared_bytes > SM_NBYTES // cut.resident - CTA_COST:
             raise PtxgenError(f"{self.name}: {cut} takes {self.shared_bytes} bytes")
         if cut.used_registers > cut.registers:
             raise PtxgenError(f"{self.name}: {cut} leaves too few registers")
-
-    @cached_property
-    def epilogue(self) -> tuple[Epilogue, ...]:
-        """The steps after the products, except packing and heads."""
-        return plain_epilogue(
-            self.bias,
-            self.gated,
-            self.activation,
-            self.scale,
-            self.residual,
-            self.softcap,
-            self.clamp,
-        )
-
-    def _check_heads(self) -> None:
-        is_plain = self.mixture is None and not (self.packs or self.gated or self.residual)
-        if not is_plain or len(self.heads) != len(self.formats):
-            raise PtxgenError(f"{self.name}: {self.heads} of {len(self.formats)} plain matrices")
-        for part, of in zip(self.parts, self.heads, strict=True):
-            odd = (
-                of.room != self.vectors
-                or part.rows % of.dims
-                or of.dims % 2
-                or of.start % 2
-                or of.width % 2
-            )
-            if odd or of.start + of.dims > of.width or self.batch > of.room:
-                raise PtxgenError(
-                    f"{self.name}: {part.rows} rows of {self.batch} vectors do not fill {of}"
-                )
 
     def _check_mixture(self, mixture: Mixture) -> None:
         if mixture.height != self.cut.vectors:
@@ -113,25 +84,35 @@ class PackedTiling(Product):
             raise PtxgenError(
                 f"{self.name}: {self.rows} rows of an expert: a multiple of {TILE_ROWS}"
             )
-        if mixture.weighted and self.packs:
-            raise PtxgenError(f"{self.name}: packed vectors have no weights")
         if self.tiles > MAX_GRID:
             raise PtxgenError(f"{self.name}: {self.tiles} tiles are more than {MAX_GRID}")
+
+    @cached_property
+    def heads(self) -> Heads | None:
+        """The step that makes heads of y."""
+        return self.find(Heads)
+
+    @cached_property
+    def packs(self) -> bool:
+        """Whether y is packed."""
+        return self.has(PackedVectors)
 
     @property
     def launch_fields(self) -> frozenset[str]:
         return frozenset({"batch"} if self.heads else ())
 
     @property
-    def formats(self) -> tuple[Format, ...]:
-        """The types of the matrices."""
-        return (self.format, *(fmt for fmt, _ in self.others))
+    def pair_shape(self) -> tuple[str, ...]:
+        return () if self.mixture is None else ("products",)
+
+    def bias_shape(self, part: Part) -> tuple[str | int, ...]:
+        return (part.rows,) if self.mixture is None else (self.mixture.experts, part.rows)
 
     @property
     def vectors(self) -> int:
         """Vectors of x: places of the list of a mixture, what heads have room for."""
-        if self.heads:
-            return self.heads[0].room
+        if self.heads is not None:
+            return self.heads.room
         return self.batch if self.mixture is None else self.mixture.places(self.batch)
 
     @property
@@ -144,7 +125,7 @@ class PackedTiling(Product):
         """Tiles of vectors."""
         if self.mixture is not None:
             return self.mixture.tiles(self.batch)
-        if self.heads:
+        if self.heads is not None:
             return ceil_div(self.batch, self.cut.vectors)
         return ceil_div(self.groups * GROUP, self.cut.vectors)
 
@@ -152,11 +133,6 @@ class PackedTiling(Product):
     def layout(self) -> Layout:
         """How the (first) weights lie in memory."""
         return self.parts[0].layout
-
-    @property
-    def pair(self) -> int:
-        """Matrices that are multiplied together: two if gated."""
-        return 2 if self.gated else 1
 
     @property
     def cta_rows(self) -> int:
@@ -182,11 +158,6 @@ class PackedTiling(Product):
         # Of 128 rows, 64 are every other band of 16, the first ones or the others.
         blocks, bands = divmod(ceil_div(rows, TILE_ROWS), 2 * BANDS)
         return ceil_div(GROUP_ROWS * (2 * blocks + min(bands, 2)), self.cta_rows)
-
-    @cached_property
-    def biases(self) -> tuple[bool, ...]:
-        """Whether each matrix has a bias."""
-        return self.bias if isinstance(self.bias, tuple) else (self.bias,) * len(self.formats)
 
     @property
     def groups(self) -> int:

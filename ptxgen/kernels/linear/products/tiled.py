@@ -11,7 +11,6 @@ from urdir.ptxgen.kernels.linear.spec import LinearSpec
 from urdir.ptxgen.ptx.architecture import CLUSTERS_SINCE
 from urdir.ptxgen.spec import LaunchShape
 from urdir.ptxgen.target import since
-from urdir.ptxgen.weights.formats import Format
 
 OPTIONS = {field.name for field in fields(CutOptions)}
 
@@ -31,12 +30,12 @@ class TiledSpec(LinearSpec):
     resident: ClassVar[int] = 2
 
     @classmethod
-    def of(cls, fmt: Format, rows: int, cols: int, *args: Any, **words: Any) -> Self:
-        """See `LinearSpec.of`; options of the cut are keywords, too."""
-        given = {name: words.pop(name) for name in OPTIONS & words.keys()}
+    def of(cls, *fields: Any, **named: Any) -> Self:
+        """See `MainLoop.of`; options of the cut are keywords, too."""
+        given = {name: named.pop(name) for name in OPTIONS & named.keys()}
         if given:
-            words["options"] = CutOptions(**{"resident": cls.resident, **given})
-        return super().of(fmt, rows, cols, *args, **words)
+            named["options"] = CutOptions(**{"resident": cls.resident, **given})
+        return super().of(*fields, **named)
 
     def recut(self, **changes: Any) -> Self:
         """The product with other options of its cut, and other fields."""

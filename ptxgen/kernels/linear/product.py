@@ -1,0 +1,133 @@
+"""Main loops of products, between the steps of a prologue and an epilogue."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
+from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
+from urdir.ptxgen.kernels.linear.prologue.norm import BegunNorm, Normed, norm_text
+from urdir.ptxgen.kernels.linear.steps import (
+    Epilogue,
+    Part,
+    Product,
+    Prologue,
+    Reference,
+    Step,
+    find,
+)
+from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.spec import Array
+
+
+class MainLoop(Product):
+    """A product between the steps of its ``prologue``, which x goes through, and of its
+    ``epilogue``, which the product goes through.
+    """
+
+    #: The steps that the main loop takes, in this order.
+    prologues: ClassVar[tuple[type[Prologue], ...]] = ()
+    epilogues: ClassVar[tuple[type[Epilogue], ...]] = ()
+
+    @classmethod
+    def of(cls, *fields: Any, **named: Any) -> Self:
+        """A product whose steps stand, in order, among its other ``fields``."""
+        for name, kind in (("prologue", Prologue), ("epilogue", Epilogue)):
+            if steps := tuple(step for step in fields if isinstance(step, kind)):
+                named[name] = steps
+        return cls(*(field for field in fields if not isinstance(field, Step)), **named)
+
+    @classmethod
+    def in_order(cls, *steps: Step) -> tuple[Step, ...]:
+        """The steps in the order of the main loop; those that it does not take last."""
+        order = (*cls.prologues, *cls.epilogues)
+        places = {kind: place for place, kind in enumerate(order)}
+        return tuple(sorted(steps, key=lambda step: places.get(type(step), len(order))))
+
+    def check_steps(self, epilogues: tuple[type[Epilogue], ...] = ()) -> None:
+        """Raise PtxgenError for a step that the product does not take, or not in this order;
+        ``epilogues`` are those that it takes, if not all of its class."""
+        self._check_order(self.prologue, self.prologues)
+        self._check_order(self.epilogue, epilogues or self.epilogues)
+        for step in self.fused:
+            step.check(self)
+
+    def _check_order(self, steps: tuple[Step, ...], takes: tuple[type[Step], ...]) -> None:
+        known = ", ".join(kind.stem for kind in takes)
+        for step in steps:
+            if type(step) not in takes:
+                raise PtxgenError(f"{self.name}: takes no {step.stem}: {known} in this order")
+        places = [takes.index(type(step)) for step in steps]
+        if any(a >= b for a, b in pairwise(places)):
+            given = ", ".join(step.stem for step in steps)
+            raise PtxgenError(f"{self.name}: {given}: each at most once, in the order {known}")
+
+    # ---- what main loops and callers ask about the steps ----
+
+    @property
+    def matrices(self) -> tuple[str, ...]:
+        """The parameters of the matrices that are multiplied together."""
+        return ("weights", "up")[: self.pair]
+
+    def multiplied(self, inputs: dict[str, Any], outputs: dict[str, Array]) -> Array:
+        """The vectors that the weights multiply, f64."""
+        x: Array = inputs["x"]
+        for step in self.prologue:
+            x = step.apply(x, Reference(self, self.parts[0], inputs, outputs))
+        return x.astype(np.float64)
+
+    @property
+    def bias(self) -> bool:
+        """Whether some product has a bias."""
+        return self.has(Bias)
+
+    def has_bias(self, part: Part) -> bool:
+        """Whether the product of one of the matrices has a bias."""
+        return find(self.epilogue_of(part), Bias) is not None
+
+    @property
+    def weighted(self) -> bool:
+        """Whether the product is multiplied with the weight of its pair."""
+        return self.has(Weighted)
+
+    @property
+    def norm(self) -> Norm | None:
+        """The norm that the launch computes."""
+        step = self.find(Normed)
+        return None if step is None else step.norm
+
+    @property
+    def norm_text(self) -> str:
+        """What x' is, for a template's contract."""
+        return norm_text(self.norm)
+
+    @property
+    def normed(self) -> bool:
+        """Whether x is normalised, by this launch or by the one before as well."""
+        return self.norm is not None or self.summarised
+
+    @property
+    def summarised(self) -> bool:
+        """Whether x comes with the norm begun."""
+        return self.has(BegunNorm)
+
+    @property
+    def eps(self) -> float:
+        """That of the norm; 0 without one."""
+        begun = self.find(BegunNorm)
+        return self.norm.eps if self.norm else begun.eps if begun else 0.0
+
+    @property
+    def scales_x(self) -> bool:
+        """Whether x is to be multiplied with the norm's weights."""
+        return self.norm is not None and self.norm.weight
+
+    @property
+    def norm_first(self) -> bool:
+        """Whether the norm must be complete before the product."""
+        step = self.find(Normed)
+        return step is not None and step.is_first
