@@ -105,7 +105,7 @@ class Place:
     def most_pages(self, settings: SessionSettings, share: float) -> int | None:
         """The most pages for which the model and the session take up to a ``share`` of what the
         device has free; no more than all sequences fill at their longest; None for a model without
-        attention. Raises ModelError where there is no room for a sequence of the whole context."""
+        attention. Raises ModelError if a sequence of the whole context does not fit."""
         whole = self.budget(settings, pages=None)  # pages for all sequences at once
         if not whole.cache.layers:
             return None
@@ -124,7 +124,7 @@ class Place:
         return share * self.device.memory_info()[0] - RESERVE_BYTES
 
     def _least_pages(self, settings: SessionSettings) -> int | None:
-        """The pages of one sequence of the whole context; None where there are none."""
+        """The pages of one sequence of the whole context; None for a model without pages."""
         alone = self.budget(settings, sequences=1, pages=None).cache.layers.values()
         return max((of.layout.pages for of in alone), default=0) or None
 

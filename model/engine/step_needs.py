@@ -27,18 +27,16 @@ def step_needs(parts: StepParts, shapes: ShapeBuckets, rows: int) -> Needs:
 
 
 def largest_steps(shapes: ShapeBuckets, rows: int) -> Iterator[StepShape]:
-    """Shapes whose values need the most memory: of few rows all, since their kernels differ; of
-    many rows, and of prompts, the fewest and the most."""
+    """Shapes whose values need the most memory: one row, the most of few rows and of many, since
+    their kernels differ."""
     keys, buckets = shapes.lengths[-1], row_buckets(rows)
-    many = [count for count in buckets if count > MAX_BATCH]
-    for count in (*(c for c in buckets if c <= MAX_BATCH), *dict.fromkeys((*many[:1], *many[-1:]))):
+    few = [count for count in buckets if count <= MAX_BATCH]
+    for count in dict.fromkeys((1, few[-1], buckets[-1])):
         yield StepShape(count, keys, Output.SAMPLE)
     if shapes.drafts:
         yield StepShape(buckets[-1], keys, Output.SAMPLE, drafts=shapes.drafts)
-    large = [count for count in shapes.chunks if count > MAX_BATCH]
-    for chunk in dict.fromkeys((shapes.chunks[0], *large[:1], shapes.chunks[-1])):
-        alone = StepShape(chunk, keys, Output.SAMPLE, prompt=chunk)
-        yield alone
+    for chunk in dict.fromkeys((shapes.chunks[0], shapes.chunks[-1])):
+        yield StepShape(chunk, keys, Output.SAMPLE, prompt=chunk)
         if shapes.begin_apart:
             yield StepShape(chunk, keys, Output.SAMPLE, prompt=chunk, begins=True)
         if (walk := shapes.walked(chunk, [keys])).count:

@@ -8,8 +8,8 @@ The planner works in two steps. In the order of their first launch, buffers of o
 take turns in *slots*, as a linear scan allocates registers (Poletto and Sarkar, "Linear scan
 register allocation", 1999). Then slots whose buffers are in use together get offsets, the largest
 first, each in the smallest gap that holds it: "greedy by size" of Pisarchyk and Lee, "Efficient
-memory management for deep neural net inference", 2020. Layers that are alike use the same slots, so
-that there are some twenty of them, however many buffers a step has.
+memory management for deep neural net inference", 2020. Layers that are alike use the same slots:
+some twenty of them, however many buffers a step has.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Lifetimes of registers, from the launches that use them.
 
 A register has one value after another. A value ends where none of its bytes is read again before
-it is written anew; the next one is a buffer of its own, wherever that lies.
+it is overwritten; the next one is a buffer of its own.
 """
 
 from __future__ import annotations

@@ -107,8 +107,8 @@ class _Held:
 
 @dataclass(frozen=True, slots=True)
 class _Template:
-    """A launch of ``layer``, as a launch of any layer that is like it: but for the arguments that
-    are the layer's ``own``, by their slots, and those in ``streams``."""
+    """A launch of ``layer``, for any layer that is like it. Arguments that are the layer's
+    ``own``, by their slots, and those in ``streams`` are replaced."""
 
     kernel: Kernel
     layer: int
