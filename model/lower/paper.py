@@ -103,7 +103,7 @@ class _PaperRecurrent:
 
     def arguments(self, layer: int) -> dict[str, Slice]:
         """See `RecurrentState.arguments`."""
-        return {name: self._arena[f"{name}.{layer}"] for name in self.shape.layers[layer]}
+        return self.shape.arguments(self._arena, layer)
 
 
 class _PaperState:
