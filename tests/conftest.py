@@ -104,14 +104,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _is_full(item: pytest.Item, turn: Iterator[int]) -> bool:
     """Whether the default run leaves a test out: on the emulator. A GPU takes no time for it.
-    ``turn`` counts the cases that come by turns: of n the first, or the one that is named."""
+    ``turn`` counts the cases that come by turns: of n the first, or those that are named."""
     callspec = getattr(item, "callspec", None)
     if callspec is not None and callspec.params.get("urdir_device_name") == "cuda":
         return False
     if item.get_closest_marker("full") is not None:
         return True
     turns = item.get_closest_marker("turns")
-    return turns is not None and next(turn) % turns.args[0] != turns.kwargs.get("which", 0)
+    if turns is None:
+        return False
+    which = turns.kwargs.get("which", 0)
+    return next(turn) % turns.args[0] not in (which if isinstance(which, tuple) else (which,))
 
 
 def _kind_of_case(item: pytest.Item) -> tuple[str, type]:

@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,8 @@ from urdir.model.commands import bench_report as report
 from urdir.model.commands.bench_printers import Printer, print_report, printer
 from urdir.model.commands.opening import engine_options, open_device, open_engine
 from urdir.model.commands.report import installed_version
-from urdir.model.memory.draft_settings import DRAFT_KINDS, DraftSettings
+from urdir.model.engine.options import MODEL_DRAFTS, NGRAM
+from urdir.model.memory.draft_settings import DraftSettings
 from urdir.model.progress import Progress
 from urdir.ptxgen.kernels.speculation.limits import MOST_DRAFTS
 
@@ -32,6 +34,7 @@ EXAMPLES = """\
   urdir bench model.gguf -p 0 -npl 1,8,16-256*2  decoding by several sequences at once
   urdir bench model.gguf -p 0 -npl 1-16,24,32 --falls   where more sequences give fewer tokens/s
   urdir bench model.gguf -p 0 --draft ngram --draft-max 3 --draft-min 3 --accept 0.7
+  urdir bench --shape llama-3.1-8b -p 0 --draft llama-3.2-1b --accept 0.75   a draft model
   urdir bench --shape llama-3.1-8b --type q8_0   no file: random weights of a real shape
   urdir bench model.gguf --gpus 2            a half of the model on each of two GPUs
   urdir bench model.gguf --profile --plot roofline.png   where the time of a decode step goes
@@ -85,16 +88,17 @@ def add_parser(commands: options.Subparsers) -> None:
     )
     parser.add_argument(
         "--draft",
-        choices=DRAFT_KINDS,
+        metavar="WHOSE",
         help="steps verify drafts of the next tokens: ngram drafts what followed the last tokens "
-        "where they were before",
+        "where they were before; mtp are the model's own heads; a file is a draft model, and with "
+        "--shape the name of another one",
     )
     parser.add_argument(
         "--draft-max",
         type=values.whole_number(1, MOST_DRAFTS),
-        default=DraftSettings().most,
         metavar="N",
-        help=f"drafts of a sequence in a step, at most ({DraftSettings().most})",
+        help=f"drafts of a sequence in a step, at most ({DraftSettings().most}; of a model "
+        f"{MODEL_DRAFTS})",
     )
     parser.add_argument(
         "--draft-min",
@@ -122,7 +126,8 @@ def run(args: argparse.Namespace) -> int:
     if args.plot:
         check_can_plot()
     if args.load is True:
-        return bench_load.run_here(args, _source(args))
+        wanted = partial(replace, drafts=_drafts(args), draft=_draft_source(args))
+        return bench_load.run_here(args, _source(args), wanted)
     if args.load:
         return bench_load.run(args)
     if args.gpus is not None and (args.kernels or args.startup or args.profile or args.plot):
@@ -246,10 +251,33 @@ def _drafts(args: argparse.Namespace) -> DraftSettings | None:
         if args.accept is not None:
             raise options.UsageError("--accept: of which drafts? Give --draft, too")
         return None
-    if args.draft_min > args.draft_max:
-        raise options.UsageError(f"--draft-min {args.draft_min} of --draft-max {args.draft_max}")
-    most, least = args.draft_max, args.draft_min
-    return DraftSettings(kind=args.draft, most=most, least=least, chance=args.accept)
+    kind, usual = "model", MODEL_DRAFTS
+    if args.draft == NGRAM:
+        kind, usual = NGRAM, DraftSettings().most
+    most, least = args.draft_max or usual, args.draft_min
+    if least > most:
+        raise options.UsageError(f"--draft-min {least} of --draft-max {most}")
+    return DraftSettings(kind=kind, most=most, least=least, chance=args.accept)
+
+
+def _draft_source(args: argparse.Namespace) -> str | SyntheticModel | None:
+    """Whose drafts steps verify: the file of a draft model, or one of a shape."""
+    from urdir.model.families.config import Config
+    from urdir.model.families.shapes import SHAPES
+    from urdir.model.families.synthetic import SyntheticModel
+    from urdir.model.families.synthetic_draft import DRAFT_SHAPES, SyntheticDraft
+
+    draft: str | None = args.draft
+    if draft is None or Path(draft).exists():
+        return draft
+    if draft in SHAPES:
+        return SyntheticModel(draft)
+    if draft in DRAFT_SHAPES:
+        source = _source(args)
+        if not isinstance(source, SyntheticModel):
+            raise options.UsageError(f"--draft {args.draft}: a shape needs a model of --shape")
+        return SyntheticDraft(draft, Config.of(source))
+    return draft
 
 
 def _open_engine(args: argparse.Namespace, part: BenchCase) -> Engine:
@@ -259,6 +287,7 @@ def _open_engine(args: argparse.Namespace, part: BenchCase) -> Engine:
         sequences=part.most_sequences,
         chunk=options.chunk(args),
         drafts=part.drafts,
+        draft=_draft_source(args),
     )
     return open_engine(args, wanted)
 

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from urdir.model.progress import Progress
 if TYPE_CHECKING:
     from urdir.model.engine.batch import ShapeBuckets
     from urdir.model.engine.loading import Loading
+    from urdir.model.engine.options import EngineOptions
     from urdir.model.engine.requests.limits import Limits
     from urdir.model.families.synthetic import SyntheticModel
     from urdir.model.measure.http_events import HttpServer
@@ -87,14 +88,20 @@ def run(args: argparse.Namespace) -> int:
     return _report(args, case, model, args.load, replies)
 
 
-def run_here(args: argparse.Namespace, source: str | SyntheticModel | None) -> int:
-    """Measure a model in this process and print; 1 if a request failed."""
+def run_here(
+    args: argparse.Namespace,
+    source: str | SyntheticModel | None,
+    changed: Callable[[EngineOptions], EngineOptions],
+) -> int:
+    """Measure a model in this process, with its options ``changed``, and print; 1 if a request
+    failed."""
     from urdir.model.engine.engine import Engine
     from urdir.model.measure.load import plan_load
     from urdir.model.measure.load_engine import load_engine
 
     case = _case(args)
-    with load(args, service_options(args, source, _context(case))) as loading:
+    wanted = changed(service_options(args, source, _context(case)))
+    with load(args, wanted) as loading:
         limits = _limits(args, loading.shapes)
         _warm_up(loading, limits, case)
         engine = Engine(loading)

@@ -161,7 +161,7 @@ def _of_pair(
     settings = replace(settings, context=min(len(tokens) + pair.slots, pair.config.context_length))
     with (
         open_device(args) as device,
-        open_pair(pair, device, settings, most=max(1, pair.slots - 1)) as draft,
+        open_pair(pair, device, settings, most=pair.most if pair.slots > 1 else 1) as draft,
         Progress("logits", len(tokens)) as progress,
     ):
         if isinstance(draft, BlockDraft):

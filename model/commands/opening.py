@@ -56,6 +56,7 @@ def answer_options(
         kv_dtype=options.kv_dtype(args),
         chunk=options.chunk(args),
         drafts=options.drafts(args),
+        draft=options.draft(args),
         text=True,
         chat=chat,
         chat_template=chat_template,

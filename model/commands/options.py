@@ -134,18 +134,41 @@ def one_model(args: argparse.Namespace) -> str | None:
     return named
 
 
-def drafts(args: argparse.Namespace) -> DraftSettings | None:
-    """Draft settings from --spec-type, --draft-max, --draft-min and --spec-ngram-size-n; None for
-    no drafts."""
-    if args.spec_type == "none":
+def draft(args: argparse.Namespace) -> str | None:
+    """Whose drafts steps verify, from --spec-type and -md, as `EngineOptions.draft` has it; None
+    for no drafts."""
+    from urdir.model.commands.llama_flags.draft import FILES, HEADS, NGRAMS
+
+    kind, file = args.spec_type, args.model_draft
+    if kind == "none" or (kind is None and file is None):
         return None
+    if kind in (*NGRAMS, *HEADS):
+        if file is not None:
+            raise UsageError(f"--spec-type {kind} needs no draft model: leave -md {file} out")
+        return "ngram" if kind in NGRAMS else "mtp"
+    if file is None:
+        assert kind in FILES
+        raise UsageError(f"--spec-type {kind}: give the file of the draft model with -md")
+    named: str = file
+    return named
+
+
+def drafts(args: argparse.Namespace) -> DraftSettings | None:
+    """Draft settings from --draft-max, --draft-min and --spec-ngram-size-n, for what `draft` says;
+    None for no drafts."""
+    if (source := draft(args)) is None:
+        return None
+    from urdir.model.engine.options import MODEL_DRAFTS
     from urdir.model.memory.draft_settings import DraftSettings
 
-    if args.draft_min > args.draft_max:
-        raise UsageError(f"--draft-min {args.draft_min} of --draft-max {args.draft_max}")
+    kind, usual = ("ngram", DraftSettings().most) if source == "ngram" else ("model", MODEL_DRAFTS)
+    most = args.draft_max or max(usual, args.draft_min)
+    if args.draft_min > most:
+        raise UsageError(f"--draft-min {args.draft_min} of --draft-max {most}")
     longest: int = args.spec_ngram
     return DraftSettings(
-        most=args.draft_max,
+        kind=kind,
+        most=most,
         least=args.draft_min,
         longest=longest,
         shortest=min(DraftSettings().shortest, longest),

@@ -85,7 +85,7 @@ def seconds_text(seconds: float) -> str:
 def print_engine(engine: Engine) -> None:
     """Print the model, device and cache on stderr."""
     device, session, group = engine.device, engine.session, engine.group
-    cache, names = session.parts.cache, ", ".join(each.name for each in group)
+    cache, names = session.cache, ", ".join(each.name for each in group)
     each, shares = "", ""
     if session.parts.config.stage is not None:
         each = " on the first device"
@@ -109,7 +109,7 @@ def print_engine(engine: Engine) -> None:
 def print_room(engine: Engine) -> None:
     """Print on stderr the memory that the requests of a server share."""
     session = engine.session
-    pools, states = session.parts.cache.pools, session.storage.shared_states
+    pools, states = session.cache.pools, session.storage.shared_states
     if pools:
         tokens = min(pool.pages * pool.page_len for pool in pools)
         print(f"the cache has room for {tokens:,} tokens", file=sys.stderr)

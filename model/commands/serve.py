@@ -162,7 +162,13 @@ def open_service(args: argparse.Namespace, template: str | None) -> AsyncService
     sys.setswitchinterval(_SWITCH_SECONDS)
     defaults = _defaults(args)
     usual = service_options(args, args.model, args.ctx_size)
-    wanted = replace(usual, drafts=options.drafts(args), chat=None, chat_template=template)
+    wanted = replace(
+        usual,
+        drafts=options.drafts(args),
+        draft=options.draft(args),
+        chat=None,
+        chat_template=template,
+    )
     with load(args, wanted) as loading:
         warm_up = begin_warm_up(loading, _WARM_UP_SECONDS)
         engine = Engine(loading)

@@ -37,12 +37,13 @@ def draft_text(facts: dict[str, Any]) -> str:
     if "refused" in facts:
         return f"{_NAMES[facts['kind']]}, not usable: {facts['refused']}"
     layers = ", ".join(map(str, facts["layers"]))
+    read = f"its layers {layers}" if layers else "three of its layers"
     shares = f"; {' and '.join(facts['shares'])} of the model" if facts["shares"] else ""
     tokens = f", {facts['tokens']:,} tokens of its own" if facts["tokens"] else ""
     return (
         f"{_NAMES[facts['kind']]} of {facts['width']} values for a model of "
         f"{facts['model_width']}, reads the "
-        f"streams before its layers {layers}{tokens}{shares}"
+        f"streams before {read}{tokens}{shares}"
     )
 
 

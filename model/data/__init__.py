@@ -1,1 +1,1 @@
-"""The built-in demo model."""
+"""The built-in demo model and its draft."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from urdir.model.engine.chain_drafts import Values
 from urdir.model.engine.drafts import Draft, DraftShape, DraftStep
 from urdir.model.engine.speculation.draft import TokenRows, append_tokens_of
 from urdir.model.engine.speculation.draft_dflash import Block, DFlashDraft
+from urdir.model.engine.speculation.markov_tokens import append_markov_tokens
 from urdir.model.lower.rows import Rows
 from urdir.model.memory.draft_memory import BlockRows
 
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
 class BlockDraft(Draft):
     """A `Draft` whose tokens are proposed in one pass: the last token and masks after it, the rows
-    of a *block*, of which all but the first propose one."""
+    of a *block*, each of which proposes one, but the first only if the draft is anchored."""
 
     launches: DFlashDraft
 
@@ -49,6 +51,8 @@ class BlockDraft(Draft):
 
     def read_block(self, rows: int, count: int) -> list[list[int]]:
         """The ``count`` tokens that are drafted after each of the first ``rows``."""
+        if self.launches.draft.markov is not None:
+            return self.read_drafts(rows, count)
         shape = (self.shape.slots, self.shape.rows.rows)
         chosen = self.block["chosen"].download(np.uint32, shape)
         return [chosen[1 : 1 + count, row].tolist() for row in range(rows)]
@@ -68,6 +72,8 @@ class BlockDraft(Draft):
 
     def write_block(self, lasts: Sequence[tuple[int, int, int]]) -> DraftStep:
         """Write the rows of blocks; returns the step that drafts."""
+        if self.launches.draft.markov is not None:
+            self.rows.write_last([token for *_, token in lasts])
         rows, slots, draft = self.shape.block_rows, self.shape.slots, self.launches.draft
         self.block.write(lasts, draft.mask, rows, causal=draft.causal)
         longest = max(position for _, position, _ in lasts) + slots
@@ -83,4 +89,15 @@ class BlockDraft(Draft):
         tokens = TokenRows(block["tokens"], block.rows, block.slots, block["row"], block["slot"])
         slots = Block(step.drafts, block.rows, block["end"])
         self.launches.append_block(plan, rows, tokens, slots)
-        append_tokens_of(plan, self.parts, rows.count, block["chosen"], 1, 0)
+        self._append_choice(plan, rows)
+
+    def _append_choice(self, plan: Plan, rows: Rows) -> None:
+        """The tokens of the rows of blocks."""
+        parts, draft = self.parts, self.launches.draft
+        if draft.markov is None:
+            logits = parts.own.work["logits"]
+            append_tokens_of(plan, parts, rows.count, logits, (self.block["chosen"], 1, 0))
+            return
+        slots = range(0 if draft.anchored else 1, self.shape.slots)
+        of_slot = replace(rows, count=self.block.rows)
+        append_markov_tokens(plan, parts, of_slot, draft.markov, self.chain, slots)

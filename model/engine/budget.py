@@ -8,7 +8,7 @@ against what the device has free.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
@@ -20,9 +20,10 @@ from urdir.model.lower.attend import segment_alignment
 from urdir.model.lower.paper import Needs, PaperShapes, paper_parts
 from urdir.model.lower.parts import device_limits
 from urdir.model.lower.rows import state_alignment
-from urdir.model.memory.buckets import choosing_rows, chunks_of, drafted_rows, row_buckets
+from urdir.model.memory.buckets import choosing_rows, chunks_of, common_rows, drafted_rows
 from urdir.model.memory.cache_shape import CacheShape
 from urdir.model.memory.device_state import StateShape, mailbox_slots
+from urdir.model.memory.draft_memory import with_draft
 from urdir.model.memory.exchange import ExchangeShape
 from urdir.model.memory.recurrent_state import RecurrentShape
 from urdir.model.memory.session_settings import SessionSettings
@@ -34,9 +35,10 @@ from urdir.ptxgen.spec import ceil_div
 if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.model.files.model_file import ModelFile
+    from urdir.model.memory.draft_model import DraftModel
 
 #: What recorded graphs may take: of steps with one row, and more for each further number of rows
-#: that steps are rounded up to. One of an 8B model takes 0.7 MB, of four steps at once 2.8 MB.
+#: whose graphs are recorded ahead. One of an 8B model takes 0.7 MB, of four steps at once 2.8 MB.
 GRAPH_BYTES, MORE_GRAPH_BYTES = 64 << 20, 16 << 20
 #: What modules and the driver's own bookkeeping may take beside all that.
 RESERVE_BYTES = 32 << 20
@@ -56,7 +58,8 @@ class SessionBudget:
 
     ``cache`` is the shape of the layers' caches, ``recurrent`` that of their states, ``state`` that
     of the decode state, ``exchange`` that of inboxes if there are several ranks. ``shapes`` are the
-    shapes of steps, whose values need the room of ``workspace``.
+    shapes of steps, whose values need the room of ``workspace``. ``draft`` are bytes by name
+    of what a draft model keeps, beside ``draft_weights`` of its own.
     """
 
     cache: CacheShape
@@ -66,6 +69,8 @@ class SessionBudget:
     workspace: WorkspaceShape
     exchange: ExchangeShape | None
     graphs: int
+    draft: Mapping[str, int]
+    draft_weights: int = 0
 
     @classmethod
     def of(cls, weights: Weights, settings: SessionSettings) -> Self:
@@ -84,6 +89,12 @@ class SessionBudget:
             states=bool(config.recurrents),
         )
         sms = device.properties.sm_count
+        work = kept_shape(config, cache, rows, chunks[-1], sms, exact)
+        draft: Mapping[str, int] = {}
+        if (beside := settings.draft_model) is not None and drafts is not None:
+            own = cache.after(config.n_layers)
+            work = with_draft(work, beside, own, rows, chunks[-1], sms, exact=exact)
+            draft = beside.state_sizes(sequences, rows, drafts.most)
         budget = cls(
             cache=cache,
             recurrent=RecurrentShape.of(
@@ -92,10 +103,12 @@ class SessionBudget:
             ),
             shapes=_shapes(weights, settings, cache, chunks),
             state=state,
-            workspace=kept_shape(config, cache, rows, chunks[-1], sms, exact),
+            workspace=work,
             exchange=ExchangeShape.of(config, rows, rows + chunks[-1]),
             graphs=GRAPH_BYTES
-            + MORE_GRAPH_BYTES * (len(row_buckets(sequences if drafts is None else rows)) - 1),
+            + MORE_GRAPH_BYTES * (len(common_rows(sequences if drafts is None else rows)) - 1),
+            draft=draft,
+            draft_weights=0 if beside is None else _draft_weights(beside),
         )
         return replace(budget, workspace=_with_room(budget, weights, settings))
 
@@ -108,7 +121,10 @@ def _shapes(
     alignment, walk = state_alignment(config), None
     if not settings.exact:
         walk = Walk.of(config, cache.max_len, chunks[-1], target)
-        aligned = segment_alignment(config, cache, target), 1 if walk is None else walk.rows
+        aligned = [segment_alignment(config, cache, target), 1 if walk is None else walk.rows]
+        if (draft := settings.draft_model) is not None:
+            own = cache.after(config.n_layers)
+            aligned.append(segment_alignment(draft.config, own, target))
         alignment = math.lcm(alignment, *aligned)
     apart = not (settings.exact or walk) and any(m.written_out for m in config.attentions)
     return ShapeBuckets.of(
@@ -149,6 +165,11 @@ _measured: dict[Hashable, Needs] = {}
 MOST_MEASURED = 64
 
 
+def _draft_weights(draft: DraftModel) -> int:
+    """Bytes of the weights that a draft model has beside its model's."""
+    return 0 if draft.file is None else sum(weight_sizes(draft.file, draft.config).values())
+
+
 def _units(config: Config, max_len: int, rows: int, chunk: int) -> int:
     """Units of the longest walk of a step's prompts; 0 where none do."""
     walk = Walk.of(config, max_len, chunk)
@@ -172,11 +193,11 @@ class MemoryPlan:
     def of(cls, file: ModelFile, config: Config, session: SessionBudget) -> Self:
         """The plan for a model with one session."""
         return cls(
-            weights=sum(weight_sizes(file, config).values()),
+            weights=sum(weight_sizes(file, config).values()) + session.draft_weights,
             kv_cache=sum(session.cache.sizes().values()),
             recurrent=sum(session.recurrent.sizes().values()),
             workspace=session.workspace.nbytes,
-            state=sum(session.state.sizes().values()),
+            state=sum(session.state.sizes().values()) + sum(session.draft.values()),
             exchange=sum(session.exchange.sizes().values()) if session.exchange else 0,
             graphs=session.graphs,
             staging=STAGING_BYTES,

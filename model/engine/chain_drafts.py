@@ -12,7 +12,6 @@ from urdir.model.engine.drafts import Draft, DraftStep
 from urdir.model.engine.speculation.draft import (
     GIVEN,
     PASSED_ON,
-    DraftChain,
     HeadLaunches,
     append_drafts,
 )
@@ -58,12 +57,6 @@ class ChainDraft(Draft):
         at = self._write([(s, p) for s, p, _ in lasts], rows, prompt=False, more=count - 1)
         return DraftStep("drafts", rows, self.session.shapes.keys(at, rows), drafts=count)
 
-    def read_drafts(self, rows: int, count: int) -> list[list[int]]:
-        """The ``count`` tokens that are drafted in each of the first rows."""
-        shape = self.shape.rows
-        drafts = self.rows["drafts"].download(np.uint32, (shape.rows, shape.columns))
-        return [row[1 : 1 + count].tolist() for row in drafts[:rows]]
-
     # ---- plans ----
 
     def _largest_steps(self) -> Iterator[DraftStep]:
@@ -84,10 +77,3 @@ class ChainDraft(Draft):
             self.launches.append_head(plan, rows, step.head, self._tokens, given)
         else:
             append_drafts(plan, self.launches, self.parts, rows, self.chain, step.drafts)
-
-    @property
-    def chain(self) -> DraftChain:
-        """Where drafts are."""
-        rows = self.rows
-        places = rows["drafts"], rows["numbers"], rows["columns"]
-        return DraftChain(*places, self.shape.rows.columns, self.shape.rows.stride)

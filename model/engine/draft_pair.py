@@ -24,6 +24,8 @@ from urdir.model.engine.speculation.draft_dflash import DFlashDraft
 from urdir.model.engine.speculation.draft_eagle3 import Eagle3Draft
 from urdir.model.engine.speculation.draft_nextn import NextnDraft
 from urdir.model.engine.speculation.draft_streams import NO_STREAM, STREAMS_READ
+from urdir.model.engine.speculation.markov_tokens import PREVIOUS
+from urdir.model.engine.speculation.model_source import service_widths
 from urdir.model.errors import UnsupportedError
 from urdir.model.families.config import Config
 from urdir.model.families.dflash import DFlash, dflash
@@ -31,6 +33,7 @@ from urdir.model.families.draft_file import DraftConfig, read_token_map
 from urdir.model.families.eagle3 import eagle3
 from urdir.model.families.tapped import nextn_heads, tapped
 from urdir.model.lower.paper import paper_weights
+from urdir.model.memory.draft_model import DraftModel
 from urdir.model.memory.weights import Weights, weight_sizes
 from urdir.model.text.same_vocabulary import check_same_vocabulary
 
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
 
     from urdir.driver.device import Device
     from urdir.model.files.model_file import ModelFile
+    from urdir.model.memory.draft_settings import DraftSettings
     from urdir.model.memory.session_settings import SessionSettings
 
 
@@ -50,7 +54,7 @@ FILE_DRAFTS: Mapping[
     tuple[Callable[[ModelFile, Config], DraftConfig], Callable[[DraftParts], DraftLaunches]],
 ] = {"eagle3": (eagle3, Eagle3Draft), "dflash": (dflash, DFlashDraft)}
 #: Further drafts that are no models by themselves, which are not supported.
-OTHER_DRAFTS = ("dspark", "dflash2", "gemma4-assistant")
+OTHER_DRAFTS = ("gemma4-assistant",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +63,34 @@ class Pair:
     that the draft reads, ``own`` the draft's layers, whose weights are in ``file``; None: they are
     the model's. ``widths`` are those of its further intermediates, ``most`` the tokens that it can
     draft at once, 0: any number; more than one of ``slots``: in a pass of as many rows.
-    ``token_map`` (n,) u32 are the model's tokens of the draft's, where it has its own."""
+    ``token_map`` (n,) u32 are the model's tokens of the draft's, where it has its own. Without
+    ``launches`` the draft is a model by itself."""
 
     gguf: ModelFile
     config: Config
     own: Config
     widths: Mapping[str, int]
-    launches: Callable[[DraftParts], DraftLaunches]
+    launches: Callable[[DraftParts], DraftLaunches] | None
     most: int = 0
     file: ModelFile | None = None
     slots: int = 1
     token_map: npt.NDArray[np.uint32] | None = None
+
+    @property
+    def model(self) -> DraftModel:
+        """What the draft takes of a session's memory."""
+        if self.launches is None:
+            return DraftModel(self.own, self.file, each=2)
+        mapped = 0 if self.token_map is None else len(self.token_map)
+        if self.slots > 1:
+            return DraftModel(self.own, self.file, self.widths, mapped=mapped, slots=self.slots)
+        widths, held = {**self.widths, **service_widths(self.own.hidden)}, self.own.hidden
+        return DraftModel(self.own, self.file, widths, held=held, mapped=mapped)
+
+    def settings(self, wanted: DraftSettings) -> DraftSettings:
+        """Draft settings with no more drafts than the draft can make at once."""
+        most = min(wanted.most, self.most or wanted.most)
+        return replace(wanted, kind="model", most=most, least=min(wanted.least, most))
 
     def at_context(self, context: int) -> Pair:
         """The same for sequences of up to ``context`` tokens. Raises SettingsError for more than
@@ -116,18 +137,42 @@ def file_pair(gguf: ModelFile, file: ModelFile) -> Pair:
     widths[STREAMS_READ] = own.fc.cols
     if len(given) < len(own.target_layers):
         widths[NO_STREAM] = own.target_hidden
-    block = own.block if isinstance(own, DFlash) else 1
+    most, slots = 0, 1
+    if isinstance(own, DFlash):
+        most, slots = own.most, own.block
+        if own.markov is not None:
+            widths[PREVIOUS] = own.markov.next.cols
     return Pair(
         gguf,
         tapped(config, given),
         own,
         widths,
         launches,
-        most=block - 1,
+        most=most,
         file=file,
-        slots=block,
+        slots=slots,
         token_map=read_token_map(file, config) if own.token_map else None,
     )
+
+
+def plain_pair(gguf: ModelFile, file: ModelFile) -> Pair:
+    """A model and another one with the same vocabulary as its draft. Raises UnsupportedError for
+    another vocabulary and for recurrent layers, which cannot go back, ConfigError."""
+    config, own = Config.of(gguf), Config.of(file)
+    check_same_vocabulary(gguf, file)
+    if own.recurrents:
+        raise UnsupportedError(
+            f"{file.path}: a draft with recurrent layers is not supported: its states cannot go "
+            "back to the accepted tokens"
+        )
+    return Pair(gguf, config, own, {}, None, file=file)
+
+
+def pair_of(gguf: ModelFile, file: ModelFile | None) -> Pair:
+    """A model and its draft: of a ``file``, or the model's own heads (None). Raises as those."""
+    if file is None:
+        return nextn_pair(gguf)
+    return plain_pair(gguf, file) if is_plain(file) else file_pair(gguf, file)
 
 
 def is_plain(file: ModelFile) -> bool:
@@ -141,9 +186,9 @@ def open_pair(pair: Pair, device: Device, settings: SessionSettings, most: int) 
     where there is too little memory."""
     pair = pair.at_context(settings.context)
     most = min(most, pair.most or most)
-    shape = DraftShape(pair.own, settings, pair.widths, most, most + 1 if pair.slots > 1 else 1)
-    paper = paper_weights(pair.gguf, pair.config, device)
-    budget = SessionBudget.of(paper, settings)
+    slots = 1 if pair.slots == 1 else most + pair.slots - pair.most
+    shape = DraftShape(pair.own, settings, pair.widths, most, slots)
+    budget = SessionBudget.of(paper_weights(pair.gguf, pair.config, device), settings)
     plan = MemoryPlan.of(pair.gguf, pair.config, budget)
     more = sum(weight_sizes(pair.file, pair.own).values()) if pair.file else 0
     beside = plan.workspace + shape.nbytes(device)
@@ -155,5 +200,6 @@ def open_pair(pair: Pair, device: Device, settings: SessionSettings, most: int) 
             own = owners.enter_context(Weights.load(pair.file, pair.own, device))
         session = owners.enter_context(Session(device, weights, settings))
         kind = ChainDraft if pair.slots == 1 else BlockDraft
+        assert pair.launches is not None
         draft = kind(session, shape, own, pair.launches, pair.token_map)
         yield owners.enter_context(draft)

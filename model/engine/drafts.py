@@ -14,7 +14,13 @@ import numpy.typing as npt
 from urdir.driver import execute
 from urdir.driver.plan import Plan
 from urdir.model.engine.session import Session
-from urdir.model.engine.speculation.draft import GIVEN, DraftLaunches, DraftParts, TokenRows
+from urdir.model.engine.speculation.draft import (
+    GIVEN,
+    DraftChain,
+    DraftLaunches,
+    DraftParts,
+    TokenRows,
+)
 from urdir.model.errors import ModelError
 from urdir.model.lower.paper import Needs, PaperWorkspace, needs_of
 from urdir.model.lower.parts import LayerParts
@@ -125,14 +131,14 @@ class Draft(Owner):
         self.session, self.shape = session, shape
         self._bound: dict[DraftStep, BoundPlan] = {}
         with ExitStack() as owners:
-            cache = owners.enter_context(KvCache(device, shape.cache, stream))
+            self.cache = owners.enter_context(KvCache(device, shape.cache, stream))
             kept = shape.workspace(device.properties.sm_count)
             self.rows = owners.enter_context(DraftRows(device, shape.rows, stream))
             own = LayerParts(
                 device=device,
                 config=shape.config,
                 weights=weights,
-                cache=cache,
+                cache=self.cache,
                 work=cast("Workspace", PaperWorkspace(kept)),
                 exact=target.exact,
             )
@@ -175,7 +181,7 @@ class Draft(Owner):
 
     def begin(self, sequence: int = 0) -> None:
         """Forget a sequence; what is given next is the hidden state before its first token."""
-        self.parts.own.cache.truncate(sequence, 0)
+        self.cache.truncate(sequence, 0)
         self.parts.own.work[GIVEN].fill(0, self.session.stream)
 
     def take(self, rows: int = 1) -> None:
@@ -204,13 +210,26 @@ class Draft(Owner):
         with the hidden state that is given in its row. What the draft keeps of these positions is
         overwritten when they are processed again."""
 
+    def read_drafts(self, rows: int, count: int) -> list[list[int]]:
+        """The ``count`` tokens that are drafted in each of the first rows."""
+        shape = self.shape.rows
+        drafts = self.rows["drafts"].download(np.uint32, (shape.rows, shape.columns))
+        return [row[1 : 1 + count].tolist() for row in drafts[:rows]]
+
+    @property
+    def chain(self) -> DraftChain:
+        """Where drafts are."""
+        rows = self.rows
+        places = rows["drafts"], rows["numbers"], rows["columns"]
+        return DraftChain(*places, self.shape.rows.columns, self.shape.rows.stride)
+
     # ---- plans ----
 
     def _write(
         self, rows: Sequence[tuple[int, int]], count: int, *, prompt: bool, more: int = 0
     ) -> int:
         """Write rows, with room in the cache; returns how long the longest sequence is then."""
-        lag, cache = self.launches.lag, self.parts.own.cache
+        lag, cache = self.launches.lag, self.cache
         for sequence in {sequence for sequence, _ in rows}:
             places = [position - lag for s, position in rows if s == sequence]
             cache.reserve(sequence, min(places), max(places) + 1 + more)

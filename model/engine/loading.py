@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from urdir.model.engine.opening import Opening
+from urdir.model.engine.options import HEADS, NGRAM
 from urdir.model.engine.pieces import announce, driver_loader, open_file, open_group, template_of
 from urdir.model.engine.texts import Texts
-from urdir.model.errors import ModelError
+from urdir.model.errors import ModelError, UnsupportedError
 from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.driver.group import Group
     from urdir.model.engine.batch import ShapeBuckets
+    from urdir.model.engine.draft_pair import Pair
     from urdir.model.engine.options import EngineOptions
     from urdir.model.engine.requests.request import Request
     from urdir.model.engine.requests.warm_up import WarmUp
@@ -126,7 +128,7 @@ class Loading(Owner):
 
 def _open_parts(opening: Opening, options: EngineOptions) -> EngineParts:
     """The parts of an engine, which ``opening`` owns. Weights are being loaded."""
-    file, config, texts = _open_file(opening, options)
+    file, pair, config, texts = _open_file(opening, options)
     group = partial(
         open_group, options.device, options.gpus, options.cache_folder, options.ptx_files
     )
@@ -134,25 +136,47 @@ def _open_parts(opening: Opening, options: EngineOptions) -> EngineParts:
     # imported while the device is opened
     from urdir.model.engine.fitting import fitting_settings
     from urdir.model.engine.session import Session
+    from urdir.model.engine.speculation.model_source import Drafter
     from urdir.model.memory.weights import Weights, shares_of
 
     context = options.chosen_context(config)
     config = config.at_context(context)
     devices = opening.group()
+    if pair is not None:
+        pair = _checked_pair(pair.at_context(context), len(devices))
+        config = pair.config
     shares = shares_of(config, file, len(devices), options.split)
     ranks = [*zip(shares, devices, strict=True)]
     announce(devices[0], file)
+    wanted, model = options.session(*ranks[0], context), None
+    if pair is not None and wanted.drafts is not None:
+        model = pair.model
+        wanted = replace(wanted, drafts=pair.settings(wanted.drafts), draft_model=model)
     settings = fitting_settings(
         file,
         ranks,
-        options.session(*ranks[0], context),
+        wanted,
         memory_share=options.memory_share,
         fewer_sequences=options.sequences is None,
     )
     weights = [opening.own(Weights(file, share, device)) for share, device in ranks]
-    opening.upload(weights, file)
+    loaded, drafter = [(each, file) for each in weights], None
+    if pair is not None and model is not None:
+        own = weights[0]
+        if pair.file is not None:
+            own = opening.own(Weights(pair.file, pair.own, devices[0]))
+            loaded.append((own, pair.file))
+        drafter = Drafter(model, own, pair.launches, pair.token_map)
+    opening.upload(loaded)
     session = opening.own(
-        Session(devices[0], weights[0], settings, observer=options.observer, peers=weights[1:])
+        Session(
+            devices[0],
+            weights[0],
+            settings,
+            observer=options.observer,
+            peers=weights[1:],
+            drafter=drafter,
+        )
     )
     if session.exchange is not None:
         devices.notes.append(session.exchange.describe_faults)
@@ -163,7 +187,31 @@ def _open_parts(opening: Opening, options: EngineOptions) -> EngineParts:
     )
 
 
-def _open_file(opening: Opening, options: EngineOptions) -> tuple[ModelFile, Config, Texts]:
+def _checked_pair(pair: Pair, devices: int) -> Pair:
+    """Raise UnsupportedError for a draft model on several GPUs."""
+    if devices > 1:
+        raise UnsupportedError(
+            f"a draft model on {devices} GPUs is not supported: open the model on one, or without "
+            "the draft"
+        )
+    return pair
+
+
+def _open_pair(opening: Opening, options: EngineOptions, file: ModelFile) -> Pair | None:
+    """The model with its draft model; None without one."""
+    if options.draft is None or options.draft == NGRAM:
+        return None
+    from urdir.model.engine.draft_pair import pair_of
+
+    own = None
+    if options.draft not in HEADS:
+        own = opening.own(open_file(options.draft, options.quantize))
+    return pair_of(file, own)
+
+
+def _open_file(
+    opening: Opening, options: EngineOptions
+) -> tuple[ModelFile, Pair | None, Config, Texts]:
     """The file, checked, while the driver is loaded."""
     source = options.chat_template
     if source is not None:
@@ -175,11 +223,12 @@ def _open_file(opening: Opening, options: EngineOptions) -> tuple[ModelFile, Con
 
     with opening.timed("file"):
         file = opening.own(open_file(options.path, options.quantize))
-        config = Config.of(file)
+        pair = _open_pair(opening, options, file)
+        config = Config.of(file) if pair is None else pair.config
         needed = options.text or options.chat is not False
         tokenizer = opening.tokenizer(file, needed=needed)
         if process is not None:
             source = source or template_of(file, tokenizer, bool(options.chat))
             if source is not None:
                 process.check(source)
-    return file, config, opening.own(Texts(file, tokenizer, source, process))
+    return file, pair, config, opening.own(Texts(file, tokenizer, source, process))

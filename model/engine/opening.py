@@ -125,12 +125,12 @@ class Opening(Owner):
         assert self._group is not None
         return self._group.result()
 
-    def upload(self, weights: Sequence[Weights], file: ModelFile) -> None:
-        """Start filling ``weights``, already owned, of all ranks at once."""
+    def upload(self, weights: Sequence[tuple[Weights, ModelFile]]) -> None:
+        """Start filling weights from their files, already owned, of all ranks at once."""
         stop = threading.Event()
 
         def fill() -> None:
-            in_threads(lambda each: each.upload(file, stop), weights)
+            in_threads(lambda each: each[0].upload(each[1], stop), weights)
 
         self._upload = task = Task(self._timed("weights", fill), "upload")
         self._owners.callback(task.failed)

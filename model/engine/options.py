@@ -33,6 +33,11 @@ LONG_CONTEXT = 32768
 #: Sequences, and tokens of a page, for many users.
 SEQUENCES, EMULATED_SEQUENCES, PAGE_LEN = 256, 8, 64
 
+#: Values of ``draft`` that are no files: of earlier text, and of the model's own heads.
+NGRAM, HEADS = "ngram", ("mtp", "nextn")
+#: Drafts of a sequence in a step by a draft model, at most, if nothing is said.
+MODEL_DRAFTS = 3
+
 _Parameters = ParamSpec("_Parameters")
 _Options = TypeVar("_Options")
 _Class = TypeVar("_Class")
@@ -61,8 +66,10 @@ class EngineOptions:
     32768.
 
     ``drafts``: steps verify drafts of the next tokens, so that one may take several: the answers
-    are the same (`DraftSettings`). Models with recurrent layers, and those split by layers, take
-    none.
+    are the same (`DraftSettings`). ``draft`` says whose: "ngram", those of earlier text; "mtp", of
+    the model's own heads; or the file of a draft model (EAGLE-3, or a model with the same
+    vocabulary). Models with recurrent layers, and those on several GPUs, take no draft model; those
+    split by layers take no drafts.
 
     ``text``: the file must have a vocabulary, which is read in a thread of its own. ``chat``: it
     must have a chat template as well (None: one that it has must compile). ``chat_template``, Jinja
@@ -88,6 +95,7 @@ class EngineOptions:
     pages: int | None = None
     chunk: int | None = None
     drafts: DraftSettings | None = None
+    draft: str | os.PathLike[str] | SyntheticModel | None = None
     text: bool = False
     chat: bool | None = False
     chat_template: str | None = None
@@ -100,6 +108,8 @@ class EngineOptions:
         if self.split not in get_args(Split):
             expected = " or ".join(get_args(Split))
             raise SettingsError(f"split is {self.split!r}: expected {expected}")
+        if self.draft is not None and self.drafts is None:
+            object.__setattr__(self, "drafts", _usual_drafts(self.draft))
         if not 0 <= self.memory_share <= 1:
             raise SettingsError(f"memory_share is {self.memory_share}: expected 0 (off) to 1")
         self._session(self.context or DEFAULT_CONTEXT, SEQUENCES, MOST_CHUNK)
@@ -128,6 +138,14 @@ class EngineOptions:
             chunk=self.chunk or chunk,
             drafts=self.drafts,
         )
+
+
+def _usual_drafts(draft: str | os.PathLike[str] | SyntheticModel) -> DraftSettings:
+    """Draft settings where only the draft is given. Those of models have fewer tokens: each takes
+    time, unlike those of earlier text."""
+    from urdir.model.memory.draft_settings import DraftSettings
+
+    return DraftSettings() if draft == NGRAM else DraftSettings(kind="model", most=MODEL_DRAFTS)
 
 
 def chosen_context(config: Config, context: int | None, most: int = DEFAULT_CONTEXT) -> int:

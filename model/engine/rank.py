@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, cast
 
 from urdir.model.engine.budget import SessionBudget
+from urdir.model.engine.draft_room import with_draft_room
 from urdir.model.engine.runner import Observer, Steps
 from urdir.model.engine.stages import ChainedSteps, Place, building_layers
+from urdir.model.engine.step import building
+from urdir.model.lower.paper import PaperWorkspace
 from urdir.model.lower.parts import StepParts
 from urdir.model.memory.device_state import DecodeState
 from urdir.model.memory.exchange import Exchange, RankExchange
@@ -20,6 +25,7 @@ from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
     from urdir.driver.stream import Stream
+    from urdir.model.engine.speculation.model_source import Drafter, ModelSource
     from urdir.model.memory.session_settings import SessionSettings
     from urdir.model.memory.weights import Weights
 
@@ -29,14 +35,16 @@ class Rank(Owner):
     is queued on ``stream``.
 
     ``followers`` are the other ranks: what is written to this one is written to them, and steps
-    that are launched here are launched there.
+    that are launched here are launched there. A ``drafter`` drafts in its steps (``source``).
     """
 
     stream: Stream
+    cache: KvCache
     parts: StepParts
     steps: Steps
     recurrent: RecurrentState
     storage: SequenceStorage
+    source: ModelSource | None
 
     def __init__(
         self,
@@ -47,39 +55,48 @@ class Rank(Owner):
         exchange: RankExchange | None = None,
         observer: Observer | None = None,
         followers: Sequence[Rank] = (),
+        drafter: Drafter | None = None,
     ) -> None:
         device = weights.device
         with ExitStack() as owners:
             stream = owners.enter_context(device.create_stream())
-            caches = [rank.parts.cache for rank in followers]
+            caches = [rank.cache for rank in followers]
             cache = owners.enter_context(KvCache(device, budget.cache, stream, caches))
             held = [of for rank in followers if (of := rank.parts.recurrent) is not None]
             recurrent = owners.enter_context(RecurrentState(device, budget.recurrent, stream, held))
             states = [rank.parts.state for rank in followers]
             state = owners.enter_context(DecodeState(device, budget.state, stream, states))
-            work = owners.enter_context(Workspace(device, budget.workspace))
-            self.parts = StepParts(
+            paper = cast("Workspace", PaperWorkspace(budget.workspace))
+            parts = StepParts(
                 device=device,
                 config=weights.config,
                 weights=weights,
                 cache=cache,
                 state=state,
-                work=work,
+                work=paper,
                 exact=exact,
                 recurrent=recurrent,
                 exchange=exchange,
             )
+            shape = budget.workspace
+            if drafter is not None:
+                shape = with_draft_room(drafter, parts, cache, stream, budget.shapes, shape)
+            work = owners.enter_context(Workspace(device, shape))
+            self.parts = replace(parts, work=work)
+            self.source = None
+            if drafter is not None:
+                self.source = owners.enter_context(drafter.open(self.parts, cache, stream))
             steps = [(rank.steps, rank.stream) for rank in followers]
-            graphs = budget.graphs
+            graphs, build = budget.graphs, partial(building, source=self.source)
             if weights.config.stage is None:
-                own = Steps(self.parts, graphs, observer, steps)
+                own = Steps(self.parts, graphs, observer, steps, build)
             elif followers:
                 places = [Place(self.parts, stream), *(Place(r.parts, r.stream) for r in followers)]
                 own = ChainedSteps(places, graphs, observer, steps)
             else:
                 own = Steps(self.parts, graphs, build=building_layers)
             self.steps = owners.enter_context(own)
-            self.stream, self.recurrent = stream, recurrent
+            self.stream, self.cache, self.recurrent = stream, cache, recurrent
             self.storage = SequenceStorage(cache, recurrent)
             self._owners = owners.pop_all()
 
@@ -93,6 +110,7 @@ def open_ranks(
     weights: Sequence[Weights],
     settings: SessionSettings,
     observer: Observer | None,
+    drafter: Drafter | None = None,
 ) -> tuple[Rank, Exchange | None]:
     """Open a rank for each of ``weights``, closed by ``owners``.
 
@@ -111,6 +129,7 @@ def open_ranks(
             exchange=exchange.of(share) if exchange and share else None,
             observer=observer if is_lead else None,
             followers=ranks if is_lead else (),
+            drafter=drafter if is_lead else None,
         )
         ranks.insert(0, owners.enter_context(rank))
     return ranks[0], exchange

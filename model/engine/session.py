@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from urdir.model.engine.budget import SessionBudget, check_context
@@ -20,6 +21,7 @@ from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
+    from urdir.model.engine.speculation.model_source import Drafter
 
 
 class Session(Owner):
@@ -29,8 +31,8 @@ class Session(Owner):
     sequences hold. One owner at a time says which rows a step has (`in_use`): an `AnswerLoop`, or
     `EagerSteps`. ``observer`` looks at every step, launch by launch. ``weights`` are on ``device``;
     those of a share of the model are rank 0's, and ``peers`` those of the other ranks, on the other
-    devices of its group. Raises ModelError for a context that the model does not take,
-    OutOfMemoryError.
+    devices of its group. Drafts are those of a ``drafter``, if given. Raises ModelError for a
+    context that the model does not take, OutOfMemoryError.
     """
 
     def __init__(
@@ -41,17 +43,22 @@ class Session(Owner):
         *,
         observer: Observer | None = None,
         peers: Sequence[Weights] = (),
+        drafter: Drafter | None = None,
     ) -> None:
         check_context(weights.config, settings.context)
         if settings.drafts is not None:
             _check_drafts(weights)
+        model = None if drafter is None else drafter.model
+        settings = replace(settings, draft_model=model)
         self.context = settings.context
         self.sequences = settings.sequences
         self.weights = weights
         self.shapes = SessionBudget.of(weights, settings).shapes
         self._user = threading.Lock()
         with ExitStack() as owners:
-            lead, self.exchange = open_ranks(owners, (weights, *peers), settings, observer)
+            all_weights = (weights, *peers)
+            lead, self.exchange = open_ranks(owners, all_weights, settings, observer, drafter)
+            self.cache, self.source = lead.cache, lead.source
             self.parts, self.steps, self.storage = lead.parts, lead.steps, lead.storage
             self.stream = lead.stream
             self.graphs = DecodeGraphs(self.steps, self.shapes)
@@ -68,6 +75,11 @@ class Session(Owner):
         finally:
             self.queue.forget_rows()
             self._user.release()
+
+    def begin_drafts(self, sequence: int, length: int) -> None:
+        """Tell a draft model that a sequence begins, with ``length`` tokens in the cache."""
+        if self.source is not None:
+            self.source.begin(sequence, length)
 
     def check_room(self, tokens: int) -> None:
         """Raise ContextFullError when so many tokens of a sequence do not fit."""

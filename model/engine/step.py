@@ -37,8 +37,10 @@ def building(
     plan = Plan(f"{shape.kind} {steps}, {shape.rows} rows, {shape.keys} keys")
     append_placed_rows(plan, parts, shape, source)
     yield from model_launches(plan, parts, shape)
+    rows, outputs = rows_of(parts, shape)
+    if source is not None:
+        source.append_kept(plan, parts, shape, rows)
     if shape.output is not Output.NONE:
-        rows, outputs = rows_of(parts, shape)
         append_output(plan, parts, outputs.rows if outputs else rows, shape.output)
     # What differs from step to step is in device memory, moved on by "advance".
     plan.extend([*plan] * (shape.steps - 1))

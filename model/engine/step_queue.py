@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 Words = npt.NDArray[np.uint32]
 #: Every sequence may take any token.
 NO_MASKS: Mapping[int, Words] = {}
+#: Drafts of the host for a sequence, each with the mask of the token after it.
+GivenDrafts = Sequence[tuple[int, Words]]
+#: All drafts are those of the device.
+NO_DRAFTS: Mapping[int, GivenDrafts] = {}
 
 
 class StepQueue:
@@ -45,10 +49,13 @@ class StepQueue:
         lasts: Sequence[int],
         masks: Mapping[int, Words] = NO_MASKS,
         on_begin: Callable[[], None] = lambda: None,
+        *,
+        given: Mapping[int, GivenDrafts] = NO_DRAFTS,
     ) -> None:
         """Queue the steps of ``shape``, which `ShapeBuckets` gave for ``batch``. ``lasts`` are the
         positions of the tokens that ``batch.decode`` processes, or what they are at most.
         ``masks`` (ceil(n_vocab / 32),) u32 have, by sequence, a bit for each token that is allowed.
+        Sequences in ``given`` have these drafts, with the mask after each, and none of the device.
         ``on_begin`` is called when all is written, before the steps are queued. Raises
         DriverError."""
         self._steps.make_ready(shape)
@@ -61,13 +68,31 @@ class StepQueue:
             ends = [(s.sequence, s.end - 1) for s in batch.segments if s.chooses]
             wanted += tuple((s, 0 if is_drafted else at) for s, at in ends)
         elif wanted != self._rows:
-            self._state.write_rows(tuple(zip(batch.decode, lasts, strict=True)), batch.drafts)
-        self._state.write_masks({batch.row_of(s): words for s, words in masks.items()})
+            self._state.write_rows(
+                tuple(zip(batch.decode, lasts, strict=True)), batch.drafts, given
+            )
+        self._write_masks(batch, lasts, masks, given)
         self._rows = ()  # until the steps are queued, device and host may differ
         on_begin()
         self._steps.launch(shape, self._stream)
         steps = 0 if is_drafted else shape.steps
         self._rows = tuple((sequence, at + steps) for sequence, at in wanted)
+
+    def _write_masks(
+        self,
+        batch: Batch,
+        lasts: Sequence[int],
+        masks: Mapping[int, Words],
+        given: Mapping[int, GivenDrafts],
+    ) -> None:
+        """Write the masks of rows, and the drafts that they follow."""
+        by_row = {batch.row_of(sequence): words for sequence, words in masks.items()}
+        for sequence, drafts in given.items():
+            known = lasts[batch.decode.index(sequence)] + 1
+            self._state.write_drafts(sequence, known, [token for token, _ in drafts])
+            first = batch.row_of(sequence) + 1
+            by_row |= {first + at: words for at, (_, words) in enumerate(drafts)}
+        self._state.write_masks(by_row)
 
     def forget_rows(self) -> None:
         """Write all rows of the next step: device row metadata is stale."""

@@ -1,5 +1,6 @@
 """DFlash drafts (arXiv 2602.06036): a few layers that draft a block of tokens at once, beside what
-they keep of the model's streams. llama.cpp: `src/models/dflash.cpp`.
+they keep of the model's streams; DSpark drafts choose these tokens one after the other. llama.cpp:
+`src/models/dflash.cpp`.
 
     c = norm(fc . [the streams before the target layers])       keys and values of c in each layer
     x = embedding of [last token, mask, mask, ...]
@@ -7,10 +8,14 @@ they keep of the model's streams. llama.cpp: `src/models/dflash.cpp`.
     x += down(silu(gate x') * up x')                            x' = norm(x)
     logits of the token at a mask's place = output . norm(x)
 
+    DSpark: logits + markov_w2 . markov_w1[the token before]
+
 Each row of a block attends to all that is kept and to the whole block, or with attention.causal to
 what is not later. Keys: those of `parts`, `rope`, `windows` and `draft_file`,
 attention.layer_norm_rms_epsilon; block_size (the most rows), attention.causal, tokenizer.ggml.
-mask_token_id. Tensors: those of `draft_file`, enc.output_norm (of c).
+mask_token_id; sample_from_anchor (the last token's row proposes as well), has_confidence_head.
+Tensors: those of `draft_file`, enc.output_norm (of c), markov_w1 and markov_w2; conf_proj, how
+likely a draft is accepted, is not used.
 """
 
 from __future__ import annotations
@@ -40,21 +45,43 @@ from urdir.model.families.parts import (
 )
 from urdir.model.families.reader import Reader
 from urdir.model.families.rope import read_rope
-from urdir.model.families.stored import Normalization
+from urdir.model.families.stored import Linear, Normalization, StoredMatrix
 from urdir.model.families.windows import optional_window, optional_windows
+from urdir.model.files.limits import WIDTH
 from urdir.model.files.model_file import ModelFile
 
 MASK = "tokenizer.ggml.mask_token_id"
+#: Of a DSpark draft: embeddings of the token before, and their products with each token.
+_PREVIOUS, _NEXT = "markov_w1", "markov_w2"
+_CONFIDENCE = ("conf_proj.weight", "conf_proj.bias")
+
+
+@dataclass(frozen=True, slots=True)
+class Markov:
+    """What the token before adds to the logits of the next one: the product ``next`` of its row of
+    ``previous``."""
+
+    previous: StoredMatrix
+    next: Linear
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class DFlash(DraftConfig):
-    """A draft of blocks of up to ``block`` rows: the last token, and ``mask`` in the others."""
+    """A draft of blocks of up to ``block`` rows: the last token, and ``mask`` in the others. Where
+    it is ``anchored``, the last token's row proposes the first token, else it proposes none. With
+    ``markov`` tokens are chosen one after the other."""
 
     given_norm: Normalization
     block: int
     mask: int
     causal: bool
+    markov: Markov | None
+    anchored: bool
+
+    @property
+    def most(self) -> int:
+        """The most tokens of a block."""
+        return self.block if self.anchored else self.block - 1
 
     def mixer(self, layer: int) -> tuple[Attention, Normalization]:
         """The attention of a layer, and the norm before it."""
@@ -89,7 +116,12 @@ def _described(file: Reader, target: Config, mask: int) -> DFlash:
     if not 0 <= mask < target.vocab_size:
         raise UnsupportedError(f"'{MASK}' is {mask}, the model has {target.vocab_size} tokens")
     embedding, output = read_ends(file, target)
-    own = _layers(file)
+    own, markov = _layers(file), _markov(file, target)
+    unused = [MAP, *_CONFIDENCE] if markov is not None else [MAP]
+    file.optional("has_confidence_head", bool, False)
+    anchored = file.optional("sample_from_anchor", bool, False)
+    if anchored and markov is None:
+        raise ConfigError(f"'{file.key('sample_from_anchor')}' without the tensor '{_PREVIOUS}'")
     description = Description(
         architecture=file.architecture,
         layers=own,
@@ -99,7 +131,7 @@ def _described(file: Reader, target: Config, mask: int) -> DFlash:
         embedding=embedding,
         output=output,
         output_norm=file.norm("output_norm", None, norm),
-        unused_tensors=(MAP,) if file.has(MAP) else (),
+        unused_tensors=tuple(name for name in unused if file.has(name)),
         ignored_keys=file.ignored_keys,
     )
     return DFlash(
@@ -114,7 +146,24 @@ def _described(file: Reader, target: Config, mask: int) -> DFlash:
         block=block,
         mask=mask,
         causal=causal,
+        markov=markov,
+        anchored=anchored,
     )
+
+
+def _markov(file: Reader, target: Config) -> Markov | None:
+    if not file.has(f"{_PREVIOUS}.weight"):
+        return None
+    vocab, shape = target.vocab_size, file.stored[f"{_PREVIOUS}.weight"]
+    if file.has(MAP) or vocab % 4:
+        raise UnsupportedError(
+            f"'{_PREVIOUS}' with a vocabulary of the draft's own, or one of {vocab} tokens: "
+            "a multiple of 4 is supported"
+        )
+    rank = shape[-1]
+    WIDTH.check(rank, f"tensor '{_PREVIOUS}.weight'", ConfigError)
+    previous = file.matrix(_PREVIOUS, None, vocab, rank)
+    return Markov(previous, file.linear(_NEXT, None, vocab, rank, bias="absent"))
 
 
 def _layers(file: Reader) -> tuple[LayerConfig, ...]:

@@ -127,11 +127,13 @@ class Reads:
 
 
 def reads_of(gguf: ModelFile) -> Reads:
-    """What the draft in a file reads, of whatever model. Raises ConfigError."""
+    """What the draft in a file reads, of whatever model; no layers where it depends on the model.
+    Raises ConfigError."""
     file = Reader.of(gguf)
     shared = (name for name in ("token_embd", "output") if not file.has(f"{name}.weight"))
     hidden = file.count("target_hidden_size")
-    return Reads(read_target_layers(file), hidden, file.hidden, mapped(file), tuple(shared))
+    layers = read_target_layers(file) if file.has_key("target_layers") else ()
+    return Reads(layers, hidden, file.hidden, mapped(file), tuple(shared))
 
 
 def _lent(of: StoredMatrix) -> StoredMatrix:

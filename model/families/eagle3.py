@@ -7,10 +7,10 @@ of some of the model's layers. llama.cpp: `src/models/eagle3.cpp`.
     x += down(silu(gate x') * up x')                          x' = norm(x)
     logits of the token after the next = output . norm(x)
 
-When the draft continues from a drafted token, x replaces g. Keys: those of `parts` and
-`rope`, attention.layer_norm_rms_epsilon; those of `draft_file`; norm_before_fc,
-norm_before_residual. Tensors: those of `draft_file`, enc.output_norm (before fc), attn_norm (of the
-embedding), attn_norm_2 (of g).
+When the draft continues from a drafted token, x replaces g. Keys: those of `parts` and `rope`,
+attention.layer_norm_rms_epsilon; those of `draft_file`, without target_layers the second layer,
+that in the middle and the third from the end; norm_before_fc, norm_before_residual. Tensors: those
+of `draft_file`, enc.output_norm (before fc), attn_norm (of the embedding), attn_norm_2 (of g).
 """
 
 from __future__ import annotations
@@ -65,13 +65,14 @@ class Eagle3(DraftConfig):
 
 def eagle3(gguf: ModelFile, target: Config) -> Eagle3:
     """The draft in a file, for the model ``target``; raises as `draft_file.described`."""
-    return described(gguf, target, _described)
+    return described(gguf, target, describe_eagle3)
 
 
-def _described(file: Reader, target: Config) -> Eagle3:
+def describe_eagle3(file: Reader, target: Config) -> Eagle3:
+    """The draft as a file describes it, which is not checked."""
     if file.layer_count() != 1:
         raise UnsupportedError(f"a draft of {file.layer_count()} layers: one is supported")
-    norm, hidden, layers = rms_norm(file), file.hidden, read_target_layers(file)
+    norm, hidden, layers = rms_norm(file), file.hidden, _target_layers(file, target)
     streams = file.size("target_hidden_size", hidden)
     wide, before_fc = len(layers) * streams, file.optional("norm_before_fc", bool, False)
     residual = file.optional("norm_before_residual", bool, False)
@@ -89,6 +90,14 @@ def _described(file: Reader, target: Config) -> Eagle3:
         shares_output=not file.has("output.weight"),
         token_map=file.has(MAP),
     )
+
+
+def _target_layers(file: Reader, target: Config) -> tuple[int, ...]:
+    """Those of the file, or those that checkpoints without any are trained with."""
+    if file.has_key("target_layers"):
+        return read_target_layers(file)
+    count = target.n_layers
+    return 2, count // 2, count - 3
 
 
 def _layer(file: Reader, norm: Norm, target: Config) -> Description:

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from urdir.model.errors import SettingsError
+from urdir.model.families.description import Description
 from urdir.model.families.reader import Reader
 from urdir.model.families.recipe import MIXED, formats
 from urdir.model.families.registry import describe
-from urdir.model.families.shapes import SHAPES
+from urdir.model.families.shapes import SHAPES, Shape
 from urdir.model.families.stored import StoredMatrix, stored_in
 from urdir.model.files.gguf import Tensor
 from urdir.model.files.metadata import Metadata
@@ -38,19 +39,21 @@ class SyntheticModel(Owner):
     for the model's usual type. Raises SettingsError for an unknown shape or type.
     """
 
-    def __init__(self, shape_name: str, kind: str | None = None) -> None:
-        if shape_name not in SHAPES:
+    def __init__(
+        self, shape_name: str, kind: str | None = None, shape: Shape | None = None
+    ) -> None:
+        if shape is None and shape_name not in SHAPES:
             raise SettingsError(f"no shape {shape_name!r}: one of {', '.join(SHAPES)}")
-        shape = SHAPES[shape_name]
+        shape = shape or SHAPES[shape_name]
         kind = kind or shape.kind
         if kind not in TYPES:
             raise SettingsError(f"no weight type {kind!r}: one of {', '.join(TYPES)}")
         self.path = Path(f"{shape_name}-{kind}")
         self.architecture = shape.arch
         self.metadata = Metadata(shape.metadata(str(self.path)), str(self.path))
-        config = describe(Reader(self.metadata, shape.arch, shape.stored(), shape.layers))
+        config = self._described(Reader(self.metadata, shape.arch, shape.stored(), shape.layers))
         # parts of a tensor are separate references
-        references = {stored.name: stored for stored in stored_in(config)}
+        references = {of.name: of for of in stored_in(config) if of not in config.lent}
         types = formats(tuple(references.values()), shape, kind)
         pools = _Pools(0.7 / math.sqrt(shape.hidden))
         self.tensors: dict[str, Tensor] = {}
@@ -66,6 +69,9 @@ class SyntheticModel(Owner):
             else:
                 data = pools.repeated(fmt, nbytes)
             self.tensors[name] = Tensor(name, fmt.ggml_type, stored.shape, 0, nbytes, data)
+
+    def _described(self, reader: Reader) -> Description:
+        return describe(reader)
 
     def close(self) -> None:
         """Do nothing: there is no file."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from urdir.model.errors import ModelError, SettingsError
-from urdir.model.files.demo import DEMO, demo_model
+from urdir.model.files.demo import BUILT_IN
 from urdir.model.files.gguf import Gguf
 from urdir.model.files.hub import PREFIX, HubName, download
 from urdir.model.foreign import foreign, one_line
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def open_model(
     source: str | os.PathLike[str], *, quantize: str | None = None
 ) -> Gguf | SafetensorsModel:
-    """Open "demo", a GGUF file (any part of a split one), a transformers folder, or either of them
-    on the Hugging Face hub ("hf:org/repo[:file-or-type]", see `hub`).
+    """Open "demo", its draft "demo-draft", a GGUF file (any part of a split one), a transformers
+    folder, or either of them on the Hugging Face hub ("hf:org/repo[:file-or-type]", see `hub`).
 
     ``quantize`` is the type that the matrices of a folder get while loading. Raises ModelError.
     """
@@ -29,7 +29,7 @@ def open_model(
 
 
 def _open(source: str | os.PathLike[str], quantize: str | None) -> Gguf | SafetensorsModel:
-    path, name = demo_model() if source == DEMO else Path(source), None
+    path, name = BUILT_IN.get(str(source)) or Path(source), None
     if str(source).startswith(PREFIX):
         asked = HubName.parse(str(source).removeprefix(PREFIX))
         path, name = download(asked), asked.repo.partition("/")[2]

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.driver.memory import Buffer
     from urdir.driver.properties import DeviceProperties
+    from urdir.driver.stream import Stream
     from urdir.model.files.model_file import ModelFile
 
 #: Addresses of paper begin where those of registers end, far enough apart for any allocation.
@@ -41,6 +42,15 @@ class _PaperBuffer:
         self.nbytes, self.name, self.handle = nbytes, name, next(_addresses)
 
 
+class _PaperSlice(Slice):
+    """Bytes that are not there."""
+
+    __slots__ = ()
+
+    def fill(self, byte: int, stream: Stream | None = None) -> None:
+        """Nothing is written."""
+
+
 class PaperArena(Mapping[str, Slice]):
     """Named slices of an allocation without memory."""
 
@@ -51,7 +61,7 @@ class PaperArena(Mapping[str, Slice]):
             offset += aligned(nbytes)
         self.nbytes = offset
         self.buffer = cast("Buffer", _PaperBuffer(offset, name))
-        self._slices = {key: Slice(self.buffer, *span, key) for key, span in spans.items()}
+        self._slices = {key: _PaperSlice(self.buffer, *span, key) for key, span in spans.items()}
 
     def __getitem__(self, key: str) -> Slice:
         return self._slices[key]
@@ -132,6 +142,9 @@ class PaperWorkspace:
 
     def __getitem__(self, name: str) -> Slice:
         return self.kept[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.kept
 
 
 class PaperShapes(NamedTuple):

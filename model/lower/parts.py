@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from urdir.model.families.config import Config
 from urdir.model.memory.device_state import DecodeState
 from urdir.model.memory.exchange import RankExchange
-from urdir.model.memory.kv_cache import KvCache
+from urdir.model.memory.kv_cache import LayerCaches
 from urdir.model.memory.recurrent_state import RecurrentState
 from urdir.model.memory.weights import Weights
 from urdir.ptxgen.kernels.linear.choice import Limits
@@ -30,7 +30,7 @@ class LayerParts:
     device: Device
     config: Config
     weights: Weights
-    cache: KvCache
+    cache: LayerCaches
     work: Workspace
     exact: bool
     recurrent: RecurrentState | None = None

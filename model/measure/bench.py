@@ -373,7 +373,7 @@ class _Bench:
     def _decode_row(self, row: BenchRow, length: int, busy: float) -> BenchRow:
         """``row`` with what is known of decoding only, ``length`` tokens being in the cache."""
         session, count = self.session, row.sequences
-        needed = bytes_per_step(self.gguf, self.config, session.parts.cache.shape, length, count)
+        needed = bytes_per_step(self.gguf, self.config, session.cache.shape, length, count)
         shape = session.shapes.decode(count, max(length, 1), Output.GREEDY)
         plan = session.steps.bound(shape).plan
         rate = needed / count * row.tokens_per_second

@@ -6,7 +6,7 @@ from bisect import bisect_left
 
 #: Rows of a decode step, smallest first; fewer sequences leave padding rows. Products take vectors
 #: by eight, and from 64 on a step takes longer with each eight.
-ROWS = (1, 2, 4, *range(8, 256, 8), *range(256, 512, 16), *range(512, 1025, 32))
+ROWS: tuple[int, ...] = (1, 2, 4, *range(8, 256, 8), *range(256, 512, 16), *range(512, 1025, 32))
 #: Those whose graphs are recorded ahead; others are while steps of these run.
 COMMON_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 #: Rows of a prompt step, smallest first; fewer tokens leave padding rows.

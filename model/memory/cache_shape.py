@@ -15,7 +15,6 @@ from urdir.model.families.attention import Attention
 from urdir.model.families.config import Config
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
-from urdir.ptxgen.kernels.attention.kv_types import KvDtype
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
@@ -69,20 +68,32 @@ class CacheShape:
 
     @classmethod
     def of(cls, config: Config, settings: SessionSettings, rows: int) -> Self:
-        """The caches for steps that append up to ``rows`` tokens of a sequence."""
+        """The caches for steps that append up to ``rows`` tokens of a sequence. The layers of a
+        draft model come after the model's; they keep all tokens, so that they have the pages of
+        its layers with full attention."""
         max_len = rounded_capacity(settings.context)
-        layers, owners = {}, []
-        for index, layer in enumerate(config.layers):
-            mixer = layer.attention
-            owner = -1 if mixer is None else index
-            if mixer is not None and mixer.shares_cache_of is not None:
-                owner = mixer.shares_cache_of
-            elif mixer is not None:
-                layout = _layout(mixer, settings.sequences, max_len, settings.kv_dtype, rows)
-                layout = in_pages(layout, settings.page_len, settings.pages)
-                layers[index] = CachedLayer(layout, mixer.span)
-            owners.append(owner)
+        layers: dict[int, CachedLayer] = {}
+        owners: list[int] = []
+        parts = [config] if settings.draft_model is None else [config, settings.draft_model.config]
+        for part in parts:
+            first = len(owners)
+            for index, layer in enumerate(part.layers, first):
+                mixer = layer.attention
+                owner = -1 if mixer is None else index
+                if mixer is not None and mixer.shares_cache_of is not None:
+                    owner = first + mixer.shares_cache_of
+                elif mixer is not None:
+                    span = mixer.span if part is config else 0
+                    layout = _layout(mixer, settings, max_len, span, rows)
+                    layers[index] = CachedLayer(layout, span)
+                owners.append(owner)
         return cls(layers, tuple(owners), settings.sequences, max_len, settings.page_len)
+
+    def after(self, first: int) -> Self:
+        """The caches of the layers from number ``first`` on, as those of a model."""
+        layers = {i - first: of for i, of in self.layers.items() if i >= first}
+        owners = tuple(max(-1, owner - first) for owner in self.owners[first:])
+        return replace(self, layers=layers, owners=owners)
 
     @classmethod
     def equal(cls, layout: KvLayout, layers: int) -> Self:
@@ -154,12 +165,15 @@ def table_name(group: int) -> str:
     return f"block table {group}"
 
 
-def _layout(mixer: Attention, sequences: int, max_len: int, dtype: KvDtype, rows: int) -> KvLayout:
-    capacity = 1 << (mixer.span - 1 + rows - 1).bit_length() if mixer.span else max_len
+def _layout(
+    mixer: Attention, settings: SessionSettings, max_len: int, span: int, rows: int
+) -> KvLayout:
+    capacity = 1 << (span - 1 + rows - 1).bit_length() if span else max_len
+    dtype = settings.kv_dtype
     start = mixer.key_dim - mixer.value_dim
     ends_with_value = mixer.latent is not None and mixer.latent.absorb is not None
-    return KvLayout(
-        sequences,
+    layout = KvLayout(
+        settings.sequences,
         mixer.kv_heads,
         max_len,
         mixer.key_dim,
@@ -168,3 +182,4 @@ def _layout(mixer: Attention, sequences: int, max_len: int, dtype: KvDtype, rows
         capacity=capacity if capacity < max_len else 0,
         values_in_keys=ends_with_value and not (dtype == "q8_0" and start % 64),
     )
+    return in_pages(layout, settings.page_len, settings.pages)

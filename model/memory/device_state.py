@@ -6,7 +6,7 @@ A step processes *rows*, each the token at ``position[r]`` of sequence ``sequenc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -88,7 +88,8 @@ class StateShape:
         """Names of the words of each sequence that steps with drafts have."""
         if self.drafts is None:
             return ()
-        return ("found", *STATE_WORDS) if self.states else ("found",)
+        states = STATE_WORDS if self.states else ()
+        return "found", "given", *states
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +125,10 @@ class DecodeState(Owner):
     slots, MOST_LIKELY) u32 these tokens.
 
     With ``drafts`` there is more (`DraftedRows`): of the rows that choose, ``place`` and ``wanted``
-    (rows,) u32, ``found`` (sequences,) u32, with recurrent layers `STATE_WORDS` (sequences,) u32,
-    and page-locked ``counts`` (sequences, slots) u32. The device then computes the positions of
-    these rows from ``known``; the host says which rows have work and which are padding.
+    (rows,) u32, ``found`` and ``given`` (sequences,) u32, the drafts of the device and of the host,
+    with recurrent layers `STATE_WORDS` (sequences,) u32, and page-locked ``counts`` (sequences,
+    slots) u32. The device then computes the positions of these rows from ``known``; the host says
+    which rows have work and which are padding.
 
     Writes also go to the ``followers``: the states of other ranks, which then choose the same
     tokens.
@@ -180,8 +182,16 @@ class DecodeState(Owner):
     def write_known(self, sequence: int, known: int) -> None:
         """Set the number of valid tokens of a sequence; prompts move its states on."""
         self._put("known", np.array([known], np.uint32), 4 * sequence)
+        if self.drafts is not None:
+            self._put("given", np.zeros(1, np.uint32), 4 * sequence)
         if self.drafts_states:
             self._put("next_state_at", np.array([IDLE], np.uint32), 4 * sequence)
+
+    def write_drafts(self, sequence: int, known: int, drafts: Sequence[int]) -> None:
+        """Write drafts of the host after the ``known`` tokens of a sequence, for its next step with
+        drafts."""
+        self._put("tokens", np.asarray(drafts, np.uint32), 4 * (sequence * self.max_len + known))
+        self._put("given", np.array([len(drafts)], np.uint32), 4 * sequence)
 
     def copy_tokens(self, source: int, target: int, known: int) -> None:
         """Copy a sequence's tokens to another, of which the first ``known`` become valid."""
@@ -243,10 +253,16 @@ class DecodeState(Owner):
         pairs = zip(tokens[:likely].tolist(), values[1 : 1 + likely].tolist(), strict=True)
         return float(values[0]), tuple(pairs)
 
-    def write_rows(self, rows: Sequence[tuple[int, int]], drafts: Sequence[int] = ()) -> None:
+    def write_rows(
+        self,
+        rows: Sequence[tuple[int, int]],
+        drafts: Sequence[int] = (),
+        given: Container[int] = (),
+    ) -> None:
         """Make (sequence, position) pairs the rows that choose a token; the rest become padding
-        rows. After each pair come as many rows as its sequence has ``drafts``."""
-        self._write(**self._choosing(rows, drafts))
+        rows. After each pair come as many rows as its sequence has ``drafts``, those of the
+        sequences ``given`` by the host."""
+        self._write(**self._choosing(rows, drafts, given))
 
     def write_step(self, rows: StepRows, chosen: Sequence[int]) -> None:
         """Make ``rows`` those of the next step, which has prompts; the rows numbered ``chosen``
@@ -266,7 +282,10 @@ class DecodeState(Owner):
         )
 
     def _choosing(
-        self, rows: Sequence[tuple[int, int]], drafts: Sequence[int] = ()
+        self,
+        rows: Sequence[tuple[int, int]],
+        drafts: Sequence[int] = (),
+        given: Container[int] = (),
     ) -> dict[str, Words]:
         pairs = np.asarray(rows, np.uint32).reshape(-1, 2)
         more: dict[str, Words] = {}
@@ -275,7 +294,8 @@ class DecodeState(Owner):
             pairs = np.repeat(pairs, 1 + counts, axis=0)
             places = [np.arange(1 + count, dtype=np.uint32) for count in counts]
             place = np.concatenate(places) if places else np.zeros(0, np.uint32)
-            wanted = np.repeat(counts, 1 + counts)
+            of_device = [0 if int(sequence) in given else 1 for sequence in pairs[:, 0]]
+            wanted = np.repeat(counts, 1 + counts) * np.array(of_device, np.uint32)
             more["place"] = _padded(place, self.rows, IDLE)
             more["wanted"] = _padded(wanted, self.rows, 0)
         return {

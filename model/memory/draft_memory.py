@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from urdir.driver.stream import Stream
     from urdir.model.families.config import Config
     from urdir.model.memory.cache_shape import CacheShape
+    from urdir.model.memory.draft_model import DraftModel
 
 Words = npt.NDArray[np.uint32]
 
@@ -47,6 +48,32 @@ def draft_workspace(
     own = {name: 4 * width * most for name, width in widths.items()}
     logits = {"logits": shape.outputs["logits"]}
     return replace(shape, kept={**shape.kept, **own, **logits}, outputs={})
+
+
+def with_draft(
+    work: WorkspaceShape,
+    draft: DraftModel,
+    cache: CacheShape,
+    rows: int,
+    chunk: int,
+    sm_count: int,
+    *,
+    exact: bool,
+) -> WorkspaceShape:
+    """What outlives a step of a session whose steps draft as well. Model and draft run one after
+    the other, so they have the same buffers, as large as the larger of both needs."""
+    shape = (cache, draft.passed * rows, chunk, sm_count)
+    own = draft_workspace(draft.config, *shape, exact=exact, widths=draft.widths)
+    kept = dict(own.kept)
+    outputs = {**work.outputs, "logits": max(work.outputs["logits"], kept.pop("logits"))}
+    return replace(
+        work, kept=_most(work.kept, kept), outputs=outputs, zeroed=_most(work.zeroed, own.zeroed)
+    )
+
+
+def _most(a: Mapping[str, int], b: Mapping[str, int]) -> dict[str, int]:
+    """The larger of both, by name."""
+    return {name: max(a.get(name, 0), b.get(name, 0)) for name in dict.fromkeys((*a, *b))}
 
 
 @dataclass(frozen=True, slots=True)

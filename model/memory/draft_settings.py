@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from urdir.model.errors import SettingsError
 from urdir.ptxgen.kernels.speculation.limits import MOST_DRAFTS, MOST_NGRAM
 
-#: Where drafts come from: "ngram", what followed the last tokens where they were before.
-DRAFT_KINDS = ("ngram",)
+#: Where drafts come from: "ngram", what followed the last tokens where they were before; "model", a
+#: draft model, or heads of the model itself.
+DRAFT_KINDS = ("ngram", "model")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,8 @@ Sequences can reuse pages that others of their scope have computed (`KvCache.pub
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 from urdir.driver.context import close_all
 from urdir.driver.errors import DriverError
@@ -32,6 +33,38 @@ if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.driver.memory import Slice
     from urdir.driver.stream import Stream
+
+
+class LayerCaches(Protocol):
+    """The caches of a model's layers, as kernels see them."""
+
+    @property
+    def shape(self) -> CacheShape:
+        """What they look like."""
+
+    def layout(self, layer: int) -> KvLayout:
+        """The layout of the keys and values that a layer uses."""
+
+    def arguments(self, layer: int) -> dict[str, Slice]:
+        """Arguments of kernels over a layer's cache, by parameter name."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaterLayers:
+    """The layers of a cache from number ``first`` on, those of a draft model, with numbers of their
+    own from 0."""
+
+    cache: KvCache
+    shape: CacheShape
+    first: int
+
+    def layout(self, layer: int) -> KvLayout:
+        """See `LayerCaches`."""
+        return self.shape.layout(layer)
+
+    def arguments(self, layer: int) -> dict[str, Slice]:
+        """See `LayerCaches`."""
+        return self.cache.arguments(self.first + layer)
 
 
 class KvCache(Owner):
@@ -67,6 +100,10 @@ class KvCache(Owner):
     def layout(self, layer: int) -> KvLayout:
         """The layout of the keys and values that a layer uses."""
         return self.shape.layout(layer)
+
+    def after(self, first: int) -> LaterLayers:
+        """The layers from number ``first`` on, as a model's."""
+        return LaterLayers(self, self.shape.after(first), first)
 
     def arguments(self, layer: int) -> dict[str, Slice]:
         """Arguments of kernels over a layer's cache, by parameter name."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from urdir.model.errors import SettingsError
 from urdir.model.memory.buckets import MOST_CHUNK
 from urdir.model.memory.draft_settings import DraftSettings
 from urdir.ptxgen.kernels.attention.kv_types import KV_DTYPES, MIN_PAGE_LEN, KvDtype
+
+if TYPE_CHECKING:
+    from urdir.model.memory.draft_model import DraftModel
 
 #: What each of several ranks has of a model: a share of every layer, or a run of layers.
 Split = Literal["tensors", "layers"]
@@ -24,7 +27,7 @@ class SessionSettings:
     Prompt steps have room for ``chunk`` tokens, if the context has. A sequence of a model with
     recurrent layers keeps a state, to be cut to. With ``shared_states`` it can be cut to nothing
     only: so many are kept for requests that begin alike. With ``drafts`` steps verify drafts of the
-    next tokens.
+    next tokens, those of ``draft_model`` or of earlier text.
     """
 
     context: int
@@ -37,6 +40,7 @@ class SessionSettings:
     chunk: int = MOST_CHUNK
     shared_states: int | None = None  # None: one of each sequence's own
     drafts: DraftSettings | None = None  # None: every step takes one token of a sequence
+    draft_model: DraftModel | None = None
 
     def __post_init__(self) -> None:
         if self.kv_dtype not in KV_DTYPES:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
@@ -14,7 +14,9 @@ from urdir.model.foreign import one_line
 from urdir.model.owner import Owner
 from urdir.model.text.constraint_worker import (
     COMPILE,
+    DRAFT,
     FAILED,
+    FOLLOW,
     FORGET,
     HEADER,
     IS_WHOLE,
@@ -152,6 +154,20 @@ class ConstraintProcess(Owner):
             reason = one_line(body.decode(errors="replace"))
             raise ConstraintError(f"the constraint cannot be used: {reason}")
         return Step(body, result == IS_WHOLE)
+
+    def follow(self, number: int, most: int, proposed: Sequence[int]) -> list[tuple[int, bytes]]:
+        """Up to ``most`` drafts of an answer's next tokens, with the mask after each; see
+        `Matcher.follow`. Nothing of the answer may be unread. Raises ConstraintError."""
+        words = (most, *proposed[:most])
+        body = b"".join(map(DRAFT.pack, words))
+        self._send(FOLLOW, number, len(body), body)
+        data, found = memoryview(self.receive(number).mask), []
+        while data:
+            (token,) = DRAFT.unpack(data[: DRAFT.size])
+            end = DRAFT.size + len(self.start.mask)
+            found.append((token, bytes(data[DRAFT.size : end])))
+            data = data[end:]
+        return found
 
     def forget(self, number: int) -> None:
         """Release a finished answer."""

@@ -12,8 +12,9 @@ Such a process reports that it is ready, and then takes requests:
     request: HEADER of operation, number of an answer, value
     reply:   HEADER of result, number of an answer, size; then that many bytes: a mask or an error
 
-`COMPILE` (value: size of the grammar, which follows) and `STEP` (value: a token; the first begins
-the answer) have a reply, `FORGET` has none.
+`COMPILE` (value: size of the grammar, which follows), `STEP` (value: a token; the first begins the
+answer) and `FOLLOW` (value: size of what follows: how many drafts at most, and proposed ones, DRAFT
+each) have a reply, `FORGET` has none. That of `FOLLOW` is drafts, each with the mask after it.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ if TYPE_CHECKING:
     from urdir.model.text.sandbox_main import Messages
 
 HEADER = struct.Struct("<BIi")
-#: Operations: compile a grammar; append a token to an answer; release an answer.
-COMPILE, STEP, FORGET = range(3)
+DRAFT = struct.Struct("<I")
+#: Operations: compile a grammar; append a token to an answer; release an answer; draft its tokens.
+COMPILE, STEP, FORGET, FOLLOW = range(4)
 #: Results: a mask; a mask of end ids only; an error.
 GOES_ON, IS_WHOLE, FAILED = range(3)
 
@@ -94,10 +96,19 @@ class _ConstraintError(Exception):
 
 
 class _Follower:
-    """Tracks the answers under one constraint. ``new_matcher`` makes the matcher of a grammar."""
+    """Tracks the answers under one constraint. ``new_matcher`` makes the matcher of a grammar.
+    ``by_bytes`` are the tokens of texts."""
 
-    def __init__(self, new_matcher: Callable[[str], Any], settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        new_matcher: Callable[[str], Any],
+        settings: Mapping[str, Any],
+        by_bytes: Mapping[bytes, int],
+    ) -> None:
         self._new_matcher = new_matcher
+        self._by_bytes = by_bytes
+        self._longest = max(map(len, by_bytes), default=0)
+        self._ends = frozenset(settings["ends"])
         self._limits = settings["limits"]
         self._mask_bytes = 4 * -(-len(settings["lengths"]) // 32)
         self._memory = _Memory()
@@ -115,6 +126,8 @@ class _Follower:
             try:
                 if operation == COMPILE:
                     result, body = self._compile(reader.read(value).decode())
+                elif operation == FOLLOW:
+                    result, body = self._follow(number, reader.read(value))
                 else:
                     result, body = self._step(number, value)
             except BaseException as error:  # a panic in the library is not an Exception
@@ -140,6 +153,38 @@ class _Follower:
         if answer.seconds < 0:
             raise _ConstraintError("computing its tokens takes too long: make it simpler")
         return reply
+
+    def _follow(self, number: int, body: bytes) -> tuple[int, bytes]:
+        """Drafts with the mask after each, by a copy of the answer's matcher."""
+        start = time.thread_time()
+        most, *left = (word for (word,) in DRAFT.iter_unpack(body))
+        _limit_time(self._limits["mask_seconds"])
+        answer = self._answers.get(number)
+        matcher = (self._start if answer is None else answer.matcher).deep_copy()
+        found = list[bytes]()
+        while len(found) < most and (draft := self._next(matcher, left)) is not None:
+            matcher.consume_token(draft)
+            _, mask = self._mask(matcher)
+            found.append(DRAFT.pack(draft) + mask)
+        if answer is not None:
+            allowed = self._limits["step_seconds"] * (1 + len(found))
+            answer.seconds -= max(0.0, time.thread_time() - start - allowed)
+        return GOES_ON, b"".join(found)
+
+    def _next(self, matcher: Any, proposed: list[int]) -> int | None:
+        """The next draft: the first of ``proposed`` if it is allowed, otherwise the longest token
+        of forced text, after which no others are proposed. None without either, and at an end."""
+        if proposed:
+            first = proposed.pop(0)
+            if first not in self._ends and matcher.validate_tokens([first]) == 1:
+                return first
+            proposed.clear()
+        forced = matcher.compute_ff_bytes()
+        for end in range(min(len(forced), self._longest), 0, -1):
+            token = self._by_bytes.get(forced[:end])
+            if token is not None and matcher.validate_tokens([token]) == 1:
+                return token
+        return None
 
     def _mask(self, matcher: Any) -> tuple[int, bytes]:
         if matcher.is_error():
@@ -170,7 +215,7 @@ def _limit_time(seconds: float) -> None:
 def serve(settings: Mapping[str, Any], messages: Messages, limits: ModuleType) -> None:
     """Apply constraints, or start processes that do, until the parent closes the pipe."""
     try:
-        new_matcher = _matchers(settings)
+        new_matcher, by_bytes = _matchers(settings)
     except BaseException as error:  # a panic in the library is not an Exception
         messages.write({"error": str(error)})
         return
@@ -179,7 +224,7 @@ def serve(settings: Mapping[str, Any], messages: Messages, limits: ModuleType) -
     messages.write({})
 
     def follow(reader: IO[bytes], writer: IO[bytes]) -> None:
-        follower = _Follower(new_matcher, settings)
+        follower = _Follower(new_matcher, settings, by_bytes)
         limits.confine(settings["limits"]["memory_bytes"])
         follower.run(reader, writer)
 
@@ -189,15 +234,23 @@ def serve(settings: Mapping[str, Any], messages: Messages, limits: ModuleType) -
         _fork_for_each(socket.socket(fileno=settings["control"]), follow)
 
 
-def _matchers(settings: Mapping[str, Any]) -> Callable[[str], Any]:
+def _matchers(settings: Mapping[str, Any]) -> tuple[Callable[[str], Any], Mapping[bytes, int]]:
+    """What makes matchers, and the tokens of texts."""
     import llguidance
 
+    vocabulary = _Tokens(settings)
     tokens = llguidance.LLTokenizer(
-        llguidance.TokenizerWrapper(_Tokens(settings)),
-        eos_token=settings["ends"],
+        llguidance.TokenizerWrapper(vocabulary), eos_token=settings["ends"]
     )
     limits = llguidance.LLParserLimits(**settings["limits"]["llguidance"])
-    return lambda grammar: llguidance.LLMatcher(tokens, grammar, log_level=0, limits=limits)
+    special = frozenset(settings["special"])
+    texts = enumerate(vocabulary.tokens)
+    by_bytes = {text: token for token, text in texts if text and token not in special}
+
+    def new_matcher(grammar: str) -> Any:
+        return llguidance.LLMatcher(tokens, grammar, log_level=0, limits=limits)
+
+    return new_matcher, by_bytes
 
 
 def _fork_for_each(control: socket.socket, follow: Callable[[IO[bytes], IO[bytes]], None]) -> None:

@@ -9,7 +9,7 @@ import importlib.util
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from weakref import WeakSet, finalize
 
@@ -81,6 +81,22 @@ class Matcher:
             self._process.send(self._number, token_id)
         except ConstraintError as error:
             raise self._lost(error) from None
+
+    def follow(self, proposed: Sequence[int], most: int, n_words: int) -> list[tuple[int, Mask]]:
+        """Up to ``most`` drafts of the next tokens, each with the mask after it, (n_words,) u32 as
+        in `mask`: those of ``proposed`` up to the first that is not allowed, then tokens of text
+        that is forced. The answer stays as it is. Raises ConstraintError."""
+        self._known()
+        try:
+            drafts = self._process.follow(self._number, most, proposed)
+        except ConstraintError as error:
+            raise self._lost(error) from None
+        found = []
+        for token, mask in drafts:
+            words = np.zeros(n_words, np.uint32)
+            words[: self._n_words] = np.frombuffer(mask, np.uint32)
+            found.append((token, words))
+        return found
 
     @property
     def is_done(self) -> bool:

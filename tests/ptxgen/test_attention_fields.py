@@ -1,5 +1,5 @@
-"""What attention can do beside the plain softmax, in every kernel: sinks, ALiBi, chunks, rings,
-heads of V of another width. What is done to the rows' own tokens: test_own_token.py."""
+"""What every attention kernel does, against the definition: the softmax, windows, soft caps, sinks,
+ALiBi, chunks, rings, heads of every width. The rows' new tokens are in test_own_token.py."""
 
 from __future__ import annotations
 
@@ -95,10 +95,95 @@ def check(device: Device, spec: Any, inputs: Inputs) -> Any:
     out, wanted = attend(device, spec, inputs), by_definition(spec, inputs)
     atol = 2 * spec.tolerance.rtol * np.abs(wanted).max()
     np.testing.assert_allclose(out, wanted, rtol=0, atol=atol)
+    wanted = spec.reference(**inputs)["out"]
+    np.testing.assert_allclose(out, wanted, rtol=0, atol=atol)
     return out
 
 
+# ---- the softmax ----
+
+
+@every_kind
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q8_0"])
+def test_one_key_gives_its_value(device: Device, kind: str, dtype: Any) -> None:
+    """Exactly, if it is one of f16."""
+    spec = made(kind, 5, KvLayout(1, 1, 80, 128, dtype), 3, Scores(window=1))
+    inputs = inputs_at(spec, [0, 50, 79])
+    if dtype != "f16":
+        check(device, spec, inputs)
+        return
+    values = spec.layout.read(inputs["v_cache"], 0, [0, 50, 79])[0]
+    out = attend(device, spec, inputs)
+    np.testing.assert_array_equal(out, np.broadcast_to(values[:, None], (3, 5, 128)))
+
+
+@every_kind
+@pytest.mark.parametrize("winner", [0, 50, 63, 64, 76])
+def test_a_dominant_key_wins_wherever_it_is(device: Device, kind: str, winner: int) -> None:
+    """Scores of thousands neither overflow nor let an early maximum stick."""
+    spec = made(kind, 1, KvLayout(1, 1, 77, 64, "f16"), 1, Scores())
+    inputs = inputs_at(spec, [76])
+    inputs["q"] *= 1000
+    inputs["k_cache"][0, 0, winner] = inputs["q"][0, 0] / 100
+    value = inputs["v_cache"][0, 0, winner].astype(np.float32)
+    np.testing.assert_array_equal(attend(device, spec, inputs)[0, 0], value)
+
+
+@every_kind
+def test_very_negative_scores_still_average(device: Device, kind: str) -> None:
+    """Every score is about -10^6: a maximum that starts at zero would give 0 / 0."""
+    spec = made(kind, 1, KvLayout(1, 1, 102, 16, "f32"), 2, Scores())
+    inputs = inputs_at(spec, [100, 101])
+    inputs["q"][:] = -1000
+    inputs["k_cache"][:] = 1000
+    check(device, spec, inputs)
+
+
+@every_kind
+@pytest.mark.parametrize("size", [0.01, 1.0, 30.0])
+def test_softcap(device: Device, kind: str, size: float) -> None:
+    """Small scores are hardly changed, large ones end at the cap on both sides."""
+    spec = made(kind, 4, KvLayout(1, 1, 60, 128, "f32"), 2, Scores(softcap=20.0))
+    inputs = inputs_at(spec, [31, 59])
+    inputs["q"] *= np.float32(size)
+    check(device, spec, inputs)
+
+
+@every_kind
+def test_all_of_it_at_once(device: Device, kind: str) -> None:
+    layout = KvLayout(2, 2, 192, 96, "q8_0", 32, 12)
+    spec = made(kind, 10, layout, 33, Scores(scale=0.2, window=77, softcap=4.0))
+    check(device, spec, inputs_at(spec, [*range(101, 131), 999, 192, 1 << 31]))
+
+
+@every_kind
+def test_idle_rows_read_nothing(device: Device, kind: str) -> None:
+    """Neither q, nor the caches, nor the table: here all are NaN or out of range."""
+    spec = made(kind, 2, KvLayout(1, 1, 64, 32, "f16", 16, 4), 4, Scores())
+    inputs: Inputs = {
+        **inputs_at(spec, [64, 65, (1 << 32) - 1, 1 << 31]),
+        "q": np.full((4, 2, 32), np.nan, np.float32),
+        "k_cache": spec.layout.empty(),
+        "v_cache": spec.layout.empty(),
+        "block_table": np.full((1, 4), 1 << 20, np.uint32),
+        "sequence": np.full(4, 1 << 20, np.uint32),
+    }
+    np.testing.assert_array_equal(attend(device, spec, inputs), 0)
+
+
 # ---- which keys ----
+
+
+@every_kind
+@pytest.mark.parametrize("window", [1, 20, 32, 33, 63, 64, 65, 1000])
+def test_windows(device: Device, kind: str, window: int) -> None:
+    """Keys that no row looks back on are NaN."""
+    positions = [40, 63, 64, 65, 99, 127, 128, 131]
+    spec = made(kind, 4, KvLayout(1, 2, 132, 64, "f16"), len(positions), Scores(window=window))
+    inputs = inputs_at(spec, positions)
+    for name in ("k_cache", "v_cache"):
+        inputs[name][:, :, : max(0, 41 - window)] = np.nan
+    check(device, spec, inputs)
 
 
 @every_kind
@@ -258,9 +343,23 @@ def test_values_of_another_width(device: Device, kind: str, dims: tuple[int, int
 
 
 @every_kind
-@pytest.mark.parametrize("group", [5, 7, 71, 128])
-def test_groups_of_one_kv_head(device: Device, kind: str, group: int) -> None:
-    spec = made(kind, group, KvLayout(1, 1, 24, 64, "f16"), 2, Scores())
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q8_0"])
+@pytest.mark.parametrize("dim", [8, 24, 64, 72, 96, 128, 160, 192, 256, 264, 320, 512])
+def test_head_dims_and_types(device: Device, kind: str, dim: int, dtype: Any) -> None:
+    if dtype == "q8_0" and dim % 32:
+        pytest.skip("q8_0 has groups of 32 values")
+    spec = made(kind, 6, KvLayout(1, 2, 40, dim, dtype), 2, Scores())
+    check(device, spec, inputs_at(spec, [17, 37]))
+
+
+@every_kind
+@pytest.mark.parametrize(
+    ("group", "dim"),
+    [*((n, 64) for n in (1, 2, 3, 4, 5, 7, 8, 12, 71, 128)), (3, 16), (3, 256), (12, 256)],
+)
+def test_group_sizes(device: Device, kind: str, group: int, dim: int) -> None:
+    """Every query head meets its own KV head, in whole and in ragged tiles."""
+    spec = made(kind, 2 * group, KvLayout(1, 2, 24, dim, "f16"), 2, Scores())
     check(device, spec, inputs_at(spec, [9, 22]))
 
 

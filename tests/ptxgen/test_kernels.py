@@ -81,7 +81,7 @@ class TestOnTheEmulator(EmulatorSuite):
 
     kernels = tuple(kernels().values())
 
-    @pytest.mark.turns(2, which=1)
+    @pytest.mark.turns(4, which=(1, 2, 3))
     def test_it_agrees_with_its_reference(self, spec: KernelSpec, urdir_emulator: Device) -> None:
         super().test_it_agrees_with_its_reference(spec, urdir_emulator)
 

@@ -83,5 +83,5 @@ def test_what_an_8b_model_launches_does_not_spill(target: str, vectors: int) -> 
     ],
 )
 def test_what_is_no_cut(fields: dict[str, int]) -> None:
-    with pytest.raises(PtxgenError, match="no cut"):
+    with pytest.raises(PtxgenError, match="impossible cut"):
         MmaCut(**fields)

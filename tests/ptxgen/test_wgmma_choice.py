@@ -58,6 +58,9 @@ def test_the_estimate_follows_what_was_measured(name: str) -> None:
         ("gate_up", 2048, WgmmaCut(2, 128, 1, 1, 3, 4, 1)),
         ("down", 32, WgmmaCut(1, 32, 2, 2, 4, 3, 4)),  # in a step; four splits in the sweep
         ("down", 512, WgmmaCut(2, 128, 1, 1, 3, 4, 1)),
+        # by the estimate: not in the sweep
+        ("qkv", 72, WgmmaCut(1, 72, 2, 1, 3, 2, 4)),
+        ("down", 72, WgmmaCut(1, 72, 2, 2, 3, 2, 4)),
     ],
 )
 def test_the_fastest_way_is_chosen(name: str, vectors: int, cut: WgmmaCut) -> None:

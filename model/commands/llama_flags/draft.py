@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from urdir.model.commands import values
 from urdir.model.commands.flags import Flag, Served
+from urdir.model.engine.options import MODEL_DRAFTS
 from urdir.model.memory.draft_settings import DraftSettings
 from urdir.ptxgen.kernels.speculation.limits import MOST_DRAFTS, MOST_NGRAM
 
 DRAFTS = DraftSettings()
+#: Values of --spec-type: of earlier text, of the model's heads, of a file.
+NGRAMS, HEADS = ("ngram", "ngram-simple"), ("draft-mtp", "mtp")
+FILES = ("draft-simple", "draft-eagle3", "draft-dflash")
 #: Commands that answer.
 ANSWERS = ("text", "server")
 
@@ -16,16 +20,35 @@ SERVED: tuple[Flag, ...] = (
         "--spec-type",
         ANSWERS,
         "verify drafts of the next tokens in each step: ngram-simple drafts what followed the last "
-        "tokens where they were before (default: none)",
-        {"choices": ("none", "ngram", "ngram-simple"), "default": "none", "dest": "spec_type"},
+        "tokens where they were before, draft-mtp are the model's own heads, the others need -md, "
+        "whose file says which it is (default: none, or that of -md)",
+        {"choices": ("none", *NGRAMS, *HEADS, *FILES), "dest": "spec_type"},
+    ),
+    Served(
+        "-md --model-draft --spec-draft-model",
+        ANSWERS,
+        "a draft model: EAGLE-3, DFlash, or a small model with the same vocabulary; named as -m",
+        {"metavar": "FILE", "dest": "model_draft"},
+        one_of="model_draft",
+    ),
+    Served(
+        "-hfd -hfrd --hf-repo-draft --spec-draft-hf",
+        ANSWERS,
+        "the same as -md hf:ORG/REPO[:TYPE]",
+        {
+            "dest": "model_draft",
+            "type": lambda text: f"hf:{text}",
+            "metavar": "ORG/REPO[:TYPE]",
+        },
+        one_of="model_draft",
     ),
     Served(
         "--draft --draft-n --draft-max --spec-draft-n-max",
         ANSWERS,
-        f"drafts of a sequence in a step, at most (default: {DRAFTS.most})",
+        f"drafts of a sequence in a step, at most (default: {DRAFTS.most}; of a draft model "
+        f"{MODEL_DRAFTS})",
         {
             "type": values.whole_number(1, MOST_DRAFTS),
-            "default": DRAFTS.most,
             "dest": "draft_max",
             "metavar": "N",
         },

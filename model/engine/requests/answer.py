@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,10 +10,12 @@ import numpy.typing as npt
 
 from urdir.model.engine.batch import Output
 from urdir.model.engine.requests.request import Ending, Piece, Request, TokenChoice
+from urdir.model.engine.speculation.host_drafts import ngram_drafts
 from urdir.model.text.text_stream import TextStream
 from urdir.model.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from urdir.model.memory.draft_settings import DraftSettings
     from urdir.model.text.matcher import Matcher
 
 #: What comes out of a request: pieces, and last an ending or what went wrong.
@@ -75,3 +77,12 @@ class Answer:
         words = np.zeros(-(-vocab // 32), np.uint32)
         self._matcher.mask(words)
         return words
+
+    def drafts(
+        self, vocab: int, tokens: Sequence[int], settings: DraftSettings, most: int
+    ) -> list[tuple[int, npt.NDArray[np.uint32]]]:
+        """Up to ``most`` drafts after ``tokens``, prompt and answer, that the constraint allows,
+        each with the mask after it. Raises ConstraintError."""
+        assert self._matcher is not None
+        proposed = ngram_drafts(tokens, most, settings.longest, settings.shortest)
+        return self._matcher.follow(proposed, most, -(-vocab // 32))

@@ -188,7 +188,7 @@ class AnswerLoop(Owner):
     def metrics(self) -> Metrics:
         """Counts and gauges of about now."""
         session, clock = self._session, self._launcher.clock
-        pools, states = session.parts.cache.pools, session.storage.shared_states
+        pools, states = session.cache.pools, session.storage.shared_states
         return Metrics.of(self._scheduler, pools, states, clock, session.steps.graph_bytes)
 
     def close(self) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from urdir.driver.context import close_all
 from urdir.driver.errors import DriverError, loses_device
@@ -19,6 +19,7 @@ from urdir.model.engine.requests.scheduler import Scheduler
 from urdir.model.engine.requests.step_plan import StepPlan
 from urdir.model.engine.run_ahead import AT_ONCE, FEW, RunAhead
 from urdir.model.engine.step_clock import Span, StepClock
+from urdir.model.engine.step_queue import GivenDrafts
 from urdir.model.memory.buckets import COMMON_ROWS, ROWS
 from urdir.model.owner import Owner
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from urdir.model.engine.session import Session
     from urdir.model.text.matcher import Mask
 
+T = TypeVar("T")
 log = logging.getLogger("urdir.engine")
 
 #: Outputs of a step; each includes those after it.
@@ -111,13 +113,14 @@ class Launcher(Owner):
             with self._answers.alone(number):
                 self._begin(number, slot)
         masks = self._masks(plan)
+        given = self._given(plan, masks)
         step = self._shaped(plan.of(self._answers))
         if step is None:
             return False
         plan = step.plan
         plans, shape = self._repeated(step)
         try:
-            span = self._launch(plan, shape, _of_sequences(plan, masks))
+            span = self._launch(plan, shape, _of_sequences(plan, masks), _of_sequences(plan, given))
         except Exception as error:
             if loses_device(error):
                 raise
@@ -161,9 +164,16 @@ class Launcher(Owner):
         finally:
             close_all([self._ahead, *([self.clock] if self.clock else [])])
 
-    def _launch(self, plan: StepPlan, shape: StepShape, masks: Mapping[int, Mask]) -> Span | None:
+    def _launch(
+        self,
+        plan: StepPlan,
+        shape: StepShape,
+        masks: Mapping[int, Mask],
+        given: Mapping[int, GivenDrafts],
+    ) -> Span | None:
         """Queue the steps of a plan; when they begin and end, if that is wanted."""
-        launch = partial(self._session.queue.launch, shape, plan.batch, plan.positions, masks)
+        rows = shape, plan.batch, plan.positions, masks
+        launch = partial(self._session.queue.launch, *rows, given=given)
         if self.clock is None:
             launch()
             return None
@@ -179,6 +189,7 @@ class Launcher(Owner):
         state.write_tokens(slot, 0, self._scheduler.tokens(number))
         words = request.settings.words(len(request.prompt), answer.end_ids)
         state.write_sampling(slot, words)
+        self._session.begin_drafts(slot, self._scheduler.complete(number))
 
     def _shaped(self, plan: StepPlan) -> _Step | None:
         """The shape of a step. Requests without a shape even alone fail; None if none is left."""
@@ -292,11 +303,25 @@ class Launcher(Owner):
                     masks[number] = mask
         return masks
 
+    def _given(self, plan: StepPlan, masks: Container[int]) -> dict[int, GivenDrafts]:
+        """Drafts of the host, by request, of answers with a constraint in a step with drafts."""
+        given: dict[int, GivenDrafts] = {}
+        parts = self._session.parts
+        if parts.state.drafts is None or not plan.batch.drafts:
+            return given
+        for number, most in zip(plan.requests, plan.batch.drafts, strict=True):
+            if number not in masks or (answer := self._answers.get(number)) is None:
+                continue
+            with self._answers.alone(number):
+                tokens, vocab = self._scheduler.tokens(number), parts.config.vocab_size
+                given[number] = answer.drafts(vocab, tokens, parts.state.drafts, most)
+        return given
 
-def _of_sequences(plan: StepPlan, masks: Mapping[int, Mask]) -> dict[int, Mask]:
-    """The masks of requests by the sequences that a step has for them."""
-    pairs = zip(plan.batch.choosing, plan.choosers, strict=True) if masks else ()
-    return {sequence: masks[number] for sequence, number in pairs if number in masks}
+
+def _of_sequences(plan: StepPlan, by_request: Mapping[int, T]) -> dict[int, T]:
+    """What belongs to requests by the sequences that a step has for them."""
+    pairs = zip(plan.batch.choosing, plan.choosers, strict=True) if by_request else ()
+    return {sequence: by_request[number] for sequence, number in pairs if number in by_request}
 
 
 @contextmanager

@@ -100,6 +100,10 @@ class Scheduler:
         """How many tokens of a request's prompt were found when it began."""
         return self.tasks.by_number[request].cached
 
+    def complete(self, request: int) -> int:
+        """How many tokens of a request complete steps have stored, or others before it."""
+        return self.tasks.by_number[request].complete
+
     # ---- requests come and go ----
 
     def add(self, request: Request) -> int:
@@ -107,7 +111,7 @@ class Scheduler:
         BusyError."""
         task = self._admission.add(request)
         task.waits |= self._waits
-        if self.drafting is not None and request.drafts and not task.waits:
+        if self.drafting is not None and request.drafts and not self._waits:
             task.acceptance = Acceptance()
         return task.number
 

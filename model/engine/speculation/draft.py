@@ -225,18 +225,27 @@ def append_draft(
     for later in range(head + 1, draft.heads):
         draft.append_keys(plan, rows, later, tokens, hidden)
     draft.append_head(plan, rows, head, tokens, hidden)
-    append_tokens_of(plan, parts, rows.count, chain.drafts, chain.length, step + 1)
+    append_token(plan, parts, rows.count, work["logits"], chain, step + 1)
     advance = Advance(parts.target.state.max_len, rows.count, rows.count, sampling=False)
     plan.launch(advance, "draft.advance", position=rows.position)
 
 
-def append_tokens_of(
-    plan: Plan, parts: DraftParts, rows: int, tokens: Slice, columns: int, column: int
+def append_token(
+    plan: Plan, parts: DraftParts, rows: int, logits: Slice, chain: DraftChain, column: int
 ) -> None:
-    """tokens[r, column] = the model's token of the highest logit of each row in the workspace."""
+    """The model's token of the highest logit of each row (rows, vocab) f32, into a column of
+    ``chain``."""
+    append_tokens_of(plan, parts, rows, logits, (chain.drafts, chain.length, column))
+
+
+def append_tokens_of(
+    plan: Plan, parts: DraftParts, rows: int, logits: Slice, to: tuple[Slice, int, int]
+) -> None:
+    """tokens[r, column] = the model's token of the highest logit of each row (rows, vocab) f32;
+    ``to``: the tokens, of how many columns, and the column."""
     vocab, own, work = parts.own.config.vocab_size, parts.token_map, parts.own.work
-    argmax = Argmax(n=vocab, rows=rows)
-    plan.launch(argmax, "draft.argmax", logits=work["logits"], ranks=work["ranks"])
+    argmax, (tokens, columns, column) = Argmax(n=vocab, rows=rows), to
+    plan.launch(argmax, "draft.argmax", logits=logits, ranks=work["ranks"])
     mapped = 0 if own is None else vocab
     kernel = DraftToken(argmax.slices, columns, column, rows=rows, mapped=mapped)
     plan.launch(kernel, "draft.token", ranks=work["ranks"], tokens=tokens, **without_none(map=own))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 #: What acceptance takes of the state.
-_STATE = ("sequence", "place", "position", "found", "tokens", "known", "settings")
+_STATE = ("sequence", "place", "position", "found", "given", "tokens", "known", "settings")
 
 
 def append_placed_rows(

@@ -1,4 +1,4 @@
-"""Where drafts come from: launches at the beginning of a step that propose the next tokens."""
+"""Where drafts come from: launches of a step that propose the next tokens."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from urdir.driver.plan import Plan
     from urdir.model.engine.batch import StepShape
     from urdir.model.lower.parts import StepParts
+    from urdir.model.lower.rows import Rows
     from urdir.model.memory.draft_settings import DraftSettings
 
 
@@ -17,9 +18,7 @@ class DraftSource(Protocol):
     """Proposes tokens for the sequences of a step, on the device.
 
     When its launches run, ``known[s]`` of `DecodeState` says how many ``tokens`` of sequence s are
-    valid: the last one is pending. That alone says what was accepted of earlier drafts. A source
-    with a cache of its own processes the tokens from where it was up to the pending one; what it
-    holds beyond is overwritten.
+    valid: the last one is pending. That alone says what was accepted of earlier drafts.
     """
 
     def append(self, plan: Plan, parts: StepParts, shape: StepShape) -> None:
@@ -30,6 +29,14 @@ class DraftSource(Protocol):
         far as ``max_len`` allows, and their number in ``found[s]``. ``wanted[r]`` is at most
         ``shape.drafts``. The positions of rows are stale: use ``known``.
         """
+
+    def append_kept(self, plan: Plan, parts: StepParts, shape: StepShape, rows: Rows) -> None:
+        """Append launches that keep what later drafts need of the ``rows`` of any step: they follow
+        the model's layers, whose streams are in the workspace."""
+
+    def begin(self, sequence: int, length: int) -> None:
+        """A sequence begins again, with ``length`` tokens that earlier steps processed. What is
+        written is queued."""
 
 
 class NgramSource:
@@ -48,3 +55,9 @@ class NgramSource:
             always=settings.chance is not None,
         )
         plan.launch(kernel, "drafts", **{p.name: state[p.name] for p in kernel.params})
+
+    def append_kept(self, plan: Plan, parts: StepParts, shape: StepShape, rows: Rows) -> None:
+        """Nothing: the tokens are in the state."""
+
+    def begin(self, sequence: int, length: int) -> None:
+        """Nothing."""

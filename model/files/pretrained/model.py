@@ -13,6 +13,7 @@ from urdir.model.errors import ConfigError, SafetensorsError
 from urdir.model.files.gguf import Tensor
 from urdir.model.files.metadata import Metadata, Value
 from urdir.model.files.pretrained.config import family_of, read_metadata
+from urdir.model.files.pretrained.drafts import EAGLE3, is_draft, split_fields, take_token_map
 from urdir.model.files.pretrained.tensors import convert_tensors, vector
 from urdir.model.files.pretrained.tokens import read_json, text_metadata
 from urdir.model.files.safetensors import read_folder
@@ -41,12 +42,18 @@ class SafetensorsModel(Owner):
         if not config_file.exists():
             raise SafetensorsError(f"{self.path}: no config.json in this folder")
         config = read_json(config_file)
-        family = family_of(config, config_file)
+        own: dict[str, Value] = {}
+        if is_draft(config):
+            family = EAGLE3
+            config, own = split_fields(config, config_file)
+        else:
+            family = family_of(config, config_file)
         values = read_metadata(config, family, config_file)
         stored = read_folder(self.path)
         self.nbytes = sum(len(tensor.data) for tensor in stored.values())
         heads = int(config["num_attention_heads"])
-        self.tensors: dict[str, Tensor] = convert_tensors(
+        token_map = take_token_map(stored, config, self.path) if family is EAGLE3 else {}
+        self.tensors: dict[str, Tensor] = token_map | convert_tensors(
             stored,
             family,
             heads=heads,
@@ -55,7 +62,8 @@ class SafetensorsModel(Owner):
             quantize=quantize,
             path=self.path,
         )
-        _check_vocabulary(config, self.tensors, config_file)
+        if family is not EAGLE3:  # whose output may be the model's
+            _check_vocabulary(config, self.tensors, config_file)
         for factors in [key for key in values if key.startswith("rope_")]:
             self.tensors[factors] = vector(factors, np.asarray(values.pop(factors)))
         general: dict[str, Value] = {
@@ -63,7 +71,7 @@ class SafetensorsModel(Owner):
             "general.name": name or self.path.absolute().name,
         }
         text = text_metadata(self.path, config)
-        self.metadata = Metadata(general | values | text, str(self.path))
+        self.metadata = Metadata(general | values | own | text, str(self.path))
 
     @property
     def architecture(self) -> str:

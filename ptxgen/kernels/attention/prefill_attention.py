@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
+from urdir.ptxgen.kernels.attention.kv_layout import GROUP, KvLayout
 from urdir.ptxgen.kernels.attention.prompt import PromptAttention
 from urdir.ptxgen.kernels.attention.scores import Scores
 from urdir.ptxgen.spec import LaunchShape, ceil_div
@@ -72,9 +72,11 @@ class PrefillAttention(PromptAttention):
 
     @property
     def lanes(self) -> int:
-        """Threads that share the staging of a row, such that no thread is idle."""
+        """Threads that share the staging of a row, such that no thread is idle. Those of q8_0 are
+        four at least, the pieces of a scale: a thread's pieces are whole scales apart."""
         even = math.gcd(self.head_dim // PIECE, self.out_dims // PIECE, 8)
-        return max(even, 32 * self.warps // self.key_tile)
+        least = GROUP // PIECE if self.layout.dtype == "q8_0" else 1
+        return max(even, 32 * self.warps // self.key_tile, least)
 
     def staged(self, dims: int) -> tuple[tuple[int, int], ...]:
         """The pieces of a tile with rows of ``dims`` that a thread stages: (key, first dim) of

@@ -5,7 +5,7 @@
     router_logits       logits alone, of many rows
     experts_up          the first matrices of the chosen experts and the activation, for few rows
     experts_down        their last matrices, weighted and added to the residual, for few rows
-    experts_gemm_small  both, for few rows of which those with the same expert read it together
+    experts_gemm_small  both, for few rows; rows with the same expert read its weights once
     group_experts       pairs of rows and experts, sorted by expert, for many rows
     experts_gemm        the matrices of experts times many rows, on f16 tensor cores
     combine_experts     the results of a row's experts, added up

@@ -1,5 +1,5 @@
-"""Whether rows of a decode step that chose the same expert read its weights together, and how many
-warps do."""
+"""Whether rows of a decode step that chose the same expert read its weights once, and the number of
+warps."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from urdir.ptxgen.kernels.experts.quartets import LEAST_WARPS, MAX_WARPS
 from urdir.ptxgen.target import Target
 from urdir.ptxgen.weights.formats import Format
 
-#: Bytes that a layer must spare before `ExpertsGemmSmall` pays: it lists the quartets before it
-#: loads weights, and its results are added up by a launch of their own. Measured on an H200, a
+#: Bytes that `ExpertsGemmSmall` must save per layer to be faster: it lists quartets before it loads
+#: weights, and another launch adds up its results. Measured on an H200, a
 #: layer's products in microseconds, by pairs and by quartets, for rows that choose at random:
 #:
 #:     rows                       2         3         4         6         8
@@ -23,8 +23,8 @@ SPARED_NBYTES = 20_000_000
 
 
 def pays_together(rows: int, experts: int, used: int, expert_nbytes: int) -> bool:
-    """Whether `ExpertsGemmSmall` is faster than `ExpertsUp` and `ExpertsDown`, for experts whose
-    matrices have so many bytes each."""
+    """Whether `ExpertsGemmSmall` is faster than `ExpertsUp` and `ExpertsDown`, for experts of
+    ``expert_nbytes`` each."""
     spared = rows * used - expected_experts(rows, experts, used)
     return spared * expert_nbytes >= SPARED_NBYTES
 

@@ -22,7 +22,7 @@ from urdir.ptxgen.weights.formats import FORMATS
 
 #: What may follow the products of the first matrices of experts, and those of the last ones.
 UP, DOWN = (Weighted, Bias, Gated, Activated), (Bias, Weighted)
-#: CTAs that fill a big GPU (132 SMs), two on most SMs: tiles get smaller where there are fewer.
+#: CTAs that fill a big GPU (132 SMs), two on most SMs: tiles are smaller if there are fewer CTAs.
 FULL = 256
 #: The tiles to choose from; the first ones use an unpacked weight and a loaded value most often.
 TILES = (
@@ -41,8 +41,8 @@ HEIGHTS = tuple(sorted({tile.batch for tile in TILES}))
 
 
 def tile_height(rows: int, experts: int, used: int) -> int:
-    """Pairs of a tile of `GroupExperts`: an expert's share of all pairs fits in one, and a little
-    more; the highest tile where it does not."""
+    """Pairs of a tile of `GroupExperts`: the lowest tile that holds an expert's share of all pairs
+    with a margin of a quarter, else the highest."""
     pairs = rows * used
     share = 5 * ceil_div(pairs, min(experts, pairs)) // 4
     return next((height for height in HEIGHTS if height >= share), HEIGHTS[-1])
@@ -168,7 +168,7 @@ class ExpertsGemm(ExpertsProduct):
         return {"y": y}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        # Before an activation sums come to where it is curved.
+        # Small weights keep sums where the activation is curved.
         scale = {} if self.f is None else {"scale": 0.5 / self.cols**0.5}
         choice = random_choice(rng, self.batch, self.experts, self.used)
         inputs: dict[str, Any] = grouped(choice, self.experts, self.height)

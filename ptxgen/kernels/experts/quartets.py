@@ -1,5 +1,5 @@
-"""How products of a few rows with experts are divided: in quartets, parts and warps, and in the
-shared memory of a CTA."""
+"""Products of a few rows with experts: division into quartets, splits and warps, and layout of a
+CTA's shared memory."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ class QuartetProduct(ExpertsProduct):
 
     @property
     def ctas(self) -> int:
-        """A CTA for each SM, or so many for each that none takes more bands than there are of a
-        quartet: it then has at most two quartets."""
+        """A CTA for each SM, or more, so that each takes at most as many bands as a quartet has:
+        its bands are then of at most two quartets."""
         return self.sms * ceil_div(self.quartets * self.splits, self.sms)
 
-    # ---- what the macros of `GemmSmall` ask for: see there ----
+    # ---- read by the macros of `GemmSmall`: see there ----
 
     lane_vectors, lane_units = 1, TILE_UNITS // 2
 
@@ -132,7 +132,7 @@ class QuartetProduct(ExpertsProduct):
 
     @cached_property
     def ring_slots(self) -> int:
-        """Slots of a warp's ring: as many tiles of each matrix of a pair."""
+        """Slots of a warp's ring, the same number for each matrix of a pair."""
         room = self.ring_nbytes // (self.cta_warps * self.slot_nbytes)
         return min(self.stages, room) // self.pair * self.pair
 

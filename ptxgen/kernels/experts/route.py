@@ -99,7 +99,7 @@ class RouteExperts(KernelSpec):
 
     @property
     def tolerance(self) -> Tolerance:
-        """Rounding of the logits' sums, of which the weights take a part."""
+        """Rounding of the logits' sums, part of which reaches the weights."""
         return Tolerance(rtol=5e-6, atol=2e-6)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:

@@ -17,7 +17,7 @@ THREADS = 256
 
 
 def selection_params(selection: Selection) -> list[Param]:
-    """What a kernel that selects reads beside logits, and writes."""
+    """Parameters of a kernel that selects experts, except logits."""
     params = []
     if selection.bias:
         params.append(Param("choice_bias", "f32", (selection.experts,), Access.IN))

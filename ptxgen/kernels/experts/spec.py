@@ -109,8 +109,8 @@ class ExpertsProduct(MainLoop):
         return [self.layout.unpack(inputs[m]).reshape(shape).astype(float) for m in self.matrices]
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        """Small weights, so that sums come to where activations are curved; some experts are chosen
-        by most rows, some by none."""
+        """Small weights, so that activations are curved at the sums; most rows choose some experts,
+        and no row some others."""
         inputs: dict[str, Any] = {}
         for p in self.params:
             if p.access is Access.OUT:

@@ -45,7 +45,7 @@ class ExpertsSpec(CutOptions, ExpertsShape):
     impossible.
     """
 
-    # The linear kernels' macros ask for these.
+    # Read by the macros of linear kernels.
     tiles_left = 1
     alone = True
     loads_late = False

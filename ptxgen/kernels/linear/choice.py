@@ -1,4 +1,4 @@
-"""Which kernel multiplies activations with weight matrices, and how much of an SM it may use."""
+"""Choose the kernel that multiplies activations with weight matrices, and its share of an SM."""
 
 from __future__ import annotations
 
@@ -35,14 +35,15 @@ PACKED_FROM = 4
 #: sequences of an 8B Q4_K_M model takes 1.450 ms so, else 1.506.
 PACKED_NORMS_FROM = 5
 #: Bytes of float matrices from which on `GemmSmall` multiplies them. Smaller ones, of routers and
-#: gates, are read in a launch's latency, and keep f32 activations.
+#: gates, are read in a launch's latency, and keep f32 activations. On an H200 a step of 2, 4 and 8
+#: sequences of an 8B BF16 model takes 3.97, 3.94 and 4.30 ms, by `GemvF32` 4.4, 6.9 and 11.8.
 FLOATS_NBYTES = 2 << 20
 
 
 def takes_gemm(rows: int, exact: bool) -> bool:
     """Whether `Gemm` multiplies this many rows; `choose_linear` serves the others.
 
-    `Gemm` rounds activations to f16, so it is never used where they stay ``exact``. Otherwise it is
+    `Gemm` rounds activations to f16, so it is never used if they stay ``exact``. Otherwise it is
     used from the number of rows on at which it is faster. Measured on an H200, Q4_K, 8 rows: `Gemm`
     takes 51 us (14336 x 4096), 62 us (4096 x 14336) and 21 us (4096 x 4096); with `GemmSmall` a
     whole layer of an 8B model takes 40 us.

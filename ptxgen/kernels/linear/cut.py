@@ -1,4 +1,4 @@
-"""How a launch whose weights come tile by tile is cut: columns, rows, rings and shared memory."""
+"""Cuts of launches whose weights come tile by tile: columns, rows, rings and shared memory."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Footprint:
     ``tile``: a slot of a ring; ``sums``: a warp's sums of a tile; ``activations`` of the CTA and
     ``warp_activations`` of each warp; ``warp_squares``: a warp's sums of squares; ``shared``: what
     all threads read, a multiple of 16, after these. ``partials``: the most for sums of all warps;
-    None: all that is left beside two slots a warp.
+    None: all that two slots a warp leave.
     """
 
     tile: int
@@ -82,7 +82,7 @@ class Footprint:
         return self.activations + self.warp_activations * warps
 
     def squares_of(self, warps: int) -> int:
-        """Bytes of its sums of squares and of ``shared``; what follows is aligned."""
+        """Bytes of its sums of squares and of ``shared``, a multiple of 16."""
         return 16 * ceil_div(self.warp_squares * warps, 16) + self.shared
 
     def least(self, warps: int) -> int:
@@ -297,7 +297,7 @@ def _cut_rows(
 
 
 def _lay_out(rings: int, activations: int, squares: int, partials: int) -> SharedMemory:
-    """The offsets, from the sizes in bytes of what lies side by side in this order."""
+    """The offsets of neighbouring regions in this order, from their sizes in bytes."""
     squares_at = rings + activations
     partials_at = squares_at + squares
     return SharedMemory(rings, squares_at, partials_at, partials_at + partials)

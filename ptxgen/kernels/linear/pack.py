@@ -1,4 +1,4 @@
-"""Activations packed for products on tensor cores, normed before where there is a norm."""
+"""Pack activations for products on tensor cores, normalised first if there is a norm."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ MAX_THREADS, NORMED_ROWS = 1024, 2
 
 @dataclass(frozen=True)
 class Pack(KernelSpec):
-    """x (rows, cols) f32 as f16, in the order of `packed`; with a ``norm`` its rows' norms, with
-    ``weight`` and ``bias`` (cols,) f32 as it has them (`can_norm`).
+    """x (rows, cols) f32 as f16, in the order of `packed`; with a ``norm`` the
+    normalised rows, with its ``weight`` and ``bias`` (cols,) f32 (`can_norm`).
 
     ``used``, without a norm: vectors of y are those of ``places`` pairs of rows and slots, as
     `GroupExperts` lists them; the row of a pair is pair / used. The vector of a place without a
@@ -91,7 +91,7 @@ class Pack(KernelSpec):
 
     @property
     def launched(self) -> int:
-        """Vectors that a launch makes."""
+        """Vectors that a launch writes."""
         return GROUP * ceil_div(self.places or self.rows, GROUP)
 
     @property

@@ -1,4 +1,4 @@
-"""What a product does beside its main loop, as values: steps before it and steps after it.
+"""Steps of a product, as values: what it does before its main loop and after it.
 
 A product has a tuple of each. A step owns its parameters, its numpy reference, what it needs of
 shared memory and registers, and its macros: `Step.stem` names their file, in
@@ -35,9 +35,9 @@ class Part(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What the reference of a step has beside its operand: the ``inputs`` of the launch, and the
-    ``outputs`` that steps have written. ``part``: the matrix that is multiplied, of a prologue the
-    first one.
+    """What the reference of a step receives besides its operand: the ``inputs`` of the launch, and
+    the ``outputs`` that steps have written. ``part``: the matrix that is multiplied; the first one
+    for a prologue.
 
     Of experts, row i of y is the product of the pair (row and slot) ``pairs[i]`` with the matrix of
     ``experts[i]``."""
@@ -74,7 +74,7 @@ class Step:
         return ()
 
     def stored(self, param: Param, product: Product) -> Param:
-        """A parameter of the product or of another step, as it is in memory with this step."""
+        """A parameter of the product or of another step, in the layout that this step requires."""
         return param
 
     def make_inputs(self, product: Product, rng: np.random.Generator) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class Step:
 
     @property
     def text(self) -> str:
-        """What it does, for a template's contract; empty where the formula says it."""
+        """What it does, for a template's contract; empty if the formula says it."""
         return ""
 
 
@@ -100,12 +100,12 @@ class Prologue(Step):
 
     @property
     def vectors(self) -> int:
-        """Vectors of its weights and operands, for which a thread has registers beside x."""
+        """Vectors of its weights and operands that a thread holds in registers besides x."""
         return 0
 
     @property
     def held_vectors(self) -> int:
-        """Those of them that a thread holds until all of x is made."""
+        """Vectors of these that a thread holds until x is complete."""
         return 0
 
     @property
@@ -205,7 +205,7 @@ class Product(KernelSpec):
         return self.find(kind) is not None
 
     def step(self, stem: str) -> Prologue | Epilogue | None:
-        """The step of a name, as templates ask for it."""
+        """The step of a name, for templates."""
         return next((step for step in self.fused if step.stem == stem), None)
 
     def epilogue_of(self, part: Part) -> tuple[Epilogue, ...]:

@@ -12,12 +12,12 @@ On an H200, Q4_K, a chain of launches with programmatic edges, us (rows x vector
 | 512 | 51.7 | 27.2 | 187.9 | 87.3 |
 | 2048 | 155 | 107 | 747 | 356 |
 
-A CTA takes about 0.25 us and 4.1 ns a vector for each 64 rows x 256 columns, if it has warpgroups
-enough: one alone takes three times as long. A cluster of two costs 2.2 us; of four, more than it
-gives.
+A CTA takes about 0.25 us and 4.1 ns a vector for each 64 rows x 256 columns if it has several
+warpgroups; one warpgroup takes three times as long. A cluster of two costs 2.2 us, a cluster of
+four more than it saves.
 
-Four warpgroups take nearly all registers of an SM: the CTAs of the next launch, which often norms
-and packs, begin after them. A step of 32 rows of an 8B Q4_K_M model takes 2.19 ms with four splits
+Four warpgroups take nearly all registers of an SM: the CTAs of the next launch, often a norm with
+packing, start after them. A step of 32 rows of an 8B Q4_K_M model takes 2.19 ms with four splits
 of attention output and down, which are in clusters, with two 2.10.
 
 Of a mixture of 128 experts (qwen3-30b-a3b: 8 of them, 2 x 768 x 2048 Q4_K, 2048 x 768 Q6_K), us
@@ -45,6 +45,9 @@ TARGETS = ("sm_90a",)
 FEW_SHAPES, MANY_SHAPES = ((1, 4), (1, 2), (4, 1), (2, 2), (2, 1)), ((2, 1), (1, 1))
 #: The most vectors of a CTA with activations of a whole tile in a stage, and of any.
 FEW, MOST = 64, 128
+#: Up to so many vectors splits as well, with activations of a whole tile in a stage: a warpgroup
+#: alone takes longer than the tiles of two.
+SPLIT_SHAPES, SPLIT_MOST = ((1, 2),), 96
 #: Stages of weights, and stages of activations and their slices, deepest first.
 RINGS = ((4, 3, 4), (3, 2, 4), (2, 2, 4), (3, 4, 1), (2, 4, 1), (2, 3, 1), (1, 3, 1))
 #: us: of a CTA for a tile of an operand, per vector, of a warpgroup alone, and of a cluster.
@@ -106,8 +109,10 @@ def _cuts(product: GemmWgmma, sms: int) -> Iterator[WgmmaCut]:
     whole = GROUP * ceil_div(product.batch, GROUP)
     half = GROUP * ceil_div(whole // GROUP, 2)
     few = whole <= FEW
+    shapes: tuple[tuple[int, int], ...] = FEW_SHAPES if few else MANY_SHAPES
+    shapes += SPLIT_SHAPES if FEW < whole <= SPLIT_MOST else ()
     for vectors in sorted({whole} if few else {v for v in (whole, half, FEW, MOST) if v <= MOST}):
-        for groups, splits in FEW_SHAPES if few else MANY_SHAPES:
+        for groups, splits in shapes:
             for cluster in (1, 2):
                 cut = _deepest(product, groups, splits, cluster, vectors)
                 if cut is not None and (cluster == 1 or _ctas(replace(product, cut=cut)) <= sms):
@@ -124,7 +129,7 @@ def _deepest(
 ) -> WgmmaCut | None:
     """With the deepest rings that fit; None where none does."""
     for weights, activations, slices in RINGS:
-        if (vectors > FEW) == (slices == TILE_SLICES):
+        if (vectors <= FEW or splits > 1) != (slices == TILE_SLICES):
             continue
         try:
             cut = WgmmaCut(groups, vectors, splits, cluster, weights, activations, slices, resident)

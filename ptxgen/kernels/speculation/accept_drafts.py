@@ -28,7 +28,8 @@ class AcceptDrafts(DraftedRows):
     """Draft after draft is accepted while it equals the token that the row before it chose.
 
     For the row r of a pending token (``place[r]`` 0) at p = ``position[r]`` of a sequence s that
-    goes on: rows r ... r + found[s] chose tokens ``sampled``. Those up to the first one whose draft
+    goes on: rows r ... r + d chose tokens ``sampled``, with d the larger of ``found[s]``, drafts of
+    the device, and ``given[s]``, drafts of the host. Those up to the first one whose draft
     is another one, or that ends the sequence, count: at least one and at most ``drafts`` + 1. They
     are the tokens after p, the last of which becomes the pending one: ``known[s]`` and
     ``position[r]`` move on by their number. At ``max_len`` nothing is appended. A sequence ends,
@@ -89,6 +90,7 @@ class AcceptDrafts(DraftedRows):
             Param("place", "u32", ("rows",), Access.IN),
             Param("position", "u32", ("rows",), Access.INOUT),
             Param("found", "u32", ("sequences",), Access.IN),
+            Param("given", "u32", ("sequences",), Access.IN),
             Param("tokens", "u32", ("sequences", "max_len"), Access.INOUT),
             Param("known", "u32", ("sequences",), Access.INOUT),
             Param("settings", "u32", ("sequences", "settings_words"), Access.IN),
@@ -118,7 +120,7 @@ class AcceptDrafts(DraftedRows):
             p, s = int(inputs["position"][row]), inputs["sequence"][row]
             if p >= self.max_len:
                 continue
-            drafts = int(inputs["found"][s])
+            drafts = int(max(inputs["found"][s], inputs["given"][s]))
             after = chosen[row : row + drafts + 1].tolist()
             count, is_over = 0, False
             while not is_over:
@@ -170,6 +172,7 @@ class AcceptDrafts(DraftedRows):
         found[rows["sequence"]] = wanted
         fewer = rng.random(self.sequences) < 0.3
         found[fewer] = rng.integers(0, found[fewer], endpoint=True)
+        of_host = rng.random(self.sequences) < 0.3
         tokens = rng.integers(0, 1000, (self.sequences, self.max_len)).astype(np.uint32)
         chosen = rng.integers(1000, 1000 + max(1, self.slices), self.rows).astype(np.uint32)
         chosen[rng.random(self.rows) < 0.05] = INVALID_TOKEN
@@ -189,7 +192,8 @@ class AcceptDrafts(DraftedRows):
         ]
         inputs: dict[str, Any] = {
             **rows,
-            "found": found,
+            "found": np.where(of_host, 0, found).astype(np.uint32),
+            "given": np.where(of_host, found, 0).astype(np.uint32),
             "tokens": tokens,
             "settings": np.stack(settings),
             "sampled": chosen,

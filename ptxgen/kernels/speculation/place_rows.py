@@ -20,8 +20,9 @@ class PlaceRows(DraftedRows):
     """The begin of a step: position[r] = known[s] - 1 + place[r], the place of the pending token of
     s = sequence[r], or of a draft after it.
 
-    A row of more than ``found[s]`` drafts, a row without work and the rows of a sequence that has
-    ended become idle, their positions IDLE. So the host need not know how far a sequence came.
+    A row of more drafts than ``found[s]`` of the device and ``given[s]`` of the host, a row without
+    work and the rows of a sequence that has ended become idle, their positions IDLE. So the host
+    need not know how far a sequence came.
 
     With ``beside`` rows of a step that has prompts, too, which come first in ``step_sequence`` and
     ``step_position``, these are placed at pending tokens alike; idle ones stay as they are.
@@ -57,6 +58,7 @@ class PlaceRows(DraftedRows):
             Param("position", "u32", ("rows",), Access.INOUT),
             Param("known", "u32", ("sequences",), Access.IN),
             Param("found", "u32", ("sequences",), Access.IN),
+            Param("given", "u32", ("sequences",), Access.IN),
             *(step if self.beside else ()),
             *(states if self.states else ()),
         )
@@ -68,10 +70,11 @@ class PlaceRows(DraftedRows):
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         position, known = inputs["position"].copy(), inputs["known"]
+        drafts = np.maximum(inputs["found"], inputs["given"])
         for row, place in enumerate(inputs["place"].tolist()):
             s = inputs["sequence"][row]
             first = IDLE if place == IDLE else inputs["position"][row - place]
-            is_idle = first >= self.max_len or place > inputs["found"][s]
+            is_idle = first >= self.max_len or place > drafts[s]
             position[row] = IDLE if is_idle else known[s] - 1 + place
         placed = {"position": position}
         going = inputs["sequence"][(inputs["place"] == 0) & (position != IDLE)]
@@ -114,6 +117,7 @@ class PlaceRows(DraftedRows):
         found[rows["sequence"]] = rng.integers(0, most, endpoint=True)
         found[rng.random(self.sequences) < 0.5] = MOST_DRAFTS
         rows["found"] = found
+        rows["given"] = np.where(rng.random(self.sequences) < 0.3, found[::-1], 0).astype(np.uint32)
         stale = rng.integers(0, self.max_len, self.rows)
         rows["position"] = np.where(rows["position"] == IDLE, IDLE, stale).astype(np.uint32)
         if self.states:  # rows beside prompts are of different sequences then

@@ -23,7 +23,7 @@ import pytest
 _PARTS = {".draft": "drafts have tests of their own", ".adapter": "adapters are not implemented"}
 _TARGET = ".target"
 #: Drafts that are models by themselves, and those that draft a block in one pass.
-_PLAIN, _BLOCK = "simple-", "dflash-"
+_PLAIN, _BLOCK = "simple-", ("dflash-", "dspark-")
 
 
 def golden_of(folder: Path, name: str) -> Path:
@@ -68,14 +68,14 @@ def _drafts(folder: Path) -> Iterator[tuple[str, str]]:
     for path in sorted(folder.glob("*.npz")):
         name = path.stem
         is_draft = name.startswith("mtp-") or any(folder.glob(f"{name}.draft.gguf*"))
-        if not is_draft or name.startswith((_PLAIN, _BLOCK)):
+        if not is_draft or name.startswith((_PLAIN, *_BLOCK)):
             continue
         why = "" if name.startswith(kinds) else "drafts of this kind are not implemented"
         yield name, why
 
 
 def _block_drafts(folder: Path) -> Iterator[tuple[str, str]]:
-    for path in sorted(folder.glob(f"{_BLOCK}*.npz")):
+    for path in sorted(path for kind in _BLOCK for path in folder.glob(f"{kind}*.npz")):
         yield path.stem, ""
 
 

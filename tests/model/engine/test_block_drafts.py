@@ -32,7 +32,6 @@ from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.verify.conformance import relative_rms
 
 FEW = 4
-MOST = 4
 
 
 @dataclass(frozen=True)
@@ -44,6 +43,18 @@ class Opened:
     arrays: dict[str, Any]
     traces: dict[str, Any]
     whole: bool
+
+    @property
+    def most(self) -> int:
+        """The most tokens of a block."""
+        most: int = self.traces["n_max"]
+        return most
+
+    @property
+    def slots(self) -> list[int]:
+        """The highest token of each slot that proposes, after the whole text."""
+        slots: list[int] = self.arrays["ids"].tolist()
+        return slots[-self.most :]
 
     @property
     def tokens(self) -> list[int]:
@@ -64,22 +75,26 @@ def block(
     path = reference_golden("block drafts", name)
     with np.load(path) as file:
         arrays = {field: file[field] for field in file.files}
+    traces = json.loads(path.with_suffix(".json").read_text())
     with ExitStack() as owners:
 
         def open_one(**settings: Any) -> BlockDraft:
             files = [owners.enter_context(closing(Gguf(reference_file(p)))) for p in parts_of(name)]
             device = owners.enter_context(Device.open(device_name, cache_folder=None))
             wanted = {"context": 64, "kv_dtype": "f32", "exact": True, **settings}
-            opened = open_pair(file_pair(*files), device, SessionSettings(**wanted), most=MOST)
+            opened = open_pair(
+                file_pair(*files), device, SessionSettings(**wanted), traces["n_max"]
+            )
             draft = owners.enter_context(opened)
             assert isinstance(draft, BlockDraft)
             return draft
 
-        traces = json.loads(path.with_suffix(".json").read_text())
         yield Opened(open_one(), open_one, arrays, traces, whole)
 
 
-of_each = pytest.mark.references("block drafts", ["dflash-d2t"], argument="block")
+of_each = pytest.mark.references(
+    "block drafts", ["dflash-d2t", "dspark-anchor", "dspark-bonus"], argument="block"
+)
 
 
 @of_each
@@ -87,7 +102,7 @@ def test_exact_logits_are_llama_cpp_s(block: Opened) -> None:
     count = len(block.tokens) if block.whole else FEW
     logits, drafted = logits_with_block(block.draft, block.tokens[:count])
     assert relative_rms(logits, block.arrays["logits"][:count]) <= EXACT_RELATIVE_RMS
-    assert drafted.shape == (MOST + 1, block.draft.parts.own.config.vocab_size)
+    assert drafted.shape == (block.draft.shape.slots, block.draft.parts.own.config.vocab_size)
     if block.whole:
         error = finite_relative_rms(by_token(block.draft, drafted), block.arrays["draft_logits"])
         assert error <= EXACT_RELATIVE_RMS
@@ -95,10 +110,10 @@ def test_exact_logits_are_llama_cpp_s(block: Opened) -> None:
 
 @of_each
 def test_a_block_after_a_text_is_llama_cpp_s(block: Opened) -> None:
-    draft, (first, *slots) = block.draft, block.arrays["ids"].tolist()
+    draft, first = block.draft, int(block.arrays["ids"][0])
     with EagerSteps(draft.session) as eager:
         assert int(np.argmax(process(draft, eager, block.tokens))) == first
-        assert draft.propose([(0, len(block.tokens), first)], MOST) == [slots[1:]]
+        assert draft.propose([(0, len(block.tokens), first)], block.most) == [block.slots]
         rows = by_token(draft, draft.block_logits)
     error = finite_relative_rms(rows, block.arrays["draft_logits"])
     assert error <= EXACT_RELATIVE_RMS
@@ -110,7 +125,7 @@ def test_rounds_of_speculation_are_llama_cpp_s(block: Opened) -> None:
     *prompt, last = traces["prompt"]
     with EagerSteps(draft.session) as eager:
         process(draft, eager, prompt)
-        for each in traces["rounds"] if block.whole else traces["rounds"][:MOST]:
+        for each in traces["rounds"] if block.whole else traces["rounds"][:FEW]:
             position = len(eager.tokens[0])
             assert (each["pos0"], each["last"]) == (position, last)
             assert draft.propose([(0, position, last)], len(each["draft"])) == [each["draft"]]
@@ -125,12 +140,12 @@ def test_a_replayed_graph_drafts_the_same_block(block: Opened) -> None:
     stream, device = draft.session.stream, draft.parts.own.device
     with EagerSteps(draft.session) as eager:
         process(draft, eager, block.tokens[:9])
-        drafts = draft.propose([place], MOST)
+        drafts = draft.propose([place], block.most)
         logits = draft.block_logits
         with execute.record(draft.plan(draft.write_block([place])), device) as graph:
             graph.launch(stream)
             np.testing.assert_array_equal(draft.block_logits, logits)
-            assert draft.read_block(1, MOST) == drafts
+            assert draft.read_block(1, block.most) == drafts
 
 
 @of_each
@@ -144,7 +159,7 @@ def test_sequences_draft_together_as_each_alone(block: Opened, exact: bool) -> N
     with EagerSteps(block.draft.session) as eager:
         for text in texts:
             firsts.append(int(np.argmax(process(block.draft, eager, text))))
-            alone += block.draft.propose([(0, len(text), firsts[-1])], MOST)
+            alone += block.draft.propose([(0, len(text), firsts[-1])], block.most)
             rows.append(block.draft.block_logits)
     draft = block.open_more(sequences=3, page_len=16, exact=exact)
     with EagerSteps(draft.session) as eager:
@@ -152,6 +167,6 @@ def test_sequences_draft_together_as_each_alone(block: Opened, exact: bool) -> N
             process_known(draft, eager, text, sequence)
         eager.logits(range(3))
         draft.take(3)
-        found = draft.propose([(s, len(t), firsts[s]) for s, t in enumerate(texts)], MOST)
+        found = draft.propose([(s, len(t), firsts[s]) for s, t in enumerate(texts)], block.most)
         assert not exact or found == alone
         assert relative_rms(draft.block_logits, rows[0]) <= (1e-5 if exact else 2e-3)

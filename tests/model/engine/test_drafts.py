@@ -189,6 +189,8 @@ def process_known(
 
 
 @of_each
+@pytest.mark.turns(2)
+@pytest.mark.slow
 def test_a_chain_is_llama_cpp_s(pair: Opened) -> None:
     """Tokens that are drafted one after the other, after the whole text: as many as are wanted, and
     fewer, whose last logits and hidden states can be looked at."""
@@ -269,7 +271,7 @@ def test_a_replayed_graph_drafts_the_same_tokens(pair: Opened) -> None:
 
 
 @of_each
-@pytest.mark.turns(2, which=1)
+@pytest.mark.turns(3, which=1)
 @pytest.mark.slow
 def test_sequences_draft_together_as_each_alone(
     pair: Opened, open_draft: Callable[..., ChainDraft]

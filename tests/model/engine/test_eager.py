@@ -34,6 +34,12 @@ PROMPT = [3, 141, 59, 26, 5]
 PROMPT_TOLERANCE = 4e-3
 
 
+def contiguous_and_pages(page_len: int) -> pytest.MarkDecorator:
+    """A test of pages, and with ``--full`` of a contiguous cache, which most tests have."""
+    contiguous = pytest.param(0, marks=pytest.mark.full)
+    return pytest.mark.parametrize("page_len", [page_len, contiguous])
+
+
 @pytest.fixture(scope="module")
 def device(device_name: str) -> Iterator[Device]:
     with Device.open(device_name) as opened:
@@ -67,11 +73,11 @@ def feed_singly(eager: EagerSteps, tokens: list[int], sequence: int = 0) -> None
 @pytest.mark.sanitizer
 def test_device_argmax_equals_host_argmax(eager: EagerSteps) -> None:
     eager.feed(PROMPT)
-    on_device = [eager.step()[0] for _ in range(8)]
+    on_device = [eager.step()[0] for _ in range(4)]
     eager.truncate(0)
     eager.feed(PROMPT)
     on_host = []
-    for _ in range(8):
+    for _ in range(4):
         on_host.append(int(np.argmax(eager.logits()[0])))
         eager.feed(on_host[-1:])
     assert on_device == on_host
@@ -180,7 +186,7 @@ def test_device_positions_follow_the_host(eager: EagerSteps) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page_len", [0, 16])
+@contiguous_and_pages(16)
 def test_batched_rows_equal_single_sequences(
     device: Device, weights: Weights, page_len: int
 ) -> None:
@@ -190,16 +196,16 @@ def test_batched_rows_equal_single_sequences(
     with stepping(device, weights, SessionSettings(24, sequences=3, page_len=page_len)) as eager:
         for sequence, prompt in enumerate(prompts):
             eager.feed(prompt, sequence)
-        together = [eager.step((0, 1, 2)) for _ in range(4)]
+        together = [eager.step((0, 1, 2)) for _ in range(2)]
         for sequence, prompt in enumerate(prompts):
             eager.truncate(0, sequence)
             eager.feed(prompt, sequence)
-            alone = [eager.step((sequence,))[0] for _ in range(4)]
+            alone = [eager.step((sequence,))[0] for _ in range(2)]
             assert alone == [tokens[sequence] for tokens in together]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page_len", [0, 16])
+@contiguous_and_pages(16)
 def test_a_fork_goes_its_own_way(device: Device, weights: Weights, page_len: int) -> None:
     with stepping(device, weights, SessionSettings(48, sequences=2, page_len=page_len)) as eager:
         feed_singly(eager, PROMPT * 4)
@@ -262,7 +268,7 @@ def test_a_batch_on_tensor_cores_equals_single_sequences_within_tolerance(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page_len", [0, 64])
+@contiguous_and_pages(64)
 def test_crossing_a_bucket_is_invisible(device: Device, weights: Weights, page_len: int) -> None:
     """From incremental attention to flash decoding at 256 keys, replayed and eager, and back."""
 
@@ -298,10 +304,10 @@ def test_crossing_a_bucket_is_invisible(device: Device, weights: Weights, page_l
 
 @pytest.mark.slow
 def test_running_ahead_changes_nothing(device: Device, weights: Weights) -> None:
-    with Session(device, weights, SessionSettings(context=24)) as session:
+    with Session(device, weights, SessionSettings(context=16)) as session:
         with EagerSteps(session) as eager:
             eager.feed(PROMPT)
-            singly = [eager.step()[0] for _ in range(24 - len(PROMPT) + 1)]
+            singly = [eager.step()[0] for _ in range(16 - len(PROMPT) + 1)]
         assert answer(session, PROMPT) == singly
         with EagerSteps(session) as eager:
             eager.feed(PROMPT)
@@ -313,11 +319,11 @@ def test_sampling_on_the_device_equals_numpy(eager: EagerSteps) -> None:
     settings = SamplingSettings(temperature=1.3, top_k=50, repeat_penalty=1.2, seed=11)
     set_sampling(eager, settings)
     eager.feed(PROMPT)
-    on_device = [eager.step(output=Output.SAMPLE)[0] for _ in range(12)]
+    on_device = [eager.step(output=Output.SAMPLE)[0] for _ in range(6)]
     eager.truncate(0)
     eager.feed(PROMPT)
     sequence = list(PROMPT)
-    for _ in range(12):
+    for _ in range(6):
         token = sample(eager.logits()[0], settings, len(sequence), sequence)
         sequence.append(token)
         eager.feed([token])

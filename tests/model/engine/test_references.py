@@ -59,17 +59,17 @@ def test_a_folder_of_all_kinds(tmp_path: Path, found_in: Any) -> None:
         "with-draft.draft": "with-draft.draft: drafts have tests of their own",
         "with-draft.target": "",
     }
-    for name in ("mtp-a", "dspark-b", "dflash-b", "eagle3-b", "simple-c"):
+    for name in ("mtp-a", "dspark-b", "dflash-b", "eagle3-b", "simple-c", "other-b"):
         np.savez(tmp_path / f"{name}.npz", tokens=tokens, draft_logits=logits)
         (tmp_path / f"{name}{'' if name == 'mtp-a' else '.draft'}.gguf.xz").touch()
     assert names(found_in(tmp_path, "drafts")) == {
-        "dspark-b": "dspark-b: drafts of this kind are not implemented",
         "eagle3-b": "",
         "mtp-a": "",
+        "other-b": "other-b: drafts of this kind are not implemented",
         "with-draft": "with-draft: drafts of this kind are not implemented",
     }
     assert names(found_in(tmp_path, "plain drafts")) == {"simple-c": ""}
-    assert names(found_in(tmp_path, "block drafts")) == {"dflash-b": ""}
+    assert names(found_in(tmp_path, "block drafts")) == {"dflash-b": "", "dspark-b": ""}
     assert names(found_in(tmp_path, "folders")) == {
         "bert": "bert: encoders are not implemented",
         "folder": "",

@@ -18,7 +18,7 @@ from urdir.model.graph.tensor import Tensor
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.norm import Norm
 
-HIDDEN, WIDTH, MOST = 96, 160, 12
+HIDDEN, WIDTH = 96, 160
 LAYER, RMS = Norm("layer", 1e-5, bias=True), Norm("rms", 1e-5)
 #: Rows, exact, allowed deviation; f16 rounds many rows, 16-bit integers few.
 MODES = [
@@ -35,7 +35,7 @@ every_mode = pytest.mark.parametrize(("rows", "exact", "allowed"), MODES)
 class LinearBench(Workbench):
     """Buffers, random matrices and vectors, and a graph of products for some rows."""
 
-    def __init__(self, device: Device, rows: int, exact: bool) -> None:
+    def __init__(self, device: Device, rows: int, exact: bool, width: int = WIDTH) -> None:
         super().__init__(device, rows, exact, seed=3)
 
     def tensor(self, name: str, cols: int) -> Tensor:
@@ -259,3 +259,37 @@ def test_a_norm_that_others_read_is_made(bench: LinearBench, allowed: float) -> 
     bench.compare(stream, values, 1e-5)
     bench.compare(y, values + values @ w.T, allowed)
     assert kernels[0] == "normalise"
+
+
+@pytest.mark.parametrize(
+    ("rows", "fmt", "kernels"),
+    [
+        (1, "BF16", ["gemv"] * 3),
+        (3, "F16", ["gemm_small"] * 3),
+        (8, "BF16", ["gemm_small"] * 3),
+        (9, "BF16", ["pack"] + ["gemm_wgmma"] * 2 + ["pack", "gemm_wgmma"]),
+    ],
+)
+def test_large_matrices_of_floats(
+    emulator: Device, rows: int, fmt: str, kernels: list[str]
+) -> None:
+    """x + down(silu(gate(norm(x))) up(norm(x))), and another product of its norm, which the last
+    but one begins."""
+    width = 1024
+    bench = LinearBench(emulator, rows, False, width)
+    x, xs = bench.input(width)
+    gate, up, down, last = (bench.linear(width, width, fmt=fmt) for _ in range(4))
+    (norm, weights), (second, more) = bench.norm(RMS, width), bench.norm(RMS, width)
+    vectors, silu = bench.normed(x, norm), Activation("silu")
+    pair = [bench.product("pair", vectors, of[0], n) for of, n in ((gate, "gate"), (up, "up"))]
+    inner = bench.add(Gate, "gate", bench.tensor("gate", width), *pair, silu)
+    product = bench.product("down", inner, down[0], "branch")
+    stream = bench.add(Add, "sum", bench.out(width, "stream"), x, product)
+    y = bench.product("last", bench.normed(stream, second), last[0], bench.out(width))
+    assert bench.run() == kernels
+    values = RMS(xs, **weights)
+    after = xs + silu.gated(values @ gate[1].T, values @ up[1].T) @ down[1].T
+    allowed = 2e-3 if rows > 8 else 5e-5
+    bench.compare(stream, after, allowed)
+    bench.compare(y, RMS(after, **more) @ last[1].T, allowed)
+    bench.close()

@@ -40,8 +40,13 @@ def first_layers(shape: Shape, count: int) -> Shape:
     return replace(shape, layers=count, keys=keys)
 
 
-#: Whose plans take longest, and have layers that others have, too.
-FULL = {"deepseek-v2-lite", "qwen3-next-80b-a3b", "qwen3.5-35b-a3b", "granite-4.0-h-small"}
+#: Whose plans take longest, and have layers that others have, too; and all but the smallest and the
+#: largest of an architecture.
+FULL = {
+    *("deepseek-v2-lite", "qwen3-next-80b-a3b", "qwen3.5-35b-a3b", "granite-4.0-h-small"),
+    *("llama-3.2-3b", "llama-3.1-8b", "mistral-small-24b", "qwen2.5-1.5b", "qwen2.5-7b"),
+    *("qwen3-0.6b", "gemma-3-4b"),
+}
 
 
 @pytest.mark.parametrize(

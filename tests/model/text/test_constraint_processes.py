@@ -23,7 +23,7 @@ from urdir.model.files.gguf import Gguf
 from urdir.model.text import constraint_starter, constraint_worker
 from urdir.model.text import matcher as matcher_module
 from urdir.model.text.constraint_process import LIMITS, ProcessGoneError
-from urdir.model.text.constraint_worker import COMPILE, FAILED, HEADER, STEP
+from urdir.model.text.constraint_worker import COMPILE, DRAFT, FAILED, FOLLOW, HEADER, STEP
 from urdir.model.text.constraints import Constraint
 from urdir.model.text.matcher import ConstraintCompiler, Matcher
 from urdir.model.text.tokenizer import Tokenizer
@@ -629,15 +629,17 @@ def test_failures_of_the_library_are_replies(
     requests = [
         HEADER.pack(COMPILE, 0, 1) + b"a",
         HEADER.pack(STEP, 7, 1),  # of a constraint that was never compiled
+        HEADER.pack(FOLLOW, 7, DRAFT.size) + DRAFT.pack(3),
         HEADER.pack(STEP, 8, 1)[:3],  # the parent is gone
     ]
     replies = io.BytesIO()
-    follower = constraint_worker._Follower(fail, {"limits": LIMITS, "lengths": [1] * 40})
+    settings = {"limits": LIMITS, "lengths": [1] * 40, "ends": [0]}
+    follower = constraint_worker._Follower(fail, settings, {})
     follower.run(io.BytesIO(b"".join(requests)), replies)
     replies.seek(HEADER.size)  # the first says that it is ready
     read = []
     while header := replies.read(HEADER.size):
         result, number, size = HEADER.unpack(header)
         read.append((result, number, replies.read(size).decode()))
-    assert [(result, number) for result, number, _ in read] == [(FAILED, 0), (FAILED, 7)]
+    assert [(result, number) for result, number, _ in read] == [(FAILED, n) for n in (0, 7, 7)]
     assert read[0][2] == str(failure)

@@ -238,7 +238,7 @@ def test_on_a_gpu_the_table_has_times(cli: Cli) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("posing_gpu")
+@pytest.mark.usefixtures("posing_gpu", "one_step")
 def test_a_gpu_is_compared_with_an_emulator_that_poses_as_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -284,7 +284,13 @@ def test_plans_agree(device_name: str) -> None:
     assert emulator.skipped == ("there is no GPU" if device_name == "emulator" else "")
 
 
+@pytest.fixture
+def one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "STEPS", 1)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_step")
 def test_plans_run_edited_ptx(tmp_path: Path) -> None:
     with Gguf(demo_model()) as gguf:
         used = model_kernels(gguf, Config.of(gguf), check.CONTEXT, "sm_90a", sm_count=4)
@@ -303,12 +309,6 @@ def test_plans_run_edited_ptx(tmp_path: Path) -> None:
         check._check_replay("replay", "emulator", partial(open_demo, files=files))
 
 
-@pytest.mark.slow
-def test_the_emulator_agrees_with_itself() -> None:
-    row = check._check_emulator("twice", "emulator", open_demo)
-    assert row == CheckRow("twice", error=0.0, tolerance=check.ROUNDING_TOLERANCE)
-
-
 class Shortened:
     """Leaves out the last launches of a step."""
 
@@ -317,6 +317,7 @@ class Shortened:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_step")
 def test_a_replay_that_differs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "_Eager", Shortened)
     with pytest.raises(check.CheckError, match="replayed"):

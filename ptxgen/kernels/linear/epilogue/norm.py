@@ -1,4 +1,4 @@
-"""The norm that follows a product, begun where the product is made."""
+"""Begin the norm that follows a product."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class BeginNorm(Epilogue):
     """The RMSNorm that follows is begun: ``scaled`` is y times its weights ``next_norm``, and
     ``y_summary`` has of every 16 values the largest of these, and the sum of the squares of y.
 
-    Every CTA of the next product rounds all of x: with a summary that is half the work. Where it is
-    packed the squares are enough. The next product then has a `BegunNorm`.
+    Every CTA of the next product rounds all of x; the summary halves that work. For a packed x the
+    squares suffice. The next product then has a `BegunNorm`.
     """
 
     stem = "begin_norm"

@@ -1,4 +1,4 @@
-"""Products that are one rank's addend, and are sent to the others."""
+"""Products that are one rank's addend and are sent to the other ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from urdir.ptxgen.spec import Array, Param
 
 @dataclass(frozen=True, slots=True)
 class Send(Epilogue):
-    """y is written into the inboxes of the other ranks, too."""
+    """y is also written into the inboxes of the other ranks."""
 
     gives: Gives
 

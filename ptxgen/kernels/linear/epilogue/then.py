@@ -1,7 +1,7 @@
-"""The step of a recurrent kernel that takes a product in the same launch.
+"""A recurrent kernel that consumes a product in the same launch.
 
-A thread that has the sum of a row goes on with that row's state, so that one launch does what two
-would.
+The thread with the sum of a row updates the state of that row's channel: one launch in place of
+two.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from urdir.ptxgen.spec import Access, Array, Param
 
 Then = CausalConv | SelectiveScan
 
-#: The parameter whose place the product takes.
+#: The parameter that the product replaces.
 TAKES = {CausalConv: "x", SelectiveScan: "step"}
-#: Values of a channel's state that a thread has registers for, beside as many rates.
+#: The most values of a channel's state in a thread's registers, which also hold as many rates.
 MOST_VALUES = 16
 PREFIX = "then_"
 
 
 @dataclass(frozen=True, slots=True)
 class Continued(Epilogue):
-    """A recurrent ``kernel`` of one token takes the first product; y is what it makes, and its
-    other parameters have `PREFIX` before their names."""
+    """A recurrent ``kernel`` of one token consumes the first product. y is its output; its other
+    parameters are named with `PREFIX`."""
 
     kernel: Then
 
@@ -95,5 +95,5 @@ class Continued(Epilogue):
 
 
 def has_registers(then: Then) -> bool:
-    """Whether a thread can have all of a channel's state."""
+    """Whether a thread's registers hold all of a channel's state."""
     return isinstance(then, CausalConv) or then.size <= MOST_VALUES

@@ -28,7 +28,7 @@ class Gemm(LinearSpec):
 
     Weights (unpacked in f32) and activations are rounded to f16, products and sums are f32. Values
     above 65504 become infinite. Those below 6e-5 become multiples of 6e-8, an error of at most
-    3e-8, which is nothing beside weights and activations of usual size. Therefore BF16 weights are
+    3e-8, negligible for weights and activations of usual size. Therefore BF16 weights are
     rounded to f16, too: bf16 products would round the activations to 8 bits.
     y[b] has the same bits whatever the rest of the batch is.
     """

@@ -20,7 +20,7 @@ from urdir.ptxgen.weights.packed import GROUP, GROUP_NBYTES, TILE_SLICES
 
 #: Bytes that a thread copies at once.
 COPIED = 16
-#: Registers of a thread beside sums and operands.
+#: Registers of a thread except those of sums and operands.
 OTHER_REGISTERS = 84
 
 
@@ -29,10 +29,10 @@ class MmaCut:
     """How a CTA computes its part of y: 64 * ``row_groups`` rows of weights, ``vectors``
     activation vectors.
 
-    A warp has 16 rows of ``operands`` row groups, and all vectors. The warps of a split take every
-    ``splits``-th tile of the columns; they wait for no others. Weights lie in ``weight_stages``
-    stages of a tile for each split, activations in ``x_stages`` of ``x_slices`` slices.
-    ``resident``: CTAs of an SM.
+    A warp multiplies 16 rows of each of ``operands`` row groups with all vectors. The warps of a
+    split take every ``splits``-th tile of the columns and do not wait for other splits. Each split
+    has ``weight_stages`` stages of one tile of weights, and ``x_stages`` stages of ``x_slices``
+    slices of activations. ``resident``: CTAs of an SM.
     """
 
     row_groups: int
@@ -58,7 +58,7 @@ class MmaCut:
             or min(self.weight_stages, self.x_stages) < 2
             or self.x_stages - 1 > (self.weight_stages - 1) * self.steps
         ):
-            raise PtxgenError(f"{self} is no cut of a product")
+            raise PtxgenError(f"impossible cut of a product: {self}")
 
     @property
     def steps(self) -> int:
@@ -167,13 +167,13 @@ class GemmMma(PackedProduct):
 
     @property
     def ends_twice(self) -> bool:
-        """Whether y ends within eight packed vectors, or within a pair of rows."""
+        """Whether the last eight packed vectors, or the last pair of rows, are incomplete."""
         if self.packs:
             return self.batch % GROUP > 0
         return any(part.rows % 2 for part in self.parts)
 
     def band_run(self, part: PackedPart) -> Run:
-        """A band's tile, by one warp."""
+        """A band's tile, which one warp copies."""
         return Run(0, 0, part.layout.tile_nbytes // COPIED)
 
     @property

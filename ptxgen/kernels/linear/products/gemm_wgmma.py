@@ -23,7 +23,7 @@ from urdir.ptxgen.weights.packed import GROUP, GROUP_NBYTES, TILE_SLICES
 
 #: Threads of a warpgroup, whose operand A has 64 rows.
 WARPGROUP = 128
-#: Registers of a thread beside sums.
+#: Registers of a thread except those of sums.
 OTHER_REGISTERS = 64
 
 
@@ -33,9 +33,9 @@ class WgmmaCut:
     activation vectors.
 
     ``row_groups`` * ``splits`` warpgroups multiply. Those of a split take every ``splits``-th tile
-    of the columns. ``cluster`` CTAs share the columns, each with a run of tiles. Weights come
-    ``weight_stages`` tiles ahead for each split, activations ``x_stages`` stages of ``x_slices``
-    slices. ``resident``: CTAs of an SM.
+    of the columns. The ``cluster`` CTAs of a cluster share the columns, each has a run of tiles.
+    Each split has ``weight_stages`` stages of one tile of weights, and ``x_stages`` stages of
+    ``x_slices`` slices of activations. ``resident``: CTAs of an SM.
     """
 
     row_groups: int
@@ -60,7 +60,7 @@ class WgmmaCut:
             or not 1 <= self.cluster <= 8
             or min(self.weight_stages, self.x_stages) < 1
         ):
-            raise PtxgenError(f"{self} is no cut of a product")
+            raise PtxgenError(f"impossible cut of a product: {self}")
 
     @property
     def warpgroups(self) -> int:
@@ -142,7 +142,7 @@ class GemmWgmma(PackedProduct):
 
     @property
     def pairs_at(self) -> int:
-        """Where pair and weight of each vector lie, 8 bytes, of a mixture that goes down."""
+        """Where pair and weight of each vector lie, 8 bytes, for the last products of a mixture."""
         return self.barriers_at + 16 * self.slots
 
     @property
@@ -176,79 +176,23 @@ def _examples(cls: type[GemmWgmma]) -> Iterator[tuple[str, GemmWgmma]]:
     yield from small_examples(cls, small)
     yield "large tile", cls(q4_k, 200, 512, 201, WgmmaCut(2, 192))
     yield "splits", cls(q4_k, 130, 1280, 17, WgmmaCut(1, 24, splits=4, x_slices=4, x_stages=1))
-    yield (
-        "cluster",
-        cls.of(q6_k, 65, 1280, 20, WgmmaCut(1, 24, 2, 2, x_slices=4, x_stages=2), Residual()),
-    )
-    yield from end_examples(cls, small, replace(small, vectors=16), WgmmaCut(2, 16))
-    oai = Activation("swiglu_oai", limit=1.5)
-    yield (
-        "experts up",
-        cls.of(
-            q4_k,
-            48,
-            512,
-            11,
-            WgmmaCut(2, 16, weight_stages=2, x_stages=2),
-            Gated(),
-            PackedVectors(),
-            mixture=Mixture(7, 2, 16),
-        ),
-    )
-    yield (
-        "experts up, biases",
-        cls.of(
-            q8,
-            80,
-            288,
-            21,
-            WgmmaCut(2, 32, 2, 1, 1, 1, x_slices=4),
-            Bias(),
-            Gated(oai),
-            PackedVectors(),
-            mixture=Mixture(3, 1, 32),
-        ),
-    )
-    yield (
-        "experts without gate",
-        cls.of(
-            f16,
-            32,
-            70,
-            5,
-            replace(small, vectors=16),
-            Activated(Activation("relu2")),
-            PackedVectors(),
-            mixture=Mixture(9, 2, 16),
-        ),
-    )
-    yield (
-        "experts down",
-        cls.of(
-            q6_k,
-            80,
-            256,
-            23,
-            replace(small, vectors=16),
-            Bias(),
-            Weighted(),
-            mixture=Mixture(5, 2, 16),
-        ),
-    )
-    yield (
-        "experts down, splits and cluster",
-        cls(
-            q8,
-            144,
-            1056,
-            40,
-            WgmmaCut(2, 64, 2, 2, 1, 1, x_slices=4),
-            mixture=Mixture(3, 2, 64),
-        ),
-    )
-    yield (
-        "experts with one row each",
-        cls.of(
-            q4_k, 32, 256, 1, replace(small, vectors=16), Weighted(), mixture=Mixture(12, 4, 16)
-        ),
-    )
+    yield "splits of many", cls(q6_k, 70, 1280, 75, WgmmaCut(1, 80, 2, 1, 2, 2, x_slices=4))
+    cut = WgmmaCut(1, 24, 2, 2, x_slices=4, x_stages=2)
+    yield "cluster", cls.of(q6_k, 65, 1280, 20, cut, Residual())
+    wide, packed = replace(small, vectors=16), PackedVectors()
+    yield from end_examples(cls, small, wide, WgmmaCut(2, 16))
+    up, limited = Mixture(7, 2, 16), Gated(Activation("swiglu_oai", limit=1.5))
+    cut = WgmmaCut(2, 16, weight_stages=2, x_stages=2)
+    yield "experts up", cls.of(q4_k, 48, 512, 11, cut, Gated(), packed, mixture=up)
+    cut, mixture = WgmmaCut(2, 32, 2, 1, 1, 1, x_slices=4), Mixture(3, 1, 32)
+    biased = cls.of(q8, 80, 288, 21, cut, Bias(), limited, packed, mixture=mixture)
+    yield "experts up, biases", biased
+    relu2, mixture = Activated(Activation("relu2")), Mixture(9, 2, 16)
+    yield "experts without gate", cls.of(f16, 32, 70, 5, wide, relu2, packed, mixture=mixture)
+    down = cls.of(q6_k, 80, 256, 23, wide, Bias(), Weighted(), mixture=Mixture(5, 2, 16))
+    yield "experts down", down
+    cut = WgmmaCut(2, 64, 2, 2, 1, 1, x_slices=4)
+    split = cls(q8, 144, 1056, 40, cut, mixture=Mixture(3, 2, 64))
+    yield "experts down, splits and cluster", split
+    each = cls.of(q4_k, 32, 256, 1, wide, Weighted(), mixture=Mixture(12, 4, 16))
+    yield "experts with one row each", each

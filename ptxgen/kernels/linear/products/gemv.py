@@ -79,7 +79,7 @@ class Gemv(TiledSpec):
 
     @property
     def add_place(self) -> int:
-        """Sums of each warp before those of ``add``: of squares, and others beside them."""
+        """Sums of each warp before those of ``add``: of squares, and of a layer norm's values."""
         return 2 if self.norm_first else 1
 
     @property

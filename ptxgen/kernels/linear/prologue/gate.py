@@ -1,4 +1,4 @@
-"""What the vector of a product may go through first: a gate, and a norm of each head before it."""
+"""A gate of the vector of a product, and a norm of each head before it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Gate(Prologue):
 
     @staticmethod
     def serves(head: int) -> bool:
-        """Whether lanes of a warp have heads of so many values."""
+        """Whether neighbouring lanes of a warp can hold heads of ``head`` values."""
         return not head or (LANE_VALUES <= head <= BLOCK_VALUES and not head & (head - 1))
 
     @property

@@ -1,4 +1,4 @@
-"""The norm of x before a product: all of it, or the rest of one that the last launch began."""
+"""The norm of x before a product: all of it, or the rest of a norm that the last launch began."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from urdir.ptxgen.spec import Access, Array, Param
 
 @dataclass(frozen=True, slots=True)
 class Normed(Prologue):
-    """x is normalised, with weights ``norm`` and ``norm_bias`` (cols,) f32 as the norm has them."""
+    """x is normalised; weights ``norm`` and ``norm_bias`` (cols,) f32, if the norm has them."""
 
     norm: Norm
 
@@ -54,10 +54,10 @@ class Normed(Prologue):
 
 @dataclass(frozen=True, slots=True)
 class BegunNorm(Prologue):
-    """x is v times the weights of an RMSNorm, as a launch with `BeginNorm` left it, and
-    ``x_summary`` (2, batch, cols / 16) f32 has the squares of v: what is left is a factor.
+    """x is v times the weights of an RMSNorm, the output of a launch with `BeginNorm`. Its
+    ``x_summary`` (2, batch, cols / 16) f32 has the squares of v, from which a factor follows.
 
-    Of a packed x the summary has the squares alone, (1, batch, cols / 16).
+    The summary of a packed x has the squares only, (1, batch, cols / 16).
     """
 
     eps: float
@@ -94,13 +94,13 @@ def is_first(norm: Norm) -> bool:
 
 
 def norm_params(norm: Norm, name: str) -> tuple[Param, ...]:
-    """The weights of a norm, called ``name``, and its bias, as it has them."""
+    """The parameters of a norm, if it has them: weights called ``name``, and a bias."""
     given = ((name, norm.weight), (f"{name}_bias", norm.bias))
     return tuple(Param(of, "f32", ("cols",), Access.IN) for of, has in given if has)
 
 
 def norm_text(norm: Norm | None, weights: str = "norm") -> str:
-    """A norm as a template's contract has it; ``weights`` is the name of its parameter."""
+    """A norm as a formula for a template's contract; ``weights`` names its parameter."""
     if norm is None:
         return "x"
     centred = "x" if norm.kind == "rms" else "(x - mean(x))"
@@ -111,7 +111,7 @@ def norm_text(norm: Norm | None, weights: str = "norm") -> str:
 
 
 def begun(norm: Norm) -> BegunNorm:
-    """What is left of a norm that was begun; raises PtxgenError for one that cannot be."""
+    """The rest of a norm that was begun; raises PtxgenError for a norm that cannot be begun."""
     if is_first(norm) or not norm.weight:
         raise PtxgenError(f"begun_norm: {norm} must be a launch of its own")
     return BegunNorm(norm.eps)

@@ -15,8 +15,8 @@ from urdir.ptxgen.kernels.linear.steps import Product, Prologue, Reference
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.spec import Access, Array, Param
 
-#: Registers of a thread beside the arrays of the stream and of norms, with a margin; and those that
-#: words of other ranks take beside.
+#: Registers of a thread except the arrays of the stream and of norms, with a margin; and further
+#: registers for words of other ranks.
 OTHER_REGISTERS, WORD_REGISTERS = 56, 16
 
 
@@ -46,7 +46,7 @@ class DeferredAdd(Prologue):
 
     @property
     def weights(self) -> tuple[Param, ...]:
-        """Parameters of what is done with x before it is added."""
+        """Parameters of what happens to x before it is added."""
         return ()
 
     def check(self, product: Product) -> None:

@@ -14,6 +14,7 @@ from urdir.model.engine.batch import Batch, ShapeBuckets, StepShape
 from urdir.model.engine.decode_graphs import DecodeGraphs
 from urdir.model.engine.requests.answer_loop import AnswerLoop
 from urdir.model.engine.requests.limits import Limits
+from urdir.model.memory.buckets import choosing_rows
 
 TOKEN = 7
 VOCABULARY = 16
@@ -58,7 +59,7 @@ class PaperStorage:
 class PaperSteps:
     """Graphs of the shapes that ``is_recorded`` says; nothing is left to prepare."""
 
-    graph_bytes, is_waiting = 0, False
+    graph_bytes, is_waiting, observer = 0, False, None
 
     def __init__(self, shapes: ShapeBuckets, is_recorded: Callable[[StepShape], bool]) -> None:
         self._shapes = shapes
@@ -96,6 +97,7 @@ class PaperSession:
             cache=SimpleNamespace(pools=()),
             state=SimpleNamespace(
                 drafts=None,
+                rows=choosing_rows(sequences),
                 write_tokens=self.write_tokens,
                 write_sampling=lambda sequence, words: None,
                 chosen=lambda sequence, position: TOKEN,

@@ -81,7 +81,7 @@ def questions(device_name: str, request: pytest.FixtureRequest) -> list[tuple[li
     ):
         return [
             (template.encode([Message(m["role"], m["content"]) for m in q["messages"]]), answer)
-            for q in (read[:5] if few else read)
+            for q in (read[:4] if few else read)
             if (answer := str(q["expected"])) and q["id"] != "who_has-3"
         ]
 
@@ -292,7 +292,7 @@ def test_hostile_constraints_end_their_requests_alone(engine: Engine) -> None:
     patterns = " & ".join(f"/.*[^{c}].{{5}}/" for c in "abcdefghijklmnopqrstuvwx")
     late = Constraint.lark(f'start: A\nA: /x{{10}}/ ("ok" | B)\nB: {patterns}')
     with Service(engine, engine.tokenizer) as service:
-        plain = ask(service, Request(prompt=(5, 6, 7), limit=20, ignore_end=True))
+        plain = ask(service, Request(prompt=(5, 6, 7), limit=8, ignore_end=True))
         with pytest.raises(ConstraintError, match="to be compiled"):
             ask(service, Request(prompt=(5,), constraint=endless))
         failed = ask(service, Request(prompt=(5,), settings=GREEDY, constraint=late))
@@ -337,12 +337,12 @@ def test_constrained_answers_after_a_step_that_fails(
 def test_many_prompts_in_one_line(engine: Engine) -> None:
     """In their order; before and after, the engine answers one."""
     prompts = ["By the old mill", "What is", "By the old mill"]
-    alone = [engine.generate(prompt, settings=GREEDY, limit=6) for prompt in prompts[:2]]
-    together = list(engine.generate_all(prompts, settings=GREEDY, limit=6))
+    alone = [engine.generate(prompt, settings=GREEDY, limit=3) for prompt in prompts[:2]]
+    together = list(engine.generate_all(prompts, settings=GREEDY, limit=3))
     assert [str(made) for made in together] == [*alone, alone[0]]
-    assert [len(made.choices) for made in together] == [6, 6, 6]
+    assert [len(made.choices) for made in together] == [3, 3, 3]
     assert {made.ending.finish for made in together} == {Finish.LENGTH}
-    assert engine.generate(prompts[0], settings=GREEDY, limit=6) == alone[0]
+    assert engine.generate(prompts[0], settings=GREEDY, limit=3) == alone[0]
 
 
 class Nothing(Owner):

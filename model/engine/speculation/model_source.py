@@ -1,0 +1,311 @@
+"""Drafts of a draft model, in the steps of its model.
+
+Heads that read hidden states (MTP, EAGLE-3): the row of the token at p has the hidden state of
+p - 1. In every step they keep keys and values of its rows, from the model's own hidden states, and
+the states of the last rows; so a draft begins with one row a sequence. What they kept of drafted
+tokens, from hidden states of their own, is overwritten in the step that verifies these.
+
+A model by itself keeps the rows of steps without drafts. In a draft it processes the drafted
+tokens, except the last one; so a draft begins with two rows a sequence.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from urdir.model.engine.speculation.draft import (
+    GIVEN,
+    PASSED_ON,
+    DraftLaunches,
+    DraftParts,
+    HeadLaunches,
+    TokenRows,
+)
+from urdir.model.engine.speculation.draft_dflash import Block
+from urdir.model.engine.speculation.draft_streams import NO_STREAM
+from urdir.model.layers.builder import StepOps
+from urdir.model.layers.ends import embedding, head
+from urdir.model.layers.model import layers
+from urdir.model.lower.parts import LayerParts, StepParts
+from urdir.model.lower.rows import Rows
+from urdir.model.lower.step import lower
+from urdir.model.memory.buckets import row_bucket
+from urdir.model.memory.draft_model import BLOCK_ROWS, DraftModel, held_slots
+from urdir.model.memory.kv_cache import KvCache
+from urdir.model.memory.queued_writes import QueuedWrites
+from urdir.model.owner import Owner
+from urdir.ptxgen.kernels.argmax import Argmax
+from urdir.ptxgen.kernels.speculation.add_draft import AddDraft
+from urdir.ptxgen.kernels.speculation.block_rows import BlockRows
+from urdir.ptxgen.kernels.speculation.draft_rows import DraftRows
+from urdir.ptxgen.kernels.speculation.hidden_before import HiddenBefore, HoldHidden
+
+if TYPE_CHECKING:
+    from urdir.driver.memory import Slice
+    from urdir.driver.plan import Plan
+    from urdir.driver.stream import Stream
+    from urdir.model.engine.batch import StepShape
+    from urdir.model.engine.speculation.draft_dflash import DFlashDraft
+    from urdir.model.memory.weights import Weights
+
+#: Buffers of the workspace: hidden states of the positions before, f32, and the places of rows in
+#: the draft's cache, u32.
+BEFORE, PLACES = "hidden before", "draft places"
+
+
+@dataclass(frozen=True, slots=True)
+class Drafter:
+    """A draft ``model`` with its ``weights``, for the steps of a session. ``launches`` makes what
+    reads the model's streams; None: it is a model by itself. ``token_map`` (n,) u32 are the model's
+    tokens of its own."""
+
+    model: DraftModel
+    weights: Weights
+    launches: Callable[[DraftParts], DraftLaunches] | None = None
+    token_map: npt.NDArray[np.uint32] | None = None
+
+    def open(self, parts: StepParts, cache: KvCache, stream: Stream) -> ModelSource:
+        """What drafts in the steps of ``parts``, whose ``cache`` has the draft's layers last."""
+        kind: type[ModelSource] = HeadSource if self.model.slots == 1 else BlockSource
+        if self.launches is None:
+            kind = PlainSource
+        return kind(self, parts, cache, stream)
+
+
+class ModelSource(Owner):
+    """What `DraftSource` says, by the draft model of ``drafter``; ``own`` are its parts. Its state
+    on the device is named as the kernels' parameters are."""
+
+    def __init__(self, drafter: Drafter, parts: StepParts, cache: KvCache, stream: Stream) -> None:
+        settings = parts.state.drafts
+        assert settings is not None
+        device, model = parts.device, drafter.model
+        self.model, self.most = model, settings.most
+        self.own: LayerParts = replace(
+            parts,
+            config=model.config,
+            weights=drafter.weights,
+            cache=cache.after(parts.config.n_layers),
+        )
+        sizes = model.state_sizes(parts.state.sequences, parts.state.rows, self.most)
+        with ExitStack() as owners:
+            self._state = owners.enter_context(device.arena(sizes, "draft state"))
+            self._writes = owners.enter_context(QueuedWrites(device, stream))
+            for part in self._state.values():
+                part.fill(0)
+            if drafter.token_map is not None:
+                self._state["map"].upload(drafter.token_map)
+            self._owners = owners.pop_all()
+
+    def begin(self, sequence: int, length: int) -> None:
+        """See `DraftSource`."""
+        if "begun" in self._state:
+            self._writes.write(self._state["begun"], np.array([length], np.uint32), 4 * sequence)
+
+    @abstractmethod
+    def append(self, plan: Plan, parts: StepParts, shape: StepShape) -> None:
+        """See `DraftSource`."""
+
+    @abstractmethod
+    def append_kept(self, plan: Plan, parts: StepParts, shape: StepShape, rows: Rows) -> None:
+        """See `DraftSource`."""
+
+    def answers(self, parts: StepParts, shape: StepShape) -> int:
+        """The most sequences that have drafts in a step."""
+        return min(row_bucket(max(1, shape.rows - 1)), row_bucket(parts.state.sequences))
+
+    def drafts(self, shape: StepShape) -> int:
+        """The most drafts of a sequence in a step."""
+        return min(shape.drafts, shape.rows - 1)
+
+    def rows(self, count: int, keys: int, drafts: bool = False) -> Rows:
+        """The first ``count`` rows of the draft."""
+        places = self._state["draft_sequence"], self._state["draft_position"]
+        return Rows(count, keys, 0, *places, drafts=drafts)
+
+    def _append_rows(
+        self, plan: Plan, parts: StepParts, shape: StepShape, lag: int, before: bool = False
+    ) -> int:
+        """Append what places the rows of the draft; returns their number."""
+        answers = self.answers(parts, shape)
+        sizes = (parts.state.max_len, shape.rows, parts.state.sequences)
+        kernel = DraftRows(*sizes, answers=answers, lag=lag, before=before)
+        given = {p.name: self._place(parts, p.name) for p in kernel.params}
+        plan.launch(kernel, "draft.rows", **given)
+        return answers
+
+    def _append_choice(self, plan: Plan, parts: StepParts, rows: int) -> None:
+        """Append what makes the token of the highest logit of each row the next one."""
+        work = self.own.work
+        argmax = Argmax(n=self.own.config.vocab_size, rows=rows)
+        plan.launch(argmax, "draft.argmax", logits=work["logits"], ranks=work["ranks"])
+        self._append_token(plan, parts, rows, argmax.slices)
+
+    def _append_token(
+        self, plan: Plan, parts: StepParts, rows: int, slices: int, start: int = 0
+    ) -> None:
+        """Append what adds the tokens of the highest ranks, from row ``start`` of them on."""
+        kernel = AddDraft(
+            *(slices, parts.state.max_len, parts.config.vocab_size, rows, parts.state.sequences),
+            mapped=self.model.mapped,
+            start=start,
+        )
+        position = self._state["draft_position"]
+        own = {
+            "ranks": self.own.work["ranks"],
+            "sequence": self._state["draft_sequence"],
+            "position": position,
+        }
+        given = {p.name: own.get(p.name) or self._place(parts, p.name) for p in kernel.params}
+        plan.launch(kernel, "draft.token", **given)
+
+    def _place(self, parts: StepParts, name: str) -> Slice:
+        return self._state[name] if name in self._state else parts.state[name]
+
+    def _launches(self, drafter: Drafter, parts: StepParts) -> DraftLaunches:
+        """What reads the model's streams."""
+        assert drafter.launches is not None
+        if NO_STREAM in self.own.work:
+            self.own.work[NO_STREAM].fill(0)
+        return drafter.launches(DraftParts(target=parts, own=self.own))
+
+    def close(self) -> None:
+        """Free the draft's state. Idempotent."""
+        self._owners.close()
+
+
+class HeadSource(ModelSource):
+    """Heads that read the model's hidden states, and draft one token after the other."""
+
+    def __init__(self, drafter: Drafter, parts: StepParts, cache: KvCache, stream: Stream) -> None:
+        super().__init__(drafter, parts, cache, stream)
+        self._heads = cast("HeadLaunches", self._launches(drafter, parts))
+
+    def append(self, plan: Plan, parts: StepParts, shape: StepShape) -> None:
+        """See `DraftSource`."""
+        heads, work, state = self._heads, self.own.work, self._state
+        answers = self._append_rows(plan, parts, shape, heads.lag)
+        self._append_before(plan, parts, answers)
+        rows = self.rows(answers, shape.keys)
+        at = state["draft_sequence"], state["token_position"]
+        tokens = TokenRows(parts.state["tokens"], parts.state.sequences, parts.state.max_len, *at)
+        for step in range(self.drafts(shape)):
+            hidden, number = work[PASSED_ON if step else GIVEN], step if heads.heads > 1 else 0
+            for later in range(number + 1, heads.heads):
+                heads.append_keys(plan, rows, later, tokens, hidden)
+            heads.append_head(plan, rows, number, tokens, hidden)
+            self._append_choice(plan, parts, answers)
+
+    def append_kept(self, plan: Plan, parts: StepParts, shape: StepShape, rows: Rows) -> None:
+        """See `DraftSource`: keys and values of all rows, and the hidden states of the last."""
+        heads, work, state = self._heads, self.own.work, parts.state
+        heads.append_given(plan, rows)
+        sizes = (self.model.held, state.max_len, held_slots(self.most), rows.count, state.sequences)
+        given, held = work[GIVEN], self._state["held"]
+        plan.launch(
+            HiddenBefore(*sizes, lag=heads.lag),
+            "draft.before",
+            x=given,
+            held=held,
+            begun=self._state["begun"],
+            place=work[PLACES],
+            y=work[BEFORE],
+            **rows.arguments,
+        )
+        kept = replace(rows, position=work[PLACES], begins=False, walk=None)
+        at = rows.sequence, rows.position
+        tokens = TokenRows(state["tokens"], state.sequences, state.max_len, *at)
+        for number in range(heads.heads):
+            heads.append_keys(plan, kept, number, tokens, work[BEFORE])
+        plan.launch(HoldHidden(*sizes), "draft.held", x=given, held=held, **rows.arguments)
+
+    def _append_before(self, plan: Plan, parts: StepParts, answers: int) -> None:
+        """Append what makes the hidden states before the pending tokens the given ones."""
+        state, own = parts.state, self._state
+        sizes = (self.model.held, state.max_len, held_slots(self.most), answers, state.sequences)
+        plan.launch(
+            HiddenBefore(*sizes, lag=self._heads.lag, alone=True),
+            "draft.given",
+            sequence=own["draft_sequence"],
+            position=own["token_position"],
+            held=own["held"],
+            begun=own["begun"],
+            place=own["draft_position"],
+            y=self.own.work[GIVEN],
+        )
+
+
+class BlockSource(ModelSource):
+    """A draft of whole blocks (DFlash). It keeps keys and values of what the model's streams give
+    at each position; those of a block are overwritten in the step that verifies it."""
+
+    def __init__(self, drafter: Drafter, parts: StepParts, cache: KvCache, stream: Stream) -> None:
+        super().__init__(drafter, parts, cache, stream)
+        self._block = cast("DFlashDraft", self._launches(drafter, parts))
+
+    def append(self, plan: Plan, parts: StepParts, shape: StepShape) -> None:
+        """See `DraftSource`. Rows of a block beyond the drafts that are wanted are padding."""
+        draft, state = self._block.draft, self._state
+        answers, most = self._append_rows(plan, parts, shape, lag=0), self.drafts(shape)
+        slots, sequences = min(draft.block, 1 + most), parts.state.sequences
+        sizes = (answers, slots, parts.state.max_len, draft.mask, sequences, draft.causal)
+        kernel, block = BlockRows(*sizes), {name: state[f"block {name}"] for name in BLOCK_ROWS}
+        given = {p.name: block.get(p.name) or self._place(parts, p.name) for p in kernel.params}
+        plan.launch(kernel, "draft.block", **given)
+        count = answers * slots
+        rows = Rows(count, shape.keys, 0, block["sequence"], block["position"])
+        tokens = TokenRows(block["token"], count, 1, block["number"], block["first"])
+        self._block.append_block(plan, rows, tokens, Block(slots, answers, block["end"]))
+        work, vocab = self.own.work, self.own.config.vocab_size
+        argmax = Argmax(n=vocab, rows=count)
+        plan.launch(argmax, "draft.argmax", logits=work["logits"], ranks=work["ranks"])
+        for slot in range(1, slots):
+            self._append_token(plan, parts, answers, argmax.slices, slot * answers)
+
+    def append_kept(self, plan: Plan, parts: StepParts, shape: StepShape, rows: Rows) -> None:
+        """See `DraftSource`."""
+        self._block.append_given(plan, rows)
+        at = rows.sequence, rows.position
+        state = parts.state
+        tokens = TokenRows(state["tokens"], state.sequences, state.max_len, *at)
+        kept = replace(rows, begins=False, walk=None)
+        self._block.append_keys(plan, kept, 0, tokens, self.own.work[GIVEN])
+
+
+class PlainSource(ModelSource):
+    """A model by itself with the same tokens."""
+
+    def append(self, plan: Plan, parts: StepParts, shape: StepShape) -> None:
+        """See `DraftSource`."""
+        answers = self._append_rows(plan, parts, shape, lag=0, before=True)
+        for number in range(self.drafts(shape)):
+            if not number:  # with the tokens before: the last draft may have been accepted
+                rows = self.rows(2 * answers, shape.keys, drafts=True)
+            else:
+                rows = self.rows(answers, shape.keys)
+            step = StepOps(self.own.config, rows.count)
+            x = layers(step, embedding(step))
+            assert x is not None
+            head(step, x)
+            lower(plan, self.own, rows, step.graph)
+            self._append_choice(plan, parts, answers)
+
+    def append_kept(self, plan: Plan, parts: StepParts, shape: StepShape, rows: Rows) -> None:
+        """See `DraftSource`: the tokens of steps without drafts."""
+        if shape.drafts:
+            return
+        step = StepOps(self.own.config, rows.count)
+        layers(step, embedding(step), rows.count, wanted=False)
+        lower(plan, self.own, replace(rows, begins=False, walk=None), step.graph)
+
+
+def service_widths(hidden: int) -> dict[str, int]:
+    """Values a row of the intermediates of `HeadSource` beside those of its launches."""
+    return {BEFORE: hidden, PLACES: 1}

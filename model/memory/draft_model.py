@@ -1,0 +1,60 @@
+"""A draft model beside a session's: what it takes of the session's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from urdir.model.families.config import Config
+    from urdir.model.files.model_file import ModelFile
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftModel:
+    """The draft of a session's model.
+
+    ``config`` describes its layers, whose keys and values have the positions and pages of the
+    model's. Its weights are in ``file``; None: they are the model's. ``widths`` are values a row of
+    intermediates that it has beside its layers. Of each sequence ``held`` values are kept for each
+    of the last positions (0: nothing). ``each`` rows are of a sequence in the pass that begins a
+    draft, or a block of ``slots``. ``mapped`` tokens of its own are mapped to the model's (0: they
+    are the same).
+    """
+
+    config: Config
+    file: ModelFile | None = None
+    widths: Mapping[str, int] = field(default_factory=dict)
+    held: int = 0
+    each: int = 1
+    mapped: int = 0
+    slots: int = 1
+
+    @property
+    def passed(self) -> int:
+        """Rows of a sequence in the largest pass of a draft."""
+        return max(self.each, self.slots)
+
+    def state_sizes(self, sequences: int, rows: int, most: int) -> dict[str, int]:
+        """Bytes of what is kept from step to step, by name, for steps of ``rows`` rows with up to
+        ``most`` drafts of each sequence."""
+        made = 4 * self.each * rows
+        sizes = {"draft_sequence": made, "draft_position": made, "token_position": made}
+        sizes |= {"until": 4 * rows, "map": 4 * self.mapped}
+        if self.slots > 1:
+            sizes |= {f"block {name}": 4 * self.slots * rows for name in BLOCK_ROWS}
+        if self.held:
+            sizes["begun"] = 4 * sequences
+            sizes["held"] = 4 * sequences * held_slots(most) * self.held
+        return {name: size for name, size in sizes.items() if size}
+
+
+#: What is known of each row of a block, see `BlockRows`.
+BLOCK_ROWS = ("sequence", "position", "end", "token", "number", "first")
+
+
+def held_slots(most: int) -> int:
+    """Positions of a sequence of which hidden states are kept, a power of two: those of a step with
+    ``most`` drafts."""
+    return 1 << most.bit_length()

@@ -1,0 +1,145 @@
+"""A draft of each row becomes the next token of its sequence, and the row moves on to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.advance import IDLE
+from urdir.ptxgen.kernels.argmax import INVALID_RANK, indices, ranks
+from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, ceil_div
+
+
+@dataclass(frozen=True)
+class AddDraft(KernelSpec):
+    """For each of ``rows`` at t = token_position[r] of s = sequence[r]: tokens[s, t + 1] = the
+    index of the highest of ranks[start + r], as Argmax leaves them; found[s] += 1.
+
+    A draft of ``mapped`` tokens (0: those of the model) has a ``map`` (mapped,) u32 from its own
+    ids to the model's. ``position``, the row's place in the draft's cache, and ``token_position``
+    move on by one; at ``until[r]`` the row becomes a padding row, IDLE. So it does, without a
+    draft, if none can be chosen, or one that is not among the model's ``vocab`` tokens. A row is
+    padding where one of the positions is ``max_len`` or more.
+    """
+
+    slices: int
+    max_len: int
+    vocab: int
+    rows: int = 1
+    sequences: int = 1
+    mapped: int = 0
+    start: int = 0
+
+    name = "add_draft"
+    template = ("urdir.templates", "speculation/add_draft.ptx.j2")
+
+    def __post_init__(self) -> None:
+        if (
+            not 1 <= self.slices <= 1024
+            or not 1 <= self.rows <= 65535
+            or min(self.mapped, self.start) < 0
+        ):
+            raise PtxgenError(
+                f"add_draft: {self.slices} slices of {self.rows} rows, {self.mapped} mapped: "
+                "slices are 1 to 1024, rows 1 to 65535"
+            )
+        if not 1 <= self.max_len < 2**31 or self.sequences < 1 or not 1 <= self.vocab < 2**31:
+            raise PtxgenError(
+                f"add_draft: {self.sequences} sequences of {self.max_len}, {self.vocab} tokens: "
+                "all at least 1"
+            )
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        own = (Param("map", "u32", ("mapped",), Access.IN),) if self.mapped else ()
+        return (
+            Param("ranks", "u64", ("ranked", "slices"), Access.IN),
+            *own,
+            Param("sequence", "u32", ("rows",), Access.IN),
+            Param("position", "u32", ("rows",), Access.INOUT),
+            Param("token_position", "u32", ("rows",), Access.INOUT),
+            Param("until", "u32", ("rows",), Access.IN),
+            Param("tokens", "u32", ("sequences", "max_len"), Access.INOUT),
+            Param("found", "u32", ("sequences",), Access.INOUT),
+        )
+
+    @property
+    def ranked(self) -> int:
+        """Rows of ranks, up to the last one that is read."""
+        return self.start + self.rows
+
+    @property
+    def loads(self) -> int:
+        """Ranks that a lane looks at."""
+        return ceil_div(self.slices, 32)
+
+    @property
+    def launch_shape(self) -> LaunchShape:
+        return LaunchShape(grid=(self.rows, 1, 1), block=(32, 1, 1))
+
+    def reference(self, **inputs: Any) -> dict[str, Array]:
+        state = {p.name: inputs[p.name].copy() for p in self.params if p.access is Access.INOUT}
+        chosen = indices(inputs["ranks"][self.start :].max(axis=1))
+        for row, token in enumerate(chosen.tolist()):
+            at, s = int(state["token_position"][row]), inputs["sequence"][row]
+            if at >= self.max_len or state["position"][row] >= self.max_len:
+                continue
+            if self.mapped:
+                token = int(inputs["map"][token]) if token < self.mapped else IDLE
+            is_last = at + 1 >= inputs["until"][row]
+            if token >= self.vocab:
+                is_last = True
+            else:
+                state["tokens"][s, at + 1] = token
+                state["found"][s] += 1
+            state["token_position"][row] = IDLE if is_last else at + 1
+            state["position"][row] = IDLE if is_last else state["position"][row] + 1
+        return state
+
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        """Rows of different sequences, some at their last draft, some padding, some without a
+        choice."""
+        shape = (self.ranked, self.slices)
+        logits = rng.integers(-3, 3, shape).astype(np.float32)
+        of = rng.integers(0, self.mapped or self.vocab + 2, shape).astype(np.uint32)
+        found = ranks(logits, of)
+        found[rng.random(self.ranked) < 0.1, 0] = INVALID_RANK
+        position = rng.integers(0, self.max_len - 1, self.rows).astype(np.uint32)
+        more = rng.integers(1, 4, self.rows)
+        until = np.minimum(position + more, self.max_len - 1).astype(np.uint32)
+        places = np.maximum(position, 1).astype(np.uint32) - np.uint32(1)
+        position[rng.random(self.rows) < 0.2] = IDLE
+        places[rng.random(self.rows) < 0.2] = IDLE
+        tokens = rng.integers(0, self.vocab, (self.sequences, self.max_len))
+        inputs = {
+            "ranks": found,
+            "map": rng.integers(0, self.vocab, self.mapped, np.uint32),
+            "sequence": rng.permutation(max(self.sequences, self.rows))[: self.rows],
+            "position": places,
+            "token_position": position,
+            "until": until,
+            "tokens": tokens,
+            "found": rng.integers(0, 4, self.sequences),
+        }
+        wanted = {p.name: inputs[p.name] for p in self.params}
+        return {n: v if n == "ranks" else v.astype(np.uint32) for n, v in wanted.items()}
+
+    @classmethod
+    def examples(cls) -> Mapping[str, AddDraft]:
+        return {
+            "one slice": cls(slices=1, max_len=9, vocab=40),
+            "a few rows": cls(slices=5, max_len=30, vocab=1000, rows=7, sequences=9, start=14),
+            "mapped": cls(slices=32, max_len=20, vocab=128_256, rows=5, sequences=5, mapped=32_000),
+            "many slices": cls(slices=251, max_len=12, vocab=250_000, rows=2, sequences=2),
+        }
+
+    def flops(self) -> int:
+        return 0
+
+    def bytes_moved(self) -> int:
+        """A row's ranks, its places and its token."""
+        return self.rows * (8 * self.slices + 40)

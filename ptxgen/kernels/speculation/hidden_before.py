@@ -1,0 +1,183 @@
+"""The hidden state of the position before each row's, for drafts that read the model's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.advance import IDLE
+from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, ceil_div
+
+
+@dataclass(frozen=True)
+class HeldRows(KernelSpec):
+    """A kernel for ``rows`` vectors of ``cols`` values, each of a position of a sequence, of which
+    the last ones are kept: ``held[s, p % slots]`` is that of position p. A position of ``max_len``
+    or more marks a padding row. ``slots`` is a power of two.
+
+    Raises PtxgenError for sizes that are out of range.
+    """
+
+    cols: int
+    max_len: int
+    slots: int
+    rows: int = 1
+    sequences: int = 1
+
+    def __post_init__(self) -> None:
+        if self.cols < 1 or self.sequences < 1 or not 1 <= self.rows <= 65535:
+            raise PtxgenError(
+                f"{self.name}: {self.rows} rows of {self.cols} values, {self.sequences} "
+                "sequences: all at least 1, and at most 65535 rows"
+            )
+        if not 1 <= self.max_len < 2**31:
+            raise PtxgenError(f"{self.name}: max_len must be in 1 ... 2^31 - 1, not {self.max_len}")
+        if self.slots < 1 or self.slots & (self.slots - 1):
+            raise PtxgenError(f"{self.name}: slots is {self.slots}: expected a power of two")
+
+    @property
+    def vector(self) -> int:
+        """Values per access: four if every row stays 16-byte aligned."""
+        return 4 if self.cols % 4 == 0 else 1
+
+    @property
+    def launch_shape(self) -> LaunchShape:
+        vectors = self.cols // self.vector
+        threads = min(128, 32 * ceil_div(vectors, 32))
+        return LaunchShape(grid=(ceil_div(vectors, threads), self.rows, 1), block=(threads, 1, 1))
+
+    def flops(self) -> int:
+        return 0
+
+    def bytes_moved(self) -> int:
+        """Bytes of the rows, read and written."""
+        return self.rows * (16 + 8 * self.cols)
+
+    def _random_rows(self, rng: np.random.Generator) -> dict[str, Array]:
+        """Runs of positions of different sequences, and padding among them."""
+        sequence = np.zeros(self.rows, np.uint32)
+        position = np.full(self.rows, IDLE, np.uint32)
+        row = 0
+        for s in rng.permutation(self.sequences):
+            if row >= self.rows:
+                break
+            count = int(rng.integers(1, min(self.rows - row, self.max_len), endpoint=True))
+            start = int(rng.integers(0, self.max_len - count, endpoint=True))
+            sequence[row : row + count] = s
+            position[row : row + count] = np.arange(start, start + count)
+            row += count + int(rng.integers(0, 2))
+        return {
+            "sequence": sequence,
+            "position": position,
+            "x": rng.standard_normal((self.rows, self.cols)).astype(np.float32),
+            "held": rng.standard_normal((self.sequences, self.slots, self.cols)).astype(np.float32),
+        }
+
+
+@dataclass(frozen=True)
+class HiddenBefore(HeldRows):
+    """y[r] = the vector of position[r] - 1 of sequence[r]: x[r - 1] where that row is the one
+    before, else ``held``, where the position is not before ``begun[s]``, else zeros.
+
+    ``place[r]`` is where a draft keeps the row: position[r] - lag. With a ``lag`` a row whose
+    vector is not known has no place (IDLE), as a padding row. With ``alone`` every row is of
+    another sequence, and there is no x.
+    """
+
+    lag: int = 0
+    alone: bool = False
+
+    name = "hidden_before"
+    template = ("urdir.templates", "speculation/hidden_before.ptx.j2")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.lag not in (0, 1):
+            raise PtxgenError(f"hidden_before: lag must be 0 or 1, not {self.lag}")
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        return (
+            Param("sequence", "u32", ("rows",), Access.IN),
+            Param("position", "u32", ("rows",), Access.IN),
+            *(() if self.alone else (Param("x", "f32", ("rows", "cols"), Access.IN),)),
+            Param("held", "f32", ("sequences", "slots", "cols"), Access.IN),
+            Param("begun", "u32", ("sequences",), Access.IN),
+            Param("place", "u32", ("rows",), Access.OUT),
+            Param("y", "f32", ("rows", "cols"), Access.OUT),
+        )
+
+    def reference(self, **inputs: Any) -> dict[str, Array]:
+        y = np.zeros((self.rows, self.cols), np.float32)
+        place = np.full(self.rows, IDLE, np.uint32)
+        sequence, position = inputs["sequence"].astype(np.int64), inputs["position"].tolist()
+        for row, (s, p) in enumerate(zip(sequence, position, strict=True)):
+            if p >= self.max_len:
+                continue
+            follows = not self.alone and row > 0
+            follows = follows and sequence[row - 1] == s and position[row - 1] + 1 == p
+            is_held = p > int(inputs["begun"][s])
+            if follows:
+                y[row] = inputs["x"][row - 1]
+            elif is_held:
+                y[row] = inputs["held"][s, (p - 1) % self.slots]
+            if not self.lag or (p > 0 and (follows or is_held)):
+                place[row] = p - self.lag
+        return {"place": place, "y": y}
+
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        """Sequences whose vectors before are known or not."""
+        rows = self._random_rows(rng)
+        rows["begun"] = rng.integers(0, self.max_len, self.sequences).astype(np.uint32)
+        rows["begun"][rng.random(self.sequences) < 0.5] = 0
+        return {p.name: rows[p.name] for p in self.params if p.access is Access.IN}
+
+    @classmethod
+    def examples(cls) -> Mapping[str, HiddenBefore]:
+        return {
+            "one row": cls(cols=36, max_len=9, slots=4),
+            "runs": cls(cols=132, max_len=40, slots=8, rows=23, sequences=5),
+            "odd columns, a lag": cls(cols=37, max_len=20, slots=2, rows=17, sequences=4, lag=1),
+            "alone": cls(cols=516, max_len=30, slots=4, rows=6, sequences=9, lag=1, alone=True),
+        }
+
+
+@dataclass(frozen=True)
+class HoldHidden(HeldRows):
+    """held[s, p % slots] = x[r] of each row r at p = position[r] of s = sequence[r]: of rows side
+    by side, which are at positions one after the other, the last ``slots``."""
+
+    name = "hold_hidden"
+    template = ("urdir.templates", "speculation/hold_hidden.ptx.j2")
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        return (
+            Param("sequence", "u32", ("rows",), Access.IN),
+            Param("position", "u32", ("rows",), Access.IN),
+            Param("x", "f32", ("rows", "cols"), Access.IN),
+            Param("held", "f32", ("sequences", "slots", "cols"), Access.INOUT),
+        )
+
+    def reference(self, **inputs: Any) -> dict[str, Array]:
+        held = inputs["held"].copy()
+        for row, position in enumerate(inputs["position"].tolist()):
+            if position < self.max_len:  # later rows overwrite earlier ones
+                held[inputs["sequence"][row], position % self.slots] = inputs["x"][row]
+        return {"held": held}
+
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        rows = self._random_rows(rng)
+        return {p.name: rows[p.name] for p in self.params}
+
+    @classmethod
+    def examples(cls) -> Mapping[str, HoldHidden]:
+        return {
+            "one row": cls(cols=36, max_len=9, slots=4),
+            "runs": cls(cols=132, max_len=40, slots=4, rows=33, sequences=5),
+            "odd columns": cls(cols=37, max_len=20, slots=1, rows=17, sequences=4),
+        }

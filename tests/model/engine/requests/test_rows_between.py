@@ -1,0 +1,60 @@
+"""Numbers of sequences whose graphs are not recorded ahead."""
+
+from __future__ import annotations
+
+from tests.model.engine.requests.paper_session import TOKEN, PaperSession
+from tests.model.engine.requests.test_context_ends import run
+from urdir.model.engine.batch import ShapeBuckets, StepShape
+from urdir.model.engine.requests.request import Ending, Request
+from urdir.model.engine.sampling_settings import GREEDY
+from urdir.model.memory.buckets import chunks_of, common_rows
+
+SEQUENCES, CONTEXT = 70, 300
+AHEAD = common_rows(SEQUENCES)
+
+
+def rows_of_steps(is_recorded: bool) -> set[int]:
+    """Rows of the decode steps of 70 answers that begin at once and end one after the other."""
+    shapes = ShapeBuckets.of(chunks_of(exact=False), CONTEXT, SEQUENCES, 1)
+    session = PaperSession(
+        shapes,
+        CONTEXT,
+        SEQUENCES,
+        lambda shape: is_recorded or bool(shape.prompt) or shape.rows in AHEAD,
+    )
+    session.storage.room = SEQUENCES * CONTEXT
+    requests = [
+        (Request(prompt=(1, 2), settings=GREEDY, limit=20 + number, ignore_end=True), 0)
+        for number in range(SEQUENCES)
+    ]
+    with session.answers() as loop:
+        tokens, ends = run(loop, requests)
+    assert {token for answer in tokens for token in answer} == {TOKEN}
+    assert all(isinstance(end, Ending) for end in ends)
+    return {shape.rows for shape in session.launched if not shape.prompt and shape.steps == 1}
+
+
+def test_steps_take_the_next_larger_graph_until_theirs_is_recorded() -> None:
+    recorded, common = rows_of_steps(True), rows_of_steps(False)
+    assert {72, 56, 40} <= recorded
+    assert common <= set(AHEAD)
+    assert {72, 64, 48, 32} <= common
+
+
+def test_a_step_without_any_graph_has_its_own_rows() -> None:
+    """As nothing larger is there, its graph is recorded on the way."""
+    shapes = ShapeBuckets.of(chunks_of(exact=False), CONTEXT, SEQUENCES, 1)
+    asked: list[StepShape] = []
+
+    def nothing(shape: StepShape) -> bool:
+        asked.append(shape)
+        return bool(shape.prompt)
+
+    session = PaperSession(shapes, CONTEXT, SEQUENCES, nothing)
+    session.storage.room = SEQUENCES * CONTEXT
+    request = Request(prompt=(1, 2), settings=GREEDY, limit=6, ignore_end=True)
+    with session.answers() as loop:
+        run(loop, [(request, 0)] * SEQUENCES)
+    launched = {shape.rows for shape in session.launched if not shape.prompt}
+    assert max(launched) == 72
+    assert max(shape.rows for shape in asked if not shape.prompt) == 72
