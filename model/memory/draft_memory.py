@@ -46,8 +46,7 @@ def draft_workspace(
     shape, most = kept_shape(config, cache, rows, chunk, sm_count, exact), rows + chunk
     widths = {**widths, STREAM: config.hidden, OTHER_STREAM: config.hidden}
     own = {name: 4 * width * most for name, width in widths.items()}
-    logits = {"logits": shape.outputs["logits"]}
-    return replace(shape, kept={**shape.kept, **own, **logits}, outputs={})
+    return replace(shape, kept={**shape.kept, **own, **shape.outputs}, outputs={})
 
 
 def with_draft(
@@ -61,14 +60,12 @@ def with_draft(
     exact: bool,
 ) -> WorkspaceShape:
     """What outlives a step of a session whose steps draft as well. Model and draft run one after
-    the other, so they have the same buffers, as large as the larger of both needs."""
+    the other, so they have the same buffers, as large as the larger of both needs. Logits are apart
+    from the values of a step: the draft keeps what it needs of a step before a token is chosen."""
     shape = (cache, draft.passed * rows, chunk, sm_count)
     own = draft_workspace(draft.config, *shape, exact=exact, widths=draft.widths)
-    kept = dict(own.kept)
-    outputs = {**work.outputs, "logits": max(work.outputs["logits"], kept.pop("logits"))}
-    return replace(
-        work, kept=_most(work.kept, kept), outputs=outputs, zeroed=_most(work.zeroed, own.zeroed)
-    )
+    kept = {**work.kept, **work.outputs}
+    return WorkspaceShape(_most(kept, own.kept), zeroed=_most(work.zeroed, own.zeroed))
 
 
 def _most(a: Mapping[str, int], b: Mapping[str, int]) -> dict[str, int]:
