@@ -89,7 +89,8 @@ class SessionBudget:
             states=bool(config.recurrents),
         )
         sms = device.properties.sm_count
-        work = kept_shape(config, cache, rows, chunks[-1], sms, exact)
+        of_steps = config, cache, rows, chunks[-1], sms, exact
+        work = kept_shape(*of_steps, drafts=0 if drafts is None else drafts.most)
         draft: Mapping[str, int] = {}
         if (beside := settings.draft_model) is not None and drafts is not None:
             own = cache.after(config.n_layers)

@@ -64,7 +64,7 @@ def model_launches(
 def rows_of(parts: StepParts, shape: StepShape) -> tuple[Rows, OutputRows | None]:
     """The rows of a step; and those whose results are wanted, where it has prompts."""
     prompts = (shape.prompt, shape.segments, shape.begins, shape.walk)
-    rows = Rows.of(parts.state, shape.rows, shape.keys, *prompts, drafts=shape.drafts > 0)
+    rows = Rows.of(parts.state, shape.rows, shape.keys, *prompts, drafts=shape.drafts)
     if not shape.prompt:
         return rows, None
     return rows, OutputRows.of(parts.state, shape.outputs, rows.keys)

@@ -58,7 +58,7 @@ class LayerAttention:
 
     ``sm_count`` and the native ``target`` are the device's, by which kernels are chosen.
 
-    ``exact`` keeps activations f32.
+    ``exact`` keeps activations f32, and each row's sums those of its own keys alone.
     """
 
     label: str
@@ -89,6 +89,7 @@ class LayerAttention:
             token=token,
             target=self.target,
             packs=packs,
+            run=1 if self.exact else 1 + self.rows.drafts,
         )
 
     def prompt_kernel(self, packs: bool) -> PromptAttention:

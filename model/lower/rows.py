@@ -40,9 +40,9 @@ class Rows:
     The last ``prompt`` are up to ``segments`` segments of prompts: tokens of one sequence side by
     side. Their bounds are ``segment`` (segments, 2) u32, as `RecurrentRows` has them. Where a
     sequence ``begins`` with them, they are its first tokens, and there are no other rows. Else they
-    may ``walk``. Where there are ``drafts``, several rows are of one sequence: its last token, and
-    drafts of those after it. In sessions with drafts ``state_at`` (sequences,) u32 says how far
-    the states of recurrent layers are (`DraftedStates`).
+    may ``walk``. Where there are ``drafts``, several rows side by side are of one sequence: its
+    last token, and up to so many drafts of those after it. In sessions with drafts ``state_at``
+    (sequences,) u32 says how far the states of recurrent layers are (`DraftedStates`).
     """
 
     count: int
@@ -54,13 +54,13 @@ class Rows:
     segment: Slice | None = None
     begins: bool = False
     walk: RowsWalk | None = None
-    drafts: bool = False
+    drafts: int = 0
     state_at: Slice | None = None
 
     @property
     def attend_to_each_other(self) -> bool:
         """Whether some rows are of one sequence: their keys must be in the cache before."""
-        return self.prompt > 0 or self.drafts
+        return self.prompt > 0 or self.drafts > 0
 
     @classmethod
     def of(
@@ -72,10 +72,10 @@ class Rows:
         segments: int = 1,
         begins: bool = False,
         walk: Blocks = NO_BLOCKS,
-        drafts: bool = False,
+        drafts: int = 0,
     ) -> Rows:
         """``count`` rows of a step in ``state``, the last ``prompt`` of them of prompts, which may
-        ``walk``; or with ``drafts`` among them."""
+        ``walk``; or with up to ``drafts`` drafts of each sequence among them."""
         state_at = state["state_at"] if state.drafts_states else None
         if not prompt:
             at = state["sequence"], state["position"]

@@ -133,7 +133,7 @@ def _shape(at: Lowering, rows: Rows) -> dict[str, Any]:
         "max_len": shape.max_len,
         "segments": rows.segments,
         "most": states.shape.drafts,
-        "drafted": rows.drafts and rows.count > 1,
+        "drafted": rows.drafts > 0 and rows.count > 1,
     }
 
 

@@ -43,7 +43,9 @@ def draft_workspace(
     """What outlives the launches of a draft, for steps of ``rows`` rows that choose a token and
     ``chunk`` rows of prompts beside them: streams, logits and their ranks, and beside its layers
     (`speculation.draft`) buffers of so many values a row as ``widths`` has by name."""
-    shape, most = kept_shape(config, cache, rows, chunk, sm_count, exact), rows + chunk
+    # a draft by itself may take two tokens of a sequence at once
+    shape = kept_shape(config, cache, rows, chunk, sm_count, exact, drafts=1)
+    most = rows + chunk
     widths = {**widths, STREAM: config.hidden, OTHER_STREAM: config.hidden}
     own = {name: 4 * width * most for name, width in widths.items()}
     return replace(shape, kept={**shape.kept, **own, **shape.outputs}, outputs={})

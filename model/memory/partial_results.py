@@ -18,15 +18,19 @@ if TYPE_CHECKING:
 PARTIAL = {"partial": "partial", "softmax": "softmax", "arrived": "chunks arrived"}
 
 
-def partial_sizes(config: Config, cache: CacheShape, rows: int, sm_count: int) -> dict[str, int]:
-    """Bytes by name: the most that a step of up to ``rows`` rows needs in any length bucket."""
+def partial_sizes(
+    config: Config, cache: CacheShape, rows: int, sm_count: int, runs: set[int]
+) -> dict[str, int]:
+    """Bytes by name: the most that a step of up to ``rows`` rows, with any of these ``runs`` of a
+    sequence, needs in any length bucket."""
     shapes = {
         (mixer.heads, mixer.scores, cache.layout(index))
         for index, layer in enumerate(config.layers)
         if (mixer := layer.attention) is not None
     }
     return most_partial(
-        decode_attention(heads, layout, bucket, sm_count, rows=count, scores=scores)
+        decode_attention(heads, layout, bucket, sm_count, rows=count, scores=scores, run=run)
+        for run in runs
         for heads, scores, layout in shapes
         for bucket in length_buckets(layout.max_len)
         for count in row_buckets(rows)

@@ -53,14 +53,21 @@ class WorkspaceShape:
 
 
 def kept_shape(
-    config: Config, cache: CacheShape, rows: int, chunk: int, sm_count: int, exact: bool
+    config: Config,
+    cache: CacheShape,
+    rows: int,
+    chunk: int,
+    sm_count: int,
+    exact: bool,
+    drafts: int = 0,
 ) -> WorkspaceShape:
     """What outlives a step, in sessions with steps of ``rows`` rows that choose a token and up to
     ``chunk`` rows of prompts beside them: partial results of attention (with ``exact`` arithmetic
     also those of prompts), ranks of tokens, kept streams, and as outputs the logits, as they are
     chosen from and as the model gave them. There is no room for the values of a step yet."""
     stream = 4 * config.hidden * (rows + chunk)
-    partial = partial_sizes(config, cache, max(rows, chunk) if exact else rows, sm_count)
+    choosing = max(rows, chunk) if exact else rows
+    partial = partial_sizes(config, cache, choosing, sm_count, {1} if exact else {1, 1 + drafts})
     arrived = PARTIAL["arrived"]
     kept = {name: nbytes for name, nbytes in partial.items() if name != arrived}
     kept["ranks"] = 8 * Argmax(n=config.vocab_size).slices * rows

@@ -65,7 +65,8 @@ def pack(x: npt.NDArray[Any]) -> Array:
     shape = packed_shape(rows, cols)
     padded = np.zeros((shape[1] * GROUP, shape[0] * SLICE))
     padded[:rows, :cols] = x
-    placed = padded.reshape(len(padded), -1, TILE_COLS)[:, :, columns_by_place()]
+    tiles = padded.reshape(len(padded), shape[0] * SLICE // TILE_COLS, TILE_COLS)
+    placed = tiles[:, :, columns_by_place()]
     halves = np.clip(placed * SCALE, -LARGEST, LARGEST).astype(np.float16)
     by_matrix = halves.reshape(shape[1], GROUP, shape[0], GROUP, GROUP)
     return np.ascontiguousarray(by_matrix.transpose(2, 0, 3, 1, 4))

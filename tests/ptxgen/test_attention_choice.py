@@ -310,3 +310,34 @@ def test_heads_are_packed_where_they_fill_their_places(
 def test_what_does_not_fill_its_places_is_not_packed(heads: int, rows: int) -> None:
     with pytest.raises(PtxgenError, match="attention packs groups of 8 rows"):
         IncrementalAttention(heads, KvLayout(12, 1, 40, 64, "f16"), rows=rows, packs=True)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "dtype", "group", "rows", "run", "target", "shared"),
+    [
+        (128, "f16", 4, 8, 8, "sm_90a", 4),
+        (128, "q8_0", 4, 8, 4, "sm_90a", 4),
+        (128, "bf16", 8, 2, 2, "sm_90", 2),
+        (64, "f16", 1, 3, 3, "sm_100a", 4),
+        (256, "f16", 2, 8, 8, "sm_90a", 2),
+        (192, "bf16", 4, 8, 3, "sm_90a", 2),
+        (128, "f16", 4, 8, 1, "sm_90a", 1),  # no drafts
+        (128, "f16", 4, 8, 8, "sm_89", 1),  # too little shared memory
+        (128, "f16", 7, 8, 8, "sm_90a", 4),  # tiles of four heads and of three
+        (128, "f32", 4, 8, 8, "sm_90a", 1),  # not on tensor cores
+        (512, "f16", 4, 8, 8, "sm_90a", 1),  # sums do not fit
+    ],
+)
+def test_rows_of_drafts(
+    head_dim: int, dtype: Any, group: int, rows: int, run: int, target: str, shared: int
+) -> None:
+    """How many rows of a sequence share a read of its keys; of few keys none."""
+    layout = KvLayout(8, 8, 1 << 15, head_dim, dtype)
+    for keys in (512, 1 << 15):
+        spec = decode_attention(8 * group, layout, keys, 132, rows=rows, target=target, run=run)
+        assert spec.rows_at_once == (1 if keys == 512 else shared)
+        if spec.rows_at_once > 1:
+            assert isinstance(spec, FlashDecode)
+            assert spec.head_tiles * spec.ctas <= 132
+            sizing = decode_attention(8 * group, layout, keys, 132, rows=rows, run=run)
+            assert sizing.nbytes(sizing.param("partial")) >= spec.nbytes(spec.param("partial"))

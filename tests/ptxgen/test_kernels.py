@@ -44,6 +44,7 @@ from urdir.ptxgen.kernels.rescale import Rescale
 from urdir.ptxgen.kernels.sampling_limits import INVALID_TOKEN
 from urdir.ptxgen.spec import KernelSpec
 from urdir.ptxgen.target import TESTED
+from urdir.ptxgen.weights.formats import FORMATS, Format
 
 SILU = Activation("silu")
 EXAMPLES = [
@@ -129,6 +130,9 @@ def another(value: object) -> object:
         return not value
     if isinstance(value, int | float):
         return 2 * value + 1
+    if isinstance(value, Format):  # decides the targets of a kernel
+        alike = [fmt for fmt in FORMATS.values() if fmt.is_float == value.is_float]
+        return next(fmt for fmt in alike if fmt != value)
     if isinstance(value, CutOptions):  # decides the targets of a kernel, too
         return replace(value, split=value.split + 1)
     return f"not {value}"

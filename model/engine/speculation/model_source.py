@@ -45,7 +45,8 @@ from urdir.ptxgen.kernels.argmax import Argmax
 from urdir.ptxgen.kernels.speculation.add_draft import AddDraft
 from urdir.ptxgen.kernels.speculation.block_rows import BlockRows
 from urdir.ptxgen.kernels.speculation.draft_rows import DraftRows
-from urdir.ptxgen.kernels.speculation.hidden_before import HiddenBefore, HoldHidden
+from urdir.ptxgen.kernels.speculation.hidden_before import HiddenBefore
+from urdir.ptxgen.kernels.speculation.hold_hidden import HoldHidden
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
@@ -125,8 +126,8 @@ class ModelSource(Owner):
         """The most drafts of a sequence in a step."""
         return min(shape.drafts, shape.rows - 1)
 
-    def rows(self, count: int, keys: int, drafts: bool = False) -> Rows:
-        """The first ``count`` rows of the draft."""
+    def rows(self, count: int, keys: int, drafts: int = 0) -> Rows:
+        """The first ``count`` rows of the draft, of which 1 + ``drafts`` may be of one sequence."""
         places = self._state["draft_sequence"], self._state["draft_position"]
         return Rows(count, keys, 0, *places, drafts=drafts)
 
@@ -287,7 +288,7 @@ class PlainSource(ModelSource):
         answers = self._append_rows(plan, parts, shape, lag=0, before=True)
         for number in range(self.drafts(shape)):
             if not number:  # with the tokens before: the last draft may have been accepted
-                rows = self.rows(2 * answers, shape.keys, drafts=True)
+                rows = self.rows(2 * answers, shape.keys, drafts=1)
             else:
                 rows = self.rows(answers, shape.keys)
             step = StepOps(self.own.config, rows.count)

@@ -39,6 +39,9 @@ RING_NBYTES, LARGE_SHARED = 112 << 10, (90, 100)
 #: rows are cut from 8,192 on, not 16,384. 2 rows: 1.682 and 1.729 at 4,096. 4 rows take 2.101 with
 #: clusters of four, 2.024 without. The limit on head width keeps a CTA beside one of the products.
 ONE_RING_NBYTES, NARROW = 85 << 10, 128
+#: Rows of a sequence that share a read of its keys at most: of narrow heads, and of wider ones. The
+#: sums of more do not fit the registers of the only CTA of an SM.
+RUN, WIDER_RUN = 4, 2
 #: Minimum keys of a chunk, and for several rows the approximate number (see `FlashDecode`). 32 rows
 #: of 4,128 keys take 123 us in a chunk each, 134 in three, 136 in five; with q8_0 74 and 86.
 LEAST_KEYS, MOST_KEYS = 64, 2048
@@ -136,14 +139,16 @@ def decode_attention(
     token: OwnToken | None = None,
     target: str = "",
     packs: bool = False,
+    run: int = 1,
 ) -> IncrementalAttention | FlashDecode:
     """The kernel for rows with positions below ``max_keys``, a bucket.
 
     Incremental attention for few keys (a window bounds them too), flash decoding otherwise. With a
     ``token`` the kernel also prepares and appends the rows' new tokens; the choice is the same.
     With the device's native ``target`` it may use clusters, whose rows have fewer chunks. ``packs``
-    requests packed heads, which some shapes support: then the kernel ``packs``. Raises PtxgenError
-    for unsupported shapes.
+    requests packed heads, which some shapes support: then the kernel ``packs``. With drafts up to
+    ``run`` rows side by side are consecutive tokens of a sequence, and may share reads of its keys:
+    then partial results take more. Raises PtxgenError for unsupported shapes.
     """
     incremental = IncrementalAttention(heads, layout, rows, scores, token)
     incremental = replace(incremental, packs=packs and incremental.can_pack)
@@ -158,6 +163,8 @@ def decode_attention(
     if min(scores.span or max_keys, max_keys) <= whole:
         return _spread(incremental, sm_count)
     split = split_attention(incremental, max_keys, sm_count)
+    if run > 1 and (shared := _shared(split, run, sm_count, target)) is not None:
+        return shared
     if not target:
         return split
     if rows == 1:
@@ -195,6 +202,18 @@ def _near(split: FlashDecode, sm_count: int, target: str) -> FlashDecode:
         if 7 * ctas <= 8 * cluster * split.rows <= 8 * ctas:
             return replace(split, ctas=ctas // cluster, cluster=cluster, ring=ONE_RING_NBYTES)
     return split
+
+
+def _shared(split: FlashDecode, run: int, sm_count: int, target: str) -> FlashDecode | None:
+    """The kernel for several rows of each sequence, up to ``run``, that share reads of keys, with
+    one CTA per SM; None where it is not supported. Without a ``target``: on a device where it
+    is."""
+    widest = max(split.head_dim, split.value_dim)
+    if widest > WIDE or (target and not _has_much_memory(target)):
+        return None
+    most = min(RUN if widest <= NARROW else WIDER_RUN, 2 if run == 2 else RUN)
+    alone = replace(split, ctas=max(1, sm_count // split.head_tiles), ring=ONE_RING_NBYTES)
+    return replace(alone, run=most) if most > 1 and alone.can_share(most) else None
 
 
 def _wide(

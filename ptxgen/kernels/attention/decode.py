@@ -91,6 +91,11 @@ class DecodeAttention(RowsWithTokens):
         return min(most, 1 << (self.group - 1).bit_length())
 
     @property
+    def rows_at_once(self) -> int:
+        """Maximum number of rows of a sequence per CTA."""
+        return 1
+
+    @property
     def tiles(self) -> int:
         """CTAs that share one KV head."""
         return ceil_div(self.group, self.tile)
@@ -154,8 +159,9 @@ class DecodeAttention(RowsWithTokens):
 
     @property
     def queries_nbytes(self) -> int:
-        """Size of the queries: 16 bytes per lane for 32 dims."""
-        return 512 * ceil_div(self.head_dim, 32) if self.suits_tensor_cores else 0
+        """Size of the queries: 16 bytes per lane for 32 dims of each row."""
+        strips = self.rows_at_once * ceil_div(self.head_dim, 32)
+        return 512 * strips if self.suits_tensor_cores else 0
 
     def resident_on(self, target: Target) -> int:
         """Resident CTAs per SM: two for wide heads or quants on tensor cores, where the assembler
@@ -164,7 +170,8 @@ class DecodeAttention(RowsWithTokens):
         is_quants = self.layout.dtype == "q8_0"
         takes_more = is_quants or max(self.head_dim, self.value_dim) > 128
         fits = target.sm >= 90 and self.value_dim <= (128 if is_quants else 256)
-        return 2 if takes_more and fits and self.suits_tensor_cores else 0
+        is_one = self.rows_at_once == 1
+        return 2 if takes_more and fits and is_one and self.suits_tensor_cores else 0
 
     def cta(self, target: Target) -> DecodeCta:
         """The template's description of a CTA on ``target``."""

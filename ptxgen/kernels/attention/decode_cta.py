@@ -37,6 +37,8 @@ class DecodeCta:
         # query heads of the CTA; lanes that share a key; groups of eight dims of a key and a value,
         # and their number per lane
         self.tile, self.lanes = spec.tile, spec.lanes
+        # rows of a sequence that the CTA takes at once, and the heads of all of them
+        self.rows, self.vectors = spec.rows_at_once, spec.rows_at_once * spec.tile
         self.eights = {"k": self.head_dim // 8, "v": self.value_dim // 8}
         self.pieces = dict(zip("kv", spec.pieces, strict=True))
         # registers of eight elements in the cache's form
@@ -86,8 +88,8 @@ class DecodeCta:
 
         # the warps' maxima and sums, then their weighted values, in place of the ring; if the ring
         # is separate only merged values are here
-        self.values_at = 8 * self.warps * self.tile
-        sums = self.values_at + 4 * self.warps * self.tile * self.value_dim
+        self.values_at = 8 * self.warps * self.vectors
+        sums = self.values_at + 4 * self.warps * self.vectors * self.value_dim
         scratch = [32 * threads if self.is_ring_apart else sums]
         if has_ring:
             scratch.append(self.ring_bytes)
@@ -102,15 +104,20 @@ class DecodeCta:
         return "k" if self.keeps_keys else "kv"
 
     @property
+    def has_holes(self) -> bool:
+        """Whether places of heads that the last tile lacks lie between those of rows."""
+        return self.rows > 1 and self.spec.group % self.tile > 0
+
+    @property
     def outputs_each(self) -> int:
         """Outputs that a thread merges at once: neighbours, of one head."""
-        outputs = self.tile * self.value_dim
+        outputs = self.vectors * self.value_dim
         return next((n for n in (1, 2) if outputs <= n * self.threads), 4)
 
     @property
     def merges_again(self) -> bool:
         """Whether a thread merges further outputs afterwards."""
-        return self.tile * self.value_dim > self.outputs_each * self.threads
+        return self.vectors * self.value_dim > self.outputs_each * self.threads
 
     def _divide_among_lanes(self) -> None:
         """The ring if lanes multiply: a thread's part of the first copy of a key or value, the
@@ -151,7 +158,7 @@ class DecodeCta:
         self.strip_count = ceil_div(self.head_dim, 32)
         self.block_count = ceil_div(self.value_dim, 64)
         # few integer queries stay in registers
-        self.holds_queries = self.quantised and self.strip_count <= 4
+        self.holds_queries = self.quantised and self.strip_count <= 4 and self.rows == 1
         self.slabs = {"k": ceil_div(self.head_dim, 128), "v": ceil_div(self.value_dim, 128)}
         # quants are small: whole slabs, if there is memory for enough of them
         whole = self.quantised and self.spec.ring_nbytes > 0

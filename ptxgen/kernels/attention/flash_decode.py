@@ -20,6 +20,7 @@ from urdir.ptxgen.kernels.attention.cluster_inbox import ClusterInbox
 from urdir.ptxgen.kernels.attention.decode import WARPS, DecodeAttention
 from urdir.ptxgen.kernels.attention.decode_cta import MAX_STATIC_SHARED
 from urdir.ptxgen.kernels.attention.flash_decode_examples import (
+    examples_of_drafts,
     examples_with_a_token,
     plain_examples,
 )
@@ -48,6 +49,11 @@ class FlashDecode(DecodeAttention):
     With a ``ring`` (sm_90 and newer) keys and values in flight to tensor cores, and later the
     warps' sums, use that many bytes of dynamic shared memory; 0: static shared memory.
 
+    With a ``run`` (2 or 4) up to so many consecutive tokens of a sequence in neighbouring rows, as
+    the rows of drafts are, share one read of its keys and values: a CTA multiplies them with the
+    heads of all these rows. The chunks are those of the first such row; the last one also has the
+    keys of the others. On tensor cores, without a ``token``.
+
     Between launches ``arrived`` is 0. ``partial`` (sums of weights times V) and ``softmax`` (the
     maximum exponent of 2 that they are relative to, and the sum of weights) belong to a launch.
     """
@@ -57,6 +63,7 @@ class FlashDecode(DecodeAttention):
     most: int = 0
     cluster: int = 1
     ring: int = 0
+    run: int = 1
 
     splits_keys = True
     name = "flash_decode"
@@ -76,9 +83,26 @@ class FlashDecode(DecodeAttention):
             raise PtxgenError(f"{self.ctas * self.cluster} CTAs for each KV head: 1 to 65535")
         if 0 < self.ring < MAX_STATIC_SHARED:
             raise PtxgenError(f"a ring of {self.ring} bytes: 0, or at least {MAX_STATIC_SHARED}")
+        if self.run not in (1, 2, 4) or not self.can_share(self.run):
+            raise PtxgenError(
+                f"{self.run} rows of a sequence at once: 1, or on tensor cores, without a token, "
+                f"2 or 4 whose sums fit {self.sums_room} bytes"
+            )
+
+    def can_share(self, run: int) -> bool:
+        """Whether ``run`` rows of a sequence can share a read of its keys."""
+        sums = 4 * WARPS * run * self.tile * (self.value_dim + 2)
+        is_plain = self.token is None and self.rows > 1
+        return run == 1 or (self.suits_tensor_cores and is_plain and sums <= self.sums_room)
+
+    @property
+    def rows_at_once(self) -> int:
+        return self.run
 
     @property
     def targets(self) -> tuple[str, ...]:
+        if self.run > 1 and not (self.cluster > 1 or self.ring):
+            return since(self.tensor_cores_since)
         return since(CLUSTERS_SINCE) if self.cluster > 1 or self.ring else super().targets
 
     @property
@@ -92,7 +116,7 @@ class FlashDecode(DecodeAttention):
     @property
     def cut(self) -> ChunkCut:
         """The cut of rows into chunks."""
-        share = max(1, self.ctas // self.rows)
+        share = max(1, self.ctas // ceil_div(self.rows, self.run))
         return ChunkCut(share, self.least * self.cluster, self.most * self.cluster)
 
     @property
@@ -125,7 +149,7 @@ class FlashDecode(DecodeAttention):
     def inbox(self) -> ClusterInbox:
         """Dynamic shared memory after that: sums from other CTAs of the cluster."""
         at = self.parked_at + WARPS * self.parked_nbytes
-        return ClusterInbox(self.cluster, self.tile, self.value_dim, at)
+        return ClusterInbox(self.cluster, self.run * self.tile, self.value_dim, at)
 
     @property
     def ring_at(self) -> int:
@@ -143,7 +167,7 @@ class FlashDecode(DecodeAttention):
     @property
     def merged_vectors(self) -> int:
         """Groups of four output values of a CTA: each is merged by one or several threads."""
-        return self.tile * self.value_dim // 4
+        return self.run * self.tile * self.value_dim // 4
 
     @property
     def mergers(self) -> int:
@@ -195,13 +219,34 @@ class FlashDecode(DecodeAttention):
         if self.chunks == 1:
             return out
         partial, softmax = inputs["partial"].copy(), inputs["softmax"].copy()
-        for row, position in enumerate(inputs["position"].tolist()):
-            for index, keys in enumerate(self.split(position)):
-                top, total, values = self.softmax(inputs, row, keys[0], keys[-1])
+        positions = inputs["position"].tolist()
+        for row, before in enumerate(self.places_in_runs(inputs["sequence"], inputs["position"])):
+            position = positions[row]
+            seen = self.scores.first_key(position)
+            for index, keys in enumerate(self.split(positions[row - before])):
+                is_last = keys[-1] == positions[row - before]
+                first, last = max(seen, keys[0]), position if is_last else keys[-1]
+                if first > last:  # a chunk of which this row sees nothing
+                    softmax[row, :, index] = np.finfo(np.float32).min, 0
+                    partial[row, :, index] = 0
+                    continue
+                top, total, values = self.softmax(inputs, row, first, last)
                 softmax[row, :, index] = np.stack([top, total], axis=1)
                 partial[row, :, index] = values
         arrived = np.zeros_like(inputs["arrived"])
         return out | {"partial": partial, "softmax": softmax, "arrived": arrived}
+
+    def places_in_runs(self, sequence: Array, position: Array) -> list[int]:
+        """For each row, how many rows before it share its read of keys."""
+        places: list[int] = []
+        rows = zip(sequence.tolist(), position.tolist(), strict=True)
+        before, place = (-1, -1), 0
+        for own_sequence, own in rows:
+            follows = before == (own_sequence, own - 1) and own < self.layout.max_len
+            place = place + 1 if follows else 0
+            places.append(place % self.run)
+            before = own_sequence, own
+        return places
 
     def split(self, position: int) -> list[range]:
         """The chunks of a row at ``position``; none for a padding row, or if not split."""
@@ -226,12 +271,36 @@ class FlashDecode(DecodeAttention):
             inputs[name] = np.zeros(self.shape_of(param), param.numpy_dtype)
         return inputs
 
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        if self.run == 1:
+            return super().make_inputs(rng)
+        return self.inputs_at(rng, *self.rows_of_drafts(rng))
+
+    def rows_of_drafts(self, rng: np.random.Generator) -> tuple[list[int], list[int]]:
+        """Positions and sequences of random rows: of each sequence a token and drafts of the next
+        ones, of which some are idle."""
+        positions: list[int] = []
+        sequences: list[int] = []
+        max_len, count = self.layout.max_len, self.layout.sequences
+        for sequence in range(count):
+            left = self.rows - len(positions) - (count - 1 - sequence)
+            rows = left if sequence == count - 1 else int(rng.integers(1, max(2, min(9, left + 1))))
+            start = int(rng.integers(max_len // 2, max_len))
+            found = int(rng.integers(1, rows + 1))
+            own = [start + row for row in range(rows)]
+            own = [at if row < found else 2**32 - 1 for row, at in enumerate(own)]
+            positions += own
+            sequences += [sequence] * rows
+        return positions[: self.rows], sequences[: self.rows]
+
     @classmethod
     def examples(cls) -> Mapping[str, FlashDecode]:
-        return plain_examples(cls) | examples_with_a_token(cls)
+        return plain_examples(cls) | examples_with_a_token(cls) | examples_of_drafts(cls)
 
     def bytes_moved(self) -> int:
-        """K and V of every row at full length, queries and output, and the chunks' sums twice."""
+        """K and V of every row at full length, of as few as rows can share; queries and output, and
+        the chunks' sums twice."""
         parts = 2 * self.chunks * (self.value_dim + 2) if self.chunks > 1 else 0
         ends = self.head_dim + self.value_dim + parts
-        return self._kv_bytes() + 4 * self.rows * self.heads * ends
+        reads = self._kv_bytes() // self.rows * ceil_div(self.rows, self.run)
+        return reads + 4 * self.rows * self.heads * ends

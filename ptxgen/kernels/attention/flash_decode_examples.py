@@ -248,3 +248,73 @@ def examples_with_a_token(cls: Callable[..., S]) -> dict[str, S]:
             most=16,
         ),
     }
+
+
+def examples_of_drafts(cls: Callable[..., S]) -> dict[str, S]:
+    """Rows of a sequence that share a read of its keys."""
+    ring = 96 << 10
+    return {
+        "drafts": cls(4, KvLayout(3, 1, 300, 128, "f16"), 9, ctas=6, least=16, ring=ring, run=4),
+        "drafts bf16 window pages": cls(
+            8,
+            KvLayout(4, 2, 192, 96, "bf16", 16, 50),
+            13,
+            Scores(window=50),
+            ctas=5,
+            least=16,
+            most=32,
+            run=2,
+        ),
+        "drafts q8_0 pages": cls(
+            4,
+            KvLayout(2, 2, 256, 128, "q8_0", 64, 9),
+            8,
+            ctas=5,
+            least=32,
+            most=48,
+            ring=ring,
+            run=4,
+        ),
+        "drafts sinks softcap": cls(
+            2,
+            KvLayout(1, 1, 150, 64, "f16"),
+            5,
+            Scores(sinks=True, softcap=30.0),
+            ctas=2,
+            least=16,
+            run=4,
+        ),
+        "drafts ALiBi": cls(
+            3, KvLayout(2, 3, 70, 64, "f16"), 6, Scores(max_bias=8.0), ctas=3, least=16, run=2
+        ),
+        "drafts chunk cluster": cls(
+            4,
+            KvLayout(3, 1, 200, 64, "f16"),
+            11,
+            Scores(chunk=64),
+            ctas=2,
+            cluster=4,
+            least=16,
+            most=16,
+            run=2,
+        ),
+        "drafts head_dim 256": cls(
+            2, KvLayout(2, 1, 100, 256, "f16"), 8, ctas=4, least=16, ring=ring, run=2
+        ),
+        "drafts packs": cls(
+            8,
+            KvLayout(3, 2, 90, 64, "f16"),
+            16,
+            ctas=6,
+            least=16,
+            most=16,
+            ring=ring,
+            run=4,
+            packs=True,
+        ),
+        "drafts of three heads": cls(
+            6, KvLayout(2, 2, 90, 64, "f16"), 7, ctas=6, least=16, most=32, run=2
+        ),
+        "drafts of 40 rows": cls(2, KvLayout(9, 1, 60, 64, "f16"), 40, ctas=5, least=16, run=4),
+        "drafts in one chunk": cls(2, KvLayout(3, 1, 60, 64, "q8_0"), 9, ctas=2, run=2),
+    }

@@ -27,6 +27,8 @@ class LatentCta:
     def __init__(self, spec: FlashDecode, target: Target) -> None:
         layout = spec.layout
         self.spec, self.target, self.layout, self.tile = spec, target, layout, spec.tile
+        # a CTA takes one row
+        self.rows, self.has_holes = 1, False
         self.half = layout.dtype
         # the bits of an f32 that one of its two parts holds exactly
         self.high_bits = "0xFFFF0000" if self.half == "bf16" else "0xFFFFE000"

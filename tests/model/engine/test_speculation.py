@@ -29,7 +29,10 @@ from urdir.model.files.gguf import Gguf
 from urdir.model.memory.draft_settings import DraftSettings
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
+from urdir.ptxgen.kernels.attention.choice import LARGE_SHARED
+from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
 from urdir.ptxgen.kernels.speculation.ngram_drafts import NgramDrafts
+from urdir.ptxgen.target import Target
 
 RNG = np.random.default_rng(32)
 CONTEXT, VOCABULARY = 96, 37
@@ -283,9 +286,9 @@ def test_no_graph_is_recorded_for_the_last_drafts(
         session.steps.record([decode(8, 1, Output.GREEDY, drafted=True)])
         launch = session.queue.launch
 
-        def watched(shape: StepShape, batch: Batch, *rest: Any) -> None:
+        def watched(shape: StepShape, batch: Batch, *rest: Any, **more: Any) -> None:
             launched.append((shape.rows, batch.drafts))
-            launch(shape, batch, *rest)
+            launch(shape, batch, *rest, **more)
 
         session.queue.launch = watched  # type: ignore[method-assign]
         given(session, [request])
@@ -321,6 +324,29 @@ def test_replayed_steps_equal_launches_one_by_one(device: Device, weights: Weigh
     assert replayed.tokens == eager.tokens
     assert replayed.ending is not None
     assert replayed.ending.accepted_tokens > 5
+
+
+def test_rows_of_long_sequences_share_reads_of_keys(device: Device, weights: Weights) -> None:
+    """Two answers in default arithmetic, after more keys than attention reads unsplit: the same as
+    without drafts. A row is alone on devices whose SMs have less shared memory."""
+    shared = set()
+
+    class Watched:
+        def run(self, bound: execute.BoundPlan, stream: Any) -> None:
+            shared.update(k.run for k in bound.plan.kernels() if isinstance(k, FlashDecode))
+            execute.run(bound, bound.device, stream)
+
+    rng = np.random.default_rng(33)
+    prompts = [tuple(rng.integers(0, VOCABULARY, count).tolist()) for count in (560, 519)]
+    requests = [Request(prompt=prompt, settings=GREEDY, limit=24) for prompt in prompts]
+    settings = replace(PLAIN, context=640, exact=False, sequences=2)
+    with Session(device, weights, settings) as session:
+        plain = given(session, requests)
+    with Session(device, weights, replace(settings, drafts=FIXED), observer=Watched()) as session:
+        drafted = given(session, requests)
+    assert [each.tokens for each in drafted] == [each.tokens for each in plain]
+    assert sum(each.ending.accepted_tokens for each in drafted if each.ending) > 5
+    assert (4 in shared) == (Target.parse(device.native_target).sm in LARGE_SHARED)
 
 
 def test_drafts_by_chance_move_on_as_often(device: Device, weights: Weights) -> None:

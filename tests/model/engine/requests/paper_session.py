@@ -118,6 +118,8 @@ class PaperSession:
         assert all(sequence in batch.choosing for sequence in masks)
         self.launched.append(shape)
 
+    def begin_drafts(self, sequence: int, length: int) -> None: ...
+
     def in_use(self) -> AbstractContextManager[None]:
         return nullcontext()
 

@@ -166,11 +166,11 @@ def test_a_launch_fails_the_requests_of_its_step_alone(
     """One whose constraint waits for its last token has no row in it."""
     error, launch = UnforeseenError("launch"), session.queue.launch
 
-    def failing(shape: StepShape, batch: Any, lasts: Any, masks: Any) -> None:
+    def failing(shape: StepShape, batch: Any, *rest: Any, **more: Any) -> None:
         if any(s.end == 90 for s in batch.segments):
             assert not batch.decode
             raise error
-        launch(shape, batch, lasts, masks)
+        launch(shape, batch, *rest, **more)
 
     monkeypatch.setattr(session.queue, "launch", failing)
     plan = Scheduler._decode_rows

@@ -239,11 +239,11 @@ def test_a_step_that_fails_ends_its_requests_alone(
 ) -> None:
     launch, failures = engine.session.queue.launch, [1]
 
-    def failing(*args: Any) -> None:
+    def failing(*args: Any, **more: Any) -> None:
         if failures:
             failures.pop()
             raise ModelError("no such luck")
-        launch(*args)
+        launch(*args, **more)
 
     monkeypatch.setattr(engine.session.queue, "launch", failing)
     with Service(engine, engine.tokenizer) as service:
@@ -314,11 +314,11 @@ def test_constrained_answers_after_a_step_that_fails(
     """Those that had begun end with the error; those that wait are as good as new."""
     launch, launches = engine.session.queue.launch, 0
 
-    def failing(*args: Any) -> None:
+    def failing(*args: Any, **more: Any) -> None:
         nonlocal launches
         if (launches := launches + 1) == 3:
             raise ModelError("no such luck")
-        launch(*args)
+        launch(*args, **more)
 
     with Service(engine, engine.tokenizer) as service:
         expected = ask(service, CONSTRAINED)
