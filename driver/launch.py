@@ -25,7 +25,8 @@ class PackedArguments:
     """The arguments of one launch: their bytes, the pointer array to them, and their memory.
 
     ``address`` is the value for a driver call's ``kernelParams`` (0 without parameters), valid
-    while this object lives; ``regions`` are the memory of the pointers, by parameter name; ``data``
+    while this object lives; ``regions`` are the memory of the pointers, by parameter name, and
+    ``places`` their device addresses, in the same order; ``data``
     is the parameter block in PTX layout.
     """
 
@@ -38,14 +39,20 @@ class PackedArguments:
         "_storage",
         "address",
         "kernel",
+        "places",
         "regions",
     )
 
     def __init__(
-        self, kernel: Kernel, storage: Any, pointers: Any, regions: dict[str, Region | PinnedBuffer]
+        self,
+        kernel: Kernel,
+        storage: Any,
+        pointers: Any,
+        regions: dict[str, Region | PinnedBuffer],
+        places: tuple[int, ...],
     ) -> None:
         self.kernel = kernel
-        self.regions = regions
+        self.regions, self.places = regions, places
         self.address = ctypes.addressof(pointers) if len(pointers) else 0
         self._storage = storage
         self._pointers = pointers
@@ -107,12 +114,14 @@ def pack(kernel: Kernel, args: Mapping[str, Any], label: str = "") -> PackedArgu
     if args.keys() != declared.names:
         raise _wrong_names(declared, args, _where(kernel, label))
     regions: dict[str, Region | PinnedBuffer] = {}
-    values = []
+    values: list[Any] = []
+    places: list[int] = []
     for param, needed in zip(declared.params, declared.nbytes, strict=True):
         value = args[param.name]
         if param.is_pointer:
             regions[param.name] = value
             value = _address(kernel, param, needed, value, label)
+            places.append(value)
         values.append(value)
     try:
         block = declared.block.pack(*values)
@@ -121,7 +130,7 @@ def pack(kernel: Kernel, args: Mapping[str, Any], label: str = "") -> PackedArgu
     storage = (ctypes.c_uint8 * len(block)).from_buffer_copy(block)
     base = ctypes.addressof(storage)
     pointers = (ctypes.c_void_p * len(values))(*[base + at for at, _ in declared.layout])
-    return PackedArguments(kernel, storage, pointers, regions)
+    return PackedArguments(kernel, storage, pointers, regions, tuple(places))
 
 
 def launch(loaded: LoadedKernel, packed: PackedArguments, stream: Stream) -> None:

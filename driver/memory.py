@@ -227,6 +227,11 @@ class Slice(Region):
         """The allocation of the bytes."""
         return self._buffer
 
+    @property
+    def address(self) -> int:
+        """The device address of the first byte."""
+        return int(self._buffer.handle) + self.offset
+
     def __repr__(self) -> str:
         end = self.offset + self.nbytes
         return f"<Slice {self.name!r}, bytes [{self.offset}, {end}) of {self._buffer.name!r}>"

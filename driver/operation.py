@@ -37,8 +37,8 @@ class Launch:
         packed, declared = pack(self.kernel, self.args, self.label), signature(self.kernel)
         object.__setattr__(self, "packed", packed)
         uses = tuple(
-            _use(packed.regions[name], nbytes, access, name)
-            for name, nbytes, access in declared.pointers
+            Use(start, start + nbytes, access != "out", access != "in", name)
+            for (name, nbytes, access), start in zip(declared.pointers, packed.places, strict=True)
         )
         object.__setattr__(self, "_uses", uses)
         _check_uses(self)

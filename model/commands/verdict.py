@@ -12,9 +12,9 @@ from urdir.model.commands.report import size_text
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
+    from urdir.model.engine.budget import MemoryPlan
     from urdir.model.families.config import Config
     from urdir.model.files.model_file import ModelFile
-    from urdir.model.memory.budget import MemoryPlan
 
 #: Contexts for which the memory is shown, up to the model's own.
 _CONTEXTS = (4096, 16384, 65536)
@@ -40,6 +40,7 @@ def verdict_of(gguf: ModelFile, args: argparse.Namespace) -> Verdict:
     from urdir.model.engine.options import chosen_context
     from urdir.model.errors import ConfigError, UnsupportedError
     from urdir.model.families.config import Config
+    from urdir.model.measure.paper_device import paper_device
     from urdir.model.memory.weights import shares_of
     from urdir.ptxgen.tools.gpus import DEFAULT_GPU, GPUS
 
@@ -52,12 +53,13 @@ def verdict_of(gguf: ModelFile, args: argparse.Namespace) -> Verdict:
     contexts = _contexts(config, context)
     try:
         with open_group(args) as group:
-            sms = group[0].properties.sm_count
-            plans = [_plans(gguf, share, contexts, sms) for share in shares]
+            plans = [_plans(gguf, share, contexts, group[0]) for share in shares]
             needed = [plan[context] for plan in plans]
             runs, text = _judge(gguf, [*zip(group, needed, strict=True)], context)
     except DriverError as exc:
-        plans = [_plans(gguf, share, contexts, GPUS[DEFAULT_GPU].sm_count) for share in shares]
+        gpu = GPUS[DEFAULT_GPU]
+        with paper_device(gpu.target, gpu.sm_count) as device:
+            plans = [_plans(gguf, share, contexts, device) for share in shares]
         runs, text = False, f"cannot run here: {exc}"
     memory = [
         _needs(tokens, rank if len(plans) > 1 else None, plan[tokens])
@@ -75,7 +77,7 @@ def _count(gpus: int | tuple[int, ...] | None) -> int:
 def _needs(context: int, rank: int | None, plan: MemoryPlan) -> dict[str, int]:
     """Bytes by owner and in total, including the driver's; for one ``rank`` if there are
     several."""
-    from urdir.model.memory.budget import RESERVE_BYTES
+    from urdir.model.engine.budget import RESERVE_BYTES
 
     at = {"context": context} | ({} if rank is None else {"rank": rank})
     total = plan.total + RESERVE_BYTES
@@ -86,8 +88,8 @@ def _judge(
     gguf: ModelFile, ranks: Sequence[tuple[Device, MemoryPlan]], context: int
 ) -> tuple[bool, str]:
     """Whether each rank fits its device, and in words: of the rank that has the least left."""
+    from urdir.model.engine.budget import RESERVE_BYTES
     from urdir.model.engine.pieces import emulated_rate
-    from urdir.model.memory.budget import RESERVE_BYTES
 
     device, plan = min(ranks, key=lambda rank: rank[0].memory_info()[0] - rank[1].total)
     gpus = "a GPU needs" if len(ranks) == 1 else f"each of {len(ranks)} GPUs needs up to"
@@ -111,17 +113,20 @@ def _contexts(config: Config, context: int) -> list[int]:
 
 
 def _plans(
-    gguf: ModelFile, share: Config, contexts: Sequence[int], sm_count: int
+    gguf: ModelFile, share: Config, contexts: Sequence[int], device: Device
 ) -> dict[int, MemoryPlan]:
     """What a share of the model needs, by context."""
-    from urdir.model.memory.budget import MemoryPlan, SessionBudget
+    from urdir.model.engine.budget import MemoryPlan, SessionBudget
+    from urdir.model.lower.paper import paper_weights
     from urdir.model.memory.session_settings import SessionSettings
 
     return {
         tokens: MemoryPlan.of(
             gguf,
             share,
-            SessionBudget.of(share.at_context(tokens), sm_count, SessionSettings(tokens)),
+            SessionBudget.of(
+                paper_weights(gguf, share.at_context(tokens), device), SessionSettings(tokens)
+            ),
         )
         for tokens in contexts
     }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from urdir.driver.plan import Plan
 from urdir.model.engine.chain_drafts import Values
-from urdir.model.engine.drafts import Draft, DraftStep
+from urdir.model.engine.drafts import Draft, DraftShape, DraftStep
 from urdir.model.engine.speculation.draft import TokenRows, append_tokens_of
 from urdir.model.engine.speculation.draft_dflash import Block, DFlashDraft
 from urdir.model.engine.speculation.markov_tokens import append_markov_tokens
@@ -27,12 +28,19 @@ class BlockDraft(Draft):
 
     launches: DFlashDraft
 
-    def __init__(self, session: Session, *args: Any) -> None:
-        super().__init__(session, *args)
-        shape = self.shape
-        rows = shape.rows.rows, shape.slots, shape.block_rows
-        self.block = BlockRows(self.parts.own.device, *rows, session.stream)
-        self._owners.push(self.block)
+    def __init__(self, session: Session, shape: DraftShape, *args: Any) -> None:
+        with ExitStack() as owners:
+            rows = shape.rows.rows, shape.slots, shape.block_rows
+            block = BlockRows(session.parts.device, *rows, session.stream)
+            self.block = owners.enter_context(block)
+            super().__init__(session, shape, *args)
+            self._owners.push(owners.pop_all())
+
+    def _largest_steps(self) -> Iterator[DraftStep]:
+        """See `Draft`."""
+        yield from super()._largest_steps()
+        rows, keys = self.shape.block_rows, self.shape.cache.max_len
+        yield DraftStep("block", rows, keys, drafts=self.shape.slots)
 
     def propose(self, lasts: Sequence[tuple[int, int, int]], count: int) -> list[list[int]]:
         """See `Draft.propose`; what is given is kept first. A block always has all of its slots:
@@ -71,17 +79,17 @@ class BlockDraft(Draft):
         longest = max(position for _, position, _ in lasts) + slots
         return DraftStep("block", rows, self.session.shapes.keys(longest, 2), drafts=slots)
 
-    def plan(self, step: DraftStep) -> Plan:
-        """The launches of a step."""
+    def append(self, plan: Plan, step: DraftStep) -> None:
+        """Append the launches of a step."""
         if step.kind != "block":
-            return super().plan(step)
-        plan, block = Plan(f"draft block of {step.drafts}"), self.block
+            super().append(plan, step)
+            return
+        block = self.block
         rows = Rows(step.rows, step.keys, 0, block["sequence"], block["position"])
         tokens = TokenRows(block["tokens"], block.rows, block.slots, block["row"], block["slot"])
         slots = Block(step.drafts, block.rows, block["end"])
         self.launches.append_block(plan, rows, tokens, slots)
         self._append_choice(plan, rows)
-        return plan
 
     def _append_choice(self, plan: Plan, rows: Rows) -> None:
         """The tokens of the rows of blocks."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -60,14 +60,21 @@ class ChainDraft(Draft):
 
     # ---- plans ----
 
-    def plan(self, step: DraftStep) -> Plan:
-        """The launches of a step."""
+    def _largest_steps(self) -> Iterator[DraftStep]:
+        """See `Draft`."""
+        yield from super()._largest_steps()
+        keys, rows = self.shape.cache.max_len, self.shape.rows.rows
+        for count in dict.fromkeys((1, rows)):
+            yield from (DraftStep("head", count, keys, head) for head in range(self.launches.heads))
+
+    def append(self, plan: Plan, step: DraftStep) -> None:
+        """Append the launches of a step."""
         if step.kind not in ("head", "drafts"):
-            return super().plan(step)
-        plan, rows = Plan(f"draft {step.kind}"), self._rows(step)
+            super().append(plan, step)
+            return
+        rows = self._rows(step)
         if step.kind == "head":
             given = self.parts.own.work[GIVEN]
             self.launches.append_head(plan, rows, step.head, self._tokens, given)
         else:
             append_drafts(plan, self.launches, self.parts, rows, self.chain, step.drafts)
-        return plan

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from urdir.model.engine.block_drafts import BlockDraft
+from urdir.model.engine.budget import MemoryPlan, SessionBudget, check_context
 from urdir.model.engine.chain_drafts import ChainDraft
 from urdir.model.engine.drafts import Draft, DraftShape
 from urdir.model.engine.session import Session
@@ -33,7 +34,7 @@ from urdir.model.families.draft_file import DraftConfig, read_token_map
 from urdir.model.families.eagle3 import eagle3
 from urdir.model.families.gemma4_assistant import Gemma4Assistant, gemma4_assistant
 from urdir.model.families.tapped import nextn_heads, tapped
-from urdir.model.memory.budget import MemoryPlan, SessionBudget, check_context
+from urdir.model.lower.paper import paper_weights
 from urdir.model.memory.draft_model import DraftModel
 from urdir.model.memory.weights import Weights, weight_sizes
 from urdir.model.text.same_vocabulary import check_same_vocabulary
@@ -198,7 +199,7 @@ def open_pair(pair: Pair, device: Device, settings: SessionSettings, most: int) 
     slots = 1 if pair.slots == 1 else most + pair.slots - pair.most
     source = pair.config if pair.shares_cache else None
     shape = DraftShape(pair.own, settings, pair.widths, most, slots, source)
-    budget = SessionBudget.of(pair.config, device.properties.sm_count, settings)
+    budget = SessionBudget.of(paper_weights(pair.gguf, pair.config, device), settings)
     plan = MemoryPlan.of(pair.gguf, pair.config, budget)
     more = sum(weight_sizes(pair.file, pair.own).values()) if pair.file else 0
     beside = plan.workspace + shape.nbytes(device)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -22,13 +22,15 @@ from urdir.model.engine.speculation.draft import (
     TokenRows,
 )
 from urdir.model.errors import ModelError
+from urdir.model.lower.paper import Needs, PaperWorkspace, needs_of
 from urdir.model.lower.parts import LayerParts
 from urdir.model.lower.rows import Rows
+from urdir.model.lower.sheet import Sheet
 from urdir.model.memory.buckets import chunks_of, row_bucket
 from urdir.model.memory.cache_shape import CacheShape
-from urdir.model.memory.draft_memory import DraftRows, DraftRowsShape, draft_workspace_sizes
+from urdir.model.memory.draft_memory import DraftRows, DraftRowsShape, draft_workspace
 from urdir.model.memory.kv_cache import KvCache
-from urdir.model.memory.workspace import open_workspace
+from urdir.model.memory.workspace import Workspace, WorkspaceShape
 from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class DraftShape:
     """What a draft with layers as ``config`` describes takes on a device beside its weights, for
-    sessions of ``settings``; ``widths`` as `draft_workspace_sizes` has them, zeros at first.
+    sessions of ``settings``; ``widths`` as `draft_workspace` has them, zeros at first.
     ``most`` tokens at most are drafted at once, of a block by as many ``slots``, else one after the
     other. Its layers read the cache of ``source``, the model, if one is given, and have none."""
 
@@ -81,9 +83,9 @@ class DraftShape:
         owners = tuple(shape.owners[layer] for layer in sources if layer is not None)
         return replace(shape, owners=owners)
 
-    def workspace(self, sm_count: int) -> dict[str, int]:
-        """Bytes of intermediates by name."""
-        return draft_workspace_sizes(
+    def workspace(self, sm_count: int) -> WorkspaceShape:
+        """What outlives a launch of a step; there is no room for its values yet."""
+        return draft_workspace(
             self.config,
             self.cache,
             self.block_rows,
@@ -94,10 +96,10 @@ class DraftShape:
         )
 
     def nbytes(self, device: Device) -> int:
-        """Bytes on a device."""
-        sizes = self.rows.sizes() | self.workspace(device.properties.sm_count)
+        """Bytes on a device, without room for the values of a step."""
         own = {} if self.source else self.cache.sizes()
-        return sum((own | sizes).values())
+        sizes = sum((own | self.rows.sizes()).values())
+        return sizes + self.workspace(device.properties.sm_count).nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,17 +142,14 @@ class Draft(Owner):
             self.cache: KvCache | None = None
             if shape.source is None:
                 self.cache = owners.enter_context(KvCache(device, shape.cache, stream))
-            sizes = shape.workspace(device.properties.sm_count)
-            work = owners.enter_context(open_workspace(device, sizes, "draft workspace"))
-            for name in shape.widths:
-                work[name].fill(0)
+            kept = shape.workspace(device.properties.sm_count)
             self.rows = owners.enter_context(DraftRows(device, shape.rows, stream))
             own = LayerParts(
                 device=device,
                 config=shape.config,
                 weights=weights,
                 cache=self.cache or target.cache,
-                work=work,
+                work=cast("Workspace", PaperWorkspace(kept)),
                 exact=target.exact,
             )
             places = None
@@ -162,7 +161,32 @@ class Draft(Owner):
             at = self.rows["token_position"]
             self.parts = DraftParts(target=target, own=own, token_map=places, token_position=at)
             self.launches = launches(self.parts)
+            sized = self._with_room(kept)
+            work = owners.enter_context(Workspace(device, sized, "draft workspace"))
+            for name in shape.widths:
+                work[name].fill(0)
+            self.parts = replace(self.parts, own=replace(own, work=work))
+            self.launches = launches(self.parts)
             self._owners = owners.pop_all()
+
+    def _with_room(self, kept: WorkspaceShape) -> WorkspaceShape:
+        """The workspace with room for the values of the largest steps, which are lowered for it
+        while ``parts`` has one of paper."""
+        needs = Needs()
+        for step in self._largest_steps():
+            sheet = Sheet(self.parts.own.work)
+            self.append(cast("Plan", sheet), step)
+            needs = needs.most(needs_of(sheet))
+        return replace(kept, zeroed={**kept.zeroed, **needs.zeroed}, room=needs.room)
+
+    def _largest_steps(self) -> Iterator[DraftStep]:
+        """Steps whose values need the most room."""
+        keys, rows = self.shape.cache.max_len, self.shape.rows.rows
+        yield DraftStep("given", rows)
+        for count in dict.fromkeys((1, rows, self.shape.chunk)):
+            prompt = count == self.shape.chunk > 1
+            for head in range(self.launches.heads):
+                yield DraftStep("keys", count, keys, head, prompt=prompt)
 
     # ---- hidden states that the target gives ----
 
@@ -234,13 +258,18 @@ class Draft(Owner):
 
     def plan(self, step: DraftStep) -> Plan:
         """The launches of a step."""
-        plan, rows = Plan(f"draft {step.kind}"), self._rows(step)
+        plan = Plan(f"draft {step.kind}")
+        self.append(plan, step)
+        return plan
+
+    def append(self, plan: Plan, step: DraftStep) -> None:
+        """Append the launches of a step."""
+        rows = self._rows(step)
         if step.kind == "given":
             self.launches.append_given(plan, rows)
         else:
             given = self.parts.own.work[GIVEN]
             self.launches.append_keys(plan, rows, step.head, self._tokens, given)
-        return plan
 
     @property
     def _tokens(self) -> TokenRows:

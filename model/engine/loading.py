@@ -134,9 +134,9 @@ def _open_parts(opening: Opening, options: EngineOptions) -> EngineParts:
     )
     opening.open_devices(group)
     # imported while the device is opened
+    from urdir.model.engine.fitting import fitting_settings
     from urdir.model.engine.session import Session
     from urdir.model.engine.speculation.model_source import Drafter
-    from urdir.model.memory.fitting import fitting_settings
     from urdir.model.memory.weights import Weights, shares_of
 
     context = options.chosen_context(config)

@@ -150,7 +150,7 @@ def _usual_drafts(draft: str | os.PathLike[str] | SyntheticModel) -> DraftSettin
 def chosen_context(config: Config, context: int | None, most: int = DEFAULT_CONTEXT) -> int:
     """Tokens of context for a model: ``context``, 0 being the model's, or where that is None the
     smaller of the model's and ``most``. SettingsError for more than the model's."""
-    from urdir.model.memory.budget import check_context
+    from urdir.model.engine.budget import check_context
 
     if context is None:
         return min(most, config.context_length)

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
+from urdir.model.engine.budget import MemoryPlan, SessionBudget, check_context
 from urdir.model.engine.realizar.eager import EagerSteps
 from urdir.model.engine.session import Session
 from urdir.model.families.config import Config
-from urdir.model.memory.budget import MemoryPlan, SessionBudget, check_context
+from urdir.model.lower.paper import paper_weights
 from urdir.model.memory.pages import common_length
 from urdir.model.memory.weights import Weights
 from urdir.model.owner import Owner
@@ -28,7 +29,7 @@ def open_alone(
     is too little memory."""
     check_context(config, settings.context)
     config = config.at_context(settings.context)
-    budget = SessionBudget.of(config, device.properties.sm_count, settings)
+    budget = SessionBudget.of(paper_weights(gguf, config, device), settings)
     MemoryPlan.of(gguf, config, budget).check(device)
     with ExitStack() as owners:
         weights = owners.enter_context(Weights.load(gguf, config, device))

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+from urdir.model.engine.budget import SessionBudget
+from urdir.model.engine.draft_room import with_draft_room
 from urdir.model.engine.runner import Observer, Steps
 from urdir.model.engine.stages import ChainedSteps, Place, building_layers
 from urdir.model.engine.step import building
+from urdir.model.lower.paper import PaperWorkspace
 from urdir.model.lower.parts import StepParts
-from urdir.model.memory.budget import SessionBudget
 from urdir.model.memory.device_state import DecodeState
 from urdir.model.memory.exchange import Exchange, RankExchange
 from urdir.model.memory.kv_cache import KvCache
 from urdir.model.memory.recurrent_state import RecurrentState
 from urdir.model.memory.storage import SequenceStorage
-from urdir.model.memory.workspace import open_workspace
+from urdir.model.memory.workspace import Workspace
 from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
@@ -63,18 +66,23 @@ class Rank(Owner):
             recurrent = owners.enter_context(RecurrentState(device, budget.recurrent, stream, held))
             states = [rank.parts.state for rank in followers]
             state = owners.enter_context(DecodeState(device, budget.state, stream, states))
-            work = owners.enter_context(open_workspace(device, budget.workspace))
-            self.parts = StepParts(
+            paper = cast("Workspace", PaperWorkspace(budget.workspace))
+            parts = StepParts(
                 device=device,
                 config=weights.config,
                 weights=weights,
                 cache=cache,
                 state=state,
-                work=work,
+                work=paper,
                 exact=exact,
                 recurrent=recurrent,
                 exchange=exchange,
             )
+            shape = budget.workspace
+            if drafter is not None:
+                shape = with_draft_room(drafter, parts, cache, stream, budget.shapes, shape)
+            work = owners.enter_context(Workspace(device, shape))
+            self.parts = replace(parts, work=work)
             self.source = None
             if drafter is not None:
                 self.source = owners.enter_context(drafter.open(self.parts, cache, stream))
@@ -107,7 +115,7 @@ def open_ranks(
     """Open a rank for each of ``weights``, closed by ``owners``.
 
     Returns the first rank, which leads the others, and the exchange of several ranks."""
-    budgets = [budget_of(each, settings) for each in weights]
+    budgets = [SessionBudget.of(each, settings) for each in weights]
     exchange, shape = None, budgets[0].exchange
     if shape is not None:
         exchange = owners.enter_context(Exchange([each.device for each in weights], shape))
@@ -125,8 +133,3 @@ def open_ranks(
         )
         ranks.insert(0, owners.enter_context(rank))
     return ranks[0], exchange
-
-
-def budget_of(weights: Weights, settings: SessionSettings) -> SessionBudget:
-    """What a session takes beside some weights, on their device."""
-    return SessionBudget.of(weights.config, weights.device.properties.sm_count, settings)

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from urdir.model.engine.batch import ShapeBuckets
+from urdir.model.engine.budget import SessionBudget, check_context
 from urdir.model.engine.decode_graphs import DecodeGraphs
-from urdir.model.engine.rank import budget_of, open_ranks
+from urdir.model.engine.rank import open_ranks
 from urdir.model.engine.runner import Observer
 from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.engine.step_queue import StepQueue
 from urdir.model.errors import ContextFullError, ModelError, UnsupportedError
-from urdir.model.lower.attend import segment_alignment
-from urdir.model.lower.rows import state_alignment
-from urdir.model.memory.buckets import choosing_rows
-from urdir.model.memory.budget import SessionBudget, check_context
 from urdir.model.memory.session_settings import SessionSettings
-from urdir.model.memory.walk import Walk
 from urdir.model.memory.weights import Weights
 from urdir.model.owner import Owner
 
@@ -59,7 +53,7 @@ class Session(Owner):
         self.context = settings.context
         self.sequences = settings.sequences
         self.weights = weights
-        self.shapes = _shapes(device, weights, settings, budget_of(weights, settings))
+        self.shapes = SessionBudget.of(weights, settings).shapes
         self._user = threading.Lock()
         with ExitStack() as owners:
             all_weights = (weights, *peers)
@@ -121,29 +115,3 @@ def _check_drafts(weights: Weights) -> None:
             "drafts of the next tokens: the model is split by layers, which is not supported: open "
             "it without drafts"
         )
-
-
-def _shapes(
-    device: Device, weights: Weights, settings: SessionSettings, budget: SessionBudget
-) -> ShapeBuckets:
-    """The shapes of the steps of a session."""
-    config = weights.config
-    alignment, walk = state_alignment(config), None
-    if not settings.exact:
-        target, cache = device.native_target, budget.cache
-        walk = Walk.of(config, cache.max_len, budget.chunks[-1], target)
-        aligned = [segment_alignment(config, cache, target), 1 if walk is None else walk.rows]
-        if (draft := settings.draft_model) is not None:
-            own = cache.after(config.n_layers)
-            aligned.append(segment_alignment(draft.config, own, target))
-        alignment = math.lcm(alignment, *aligned)
-    apart = not (settings.exact or walk) and any(m.written_out for m in config.attentions)
-    return ShapeBuckets.of(
-        budget.chunks,
-        budget.cache.max_len,
-        choosing_rows(settings.sequences),
-        alignment,
-        begin_apart=apart,
-        walk=walk,
-        drafts=0 if settings.drafts is None else settings.drafts.most,
-    )

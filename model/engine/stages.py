@@ -26,8 +26,9 @@ from urdir.model.layers.ends import embedding, head
 from urdir.model.layers.model import layers
 from urdir.model.lower.parts import StepParts
 from urdir.model.lower.rows import Rows
+from urdir.model.lower.sheet import Sheet
 from urdir.model.lower.step import lower, lowering
-from urdir.model.memory.workspace import PASSED
+from urdir.model.memory.workspace import PASSED, RECEIVED
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
@@ -35,37 +36,52 @@ if TYPE_CHECKING:
 
 
 def building_layers(parts: StepParts, shape: StepShape) -> Generator[None, None, Plan]:
-    """The plan of one rank's layers for one step, in small pieces: of rank 0 the embedding, too.
-    The stream after them is `PASSED`."""
+    """The plan of one rank's layers for one step, in small pieces."""
+    stage = parts.config.stage
+    assert stage is not None
+    plan = Plan(f"layers from {stage.first} on, {shape.rows} rows, {shape.keys} keys")
+    yield from stage_launches(plan, parts, shape)
+    return plan
+
+
+def stage_launches(
+    plan: Plan | Sheet, parts: StepParts, shape: StepShape
+) -> Generator[None, None, None]:
+    """Append one rank's layers to a plan, or to a sheet, in pieces: of rank 0 the embedding, too.
+    The stream before them is `RECEIVED`, after them `PASSED`."""
     config, work = parts.config, parts.work
     assert config.stage is not None
     first, last = config.stage.rank == 0, config.stage.rank == config.stage.ranks - 1
     parts = replace(parts, config=replace(config, output_norm=None))  # no norm follows here
-    plan = Plan(f"layers from {config.stage.first} on, {shape.rows} rows, {shape.keys} keys")
     rows, outputs = rows_of(parts, shape)
     outputs, wanted = outputs if last else None, shape.output is not Output.NONE
     step = StepOps(parts.config, rows.count)
     x = embedding(step) if first else step.graph.input(step.stream())
-    fixed = {} if first else {x: work["hidden"]}
+    fixed = {} if first else {x: work[RECEIVED]}
     count = None if outputs is None else outputs.rows.count
     y = layers(step, x, count, wanted=wanted)
     fixed |= {} if y is None else {y: work[PASSED]}
     yield from lowering(plan, parts, rows, step.graph, outputs, fixed)
-    return plan
 
 
 def building_output(parts: StepParts, shape: StepShape) -> Generator[None, None, Plan]:
     """The plan of what rank 0 makes of the last rank's rows."""
     plan = Plan(f"{shape.output.value} of {_outputs(shape)} rows")
     if shape.output is not Output.NONE:
-        rows = Rows.of(parts.state, _outputs(shape), shape.keys)
-        step = StepOps(parts.config, rows.count)
-        x = step.graph.input(step.stream())
-        head(step, x)
-        lower(plan, parts, rows, step.graph, fixed={x: parts.work["hidden"]})
+        rows = append_head(plan, parts, shape)
         append_output(plan, parts, rows, shape.output)
     yield
     return plan
+
+
+def append_head(plan: Plan | Sheet, parts: StepParts, shape: StepShape) -> Rows:
+    """Append the logits of the last rank's rows; returns these."""
+    rows = Rows.of(parts.state, _outputs(shape), shape.keys)
+    step = StepOps(parts.config, rows.count)
+    x = step.graph.input(step.stream())
+    head(step, x)
+    lower(plan, parts, rows, step.graph, fixed={x: parts.work[RECEIVED]})
+    return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +97,7 @@ class Place:
 
     def received(self, rows: int) -> Slice:
         """The stream before them."""
-        return self.parts.work["hidden"].slice(0, self._nbytes(rows))
+        return self.parts.work[RECEIVED].slice(0, self._nbytes(rows))
 
     def positions(self) -> Slice:
         """The rows of a decode step: sequences and positions."""

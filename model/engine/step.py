@@ -14,6 +14,7 @@ from urdir.model.layers.ends import embedding, head
 from urdir.model.layers.model import layers
 from urdir.model.lower.parts import StepParts
 from urdir.model.lower.rows import OutputRows, Rows
+from urdir.model.lower.sheet import Sheet
 from urdir.model.lower.step import lowering
 from urdir.ptxgen.kernels.adjust_logits import AdjustLogits
 from urdir.ptxgen.kernels.advance import Advance
@@ -35,6 +36,21 @@ def building(
     steps = "step" if shape.steps == 1 else f"steps x {shape.steps}"
     plan = Plan(f"{shape.kind} {steps}, {shape.rows} rows, {shape.keys} keys")
     yield from append_placed_rows(plan, parts, shape, source)
+    yield from model_launches(plan, parts, shape)
+    rows, outputs = rows_of(parts, shape)
+    if source is not None:
+        yield from source.append_kept(plan, parts, shape, rows)
+    if shape.output is not Output.NONE:
+        append_output(plan, parts, outputs.rows if outputs else rows, shape.output)
+    # What differs from step to step is in device memory, moved on by "advance".
+    plan.extend([*plan] * (shape.steps - 1))
+    return plan
+
+
+def model_launches(
+    plan: Plan | Sheet, parts: StepParts, shape: StepShape
+) -> Generator[None, None, None]:
+    """Append embedding, layers and head to a plan, or to a sheet, in pieces."""
     rows, outputs = rows_of(parts, shape)
     wanted = shape.output is not Output.NONE
     step = StepOps(parts.config, rows.count)
@@ -43,13 +59,6 @@ def building(
     if x is not None and wanted:
         head(step, x)
     yield from lowering(plan, parts, rows, step.graph, outputs)
-    if source is not None:
-        yield from source.append_kept(plan, parts, shape, rows)
-    if wanted:
-        append_output(plan, parts, outputs.rows if outputs else rows, shape.output)
-    # What differs from step to step is in device memory, moved on by "advance".
-    plan.extend([*plan] * (shape.steps - 1))
-    return plan
 
 
 def rows_of(parts: StepParts, shape: StepShape) -> tuple[Rows, OutputRows | None]:

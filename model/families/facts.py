@@ -17,6 +17,7 @@ from urdir.model.families.recurrent import (
     KimiDelta,
     Lightning,
     Recurrence,
+    Recurrent,
     Selective,
     ShortConv,
 )
@@ -101,6 +102,8 @@ def _network(network: Network) -> Facts:
             return {"kind": "delta rule by channel", **_kimi_delta(network)}
         case Lightning():
             return {"kind": "lightning attention", **_lightning(network)}
+        case Recurrent():
+            return {"kind": network.kind, "state": sum(network.state.values())}
         case Dense():
             return {"kind": "feed-forward", **_dense(network)}
         case Mixture():

@@ -16,30 +16,12 @@ from dataclasses import dataclass, replace
 
 from urdir.model.families.attention import Attention
 from urdir.model.families.feed_forward import Dense, Mixture
-from urdir.model.families.recurrent import (
-    KimiDelta,
-    Lightning,
-    Recurrence,
-    Recurrent,
-    Selective,
-    ShortConv,
-)
+from urdir.model.families.recurrent import Recurrent
 from urdir.model.families.stored import Linear, Normalization, StoredVector
 from urdir.ptxgen.kernels.activation import Activation
 
 #: The last two: a single matrix (Deci), f(x) without a matrix (Refact).
-Network = (
-    Attention
-    | ShortConv
-    | Recurrence
-    | Selective
-    | KimiDelta
-    | Lightning
-    | Dense
-    | Mixture
-    | Linear
-    | Activation
-)
+Network = Attention | Recurrent | Dense | Mixture | Linear | Activation
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from urdir.model.errors import UnsupportedError
 from urdir.model.families.reader import Presence, Reader
@@ -39,8 +39,31 @@ class Convolution:
         return self.channels * (self.taps - 1)
 
 
+class Recurrent:
+    """A mixer that keeps a state per sequence. It is a frozen dataclass of the places of its
+    weights; its layer is in `layers.recurrent`. Ranks have all of it unless `share_recurrent` cuts
+    it.
+    """
+
+    __slots__ = ()
+    #: What it is, for printing.
+    kind: ClassVar[str] = "recurrent mixer"
+    #: The product of its result.
+    o: Linear
+
+    @property
+    def state(self) -> Mapping[str, int]:
+        """Number of values of a sequence's state, by the kernels' parameter names."""
+        raise NotImplementedError
+
+    @property
+    def convolutions(self) -> Mapping[str, Convolution]:
+        """Its convolutions over tokens, by the name of their tail in the state."""
+        return {}
+
+
 @dataclass(frozen=True, slots=True)
-class ShortConv:
+class ShortConv(Recurrent):
     """o (output_gate x * conv(input_gate x * values x)): the mixer of LFM2."""
 
     values: Linear
@@ -61,7 +84,7 @@ class ShortConv:
 
 
 @dataclass(frozen=True, slots=True)
-class Recurrence:
+class Recurrence(Recurrent):
     """Linear attention with a decaying state: the mixer of Qwen 3.5 and of Mamba-2,
 
         o (f(recurrence(silu(conv(mixed x)), alpha x, beta x), gate x))
@@ -112,7 +135,7 @@ class Recurrence:
 
 
 @dataclass(frozen=True, slots=True)
-class Selective:
+class Selective(Recurrent):
     """Mamba's selective scan, with u = silu(conv(mixed x)):
 
         o (scan(u, step norm(low u), norm(b u), norm(c u)) * silu(gate x))
@@ -167,7 +190,7 @@ class Convolved:
 
 
 @dataclass(frozen=True, slots=True)
-class KimiDelta:
+class KimiDelta(Recurrent):
     """Kimi Delta Attention (arXiv 2510.26692): the gated delta rule with a gate per key channel:
 
         o (norm(recurrence(q, k, v, decay x, beta x)) * sigmoid(gate x))
@@ -222,7 +245,7 @@ class KimiDelta:
 
 
 @dataclass(frozen=True, slots=True)
-class Lightning:
+class Lightning(Recurrent):
     """Lightning attention (arXiv 2401.04658; MiniMax-01, arXiv 2501.08313): linear attention with
     fixed decays, ``slopes``:
 
@@ -266,7 +289,8 @@ class Lightning:
         return {"state": self.heads * self.dim * self.dim}
 
 
-Recurrent = ShortConv | Recurrence | Selective | KimiDelta | Lightning
+#: Mixers with `GatedRecurrence`, whose states decay.
+Decaying = Recurrence | Selective | KimiDelta | Lightning
 
 
 def convolution(

@@ -2,7 +2,7 @@
 convolutions.
 
 Key heads shared by several value heads are on every rank with one of these. A mixer whose norm
-spans all heads is replicated.
+spans all heads is replicated, and so is one that is not named here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from urdir.model.families.recurrent import (
     Convolution,
     Convolved,
     KimiDelta,
-    Lightning,
     Recurrence,
     Recurrent,
     Selective,
@@ -24,7 +23,7 @@ from urdir.model.families.stored import Run
 
 
 def share_of_recurrent(of: Recurrent, cut: Cut) -> Recurrent:
-    """Cut heads or channels, if possible."""
+    """Cut heads or channels, if possible; all of it otherwise."""
     match of:
         case ShortConv():
             return _short_conv(of, cut)
@@ -34,8 +33,8 @@ def share_of_recurrent(of: Recurrent, cut: Cut) -> Recurrent:
             return _selective(of, cut)
         case KimiDelta():
             return _kimi_delta(of, cut)
-        case Lightning():
-            return of  # its norm spans all heads
+        case _:  # the norm of lightning attention spans all heads
+            return of
 
 
 def _short_conv(of: ShortConv, cut: Cut) -> ShortConv:

@@ -6,7 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from urdir.model.families.recurrent import Convolution, KimiDelta, Lightning, Recurrence, Selective
+from urdir.model.families.recurrent import (
+    Convolution,
+    Decaying,
+    KimiDelta,
+    Lightning,
+    Recurrence,
+    Selective,
+)
 from urdir.model.families.stored import StoredVector
 from urdir.model.graph.evaluation import Evaluation, Floats
 from urdir.model.graph.ops import Op
@@ -64,7 +71,7 @@ class Recur(Op):
     word = "recur"
     inputs: tuple[Tensor, ...]
     roles: tuple[str, ...]
-    mixer: Recurrence | KimiDelta | Lightning | Selective
+    mixer: Decaying
     layer: int
 
     def __post_init__(self) -> None:

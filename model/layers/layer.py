@@ -5,13 +5,7 @@ from __future__ import annotations
 from urdir.model.families.attention import Attention
 from urdir.model.families.feed_forward import Dense, Mixture
 from urdir.model.families.layers import Block, Branch, LayerConfig, LayerEmbedding
-from urdir.model.families.recurrent import (
-    KimiDelta,
-    Lightning,
-    Recurrence,
-    Selective,
-    ShortConv,
-)
+from urdir.model.families.recurrent import Recurrent
 from urdir.model.families.stored import Linear
 from urdir.model.graph.ops import Add, Columns, Copy, Gate, Recall, ScaleBy
 from urdir.model.graph.tensor import BRANCH, STREAM, Tensor
@@ -20,8 +14,7 @@ from urdir.model.layers.builder import LayerOps, StepOps
 from urdir.model.layers.dense import activation, dense, linear
 from urdir.model.layers.mla import cached_latents, latent_attention
 from urdir.model.layers.moe import mixture
-from urdir.model.layers.recurrent import kimi_delta, lightning, recurrence, short_conv
-from urdir.model.layers.scan import selective
+from urdir.model.layers.recurrent import state_mixer
 from urdir.ptxgen.kernels.activation import Activation
 
 
@@ -145,13 +138,11 @@ def _network(at: LayerOps, branch: Branch, x: Tensor, start: Tensor, scale: floa
     network = branch.network
     if isinstance(network, Mixture):
         return mixture(at, network, x, branch.norm, start, scale)
-    if isinstance(network, Lightning):
-        return lightning(at, network, x, branch.norm, scale)
+    if isinstance(network, Recurrent):
+        return state_mixer(at, network, x, branch.norm, scale)
     if isinstance(network, Dense | Linear | Activation):
         return _feed_forward(at, network, at.norm("ffn_norm", x, branch.norm), scale)
     x = at.norm("attn_norm", x, branch.norm)
-    if not isinstance(network, Attention):
-        return _state_mixer(at, network, x, scale)
     made = attention if network.latent is None else latent_attention
     return made(at, network, x, scale)
 
@@ -167,24 +158,6 @@ def _feed_forward(
             return linear(at, network, x, scale)
         case Activation():
             return activation(at, network, x, scale)
-
-
-def _state_mixer(
-    at: LayerOps,
-    network: ShortConv | Recurrence | KimiDelta | Selective,
-    x: Tensor,
-    scale: float,
-) -> Tensor:
-    """scale * a mixer that keeps a state, of x."""
-    match network:
-        case ShortConv():
-            return short_conv(at, network, x, scale)
-        case Recurrence():
-            return recurrence(at, network, x, scale)
-        case KimiDelta():
-            return kimi_delta(at, network, x, scale)
-        case Selective():
-            return selective(at, network, x, scale)
 
 
 def _end(at: LayerOps, config: LayerConfig, x: Tensor) -> Tensor:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from urdir.model.families.recurrent import (
     Convolution,
+    Decaying,
     KimiDelta,
     Lightning,
     Recurrence,
     Recurrent,
+    Selective,
     ShortConv,
 )
 from urdir.model.families.stored import Linear, Normalization
-from urdir.model.graph.ops import Activate, Gate
-from urdir.model.graph.recurrent import Convolve, GatedNorm, Recur
+from urdir.model.graph.ops import Activate, Gate, Norm
+from urdir.model.graph.recurrent import Convolve, GatedNorm, Recur, Scan
 from urdir.model.graph.tensor import Tensor
 from urdir.model.layers.builder import LayerOps
 from urdir.ptxgen.kernels.activation import Activation
@@ -24,8 +26,11 @@ SILU, SIGMOID = Activation("silu"), Activation("sigmoid")
 GATE = "recurrent gate"
 
 
-def short_conv(at: LayerOps, mixer: ShortConv, x: Tensor, scale: float) -> Tensor:
+def short_conv(
+    at: LayerOps, mixer: ShortConv, x: Tensor, norm: Normalization | None, scale: float
+) -> Tensor:
     """scale * o (output_gate x * conv(input_gate x * values x))."""
+    x = at.norm("attn_norm", x, norm)
     label = "shortconv.in_proj"
     values = at.product(label, x, mixer.values, "mixed")
     before = at.product(label, x, mixer.input_gate, "input gate")
@@ -36,8 +41,11 @@ def short_conv(at: LayerOps, mixer: ShortConv, x: Tensor, scale: float) -> Tenso
     return at.finish("shortconv.out_proj", at.graph.add(op), mixer.o, scale)
 
 
-def recurrence(at: LayerOps, mixer: Recurrence, x: Tensor, scale: float) -> Tensor:
+def recurrence(
+    at: LayerOps, mixer: Recurrence, x: Tensor, norm: Normalization | None, scale: float
+) -> Tensor:
     """scale * o (f(recurrence(silu(conv(mixed x)), alpha x, beta x), gate x))."""
+    x = at.norm("attn_norm", x, norm)
     wanted = [("mixed", mixer.mixed), (GATE, mixer.gate), ("alpha", mixer.alpha)]
     wanted += [] if mixer.beta is None else [("beta", mixer.beta)]
     made = {name: at.product("ssm_in", x, of, name) for name, of in wanted}
@@ -49,8 +57,11 @@ def recurrence(at: LayerOps, mixer: Recurrence, x: Tensor, scale: float) -> Tens
     return at.finish("ssm_out", _gated(at, mixer, y, made[GATE]), mixer.o, scale)
 
 
-def kimi_delta(at: LayerOps, mixer: KimiDelta, x: Tensor, scale: float) -> Tensor:
+def kimi_delta(
+    at: LayerOps, mixer: KimiDelta, x: Tensor, norm: Normalization | None, scale: float
+) -> Tensor:
     """scale * o (norm(recurrence) * sigmoid(gate x))."""
+    x = at.norm("attn_norm", x, norm)
     wanted = [(f"mixed {name}", part.linear) for name, part in mixer.parts.items()]
     wanted.append(("beta", mixer.beta))
     low = []
@@ -101,6 +112,40 @@ def lightning(
     return at.finish("attn_output", y, mixer.o, scale)
 
 
+def selective(
+    at: LayerOps, mixer: Selective, x: Tensor, norm: Normalization | None, scale: float
+) -> Tensor:
+    """scale * o (scan(...) * silu(gate x)); see `Selective`."""
+    x = at.norm("attn_norm", x, norm)
+    mixed = at.product("ssm_in", x, mixer.mixed, "mixed")
+    gate = at.product("ssm_in", x, mixer.gate, GATE)
+    u = convolve(at, "ssm_conv1d", mixed, mixer.conv, "convolved")
+    parts = [
+        ("low", mixer.low, mixer.low_norm),
+        ("scan b", mixer.b, mixer.b_norm),
+        ("scan c", mixer.c, mixer.c_norm),
+    ]
+    made = {name: at.product("ssm_x", u, of, name) for name, of, _ in parts}
+    for name, of, norm in parts:
+        if of.matrix.columns is not None:
+            made[name] = at.add_ranks(f"ssm_{name}", made[name], name)
+        if norm is not None:
+            y = Tensor(name, x.rows, of.rows)
+            made[name] = at.graph.add(Norm(at.name(f"ssm_{name}_norm"), y, made[name], norm))
+    heads = Tensor("heads", x.rows, mixer.conv.channels)
+    b, c = made["scan b"], made["scan c"]
+    if not mixer.heads:
+        step = at.product("ssm_dt", made["low"], mixer.step, "alpha")
+        label = at.name("ssm_scan")
+        y = at.graph.add(Scan(label, heads, step, u, gate, b, c, mixer, at.index))
+        return at.finish("ssm_out", y, mixer.o, scale)
+    # the kernel adds the bias
+    step = at.product("ssm_dt", made["low"], Linear(mixer.step.matrix), "alpha")
+    inputs = {"q_heads": c, "k_heads": b, "v_heads": u, "alpha": step}
+    y = gated_by_silu(at, recur(at, "ssm_scan", mixer, inputs, heads), gate)
+    return at.finish("ssm_out", y, mixer.o, scale)
+
+
 # ---- parts of mixers ----
 
 
@@ -120,10 +165,9 @@ def convolve(
 
 
 def recur(
-    at: LayerOps, label: str, mixer: Recurrent, inputs: Mapping[str, Tensor], y: Tensor
+    at: LayerOps, label: str, mixer: Decaying, inputs: Mapping[str, Tensor], y: Tensor
 ) -> Tensor:
     """The results of heads whose states decay; ``inputs`` by their roles."""
-    assert not isinstance(mixer, ShortConv)
     roles, tensors = tuple(inputs), tuple(inputs.values())
     return at.graph.add(Recur(at.name(label), y, tensors, roles, mixer, at.index))
 
@@ -156,3 +200,20 @@ def _gated(at: LayerOps, mixer: Recurrence, y: Tensor, gate: Tensor) -> Tensor:
     if mixer.norm is None:
         return gated_by_silu(at, y, gate)
     return gated_norm(at, "ssm_norm", y, gate, mixer.norm, SILU, gates_first=mixer.gates_first)
+
+
+def state_mixer(
+    at: LayerOps, mixer: Recurrent, x: Tensor, norm: Normalization | None, scale: float
+) -> Tensor:
+    """scale * a mixer of the norm of x."""
+    return _MIXERS[type(mixer)](at, mixer, x, norm, scale)
+
+
+#: The operations of each mixer: scale * the mixer of the norm of x.
+_MIXERS: Mapping[type[Recurrent], Callable[..., Tensor]] = {
+    ShortConv: short_conv,
+    Recurrence: recurrence,
+    KimiDelta: kimi_delta,
+    Selective: selective,
+    Lightning: lightning,
+}

@@ -14,8 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from urdir.model.lower.registers import Overlaid
 from urdir.model.lower.rows import Rows
 from urdir.model.memory.buckets import COARSE_CHUNKS
+from urdir.model.memory.partial_results import PARTIAL
 from urdir.ptxgen.kernels.attention.choice import (
     decode_attention,
     prompt_attention,
@@ -31,8 +33,8 @@ from urdir.ptxgen.kernels.normalise import Normalise
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Region
-    from urdir.driver.plan import Plan
     from urdir.model.families.config import Config
+    from urdir.model.lower.sheet import Launches
     from urdir.model.memory.cache_shape import CacheShape
     from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
     from urdir.ptxgen.kernels.attention.prompt import PromptAttention
@@ -47,7 +49,7 @@ class LayerAttention:
     ``k_cache``, ``v_cache`` and, where they are paged, ``block_table``. ``work`` holds q (rows,
     heads, head_dim), k (rows, kv_heads, head_dim) and v (rows, kv_heads, value_dim), all f32, as
     the products leave them (without k and v where ``token`` does not append), and room for partial
-    results (`workspace.most_partial`).
+    results (`partial_results.most_partial`).
 
     ``token`` says what happens to q, k and v before, ``scores`` what happens to q . k. What they
     ask for is in ``constants`` by the names of the kernels' parameters: ``frequencies`` (a
@@ -110,7 +112,7 @@ class LayerAttention:
             for name, width in widths.items()
             if name in self.work
         }
-        return replace(self, rows=rows, work={**self.work, **parts})
+        return replace(self, rows=rows, work=Overlaid(parts, self.work))
 
     @property
     def fused_token(self) -> OwnToken | None:
@@ -128,15 +130,17 @@ class LayerAttention:
         kernel = self.prompt_kernel(packs=True)
         return isinstance(kernel, PrefillWgmma) and kernel.packs
 
-    def launch(self, plan: Plan, kernel: KernelSpec, label: str, **outputs: Region) -> None:
+    def launch(self, plan: Launches, kernel: KernelSpec, label: str, **outputs: Region) -> None:
         """Append a launch of ``kernel``, which takes what it needs of all that is here by name."""
-        given = {**self.work, **self.caches, **self.rows.arguments, **self.constants, **outputs}
-        given |= {"arrived": self.work["chunks arrived"]} if "chunks arrived" in self.work else {}
+        given = {**self.caches, **self.rows.arguments, **self.constants, **outputs}
+        for name in (param.name for param in kernel.params):
+            if name not in given:
+                given[name] = self.work[PARTIAL.get(name, name)]
         plan.launch(kernel, label, **{p.name: given[p.name] for p in kernel.params})
 
 
 def incremental_attention_into(
-    plan: Plan, at: LayerAttention, out: Region, *, packs: bool = False
+    plan: Launches, at: LayerAttention, out: Region, *, packs: bool = False
 ) -> None:
     """Prepare ``at.work``'s q, k and v, append k and v to the cache and attend into ``out`` (rows,
     heads, value_dim) f32. q and k may be overwritten. With ``packs`` (only where `at.can_pack`) the
@@ -165,7 +169,7 @@ def incremental_attention_into(
 
 
 def flash_attention_multi_head(
-    plan: Plan, at: LayerAttention, out: Region, *, packs: bool = False
+    plan: Launches, at: LayerAttention, out: Region, *, packs: bool = False
 ) -> None:
     """Causal attention of segments of prompts, consecutive tokens of a sequence each, whose keys
     and values are in the cache: tiled, on tensor cores, without a matrix of scores.
@@ -191,7 +195,7 @@ def segment_alignment(config: Config, cache: CacheShape, target: str) -> int:
     return math.lcm(*(kernel.segment_rows for kernel in kernels))
 
 
-def append_tokens(plan: Plan, at: LayerAttention) -> None:
+def append_tokens(plan: Launches, at: LayerAttention) -> None:
     """Prepare ``at.work``'s q in place, where there is something to do; prepare and append k and v,
     where the layer has a cache of its own. Norms over rows change k in place, too."""
     token = at.token
@@ -203,13 +207,13 @@ def append_tokens(plan: Plan, at: LayerAttention) -> None:
         at.launch(plan, kernel, f"{at.label}.tokens")
 
 
-def append_keys_alone(plan: Plan, at: LayerAttention) -> None:
+def append_keys_alone(plan: Launches, at: LayerAttention) -> None:
     """Prepare and append ``at.work``'s k, and v where it has a cache of its own."""
     token = replace(at.token, temperature=None)
     at.launch(plan, PrepareTokens(0, at.layout, at.rows.count, token), f"{at.label}.cached")
 
 
-def _norm_rows(plan: Plan, at: LayerAttention, norm: Norm) -> None:
+def _norm_rows(plan: Launches, at: LayerAttention, norm: Norm) -> None:
     """All heads of q as one vector, and those of k, in place."""
     for name, heads in (("q", at.heads), ("k", at.layout.kv_heads)):
         if name == "k" and not at.token.appends:

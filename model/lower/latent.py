@@ -17,17 +17,20 @@ from urdir.model.lower.attend import (
 from urdir.model.lower.experts.per_row import PerRow
 from urdir.model.lower.latent_blocks import append_blocks, block_kernel
 from urdir.model.lower.latent_heads import (
+    WRITTEN_KEYS,
+    WRITTEN_SEQUENCE,
+    WRITTEN_VALUES,
     append_absorbed,
     append_latent_key,
     append_own_heads,
     parts_of_heads,
 )
 from urdir.model.lower.lowering import Lowering
+from urdir.model.lower.registers import Overlaid
 from urdir.model.lower.requests import packs
 from urdir.model.lower.rows import Rows
 from urdir.model.lower.rule import Rule
 from urdir.model.lower.stream import lower_gather
-from urdir.model.memory.workspace import WRITTEN_KEYS, WRITTEN_SEQUENCE, WRITTEN_VALUES
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
 from urdir.ptxgen.kernels.gather import Gather as GatherKernel
@@ -133,8 +136,8 @@ def _append_begun(
         _layer_attention(at, of, own, token, rows),
         layout=KvLayout(1, own.kv_heads, rows.count, own.key_dim, "f16", value_dim=own.value_dim),
         caches={"k_cache": work[WRITTEN_KEYS], "v_cache": work[WRITTEN_VALUES]},
-        rows=replace(rows, sequence=work[WRITTEN_SEQUENCE]),
-        work={**work, **made},
+        rows=replace(rows, sequence=work.zeroed(WRITTEN_SEQUENCE)),
+        work=Overlaid(made, work),
     )
     packed = attention.can_pack and _takes_packed(at, product)
     heads = work["packed"] if packed else at.place(of.y)

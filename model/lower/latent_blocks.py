@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING
 from urdir.model.families.attention import Attention
 from urdir.model.graph.latent import AttendLatent
 from urdir.model.lower.attend import LayerAttention, append_keys_alone, append_tokens
-from urdir.model.lower.latent_heads import append_whole_queries
-from urdir.model.lower.lowering import Lowering
-from urdir.model.lower.packed import append_packed_heads
-from urdir.model.lower.requests import packs
-from urdir.model.lower.rows import RowsWalk
-from urdir.model.lower.vectors import rows_of
-from urdir.model.memory.workspace import (
+from urdir.model.lower.latent_heads import (
     WRITTEN_KEYS,
     WRITTEN_PARTIAL,
     WRITTEN_SEQUENCE,
     WRITTEN_SOFTMAX,
     WRITTEN_VALUES,
+    append_whole_queries,
 )
+from urdir.model.lower.lowering import Lowering
+from urdir.model.lower.packed import append_packed_heads
+from urdir.model.lower.requests import packs
+from urdir.model.lower.rows import RowsWalk
+from urdir.model.lower.vectors import rows_of
 from urdir.ptxgen.kernels.attention.cached_tokens import CachedTokens
 from urdir.ptxgen.kernels.attention.choice import block_attention
 from urdir.ptxgen.kernels.linear.epilogue.heads import HeadPlaces
@@ -85,7 +85,7 @@ def append_blocks(
             q=work["q"],
             k_cache=work[WRITTEN_KEYS],
             v_cache=work[WRITTEN_VALUES],
-            sequence=work[WRITTEN_SEQUENCE],
+            sequence=work.zeroed(WRITTEN_SEQUENCE),
             position=rows.position,
             begin=walk.begin,
             partial=work[WRITTEN_PARTIAL],

@@ -19,6 +19,14 @@ if TYPE_CHECKING:
     from urdir.driver.memory import Region, Slice
     from urdir.model.families.attention import Attention
 
+#: Non-absorbed keys and values of heads (`Attention.written_out`), f16: a cache of the sequence
+#: that a step begins, or of a block of its tokens, and its number there for each row, u32.
+WRITTEN_KEYS, WRITTEN_VALUES = "written keys", "written values"
+WRITTEN_SEQUENCE = "written sequence"
+
+#: What prompts carry from one block of such keys to the next (`PrefillBlock`), f32.
+WRITTEN_PARTIAL, WRITTEN_SOFTMAX = "written partial", "written softmax"
+
 
 def append_absorbed(at: Lowering, of: AttendLatent, rows: int, in_parts: bool) -> None:
     """q, in the workspace, of its parts, as attention takes it, or (``in_parts``) as it does with a

@@ -21,8 +21,9 @@ from urdir.ptxgen.kernels.linear.choice import takes_gemm
 if TYPE_CHECKING:
     from urdir.driver.kernel import Kernel
     from urdir.driver.launch import Argument
-    from urdir.driver.memory import Arena, Slice
-    from urdir.driver.plan import Plan
+    from urdir.driver.memory import Slice
+    from urdir.model.lower.registers import Registers
+    from urdir.model.lower.sheet import Sheet
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +38,8 @@ class Begun:
 
 
 class Lowering:
-    """The launches of a graph, appended to a plan: ``position`` operations are lowered, those up to
-    ``end`` are being lowered.
+    """The launches of a graph, appended to a sheet (``plan``): ``position`` operations are lowered,
+    those up to ``end`` are being lowered.
 
     What rules leave for those after them is kept here: tensors whose values lie ``packed`` for the
     product that reads them; norms that are ``begun``, or that each reader computes (``unmade``);
@@ -48,7 +49,7 @@ class Lowering:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: Sheet,
         parts: LayerParts,
         rows: Rows,
         graph: Graph,
@@ -60,7 +61,7 @@ class Lowering:
         self.ops, self.reads = graph.ops, graph.reads
         self.position = self.end = 0
         self.starts = graph.starts
-        self._places = Places(graph, parts.work, fixed or {})
+        self._places = Places(graph, plan.registers, fixed or {})
         #: The number of the operation that makes a tensor.
         self.numbers = {op.y: number for number, op in enumerate(self.ops)}
         self.packed: dict[Tensor, Slice] = {}
@@ -91,9 +92,9 @@ class Lowering:
     # ---- what rules ask ----
 
     @property
-    def work(self) -> Arena:
-        """The intermediates."""
-        return self.parts.work
+    def work(self) -> Registers:
+        """What lives between launches, by name."""
+        return self.plan.registers
 
     def following(self, more: int = 0) -> Op | None:
         """The operation after those that are matched."""
@@ -120,7 +121,7 @@ class Lowering:
 
     def place(self, tensor: Tensor) -> Slice:
         """Where a tensor lies, or is to lie."""
-        return self._places.of(tensor, self.position)
+        return self._places.of(tensor)
 
     def share(self, tensor: Tensor, of: Tensor) -> None:
         """A tensor lies where another one does, which nothing reads any more."""

@@ -98,7 +98,7 @@ def lower_route(at: Lowering, ops: Sequence[Op]) -> bool:
         of.label,
         weights=matrix.data,
         x=x,
-        arrived=work["experts arrived"],
+        arrived=work.zeroed("experts arrived"),
         logits=logits,
         norm=None if layer is None else layer.weight,
         bias=matrix.bias,
@@ -206,8 +206,8 @@ def mixture_layer(at: Lowering, of: Experts) -> MixtureLayer:
 
 
 def append_experts(at: Lowering, rows: int, call: MixtureCall) -> None:
-    """Append the launches of a mixture, for the experts in the buffers "expert" and "expert weight"
-    of `mixture_workspace`; with its other buffers, and ``work["normed"]``."""
+    """Append the launches of a mixture, for the experts in the registers "expert" and "expert
+    weight"."""
     together = SharedRead(at, rows)
     if at.takes_gemm(rows):
         GroupedGemm(at, rows).append(call)

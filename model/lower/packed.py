@@ -74,7 +74,8 @@ def append_packed_heads(
         Heads(places),
         others=tuple((matrix.format, matrix.rows) for matrix, _ in others),
     )
-    packed = at.work["packed"]
+    # whole tiles are read, of which only these rows are written; what is made of others is not used
+    packed = at.work.zeroed("packed block")
     pack = pack_kernel(rows, first.cols, None, room=places[0].room)
     at.launch(pack, f"{label}.pack", x=x, y=packed)
     launch: dict[str, Slice | None] = {"x": packed}

@@ -16,7 +16,7 @@ from urdir.ptxgen.kernels.linear.choice import Limits
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
-    from urdir.driver.memory import Arena
+    from urdir.model.memory.workspace import Workspace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class LayerParts:
     config: Config
     weights: Weights
     cache: LayerCaches
-    work: Arena
+    work: Workspace
     exact: bool
     recurrent: RecurrentState | None = None
     exchange: RankExchange | None = None

@@ -4,22 +4,24 @@ other weights and another cache."""
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from weakref import WeakKeyDictionary
 
-from urdir.driver.memory import Region
-from urdir.driver.operation import Launch
+from urdir.driver.memory import Region, Slice
 from urdir.model.families.layers import LayerConfig
 from urdir.model.families.stored import Linear, StoredMatrix, of_any_layer, stored_in
 from urdir.model.graph.ops import Norm
-from urdir.model.graph.tensor import Tensor
+from urdir.model.graph.tensor import STREAM, Tensor
+from urdir.model.lower.lifetimes import Unplaced
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.parts import LayerParts
+from urdir.model.lower.registers import Register, register_of
 from urdir.model.memory.weights import Weights
 
 if TYPE_CHECKING:
-    from urdir.driver.memory import Slice
+    from urdir.driver.kernel import Kernel
 
 _NUMBER = re.compile(r"^blk\.(\d+)\.")
 #: Where bytes are: the buffer, and the offset in it.
@@ -91,23 +93,57 @@ class _Held:
     sent: bool
     begun: tuple[Slice, Slice, bool] | None
 
-    @property
-    def key(self) -> Any:
-        """What launches of its readers depend on."""
+    def key(self, numbers: dict[int, int]) -> Any:
+        """What launches of its readers depend on; ``numbers`` are those of the stream's registers,
+        in the order in which they are read."""
         begun = self.begun and (_key(self.begun[0]), _key(self.begun[1]), self.begun[2])
         packed = self.packed and _key(self.packed)
-        return self.made_by, _key(self.place), packed, self.sent, begun
+        register = _stream(self.place)
+        place: Any = _key(self.place)
+        if register is not None:
+            place = numbers.setdefault(register.number, len(numbers)), self.place.offset
+        return self.made_by, place, packed, self.sent, begun
+
+
+@dataclass(frozen=True, slots=True)
+class _Template:
+    """A launch of ``layer``, for any layer that is like it. Arguments that are the layer's
+    ``own``, by their slots, and those in ``streams`` are replaced."""
+
+    kernel: Kernel
+    layer: int
+    suffix: str
+    args: Mapping[str, Any]
+    own: tuple[tuple[str, int], ...]
+    streams: tuple[tuple[str, Slice], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Lowered:
-    """What a layer was lowered to: its launches, and what is left at its end."""
+    """What a layer was lowered to: its launches, and what is left at its end. Arguments whose
+    slots are the ``same`` were one. ``streams`` are the numbers of the registers of the stream that
+    it reads and, from ``made`` on, that it makes."""
 
     index: int
-    launches: tuple[Launch, ...]
+    launches: tuple[_Template, ...]
+    same: tuple[tuple[int, int], ...]
     count: int
+    streams: tuple[int, ...]
+    made: int
     held: tuple[_Held, ...]
     completed: tuple[int, int] | None
+
+
+class _Open(NamedTuple):
+    """A layer that is being lowered, and what there was at its start: the operation, launches,
+    numbers of the registers that it reads of the stream, and how many registers."""
+
+    layer: int
+    key: Any
+    position: int
+    launches: int
+    streams: tuple[int, ...]
+    registers: int
 
 
 class Repeats:
@@ -118,7 +154,7 @@ class Repeats:
         whole = len(at.starts) == at.parts.config.n_layers > 1
         self._kinds = Kinds.of(at.parts).layers if whole else []
         self._known: dict[Any, _Lowered] = {}
-        self._open: tuple[int, Any, int, int] | None = None
+        self._open: _Open | None = None
 
     def begin(self, index: int) -> bool:
         """The operations that follow are those of a layer; True if they are lowered."""
@@ -131,28 +167,36 @@ class Repeats:
         at, start = self._at, self._starts[index]
         held = self._held(start, self._end(index + 1))
         # what is completed stays so: the operations up to the next norm may read it
-        key = kinds, at.position - start, tuple(of.key for of in held), self._completed(start)
+        numbers: dict[int, int] = {}
+        read = tuple(of.key(numbers) for of in held)
+        key = kinds, at.position - start, read, self._completed(start)
         found = self._known.get(key)
         if found is None:
-            self._open = index, key, at.position, len(at.plan)
+            made = len(at.work.made)
+            self._open = _Open(index, key, at.position, len(at.plan), tuple(numbers), made)
             return False
-        return self._repeat(found, index)
+        return self._repeat(found, index, tuple(numbers))
 
     def end(self) -> None:
         """The operations of the layer that was begun are lowered."""
         if self._open is None:
             return
-        index, key, position, launches = self._open
-        at = self._at
-        made = tuple(at.plan[launches:])
-        own = {_key(of) for i in (index, index + 1) for of in self._kinds[i].arguments}
-        if not all(isinstance(op, Launch) and self._is_own(op, own) for op in made):
+        of, at = self._open, self._at
+        index = of.layer
+        launches = at.plan.launches[of.launches :]
+        slots: dict[Key, int] = {}
+        places = [slots.setdefault(_key(of), i) for i, of in enumerate(self._arguments(index))]
+        if not all(self._is_own(op, slots) for op in launches):
             return
         following = self._starts[index + 1]
-        self._known[key] = _Lowered(
+        made = [r.number for r in at.work.made[of.registers :] if r.name == STREAM]
+        self._known[of.key] = _Lowered(
             index,
-            tuple(op for op in made if isinstance(op, Launch)),
-            at.position - position,
+            tuple(_template(op, slots) for op in launches),
+            tuple((first, i) for i, first in enumerate(places) if first != i),
+            at.position - of.position,
+            (*of.streams, *made),
+            len(of.streams),
             tuple(self._held(following, self._end(index + 1))),
             self._completed(following),
         )
@@ -189,37 +233,41 @@ class Repeats:
                 return number - start, 0
         return None
 
-    def _is_own(self, op: Launch, own: set[Key]) -> bool:
+    def _is_own(self, op: Unplaced, own: Collection[Key]) -> bool:
         """Whether all that differs between layers is known of a launch."""
         parts = self._at.parts
         shared = {_key(table) for table in parts.weights.rope_tables.values()}
         if _NUMBER.match(op.label) is None:
             return False
         for value in op.args.values():
-            if isinstance(value, Region) and value.buffer is not parts.work.buffer:
+            if isinstance(value, Region):
                 differs = value.buffer.name in ("weights", "KV cache", "recurrent state")
-                if differs and _key(value) not in own | shared:
+                if differs and _key(value) not in own and _key(value) not in shared:
                     return False
         return True
 
-    def _repeat(self, found: _Lowered, index: int) -> bool:
-        at, moved = self._at, self._moved(found.index, index)
-        if moved is None:
+    def _repeat(self, found: _Lowered, index: int, read: Sequence[int]) -> bool:
+        """Append the launches of a layer as those of another; False where they do not go with its
+        arguments."""
+        at, own = self._at, self._arguments(index)
+        if any(own[i].offset != own[j].offset for i, j in found.same):
             return False
-        step = index - found.index
+        registers = [at.work.made[number] for number in read]
+        registers += [at.work.new(STREAM) for _ in found.streams[found.made :]]
+        streams = dict(zip(found.streams, registers, strict=True))
+        step, append = index - found.index, at.plan.launches.append
         for op in found.launches:
-            match = _NUMBER.match(op.label)
-            assert match is not None
-            label = f"blk.{int(match[1]) + step}.{op.label[match.end() :]}"
-            args = {
-                name: moved.get(_key(value), value) if isinstance(value, Region) else value
-                for name, value in op.args.items()
-            }
-            at.plan.launch(op.kernel, label, **args)
+            args = dict(op.args)
+            for name, slot in op.own:
+                args[name] = own[slot]
+            for name, place in op.streams:
+                args[name] = _moved(place, streams)
+            append(Unplaced(op.kernel, f"blk.{op.layer + step}.{op.suffix}", args))
         at.position += found.count
         following = self._starts[index + 1]
         for held in found.held:
-            at.restore(following + held.made_by, held.place, held.packed, held.sent, held.begun)
+            place = held.place if _stream(held.place) is None else _moved(held.place, streams)
+            at.restore(following + held.made_by, place, held.packed, held.sent, held.begun)
         at.completed = None
         if found.completed is not None:
             norm = at.ops[following + found.completed[0]]
@@ -227,16 +275,37 @@ class Repeats:
             at.completed = norm.x, norm.of
         return True
 
-    def _moved(self, source: int, target: int) -> dict[Key, Region] | None:
-        """The arguments of a layer and of the next one for those of another; None where they do
-        not go with each other."""
-        moved: dict[Key, Region] = {}
-        for more in (0, 1):
-            pair = self._kinds[source + more].arguments, self._kinds[target + more].arguments
-            for old, new in zip(*pair, strict=True):
-                if moved.setdefault(_key(old), new).offset != new.offset:
-                    return None
-        return moved
+    def _arguments(self, index: int) -> tuple[Slice, ...]:
+        """The arguments of a layer and of the next one."""
+        return self._kinds[index].arguments + self._kinds[index + 1].arguments
+
+
+def _template(op: Unplaced, slots: Mapping[Key, int]) -> _Template:
+    """A launch for layers like the one that it is of, whose arguments are in these slots."""
+    match = _NUMBER.match(op.label)
+    assert match is not None
+    slices = [(name, of) for name, of in op.args.items() if isinstance(of, Slice)]
+    return _Template(
+        op.kernel,
+        int(match[1]),
+        op.label[match.end() :],
+        op.args,
+        tuple((name, slots[_key(of)]) for name, of in slices if _key(of) in slots),
+        tuple((name, of) for name, of in slices if _stream(of) is not None),
+    )
+
+
+def _moved(place: Slice, streams: Mapping[int, Register]) -> Slice:
+    """The same part of the register that stands for another one."""
+    register = _stream(place)
+    assert register is not None
+    return streams[register.number].part(place.offset, place.nbytes)
+
+
+def _stream(of: Slice) -> Register | None:
+    """The register of a slice of the stream."""
+    register = register_of(of)
+    return register if register is not None and register.name == STREAM else None
 
 
 def _key(of: Region) -> Key:

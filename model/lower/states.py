@@ -13,7 +13,6 @@ from urdir.model.graph.recurrent import Convolve, Scan
 from urdir.model.lower.arguments import without_none
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.rows import Rows
-from urdir.model.memory.chunk_workspace import chunk_buffer
 from urdir.ptxgen.kernels.linear.epilogue.then import PREFIX, Then
 from urdir.ptxgen.kernels.recurrent.choice import causal_conv, recurrences, selective_scan
 from urdir.ptxgen.kernels.recurrent.drafted_rows import KEPT
@@ -158,7 +157,7 @@ def _launch_on(
             nbytes = kernel.nbytes(param)
             own[name] = arguments[name].slice(start * nbytes // rows.count, nbytes)
         elif param.shape[0] == "slots":
-            own[name] = at.work[chunk_buffer(name)]
+            own[name] = at.work[f"chunk {name}"]
     taken = {param.name: own[param.name] for param in kernel.params}
     at.launch(kernel, label + (".prompts" if start else ""), **taken)
 

@@ -14,6 +14,7 @@ from urdir.model.lower.repeats import Repeats
 from urdir.model.lower.rows import OutputRows, Rows
 from urdir.model.lower.rule import MOST_OPERATIONS, words_of
 from urdir.model.lower.rules import RULES
+from urdir.model.lower.sheet import Sheet, sheet_of
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
@@ -21,29 +22,31 @@ if TYPE_CHECKING:
 
 
 def lowering(
-    plan: Plan,
+    plan: Plan | Sheet,
     parts: LayerParts,
     rows: Rows,
     graph: Graph,
     outputs: OutputRows | None = None,
     fixed: Mapping[Tensor, Slice] | None = None,
 ) -> Generator[None, None, None]:
-    """Append the launches of a graph of these ``rows`` to a plan, in pieces, one a layer.
+    """Append the launches of a graph of these ``rows`` to a plan, in pieces, one a layer; to a
+    sheet, whose registers then go on to what else is appended there.
 
     ``fixed`` are the places of tensors that are read or made outside; ``outputs`` are the rows of
     `Gather`. Raises LaunchError, naming launch and parameter, for a buffer that is null, closed or
     too small; ModelError for an operation that no rule takes.
     """
-    at = Lowering(plan, parts, rows, graph, outputs, fixed)
-    words = words_of(graph.ops)
-    repeats = Repeats(at)
-    bounds = [*graph.starts, len(graph)]
-    _lower_until(at, words, bounds[0])
-    for index, end in enumerate(bounds[1:]):
-        if not repeats.begin(index):
-            _lower_until(at, words, end)
-            repeats.end()
-        yield
+    with sheet_of(plan, parts) as sheet:
+        at = Lowering(sheet, parts, rows, graph, outputs, fixed)
+        words = words_of(graph.ops)
+        repeats = Repeats(at)
+        bounds = [*graph.starts, len(graph)]
+        _lower_until(at, words, bounds[0])
+        for index, end in enumerate(bounds[1:]):
+            if not repeats.begin(index):
+                _lower_until(at, words, end)
+                repeats.end()
+            yield
 
 
 def _lower_until(at: Lowering, words: Sequence[str], end: int) -> None:
@@ -60,7 +63,7 @@ def _lower_until(at: Lowering, words: Sequence[str], end: int) -> None:
 
 
 def lower(
-    plan: Plan,
+    plan: Plan | Sheet,
     parts: LayerParts,
     rows: Rows,
     graph: Graph,

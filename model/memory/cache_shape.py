@@ -6,15 +6,18 @@ last tokens: as many as the window plus the rows of a step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from urdir.model.families.attention import Attention
 from urdir.model.families.config import Config
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
+
+if TYPE_CHECKING:
+    from urdir.driver.memory import Slice
 
 
 def rounded_capacity(context: int) -> int:
@@ -115,6 +118,15 @@ class CacheShape:
         """The group number of a layer's cache."""
         owner = self.owners[layer]
         return next(number for number, layers in enumerate(self.groups) if owner in layers)
+
+    def arguments(self, arena: Mapping[str, Slice], layer: int) -> dict[str, Slice]:
+        """Arguments of kernels over a layer's cache, by parameter name, in an arena of `sizes`."""
+        owner = self.owners[layer]
+        arrays = self.layers[owner].arrays
+        caches = {f"{name[0]}_cache": arena[f"{name}.{owner}"] for name in arrays}
+        if self.layout(layer).is_paged:
+            caches["block_table"] = arena[table_name(self.group_of(layer))]
+        return caches
 
     @property
     def share_len(self) -> int:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from urdir.model.memory.queued_writes import QueuedWrites
-from urdir.model.memory.workspace import workspace_sizes
+from urdir.model.memory.workspace import WorkspaceShape, kept_shape
 from urdir.model.owner import Owner
 from urdir.ptxgen.kernels.advance import IDLE
 from urdir.ptxgen.spec import ceil_div
-from urdir.ptxgen.weights.packed import packed_nbytes
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
@@ -27,8 +26,11 @@ if TYPE_CHECKING:
 
 Words = npt.NDArray[np.uint32]
 
+#: The stream before a layer of a draft, and after it.
+STREAM, OTHER_STREAM = "stream", "other stream"
 
-def draft_workspace_sizes(
+
+def draft_workspace(
     config: Config,
     cache: CacheShape,
     rows: int,
@@ -37,21 +39,20 @@ def draft_workspace_sizes(
     *,
     exact: bool,
     widths: Mapping[str, int],
-) -> dict[str, int]:
-    """Bytes of every intermediate of a draft, for steps of ``rows`` rows that choose a token and
-    ``chunk`` rows of prompts beside them. ``widths`` are the values of a row of what it has beside
-    its layers (`speculation.draft`), by name; products may read all of them packed."""
+) -> WorkspaceShape:
+    """What outlives the launches of a draft, for steps of ``rows`` rows that choose a token and
+    ``chunk`` rows of prompts beside them: streams, logits and their ranks, and beside its layers
+    (`speculation.draft`) buffers of so many values a row as ``widths`` has by name."""
     # a draft by itself may take two tokens of a sequence at once
-    sizes = workspace_sizes(config, cache, rows, chunk, sm_count, exact, drafts=1)
+    shape = kept_shape(config, cache, rows, chunk, sm_count, exact, drafts=1)
     most = rows + chunk
-    sizes |= {name: 4 * width * most for name, width in widths.items()}
-    if "packed" in sizes:
-        sizes["packed"] = max(sizes["packed"], packed_nbytes(most, max([0, *widths.values()])))
-    return sizes
+    widths = {**widths, STREAM: config.hidden, OTHER_STREAM: config.hidden}
+    own = {name: 4 * width * most for name, width in widths.items()}
+    return replace(shape, kept={**shape.kept, **own, **shape.outputs}, outputs={})
 
 
 def with_draft(
-    work: Mapping[str, int],
+    work: WorkspaceShape,
     draft: DraftModel,
     cache: CacheShape,
     rows: int,
@@ -59,12 +60,19 @@ def with_draft(
     sm_count: int,
     *,
     exact: bool,
-) -> dict[str, int]:
-    """Bytes of the intermediates of a session whose steps draft as well. Model and draft run one
-    after the other, so they have the same buffers, as large as the larger of both needs."""
+) -> WorkspaceShape:
+    """What outlives a step of a session whose steps draft as well. Model and draft run one after
+    the other, so they have the same buffers, as large as the larger of both needs. Logits are apart
+    from the values of a step: the draft keeps what it needs of a step before a token is chosen."""
     shape = (cache, draft.passed * rows, chunk, sm_count)
-    own = draft_workspace_sizes(draft.config, *shape, exact=exact, widths=draft.widths)
-    return {n: max(work.get(n, 0), own.get(n, 0)) for n in dict.fromkeys((*work, *own))}
+    own = draft_workspace(draft.config, *shape, exact=exact, widths=draft.widths)
+    kept = {**work.kept, **work.outputs}
+    return WorkspaceShape(_most(kept, own.kept), zeroed=_most(work.zeroed, own.zeroed))
+
+
+def _most(a: Mapping[str, int], b: Mapping[str, int]) -> dict[str, int]:
+    """The larger of both, by name."""
+    return {name: max(a.get(name, 0), b.get(name, 0)) for name in dict.fromkeys((*a, *b))}
 
 
 @dataclass(frozen=True, slots=True)

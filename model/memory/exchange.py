@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
@@ -94,6 +94,28 @@ class RankExchange:
     arguments: dict[str, Slice | PinnedBuffer]
     stage_arguments: dict[str, Slice | PinnedBuffer]
 
+    @classmethod
+    def of(
+        cls,
+        share: Share,
+        shape: ExchangeShape,
+        memory: Sequence[Mapping[str, Slice]],
+        fault: Slice | PinnedBuffer,
+    ) -> Self:
+        """The exchange of one rank, in the ``memory`` of all ranks."""
+        own = memory[share.rank]
+
+        def of_all(*names: str) -> dict[str, Slice | PinnedBuffer]:
+            ranks = enumerate(memory)
+            return {f"{name}{rank}": arena[name] for rank, arena in ranks for name in names}
+
+        counts = {name: own[name] for name in ("epochs", "sent")}
+        inboxes = {**of_all("inbox"), **counts, "fault": fault}
+        stages: dict[str, Slice | PinnedBuffer] = {}
+        if shape.part:
+            stages = {**of_all("stage", "flags"), "rounds": own["rounds"], "fault": fault}
+        return cls(share, shape, inboxes, stages)
+
     @property
     def gives(self) -> Gives:
         """How a product of this rank is sent to the others."""
@@ -132,18 +154,7 @@ class Exchange(Owner):
 
     def of(self, share: Share) -> RankExchange:
         """The exchange of one rank."""
-        own, fault = self._memory[share.rank], self._faults[share.rank]
-
-        def of_all(*names: str) -> dict[str, Slice | PinnedBuffer]:
-            ranks = enumerate(self._memory)
-            return {f"{name}{rank}": arena[name] for rank, arena in ranks for name in names}
-
-        counts = {name: own[name] for name in ("epochs", "sent")}
-        inboxes = {**of_all("inbox"), **counts, "fault": fault}
-        stages: dict[str, Slice | PinnedBuffer] = {}
-        if self.shape.part:
-            stages = {**of_all("stage", "flags"), "rounds": own["rounds"], "fault": fault}
-        return RankExchange(share, self.shape, inboxes, stages)
+        return RankExchange.of(share, self.shape, self._memory, self._faults[share.rank])
 
     def describe_faults(self) -> str:
         """Which ranks timed out waiting for which others; "" if none did."""

@@ -108,12 +108,7 @@ class KvCache(Owner):
     def arguments(self, layer: int) -> dict[str, Slice]:
         """Arguments of kernels over a layer's cache, by parameter name."""
         assert self._arena is not None
-        owner = self.shape.owners[layer]
-        arrays = self.shape.layers[owner].arrays
-        caches = {f"{name[0]}_cache": self._arena[f"{name}.{owner}"] for name in arrays}
-        if self.layout(layer).is_paged:
-            caches["block_table"] = self._arena[table_name(self.shape.group_of(layer))]
-        return caches
+        return self.shape.arguments(self._arena, layer)
 
     @property
     def nbytes(self) -> int:

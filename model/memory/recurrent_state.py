@@ -68,6 +68,11 @@ class RecurrentShape:
         """Bytes of one sequence's state."""
         return sum(sum(arrays.values()) for arrays in self.layers.values())
 
+    def arguments(self, arena: Mapping[str, Slice], layer: int) -> dict[str, Slice]:
+        """Arguments of kernels over a layer's states, by parameter name, in an arena of `sizes`."""
+        names = (*self.layers[layer], *self.inputs.get(layer, ()))
+        return {name: arena[f"{name}.{layer}"] for name in names}
+
     def sizes(self) -> dict[str, int]:
         """Bytes by name of all arrays: the active states (sequences, ...) and the kept ones (kept,
         ...), and inputs of drafts (sequences, ...)."""
@@ -105,8 +110,7 @@ class RecurrentState(Owner):
     def arguments(self, layer: int) -> dict[str, Slice]:
         """Arguments of kernels over a layer's states, by parameter name."""
         assert self._arena is not None
-        names = (*self.shape.layers[layer], *self.shape.inputs.get(layer, ()))
-        return {name: self._arena[f"{name}.{layer}"] for name in names}
+        return self.shape.arguments(self._arena, layer)
 
     def keep(self, sequence: int, length: int) -> None:
         """Keep a copy of a sequence's state, which is that after ``length`` tokens, if it has a

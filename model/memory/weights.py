@@ -175,6 +175,11 @@ class Weights(Owner):
         """Bytes on the device."""
         return self._arena.nbytes
 
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        """The layouts of all matrices, in the order of the description."""
+        return tuple(self._layouts.values())
+
     def close(self) -> None:
         """Free the weights. Idempotent."""
         self._arena.close()

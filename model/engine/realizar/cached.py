@@ -18,7 +18,7 @@ from urdir.model.lower.attend import LayerAttention
 from urdir.model.lower.rows import Rows
 from urdir.model.memory.cache_shape import CacheShape, in_pages
 from urdir.model.memory.kv_cache import KvCache
-from urdir.model.memory.workspace import most_partial, open_workspace
+from urdir.model.memory.partial_results import PARTIAL, most_partial
 from urdir.model.owner import Owner
 from urdir.ptxgen.kernels.advance import Advance
 from urdir.ptxgen.kernels.attention.choice import decode_attention, split_attention
@@ -103,7 +103,9 @@ class CachedAttention(Owner):
             self.stream = owners.enter_context(device.create_stream("attention"))
             self.cache = owners.enter_context(KvCache(device, shape, self.stream))
             sizes = self._sizes(layout, layers)
-            self.work = owners.enter_context(open_workspace(device, sizes, "attention"))
+            self.work = owners.enter_context(device.arena(sizes, "attention"))
+            if (arrived := PARTIAL["arrived"]) in self.work:
+                self.work[arrived].fill(0)
             if rope is not None:
                 self.work["frequencies"].upload(turns_table(rope.frequencies()))
             self._owners = owners.pop_all()

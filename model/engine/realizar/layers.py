@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from urdir.driver.errors import LaunchError
 from urdir.driver.memory import Region
@@ -22,15 +22,22 @@ from urdir.model.families.layers import LayerConfig
 from urdir.model.families.stored import Linear, StoredMatrix, of_any_layer, stored_in
 from urdir.model.layers.builder import StepOps
 from urdir.model.layers.layer import layer as layer_ops
+from urdir.model.lower.paper import Needs, PaperWorkspace, needs_of
 from urdir.model.lower.parts import LayerParts
+from urdir.model.lower.rows import Rows
+from urdir.model.lower.sheet import Sheet
 from urdir.model.lower.step import lower
+from urdir.model.memory.partial_results import PARTIAL
 from urdir.model.memory.weights import Weights
-from urdir.model.memory.workspace import open_workspace, workspace_sizes
+from urdir.model.memory.workspace import Workspace, WorkspaceShape
 from urdir.ptxgen.kernels.attention.kv_types import KvDtype
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.driver.memory import Slice
+
+#: Hidden states of the caller.
+_HIDDEN = "hidden"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,30 +91,49 @@ class Layers(CachedAttention):
         )
         self.most_tokens = tokens
         rows = max(sequences, tokens)
-        sm_count = device.properties.sm_count
-        sizes = workspace_sizes(config, self.cache.shape, rows, 0, sm_count, exact)
-        del sizes["logits"], sizes["ranks"]
         counts = range(1, rows + 1) if exact else range(1, sequences + 1)
-        for name, nbytes in self.partial_sizes(self.layout, counts).items():
-            sizes[name] = max(sizes.get(name, 0), nbytes)
-        try:
-            work = self._owners.enter_context(open_workspace(device, sizes))
-        except BaseException:
-            self.close()
-            raise
-        self.parts = LayerParts(
+        kept = dict(self.partial_sizes(self.layout, counts))
+        zeroed = {name: kept.pop(name) for name in (PARTIAL["arrived"],) if name in kept}
+        shape = WorkspaceShape(kept | {_HIDDEN: 4 * config.hidden * rows}, zeroed=zeroed)
+        parts = LayerParts(
             device=device,
             config=config,
             weights=weights,
             cache=self.cache,
-            work=work,
+            work=cast("Workspace", PaperWorkspace(shape)),
             exact=exact,
         )
+        try:
+            shape = self._with_room(parts, shape)
+            work = self._owners.enter_context(Workspace(device, shape))
+        except BaseException:
+            self.close()
+            raise
+        self.parts = replace(parts, work=work)
+
+    def _with_room(self, parts: LayerParts, shape: WorkspaceShape) -> WorkspaceShape:
+        """The workspace with room for the values of any layer: of one row of each sequence and of
+        prompts, measured with a workspace of paper."""
+        needs, sequences = Needs(), self.layout.sequences
+        sizes = [
+            *range(1, sequences + 1),
+            *dict.fromkeys((min(self.most_tokens, 9), self.most_tokens)),
+        ]
+        for number, rows in enumerate(sizes):
+            tokens = rows if number >= sequences else 1
+            if number >= sequences and tokens < 2:
+                continue
+            at = self.rows(0, [0] if tokens > 1 else range(rows), tokens)
+            for index, of in enumerate(parts.config.layers):
+                sheet = Sheet(parts.work)
+                _append_layer(sheet, parts, at, index, of)
+                needs = needs.most(needs_of(sheet))
+        return replace(shape, zeroed={**shape.zeroed, **needs.zeroed}, room=needs.room)
 
     @property
     def hidden(self) -> Slice:
         """Hidden states (rows, hidden) f32 of the workspace."""
-        return self.parts.work["hidden"]
+        return self.parts.work[_HIDDEN]
 
 
 def transformer_layer_indexed(
@@ -137,11 +163,7 @@ def transformer_layer_indexed(
         _check_buffer(parts, f"blk.{layer}: argument {name!r}", buffer, nbytes)
     plan = Plan("layer")
     parts = replace(parts, weights=given.weights)
-    step = StepOps(replace(parts.config, output_norm=None), rows.count)
-    stream = step.graph.input(step.stream())
-    result = layer_ops(step, layer, stream, of=given.config)
-    fixed = {stream: x.slice(0, nbytes), result: y.slice(0, nbytes)}
-    lower(plan, parts, rows, step.graph, fixed=fixed)
+    _append_layer(plan, parts, rows, layer, given.config, (x.slice(0, nbytes), y.slice(0, nbytes)))
     return to.submit(Operation(plan, layer, tuple(sequences), tokens))
 
 
@@ -151,6 +173,22 @@ def transformer_layer_workspace(
     """The same in place, on ``hidden`` of the `Layers`: nothing is allocated."""
     hidden = to.attention.hidden
     return transformer_layer_indexed(to, layer, hidden, hidden, sequences=sequences, tokens=tokens)
+
+
+def _append_layer(
+    plan: Plan | Sheet,
+    parts: LayerParts,
+    rows: Rows,
+    layer: int,
+    of: LayerConfig,
+    ends: tuple[Slice, Slice] | None = None,
+) -> None:
+    """Append a layer, from and to the given ends of the stream."""
+    step = StepOps(replace(parts.config, output_norm=None), rows.count)
+    stream = step.graph.input(step.stream())
+    result = layer_ops(step, layer, stream, of=of)
+    fixed = {} if ends is None else dict(zip((stream, result), ends, strict=True))
+    lower(plan, parts, rows, step.graph, fixed=fixed)
 
 
 def _only_attention(config: Config) -> Attention:

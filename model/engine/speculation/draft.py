@@ -19,6 +19,7 @@ from urdir.model.lower.chain import Chain
 from urdir.model.lower.linear import lower_together
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.parts import LayerParts, StepParts
+from urdir.model.lower.sheet import sheet_of
 from urdir.ptxgen.kernels.advance import Advance
 from urdir.ptxgen.kernels.argmax import Argmax
 from urdir.ptxgen.kernels.concat import Concat
@@ -166,9 +167,10 @@ def append_product(
     first = None if norm is None else Norm(product.label, normed, source, norm)
     to = Tensor("draft y", rows.count, of.rows)
     op = Product(product.label, to, source if first is None else normed, of)
-    at = Lowering(plan, parts, rows, graph, fixed={source: x, to: y})
     chain = Chain(source, norm=first, products=[op], ends=product.ends, results=[to])
-    lower_together(at, chain, [product.weights.matrix(of)])
+    with sheet_of(plan, parts) as sheet:
+        at = Lowering(sheet, parts, rows, graph, fixed={source: x, to: y})
+        lower_together(at, chain, [product.weights.matrix(of)])
 
 
 def append_norm(

@@ -31,6 +31,7 @@ from urdir.model.layers.dense import dense
 from urdir.model.lower.attend import append_tokens
 from urdir.model.lower.attention import Prepared, layer_attention
 from urdir.model.lower.lowering import Lowering
+from urdir.model.lower.sheet import Sheet, sheet_of
 from urdir.model.lower.step import lower
 from urdir.model.memory.workspace import saved
 
@@ -100,24 +101,25 @@ class AssistantDraft:
         stream, at = step.graph.input(step.stream()), LayerOps(step, index)
         normed = at.norm("attn_norm", stream, attends.branches[0].norm)
         queries = head_products(at, mixer, normed)["q"]
-        lower(plan, own, rows, step.graph, fixed={stream: x})
-        self._append_attention(plan, rows, at, mixer, queries)
-        step = StepOps(own.config, rows.count)
-        stream, at = step.graph.input(step.stream()), LayerOps(step, index)
-        heads = step.graph.input(Tensor("heads", rows.count, mixer.output_width))
-        made = at.finish("attn_output", heads, mixer.o)
-        total = at.add("sum", stream, at.norm("post_attention_norm", made, attends.post_norm))
-        read = at.norm("ffn_norm", total, block.branches[0].norm)
-        made = at.norm("post_ffw_norm", dense(at, network, read, 1.0), block.post_norm)
-        total = at.add("sum", total, made)
-        fixed = {stream: x, heads: own.work["heads"], total: x}
-        if (scale := draft.layers[index].output_scale) is not None:  # in place
-            scaled = ScaleBy(at.name("layer_output_scale"), step.stream(), total, scale)
-            fixed[at.graph.add(scaled)] = x
-        lower(plan, own, rows, step.graph, fixed=fixed)
+        with sheet_of(plan, own) as sheet:
+            lower(sheet, own, rows, step.graph, fixed={stream: x})
+            self._append_attention(sheet, rows, at, mixer, queries)
+            step = StepOps(own.config, rows.count)
+            stream, at = step.graph.input(step.stream()), LayerOps(step, index)
+            heads = step.graph.input(Tensor("heads", rows.count, mixer.output_width))
+            made = at.finish("attn_output", heads, mixer.o)
+            total = at.add("sum", stream, at.norm("post_attention_norm", made, attends.post_norm))
+            read = at.norm("ffn_norm", total, block.branches[0].norm)
+            made = at.norm("post_ffw_norm", dense(at, network, read, 1.0), block.post_norm)
+            total = at.add("sum", total, made)
+            fixed = {stream: x, total: x}
+            if (scale := draft.layers[index].output_scale) is not None:  # in place
+                scaled = ScaleBy(at.name("layer_output_scale"), step.stream(), total, scale)
+                fixed[at.graph.add(scaled)] = x
+            lower(sheet, own, rows, step.graph, fixed=fixed)
 
     def _append_attention(
-        self, plan: Plan, rows: Rows, ops: LayerOps, mixer: Attention, queries: Tensor
+        self, plan: Sheet, rows: Rows, ops: LayerOps, mixer: Attention, queries: Tensor
     ) -> None:
         """Queries, turned by the position of their token, attend to what the model keeps before it.
         A window is measured from the token, which is not among the keys."""

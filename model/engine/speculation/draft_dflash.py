@@ -27,7 +27,9 @@ from urdir.model.layers.dense import dense
 from urdir.model.lower.attend import LayerAttention, append_tokens
 from urdir.model.lower.attention import Prepared, layer_attention
 from urdir.model.lower.lowering import Lowering
+from urdir.model.lower.sheet import Sheet, sheet_of
 from urdir.model.lower.step import lower
+from urdir.model.memory.draft_memory import OTHER_STREAM, STREAM
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
@@ -89,8 +91,8 @@ class DFlashDraft:
         table = target.weights.matrix(target.config.embedding)
         if not draft.shares_embedding:
             table = weights.matrix(draft.embedding)
-        append_embedded(plan, rows.count, table, tokens, own.work["hidden"])
-        x, other = own.work["hidden"], own.work["residual"]
+        append_embedded(plan, rows.count, table, tokens, own.work[STREAM])
+        x, other = own.work[STREAM], own.work[OTHER_STREAM]
         for index in range(draft.n_layers):
             self._append_layer(plan, rows, index, x, other, block)
             x, other = other, x
@@ -106,16 +108,16 @@ class DFlashDraft:
         step = StepOps(own.config, rows.count)
         stream, at = step.graph.input(step.stream()), LayerOps(step, index)
         heads = head_products(at, mixer, at.norm("attn_norm", stream, before))
-        lower(plan, own, rows, step.graph, fixed={stream: x})
-        self._append_attention(plan, rows, self._prepared(at, mixer, heads), mixer, block)
-        step = StepOps(own.config, rows.count)
-        stream, at = step.graph.input(step.stream()), LayerOps(step, index)
-        attended = step.graph.input(Tensor("heads", rows.count, mixer.output_width))
-        total = at.add("sum", stream, at.finish("attn_output", attended, mixer.o))
-        made = dense(at, network, at.norm("ffn_norm", total, ffn_norm), 1.0)
-        total = at.add("sum", total, made)
-        fixed = {stream: x, attended: own.work["heads"], total: y}
-        lower(plan, own, rows, step.graph, fixed=fixed)
+        with sheet_of(plan, own) as sheet:
+            lower(sheet, own, rows, step.graph, fixed={stream: x})
+            self._append_attention(sheet, rows, self._prepared(at, mixer, heads), mixer, block)
+            step = StepOps(own.config, rows.count)
+            stream, at = step.graph.input(step.stream()), LayerOps(step, index)
+            attended = step.graph.input(Tensor("heads", rows.count, mixer.output_width))
+            total = at.add("sum", stream, at.finish("attn_output", attended, mixer.o))
+            made = dense(at, network, at.norm("ffn_norm", total, ffn_norm), 1.0)
+            total = at.add("sum", total, made)
+            lower(sheet, own, rows, step.graph, fixed={stream: x, total: y})
 
     def _prepared(self, at: LayerOps, mixer: Attention, made: dict[str, Tensor]) -> Prepared:
         """The attention of queries, keys and values, with what comes before it."""
@@ -127,7 +129,7 @@ class DFlashDraft:
         return prepared
 
     def _append_attention(
-        self, plan: Plan, rows: Rows, prepared: Prepared, mixer: Attention, block: Block
+        self, plan: Sheet, rows: Rows, prepared: Prepared, mixer: Attention, block: Block
     ) -> None:
         """Each row attends to what is kept and to the block. A window is measured from the end of
         what a row sees, so that each slot has one of its own where that is not its own place."""
@@ -155,6 +157,6 @@ class DFlashDraft:
         return DraftProduct("draft.output", self.parts.own.weights, self.draft.output)
 
 
-def _attend(plan: Plan, attention: LayerAttention, out: Slice) -> None:
+def _attend(plan: Sheet, attention: LayerAttention, out: Slice) -> None:
     """Heads of rows whose keys are in the cache."""
     attention.launch(plan, attention.decode_kernel(None), attention.label, out=out)

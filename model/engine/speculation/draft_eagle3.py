@@ -26,6 +26,7 @@ from urdir.model.layers.attention import attention, cached_keys
 from urdir.model.layers.builder import LayerOps, StepOps
 from urdir.model.layers.dense import dense
 from urdir.model.lower.step import lower
+from urdir.model.memory.draft_memory import STREAM
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
@@ -73,7 +74,7 @@ class Eagle3Draft:
         own, draft, work = self.parts.own, self.draft, self.parts.own.work
         x, before = self._append_input(plan, rows, tokens, hidden), hidden
         if draft.norm_before_residual:
-            before = work["hidden"]
+            before = work[STREAM]
             norm = own.weights.norm(draft.hidden_norm)
             vectors = (hidden, before, draft.hidden)
             append_norm(plan, rows.count, "draft.residual", norm, vectors)

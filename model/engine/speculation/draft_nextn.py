@@ -25,6 +25,7 @@ from urdir.model.layers.builder import StepOps
 from urdir.model.layers.layer import layer as layer_ops
 from urdir.model.layers.layer import layer_keys
 from urdir.model.lower.step import lower
+from urdir.model.memory.draft_memory import STREAM
 from urdir.model.memory.workspace import saved
 from urdir.ptxgen.kernels.rescale import Rescale
 
@@ -95,7 +96,7 @@ class NextnDraft:
     ) -> Slice:
         """What the layer begins with: the product of embedding and hidden state side by side."""
         own, of = self.parts.own, self._head(head)
-        work, weights, x = own.work, own.weights, own.work["hidden"]
+        work, weights, x = own.work, own.weights, own.work[STREAM]
         append_embedded(plan, rows.count, weights.matrix(of.embedding), tokens, work[EMBEDDED])
         sources = [
             (work[EMBEDDED], weights.norm(of.embedding_norm)),

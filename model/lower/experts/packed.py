@@ -22,8 +22,9 @@ from urdir.ptxgen.spec import KernelSpec
 from urdir.ptxgen.weights.packed import GROUP
 
 if TYPE_CHECKING:
-    from urdir.driver.memory import Arena, Slice
-    from urdir.driver.plan import Plan
+    from urdir.driver.memory import Slice
+    from urdir.model.lower.registers import Registers
+    from urdir.model.lower.sheet import Sheet
 
 # One object for equal kernels, with its cached properties.
 _group = lru_cache(maxsize=64)(GroupExperts)
@@ -33,11 +34,11 @@ _pack = lru_cache(maxsize=64)(Pack)
 @dataclass(frozen=True, slots=True)
 class PackedExperts:
     """Appends products of ``rows`` vectors with their experts to a plan, for a device with ``sms``
-    SMs; with buffers of `mixture_workspace`, of which "expert" and "expert weight" are filled.
+    SMs; the registers "expert" and "expert weight" are filled.
     """
 
-    plan: Plan
-    work: Arena
+    plan: Sheet
+    work: Registers
     rows: int
     sms: int
 

@@ -22,7 +22,8 @@ from urdir.ptxgen.kernels.linear.steps import Epilogue
 from urdir.ptxgen.kernels.normalise import Normalise
 
 if TYPE_CHECKING:
-    from urdir.driver.memory import Arena, Slice
+    from urdir.driver.memory import Slice
+    from urdir.model.lower.registers import Registers
 
 # One object for equal kernels, with its cached properties.
 _activate = lru_cache(maxsize=64)(Activate)
@@ -97,14 +98,13 @@ Multiply = Callable[[str, Product, "Slice"], None]
 
 @dataclass(frozen=True, slots=True)
 class ExpertProducts:
-    """Launches of products of ``rows`` vectors, with the buffers of `mixture_workspace` and
-    ``work["normed"]``."""
+    """Launches of products of ``rows`` vectors."""
 
     at: Lowering
     rows: int
 
     @property
-    def work(self) -> Arena:
+    def work(self) -> Registers:
         """The intermediates."""
         return self.at.work
 

@@ -125,7 +125,9 @@ def test_what_a_step_left_in_the_workspace_does_not_matter(eager: EagerSteps) ->
         tokens = []
         for _ in range(3):
             if byte is not None:
-                for part in eager.session.parts.work.values():
+                work = eager.session.parts.work
+                assert work.shared is not None
+                for part in (work.shared, *work.kept.values()):
                     part.fill(byte)
             tokens.append(eager.step()[0])
         results.append(tokens)

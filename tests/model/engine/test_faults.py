@@ -12,11 +12,12 @@ from tests.model.stepping import stepping
 from urdir.driver import bindings
 from urdir.driver.device import Device
 from urdir.driver.errors import CudaError, OutOfMemoryError
+from urdir.model.engine.budget import MemoryPlan, SessionBudget
 from urdir.model.engine.session import Session
 from urdir.model.errors import ModelError
 from urdir.model.families.config import Config
 from urdir.model.files.gguf import Gguf
-from urdir.model.memory.budget import MemoryPlan, SessionBudget
+from urdir.model.lower.paper import paper_weights
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
 
@@ -99,8 +100,9 @@ def test_a_context_larger_than_memory_tells_needed_and_available_bytes(
     gguf: Gguf, faulty: Device
 ) -> None:
     config = Config.of(gguf)
+    weights = paper_weights(gguf, config, faulty)
+    budget = SessionBudget.of(weights, SessionSettings(1 << 20))
     with pytest.raises(ModelError, match=r"[\d,]+ bytes needed .*, [\d,]+ available"):
-        MemoryPlan.of(gguf, config, SessionBudget.of(config, 4, SessionSettings(1 << 20))).check(
-            faulty
-        )
-    MemoryPlan.of(gguf, config, SessionBudget.of(config, 4, SessionSettings(256))).check(faulty)
+        MemoryPlan.of(gguf, config, budget).check(faulty)
+    budget = SessionBudget.of(weights, SessionSettings(256))
+    MemoryPlan.of(gguf, config, budget).check(faulty)

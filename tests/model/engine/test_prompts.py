@@ -14,14 +14,14 @@ from tests.model.stepping import set_sampling, stepping
 from urdir.driver.device import Device
 from urdir.driver.stream import Stream
 from urdir.model.engine.batch import Output, StepShape
+from urdir.model.engine.budget import RESERVE_BYTES
+from urdir.model.engine.fitting import Place
 from urdir.model.engine.realizar import EagerSteps
 from urdir.model.engine.sampling import sample
 from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.errors import ModelError
 from urdir.model.families.config import Config
 from urdir.model.files.gguf import Gguf
-from urdir.model.memory.budget import RESERVE_BYTES
-from urdir.model.memory.fitting import Place
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
 from urdir.model.verify.conformance import relative_rms
@@ -145,7 +145,7 @@ def test_what_is_pending_is_forked_cut_and_stepped_together(
         assert eager.step((1,)) == [other]
 
 
-def test_a_small_device_gets_smaller_steps(gguf: Gguf) -> None:
+def test_a_small_device_gets_smaller_steps(gguf: Gguf, emulator: Device) -> None:
     """The largest that fit beside weights and cache; where none does, the smallest is named."""
     config = Config.of(gguf)
     wanted = SessionSettings(config.context_length)
@@ -154,7 +154,8 @@ def test_a_small_device_gets_smaller_steps(gguf: Gguf) -> None:
         device = SimpleNamespace(
             name="small",
             memory_info=lambda: (free, 1 << 40),
-            properties=SimpleNamespace(sm_count=4),
+            properties=emulator.properties,
+            native_target=emulator.native_target,
         )
         return Place(gguf, config, cast("Device", device))
 
@@ -164,7 +165,7 @@ def test_a_small_device_gets_smaller_steps(gguf: Gguf) -> None:
     def needed(rows: int) -> int:
         return place(0).plan(wanted, chunk=rows).total + RESERVE_BYTES
 
-    most = place(0).budget(wanted, chunk=2048).chunks[-1]
+    most = place(0).budget(wanted, chunk=2048).shapes.chunks[-1]
     assert config.context_length <= most
     assert rows_with(1 << 40) == rows_with(needed(most)) == most
     assert rows_with(needed(64)) == rows_with(needed(96) - 1) == 64

@@ -27,6 +27,7 @@ from urdir.model.lower.attend import LayerAttention, incremental_attention_into
 from urdir.model.lower.attention import Prepared, layer_attention
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.rows import Rows
+from urdir.model.lower.sheet import Sheet
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
 from urdir.ptxgen.kernels.attention.kv_types import KvDtype
@@ -61,6 +62,14 @@ def fill(session: Session) -> LayerAttention:
     """Layer 1's attention of a decode step: random queries, keys and values, new and old."""
     rng = np.random.default_rng(8)
     cache, work, state = session.parts.cache, session.parts.work, session.parts.state
+    mixer = session.parts.config.layers[1].attention
+    assert mixer is not None
+    widths = {"q": mixer.query_width, "k": mixer.key_width, "v": mixer.value_width}
+    offset = 0
+    for name, width in (*widths.items(), ("heads", mixer.output_width)):
+        assert work.shared is not None
+        work.kept[name] = work.shared.slice(offset, 4 * 4 * width, name)
+        offset += 4096 * -(-width // 256)
     for name in "qkv":
         work[name].upload(rng.standard_normal(work[name].nbytes // 4).astype(np.float32))
     for sequence, position in enumerate(POSITIONS):
@@ -70,14 +79,12 @@ def fill(session: Session) -> LayerAttention:
         memory.upload(rng.integers(0, 60, memory.nbytes, np.uint8))  # no NaN, no infinity
     state["sequence"].upload(np.arange(4, dtype=np.uint32))
     state["position"].upload(np.array(POSITIONS, np.uint32))
-    mixer = session.parts.config.layers[1].attention
-    assert mixer is not None
     rows, heads = Rows.of(state, 4, 512), Tensor("heads", 4, mixer.output_width)
     step = StepOps(session.parts.config, 4)
     x = step.graph.input(step.stream())
     attention(LayerOps(step, 1), mixer, x, 1.0)
     ops = [op for op in step.graph if isinstance(op, Rope | Attend)]
-    at = Lowering(Plan("unused"), session.parts, rows, step.graph)
+    at = Lowering(Sheet(work), session.parts, rows, step.graph)
     prepared = Prepared.of(ops)
     assert prepared is not None
     assert prepared.token is not None

@@ -21,7 +21,6 @@ from urdir.model.graph.ops import Norm as Normed
 from urdir.model.graph.tensor import Tensor
 from urdir.model.lower import moe
 from urdir.model.lower.experts import shared_read
-from urdir.model.memory.mixture_workspace import mixture_workspace, most_workspace
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.experts import choice
 from urdir.ptxgen.kernels.experts.gemm_small import expected_experts
@@ -29,7 +28,6 @@ from urdir.ptxgen.kernels.experts.selection import Selection
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.weights.formats import FORMATS
 from urdir.ptxgen.weights.layout import Layout
-from urdir.ptxgen.weights.packed import packed_nbytes
 
 Floats = npt.NDArray[np.float64]
 
@@ -53,11 +51,8 @@ class ExpertsBench(Workbench):
     """Buffers, random matrices and vectors, and a graph of mixtures for some rows."""
 
     def __init__(self, device: Device, rows: int, exact: bool, count: int = EXPERTS) -> None:
-        shapes = [mixture_workspace(Selection(count, 4), WIDTH, HIDDEN, rows, exact)]
-        sizes = most_workspace(shapes) | {"normed": 4 * rows * HIDDEN}
-        sizes["packed"] = packed_nbytes(rows, HIDDEN)
-        super().__init__(device, rows, exact, sizes, seed=5)
-        self.work["experts arrived"].fill(0)
+        kept = {"expert": 4 * rows * 4, "router logits": 4 * rows * count}
+        super().__init__(device, rows, exact, 5, kept, {"experts arrived": 4 * rows})
 
     def experts(
         self, rows: int, cols: int, bias: bool, each: int = EXPERTS, fmt: str = "Q8_0"

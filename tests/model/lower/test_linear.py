@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -11,6 +11,7 @@ import pytest
 
 from urdir.driver import execute
 from urdir.driver.device import Device
+from urdir.driver.memory import Slice
 from urdir.driver.operation import Launch
 from urdir.driver.plan import Plan
 from urdir.model.engine.batch import Output, StepShape
@@ -118,12 +119,14 @@ def test_norms_begin_where_their_vectors_are_made(engine: Engine, rows: int, beg
         if kernel.residual:
             assert kernel.summarises is begun
             made.append(launch.args.get("next_norm"))
+            begun_by = cast("Mapping[str, Slice]", launch.args)
         elif kernel.norm is not None:
             assert kernel.summarised is (begun and len(made) > 1)
             assert ("norm" in launch.args) is not kernel.summarised
         if kernel.summarised:
-            assert launch.args["x"] is parts.work["scaled"]
-            assert launch.args["x_summary"] is parts.work["summary"]
+            read = cast("Mapping[str, Slice]", launch.args)
+            assert read["x"].address == begun_by["scaled"].address
+            assert read["x_summary"].address == begun_by["y_summary"].address
     assert made == (norms if begun else [None] * len(norms))
 
 

@@ -17,7 +17,6 @@ from urdir.model.graph.ops import Norm as Normed
 from urdir.model.graph.tensor import Tensor
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.norm import Norm
-from urdir.ptxgen.weights.packed import packed_nbytes
 
 HIDDEN, WIDTH = 96, 160
 LAYER, RMS = Norm("layer", 1e-5, bias=True), Norm("rms", 1e-5)
@@ -31,16 +30,13 @@ MODES = [
     pytest.param(12, False, 4e-3, id="many rows"),
 ]
 every_mode = pytest.mark.parametrize(("rows", "exact", "allowed"), MODES)
-NAMES = ("normed", "delta", "scaled", "summary", "gate", "up", "branch", "hidden", "residual")
 
 
 class LinearBench(Workbench):
     """Buffers, random matrices and vectors, and a graph of products for some rows."""
 
     def __init__(self, device: Device, rows: int, exact: bool, width: int = WIDTH) -> None:
-        sizes = dict.fromkeys(NAMES, 4 * 16 * width)
-        sizes["packed"] = packed_nbytes(16, width)
-        super().__init__(device, rows, exact, sizes, seed=3)
+        super().__init__(device, rows, exact, seed=3)
 
     def tensor(self, name: str, cols: int) -> Tensor:
         return Tensor(name, self.rows, cols)

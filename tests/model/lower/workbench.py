@@ -24,6 +24,7 @@ from urdir.model.lower.rows import Rows
 from urdir.model.lower.step import lower
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
+from urdir.model.memory.workspace import Workspace, WorkspaceShape
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.weights.formats import FORMATS, random_blocks
 from urdir.ptxgen.weights.layout import Layout
@@ -53,14 +54,21 @@ class MadeWeights:
 
 class Workbench:
     """A graph, the weights and places of what it reads and makes, and the plan that it is lowered
-    to: ``sizes`` in bytes."""
+    to. Values have ``room`` bytes; those of the registers ``kept`` can be read afterwards."""
 
     def __init__(
-        self, device: Device, rows: int, exact: bool, sizes: Mapping[str, int], seed: int
+        self,
+        device: Device,
+        rows: int,
+        exact: bool,
+        seed: int,
+        kept: Mapping[str, int] | None = None,
+        zeroed: Mapping[str, int] | None = None,
+        room: int = 1 << 20,
     ) -> None:
         self.device, self.rows = device, rows
         self.random = np.random.default_rng(seed)
-        self.work = device.arena(sizes, "work")
+        self.work = Workspace(device, WorkspaceShape(kept or {}, {}, zeroed or {}, room), "work")
         self.owned: list[Any] = [self.work]
         self.graph, self.plan = Graph(), Plan("layers")
         self.weights = MadeWeights()

@@ -7,12 +7,19 @@ against what the device has free.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
+from urdir.model.engine.batch import ShapeBuckets
+from urdir.model.engine.step_needs import step_needs
 from urdir.model.errors import ModelError, SettingsError
 from urdir.model.families.config import Config
+from urdir.model.lower.attend import segment_alignment
+from urdir.model.lower.paper import Needs, PaperShapes, paper_parts
+from urdir.model.lower.parts import device_limits
+from urdir.model.lower.rows import state_alignment
 from urdir.model.memory.buckets import choosing_rows, chunks_of, common_rows, drafted_rows
 from urdir.model.memory.cache_shape import CacheShape
 from urdir.model.memory.device_state import StateShape, mailbox_slots
@@ -21,8 +28,8 @@ from urdir.model.memory.exchange import ExchangeShape
 from urdir.model.memory.recurrent_state import RecurrentShape
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.walk import Walk
-from urdir.model.memory.weights import STAGING_BYTES, weight_sizes
-from urdir.model.memory.workspace import workspace_sizes
+from urdir.model.memory.weights import STAGING_BYTES, Weights, weight_sizes
+from urdir.model.memory.workspace import WorkspaceShape, kept_shape, outputs_nbytes
 from urdir.ptxgen.spec import ceil_div
 
 if TYPE_CHECKING:
@@ -49,50 +56,54 @@ def check_context(config: Config, context: int) -> None:
 class SessionBudget:
     """What a session allocates on a device.
 
-    ``cache`` is what the layers' caches look like, ``recurrent`` what their states do,
-    ``workspace`` bytes by name, ``state`` what the decode state is made for, ``chunks`` the rows of
-    prompt steps, ``exchange`` what the inbox is like where there are several ranks. ``draft`` are
-    bytes by name of what a draft model keeps, beside ``draft_weights`` of its own.
+    ``cache`` is the shape of the layers' caches, ``recurrent`` that of their states, ``state`` that
+    of the decode state, ``exchange`` that of inboxes if there are several ranks. ``shapes`` are the
+    shapes of steps, whose values need the room of ``workspace``. ``draft`` are bytes by name
+    of what a draft model keeps, beside ``draft_weights`` of its own.
     """
 
     cache: CacheShape
     recurrent: RecurrentShape
-    chunks: tuple[int, ...]
+    shapes: ShapeBuckets
     state: StateShape
-    workspace: Mapping[str, int]
+    workspace: WorkspaceShape
     exchange: ExchangeShape | None
     graphs: int
     draft: Mapping[str, int]
     draft_weights: int = 0
 
     @classmethod
-    def of(cls, config: Config, sm_count: int, settings: SessionSettings) -> Self:
-        """The budget of a session on a device of ``sm_count`` SMs."""
+    def of(cls, weights: Weights, settings: SessionSettings) -> Self:
+        """The budget of a session beside weights, on their device; both may be of paper
+        (`lower.paper`)."""
+        config, device = weights.config, weights.device
         sequences, exact, drafts = settings.sequences, settings.exact, settings.drafts
         rows = choosing_rows(sequences) if drafts is None else drafted_rows(sequences, drafts.most)
         chunks = chunks_of(exact, min(settings.chunk, settings.context))
         # steps ahead of the reader may be undone, and drafts
         cache = CacheShape.of(config, settings, rows=max(chunks[-1], mailbox_slots(drafts)))
-        shape = config, cache, rows, chunks[-1], sm_count, exact
-        work = workspace_sizes(*shape, drafts=0 if drafts is None else drafts.most)
+        state = StateShape(
+            *(sequences, cache.max_len, rows, chunks[-1], config.vocab_size),
+            units=0 if exact else _units(config, cache.max_len, rows, chunks[-1]),
+            drafts=drafts,
+            states=bool(config.recurrents),
+        )
+        sms = device.properties.sm_count
+        of_steps = config, cache, rows, chunks[-1], sms, exact
+        work = kept_shape(*of_steps, drafts=0 if drafts is None else drafts.most)
         draft: Mapping[str, int] = {}
         if (beside := settings.draft_model) is not None and drafts is not None:
             own = cache.after(config.n_layers)
-            work = with_draft(work, beside, own, rows, chunks[-1], sm_count, exact=exact)
+            work = with_draft(work, beside, own, rows, chunks[-1], sms, exact=exact)
             draft = beside.state_sizes(sequences, rows, drafts.most)
-        return cls(
+        budget = cls(
             cache=cache,
             recurrent=RecurrentShape.of(
                 *(config, sequences, settings.shared_states),
                 drafts=0 if drafts is None else drafts.most,
             ),
-            chunks=chunks,
-            state=StateShape(
-                *(sequences, cache.max_len, rows, chunks[-1], config.vocab_size),
-                units=0 if exact else _units(config, cache.max_len, rows, chunks[-1]),
-                drafts=drafts,
-                states=bool(config.recurrents),
-            ),
+            shapes=_shapes(weights, settings, cache, chunks),
+            state=state,
             workspace=work,
             exchange=ExchangeShape.of(config, rows, rows + chunks[-1]),
             graphs=GRAPH_BYTES
@@ -100,6 +111,59 @@ class SessionBudget:
             draft=draft,
             draft_weights=0 if beside is None else _draft_weights(beside),
         )
+        return replace(budget, workspace=_with_room(budget, weights, settings))
+
+
+def _shapes(
+    weights: Weights, settings: SessionSettings, cache: CacheShape, chunks: tuple[int, ...]
+) -> ShapeBuckets:
+    """The shapes of the steps of a session."""
+    config, target = weights.config, weights.device.native_target
+    alignment, walk = state_alignment(config), None
+    if not settings.exact:
+        walk = Walk.of(config, cache.max_len, chunks[-1], target)
+        aligned = [segment_alignment(config, cache, target), 1 if walk is None else walk.rows]
+        if (draft := settings.draft_model) is not None:
+            own = cache.after(config.n_layers)
+            aligned.append(segment_alignment(draft.config, own, target))
+        alignment = math.lcm(alignment, *aligned)
+    apart = not (settings.exact or walk) and any(m.written_out for m in config.attentions)
+    return ShapeBuckets.of(
+        chunks,
+        cache.max_len,
+        choosing_rows(settings.sequences),
+        alignment,
+        begin_apart=apart,
+        walk=walk,
+        drafts=0 if settings.drafts is None else settings.drafts.most,
+    )
+
+
+def _with_room(
+    budget: SessionBudget, weights: Weights, settings: SessionSettings
+) -> WorkspaceShape:
+    """The workspace with room for the largest steps. Pages and states to share change nothing; what
+    was measured for a model, a device and settings is kept."""
+    workspace = budget.workspace
+    alike = replace(settings, pages=None if settings.pages is None else 1, shared_states=None)
+    key = weights.config, weights.layouts, device_limits(weights.device), alike
+    needs = _measured.get(key)
+    if needs is None:
+        shapes = PaperShapes(
+            budget.cache, budget.recurrent, budget.state, budget.exchange, workspace
+        )
+        parts = paper_parts(weights, shapes, settings.exact)
+        needs = step_needs(parts, budget.shapes, budget.state.rows)
+        if len(_measured) >= MOST_MEASURED:
+            _measured.clear()
+        _measured[key] = needs
+    room = max(needs.room, outputs_nbytes(workspace.outputs))
+    return replace(workspace, zeroed={**workspace.zeroed, **needs.zeroed}, room=room)
+
+
+#: What steps need, and of how many sessions it is known at most.
+_measured: dict[Hashable, Needs] = {}
+MOST_MEASURED = 64
 
 
 def _draft_weights(draft: DraftModel) -> int:
@@ -133,7 +197,7 @@ class MemoryPlan:
             weights=sum(weight_sizes(file, config).values()) + session.draft_weights,
             kv_cache=sum(session.cache.sizes().values()),
             recurrent=sum(session.recurrent.sizes().values()),
-            workspace=sum(session.workspace.values()),
+            workspace=session.workspace.nbytes,
             state=sum(session.state.sizes().values()) + sum(session.draft.values()),
             exchange=sum(session.exchange.sizes().values()) if session.exchange else 0,
             graphs=session.graphs,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from urdir.model.engine.budget import RESERVE_BYTES, MemoryPlan, SessionBudget
+from urdir.model.lower.paper import paper_weights
 from urdir.model.memory.buckets import chunks_of
-from urdir.model.memory.budget import RESERVE_BYTES, MemoryPlan, SessionBudget
 
 #: Of what weights, sequences' states and the pages of one sequence leave, the part for states that
 #: are kept for requests to share, and the most of them. One of qwen3.5-4b takes as much as 1,600
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from urdir.model.families.config import Config
     from urdir.model.files.model_file import ModelFile
     from urdir.model.memory.session_settings import SessionSettings
+    from urdir.model.memory.weights import Weights
 
 
 def fitting_settings(
@@ -53,7 +56,7 @@ def fitting_settings(
     return replace(fitting, chunk=min(place.largest_chunk(fitting) for place in places))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Place:
     """A device, and the share of a model (``config``) that is to run on it."""
 
@@ -61,10 +64,14 @@ class Place:
     config: Config
     device: Device
 
+    @cached_property
+    def weights(self) -> Weights:
+        """The weights, of paper."""
+        return paper_weights(self.file, self.config, self.device)
+
     def budget(self, settings: SessionSettings, **changed: Any) -> SessionBudget:
         """What a session takes there, with some of its settings changed."""
-        sm_count = self.device.properties.sm_count
-        return SessionBudget.of(self.config, sm_count, replace(settings, **changed))
+        return SessionBudget.of(self.weights, replace(settings, **changed))
 
     def plan(self, settings: SessionSettings, **changed: Any) -> MemoryPlan:
         """What the model and the session take."""
@@ -98,7 +105,7 @@ class Place:
     def most_pages(self, settings: SessionSettings, share: float) -> int | None:
         """The most pages for which the model and the session take up to a ``share`` of what the
         device has free; no more than all sequences fill at their longest; None for a model without
-        attention. Raises ModelError where there is no room for a sequence of the whole context."""
+        attention. Raises ModelError if a sequence of the whole context does not fit."""
         whole = self.budget(settings, pages=None)  # pages for all sequences at once
         if not whole.cache.layers:
             return None
@@ -117,7 +124,7 @@ class Place:
         return share * self.device.memory_info()[0] - RESERVE_BYTES
 
     def _least_pages(self, settings: SessionSettings) -> int | None:
-        """The pages of one sequence of the whole context; None where there are none."""
+        """The pages of one sequence of the whole context; None for a model without pages."""
         alone = self.budget(settings, sequences=1, pages=None).cache.layers.values()
         return max((of.layout.pages for of in alone), default=0) or None
 
@@ -130,4 +137,4 @@ class Place:
             if plan.fits(self.device):
                 break
         plan.check(self.device)
-        return budget.chunks[-1]
+        return budget.shapes.chunks[-1]

@@ -11,17 +11,18 @@ import pytest
 
 from urdir.driver.device import Device
 from urdir.model.engine.batch import Batch, Output, Segment, ShapeBuckets
-from urdir.model.engine.session import Session
-from urdir.model.errors import ModelError, SettingsError
-from urdir.model.families.config import Config
-from urdir.model.files.gguf import Gguf
-from urdir.model.memory.budget import (
+from urdir.model.engine.budget import (
     RESERVE_BYTES,
     MemoryPlan,
     SessionBudget,
     check_context,
 )
-from urdir.model.memory.fitting import Place, fitting_settings
+from urdir.model.engine.fitting import Place, fitting_settings
+from urdir.model.engine.session import Session
+from urdir.model.errors import ModelError, SettingsError
+from urdir.model.families.config import Config
+from urdir.model.files.gguf import Gguf
+from urdir.model.lower.paper import paper_weights
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
 from urdir.ptxgen.kernels.attention.kv_types import KvDtype
@@ -42,14 +43,15 @@ def test_a_session_takes_what_its_budget_says(
         settings = SessionSettings(
             24, kv_dtype, exact=exact, sequences=sequences, page_len=page_len
         )
-        budget = SessionBudget.of(config, emulator.properties.sm_count, settings)
+        budget = SessionBudget.of(paper_weights(gguf, config, emulator), settings)
         plan, tensors = MemoryPlan.of(gguf, config, budget), len(gguf.tensors)
         free = [emulator.memory_info()[0]]
         with Weights(gguf, config, emulator) as weights:
             free.append(emulator.memory_info()[0])
             with Session(emulator, weights, settings):
                 free.append(emulator.memory_info()[0])
-    parts = len(budget.cache.sizes()) + len(budget.workspace) + len(budget.state.sizes())
+    parts = len(budget.cache.sizes()) + len(budget.state.sizes())
+    parts += len(budget.workspace.sizes())
     spent = plan.kv_cache + plan.workspace + plan.state
     assert plan.total == spent + plan.weights + plan.graphs + plan.staging
     assert 0 <= free[0] - free[1] - plan.weights <= ALIGNMENT * tensors
@@ -57,12 +59,16 @@ def test_a_session_takes_what_its_budget_says(
 
 
 @pytest.mark.parametrize("sequences", [2, 3, 5, 9])
-def test_rows_of_prompts_begin_where_kernels_take_them(data: Path, sequences: int) -> None:
+def test_rows_of_prompts_begin_where_kernels_take_them(
+    data: Path, emulator: Device, sequences: int
+) -> None:
     """Beside those of any number of sequences: at multiples of 16 bytes."""
     with Gguf(data / "golden" / "nano-llama-q8_0.gguf") as gguf:
         settings = SessionSettings(64, sequences=sequences, page_len=16)
-        budget = SessionBudget.of(Config.of(gguf), 4, settings)
-    shapes = ShapeBuckets.of(budget.chunks, budget.cache.max_len, budget.state.rows)
+        weights = paper_weights(gguf, Config.of(gguf), emulator)
+        budget = SessionBudget.of(weights, settings)
+    chunks = budget.shapes.chunks
+    shapes = ShapeBuckets.of(chunks, budget.cache.max_len, budget.state.rows)
     for decode in range(1, sequences):
         batch = Batch(tuple(range(decode)), (Segment(decode, 0, 3, chooses=True),))
         shape = shapes.of_batch(batch, 9, Output.GREEDY)
