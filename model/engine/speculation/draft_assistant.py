@@ -33,6 +33,7 @@ from urdir.model.lower.attention import Prepared, layer_attention
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.sheet import Sheet, sheet_of
 from urdir.model.lower.step import lower
+from urdir.model.memory.draft_memory import STREAM
 from urdir.model.memory.workspace import saved
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class AssistantDraft:
         sources = [(work[EMBEDDED], None), (hidden, None)]
         append_joined(plan, "draft.join", rows.count, draft.target_hidden, sources, work[JOINED])
         before = DraftProduct("draft.pre_projection", own.weights, draft.fc)
-        x = work["hidden"]
+        x = work[STREAM]
         append_product(plan, own, rows, before, work[JOINED], x)
         for index in range(draft.n_layers):
             self._append_layer(plan, rows, index, x)

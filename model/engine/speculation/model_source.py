@@ -40,6 +40,7 @@ from urdir.model.lower.parts import LayerParts, StepParts
 from urdir.model.lower.rows import Rows
 from urdir.model.lower.step import lowering
 from urdir.model.memory.buckets import row_bucket
+from urdir.model.memory.draft_memory import STREAM
 from urdir.model.memory.draft_model import BLOCK_ROWS, DraftModel, held_slots
 from urdir.model.memory.kv_cache import KvCache
 from urdir.model.memory.queued_writes import QueuedWrites
@@ -323,7 +324,7 @@ class BlockSource(ModelSource):
         kept = replace(rows, begins=False, walk=None)
         self._block.append_keys(plan, kept, 0, tokens, self.own.work[GIVEN])
         if shape.steps > 1:
-            self._append_fence(plan, self._caches, self.own.work["hidden"])
+            self._append_fence(plan, self._caches, self.own.work[STREAM])
         yield
 
 
@@ -354,7 +355,7 @@ class PlainSource(ModelSource):
         kept = replace(rows, begins=False, walk=None)
         yield from lowering(plan, self.own, kept, step.graph)
         if shape.steps > 1:
-            self._append_fence(plan, self._caches, self.own.work["hidden"])
+            self._append_fence(plan, self._caches, self.own.work[STREAM])
 
 
 def service_widths(hidden: int) -> dict[str, int]:

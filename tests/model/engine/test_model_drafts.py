@@ -27,6 +27,7 @@ from tests.model.stepping import Numbers
 from urdir.driver import execute
 from urdir.driver.device import Device
 from urdir.model.engine.batch import Output, StepShape
+from urdir.model.engine.budget import MemoryPlan, SessionBudget
 from urdir.model.engine.draft_pair import Pair, pair_of
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.plain_draft import PlainDraft
@@ -40,7 +41,6 @@ from urdir.model.errors import UnsupportedError
 from urdir.model.families.config import Config
 from urdir.model.families.shapes import Shape
 from urdir.model.files.gguf import Gguf
-from urdir.model.memory.budget import MemoryPlan, SessionBudget
 from urdir.model.memory.draft_settings import DraftSettings
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
@@ -395,9 +395,9 @@ def test_a_draft_is_in_the_budget(two: Two) -> None:
     """Its weights, its cache and what it keeps; a step's intermediates are the larger of both."""
     pair, file = two.pair, two.pair.gguf
     with_drafts = replace(PLAIN, page_len=16, drafts=pair.settings(DRAFTS))
-    without = MemoryPlan.of(file, pair.config, SessionBudget.of(pair.config, 4, with_drafts))
+    without = MemoryPlan.of(file, pair.config, SessionBudget.of(two.target, with_drafts))
     settings = replace(with_drafts, draft_model=pair.model)
-    budget = SessionBudget.of(pair.config, 4, settings)
+    budget = SessionBudget.of(two.target, settings)
     plan = MemoryPlan.of(file, pair.config, budget)
     own = 0 if pair.file is None else two.own.nbytes
     assert plan.weights - without.weights <= own <= plan.weights - without.weights + (1 << 16)
