@@ -177,6 +177,7 @@ class Draft(Owner):
             sheet = Sheet(self.parts.own.work)
             self.append(cast("Plan", sheet), step)
             needs = needs.most(needs_of(sheet))
+        needs = needs.for_rows(max(self.shape.rows.rows, self.shape.chunk))
         return replace(kept, zeroed={**kept.zeroed, **needs.zeroed}, room=needs.room)
 
     def _largest_steps(self) -> Iterator[DraftStep]:

@@ -19,11 +19,12 @@ from urdir.ptxgen.spec import ceil_div
 
 def step_needs(parts: StepParts, shapes: ShapeBuckets, rows: int) -> Needs:
     """What all steps need of which up to ``rows`` rows choose a token."""
-    needs = Needs()
+    needs, most = Needs(), 0
     for shape in largest_steps(shapes, rows):
+        most = max(most, shape.rows)
         for sheet in _sheets(parts, shape):
             needs = needs.most(needs_of(sheet))
-    return needs
+    return needs.for_rows(most)
 
 
 def largest_steps(shapes: ShapeBuckets, rows: int) -> Iterator[StepShape]:

@@ -20,7 +20,8 @@ class Shape:
 
     ``keys`` are metadata of the architecture; missing keys of `Shape.metadata` follow from the
     sizes. ``layer`` are optional tensors of every layer, ``tensors`` others. ``kind`` is the weight
-    type in which the model is usually published.
+    type in which the model is usually published. ``nextn`` heads for predicting several tokens
+    (MTP) follow the ``layers``.
     """
 
     arch: str
@@ -36,6 +37,7 @@ class Shape:
     layer: tuple[str, ...] = ("ffn_gate.weight",)
     tensors: tuple[str, ...] = ()
     kind: str = "q4_k_m"
+    nextn: int = 0
 
     @property
     def experts(self) -> int:
@@ -45,7 +47,8 @@ class Shape:
     def metadata(self, name: str) -> dict[str, Any]:
         """The metadata of a file of a model with that ``name``."""
         keys = {
-            "block_count": self.layers,
+            "block_count": self.layers + self.nextn,
+            "nextn_predict_layers": self.nextn or None,
             "context_length": 131072,
             "embedding_length": self.hidden,
             "feed_forward_length": self.ffn,
@@ -68,7 +71,8 @@ class Shape:
         if not self.tied:
             found["output.weight"] = table
         found |= dict.fromkeys(self.tensors, ())
-        return found | {f"blk.{i}.{name}": () for i in range(self.layers) for name in self.layer}
+        blocks = range(self.layers + self.nextn)
+        return found | {f"blk.{i}.{name}": () for i in blocks for name in self.layer}
 
 
 def _turns(base: float) -> dict[str, Any]:
@@ -230,6 +234,24 @@ SHAPES = {
         },
         ("attn_qkv.weight", "attn_qkv.bias"),
     ),
+    "glm-4.5-air": Shape(
+        *("glm4moe", 46, 4096, 96, 8, 128, 10944, 151552, False),
+        {
+            **_turns(1e6),
+            "rope.dimension_count": 64,
+            "expert_count": 128,
+            "expert_used_count": 8,
+            "expert_shared_count": 1,
+            "expert_feed_forward_length": 1408,
+            "leading_dense_block_count": 1,
+            "expert_gating_func": 2,
+            "expert_weights_norm": True,
+            "expert_weights_scale": 1.0,
+        },
+        (*_QKV_BIAS, "exp_probs_b.bias"),
+        ("blk.46.nextn.embed_tokens.weight", "blk.46.nextn.shared_head_head.weight"),
+        nextn=1,
+    ),
     "command-r7b": Shape(
         *("cohere2", 32, 4096, 32, 8, 128, 14336, 256000, True),
         {
@@ -280,8 +302,9 @@ SHAPES = {
             "expert_shared_feed_forward_length": 512,
         },
         ("ffn_gate_shexp.weight",),
+        nextn=1,
     ),
-    "qwen3.5-4b": Shape("qwen35", 32, 2560, 16, 4, 256, 9216, 248320, True, _QWEN35),
+    "qwen3.5-4b": Shape("qwen35", 32, 2560, 16, 4, 256, 9216, 248320, True, _QWEN35, nextn=1),
     "lfm2-8b-a1b": Shape(
         *("lfm2moe", 24, 2048, 32, 8, 64, 7168, 65536, True),
         {

@@ -51,7 +51,9 @@ class SyntheticModel(Owner):
         self.path = Path(f"{shape_name}-{kind}")
         self.architecture = shape.arch
         self.metadata = Metadata(shape.metadata(str(self.path)), str(self.path))
-        config = self._described(Reader(self.metadata, shape.arch, shape.stored(), shape.layers))
+        blocks = shape.layers + shape.nextn
+        reader = Reader(self.metadata, shape.arch, shape.stored(), blocks, nextn=True)
+        config = self._described(reader)
         # parts of a tensor are separate references
         references = {of.name: of for of in stored_in(config) if of not in config.lent}
         types = formats(tuple(references.values()), shape, kind)

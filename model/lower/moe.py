@@ -22,6 +22,7 @@ from urdir.model.lower.experts.products import MixtureCall
 from urdir.model.lower.experts.shared_read import SharedRead
 from urdir.model.lower.linear import lower_chain
 from urdir.model.lower.lowering import Lowering
+from urdir.model.lower.registers import COUNTERS
 from urdir.model.lower.rule import Rule, variants
 from urdir.model.lower.stream import append_norm
 from urdir.model.memory.norms import NormLayer
@@ -98,7 +99,7 @@ def lower_route(at: Lowering, ops: Sequence[Op]) -> bool:
         of.label,
         weights=matrix.data,
         x=x,
-        arrived=work.zeroed("experts arrived"),
+        arrived=work.zeroed(COUNTERS),
         logits=logits,
         norm=None if layer is None else layer.weight,
         bias=matrix.bias,

@@ -14,6 +14,7 @@ from urdir.model.families.config import Config
 from urdir.model.lower.arena import aligned, place
 from urdir.model.lower.lifetimes import Lifetimes
 from urdir.model.lower.parts import StepParts
+from urdir.model.lower.registers import COUNTERS
 from urdir.model.lower.sheet import Sheet
 from urdir.model.memory.cache_shape import CacheShape
 from urdir.model.memory.device_state import StateShape
@@ -191,6 +192,12 @@ class Needs(NamedTuple):
         names = (*self.zeroed, *(name for name in other.zeroed if name not in self.zeroed))
         most = {name: max(self.zeroed.get(name, 0), other.zeroed.get(name, 0)) for name in names}
         return Needs(max(self.room, other.room), max(self.bound, other.bound), most)
+
+    def for_rows(self, most: int) -> Needs:
+        """The same with a counter for each of ``most`` rows, where some steps count rows: of those
+        that do the largest is between the steps that were measured."""
+        counters = {COUNTERS: 4 * most} if COUNTERS in self.zeroed else {}
+        return self._replace(zeroed={**self.zeroed, **counters})
 
 
 def needs_of(sheet: Sheet) -> Needs:

@@ -10,6 +10,8 @@ from urdir.driver.memory import Region, Slice
 if TYPE_CHECKING:
     from urdir.driver.memory import Buffer
 
+#: Memory of zeros: a counter (u32) for each row of a step of few rows.
+COUNTERS = "experts arrived"
 #: Bytes between the addresses of registers, more than any buffer has, and the first address.
 ROOM, _FIRST = 1 << 44, 1 << 60
 
