@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
+from urdir.driver.parallel import completed
 from urdir.model.engine.step import rows_of
 from urdir.model.engine.step_needs import largest_steps
 from urdir.model.lower.paper import Needs, PaperWorkspace, needs_of
@@ -37,8 +38,8 @@ def with_draft_room(
             sheet = Sheet(paper.work)
             plan = cast("Plan", sheet)  # what is appended is lowered into it
             if shape.drafts:
-                source.append(plan, paper, shape)
-            source.append_kept(plan, paper, shape, rows_of(paper, shape)[0])
+                completed(source.append(plan, paper, shape))
+            completed(source.append_kept(plan, paper, shape, rows_of(paper, shape)[0]))
             needs = needs.most(needs_of(sheet))
     zeroed = {**work.zeroed, **needs.zeroed}
     return replace(work, zeroed=zeroed, room=max(work.room, needs.room))

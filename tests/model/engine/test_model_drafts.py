@@ -409,6 +409,23 @@ def test_a_draft_is_in_the_budget(two: Two) -> None:
     assert plan.workspace >= without.workspace
 
 
+def test_a_draft_larger_than_its_model_has_room(
+    device: Device, random_model: Callable[..., Any]
+) -> None:
+    """Its intermediates are several times the model's."""
+    shape = Shape("llama", 1, 64, 4, 2, 32, 64, VOCABULARY, False)
+    larger = Shape("llama", 1, 256, 8, 4, 32, 1024, VOCABULARY, False)
+    request = Request(prompt=(3, 1, 4), settings=GREEDY, limit=8, ignore_end=True)
+    settings = replace(PLAIN, sequences=1)
+    with open_two(device, random_model(shape, seed=1), random_model(larger, seed=2)) as two:
+        with two.session(device, settings) as session:
+            expected = given(session, [request])
+        with two.session(device, replace(settings, drafts=DRAFTS)) as session:
+            found = given(session, [request])
+    check_same(found, expected)
+    assert drafted_of(found)[0] > 0
+
+
 def test_what_does_not_fit_is_refused(
     device_name: str, reference_file: Callable[[str], Path], data: Path
 ) -> None:
