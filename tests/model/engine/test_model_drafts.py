@@ -249,16 +249,14 @@ def drafted_of(answers: list[Given]) -> tuple[int, int]:
 def any_requests(rng: np.random.Generator, count: int) -> list[Request]:
     """Requests with settings of all kinds, greedy and drawn, with texts that end them; one without
     drafts."""
-    return [
-        Request(
-            prompt=prompt,
-            settings=GREEDY if at % 2 == 0 else random_settings(rng, drawn=at % 4 == 1),
-            limit=int(rng.integers(8, 16)),
-            stops=("7 1",) if at % 3 == 0 else (),
-            drafts=at != 3,
-        )
-        for at, prompt in enumerate(prompts(rng, count))
-    ]
+    requests = []
+    for at, prompt in enumerate(prompts(rng, count)):
+        settings = GREEDY if at % 2 == 0 else random_settings(rng, drawn=at % 4 == 1)
+        limit = max(int(rng.integers(8, 16)), settings.min_tokens)
+        stops = ("7 1",) if at % 3 == 0 else ()
+        request = Request(prompt=prompt, settings=settings, limit=limit, stops=stops)
+        requests.append(replace(request, drafts=at != 3))
+    return requests
 
 
 @pytest.mark.turns(4, which=1)
