@@ -18,6 +18,9 @@ from urdir.ptxgen.kernels.attention.choice import length_buckets, several_rows_b
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 from urdir.ptxgen.spec import ceil_div
 
+#: Rows of a step that passes tokens through the draft model alone, unless there are many.
+CATCH_UP = 256
+
 
 class Output(Enum):
     """What comes out of a step once the layers are through."""
@@ -91,7 +94,7 @@ class StepShape:
     sequences: their last tokens, and up to so many drafts of each. A step that ``begins`` has
     nothing but the first tokens of one sequence: these attend to each other alone. Prompts may
     ``walk`` over what is cached in blocks (`memory.walk`), beside which ``keys`` are those of other
-    rows.
+    rows. A ``draft_only`` step passes rows of a prompt through the draft model alone.
     """
 
     rows: int
@@ -104,6 +107,7 @@ class StepShape:
     begins: bool = False
     walk: Blocks = NO_BLOCKS
     drafts: int = 0
+    draft_only: bool = False
 
     @property
     def decode(self) -> int:
@@ -113,7 +117,9 @@ class StepShape:
     @property
     def kind(self) -> str:
         """The step in words: "greedy", "drafted greedy", "prompt" (without an output), "prompt
-        greedy", "beginning greedy", "mixed greedy"."""
+        greedy", "beginning greedy", "mixed greedy", "draft's prompt"."""
+        if self.draft_only:
+            return "draft's prompt"
         if not self.prompt:
             return f"drafted {self.output.value}" if self.drafts else self.output.value
         kind = "mixed" if self.decode else "beginning" if self.begins else "prompt"
@@ -178,6 +184,15 @@ class ShapeBuckets:
         if end - start > rows:
             end, output = start + rows, Output.NONE
         return self._of_one_prompt(start, end, end, output), end
+
+    def catch_up(self, start: int, end: int) -> tuple[StepShape, int]:
+        """The shape of the first step that passes the tokens from ``start`` to ``end`` through the
+        draft model alone, and where it ends. All but long gaps have the same number of rows."""
+        rows, most = self._chunk(CATCH_UP), self.chunks[-1]
+        rows = rows if end - start <= 4 * rows else most
+        end = min(end, start + rows)
+        keys = self.keys(end)
+        return StepShape(rows, keys, Output.NONE, prompt=rows, draft_only=True), end
 
     def of_batch(self, batch: Batch, length: int, output: Output) -> StepShape:
         """The shape of one step of a batch, after which its longest sequence has ``length`` tokens.

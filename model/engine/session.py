@@ -21,6 +21,7 @@ from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
+    from urdir.model.engine.speculation.draft_rest import DraftRest
     from urdir.model.engine.speculation.model_source import Drafter
 
 
@@ -80,6 +81,11 @@ class Session(Owner):
         """Tell a draft model that a sequence begins, with ``length`` tokens in the cache."""
         if self.source is not None:
             self.source.begin(sequence, length)
+
+    @property
+    def draft_rest(self) -> DraftRest | None:
+        """The rests of a draft model that steps without drafts leave out; None: there is none."""
+        return None if self.source is None else self.source.rest
 
     def check_room(self, tokens: int) -> None:
         """Raise ContextFullError when so many tokens of a sequence do not fit."""

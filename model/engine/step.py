@@ -35,8 +35,9 @@ def building(
     those of ``source``; None: of earlier text."""
     steps = "step" if shape.steps == 1 else f"steps x {shape.steps}"
     plan = Plan(f"{shape.kind} {steps}, {shape.rows} rows, {shape.keys} keys")
-    yield from append_placed_rows(plan, parts, shape, source)
-    yield from model_launches(plan, parts, shape)
+    if not shape.draft_only:
+        yield from append_placed_rows(plan, parts, shape, source)
+        yield from model_launches(plan, parts, shape)
     rows, outputs = rows_of(parts, shape)
     if source is not None:
         yield from source.append_kept(plan, parts, shape, rows)

@@ -78,7 +78,7 @@ class AnswerLoop(Owner):
                 end_ids=end_ids,
                 limits=limits,
                 waits=choose is not None,
-                drafting=Drafting.of(session.parts.state),
+                drafting=Drafting.of(session.parts.state, session.draft_rest),
             )
             self._answers = answers = OpenAnswers(scheduler)
             launcher = Launcher(session, scheduler, answers, clock)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Self
 
 from urdir.model.engine.requests.step_costs import StepCosts
+from urdir.model.engine.speculation.draft_rest import DraftRest
 from urdir.model.memory.buckets import row_bucket
 
 if TYPE_CHECKING:
@@ -72,22 +73,28 @@ class Drafting:
     """Chooses drafts by ``settings``, for steps of up to ``most_rows`` rows that take ``costs``.
 
     Steps for whose rows ``is_ready`` are chosen alone, unless the settings ask for more drafts;
-    ``wished`` are the rows that would be chosen if all were.
+    ``wished`` are the rows that would be chosen if all were. ``rest`` is that of a draft model that
+    steps without drafts leave out.
     """
 
     def __init__(
-        self, settings: DraftSettings, most_rows: int, costs: StepCosts | None = None
+        self,
+        settings: DraftSettings,
+        most_rows: int,
+        costs: StepCosts | None = None,
+        rest: DraftRest | None = None,
     ) -> None:
         self.costs = costs or StepCosts()
         self.is_ready: Callable[[int], bool] = _always
         self.wished = 0
+        self.rest = rest
         self._settings = settings
         self._most_rows = most_rows
 
     @classmethod
-    def of(cls, state: DecodeState) -> Self | None:
+    def of(cls, state: DecodeState, rest: DraftRest | None = None) -> Self | None:
         """That of the steps that ``state`` is for; None where these have no drafts."""
-        return None if state.drafts is None else cls(state.drafts, state.rows)
+        return None if state.drafts is None else cls(state.drafts, state.rows, rest=rest)
 
     def choose(self, answers: Sequence[Acceptance | None]) -> list[int]:
         """Drafts for the sequences of a step, by what became of their earlier ones; None where a

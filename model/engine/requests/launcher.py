@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from urdir.driver.context import close_all
 from urdir.driver.errors import DriverError, loses_device
-from urdir.model.engine.batch import Output, StepShape
+from urdir.model.engine.batch import Batch, Output, Segment, StepShape
 from urdir.model.engine.decode_graphs import LOOK_AHEAD
 from urdir.model.engine.requests.open_answers import OpenAnswers
 from urdir.model.engine.requests.scheduler import Scheduler
@@ -120,6 +120,8 @@ class Launcher(Owner):
         plan = step.plan
         plans, shape = self._repeated(step)
         try:
+            for _, missed in plan.missed:
+                self._catch_up(missed)
             span = self._launch(plan, shape, _of_sequences(plan, masks), _of_sequences(plan, given))
         except Exception as error:
             if loses_device(error):
@@ -181,6 +183,14 @@ class Launcher(Owner):
         launch(partial(self.clock.mark, span.begin))
         self.clock.mark(span.end)
         return span
+
+    def _catch_up(self, missed: Segment) -> None:
+        """Queue steps that pass tokens through the draft model, which it missed in a rest."""
+        start, session = missed.start, self._session
+        while start < missed.end:
+            shape, end = session.shapes.catch_up(start, missed.end)
+            session.queue.launch(shape, Batch((), (replace(missed, start=start, end=end),)), ())
+            start = end
 
     def _begin(self, number: int, slot: int) -> None:
         """Write what is known of a request that has been given a sequence."""
@@ -244,12 +254,23 @@ class Launcher(Owner):
             self._expected = expected
             steps = AT_ONCE if choosers <= FEW and output.is_token else 1
             prepare = self._session.graphs.prepare
-            pieces = [partial(prepare, rows, output, longest, end, steps, drafted)]
+            pieces: list[Callable[[], bool]] = [
+                partial(prepare, rows, output, longest, end, steps, drafted),
+                *self._catching_up(longest, end),
+            ]
             if wished > rows:
                 pieces.append(partial(prepare, wished, output, longest, end, steps, True))
             if drafted:
                 pieces.append(partial(prepare, choosers, output, longest, end, steps))
             self._look_ahead = partial(_first, pieces)
+
+    def _catching_up(self, longest: int, end: int) -> list[Callable[[], bool]]:
+        """What prepares the steps that pass missed tokens through a draft model that rests."""
+        if self._session.draft_rest is None:
+            return []
+        lengths = (longest, min(longest + LOOK_AHEAD, end))
+        shapes = dict.fromkeys(self._session.shapes.catch_up(at - 1, at)[0] for at in lengths)
+        return [partial(self._session.steps.prepare, shape) for shape in shapes]
 
     def _recorded(self, shape: StepShape) -> StepShape:
         """The smallest shape with room for the rows of ``shape``, a decode step, that is recorded:
@@ -279,7 +300,8 @@ class Launcher(Owner):
         now, begun = time.perf_counter(), self._begun_at
         self._begun_at = now if self._ahead else None
         drafting = self._scheduler.drafting
-        if drafting is not None and begun is not None and not launch.shape.prompt:
+        is_alone = not launch.shape.prompt and not launch.plans[0].missed
+        if drafting is not None and begun is not None and is_alone:
             drafting.costs.learn(launch.shape.rows, (now - begun) / len(launch.plans))
 
     def _use_wait(self) -> bool:

@@ -60,7 +60,9 @@ class Scheduler:
         self.limits = limits = limits or Limits()
         self.context = min(context, storage.most_tokens)
         self.drafting = drafting
-        self.tasks = Tasks(storage, slots, share_prefixes=limits.share_prefixes)
+        self._rest = None if drafting is None else drafting.rest
+        shares = limits.share_prefixes
+        self.tasks = Tasks(storage, slots, share_prefixes=shares, rest=self._rest)
         self._storage = storage
         self._end_ids = end_ids
         self._waits = waits
@@ -164,6 +166,7 @@ class Scheduler:
             positions,
             tuple(segments),
             tuple(admitted),
+            () if segments else self._missed(rows, positions, drafts),
         )
 
     def repeat(self, plan: StepPlan, steps: int) -> list[StepPlan]:
@@ -261,6 +264,25 @@ class Scheduler:
             counts[number] = end - task.stored
             task.stored = end
         return tuple(counts) if any(counts) else ()
+
+    def _missed(
+        self, rows: Sequence[Task], positions: Sequence[int], drafts: Sequence[int]
+    ) -> tuple[tuple[int, Segment], ...]:
+        """The tokens, by request, that a draft model has to pass before a step without prompts. A
+        step with drafts itself passes the last token of each sequence and the one before."""
+        if self._rest is None:
+            return ()
+        if not drafts:
+            for task in rows:
+                task.rest_draft()
+            return ()
+        missed = []
+        for task, position, count in zip(rows, positions, drafts, strict=True):
+            if count and task.missed is not None:
+                if task.missed < position - 1:
+                    missed.append((task.number, Segment(task.slot, task.missed, position - 1)))
+                task.missed = None
+        return tuple(missed)
 
     def _segment(self, task: Task, budget: int, segments: dict[int, Segment]) -> int:
         """Add the next rows of a prompt, ``budget`` at most, unless others take too much already;

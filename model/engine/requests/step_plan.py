@@ -6,7 +6,7 @@ from collections.abc import Container
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from urdir.model.engine.batch import Batch
+from urdir.model.engine.batch import Batch, Segment
 from urdir.model.engine.requests.request import Ending
 
 
@@ -17,7 +17,8 @@ class StepPlan:
     Decode row r processes the token at ``positions[r]`` for request ``requests[r]``; the step
     before may be choosing it still. Where there are drafts, that is the last place at which it may
     be. Segment i is of request ``prompts[i]``. ``admitted`` are the
-    requests whose sequences are new, with these.
+    requests whose sequences are new, with these. Before the step a draft model passes the tokens
+    ``missed`` of requests, which steps without drafts did not pass through it.
     """
 
     batch: Batch
@@ -25,6 +26,7 @@ class StepPlan:
     positions: tuple[int, ...]
     prompts: tuple[int, ...]
     admitted: tuple[tuple[int, int], ...]
+    missed: tuple[tuple[int, Segment], ...] = ()
 
     def after(self, steps: int) -> StepPlan:
         """The step of the same rows, none of them a prompt's, so many steps later."""
@@ -49,6 +51,7 @@ class StepPlan:
             tuple(self.positions[row] for row in rows),
             tuple(self.prompts[part] for part in parts),
             tuple(each for each in self.admitted if each[0] in requests),
+            tuple(each for each in self.missed if each[0] in requests),
         )
 
     @property

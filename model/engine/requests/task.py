@@ -14,7 +14,9 @@ class Task:
     ``reached`` the most that ever were; there is ``room`` for more, and none past ``end`` are ever
     processed. Segments process the first ``prefill``, decode rows the others. ``in_flight`` planned
     steps with rows of it are not complete. ``slot`` is -1 while it waits. Of the ``drafted`` tokens
-    as many as ``accepted`` stood; ``acceptance`` is None where it takes no drafts.
+    as many as ``accepted`` stood; ``acceptance`` is None where it takes no drafts. Tokens from
+    ``missed`` on may lack keys in the draft model's cache; None: only those may that the next step
+    with drafts processes.
     """
 
     __slots__ = (
@@ -27,6 +29,7 @@ class Task:
         "end",
         "has_begun",
         "in_flight",
+        "missed",
         "number",
         "prefill",
         "reached",
@@ -50,6 +53,7 @@ class Task:
         self.stored = self.complete = self.reached = self.room = self.prefill = 0
         self.drafted = self.accepted = 0
         self.acceptance: Acceptance | None = None
+        self.missed: int | None = None
         self.in_flight = self.cached = 0
         self.has_begun = False
 
@@ -64,6 +68,12 @@ class Task:
         self.complete += tokens
         self.reached = max(self.reached, self.stored)
         self.stored -= 1 + drafts - tokens
+
+    def rest_draft(self) -> None:
+        """A step leaves the draft model out: it misses tokens from now on. Complete steps passed
+        those before the last known one; what steps in flight accept is not known."""
+        if self.missed is None:
+            self.missed = max(0, len(self.tokens) - 2)
 
     def finish(self, end_ids: frozenset[int], context: int) -> Finish | None:
         """Why the answer ends by its last token; None where it goes on."""

@@ -11,6 +11,7 @@ from itertools import islice
 from urdir.model.engine.requests.request import Ending, Finish
 from urdir.model.engine.requests.storage import Storage
 from urdir.model.engine.requests.task import Task
+from urdir.model.engine.speculation.draft_rest import DraftRest
 
 
 @dataclass(slots=True)
@@ -39,10 +40,18 @@ class Tasks:
     which there are ``slots``; others are ``waiting``.
 
     Both are in order of arrival. Every running one is older than all that wait. With
-    ``share_prefixes`` what is computed of one is found by others of its scope.
+    ``share_prefixes`` what is computed of one is found by others of its scope. A draft model may
+    have missed some of that in a ``rest``.
     """
 
-    def __init__(self, storage: Storage, slots: int, *, share_prefixes: bool) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        slots: int,
+        *,
+        share_prefixes: bool,
+        rest: DraftRest | None = None,
+    ) -> None:
         self.counts = Counts()
         self.by_number: dict[int, Task] = {}
         self.running: dict[int, Task] = {}
@@ -54,6 +63,7 @@ class Tasks:
         self.is_short = False  # of pages: none is admitted until a request ends
         self._storage = storage
         self._shares = share_prefixes
+        self._rest = rest or DraftRest()
 
     @property
     def begun(self) -> tuple[int, ...]:
@@ -75,6 +85,7 @@ class Tasks:
         task.slot = self.free_slots.pop()
         task.stored = task.complete = found
         task.prefill = task.room = len(task.tokens)
+        task.missed = 0 if found and self._rest.has_gaps else None
         if not task.has_begun:
             task.has_begun, task.cached = True, found
             self.counts.prompt_tokens += task.prefill
@@ -125,6 +136,7 @@ class Tasks:
     def _release(self, task: Task) -> None:
         known = task.tokens[: task.complete] if self._shares else ()
         slot, reached = task.slot, max(task.reached, task.stored)
+        self._rest.has_gaps |= task.missed is not None and self._shares
         self.free_slots.append(slot)
         del self.running[task.number]
         task.slot = -1

@@ -5,8 +5,9 @@ p - 1. In every step they keep keys and values of its rows, from the model's own
 the states of the last rows; so a draft begins with one row a sequence. What they kept of drafted
 tokens, from hidden states of their own, is overwritten in the step that verifies these.
 
-A model by itself keeps the rows of steps without drafts. In a draft it processes the drafted
-tokens, except the last one; so a draft begins with two rows a sequence.
+A model by itself keeps the rows of steps with prompts, and rests in other steps without drafts: the
+tokens of these are passed through it before it drafts again (`DraftRest`). In a draft it processes
+the drafted tokens, except the last one; so a draft begins with two rows a sequence.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from urdir.model.engine.speculation.draft import (
     TokenRows,
 )
 from urdir.model.engine.speculation.draft_dflash import Block
+from urdir.model.engine.speculation.draft_rest import DraftRest
 from urdir.model.engine.speculation.draft_streams import NO_STREAM
 from urdir.model.engine.speculation.markov_tokens import append_markov_sum
 from urdir.model.engine.speculation.source import Pieces
@@ -87,6 +89,9 @@ class Drafter:
 class ModelSource(Owner):
     """What `DraftSource` says, by the draft model of ``drafter``; ``own`` are its parts. Its state
     on the device is named as the kernels' parameters are."""
+
+    #: None: it keeps something of every step.
+    rest: DraftRest | None = None
 
     def __init__(self, drafter: Drafter, parts: StepParts, cache: KvCache, stream: Stream) -> None:
         settings = parts.state.drafts
@@ -331,6 +336,10 @@ class BlockSource(ModelSource):
 class PlainSource(ModelSource):
     """A model by itself with the same tokens."""
 
+    def __init__(self, drafter: Drafter, parts: StepParts, cache: KvCache, stream: Stream) -> None:
+        super().__init__(drafter, parts, cache, stream)
+        self.rest = DraftRest()
+
     def append(self, plan: Plan, parts: StepParts, shape: StepShape) -> Pieces:
         """See `DraftSource`."""
         answers = self._append_rows(plan, parts, shape, lag=0, before=True)
@@ -347,15 +356,13 @@ class PlainSource(ModelSource):
             self._append_choice(plan, parts, answers)
 
     def append_kept(self, plan: Plan, parts: StepParts, shape: StepShape, rows: Rows) -> Pieces:
-        """See `DraftSource`: the tokens of steps without drafts."""
-        if shape.drafts:
+        """See `DraftSource`: the rows of steps with prompts."""
+        if not shape.prompt:
             return
         step = StepOps(self.own.config, rows.count)
         layers(step, embedding(step), rows.count, wanted=False)
         kept = replace(rows, begins=False, walk=None)
         yield from lowering(plan, self.own, kept, step.graph)
-        if shape.steps > 1:
-            self._append_fence(plan, self._caches, self.own.work[STREAM])
 
 
 def service_widths(hidden: int) -> dict[str, int]:

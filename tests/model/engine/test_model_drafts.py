@@ -250,16 +250,14 @@ def drafted_of(answers: list[Given]) -> tuple[int, int]:
 def any_requests(rng: np.random.Generator, count: int) -> list[Request]:
     """Requests with settings of all kinds, greedy and drawn, with texts that end them; one without
     drafts."""
-    return [
-        Request(
-            prompt=prompt,
-            settings=GREEDY if at % 2 == 0 else random_settings(rng, drawn=at % 4 == 1),
-            limit=int(rng.integers(9, 17)),
-            stops=("7 1",) if at % 3 == 0 else (),
-            drafts=at != 3,
-        )
-        for at, prompt in enumerate(prompts(rng, count))
-    ]
+    requests = []
+    for at, prompt in enumerate(prompts(rng, count)):
+        settings = GREEDY if at % 2 == 0 else random_settings(rng, drawn=at % 4 == 1)
+        limit = max(int(rng.integers(8, 16)), settings.min_tokens)
+        stops = ("7 1",) if at % 3 == 0 else ()
+        request = Request(prompt=prompt, settings=settings, limit=limit, stops=stops)
+        requests.append(replace(request, drafts=at != 3))
+    return requests
 
 
 @pytest.mark.turns(4, which=1)
@@ -408,6 +406,23 @@ def test_a_draft_is_in_the_budget(two: Two) -> None:
     assert plan.kv_cache > without.kv_cache
     assert plan.state - without.state == sum(budget.draft.values()) > 0
     assert plan.workspace >= without.workspace
+
+
+def test_a_draft_larger_than_its_model_has_room(
+    device: Device, random_model: Callable[..., Any]
+) -> None:
+    """Its intermediates are several times the model's."""
+    shape = Shape("llama", 1, 64, 4, 2, 32, 64, VOCABULARY, False)
+    larger = Shape("llama", 1, 256, 8, 4, 32, 1024, VOCABULARY, False)
+    request = Request(prompt=(3, 1, 4), settings=GREEDY, limit=8, ignore_end=True)
+    settings = replace(PLAIN, sequences=1)
+    with open_two(device, random_model(shape, seed=1), random_model(larger, seed=2)) as two:
+        with two.session(device, settings) as session:
+            expected = given(session, [request])
+        with two.session(device, replace(settings, drafts=DRAFTS)) as session:
+            found = given(session, [request])
+    check_same(found, expected)
+    assert drafted_of(found)[0] > 0
 
 
 def test_what_does_not_fit_is_refused(

@@ -75,6 +75,8 @@ class PaperSteps:
 class PaperSession:
     """``sequences`` of up to ``context`` tokens; every step chooses `TOKEN`."""
 
+    draft_rest = None
+
     def __init__(
         self,
         shapes: ShapeBuckets,

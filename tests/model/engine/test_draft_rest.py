@@ -1,0 +1,170 @@
+"""Rests of a plain draft model: steps without drafts leave it out, and it catches up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.model.engine.test_model_drafts import DRAFTS, Two, check_same, drafted_of, open_two
+from tests.model.engine.test_speculation import PLAIN, VOCABULARY, given, prompts
+from urdir.driver.device import Device
+from urdir.driver.parallel import completed
+from urdir.model.engine.batch import Output, StepShape
+from urdir.model.engine.requests.drafting import Acceptance, Drafting
+from urdir.model.engine.requests.launcher import Launcher
+from urdir.model.engine.requests.request import Request
+from urdir.model.engine.sampling_settings import GREEDY
+from urdir.model.engine.step import building
+from urdir.model.families.shapes import Shape
+from urdir.model.memory.session_settings import SessionSettings
+
+
+@pytest.fixture(scope="module")
+def device(device_name: str) -> Iterator[Device]:
+    with Device.open(device_name) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def same(device: Device, random_model: Callable[..., Any]) -> Iterator[Two]:
+    """A random model of two layers that is its own draft: a draft fails only where keys lack."""
+    shape = Shape("llama", 2, 64, 4, 2, 32, 64, VOCABULARY, False)
+    with open_two(device, *(random_model(shape, seed=1) for _ in range(2))) as two:
+        yield two
+
+
+def phases(monkeypatch: pytest.MonkeyPatch, *lengths: int, shift: int = 0) -> None:
+    """Steps have 3 drafts and none by turns, for so many steps; the last length goes on. Each
+    further answer is ``shift`` steps later."""
+    steps: dict[Acceptance, int] = {}
+
+    def drafts(answer: Acceptance | None, number: int) -> int:
+        if answer is None:
+            return 0
+        at = steps[answer] = steps.get(answer, -1 - shift * number) + 1
+        for turn, length in enumerate(lengths):
+            if at < length:
+                return 0 if turn % 2 else 3
+            at -= length
+        return 3 if len(lengths) % 2 else 0
+
+    def choose(self: Drafting, answers: Sequence[Acceptance | None]) -> list[int]:
+        return [drafts(answer, number) for number, answer in enumerate(answers)]
+
+    monkeypatch.setattr(Drafting, "choose", choose)
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, acts: bool = True) -> list[tuple[int, int]]:
+    """The tokens that the draft catches up with (not, unless it ``acts``)."""
+    found: list[tuple[int, int]] = []
+    catch_up = Launcher._catch_up
+
+    def watched(self: Launcher, missed: Any) -> None:
+        found.append((missed.start, missed.end))
+        if acts:
+            catch_up(self, missed)
+
+    monkeypatch.setattr(Launcher, "_catch_up", watched)
+    return found
+
+
+def both(device: Device, two: Two, settings: SessionSettings, requests: list[Request]) -> Any:
+    """Answers with drafts and without."""
+    with two.session(device, settings) as session:
+        expected = given(session, requests)
+    with two.session(device, replace(settings, drafts=DRAFTS)) as session:
+        return given(session, requests), expected
+
+
+@pytest.mark.parametrize("ahead", [1, None])
+def test_drafts_after_a_rest_are_those_without_it(
+    device: Device, same: Two, ahead: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """k is 3, 0, 3, 0, 3: a model's own drafts are all accepted, once it has caught up."""
+    if ahead is not None:
+        monkeypatch.setattr("urdir.model.engine.run_ahead.AHEAD", ahead)
+    phases(monkeypatch, 3, 9, 2, 14, 99)
+    request = Request(prompt=(3, 1, 4, 1, 5, 9), settings=GREEDY, limit=60, ignore_end=True)
+    settings = replace(PLAIN, sequences=1)
+    with monkeypatch.context() as patch:
+        gaps = counted(patch)
+        found, expected = both(device, same, settings, [request])
+    check_same(found, expected)
+    drafted, accepted = drafted_of(found)
+    assert drafted == accepted > 15
+    assert len(gaps) == 2
+    assert all(8 <= end - start <= 20 for start, end in gaps)
+    with monkeypatch.context() as patch:
+        counted(patch, acts=False)
+        without, _ = both(device, same, settings, [request])
+    check_same(without, expected)
+    drafted, accepted = drafted_of(without)
+    assert accepted < drafted
+
+
+def test_one_sequence_rests_while_others_draft(
+    device: Device, same: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In pages, with steps beside prompts; in some steps all of them rest."""
+    phases(monkeypatch, 2, 6, 2, 6, 99, shift=2)
+    settings = replace(PLAIN, sequences=3, page_len=16)
+    requests = [
+        Request(prompt=prompt, settings=GREEDY, limit=40 + at, ignore_end=True)
+        for at, prompt in enumerate(prompts(np.random.default_rng(9), 4))
+    ]
+    gaps = counted(monkeypatch)
+    found, expected = both(device, same, settings, requests)
+    check_same(found, expected)
+    assert len(gaps) >= 3
+    drafted, accepted = drafted_of(found)
+    assert accepted >= 0.9 * drafted > 20
+
+
+def test_a_prefix_that_the_draft_missed_is_passed_before_drafts(
+    device: Device, same: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer ends in a rest; the next request begins with its tokens."""
+    phases(monkeypatch, 0, 5, 99)
+    prompt = tuple(int(t) for t in np.random.default_rng(3).integers(3, VOCABULARY, 10))
+    settings = replace(PLAIN, sequences=1, page_len=16, drafts=DRAFTS)
+    first = Request(prompt=prompt, settings=GREEDY, limit=40, ignore_end=True)
+    with same.session(device, settings) as session:
+        with monkeypatch.context() as patch:
+            phases(patch, 0, 99)
+            (before,) = given(session, [first])
+        after = (*prompt, *before.tokens, 7)
+        gaps = counted(monkeypatch)
+        second = Request(prompt=after, settings=GREEDY, limit=26, ignore_end=True)
+        (found,) = given(session, [second])
+    with same.session(device, replace(settings, drafts=None)) as session:
+        (expected,) = given(session, [second])
+    check_same([found], [expected])
+    assert found.ending is not None
+    assert found.ending.cached_tokens >= 32
+    assert [start for start, _ in gaps] == [0]
+    assert gaps[0][1] >= len(after)
+    assert found.ending.accepted_tokens == found.ending.drafted_tokens > 10
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_steps_without_drafts_leave_the_draft_out(device: Device, same: Two, steps: int) -> None:
+    """Their launches are those without a draft model; a step that catches up has the others."""
+    with same.session(device, replace(PLAIN, drafts=DRAFTS)) as session:
+
+        def launches(shape: StepShape, source: Any = session.source) -> int:
+            return len(completed(building(session.parts, shape, source)))
+
+        for rows in (1, 2, 4):
+            shape = session.shapes.decode(rows, 9, Output.GREEDY, steps)
+            assert launches(shape) == launches(shape, None)
+            drafted = session.shapes.decode(rows + 3, 9, Output.GREEDY, steps, drafted=True)
+            assert launches(drafted) > launches(drafted, None)
+        catch_up, end = session.shapes.catch_up(2, 9)
+        assert end == 9
+        prompt = replace(catch_up, draft_only=False)
+        own = launches(prompt) - launches(prompt, None)
+        assert launches(catch_up) == own > 0
