@@ -192,8 +192,8 @@ def _checked_pair(pair: Pair, devices: int) -> Pair:
     cache."""
     if pair.shares_cache:
         raise UnsupportedError(
-            f"{pair.own.architecture!r}: a draft that reads the model's cache is not supported in "
-            "steps; `urdir logits --draft` computes it"
+            f"{pair.own.architecture!r}: steps do not take a draft that reads the model's cache, "
+            "its logits alone can be computed: open the model without the draft"
         )
     if devices > 1:
         raise UnsupportedError(

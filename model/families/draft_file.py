@@ -137,8 +137,10 @@ def reads_of(gguf: ModelFile) -> Reads:
     shared = (name for name in ("token_embd", "output") if not file.has(f"{name}.weight"))
     hidden = file.count("target_hidden_size")
     layers = read_target_layers(file) if file.has_key("target_layers") else ()
-    count, (dim, value_dim) = file.layer_count(), head_dims(file)
-    cached = sum(heads(file, index)[1] for index in range(count)) * (dim + value_dim)
+    cached = 0
+    if file.anywhere("attn_k.weight"):  # else it reads the model's cache
+        layers_of = range(file.layer_count())
+        cached = sum(heads(file, index)[1] for index in layers_of) * sum(head_dims(file))
     return Reads(
         *(layers, hidden, file.hidden, mapped(file), tuple(shared)),
         weights=sum(tensor.nbytes for tensor in gguf.tensors.values()),

@@ -35,6 +35,7 @@ from urdir.ptxgen.kernels.add import Add
 from urdir.ptxgen.kernels.advance import Advance
 from urdir.ptxgen.kernels.argmax import Argmax, indices
 from urdir.ptxgen.kernels.attention.cached_tokens import CachedTokens
+from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.linear.cut import CutOptions
 from urdir.ptxgen.kernels.linear.pack import Pack
 from urdir.ptxgen.kernels.linear.products.gemm_wgmma import GemmWgmma
@@ -133,6 +134,8 @@ def another(value: object) -> object:
     if isinstance(value, Format):  # decides the targets of a kernel
         alike = [fmt for fmt in FORMATS.values() if fmt.is_float == value.is_float]
         return next(fmt for fmt in alike if fmt != value)
+    if isinstance(value, KvLayout):  # so do its widths
+        return replace(value, kv_heads=value.kv_heads + 1)
     if isinstance(value, CutOptions):  # decides the targets of a kernel, too
         return replace(value, split=value.split + 1)
     return f"not {value}"

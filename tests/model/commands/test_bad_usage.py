@@ -49,7 +49,6 @@ Cli = Callable[..., tuple[int, str, str]]
         (("embedding", "x"), "not computed"),
         (("perplexity", "x"), "not measured"),
         (("run", "--lora", "x"), "LoRA"),
-        (("run", "-md", "x"), "draft model"),
         (("run", "--mmproj", "x"), "multi-modal"),
         (("run", "--seed", "1e3", "-p", "x"), "--seed"),
         (("run", "--device", "tpu", "-p", "x"), "tpu"),

@@ -156,7 +156,7 @@ def test_the_flags_that_people_type_are_taken(
 
 
 @pytest.mark.parametrize(
-    "flag", ["--slots", "--embedding", "--path", "--ssl-key-file", "--lora", "-md", "--mmproj"]
+    "flag", ["--slots", "--embedding", "--path", "--ssl-key-file", "--lora", "--mmproj"]
 )
 def test_what_a_server_does_not_do_is_refused(
     flag: str, parsers: dict[str, Parser], capsys: pytest.CaptureFixture[str]

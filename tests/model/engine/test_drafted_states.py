@@ -13,13 +13,13 @@ from tests.model.engine.test_speculation import FIXED, Given, few_letters, given
 from tests.model.stepping import Eager
 from urdir.driver.device import Device
 from urdir.model.engine.batch import Output, StepShape
+from urdir.model.engine.budget import SessionBudget
 from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.task import Task
 from urdir.model.engine.requests.tasks import Tasks
 from urdir.model.engine.session import Session
 from urdir.model.families.config import Config
 from urdir.model.files.gguf import Gguf
-from urdir.model.memory.budget import SessionBudget
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
 
@@ -133,11 +133,10 @@ def test_replayed_steps_equal_launches_one_by_one(device: Device, weights: Weigh
     assert replayed.ending.accepted_tokens > 2
 
 
-def test_inputs_of_drafts_are_in_the_budget(device: Device, weights: Weights) -> None:
+def test_inputs_of_drafts_are_in_the_budget(weights: Weights) -> None:
     """They are no part of saved states; without drafts there are none."""
-    config, sms = weights.config, device.properties.sm_count
     plain, drafted = (
-        SessionBudget.of(config, sms, replace(PAGED, shared_states=2, drafts=drafts)).recurrent
+        SessionBudget.of(weights, replace(PAGED, shared_states=2, drafts=drafts)).recurrent
         for drafts in (None, DRAFTS)
     )
     names = {name for name in drafted.sizes() if "drafted_" in name}

@@ -35,8 +35,8 @@ ENGINE: Any = SimpleNamespace(
     session=SimpleNamespace(
         context=64,
         shapes=SimpleNamespace(chunks=(64,), alignment=16, walk=None),
+        cache=SimpleNamespace(pools=[SimpleNamespace(pages=1000, page_len=2)]),
         parts=SimpleNamespace(
-            cache=SimpleNamespace(pools=[SimpleNamespace(pages=1000, page_len=2)]),
             recurrent=SimpleNamespace(shape=SimpleNamespace(nbytes=52_690_944)),
         ),
         storage=SimpleNamespace(shared_states=SimpleNamespace(places=7)),
