@@ -32,7 +32,6 @@ from urdir.model.engine.speculation.draft import (
 )
 from urdir.model.engine.speculation.draft_dflash import Block
 from urdir.model.engine.speculation.draft_rest import DraftRest
-from urdir.model.engine.speculation.draft_streams import NO_STREAM
 from urdir.model.engine.speculation.markov_tokens import append_markov_sum
 from urdir.model.engine.speculation.source import Pieces
 from urdir.model.layers.builder import StepOps
@@ -198,8 +197,8 @@ class ModelSource(Owner):
     def _launches(self, drafter: Drafter, parts: StepParts) -> DraftLaunches:
         """What reads the model's streams."""
         assert drafter.launches is not None
-        if NO_STREAM in self.own.work:
-            self.own.work[NO_STREAM].fill(0)
+        for name in drafter.model.widths:  # rows of padding are read, but not written
+            self.own.work[name].fill(0)
         return drafter.launches(DraftParts(target=parts, own=self.own))
 
     def close(self) -> None:

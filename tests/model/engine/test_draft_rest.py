@@ -95,7 +95,7 @@ def test_drafts_after_a_rest_are_those_without_it(
         found, expected = both(device, same, settings, [request])
     check_same(found, expected)
     drafted, accepted = drafted_of(found)
-    assert drafted == accepted > 15
+    assert drafted == accepted > 10
     assert len(gaps) == 2
     assert all(8 <= end - start <= 20 for start, end in gaps)
     with monkeypatch.context() as patch:
