@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Self
 
 from urdir.model.errors import ConfigError, UnsupportedError
 from urdir.model.families.check import check_tensors
-from urdir.model.families.description import Description
+from urdir.model.families.description import Description, fields_of
 from urdir.model.families.reader import Reader
 from urdir.model.families.registry import describe
 from urdir.model.families.summary import summary
@@ -51,4 +51,4 @@ class Config(Description):
             if str(error).startswith(prefix):
                 raise
             raise type(error)(prefix + str(error)) from None
-        return cls(**{field.name: getattr(found, field.name) for field in fields(found)})
+        return cls(**fields_of(found))

@@ -7,8 +7,8 @@ layers. `Config` is a description that was checked against a file.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
 
 from urdir.model.families.attention import Attention
 from urdir.model.families.layers import LayerConfig
@@ -162,3 +162,8 @@ class Description:
         heads = (replace(head, layer=head.layer.at_context(context)) for head in self.nextn)
         layers = tuple(layer.at_context(context) for layer in self.layers)
         return replace(self, layers=layers, nextn=tuple(heads))
+
+
+def fields_of(description: Description) -> dict[str, Any]:
+    """The fields of a description by name, for a class that adds to them."""
+    return {field.name: getattr(description, field.name) for field in fields(description)}

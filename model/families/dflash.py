@@ -20,12 +20,12 @@ likely a draft is accepted, is not used.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from urdir.model.errors import ConfigError, UnsupportedError
 from urdir.model.families.attention import Attention
 from urdir.model.families.config import Config
-from urdir.model.families.description import Description
+from urdir.model.families.description import Description, fields_of
 from urdir.model.families.draft_file import (
     MAP,
     DraftConfig,
@@ -135,7 +135,7 @@ def _described(file: Reader, target: Config, mask: int) -> DFlash:
         ignored_keys=file.ignored_keys,
     )
     return DFlash(
-        **{field.name: getattr(description, field.name) for field in fields(description)},
+        **fields_of(description),
         target_layers=layers,
         target_hidden=streams,
         fc=file.linear("fc", None, hidden, len(layers) * streams, bias="absent"),

@@ -16,12 +16,12 @@ of `draft_file`, enc.output_norm (before fc), attn_norm (of the embedding), attn
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from urdir.model.errors import UnsupportedError
 from urdir.model.families.attention import Attention
 from urdir.model.families.config import Config
-from urdir.model.families.description import Description
+from urdir.model.families.description import Description, fields_of
 from urdir.model.families.draft_file import (
     MAP,
     DraftConfig,
@@ -78,7 +78,7 @@ def describe_eagle3(file: Reader, target: Config) -> Eagle3:
     residual = file.optional("norm_before_residual", bool, False)
     description = _layer(file, norm, target)
     return Eagle3(
-        **{field.name: getattr(description, field.name) for field in fields(description)},
+        **fields_of(description),
         target_layers=layers,
         target_hidden=streams,
         fc=file.linear("fc", None, hidden, wide, bias="absent"),

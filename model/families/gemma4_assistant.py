@@ -13,13 +13,13 @@ the last token and see those before it. Keys: those of `architectures.gemma4`, e
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from urdir.model.errors import UnsupportedError
 from urdir.model.families.architectures.gemma4 import gemma4_layer, layer_ropes
 from urdir.model.families.attention import Attention
 from urdir.model.families.config import Config
-from urdir.model.families.description import Description
+from urdir.model.families.description import Description, fields_of
 from urdir.model.families.draft_file import DraftConfig, described
 from urdir.model.families.feed_forward import Dense
 from urdir.model.families.layers import Block
@@ -92,7 +92,7 @@ def _described(file: Reader, target: Config) -> Gemma4Assistant:
         ignored_keys=file.ignored_keys,
     )
     found = Gemma4Assistant(
-        **{field.name: getattr(description, field.name) for field in fields(description)},
+        **fields_of(description),
         target_layers=(),
         target_hidden=outer,
         fc=file.linear("nextn.pre_projection", None, hidden, 2 * outer, bias="absent"),

@@ -50,11 +50,7 @@ class DraftRows(DraftedRows):
     @property
     def params(self) -> tuple[Param, ...]:
         return (
-            Param("sequence", "u32", ("rows",), Access.IN),
-            Param("place", "u32", ("rows",), Access.IN),
-            Param("position", "u32", ("rows",), Access.IN),
-            Param("wanted", "u32", ("rows",), Access.IN),
-            Param("known", "u32", ("sequences",), Access.IN),
+            *self.wanting_params,
             Param("found", "u32", ("sequences",), Access.INOUT),
             Param("draft_sequence", "u32", ("made",), Access.OUT),
             Param("draft_position", "u32", ("made",), Access.OUT),

@@ -48,11 +48,7 @@ class NgramDrafts(DraftedRows):
     @property
     def params(self) -> tuple[Param, ...]:
         return (
-            Param("sequence", "u32", ("rows",), Access.IN),
-            Param("place", "u32", ("rows",), Access.IN),
-            Param("position", "u32", ("rows",), Access.IN),
-            Param("wanted", "u32", ("rows",), Access.IN),
-            Param("known", "u32", ("sequences",), Access.IN),
+            *self.wanting_params,
             Param("tokens", "u32", ("sequences", "max_len"), Access.INOUT),
             Param("found", "u32", ("sequences",), Access.INOUT),
         )

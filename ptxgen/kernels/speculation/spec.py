@@ -8,7 +8,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.advance import IDLE
-from urdir.ptxgen.spec import Array, KernelSpec
+from urdir.ptxgen.spec import Access, Array, KernelSpec, Param
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,16 @@ class DraftedRows(KernelSpec):
             raise PtxgenError(f"{self.name}: rows must be in 1 ... 1024, not {self.rows}")
         if self.sequences < 1:
             raise PtxgenError(f"{self.name}: sequences must be at least 1, not {self.sequences}")
+
+    @property
+    def wanting_params(self) -> tuple[Param, ...]:
+        """Rows, the drafts that each one's sequence wants, and the tokens that are valid: what a
+        kernel that makes drafts reads."""
+        rows = ("sequence", "place", "position", "wanted")
+        return (
+            *(Param(name, "u32", ("rows",), Access.IN) for name in rows),
+            Param("known", "u32", ("sequences",), Access.IN),
+        )
 
     def _random_rows(self, rng: np.random.Generator, most: int) -> dict[str, Array]:
         """Rows of different sequences with up to ``most`` drafts each, padding after them; some
