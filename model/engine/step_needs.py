@@ -3,7 +3,7 @@ for parts of paper."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from urdir.driver.parallel import completed
 from urdir.model.engine.batch import Output, ShapeBuckets, StepShape
@@ -11,6 +11,7 @@ from urdir.model.engine.stages import append_head, stage_launches
 from urdir.model.engine.step import model_launches
 from urdir.model.lower.paper import Needs, needs_of
 from urdir.model.lower.parts import StepParts
+from urdir.model.lower.requests import MOST_BEGUN
 from urdir.model.lower.sheet import Sheet
 from urdir.model.memory.buckets import row_buckets
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
@@ -28,15 +29,14 @@ def step_needs(parts: StepParts, shapes: ShapeBuckets, rows: int) -> Needs:
 
 
 def largest_steps(shapes: ShapeBuckets, rows: int) -> Iterator[StepShape]:
-    """Shapes whose values need the most memory: one row, the most of few rows and of many, since
-    their kernels differ."""
+    """Shapes whose values need the most memory: one row, the most of few rows, of those whose norms
+    products begin, and of all, since their kernels differ."""
     keys, buckets = shapes.lengths[-1], row_buckets(rows)
-    few = [count for count in buckets if count <= MAX_BATCH]
-    for count in dict.fromkeys((1, few[-1], buckets[-1])):
+    for count in dict.fromkeys((1, *_largest(buckets), buckets[-1])):
         yield StepShape(count, keys, Output.SAMPLE)
     if shapes.drafts:
         yield StepShape(buckets[-1], keys, Output.SAMPLE, drafts=shapes.drafts)
-    for chunk in dict.fromkeys((shapes.chunks[0], shapes.chunks[-1])):
+    for chunk in dict.fromkeys((shapes.chunks[0], *_largest(shapes.chunks), shapes.chunks[-1])):
         yield StepShape(chunk, keys, Output.SAMPLE, prompt=chunk)
         if shapes.begin_apart:
             yield StepShape(chunk, keys, Output.SAMPLE, prompt=chunk, begins=True)
@@ -55,6 +55,12 @@ def largest_steps(shapes: ShapeBuckets, rows: int) -> Iterator[StepShape]:
     )
     if shapes.rows > 1:
         yield beside
+
+
+def _largest(buckets: Sequence[int]) -> Iterator[int]:
+    """The largest bucket of few rows, and of rows whose norms products begin."""
+    for most in (MAX_BATCH, MOST_BEGUN):
+        yield from [count for count in buckets if count <= most][-1:]
 
 
 def _sheets(parts: StepParts, shape: StepShape) -> Iterator[Sheet]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
+from urdir.ptxgen.kernels.linear.epilogue.norm import BeginNorm
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.packed_parts import PackedPart
 from urdir.ptxgen.kernels.linear.products.packed_examples import end_examples, small_examples
@@ -116,6 +117,7 @@ class GemmMma(PackedProduct):
 
     cut: MmaCut
 
+    epilogues = tuple(kind for kind in PackedProduct.epilogues if kind is not BeginNorm)
     name = "gemm_mma"
     template = ("urdir.templates", "linear/products/gemm_mma.ptx.j2")
 

@@ -9,6 +9,7 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Gated
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
+from urdir.ptxgen.kernels.linear.epilogue.norm import BeginNorm
 from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
@@ -16,6 +17,8 @@ from urdir.ptxgen.kernels.linear.packed_parts import Mixture
 from urdir.ptxgen.kernels.linear.products.packed_examples import end_examples, small_examples
 from urdir.ptxgen.kernels.linear.products.packed_product import PackedProduct
 from urdir.ptxgen.kernels.linear.products.packed_tiling import BANDS
+from urdir.ptxgen.kernels.linear.prologue.norm import BegunNorm, begun
+from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.ptx.architecture import SM_REGISTERS
 from urdir.ptxgen.spec import LaunchShape
 from urdir.ptxgen.weights.formats import FORMATS
@@ -105,6 +108,7 @@ class GemmWgmma(PackedProduct):
 
     cut: WgmmaCut
 
+    prologues = (BegunNorm,)
     name = "gemm_wgmma"
     template = ("urdir.templates", "linear/products/gemm_wgmma.ptx.j2")
 
@@ -146,10 +150,20 @@ class GemmWgmma(PackedProduct):
         return self.barriers_at + 16 * self.slots
 
     @property
+    def factors_at(self) -> int:
+        """Where the factors of a norm that has begun lie, f32 for each vector, after the barrier of
+        the `factor_warps` that make them."""
+        return self.pairs_at + 8
+
+    #: Warps that make them: those that copy nothing.
+    factor_warps = 2
+
+    @property
     def shared_bytes(self) -> int:
         """Bytes of dynamic shared memory."""
         goes_down = self.mixture is not None and not self.packs
-        return self.pairs_at + (8 * self.cut.vectors if goes_down else 0)
+        factors = 8 + 4 * self.cut.vectors if self.summarised else 0
+        return self.pairs_at + (8 * self.cut.vectors if goes_down else 0) + factors
 
     @property
     def launch_shape(self) -> LaunchShape:
@@ -180,6 +194,14 @@ def _examples(cls: type[GemmWgmma]) -> Iterator[tuple[str, GemmWgmma]]:
     cut = WgmmaCut(1, 24, 2, 2, x_slices=4, x_stages=2)
     yield "cluster", cls.of(q6_k, 65, 1280, 20, cut, Residual())
     wide, packed = replace(small, vectors=16), PackedVectors()
+    adds = (Residual(), BeginNorm(), packed)
+    yield "begins norm", cls.of(q4_k, 256, 288 * 8, 19, WgmmaCut(2, 24), Bias(), *adds)
+    several = WgmmaCut(1, 24, 2, 2, x_slices=4, x_stages=2)
+    yield "cluster begins norm", cls.of(q6_k, 512, 1280, 40, several, *adds)
+    rms = begun(Norm("rms", 1e-5))
+    yield "norm begun", cls.of(q8, 70, 512, 37, replace(small, vectors=24), rms, Bias())
+    yield "norm begun, gated", cls.of(q4_k, 96, 768, 30, WgmmaCut(2, 16), rms, Gated(), packed)
+    yield "norm begun, three", cls.of(q4_k, 192, 512, 12, wide, rms, others=((q6_k, 33), (f16, 64)))
     yield from end_examples(cls, small, wide, WgmmaCut(2, 16))
     up, limited = Mixture(7, 2, 16), Gated(Activation("swiglu_oai", limit=1.5))
     cut = WgmmaCut(2, 16, weight_stages=2, x_stages=2)
