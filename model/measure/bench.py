@@ -96,7 +96,7 @@ class BenchCase:
         if self.sequences:
             # a token before the first step, at least
             spread = _spread(self.most_sequences, self.drafts) + (depth == 0)
-            most = max(most, *(n + spread for n in self.generate if n))
+            most = max([most, *(n + spread for n in self.generate if n)])
         return depth + most
 
     @property

@@ -28,6 +28,8 @@ from urdir.ptxgen.weights.packed import GROUP, GROUP_NBYTES, TILE_SLICES
 WARPGROUP = 128
 #: Registers of a thread except those of sums.
 OTHER_REGISTERS = 64
+#: Registers of the weights of a slice.
+SLICE_REGISTERS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,14 @@ class WgmmaCut:
     def used_registers(self) -> int:
         """Registers that a thread needs, of a warpgroup that multiplies."""
         return self.vectors // 2 + OTHER_REGISTERS
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether the weights of a slice are made while the products of the slice before run: where
+        there are registers for both, and another stage of activations than that of these products.
+        """
+        has_room = self.used_registers + SLICE_REGISTERS <= self.registers
+        return has_room and self.x_stages > 1
 
     @property
     def bands(self) -> int:

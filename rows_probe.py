@@ -1,0 +1,207 @@
+# ruff: noqa
+"""Measure steps with other cuts and without begun norms or overlap. Temporary."""
+
+import os
+import sys
+import time
+from dataclasses import replace
+
+import numpy as np
+
+from urdir.model.engine.batch import Output
+from urdir.model.engine.engine import Engine
+from urdir.model.engine.options import EngineOptions
+from urdir.model.families.synthetic import SyntheticModel
+from urdir.model.lower import packed, requests
+from urdir.model.measure.bench import _spread
+from urdir.model.measure.timed_answers import fill, time_answer, time_decoding
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.linear import packed_choice
+from urdir.ptxgen.kernels.linear.products.gemm_wgmma import SLICE_REGISTERS, GemmWgmma, WgmmaCut
+from urdir.ptxgen.kernels.linear.wgmma_choice import RINGS
+from urdir.ptxgen.weights.packed import GROUP, TILE_SLICES
+from urdir.ptxgen.spec import ceil_div
+
+START = time.monotonic()
+LIMIT = float(sys.argv[1])
+COUNTS = [int(n) for n in sys.argv[2].split(",")]
+SEARCH = [int(n) for n in sys.argv[3].split(",") if n] if len(sys.argv) > 3 else []
+KIND = sys.argv[4] if len(sys.argv) > 4 else "q4_k_m"
+SHAPE = sys.argv[5] if len(sys.argv) > 5 else "llama-3.1-8b"
+overrides = {}
+usual = packed_choice.choose_packed
+
+
+def key_of(rows, cols, steps):
+    gated = any(type(s).__name__ == "Gated" for s in steps)
+    return (rows, cols, gated)
+
+
+def chosen(limits, fmt, rows, cols, batch, *steps, **fields):
+    kernel = usual(limits, fmt, rows, cols, batch, *steps, **fields)
+    how = overrides.get(key_of(rows, cols, steps))
+    seen.setdefault(key_of(rows, cols, steps), []).append(kernel.cut)
+    if how is None:
+        return kernel
+    cut = deepest(kernel, *how)
+    return kernel if cut is None else replace(kernel, cut=cut)
+
+
+seen = {}
+usual_key = GemmWgmma.key
+
+
+def key_with_overlap(self, target):
+    """Not the same kernel where overlap is switched off."""
+    return usual_key(self, target) + ("1" if self.cut.overlaps else "0")
+
+
+GemmWgmma.key = key_with_overlap
+
+
+def deepest(product, groups, splits, cluster, vectors, resident, most):
+    for weights, activations, slices in RINGS:
+        if splits > 1 and slices != TILE_SLICES:
+            continue
+        try:
+            cut = WgmmaCut(groups, vectors, splits, cluster, weights, activations, slices, resident)
+            made = replace(product, cut=cut)
+        except PtxgenError:
+            continue
+        if made.shared_bytes <= most:
+            return cut
+    return None
+
+
+def fresh(session):
+    session.stream.synchronize() if hasattr(session.stream, "synchronize") else None
+    session.parts.device.synchronize()
+    steps = session.steps
+    for graph in steps._graphs.values():
+        graph.close()
+    steps._graphs.clear()
+    steps._bound.clear()
+    steps._begun.clear()
+    steps._waits.clear()
+    steps._used_bytes = 0
+
+
+STEPS = int(os.environ.get("PROBE_STEPS", "24"))
+
+
+def decode(session, count, steps=STEPS, runs=3 if STEPS > 5 else 1):
+    prompts = [[int(t)] for t in np.random.default_rng(count).integers(0, 1000, count)]
+    spread = _spread(count, None)
+    session.graphs.prepare_all(count, Output.GREEDY, 1, 1 + steps + spread, 1)
+    best = []
+    for _ in range(runs):
+        fill(session, [], count)
+        t = time_decoding(session, prompts, steps, spread)
+        best.append(1e3 * t.seconds / t.tokens * count)
+    return min(best), sorted(best)[len(best) // 2]
+
+
+def prompt(session, tokens, runs=4):
+    ids = [int(t) for t in np.random.default_rng(tokens).integers(0, 1000, tokens)]
+    best = []
+    for _ in range(runs):
+        fill(session, [], 1)
+        best.append(1e3 * time_answer(session, ids, 1).seconds)
+    return min(best[1:]), sorted(best[1:])[1]
+
+
+def say(*words):
+    print(f"{time.monotonic() - START:6.1f}", *words, flush=True)
+
+
+def toggles(session):
+    for name, begun, overlaps in (
+        ("both", 512, True), ("no begun", 0, True), ("no overlap", 512, False),
+        ("neither", 0, False), ("begun all", 4096, True),
+    ):
+        requests.MOST_BEGUN = begun
+        WgmmaCut.overlaps = property(
+            (lambda c: c.used_registers + SLICE_REGISTERS <= c.registers and c.x_stages > 1) if overlaps
+            else (lambda c: False)
+        )
+        fresh(session)
+        for count in COUNTS:
+            if time.monotonic() - START > LIMIT:
+                return
+            if begun == 4096 and count <= 512 and count > 0:
+                continue
+            try:
+                if count > 0:
+                    say(name, "rows", count, "ms %.4f %.4f" % decode(session, count))
+                else:
+                    say(name, "prompt", -count, "ms %.3f %.3f" % prompt(session, -count))
+            except Exception as error:
+                say(name, count, "failed", repr(error)[:300])
+        fresh(session)
+    requests.MOST_BEGUN = 512
+    WgmmaCut.overlaps = property(lambda c: c.used_registers + SLICE_REGISTERS <= c.registers and c.x_stages > 1)
+
+
+FULL, HALF = 227 << 10, 112 << 10
+
+
+def ways(count, gated):
+    whole = GROUP * ceil_div(count, GROUP)
+    shapes = ((1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (4, 1))
+    widths = [whole] if whole <= 128 else [128]
+    if whole > 64:
+        widths.append(GROUP * ceil_div(ceil_div(whole, 2), GROUP))
+    for vectors in widths:
+        for groups, splits in shapes:
+            if gated and groups % 2:
+                continue
+            for cluster in (1, 2):
+                for most, resident in ((FULL, 1), (HALF, 1)):
+                    yield (groups, splits, cluster, vectors, resident, most)
+
+
+def search(session, count):
+    overrides.clear()
+    seen.clear()
+    fresh(session)
+    base = decode(session, count)[0]
+    keys = dict(seen)
+    say("search", count, "base %.4f" % base, {k: v[0] for k, v in keys.items()})
+    for key in sorted(keys, key=lambda k: -k[0] * k[1] * (1 + k[2])):
+        if key[0] > 100000:
+            continue
+        for how in ways(count, key[2]):
+            if time.monotonic() - START > LIMIT:
+                say("out of time", overrides)
+                return
+            before = overrides.get(key)
+            overrides[key] = how
+            try:
+                fresh(session)
+                ms = decode(session, count, runs=2)[0]
+            except Exception as error:
+                say("  ", key, how, "failed", repr(error)[:200])
+                ms = 1e9
+            better = ms < base * 0.998
+            say("  ", key, how, "%.4f" % ms, "*" if better else "")
+            if better:
+                base = ms
+            elif before is None:
+                overrides.pop(key)
+            else:
+                overrides[key] = before
+    say("best", count, "%.4f" % base, overrides)
+
+
+packed._choose_packed = chosen
+most = max([1, *COUNTS, *SEARCH])
+longest = max([256, *(64 - c for c in COUNTS if c < 0)])
+model = None if SHAPE == "demo" else SyntheticModel(SHAPE, KIND)
+device = "emulator" if SHAPE == "demo" else "auto"
+arguments = {"context": longest, "sequences": most, "device": device}
+with Engine.open(model, **arguments) as engine:
+    session = engine.session
+    say("open")
+    toggles(session)
+    for count in SEARCH:
+        search(session, count)
