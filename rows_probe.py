@@ -24,7 +24,7 @@ from urdir.ptxgen.spec import ceil_div
 
 START = time.monotonic()
 LIMIT = float(sys.argv[1])
-COUNTS = [int(n) for n in sys.argv[2].split(",")]
+COUNTS = [int(n) for n in sys.argv[2].split(",") if n]
 SEARCH = [int(n) for n in sys.argv[3].split(",") if n] if len(sys.argv) > 3 else []
 KIND = sys.argv[4] if len(sys.argv) > 4 else "q4_k_m"
 SHAPE = sys.argv[5] if len(sys.argv) > 5 else "llama-3.1-8b"
