@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from urdir.model.engine import runner
 from urdir.model.engine.batch import Output
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.options import EngineOptions
@@ -32,15 +33,15 @@ overrides = {}
 usual = packed_choice.choose_packed
 
 
-def key_of(rows, cols, steps):
+def key_of(rows, cols, steps, fields):
     gated = any(type(s).__name__ == "Gated" for s in steps)
-    return (rows, cols, gated)
+    return (rows, cols, gated, len(fields.get("others", ())))
 
 
 def chosen(limits, fmt, rows, cols, batch, *steps, **fields):
     kernel = usual(limits, fmt, rows, cols, batch, *steps, **fields)
-    how = overrides.get(key_of(rows, cols, steps))
-    seen.setdefault(key_of(rows, cols, steps), []).append(kernel.cut)
+    how = overrides.get(key_of(rows, cols, steps, fields))
+    seen.setdefault(key_of(rows, cols, steps, fields), []).append(kernel.cut)
     if how is None:
         return kernel
     cut = deepest(kernel, *how)
@@ -117,9 +118,11 @@ def say(*words):
 def toggles(session):
     for name, begun, overlaps in (
         ("both", 512, True), ("no begun", 0, True), ("no overlap", 512, False),
-        ("neither", 0, False), ("begun all", 4096, True),
+        ("begun all", 4096, True), ("early", 512, True), ("early all", 4096, True),
+        ("neither", 0, False),
     ):
         requests.MOST_BEGUN = begun
+        FORCED[0] = name.startswith("early")
         WgmmaCut.overlaps = property(
             (lambda c: c.used_registers + SLICE_REGISTERS <= c.registers and c.x_stages > 1) if overlaps
             else (lambda c: False)
@@ -128,7 +131,7 @@ def toggles(session):
         for count in COUNTS:
             if time.monotonic() - START > LIMIT:
                 return
-            if begun == 4096 and count <= 512 and count > 0:
+            if (begun == 4096 or FORCED[0]) and count > 0:
                 continue
             try:
                 if count > 0:
@@ -139,6 +142,7 @@ def toggles(session):
                 say(name, count, "failed", repr(error)[:300])
         fresh(session)
     requests.MOST_BEGUN = 512
+    FORCED[0] = False
     WgmmaCut.overlaps = property(lambda c: c.used_registers + SLICE_REGISTERS <= c.registers and c.x_stages > 1)
 
 
@@ -194,6 +198,15 @@ def search(session, count):
 
 
 packed._choose_packed = chosen
+usual_recording = runner.execute.recording
+FORCED = [False]
+
+
+def recording(bound, device, programmatic=True):
+    return usual_recording(bound, device, programmatic=programmatic or FORCED[0])
+
+
+runner.execute.recording = recording
 most = max([1, *COUNTS, *SEARCH])
 longest = max([256, *(64 - c for c in COUNTS if c < 0)])
 model = None if SHAPE == "demo" else SyntheticModel(SHAPE, KIND)

@@ -29,4 +29,5 @@ def packed_squares(vectors: Array) -> Array:
     left packed: of every 32 values in the order of `weights.packed`. Values: a multiple of 256."""
     tiles = vectors.astype(np.float64).reshape(len(vectors), -1, TILE_COLS)
     groups = tiles[:, :, columns_by_place()].reshape(1, len(vectors), -1, PACKED_SUMMARY)
-    return np.square(groups).sum(axis=3).astype(np.float32)
+    squares: Array = np.square(groups).sum(axis=3).astype(np.float32)
+    return squares

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
-from urdir.ptxgen.kernels.linear.epilogue.norm import BeginNorm
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.packed_parts import PackedPart
 from urdir.ptxgen.kernels.linear.products.packed_examples import end_examples, small_examples
@@ -117,7 +116,6 @@ class GemmMma(PackedProduct):
 
     cut: MmaCut
 
-    epilogues = tuple(kind for kind in PackedProduct.epilogues if kind is not BeginNorm)
     name = "gemm_mma"
     template = ("urdir.templates", "linear/products/gemm_mma.ptx.j2")
 
@@ -127,8 +125,8 @@ class GemmMma(PackedProduct):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.mixture is not None:
-            raise PtxgenError(f"{self.name}: not for mixtures")
+        if self.mixture is not None or self.summarises:
+            raise PtxgenError(f"{self.name}: not for mixtures, and no begin_norm")
 
     # ---- shared memory: for each split its stages of weights; then of activations ----
 
