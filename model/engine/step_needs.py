@@ -43,18 +43,21 @@ def largest_steps(shapes: ShapeBuckets, rows: int) -> Iterator[StepShape]:
         if (walk := shapes.walked(chunk, [keys])).count:
             yield StepShape(chunk, keys, Output.SAMPLE, prompt=chunk, walk=walk)
     chunk = shapes.chunks[-1]
-    segments = min(shapes.rows, ceil_div(chunk, shapes.alignment))
-    beside = StepShape(
-        shapes.rows + chunk,
-        keys,
-        Output.SAMPLE,
-        prompt=chunk,
-        outputs=shapes.rows,
-        segments=segments,
-        walk=shapes.walked(shapes.rows + chunk, [keys]),
-    )
     if shapes.rows > 1:
-        yield beside
+        yield _mixed(shapes, shapes.rows, chunk)
+        begun = MOST_BEGUN - min(shapes.rows, MOST_BEGUN // 2)
+        if shapes.rows + chunk > MOST_BEGUN and begun <= chunk:
+            yield _mixed(shapes, MOST_BEGUN - begun, begun)
+
+
+def _mixed(shapes: ShapeBuckets, decode: int, chunk: int) -> StepShape:
+    """Rows of prompts beside answers, all of which choose a token."""
+    keys, rows = shapes.lengths[-1], decode + chunk
+    segments = min(shapes.rows, ceil_div(chunk, shapes.alignment))
+    walk = shapes.walked(rows, [keys])
+    return StepShape(
+        rows, keys, Output.SAMPLE, prompt=chunk, outputs=decode, segments=segments, walk=walk
+    )
 
 
 def _largest(buckets: Sequence[int]) -> Iterator[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -34,6 +35,9 @@ log = logging.getLogger("urdir.engine")
 _OUTPUTS = (Output.LOGITS, Output.LOGPROBS, Output.SAMPLE, Output.GREEDY)
 #: Tokens between two searches for the graphs that an answer needs: fewer than the look-ahead.
 _STRIDE = LOOK_AHEAD // 4
+#: A step with prompts beside others gets a finer shape of its own after as many such steps, if more
+#: than this share of its rows is padding, and as much of the memory for graphs is left.
+_OFTEN, _PADDING, _SPARE = 4, 0.03, 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +79,11 @@ class Launcher(Owner):
         self._ahead: RunAhead[_Launch] = RunAhead(session.parts.device, session.stream)
         self.clock = clock
         self._look_ahead: Callable[[], bool] = _done
-        self._expected: tuple[int, Output, int, int, bool, int] | None = None
+        self._expected: tuple[object, ...] | None = None
         self._next: StepShape | None = None  # the step after the first token of an answer alone
         self._last: tuple[int, Output] | None = None  # length and output of the last step
+        self._fine: Counter[StepShape] = Counter()  # steps that had more padding than these shapes
+        self._finer: StepShape | None = None  # which of them is to be recorded
         self._begun_at: float | None = None  # when the oldest launch has begun, where that is known
         if scheduler.drafting is not None:
             scheduler.drafting.is_ready = self._is_drafted_ready
@@ -223,6 +229,8 @@ class Launcher(Owner):
         shape = self._session.shapes.of_batch(plan.batch, plan.longest, output)
         if shape.drafts or _is_fine(shape):
             shape = self._recorded(shape)
+        if plan.batch.segments and len(plan.members) > 1:
+            shape = self._with_less_padding(plan, shape)
         several = None
         if len(plan.choosers) <= FEW:
             several = self._session.graphs.several(shape, plan.longest)
@@ -249,7 +257,7 @@ class Launcher(Owner):
             following = self._session.shapes.decode(rows, longest + 1, output)
             self._next = self._recorded(following) if _is_fine(following) else following
         self._last = longest, output
-        expected = (rows, output, longest // _STRIDE, end, drafted, wished)
+        expected = (rows, output, longest // _STRIDE, end, drafted, wished, self._finer)
         if expected != self._expected:
             self._expected = expected
             steps = AT_ONCE if choosers <= FEW and output.is_token else 1
@@ -262,6 +270,8 @@ class Launcher(Owner):
                 pieces.append(partial(prepare, wished, output, longest, end, steps, True))
             if drafted:
                 pieces.append(partial(prepare, choosers, output, longest, end, steps))
+            if self._finer is not None:
+                pieces.append(partial(self._session.steps.prepare, self._finer))
             self._look_ahead = partial(_first, pieces)
 
     def _catching_up(self, longest: int, end: int) -> list[Callable[[], bool]]:
@@ -281,6 +291,21 @@ class Launcher(Owner):
             rows = (rows for rows in ROWS if shape.rows <= rows <= most)
             shapes = (replace(shape, rows=count) for count in rows)
             return next((each for each in shapes if steps.is_recorded(each)), shape)
+        return shape
+
+    def _with_less_padding(self, plan: StepPlan, shape: StepShape) -> StepShape:
+        """The finer shape of a step with prompts beside others, if it is recorded. Where such steps
+        come often, it will be."""
+        steps = self._session.steps
+        fine = self._session.shapes.of_batch(plan.batch, plan.longest, shape.output, fine=True)
+        if steps.observer is not None or fine.rows >= shape.rows:
+            return shape
+        if steps.is_recorded(fine):
+            return fine
+        if shape.rows > fine.rows * (1 + _PADDING) and steps.free_share > _SPARE:
+            self._fine[fine] += 1
+            if self._fine[fine] >= _OFTEN:
+                self._finer = fine
         return shape
 
     def _is_drafted_ready(self, rows: int) -> bool:
