@@ -171,6 +171,30 @@ def search(session, count):
     base = decode(session, count)[0]
     keys = dict(seen)
     say("search", count, "base %.4f" % base, {k: v[0] for k, v in keys.items()})
+    starts = [{}]
+    if count <= 64:
+        v = GROUP * ceil_div(count, GROUP)
+        for most, c in ((HALF, 1), (72 << 10, 1), (HALF, 2)):
+            starts.append({
+                (4096, 4096, False, 2): (1, 2, c, v, 1, most),
+                (4096, 4096, False, 0): (1, 2, 2, v, 1, most),
+                (14336, 4096, True, 0): (2, 1, 1, v, 1, most),
+                (4096, 14336, False, 0): (1, 2, 2, v, 1, most),
+            })
+    for start in starts[1:]:
+        overrides.clear()
+        overrides.update(start)
+        try:
+            fresh(session)
+            ms = decode(session, count, runs=2)[0]
+        except Exception as error:
+            say("  joint failed", repr(error)[:200])
+            continue
+        say("  joint", "%.4f" % ms, start)
+        if ms < base:
+            base, starts[0] = ms, dict(start)
+    overrides.clear()
+    overrides.update(starts[0])
     for key in sorted(keys, key=lambda k: -k[0] * k[1] * (1 + k[2])):
         if key[0] > 100000:
             continue
