@@ -17,6 +17,7 @@ from urdir.model.lower import packed, requests
 from urdir.model.measure.bench import _spread
 from urdir.model.measure.timed_answers import fill, time_answer, time_decoding
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.attention import choice as attention_choice
 from urdir.ptxgen.kernels.linear import packed_choice
 from urdir.ptxgen.kernels.linear.products.gemm_wgmma import SLICE_REGISTERS, GemmWgmma, WgmmaCut
 from urdir.ptxgen.kernels.linear.wgmma_choice import RINGS
@@ -48,6 +49,7 @@ def chosen(limits, fmt, rows, cols, batch, *steps, **fields):
     return kernel if cut is None else replace(kernel, cut=cut)
 
 
+narrowed = attention_choice._narrowed
 seen = {}
 usual_key = GemmWgmma.key
 
@@ -118,11 +120,13 @@ def say(*words):
 def toggles(session):
     for name, begun, overlaps in (
         ("both", 512, True), ("no begun", 0, True), ("no overlap", 512, False),
+        ("eight warps", 512, True),
         ("begun all", 4096, True), ("early", 512, True), ("early all", 4096, True),
         ("neither", 0, False),
     ):
         requests.MOST_BEGUN = begun
         FORCED[0] = name.startswith("early")
+        attention_choice._narrowed = (lambda spec, *a: spec) if name == "eight warps" else narrowed
         WgmmaCut.overlaps = property(
             (lambda c: c.used_registers + SLICE_REGISTERS <= c.registers and c.x_stages > 1) if overlaps
             else (lambda c: False)
@@ -132,6 +136,8 @@ def toggles(session):
             if time.monotonic() - START > LIMIT:
                 return
             if (begun == 4096 or FORCED[0]) and count > 0:
+                continue
+            if name == "eight warps" and count < 33:
                 continue
             try:
                 if count > 0:
