@@ -117,7 +117,7 @@ def say(*words):
     print(f"{time.monotonic() - START:6.1f}", *words, flush=True)
 
 
-def toggles(session):
+def toggles(session, counts):
     for name, begun, overlaps in (
         ("both", 512, True), ("no begun", 0, True), ("no overlap", 512, False),
         ("eight warps", 512, True),
@@ -132,7 +132,7 @@ def toggles(session):
             else (lambda c: False)
         )
         fresh(session)
-        for count in COUNTS:
+        for count in counts:
             if time.monotonic() - START > LIMIT:
                 return
             if (begun == 4096 or FORCED[0]) and count > 0:
@@ -237,14 +237,16 @@ def recording(bound, device, programmatic=True):
 
 
 runner.execute.recording = recording
-most = max([1, *COUNTS, *SEARCH])
-longest = max([256, *(64 - c for c in COUNTS if c < 0)])
+many = [c for c in [*COUNTS, *SEARCH] if c > 0]
 model = None if SHAPE == "demo" else SyntheticModel(SHAPE, KIND)
 device = "emulator" if SHAPE == "demo" else "auto"
-arguments = {"context": longest, "sequences": most, "device": device}
-with Engine.open(model, **arguments) as engine:
-    session = engine.session
-    say("open")
-    toggles(session)
-    for count in SEARCH:
-        search(session, count)
+if many:
+    with Engine.open(model, context=256, sequences=max(many), device=device) as engine:
+        say("open")
+        toggles(engine.session, [c for c in COUNTS if c > 0])
+        for count in SEARCH:
+            search(engine.session, count)
+prompts = [c for c in COUNTS if c < 0]
+if prompts:
+    with Engine.open(model, context=64 - min(prompts), device=device) as engine:
+        toggles(engine.session, prompts)

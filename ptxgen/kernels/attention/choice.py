@@ -295,8 +295,8 @@ def _spread(spec: IncrementalAttention, sm_count: int) -> IncrementalAttention:
 
 
 def _narrowed(spec: IncrementalAttention, sm_count: int, target: str) -> IncrementalAttention:
-    """The kernel with half the warps per CTA where there are more CTAs than SMs hold with all: more
-    rows are under way, and each merges fewer sums."""
+    """The kernel with half the warps per CTA where there are more CTAs than SMs hold with all: SMs
+    then hold twice as many rows, and each merges fewer sums."""
     ctas = spec.layout.kv_heads * spec.rows * spec.tiles
     multiplies = spec.suits_tensor_cores and max(spec.head_dim, spec.value_dim) <= NARROW
     if not target or not multiplies or ctas <= CTAS_PER_SM * sm_count:
