@@ -201,9 +201,7 @@ def search(session, count):
             base, starts[0] = ms, dict(start)
     overrides.clear()
     overrides.update(starts[0])
-    for key in sorted(keys, key=lambda k: -k[0] * k[1] * (1 + k[2])):
-        if key[0] > 100000:
-            continue
+    for key in sorted(keys, key=lambda k: (k[0] > 100000, -k[0] * k[1] * (1 + k[2]))):
         for how in ways(count, key[2]):
             if time.monotonic() - START > LIMIT:
                 say("out of time", overrides)
