@@ -94,14 +94,11 @@ class WarmUp:
 
 
 def first_shapes(
-    shapes: ShapeBuckets,
-    outputs: Sequence[Output] = (Output.SAMPLE, Output.GREEDY),
-    divided: bool = False,
+    shapes: ShapeBuckets, output: Output = Output.SAMPLE, divided: bool = False
 ) -> Iterator[StepShape]:
-    """Shapes of one user's first request: a short prompt and its answer. See `likely_shapes`."""
-    for output in outputs:
-        yield from _answering(shapes, 1, shapes.lengths[0], output, ())
-        yield from _asking(shapes, shapes.lengths[0], output, divided)
+    """Shapes of one user's first request: a short prompt and its answer."""
+    yield from _answering(shapes, 1, shapes.lengths[0], output, ())
+    yield from _asking(shapes, shapes.lengths[0], output, divided)
 
 
 def likely_shapes(
@@ -114,7 +111,8 @@ def likely_shapes(
     """Shapes of the steps of a service, the likeliest first, some of them again and again.
 
     In every round sequences are longer, and there are more of them, than in the one before. Of the
-    ``outputs`` the first is the likeliest: OpenAI's clients have tokens drawn, if they say nothing.
+    ``outputs`` all of the first come first: OpenAI's clients have tokens drawn, if they say
+    nothing, and steps that draw serve greedy answers as well.
     Beside answers a step takes up to ``mixed_rows`` rows of prompts. These may be ``divided``: then
     their parts are of any length, not of as many rows as a step takes. There are at ``most`` so
     many users with so many tokens each.
@@ -124,15 +122,15 @@ def likely_shapes(
     users = common_rows(min(most_users, shapes.rows))
     enough = bisect_left(shapes.lengths, min(longest, shapes.lengths[-1]))
     lengths = shapes.lengths[: enough + 1]
-    for reach in range(max(len(lengths), len(users))):
-        near, few = lengths[: reach + 1], users[: 2 * reach + 1]
-        for output in outputs:
+    for output in outputs:
+        for reach in range(max(len(lengths), len(users))):
+            near, few = lengths[: reach + 1], users[: 2 * reach + 1]
             for length in near:
                 for count in few:
                     yield from _answering(shapes, count, length, output, new_rows)
                 yield from _asking(shapes, length, output, divided)
                 yield from _asking_together(shapes, length, output) if reach else ()
-        yield from _asking_long(shapes, near[-1])
+            yield from _asking_long(shapes, near[-1])
 
 
 def _answering(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.model.engine.requests.paper_session import TOKEN, PaperSession
 from tests.model.engine.requests.test_context_ends import run
-from urdir.model.engine.batch import ShapeBuckets, StepShape
+from urdir.model.engine.batch import Output, ShapeBuckets, StepShape
 from urdir.model.engine.requests.request import Ending, Request
 from urdir.model.engine.sampling_settings import GREEDY
 from urdir.model.memory.buckets import COARSE_CHUNKS, chunks_of, common_rows
@@ -81,3 +81,21 @@ def test_steps_with_prompts_get_finer_graphs_where_they_come_often() -> None:
     assert mixed[:3] == [(64, 512)] * 3
     assert mixed[-6:] == [(24, 144)] * 6
     assert {shape.prompt for shape in ready if shape.prompt} == {144}
+
+
+def test_greedy_answers_take_steps_that_draw_until_theirs_are_recorded() -> None:
+    """Which include them: nobody waits for a graph."""
+    shapes = ShapeBuckets.of(chunks_of(exact=False), CONTEXT, 4, 16)
+    ready: set[StepShape] = set()
+
+    def is_recorded(shape: StepShape) -> bool:
+        return shape.output is Output.SAMPLE or shape in ready
+
+    session = PaperSession(shapes, CONTEXT, 4, is_recorded)
+    session.steps.prepare = lambda shape: bool(ready.add(shape))
+    request = Request(prompt=(1,) * 20, settings=GREEDY, limit=60, ignore_end=True)
+    with session.answers() as loop:
+        run(loop, [(request, 0)])
+    outputs = [shape.output for shape in session.launched]
+    assert outputs[:4] == [Output.SAMPLE] * 4
+    assert outputs[-4:] == [Output.GREEDY] * 4
