@@ -104,13 +104,13 @@ def decode(session, count, steps=STEPS, runs=3 if STEPS > 5 else 1):
     return min(best), sorted(best)[len(best) // 2]
 
 
-def prompt(session, tokens, runs=4):
+def prompt(session, tokens, runs=3):
     ids = [int(t) for t in np.random.default_rng(tokens).integers(0, 1000, tokens)]
     best = []
-    for _ in range(runs):
+    for _ in range(runs + 1):
         fill(session, [], 1)
         best.append(1e3 * time_answer(session, ids, 1).seconds)
-    return min(best[1:]), sorted(best[1:])[1]
+    return min(best[1:]), sorted(best[1:])[(len(best) - 1) // 2]
 
 
 def say(*words):
@@ -156,17 +156,21 @@ FULL, HALF = 227 << 10, 112 << 10
 
 
 def ways(count, gated):
-    whole = GROUP * ceil_div(count, GROUP)
-    shapes = ((1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (4, 1))
+    whole = GROUP * ceil_div(abs(count), GROUP)
+    shapes = ((1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (4, 1), (3, 1))
+    if count < 0:
+        shapes = ((3, 1), (2, 1), (4, 1), (1, 1))
     widths = [whole] if whole <= 128 else [128]
     if whole > 64:
-        widths.append(GROUP * ceil_div(ceil_div(whole, 2), GROUP))
+        widths.append(GROUP * ceil_div(ceil_div(whole, 2), GROUP) if whole <= 128 else 64)
+    if count < 0:
+        widths = [128, 192, 96, 80, 64]
     for vectors in widths:
         for groups, splits in shapes:
             if gated and groups % 2:
                 continue
-            for cluster in (1, 2):
-                for most, resident in ((FULL, 1), (HALF, 1)):
+            for cluster in (1, 2)[: 1 if count < 0 else 2]:
+                for most, resident in ((FULL, 1), (HALF, 1))[: 1 if count < 0 else 2]:
                     yield (groups, splits, cluster, vectors, resident, most)
 
 
@@ -174,11 +178,13 @@ def search(session, count):
     overrides.clear()
     seen.clear()
     fresh(session)
-    base = decode(session, count)[0]
+    timed = (lambda n: prompt(session, -count, n)[0]) if count < 0 else (
+        lambda n: decode(session, count, runs=n)[0])
+    base = timed(3)
     keys = dict(seen)
     say("search", count, "base %.4f" % base, {k: v[0] for k, v in keys.items()})
     starts = [{}]
-    if count <= 64:
+    if 0 < count <= 64:
         v = GROUP * ceil_div(count, GROUP)
         for most, c in ((HALF, 1), (72 << 10, 1), (HALF, 2)):
             starts.append({
@@ -192,7 +198,7 @@ def search(session, count):
         overrides.update(start)
         try:
             fresh(session)
-            ms = decode(session, count, runs=2)[0]
+            ms = timed(2)
         except Exception as error:
             say("  joint failed", repr(error)[:200])
             continue
@@ -210,7 +216,7 @@ def search(session, count):
             overrides[key] = how
             try:
                 fresh(session)
-                ms = decode(session, count, runs=2)[0]
+                ms = timed(2)
             except Exception as error:
                 say("  ", key, how, "failed", repr(error)[:200])
                 ms = 1e9
@@ -242,9 +248,11 @@ if many:
     with Engine.open(model, context=256, sequences=max(many), device=device) as engine:
         say("open")
         toggles(engine.session, [c for c in COUNTS if c > 0])
-        for count in SEARCH:
+        for count in (c for c in SEARCH if c > 0):
             search(engine.session, count)
-prompts = [c for c in COUNTS if c < 0]
+prompts = [c for c in [*COUNTS, *SEARCH] if c < 0]
 if prompts:
     with Engine.open(model, context=64 - min(prompts), device=device) as engine:
-        toggles(engine.session, prompts)
+        toggles(engine.session, [c for c in COUNTS if c < 0])
+        for count in (c for c in SEARCH if c < 0):
+            search(engine.session, count)
