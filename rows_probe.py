@@ -64,7 +64,7 @@ GemmWgmma.key = key_with_overlap
 
 def deepest(product, groups, splits, cluster, vectors, resident, most):
     for weights, activations, slices in RINGS:
-        if splits > 1 and slices != TILE_SLICES:
+        if (vectors <= 64 or splits > 1) != (slices == TILE_SLICES):
             continue
         try:
             cut = WgmmaCut(groups, vectors, splits, cluster, weights, activations, slices, resident)
