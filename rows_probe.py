@@ -32,6 +32,7 @@ KIND = sys.argv[4] if len(sys.argv) > 4 else "q4_k_m"
 SHAPE = sys.argv[5] if len(sys.argv) > 5 else "llama-3.1-8b"
 overrides = {}
 usual = packed_choice.choose_packed
+SHARED = [False]
 
 
 def key_of(rows, cols, steps, fields):
@@ -41,6 +42,11 @@ def key_of(rows, cols, steps, fields):
 
 def chosen(limits, fmt, rows, cols, batch, *steps, **fields):
     kernel = usual(limits, fmt, rows, cols, batch, *steps, **fields)
+    if SHARED[0] and kernel.cut.x_slices == kernel.cut.cluster == 1:
+        try:
+            kernel = replace(kernel, cut=replace(kernel.cut, sharers=2))
+        except PtxgenError:
+            pass
     how = overrides.get(key_of(rows, cols, steps, fields))
     seen.setdefault(key_of(rows, cols, steps, fields), []).append(kernel.cut)
     if how is None:
@@ -120,12 +126,13 @@ def say(*words):
 def toggles(session, counts):
     for name, begun, overlaps in (
         ("both", 512, True), ("no begun", 0, True), ("no overlap", 512, False),
-        ("eight warps", 512, True),
+        ("eight warps", 512, True), ("shared", 512, True),
         ("begun all", 4096, True), ("early", 512, True), ("early all", 4096, True),
         ("neither", 0, False),
     ):
         requests.MOST_BEGUN = begun
         FORCED[0] = name.startswith("early")
+        SHARED[0] = name == "shared"
         attention_choice._narrowed = (lambda spec, *a: spec) if name == "eight warps" else narrowed
         WgmmaCut.overlaps = property(
             (lambda c: c.used_registers + SLICE_REGISTERS <= c.registers and c.x_stages > 1) if overlaps
@@ -139,6 +146,8 @@ def toggles(session, counts):
                 continue
             if name == "eight warps" and count < 33:
                 continue
+            if name == "shared" and -65 < count < 65:
+                continue
             try:
                 if count > 0:
                     say(name, "rows", count, "ms %.4f %.4f" % decode(session, count))
@@ -148,7 +157,7 @@ def toggles(session, counts):
                 say(name, count, "failed", repr(error)[:300])
         fresh(session)
     requests.MOST_BEGUN = 512
-    FORCED[0] = False
+    FORCED[0] = SHARED[0] = False
     WgmmaCut.overlaps = property(lambda c: c.used_registers + SLICE_REGISTERS <= c.registers and c.x_stages > 1)
 
 
