@@ -1,4 +1,4 @@
-"""The first phase of an engine: all is ready but the weights, and nothing can run."""
+"""The first phase of an engine: all except the weights is ready, and nothing can run."""
 
 from __future__ import annotations
 

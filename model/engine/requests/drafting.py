@@ -27,7 +27,7 @@ _REST, _LONGEST_REST = 16, 256
 
 
 class Acceptance:
-    """What became of an answer's drafts: how likely one at place i (from 0) is accepted, if those
+    """Acceptance of an answer's drafts: how likely one at place i (from 0) is accepted, if those
     before it are."""
 
     __slots__ = ("_likely", "_rest", "_resting", "_seen")
@@ -42,7 +42,7 @@ class Acceptance:
         return self._likely[min(place, len(self._likely) - 1)]
 
     def learn(self, wanted: int, accepted: int) -> None:
-        """Of ``wanted`` drafts the first ``accepted`` stood. One that was not found did not."""
+        """Learn from ``wanted`` drafts, the first ``accepted`` of them accepted, the others not."""
         for place in range(min(wanted, accepted + 1)):
             if place == len(self._likely):
                 self._likely.append(self.at(place))
@@ -64,7 +64,7 @@ class Acceptance:
         return self._resting > 0
 
     def did_not_pay(self) -> None:
-        """A step has no drafts: where they mostly failed, the next ones have none either."""
+        """A step has no drafts: if earlier ones mostly failed, the next steps have none either."""
         if not self._resting and self._likely[0] < 0.5:
             self._resting, self._rest = self._rest, min(2 * self._rest, _LONGEST_REST)
 

@@ -93,7 +93,7 @@ class Launcher(Owner):
 
     @property
     def waited_seconds(self) -> float:
-        """How long the host had nothing to do but wait for the device."""
+        """How long the host only waited for the device."""
         return self._ahead.waited_seconds
 
     def launch(self) -> bool:
@@ -359,7 +359,7 @@ def _in_advance() -> Iterator[None]:
 
 
 def _is_fine(shape: StepShape) -> bool:
-    """Whether a decode step's number of rows is none whose graphs are recorded ahead."""
+    """Whether a decode step has a number of rows whose graphs are not recorded ahead."""
     return not shape.prompt and shape.rows not in COMMON_ROWS
 
 
