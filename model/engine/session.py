@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from urdir.model.engine.budget import SessionBudget, check_context
 from urdir.model.engine.decode_graphs import DecodeGraphs
 from urdir.model.engine.rank import open_ranks
-from urdir.model.engine.requests.drafting import Drafting
 from urdir.model.engine.runner import Observer
 from urdir.model.engine.sampling_settings import SamplingSettings
+from urdir.model.engine.speculation.drafting import Drafting
 from urdir.model.engine.step_queue import StepQueue
 from urdir.model.errors import ContextFullError, ModelError, UnsupportedError
 from urdir.model.memory.session_settings import SessionSettings

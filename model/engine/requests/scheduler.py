@@ -24,7 +24,6 @@ from dataclasses import replace
 
 from urdir.model.engine.batch import Batch, Segment
 from urdir.model.engine.requests.admission import Admission
-from urdir.model.engine.requests.drafting import Drafting
 from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.request import Ending, Finish, Request
 from urdir.model.engine.requests.room import Room
@@ -32,6 +31,7 @@ from urdir.model.engine.requests.step_plan import Chosen, Outcome, StepPlan
 from urdir.model.engine.requests.storage import Storage
 from urdir.model.engine.requests.task import Task
 from urdir.model.engine.requests.tasks import Counts, Tasks
+from urdir.model.engine.speculation.drafting import Drafting
 from urdir.model.errors import ModelError
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from urdir.model.engine.requests.drafting import Acceptance
 from urdir.model.engine.requests.request import Finish, Request
+from urdir.model.engine.speculation.drafting import Acceptance
 
 
 class Task:

@@ -24,10 +24,10 @@ from tests.model.engine.test_speculation import PLAIN, VOCABULARY, given, prompt
 from urdir.driver.device import Device
 from urdir.driver.parallel import completed
 from urdir.model.engine.batch import Output, StepShape
-from urdir.model.engine.requests.drafting import Acceptance, Drafting
 from urdir.model.engine.requests.launcher import Launcher
 from urdir.model.engine.requests.request import Request
 from urdir.model.engine.sampling_settings import GREEDY
+from urdir.model.engine.speculation.drafting import Acceptance, Drafting
 from urdir.model.engine.speculation.model_source import ModelSource
 from urdir.model.engine.step import building
 from urdir.model.families.shapes import Shape

@@ -19,9 +19,9 @@ from urdir.model.engine.requests.answer import Answer
 from urdir.model.engine.requests.answer_loop import AnswerLoop
 from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.request import Ending, Piece, Request, TokenChoice
-from urdir.model.engine.requests.step_costs import StepCosts
 from urdir.model.engine.sampling_settings import GREEDY, SamplingSettings
 from urdir.model.engine.session import Session
+from urdir.model.engine.speculation.step_costs import StepCosts
 from urdir.model.errors import SettingsError
 from urdir.model.families.config import Config
 from urdir.model.families.shapes import Shape

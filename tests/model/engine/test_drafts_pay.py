@@ -8,13 +8,13 @@ from collections import deque
 import pytest
 
 from tests.model.engine.requests.paper_session import TOKEN, PaperStorage
-from urdir.model.engine.requests.drafting import Drafting
 from urdir.model.engine.requests.request import Request
 from urdir.model.engine.requests.scheduler import Scheduler
 from urdir.model.engine.requests.step_plan import Chosen, StepPlan
 from urdir.model.engine.run_ahead import AHEAD, AT_ONCE
 from urdir.model.engine.sampling_settings import GREEDY
 from urdir.model.engine.speculation.draft_rest import DraftRest
+from urdir.model.engine.speculation.drafting import Drafting
 from urdir.model.memory.buckets import row_bucket
 from urdir.model.memory.draft_settings import DraftSettings
 

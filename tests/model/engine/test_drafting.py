@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
-from urdir.model.engine.requests.drafting import Acceptance, Drafting
-from urdir.model.engine.requests.step_costs import StepCosts
+from urdir.model.engine.speculation.drafting import Acceptance, Drafting
+from urdir.model.engine.speculation.step_costs import StepCosts
 from urdir.model.memory.buckets import ROWS, row_bucket
 from urdir.model.memory.draft_settings import DraftSettings
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from math import ceil
 from typing import TYPE_CHECKING, Self
 
-from urdir.model.engine.requests.step_costs import StepCosts
 from urdir.model.engine.speculation.draft_rest import DraftRest
+from urdir.model.engine.speculation.step_costs import StepCosts
 from urdir.model.memory.buckets import row_bucket
 
 if TYPE_CHECKING:
