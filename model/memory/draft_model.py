@@ -21,7 +21,8 @@ class DraftModel:
     of the last positions (0: nothing), and while it rests the vectors of ``streams``, buffers of
     the model's workspace, each of ``stream`` values. ``each`` rows are of a sequence in the pass
     that begins a draft, or a block of ``slots``. ``mapped`` tokens of its own are mapped to the
-    model's (0: they are the same).
+    model's (0: they are the same); heads of the model itself draft its first ``tokens`` alone
+    (0: all).
     """
 
     config: Config
@@ -33,6 +34,7 @@ class DraftModel:
     each: int = 1
     mapped: int = 0
     slots: int = 1
+    tokens: int = 0
 
     @property
     def passed(self) -> int:

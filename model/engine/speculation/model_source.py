@@ -160,10 +160,11 @@ class ModelSource(Owner):
         plan.launch(kernel, "draft.rows", **given)
         return answers
 
-    def _append_choice(self, plan: Plan, parts: StepParts, rows: int) -> None:
-        """Append what makes the token of the highest logit of each row the next one."""
+    def _append_choice(self, plan: Plan, parts: StepParts, rows: int, vocab: int) -> None:
+        """Append what makes the token of the highest of ``vocab`` logits of each row the next
+        one."""
         work = self.own.work
-        argmax = Argmax(n=self.own.config.vocab_size, rows=rows)
+        argmax = Argmax(n=vocab, rows=rows)
         plan.launch(argmax, "draft.argmax", logits=work["logits"], ranks=work["ranks"])
         self._append_token(plan, parts, rows, argmax.slices)
 
@@ -223,7 +224,11 @@ class ModelSource(Owner):
         assert drafter.launches is not None
         for name in drafter.model.widths:  # rows of padding are read, but not written
             self.own.work[name].fill(0)
-        return drafter.launches(DraftParts(target=parts, own=self.own))
+        return drafter.launches(self.draft_parts(parts))
+
+    def draft_parts(self, parts: StepParts) -> DraftParts:
+        """What launches that read the model's streams read and write."""
+        return DraftParts(target=parts, own=self.own, tokens=self.model.tokens)
 
     def close(self) -> None:
         """Free the draft's state. Idempotent."""
@@ -253,7 +258,7 @@ class HeadSource(ModelSource):
             if number + 1 < heads.heads:
                 self._append_fence(plan, self._caches, work[EMBEDDED])
             heads.append_head(plan, rows, number, tokens, hidden)
-            self._append_choice(plan, parts, answers)
+            self._append_choice(plan, parts, answers, self.draft_parts(parts).vocabulary(answers))
             yield
 
     def append_kept(self, plan: Plan, parts: StepParts, shape: StepShape, rows: Rows) -> Pieces:
@@ -384,7 +389,7 @@ class PlainSource(ModelSource):
             assert x is not None
             head(step, x)
             yield from lowering(plan, self.own, rows, step.graph)
-            self._append_choice(plan, parts, answers)
+            self._append_choice(plan, parts, answers, self.own.config.vocab_size)
 
     def append_kept(self, plan: Plan, parts: StepParts, shape: StepShape, rows: Rows) -> Pieces:
         """See `DraftSource`: the rows of steps with prompts."""
