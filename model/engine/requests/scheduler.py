@@ -177,10 +177,8 @@ class Scheduler:
         tasks = self.tasks
         if plan.prompts or tasks.waiting or list(tasks.running) != list(plan.requests):
             return []
-        answers = [
-            task.acceptance for task in tasks.running.values() if task.acceptance is not None
-        ]
-        if plan.batch.drafts and not all(answer.is_steady for answer in answers):
+        answers = [task.acceptance for task in tasks.running.values() if task.acceptance]
+        if plan.batch.drafts and self.drafting and not self.drafting.is_settled(answers):
             return []
         ends = [
             (task, task.stored + steps * (1 + count))

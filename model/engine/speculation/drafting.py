@@ -148,6 +148,11 @@ class Drafting:
         answer.learn(wanted, accepted)
         self.likely += _SHARED_WEIGHT * (bool(accepted) - self.likely)
 
+    def is_settled(self, answers: Sequence[Acceptance]) -> bool:
+        """Whether several steps may have the same drafts, before the results of the first are
+        known."""
+        return self._settings.least > 0 or all(answer.is_steady for answer in answers)
+
     def choose(self, answers: Sequence[Acceptance | None]) -> list[int]:
         """Drafts for the sequences of a step, by what became of their earlier ones; None where a
         sequence takes none."""
