@@ -130,16 +130,16 @@ def test_at_least_so_many_are_chosen() -> None:
 
 def test_costs_are_what_was_measured_and_follow_it_elsewhere() -> None:
     costs = StepCosts([float(n + 1) for n in range(len(ROWS))])
-    assert [costs.of(rows) for rows in (1, 2, 3, 4, ROWS[-1])] == [1, 2, 3, 3, len(ROWS)]
+    assert [costs.of(rows) for rows in (1, 2, 3, 5, ROWS[-1])] == [1, 2, 3, 5, len(ROWS)]
     costs.learn(4, 6.0)
-    assert [costs.of(rows) for rows in (1, 4, 8)] == [2, 6, 8]
+    assert [costs.of(rows) for rows in (2, 4, 8)] == [3, 6, 7.5]
     for _ in range(200):
-        costs.learn(3, 3.0)
+        costs.learn(4, 3.0)
     costs.learn(4, 1000.0)  # a step that waited for something else
     assert 3.0 < costs.of(4) < 3.2
     assert costs.of(4, drafted=True) == costs.of(4)
     costs.learn(4, 8.0, drafted=True)
-    assert (costs.of(4, drafted=True), costs.of(8, drafted=True)) == (8, pytest.approx(8 * 4 / 3))
+    assert (costs.of(4, drafted=True), costs.of(8, drafted=True)) == (8, pytest.approx(8 * 5 / 4))
     assert costs.of(4) < 3.2
     costs.learn_catch_up(4, 9.5)
     assert costs.catch_up == 1.5
