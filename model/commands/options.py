@@ -172,6 +172,7 @@ def drafts(args: argparse.Namespace) -> DraftSettings | None:
         least=args.draft_min,
         longest=longest,
         shortest=min(DraftSettings().shortest, longest),
+        tokens=args.draft_vocab,
     )
 
 

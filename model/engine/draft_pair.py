@@ -33,10 +33,11 @@ from urdir.model.families.dflash import DFlash, dflash
 from urdir.model.families.draft_file import DraftConfig, read_token_map
 from urdir.model.families.eagle3 import eagle3
 from urdir.model.families.gemma4_assistant import Gemma4Assistant, gemma4_assistant
-from urdir.model.families.tapped import nextn_heads, tapped
+from urdir.model.families.tapped import nextn_heads, tap, tapped
 from urdir.model.lower.paper import paper_weights
 from urdir.model.memory.draft_model import DraftModel
 from urdir.model.memory.weights import Weights, weight_sizes
+from urdir.model.memory.workspace import saved
 from urdir.model.text.same_vocabulary import check_same_vocabulary
 
 if TYPE_CHECKING:
@@ -87,11 +88,18 @@ class Pair:
         """What the draft takes of a session's memory."""
         if self.launches is None:
             return DraftModel(self.own, self.file, each=2)
-        mapped = 0 if self.token_map is None else len(self.token_map)
-        if self.slots > 1:
-            return DraftModel(self.own, self.file, self.widths, mapped=mapped, slots=self.slots)
-        widths, held = {**self.widths, **service_widths(self.own.hidden)}, self.own.hidden
-        return DraftModel(self.own, self.file, widths, held=held, mapped=mapped)
+        config, hidden = self.config, self.own.hidden
+        taps = {tap(layer) for layer in range(config.n_layers + 1)}
+        return DraftModel(
+            self.own,
+            self.file,
+            {**self.widths, **service_widths(hidden)},
+            held=hidden if self.slots == 1 else 0,
+            streams=tuple(saved(name) for name in config.saved_streams if name in taps),
+            stream=config.hidden,
+            mapped=0 if self.token_map is None else len(self.token_map),
+            slots=self.slots,
+        )
 
     def settings(self, wanted: DraftSettings) -> DraftSettings:
         """Draft settings with no more drafts than the draft can make at once."""

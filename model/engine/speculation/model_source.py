@@ -1,13 +1,16 @@
 """Drafts of a draft model, in the steps of its model.
 
 Heads that read hidden states (MTP, EAGLE-3): the row of the token at p has the hidden state of
-p - 1. In every step they keep keys and values of its rows, from the model's own hidden states, and
-the states of the last rows; so a draft begins with one row a sequence. What they kept of drafted
+p - 1. They keep keys and values of a step's rows, from the model's own hidden states, and the
+states of the last rows; so a draft begins with one row a sequence. What they kept of drafted
 tokens, from hidden states of their own, is overwritten in the step that verifies these.
 
-A model by itself keeps the rows of steps with prompts, and rests in other steps without drafts: the
-tokens of these are passed through it before it drafts again (`DraftRest`). In a draft it processes
-the drafted tokens, except the last one; so a draft begins with two rows a sequence.
+In steps with neither prompts nor drafts they rest: a ring keeps the model's streams of the last
+tokens. Before they draft again, they catch up: keys and values are made from the ring, those of
+older tokens as if the streams were zeros (`DraftRest`).
+
+A model by itself rests alike, and catches up by the tokens alone. In a draft it processes the
+drafted tokens, except the last one; so a draft begins with two rows a sequence.
 """
 
 from __future__ import annotations
@@ -42,16 +45,18 @@ from urdir.model.lower.rows import Rows
 from urdir.model.lower.step import lowering
 from urdir.model.memory.buckets import row_bucket
 from urdir.model.memory.draft_memory import STREAM
-from urdir.model.memory.draft_model import BLOCK_ROWS, DraftModel, held_slots
+from urdir.model.memory.draft_model import BLOCK_ROWS, RING_SLOTS, DraftModel, held_slots
 from urdir.model.memory.kv_cache import KvCache
 from urdir.model.memory.queued_writes import QueuedWrites
 from urdir.model.owner import Owner
+from urdir.ptxgen.kernels.advance import IDLE
 from urdir.ptxgen.kernels.argmax import Argmax
 from urdir.ptxgen.kernels.speculation.add_draft import AddDraft
 from urdir.ptxgen.kernels.speculation.block_rows import BlockRows
 from urdir.ptxgen.kernels.speculation.draft_rows import DraftRows
 from urdir.ptxgen.kernels.speculation.hidden_before import HiddenBefore
 from urdir.ptxgen.kernels.speculation.hold_hidden import HoldHidden
+from urdir.ptxgen.kernels.speculation.stream_ring import StreamRing
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
@@ -62,8 +67,8 @@ if TYPE_CHECKING:
     from urdir.model.memory.weights import Weights
 
 #: Buffers of the workspace: hidden states of the positions before, f32, and the places of rows in
-#: the draft's cache, u32.
-BEFORE, PLACES = "hidden before", "draft places"
+#: the draft's cache, u32; the positions of rows that catch up, u32.
+BEFORE, PLACES, CAUGHT_UP = "hidden before", "draft places", "caught up"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +94,7 @@ class ModelSource(Owner):
     """What `DraftSource` says, by the draft model of ``drafter``; ``own`` are its parts. Its state
     on the device is named as the kernels' parameters are."""
 
-    #: None: it keeps something of every step.
+    #: None: it has no cache of its own.
     rest: DraftRest | None = None
 
     def __init__(self, drafter: Drafter, parts: StepParts, cache: KvCache, stream: Stream) -> None:
@@ -119,6 +124,9 @@ class ModelSource(Owner):
         """See `DraftSource`."""
         if "begun" in self._state:
             self._writes.write(self._state["begun"], np.array([length], np.uint32), 4 * sequence)
+        if "ring_at" in self._state:
+            none = np.full(RING_SLOTS, IDLE, np.uint32)
+            self._writes.write(self._state["ring_at"], none, none.nbytes * sequence)
 
     @abstractmethod
     def append(self, plan: Plan, parts: StepParts, shape: StepShape) -> Pieces:
@@ -152,10 +160,11 @@ class ModelSource(Owner):
         plan.launch(kernel, "draft.rows", **given)
         return answers
 
-    def _append_choice(self, plan: Plan, parts: StepParts, rows: int) -> None:
-        """Append what makes the token of the highest logit of each row the next one."""
+    def _append_choice(self, plan: Plan, parts: StepParts, rows: int, vocab: int) -> None:
+        """Append what makes the token of the highest of ``vocab`` logits of each row the next
+        one."""
         work = self.own.work
-        argmax = Argmax(n=self.own.config.vocab_size, rows=rows)
+        argmax = Argmax(n=vocab, rows=rows)
         plan.launch(argmax, "draft.argmax", logits=work["logits"], ranks=work["ranks"])
         self._append_token(plan, parts, rows, argmax.slices)
 
@@ -191,6 +200,22 @@ class ModelSource(Owner):
         for of in caches:
             plan.copy(to.slice(0, 4), of.slice(0, 4), "draft.fence")
 
+    def _append_rested(
+        self, plan: Plan, parts: StepParts, shape: StepShape, rows: Rows
+    ) -> Rows | None:
+        """The rows of a step of which a draft that reads streams keeps something; None where it
+        rests: the ring keeps their streams. Those that catch up have them from there."""
+        if shape.drafts or (shape.prompt and not shape.draft_only):
+            return rows
+        model, state = self.model, parts.state
+        sizes = (model.stream, state.max_len, RING_SLOTS, rows.count, state.sequences)
+        kernel = StreamRing(*sizes, streams=len(model.streams), takes=shape.draft_only)
+        place = self.own.work[CAUGHT_UP]
+        given = {"known": state["known"], "place": place, **self._state, **rows.arguments}
+        given |= {f"x{i}": parts.work[name] for i, name in enumerate(model.streams)}
+        plan.launch(kernel, "draft.ring", **{p.name: given[p.name] for p in kernel.params})
+        return replace(rows, position=place) if shape.draft_only else None
+
     def _place(self, parts: StepParts, name: str) -> Slice:
         return self._state[name] if name in self._state else parts.state[name]
 
@@ -199,7 +224,11 @@ class ModelSource(Owner):
         assert drafter.launches is not None
         for name in drafter.model.widths:  # rows of padding are read, but not written
             self.own.work[name].fill(0)
-        return drafter.launches(DraftParts(target=parts, own=self.own))
+        return drafter.launches(self.draft_parts(parts))
+
+    def draft_parts(self, parts: StepParts) -> DraftParts:
+        """What launches that read the model's streams read and write."""
+        return DraftParts(target=parts, own=self.own, tokens=self.model.tokens)
 
     def close(self) -> None:
         """Free the draft's state. Idempotent."""
@@ -212,6 +241,7 @@ class HeadSource(ModelSource):
     def __init__(self, drafter: Drafter, parts: StepParts, cache: KvCache, stream: Stream) -> None:
         super().__init__(drafter, parts, cache, stream)
         self._heads = cast("HeadLaunches", self._launches(drafter, parts))
+        self.rest = DraftRest()
 
     def append(self, plan: Plan, parts: StepParts, shape: StepShape) -> Pieces:
         """See `DraftSource`."""
@@ -228,12 +258,15 @@ class HeadSource(ModelSource):
             if number + 1 < heads.heads:
                 self._append_fence(plan, self._caches, work[EMBEDDED])
             heads.append_head(plan, rows, number, tokens, hidden)
-            self._append_choice(plan, parts, answers)
+            self._append_choice(plan, parts, answers, self.draft_parts(parts).vocabulary(answers))
             yield
 
     def append_kept(self, plan: Plan, parts: StepParts, shape: StepShape, rows: Rows) -> Pieces:
         """See `DraftSource`: keys and values of all rows, and the hidden states of the last."""
         heads, work, state = self._heads, self.own.work, parts.state
+        if (of := self._append_rested(plan, parts, shape, rows)) is None:
+            return
+        rows = of
         heads.append_given(plan, rows)
         sizes = (self.model.held, state.max_len, held_slots(self.most), rows.count, state.sequences)
         given, held = work[GIVEN], self._state["held"]
@@ -280,6 +313,7 @@ class BlockSource(ModelSource):
     def __init__(self, drafter: Drafter, parts: StepParts, cache: KvCache, stream: Stream) -> None:
         super().__init__(drafter, parts, cache, stream)
         self._block = cast("DFlashDraft", self._launches(drafter, parts))
+        self.rest = DraftRest()
 
     def append(self, plan: Plan, parts: StepParts, shape: StepShape) -> Pieces:
         """See `DraftSource`. Rows of a block beyond the drafts that are wanted are padding."""
@@ -321,6 +355,9 @@ class BlockSource(ModelSource):
 
     def append_kept(self, plan: Plan, parts: StepParts, shape: StepShape, rows: Rows) -> Pieces:
         """See `DraftSource`."""
+        if (of := self._append_rested(plan, parts, shape, rows)) is None:
+            return
+        rows = of
         self._block.append_given(plan, rows)
         at = rows.sequence, rows.position
         state = parts.state
@@ -337,7 +374,7 @@ class PlainSource(ModelSource):
 
     def __init__(self, drafter: Drafter, parts: StepParts, cache: KvCache, stream: Stream) -> None:
         super().__init__(drafter, parts, cache, stream)
-        self.rest = DraftRest()
+        self.rest = DraftRest(of_tokens=True)
 
     def append(self, plan: Plan, parts: StepParts, shape: StepShape) -> Pieces:
         """See `DraftSource`."""
@@ -352,7 +389,7 @@ class PlainSource(ModelSource):
             assert x is not None
             head(step, x)
             yield from lowering(plan, self.own, rows, step.graph)
-            self._append_choice(plan, parts, answers)
+            self._append_choice(plan, parts, answers, self.own.config.vocab_size)
 
     def append_kept(self, plan: Plan, parts: StepParts, shape: StepShape, rows: Rows) -> Pieces:
         """See `DraftSource`: the rows of steps with prompts."""
@@ -365,5 +402,6 @@ class PlainSource(ModelSource):
 
 
 def service_widths(hidden: int) -> dict[str, int]:
-    """Values a row of the intermediates of `HeadSource` beside those of its launches."""
-    return {BEFORE: hidden, PLACES: 1}
+    """Values a row of the intermediates of drafts that read streams, beside those of their
+    launches."""
+    return {BEFORE: hidden, PLACES: 1, CAUGHT_UP: 1}

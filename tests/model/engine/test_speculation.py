@@ -19,9 +19,9 @@ from urdir.model.engine.requests.answer import Answer
 from urdir.model.engine.requests.answer_loop import AnswerLoop
 from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.request import Ending, Piece, Request, TokenChoice
-from urdir.model.engine.requests.step_costs import StepCosts
 from urdir.model.engine.sampling_settings import GREEDY, SamplingSettings
 from urdir.model.engine.session import Session
+from urdir.model.engine.speculation.step_costs import StepCosts
 from urdir.model.errors import SettingsError
 from urdir.model.families.config import Config
 from urdir.model.families.shapes import Shape
@@ -256,7 +256,7 @@ def test_as_many_drafts_as_pay(
 ) -> None:
     """Of sequences whose drafts fail, and of those whose drafts stand, where all is recorded and
     steps take as long as on a GPU."""
-    monkeypatch.setattr(StepCosts, "learn", lambda self, rows, seconds: None)
+    monkeypatch.setattr(StepCosts, "learn", lambda self, rows, seconds, *, drafted: None)
     repeats = Request(prompt=(3, 1, 4, 1, 5, 3, 1, 4), settings=GREEDY, limit=40)
     drawn = SamplingSettings(temperature=30.0, top_k=0, top_p=1.0, min_p=0.0, seed=3)
     fails = Request(prompt=(3, 1, 3, 1), settings=drawn, limit=40)
@@ -278,7 +278,7 @@ def test_no_graph_is_recorded_for_the_last_drafts(
     device: Device, weights: Weights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fewer drafts near the end take a graph with more rows."""
-    monkeypatch.setattr(StepCosts, "learn", lambda self, rows, seconds: None)
+    monkeypatch.setattr(StepCosts, "learn", lambda self, rows, seconds, *, drafted: None)
     settings = replace(PLAIN, sequences=1, drafts=DraftSettings(least=7, shortest=1))
     request = Request(prompt=(5, 9, 5, 9, 5, 9, 5), settings=GREEDY, limit=30)
     with Session(device, weights, settings) as session:
