@@ -90,8 +90,11 @@ class Pair:
         mapped = 0 if self.token_map is None else len(self.token_map)
         if self.slots > 1:
             return DraftModel(self.own, self.file, self.widths, mapped=mapped, slots=self.slots)
-        widths, held = {**self.widths, **service_widths(self.own.hidden)}, self.own.hidden
-        return DraftModel(self.own, self.file, widths, held=held, mapped=mapped)
+        held, shares = self.widths[GIVEN], self.shares_cache
+        widths = {**self.widths, **service_widths(held)}
+        return DraftModel(
+            self.own, self.file, widths, held=held, mapped=mapped, shares_cache=shares
+        )
 
     def settings(self, wanted: DraftSettings) -> DraftSettings:
         """Draft settings with no more drafts than the draft can make at once."""

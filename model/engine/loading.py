@@ -188,13 +188,7 @@ def _open_parts(opening: Opening, options: EngineOptions) -> EngineParts:
 
 
 def _checked_pair(pair: Pair, devices: int) -> Pair:
-    """Raise UnsupportedError for a draft model on several GPUs, and for one that reads the model's
-    cache."""
-    if pair.shares_cache:
-        raise UnsupportedError(
-            f"{pair.own.architecture!r}: steps do not take a draft that reads the model's cache, "
-            "its logits alone can be computed: open the model without the draft"
-        )
+    """Raise UnsupportedError for a draft model on several GPUs."""
     if devices > 1:
         raise UnsupportedError(
             f"a draft model on {devices} GPUs is not supported: open the model on one, or without "

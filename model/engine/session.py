@@ -77,10 +77,10 @@ class Session(Owner):
             self.queue.forget_rows()
             self._user.release()
 
-    def begin_drafts(self, sequence: int, length: int) -> None:
-        """Tell a draft model that a sequence begins, with ``length`` tokens in the cache."""
+    def begin_drafts(self, sequence: int, length: int, p_min: float | None = None) -> None:
+        """Tell a draft model that a sequence begins: see `DraftSource.begin`."""
         if self.source is not None:
-            self.source.begin(sequence, length)
+            self.source.begin(sequence, length, p_min)
 
     @property
     def draft_rest(self) -> DraftRest | None:

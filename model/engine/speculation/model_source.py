@@ -52,6 +52,7 @@ from urdir.ptxgen.kernels.speculation.block_rows import BlockRows
 from urdir.ptxgen.kernels.speculation.draft_rows import DraftRows
 from urdir.ptxgen.kernels.speculation.hidden_before import HiddenBefore
 from urdir.ptxgen.kernels.speculation.hold_hidden import HoldHidden
+from urdir.ptxgen.kernels.speculation.top_probability import TopProbability
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
@@ -82,6 +83,8 @@ class Drafter:
         kind: type[ModelSource] = HeadSource if self.model.slots == 1 else BlockSource
         if self.launches is None:
             kind = PlainSource
+        elif self.model.shares_cache:
+            kind = AssistantSource
         return kind(self, parts, cache, stream)
 
 
@@ -103,7 +106,8 @@ class ModelSource(Owner):
             weights=drafter.weights,
             cache=cache.after(parts.config.n_layers),
         )
-        sizes = model.state_sizes(parts.state.sequences, parts.state.rows, self.most)
+        self._p_min = settings.p_min
+        sizes = model.state_sizes(parts.state.sequences, parts.state.rows, settings)
         with ExitStack() as owners:
             self._state = owners.enter_context(device.arena(sizes, "draft state"))
             self._writes = owners.enter_context(QueuedWrites(device, stream))
@@ -115,10 +119,13 @@ class ModelSource(Owner):
                 of.fill(0)
             self._owners = owners.pop_all()
 
-    def begin(self, sequence: int, length: int) -> None:
+    def begin(self, sequence: int, length: int, p_min: float | None = None) -> None:
         """See `DraftSource`."""
-        if "begun" in self._state:
-            self._writes.write(self._state["begun"], np.array([length], np.uint32), 4 * sequence)
+        least = np.array([self._p_min if p_min is None else p_min], np.float32)
+        words = {"begun": np.array([length], np.uint32), "p_min": least.view(np.uint32)}
+        for name, word in words.items():
+            if name in self._state:
+                self._writes.write(self._state[name], word, 4 * sequence)
 
     @abstractmethod
     def append(self, plan: Plan, parts: StepParts, shape: StepShape) -> Pieces:
@@ -154,10 +161,19 @@ class ModelSource(Owner):
 
     def _append_choice(self, plan: Plan, parts: StepParts, rows: int) -> None:
         """Append what makes the token of the highest logit of each row the next one."""
-        work = self.own.work
-        argmax = Argmax(n=self.own.config.vocab_size, rows=rows)
-        plan.launch(argmax, "draft.argmax", logits=work["logits"], ranks=work["ranks"])
-        self._append_token(plan, parts, rows, argmax.slices)
+        slices = self._append_ranks(plan, rows, self.own.work["logits"])
+        self._append_token(plan, parts, rows, slices)
+
+    def _append_ranks(self, plan: Plan, rows: int, logits: Slice) -> int:
+        """Append what finds the highest logits of rows, and how likely they are where that counts;
+        returns the slices of a row."""
+        vocab, ranks = self.own.config.vocab_size, self.own.work["ranks"]
+        argmax = Argmax(n=vocab, rows=rows)
+        plan.launch(argmax, "draft.argmax", logits=logits, ranks=ranks)
+        if self._p_min:
+            found = {"logits": logits, "ranks": ranks, "probability": self._state["probability"]}
+            plan.launch(TopProbability(vocab, rows), "draft.probability", **found)
+        return argmax.slices
 
     def _append_token(
         self, plan: Plan, parts: StepParts, rows: int, slices: int, start: int = 0
@@ -167,12 +183,13 @@ class ModelSource(Owner):
             *(slices, parts.state.max_len, parts.config.vocab_size, rows, parts.state.sequences),
             mapped=self.model.mapped,
             start=start,
+            moves=not self.model.shares_cache,
+            judged=self._p_min > 0,
         )
-        position = self._state["draft_position"]
         own = {
             "ranks": self.own.work["ranks"],
             "sequence": self._state["draft_sequence"],
-            "position": position,
+            "position": self._state["draft_position"],
         }
         given = {p.name: own.get(p.name) or self._place(parts, p.name) for p in kernel.params}
         plan.launch(kernel, "draft.token", **given)
@@ -199,7 +216,8 @@ class ModelSource(Owner):
         assert drafter.launches is not None
         for name in drafter.model.widths:  # rows of padding are read, but not written
             self.own.work[name].fill(0)
-        return drafter.launches(DraftParts(target=parts, own=self.own))
+        position = self._state["draft_position"]
+        return drafter.launches(DraftParts(target=parts, own=self.own, token_position=position))
 
     def close(self) -> None:
         """Free the draft's state. Idempotent."""
@@ -208,6 +226,9 @@ class ModelSource(Owner):
 
 class HeadSource(ModelSource):
     """Heads that read the model's hidden states, and draft one token after the other."""
+
+    #: The part of the state with the last positions that rows of drafts attend to.
+    _seen = "draft_position"
 
     def __init__(self, drafter: Drafter, parts: StepParts, cache: KvCache, stream: Stream) -> None:
         super().__init__(drafter, parts, cache, stream)
@@ -218,7 +239,7 @@ class HeadSource(ModelSource):
         heads, work, state = self._heads, self.own.work, self._state
         answers = self._append_rows(plan, parts, shape, heads.lag)
         self._append_before(plan, parts, answers)
-        rows = self.rows(answers, shape.keys)
+        rows = replace(self.rows(answers, shape.keys), position=state[self._seen])
         at = state["draft_sequence"], state["token_position"]
         tokens = TokenRows(parts.state["tokens"], parts.state.sequences, parts.state.max_len, *at)
         for step in range(self.drafts(shape)):
@@ -235,13 +256,11 @@ class HeadSource(ModelSource):
         """See `DraftSource`: keys and values of all rows, and the hidden states of the last."""
         heads, work, state = self._heads, self.own.work, parts.state
         heads.append_given(plan, rows)
-        sizes = (self.model.held, state.max_len, held_slots(self.most), rows.count, state.sequences)
-        given, held = work[GIVEN], self._state["held"]
         plan.launch(
-            HiddenBefore(*sizes, lag=heads.lag),
+            HiddenBefore(*self._held_sizes(parts, rows.count), lag=heads.lag),
             "draft.before",
-            x=given,
-            held=held,
+            x=work[GIVEN],
+            held=self._state["held"],
             begun=self._state["begun"],
             place=work[PLACES],
             y=work[BEFORE],
@@ -252,25 +271,57 @@ class HeadSource(ModelSource):
         tokens = TokenRows(state["tokens"], state.sequences, state.max_len, *at)
         for number in range(heads.heads):
             heads.append_keys(plan, kept, number, tokens, work[BEFORE])
-        plan.launch(HoldHidden(*sizes), "draft.held", x=given, held=held, **rows.arguments)
+        self._append_held(plan, parts, rows)
         if shape.steps > 1:
             self._append_fence(plan, self._caches, work[EMBEDDED])
         yield
 
+    def _held_sizes(self, parts: StepParts, rows: int) -> tuple[int, int, int, int, int]:
+        """Sizes of kernels for hidden states of the last positions."""
+        held, slots = self.model.held, held_slots(self.most)
+        return held, parts.state.max_len, slots, rows, parts.state.sequences
+
+    def _append_held(self, plan: Plan, parts: StepParts, rows: Rows) -> None:
+        """Append what keeps the given hidden states of the last rows."""
+        kernel, held = HoldHidden(*self._held_sizes(parts, rows.count)), self._state["held"]
+        plan.launch(kernel, "draft.held", x=self.own.work[GIVEN], held=held, **rows.arguments)
+
     def _append_before(self, plan: Plan, parts: StepParts, answers: int) -> None:
         """Append what makes the hidden states before the pending tokens the given ones."""
-        state, own = parts.state, self._state
-        sizes = (self.model.held, state.max_len, held_slots(self.most), answers, state.sequences)
+        own = self._state
         plan.launch(
-            HiddenBefore(*sizes, lag=self._heads.lag, alone=True),
+            HiddenBefore(*self._held_sizes(parts, answers), lag=self._heads.lag, alone=True),
             "draft.given",
             sequence=own["draft_sequence"],
             position=own["token_position"],
             held=own["held"],
             begun=own["begun"],
-            place=own["draft_position"],
+            place=own[self._seen],
             y=self.own.work[GIVEN],
         )
+
+
+class AssistantSource(HeadSource):
+    """A draft that reads the model's cache. All drafts of a sequence attend to the tokens before
+    its pending one, with queries at the position of that: only the places of tokens move on. Of
+    other steps hidden states are kept."""
+
+    _seen = "seen_position"
+
+    def append_kept(self, plan: Plan, parts: StepParts, shape: StepShape, rows: Rows) -> Pieces:
+        """See `DraftSource`: the hidden states of the last rows."""
+        self._heads.append_given(plan, rows)
+        self._append_held(plan, parts, rows)
+        yield
+
+    def _append_rows(
+        self, plan: Plan, parts: StepParts, shape: StepShape, lag: int, before: bool = False
+    ) -> int:
+        return super()._append_rows(plan, parts, shape, 0)
+
+    @property
+    def _caches(self) -> list[Slice]:
+        return []
 
 
 class BlockSource(ModelSource):
@@ -300,11 +351,9 @@ class BlockSource(ModelSource):
             self._append_markov(plan, parts, self.rows(answers, shape.keys), range(first, slots))
             yield
             return
-        work, vocab = self.own.work, self.own.config.vocab_size
-        argmax = Argmax(n=vocab, rows=count)
-        plan.launch(argmax, "draft.argmax", logits=work["logits"], ranks=work["ranks"])
+        slices = self._append_ranks(plan, count, self.own.work["logits"])
         for slot in range(first, slots):
-            self._append_token(plan, parts, answers, argmax.slices, slot * answers)
+            self._append_token(plan, parts, answers, slices, slot * answers)
         yield
 
     def _append_markov(self, plan: Plan, parts: StepParts, rows: Rows, slots: range) -> None:
@@ -313,11 +362,10 @@ class BlockSource(ModelSource):
         assert markov is not None
         at = state["draft_sequence"], state["token_position"]
         tokens = TokenRows(parts.state["tokens"], parts.state.sequences, parts.state.max_len, *at)
-        argmax = Argmax(n=own.config.vocab_size, rows=rows.count)
         for slot in slots:
             logits = append_markov_sum(plan, own, rows, markov, tokens, slot)
-            plan.launch(argmax, "draft.argmax", logits=logits, ranks=own.work["ranks"])
-            self._append_token(plan, parts, rows.count, argmax.slices)
+            slices = self._append_ranks(plan, rows.count, logits)
+            self._append_token(plan, parts, rows.count, slices)
 
     def append_kept(self, plan: Plan, parts: StepParts, shape: StepShape, rows: Rows) -> Pieces:
         """See `DraftSource`."""

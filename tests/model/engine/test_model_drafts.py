@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.model.engine.test_plain_drafts import likely
 from tests.model.engine.test_speculation import (
     CONTEXT,
     FIXED,
@@ -31,7 +32,7 @@ from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.budget import MemoryPlan, SessionBudget
 from urdir.model.engine.draft_pair import Pair, pair_of
 from urdir.model.engine.engine import Engine
-from urdir.model.engine.plain_draft import PlainDraft
+from urdir.model.engine.realizar import EagerSteps
 from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.request import Request
 from urdir.model.engine.requests.scheduler import Scheduler
@@ -103,6 +104,8 @@ def rounds_of(session: Session, request: Request, monkeypatch: pytest.MonkeyPatc
         "mtp-deepseek2-bigram",  # latent vectors, drafts that are accepted
         "eagle3-d2t",
         "simple-small",
+        pytest.param("simple-small.pmin", marks=pytest.mark.full),
+        pytest.param("gemma4assistant-e", marks=pytest.mark.slow),
         pytest.param("dflash-d2t", marks=pytest.mark.slow),
         pytest.param("dspark-anchor", marks=pytest.mark.slow),
         pytest.param("dspark-bonus", marks=pytest.mark.full),
@@ -122,16 +125,19 @@ def test_rounds_of_an_answer_are_llama_cpp_s(
 ) -> None:
     """From the second round on: a service chooses the first token without drafts."""
     trace = json.loads((data / "drafts" / f"{name}.json").read_text())
-    rounds = trace["rounds"][1:]
-    most = len(rounds[0]["draft"])
+    rounds, p_min = trace["rounds"][1:], trace["p_min"] if name.endswith(".pmin") else 0.0
+    most = trace["n_max"] if p_min else len(rounds[0]["draft"])
     text = trace["prompt"] + trace["output"]
     if not (device_name == "cuda" or request.config.getoption("--full")):
         rounds = rounds[:FEW]
     # near the end of its text llama.cpp drafts fewer
-    rounds = list(takewhile(lambda each: len(each["draft"]) == most, rounds))
+    if p_min:
+        rounds = [each for each in rounds if each["pos0"] + most + 2 <= len(text)]
+    else:
+        rounds = list(takewhile(lambda each: len(each["draft"]) == most, rounds))
     start, end = rounds[0]["pos0"], rounds[-1]["pos0"] + most + 2
-    model, draft = parts_of(name)
-    settings = DraftSettings(kind="model", most=most, least=most)
+    model, draft = parts_of(name.removesuffix(".pmin"))
+    settings = DraftSettings(kind="model", most=most, least=most, p_min=p_min)
     with Engine.open(
         reference_file(model),
         draft="mtp" if draft is None else reference_file(draft),
@@ -204,7 +210,7 @@ class open_two(ExitStack):  # noqa: N801
         return Two(pair, target, own)
 
 
-@pytest.fixture(scope="module", params=["plain", "mtp", "eagle3", "dflash"])
+@pytest.fixture(scope="module", params=["plain", "mtp", "eagle3", "dflash", "assistant"])
 def two(
     request: pytest.FixtureRequest,
     device: Device,
@@ -219,6 +225,7 @@ def two(
         "mtp": ("mtp-deepseek2-bigram", None),
         "eagle3": ("target-any", "eagle3-d2t.draft"),
         "dflash": ("target-any", "dflash-d2t.draft"),
+        "assistant": ("gemma4assistant-e.target", "gemma4assistant-e.draft"),
     }
     with ExitStack() as files:
         model, draft = (
@@ -284,28 +291,32 @@ def test_answers_are_the_same(device: Device, two: Two, seed: int) -> None:
     assert found[3].ending.drafted_tokens == 0
 
 
+@pytest.mark.parametrize("p_min", [0.0, 0.2])
 def test_a_plain_draft_is_accepted_as_often_as_the_rule_says(
-    device: Device, similar: Two, monkeypatch: pytest.MonkeyPatch
+    device: Device, similar: Two, monkeypatch: pytest.MonkeyPatch, p_min: float
 ) -> None:
-    """The rule in plain Python, which knows the answer; the draft has a session of its own."""
+    """The rule in plain Python, which knows the answer; the draft has a session of its own. With a
+    least probability drafts end before a token that is less likely."""
     monkeypatch.setattr("urdir.model.engine.run_ahead.AHEAD", 1)
     request = Request(prompt=(3, 1, 4, 1, 5, 9), settings=GREEDY, limit=20, ignore_end=True)
     settings = replace(PLAIN, sequences=1)
-    with similar.session(device, replace(settings, drafts=DRAFTS)) as session:
+    with similar.session(device, replace(settings, drafts=replace(DRAFTS, p_min=p_min))) as session:
         answer = given(session, [request])[0]
-    text, drafted, accepted = [*request.prompt, answer.tokens[0]], 0, 0
+    text, drafted, accepted, ended = [*request.prompt, answer.tokens[0]], 0, 0, 0
     end = len(request.prompt) + len(answer.tokens) - 1  # no row stands there
-    with Session(device, similar.own, settings) as session, PlainDraft(session) as draft:
+    with Session(device, similar.own, settings) as session, EagerSteps(session) as draft:
         while len(text) - 1 < end:
             after = answer.tokens[len(text) - len(request.prompt) :]
             most = min(DRAFTS.most, end - len(text))
-            drafts = draft.propose(text, most) if most else []
+            drafts = likely(draft, text, most, p_min)
+            ended += len(drafts) < most
             stand = 0
             while stand < len(drafts) and drafts[stand] == after[stand]:
                 stand += 1
             drafted, accepted = drafted + len(drafts), accepted + stand
             text += after[: stand + 1]
-    assert 3 < accepted < drafted - 3
+    assert 3 < accepted < drafted
+    assert (ended > 3) == (p_min > 0)
     assert drafted_of([answer]) == (drafted, accepted)
 
 
@@ -396,16 +407,17 @@ def test_a_draft_is_in_the_budget(two: Two) -> None:
     """Its weights, its cache and what it keeps; a step's intermediates are the larger of both."""
     pair, file = two.pair, two.pair.gguf
     with_drafts = replace(PLAIN, page_len=16, drafts=pair.settings(DRAFTS))
-    without = MemoryPlan.of(file, pair.config, SessionBudget.of(two.target, with_drafts))
+    budget_without = SessionBudget.of(two.target, with_drafts)
+    without = MemoryPlan.of(file, pair.config, budget_without)
     settings = replace(with_drafts, draft_model=pair.model)
     budget = SessionBudget.of(two.target, settings)
     plan = MemoryPlan.of(file, pair.config, budget)
     own = 0 if pair.file is None else two.own.nbytes
     assert plan.weights - without.weights <= own <= plan.weights - without.weights + (1 << 16)
-    layers = len(pair.own.layers)
-    assert len(budget.cache.layers) == len(pair.config.layers) + layers
-    assert len(budget.cache.groups) == 1  # the same pages
-    assert plan.kv_cache > without.kv_cache
+    layers = 0 if pair.shares_cache else len(pair.own.layers)
+    assert len(budget.cache.layers) == len(budget_without.cache.layers) + layers
+    assert len(budget.cache.groups) == len(budget_without.cache.groups)  # the same pages
+    assert (plan.kv_cache > without.kv_cache) == (layers > 0)
     assert plan.state - without.state == sum(budget.draft.values()) > 0
     assert plan.workspace >= without.workspace
 

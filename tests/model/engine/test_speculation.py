@@ -368,6 +368,7 @@ def test_drafts_by_chance_move_on_as_often(device: Device, weights: Weights) -> 
         ({"most": 0}, "at most 0 drafts: expected 1 to 31"),
         ({"least": 9}, "at least 9 drafts: expected 0 to 7"),
         ({"shortest": 5}, "n-grams of 5 to 4 tokens: expected 1 to 32"),
+        ({"p_min": -0.5}, "as likely as -0.5: expected 0 to 1"),
         ({"chance": 1.5}, "with probability 1.5: expected 0 to 1"),
     ],
 )
