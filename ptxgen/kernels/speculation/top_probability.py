@@ -94,8 +94,8 @@ class TopProbability(KernelSpec):
         return {"probability": probability}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        """Logits of any spread, equal ones among them; a row with a few that are not -inf, one with a
-        NaN, and one of -inf alone."""
+        """Logits of any spread, equal ones among them; a row with a few that are not -inf, one with
+        a NaN, and one of -inf alone."""
         spread = rng.choice([0.1, 1.0, 10.0], (self.rows, 1))
         logits = (spread * rng.standard_normal((self.rows, self.n))).astype(np.float32)
         logits[rng.random(self.rows) < 0.3] = np.round(logits[0] * 4) / 4
