@@ -103,11 +103,13 @@ def given(
     tokenizer: Any = None,
     limits: Limits | None = None,
     left: Sequence[int] = (),
+    compiler: Any = None,
 ) -> list[Given]:
     """What comes of requests that are there at once. Those with numbers in ``left`` are cancelled
-    after five tokens."""
+    after five tokens; a ``compiler`` makes constraints."""
     limits = limits or Limits.for_throughput(session.shapes, len(requests))
     with AnswerLoop(session, tokenizer, limits) as loop:
+        loop._compiler = compiler
         answers = [loop.answer_to(request) for request in requests]
         found: dict[Answer, Given] = {each: Given() for each in answers}
         for each in answers:
