@@ -96,6 +96,14 @@ class Pair:
             self.own, self.file, widths, held=held, mapped=mapped, shares_cache=shares
         )
 
+    @property
+    def is_replicable(self) -> bool:
+        """Whether each of several GPUs can draft the same with all of the draft: it reads nothing
+        of the model but streams and embeddings."""
+        if self.file is None or self.shares_cache:
+            return False
+        return not (isinstance(self.own, DraftConfig) and self.own.shares_output)
+
     def settings(self, wanted: DraftSettings) -> DraftSettings:
         """Draft settings with no more drafts than the draft can make at once."""
         most = min(wanted.most, self.most or wanted.most)

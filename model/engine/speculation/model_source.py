@@ -78,14 +78,23 @@ class Drafter:
     launches: Callable[[DraftParts], DraftLaunches] | None = None
     token_map: npt.NDArray[np.uint32] | None = None
 
-    def open(self, parts: StepParts, cache: KvCache, stream: Stream) -> ModelSource:
-        """What drafts in the steps of ``parts``, whose ``cache`` has the draft's layers last."""
+    def open(
+        self,
+        parts: StepParts,
+        cache: KvCache,
+        stream: Stream,
+        followers: Sequence[ModelSource] = (),
+    ) -> ModelSource:
+        """What drafts in the steps of ``parts``, whose ``cache`` has the draft's layers last. What
+        is written to it is also written to the ``followers``, those of other ranks."""
         kind: type[ModelSource] = HeadSource if self.model.slots == 1 else BlockSource
         if self.launches is None:
             kind = PlainSource
         elif self.model.shares_cache:
             kind = AssistantSource
-        return kind(self, parts, cache, stream)
+        opened = kind(self, parts, cache, stream)
+        opened.followers = tuple(followers)
+        return opened
 
 
 class ModelSource(Owner):
@@ -94,6 +103,7 @@ class ModelSource(Owner):
 
     #: None: it keeps something of every step.
     rest: DraftRest | None = None
+    followers: tuple[ModelSource, ...] = ()
 
     def __init__(self, drafter: Drafter, parts: StepParts, cache: KvCache, stream: Stream) -> None:
         settings = parts.state.drafts
@@ -124,8 +134,9 @@ class ModelSource(Owner):
         least = np.array([self._p_min if p_min is None else p_min], np.float32)
         words = {"begun": np.array([length], np.uint32), "p_min": least.view(np.uint32)}
         for name, word in words.items():
-            if name in self._state:
-                self._writes.write(self._state[name], word, 4 * sequence)
+            for source in (self, *self.followers):
+                if name in source._state:
+                    source._writes.write(source._state[name], word, 4 * sequence)
 
     @abstractmethod
     def append(self, plan: Plan, parts: StepParts, shape: StepShape) -> Pieces:

@@ -182,7 +182,7 @@ class Two:
         drafts = pair.settings(settings.drafts)
         drafter = Drafter(pair.model, self.own, pair.launches, pair.token_map)
         settings = replace(settings, drafts=drafts)
-        return Session(device, self.target, settings, drafter=drafter, **more)
+        return Session(device, self.target, settings, drafters=[drafter], **more)
 
 
 @pytest.fixture(scope="module")
@@ -448,7 +448,12 @@ def test_what_does_not_fit_is_refused(
         (nano, "mtp", {}, "no layers for predicting several tokens"),
         (nano, reference_file("eagle3-d2t.draft"), {}, "hidden states of 128 values"),
         (nano, reference_file("qwen35-dense"), {}, "vocabulary|recurrent"),
-        (nano, nano, {"gpus": 2, "device": "emulator"}, "a draft model on 2 GPUs is not supported"),
+        (
+            reference_file("mtp-deepseek2-bigram"),
+            "mtp",
+            {"gpus": 2, "device": "emulator"},
+            "heads of its model on 2 GPUs is not supported",
+        ),
     ]:
         with pytest.raises(UnsupportedError, match=what):
             Engine.open(model, draft=draft, context=64, **{"device": device_name, **more})

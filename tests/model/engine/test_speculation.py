@@ -437,22 +437,24 @@ def test_families_answer_the_same(device: Device, reference_file: Any, name: str
 
 
 @pytest.mark.full
-def test_two_devices_answer_the_same(device_name: str, data: Path) -> None:
-    """Each rank accepts the same drafts."""
+@pytest.mark.parametrize("draft", ["ngram", "model"])
+def test_two_devices_answer_the_same(device_name: str, data: Path, draft: str) -> None:
+    """Each rank accepts the same drafts, and has all of a draft model: here the model itself."""
     if device_name != "emulator":
         pytest.skip("two devices of one kind")
     request = Request(prompt=(3, 1, 4, 1, 5, 3, 1, 4), settings=GREEDY, limit=24)
-    found = []
-    for drafts in (None, FIXED):
+    nano, found = data / "golden" / "nano-llama-q8_0.gguf", []
+    for drafts in (None, replace(FIXED, kind="ngram" if draft == "ngram" else "model")):
         with Engine.open(
-            data / "golden" / "nano-llama-q8_0.gguf",
+            nano,
             device=device_name,
             gpus=2,
             context=64,
             exact=True,
             drafts=drafts,
+            draft=nano if drafts is not None and draft == "model" else None,
         ) as engine:
             found.append(given(engine.session, [request])[0])
     found[1].check_equal(found[0])
     assert found[1].ending is not None
-    assert found[1].ending.accepted_tokens > 0
+    assert found[1].ending.accepted_tokens > (0 if draft == "ngram" else 8)
