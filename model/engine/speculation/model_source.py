@@ -32,7 +32,7 @@ from urdir.model.engine.speculation.draft import (
 )
 from urdir.model.engine.speculation.draft_dflash import Block
 from urdir.model.engine.speculation.draft_rest import DraftRest
-from urdir.model.engine.speculation.markov_tokens import append_markov_sum
+from urdir.model.engine.speculation.markov_tokens import append_confidence, append_markov_sum
 from urdir.model.engine.speculation.source import Pieces
 from urdir.model.layers.builder import StepOps
 from urdir.model.layers.ends import embedding, head
@@ -175,13 +175,13 @@ class ModelSource(Owner):
         slices = self._append_ranks(plan, rows, self.own.work["logits"])
         self._append_token(plan, parts, rows, slices)
 
-    def _append_ranks(self, plan: Plan, rows: int, logits: Slice) -> int:
-        """Append what finds the highest logits of rows, and how likely they are where that counts;
-        returns the slices of a row."""
+    def _append_ranks(self, plan: Plan, rows: int, logits: Slice, judged: bool = True) -> int:
+        """Append what finds the highest logits of rows, and how likely they are where that counts
+        and they are ``judged`` by them; returns the slices of a row."""
         vocab, ranks = self.own.config.vocab_size, self.own.work["ranks"]
         argmax = Argmax(n=vocab, rows=rows)
         plan.launch(argmax, "draft.argmax", logits=logits, ranks=ranks)
-        if self._p_min:
+        if self._p_min and judged:
             found = {"logits": logits, "ranks": ranks, "probability": self._state["probability"]}
             plan.launch(TopProbability(vocab, rows), "draft.probability", **found)
         return argmax.slices
@@ -375,7 +375,11 @@ class BlockSource(ModelSource):
         tokens = TokenRows(parts.state["tokens"], parts.state.sequences, parts.state.max_len, *at)
         for slot in slots:
             logits = append_markov_sum(plan, own, rows, markov, tokens, slot)
-            slices = self._append_ranks(plan, rows.count, logits)
+            slices = self._append_ranks(plan, rows.count, logits, judged=markov.confidence is None)
+            if self._p_min and markov.confidence is not None:
+                width = 4 * rows.count * own.config.hidden
+                x, y = self._block.last_state.slice(slot * width, width), state["probability"]
+                append_confidence(plan, own, rows, markov, x, y)
             self._append_token(plan, parts, rows.count, slices)
 
     def append_kept(self, plan: Plan, parts: StepParts, shape: StepShape, rows: Rows) -> Pieces:

@@ -466,3 +466,49 @@ def test_a_draft_with_fewer_tokens_at_once(reference_file: Callable[[str], Path]
     found = pair.settings(DraftSettings(most=7, least=5))
     assert (found.kind, found.most, found.least) == ("model", 2, 2)
     assert Config is type(pair.config)
+
+
+@pytest.mark.full
+def test_a_block_ends_before_a_draft_that_it_is_not_confident_of(
+    device_name: str, reference_file: Callable[[str], Path], data: Path
+) -> None:
+    """As confident as llama.cpp is; a request may have a least probability of its own."""
+    with np.load(data / "drafts" / "dspark-anchor.npz") as golden:
+        tokens, ids, confidence = (golden[n].tolist() for n in ("tokens", "ids", "confidence"))
+    least = float(np.mean(np.sort(confidence)[1:3]))
+    seen, found = list[float](), list[int]()
+
+    class Watched:
+        session: Session
+
+        def run(self, bound: execute.BoundPlan, stream: Any) -> None:
+            for operation, loaded in bound.steps():
+                execute.queue(operation, loaded, stream)
+                source = self.session.source
+                if operation.label == "draft.token" and source is not None:
+                    stream.synchronize()
+                    seen.append(source._state["probability"].download(np.float32, 1)[0])
+                elif operation.label == "accept":
+                    stream.synchronize()
+                    found.append(int(self.session.parts.state["found"].download(np.uint32)[0]))
+
+    watched, most = Watched(), len(confidence)
+    with Engine.open(
+        reference_file("target-any"),
+        draft=reference_file("dspark-anchor.draft"),
+        drafts=DraftSettings(kind="model", most=most, least=most, p_min=1e-9),
+        device=device_name,
+        context=64,
+        kv_dtype="f32",
+        exact=True,
+        observer=watched,
+    ) as engine:
+        watched.session = engine.session
+        request = Request(prompt=tuple(tokens), settings=GREEDY, limit=most + 3, ignore_end=True)
+        answer = given(engine.session, [request])[0]
+        assert answer.tokens[0] == ids[0]
+        np.testing.assert_allclose(seen[:most], confidence, rtol=1e-4)
+        assert found[0] == most
+        found.clear()
+        given(engine.session, [replace(request, draft_p_min=least)])
+    assert found[0] == next(at for at, of in enumerate(confidence) if of < least)
