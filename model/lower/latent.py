@@ -159,7 +159,7 @@ def _takes_packed(at: Lowering, product: HeadProduct) -> bool:
 
 def _append_drafted(at: Lowering, of: AttendLatent) -> bool:
     """Attention of several rows of a sequence on wgmma, after their keys are in the cache; False
-    where there is no kernel for it."""
+    where no kernel takes them."""
     layout, norm = at.parts.cache.layout(of.layer), of.of.norm.norm
     if not layout.values_in_keys:
         return False
