@@ -271,20 +271,22 @@ def drafted_of(answers: list[Given]) -> tuple[int, int]:
 def test_answers_are_the_same(device: Device, two: Two, seed: int) -> None:
     """In pages, with prompts beside answers, of more requests than there are sequences; one of them
     is left in the middle. Steps accept what the rule says: every second time they run launch by
-    launch, and are compared with it."""
+    launch, and are compared with it; every fourth time drafts end before unlikely tokens."""
     rng = np.random.default_rng([33, seed])
     requests, left, tokenizer = any_requests(rng, 7), (2,), Numbers(*END_IDS)
     settings = replace(PLAIN, sequences=3, page_len=16)
     with two.session(device, settings) as session:
         expected = given(session, requests, tokenizer, left=left, compiler=Patterns())
     counted = None if seed % 2 else Counted()
-    with two.session(device, replace(settings, drafts=DRAFTS), observer=counted) as session:
+    p_min = 0.2 if seed % 4 == 2 else 0.0
+    drafts = replace(DRAFTS, p_min=p_min)
+    with two.session(device, replace(settings, drafts=drafts), observer=counted) as session:
         if counted is not None:
             counted.session = session
         found = given(session, requests, tokenizer, left=left, compiler=Patterns())
     check_same(found, expected, left)
     drafted, accepted = drafted_of(found)
-    assert drafted > (0 if two.pair is None else 10)
+    assert p_min or drafted > (0 if two.pair is None else 10)
     assert found[3].ending is not None
     assert found[3].ending.drafted_tokens == 0
     assert counted is None or (counted.drafted >= drafted and counted.accepted >= accepted)
