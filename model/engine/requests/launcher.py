@@ -199,7 +199,8 @@ class Launcher(Owner):
         state.write_tokens(slot, 0, self._scheduler.tokens(number))
         words = request.settings.words(len(request.prompt), answer.end_ids)
         state.write_sampling(slot, words)
-        self._session.begin_drafts(slot, self._scheduler.complete(number))
+        complete = self._scheduler.complete(number)
+        self._session.begin_drafts(slot, complete, request.draft_p_min)
 
     def _shaped(self, plan: StepPlan) -> _Step | None:
         """The shape of a step. Requests without a shape even alone fail; None if none is left."""

@@ -103,11 +103,13 @@ def given(
     tokenizer: Any = None,
     limits: Limits | None = None,
     left: Sequence[int] = (),
+    compiler: Any = None,
 ) -> list[Given]:
     """What comes of requests that are there at once. Those with numbers in ``left`` are cancelled
-    after five tokens."""
+    after five tokens; a ``compiler`` makes constraints."""
     limits = limits or Limits.for_throughput(session.shapes, len(requests))
     with AnswerLoop(session, tokenizer, limits) as loop:
+        loop._compiler = compiler
         answers = [loop.answer_to(request) for request in requests]
         found: dict[Answer, Given] = {each: Given() for each in answers}
         for each in answers:
@@ -368,6 +370,7 @@ def test_drafts_by_chance_move_on_as_often(device: Device, weights: Weights) -> 
         ({"most": 0}, "at most 0 drafts: expected 1 to 31"),
         ({"least": 9}, "at least 9 drafts: expected 0 to 7"),
         ({"shortest": 5}, "n-grams of 5 to 4 tokens: expected 1 to 32"),
+        ({"p_min": -0.5}, "as likely as -0.5: expected 0 to 1"),
         ({"chance": 1.5}, "with probability 1.5: expected 0 to 1"),
     ],
 )
@@ -434,22 +437,24 @@ def test_families_answer_the_same(device: Device, reference_file: Any, name: str
 
 
 @pytest.mark.full
-def test_two_devices_answer_the_same(device_name: str, data: Path) -> None:
-    """Each rank accepts the same drafts."""
+@pytest.mark.parametrize("draft", ["ngram", "model"])
+def test_two_devices_answer_the_same(device_name: str, data: Path, draft: str) -> None:
+    """Each rank accepts the same drafts, and has all of a draft model: here the model itself."""
     if device_name != "emulator":
         pytest.skip("two devices of one kind")
     request = Request(prompt=(3, 1, 4, 1, 5, 3, 1, 4), settings=GREEDY, limit=24)
-    found = []
-    for drafts in (None, FIXED):
+    nano, found = data / "golden" / "nano-llama-q8_0.gguf", []
+    for drafts in (None, replace(FIXED, kind="ngram" if draft == "ngram" else "model")):
         with Engine.open(
-            data / "golden" / "nano-llama-q8_0.gguf",
+            nano,
             device=device_name,
             gpus=2,
             context=64,
             exact=True,
             drafts=drafts,
+            draft=nano if drafts is not None and draft == "model" else None,
         ) as engine:
             found.append(given(engine.session, [request])[0])
     found[1].check_equal(found[0])
     assert found[1].ending is not None
-    assert found[1].ending.accepted_tokens > 0
+    assert found[1].ending.accepted_tokens > (0 if draft == "ngram" else 8)
