@@ -27,7 +27,7 @@ log = logging.getLogger("urdir.engine")
 
 #: Graphs that are recorded beforehand, at most.
 _MOST = 192
-#: How much of the memory for graphs is left to shapes that do come.
+#: The share of the memory for graphs that is left to shapes that requests need.
 _LEFT = 1 / 4
 #: Graphs of the first request that are recorded together: their kernels are compiled side by side.
 _TOGETHER = 8
@@ -111,8 +111,8 @@ def likely_shapes(
     """Shapes of the steps of a service, the likeliest first, some of them again and again.
 
     In every round sequences are longer, and there are more of them, than in the one before. Of the
-    ``outputs`` all of the first come first: OpenAI's clients have tokens drawn, if they say
-    nothing, and steps that draw serve greedy answers as well.
+    ``outputs`` all of the first come first: OpenAI's clients sample by default, and steps that
+    sample serve greedy answers as well.
     Beside answers a step takes up to ``mixed_rows`` rows of prompts. These may be ``divided``: then
     their parts are of any length, not of as many rows as a step takes. There are at ``most`` so
     many users with so many tokens each.
