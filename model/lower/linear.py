@@ -16,11 +16,19 @@ from urdir.model.graph.attention import Attend
 from urdir.model.graph.latent import AttendLatent, HeadProduct
 from urdir.model.graph.ops import Gate, Gather, Op, Product
 from urdir.model.graph.tensor import Tensor
+from urdir.model.lower.bytes import append_bytes
 from urdir.model.lower.chain import Chain, read_chain
 from urdir.model.lower.few import append_few, goes_on, limits_allow
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.packed import append_packed
-from urdir.model.lower.requests import alike, biases, packs, packs_few, request_of
+from urdir.model.lower.requests import (
+    alike,
+    biases,
+    packs,
+    packs_few,
+    request_of,
+    takes_bytes,
+)
 from urdir.model.lower.rule import Rule, variants
 from urdir.model.lower.stream import append_norm, append_norm_after, append_sum
 from urdir.model.lower.vectors import with_norm
@@ -59,6 +67,8 @@ def lower_chain(at: Lowering, chain: Chain) -> bool:
 
 def lower_together(at: Lowering, chain: Chain, matrices: list[Matrix]) -> bool:
     """The launches of a chain, all products in one where a launch takes several."""
+    if takes_bytes(at, chain.rows, matrices):
+        return _lower_bytes(at, chain, matrices)
     if packs(at, chain.rows, matrices):
         return _lower_packed(at, chain, matrices)
     if at.takes_gemm(chain.rows):
@@ -94,10 +104,23 @@ def _lower_apart(at: Lowering, chain: Chain, matrices: list[Matrix]) -> bool:
     return True
 
 
+def _fits_tensor_cores(chain: Chain, matrices: list[Matrix]) -> bool:
+    """Whether a launch on tensor cores takes all that surrounds the products."""
+    apart = chain.sum or chain.gate or chain.gain or chain.then or chain.next_norm
+    return apart is None and (chain.pair is None or alike(*matrices))
+
+
+def _lower_bytes(at: Lowering, chain: Chain, matrices: list[Matrix]) -> bool:
+    """For tensor cores: activations as signed bytes."""
+    fits = _fits_tensor_cores(chain, matrices)
+    if fits:
+        append_bytes(at, chain, matrices)
+    return fits
+
+
 def _lower_packed(at: Lowering, chain: Chain, matrices: list[Matrix]) -> bool:
     """For tensor cores: packed activations (rows, cols) f16."""
-    apart = chain.sum or chain.gate or chain.gain or chain.then or chain.next_norm
-    if apart is not None or (chain.pair is not None and not alike(*matrices)):
+    if not _fits_tensor_cores(chain, matrices):
         return False
     following = None
     if chain.pair is not None or (find(chain.ends, Activated) and len(matrices) == 1):

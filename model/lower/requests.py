@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from urdir.model.lower.lowering import Lowering
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
-from urdir.ptxgen.kernels.linear import packed_choice
+from urdir.ptxgen.kernels.linear import bytes_choice, packed_choice
 from urdir.ptxgen.kernels.linear.choice import LinearRequest
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.prologue.norm import Normed
@@ -34,10 +34,21 @@ def alike(gate: Matrix, up: Matrix) -> bool:
     return gate.layout == up.layout and (gate.bias is None) == (up.bias is None)
 
 
-def packs(at: Lowering, rows: int, matrices: Sequence[Matrix]) -> bool:
-    """Whether the product of many rows with such matrices takes packed activations."""
+def can_pack(at: Lowering, rows: int, matrices: Sequence[Matrix]) -> bool:
+    """Whether there is a product of many rows with such matrices that takes packed activations."""
     formats = tuple(matrix.format for matrix in matrices)
     return at.takes_gemm(rows) and packed_choice.packs(at.limits, formats)
+
+
+def packs(at: Lowering, rows: int, matrices: Sequence[Matrix]) -> bool:
+    """Whether the product of many rows with such matrices takes packed activations."""
+    return can_pack(at, rows, matrices) and not takes_bytes(at, rows, matrices)
+
+
+def takes_bytes(at: Lowering, rows: int, matrices: Sequence[Matrix]) -> bool:
+    """Whether the product of many rows with such matrices takes activations as bytes."""
+    many = rows >= bytes_choice.LEAST_ROWS and at.takes_gemm(rows)
+    return many and all(matrix.scales is not None for matrix in matrices)
 
 
 def packs_few(

@@ -69,6 +69,11 @@ def row_scales(layout: Layout, packed: npt.NDArray[np.uint8]) -> Floats:
     return np.stack([scales, np.float32(row_power(layout.format)) / scales])
 
 
+def row_scales_nbytes(layout: Layout) -> int:
+    """Bytes of as many."""
+    return 8 * layout.bands * TILE_ROWS
+
+
 def least_scale(fmt: Format) -> float:
     """Times 1 / power of a row: its least scale. Factors times the power are below 2^15; as f16
     they are to be finite."""

@@ -109,8 +109,8 @@ def test_a_in_registers(machine: Any, rng: Any, n: int, kind: str) -> None:
 
 @pytest.mark.parametrize("n", [8, 24, 96, 256])
 def test_bytes(machine: Any, rng: Any, n: int) -> None:
-    """Two steps of the depth, A in registers (PTX ISA 9.7.15.5.1.2, figures of .k32); sums keep their
-    lower 32 bits."""
+    """Two steps of the depth, A in registers (PTX ISA 9.7.15.5.1.2, figures of .k32); sums keep
+    their lower 32 bits."""
     ctas, groups, steps = 2, 2, 2
     a = rng.integers(-128, 128, (ctas * groups, 64, 64)).astype("i1")
     b = rng.integers(-128, 128, (ctas, n, 64)).astype("i1")
