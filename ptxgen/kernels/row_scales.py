@@ -18,8 +18,8 @@ from urdir.ptxgen.weights.layout import TILE_ROWS, TILE_UNITS, Layout
 
 @dataclass(frozen=True)
 class RowScales(KernelSpec):
-    """What a byte of each row of a repacked matrix (rows, cols) stands for, and what kernels multiply
-    the row's factors with (`eights.row_scales`). The row powers of the matrix must be there.
+    """What a byte of each row of a repacked matrix (rows, cols) stands for, and what kernels
+    multiply the row's factors with (`eights.row_scales`). The matrix must have its row powers.
 
     Raises PtxgenError for an unquantised type.
     """

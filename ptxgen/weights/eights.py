@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from urdir.ptxgen.spec import Array, ceil_div
+from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.weights.format import Format
 from urdir.ptxgen.weights.formats import UNIT
 from urdir.ptxgen.weights.halves import Halves
@@ -81,8 +81,8 @@ def least_scale(fmt: Format) -> float:
 
 
 def weight_bytes(layout: Layout, packed: npt.NDArray[np.uint8], scales: Floats) -> Bytes:
-    """The weights (rows, cols) as kernels round them, with these `row_scales`: factors, scales, minimums and weights to f16,
-    then to bytes."""
+    """The weights (rows, cols) as kernels round them, with these `row_scales`: factors, scales,
+    minimums and weights to f16, then to bytes."""
     fmt, groups = layout.format, layout.format.unit_groups
     power = scales[1, : layout.rows].repeat(layout.row_units)
     factor = _half(layout.factors(packed, "d") * power[:, None])

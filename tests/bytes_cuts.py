@@ -1,0 +1,132 @@
+"""Times of products of bytes on a GPU, for each way to cut them, beside those of f16.
+
+    PYTHONPATH=.src python tests/bytes_cuts.py [vectors ...]
+
+Prints microseconds and TOP/s of the matrices of an 8B Q4_K_M model; the chosen cut is marked.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from urdir.driver import Device, execute
+from urdir.driver.memory import Buffer
+from urdir.driver.plan import Plan
+from urdir.model.lower.parts import device_limits
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.linear.bytes_choice import RINGS, any_cut, choose_bytes, estimate
+from urdir.ptxgen.kernels.linear.epilogue.activation import Gated
+from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
+from urdir.ptxgen.kernels.linear.pack_bytes import PackBytes
+from urdir.ptxgen.kernels.linear.packed_choice import choose_packed
+from urdir.ptxgen.kernels.linear.products.gemm_bytes import BytesCut, GemmBytes
+from urdir.ptxgen.kernels.linear.products.packed_tiling import PackedTiling
+from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.spec import KernelSpec, Param
+from urdir.ptxgen.weights import eights
+from urdir.ptxgen.weights.formats import FORMATS, random_blocks
+from urdir.ptxgen.weights.layout import Layout
+
+Q4, Q6 = FORMATS["Q4_K"], FORMATS["Q6_K"]
+#: Name, rows, columns, steps and other matrices.
+SHAPES = (
+    ("qkv", Q4, 4096, 4096, (), ((Q4, 1024), (Q6, 1024))),
+    ("o", Q4, 4096, 4096, (Residual(),), ()),
+    ("gate-up", Q4, 14336, 4096, (Gated(),), ()),
+    ("down", Q6, 4096, 14336, (Residual(),), ()),
+)
+RUNS, LAUNCHES = 5, 8
+
+
+def time_of(device: Device, spec: KernelSpec) -> float:
+    """us of a launch, in a row of some."""
+    with ExitStack() as owners:
+        buffers = {}
+        for param in spec.params:
+            buffer = owners.enter_context(device.allocate(spec.nbytes(param), param.name))
+            fill(buffer, values(spec, param))
+            buffers[param.name] = buffer
+        plan = Plan("times")
+        for number in range(LAUNCHES):
+            plan.launch(spec, f"{spec.name} {number}", **buffers)
+        with device.create_stream() as stream:
+            execute.profile(plan, device, stream)
+            found = [
+                median(row.ms for row in execute.profile(plan, device, stream)) for _ in range(RUNS)
+            ]
+    return 1e3 * median(found)
+
+
+def values(spec: KernelSpec, param: Param) -> Any:
+    """Values like those of a model, some of them."""
+    rng = np.random.default_rng(0)
+    if isinstance(spec, PackedTiling) and param.name != "y":
+        for part in spec.parts:
+            few = Layout(part.format, 64, part.layout.cols)
+            packed = few.pack(random_blocks(part.format, 64 * few.cols // part.format.block, rng))
+            if param.name in (f"weights{part.suffix}", "up"):
+                return packed[: few.tiles_nbytes]
+            if param.name in (f"row_scales{part.suffix}", "up_row_scales"):
+                scales = eights.row_scales(few, packed)
+                return np.repeat(scales.mean(axis=1), part.layout.bands * 16).astype(np.float32)
+    noise = rng.standard_normal(1 << 20)
+    return (32 * noise if param.dtype == "s8" else noise).astype(param.numpy_dtype)
+
+
+def fill(buffer: Buffer, some: Any) -> None:
+    """The same bytes again and again."""
+    noise = some.reshape(-1).view(np.uint8)
+    for at in range(0, buffer.nbytes, len(noise)):
+        buffer.upload(noise[: buffer.nbytes - at], at)
+
+
+def cuts(product: GemmBytes) -> list[GemmBytes]:
+    """The product with every cut that is tried."""
+    found = []
+    for vectors in (64, 96, 128, 160, 192, 208):
+        for sharers in (1, 2):
+            for rings in RINGS[:4]:
+                try:
+                    found.append(replace(product, cut=BytesCut(2, vectors, *rings, sharers)))
+                except PtxgenError:
+                    continue
+                break  # the deepest alone
+    return found
+
+
+def main() -> None:
+    """Print the table."""
+    with Device.open("cuda") as device:
+        limits = device_limits(device)
+        for batch in [int(a) for a in sys.argv[1:]] or [2048, 512, 128]:
+            for name, fmt, rows, cols, steps, others in SHAPES:
+                f16 = choose_packed(limits, fmt, rows, cols, batch, *steps, others=others)
+                us = time_of(device, f16)
+                print(f"{batch} {name}: f16 {us:.1f} us, {f16.flops() / us / 1e6:.0f} TFLOP/s")
+                first = GemmBytes.of(fmt, rows, cols, batch, any_cut(batch), *steps, others=others)
+                chosen = choose_bytes(first, limits.sms)
+                for way in cuts(first):
+                    us = time_of(device, way)
+                    mark = " <- chosen" if way.cut == chosen.cut else ""
+                    print(
+                        f"    {way.cut.vectors:3} x{way.cut.sharers} {way.cut.weight_stages}"
+                        f"/{way.cut.x_stages}: {us:7.1f} us, {way.flops() / us / 1e6:5.0f} TOP/s, "
+                        f"estimate {estimate(way, limits.sms):7.1f}{mark}",
+                        flush=True,
+                    )
+            for spec in (
+                PackBytes(batch, 4096, Norm("rms", 1e-5)),
+                PackBytes(batch, 4096),
+                PackBytes(batch, 14336),
+            ):
+                print(f"{batch} {spec}: {time_of(device, spec):.1f} us")
+
+
+if __name__ == "__main__":
+    main()
