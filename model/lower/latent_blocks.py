@@ -24,7 +24,7 @@ from urdir.model.lower.latent_heads import (
 )
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.packed import append_packed_heads
-from urdir.model.lower.requests import can_pack
+from urdir.model.lower.requests import packs
 from urdir.model.lower.rows import RowsWalk
 from urdir.model.lower.vectors import rows_of
 from urdir.ptxgen.kernels.attention.cached_tokens import CachedTokens
@@ -46,7 +46,7 @@ def block_kernel(at: Lowering, of: AttendLatent, own: Attention) -> PrefillBlock
     assert of.of.keys is not None
     assert at.rows.walk is not None
     matrices = (at.matrix(of.of.keys), at.matrix(of.of.expand))
-    if not can_pack(at, at.rows.count, matrices):
+    if not packs(at, at.rows.count, matrices):
         return None
     return _block_attention(
         own.heads,

@@ -67,8 +67,6 @@ def lower_chain(at: Lowering, chain: Chain) -> bool:
 
 def lower_together(at: Lowering, chain: Chain, matrices: list[Matrix]) -> bool:
     """The launches of a chain, all products in one where a launch takes several."""
-    if takes_bytes(at, chain.rows, matrices):
-        return _lower_bytes(at, chain, matrices)
     if packs(at, chain.rows, matrices):
         return _lower_packed(at, chain, matrices)
     if at.takes_gemm(chain.rows):
@@ -104,29 +102,17 @@ def _lower_apart(at: Lowering, chain: Chain, matrices: list[Matrix]) -> bool:
     return True
 
 
-def _fits_tensor_cores(chain: Chain, matrices: list[Matrix]) -> bool:
-    """Whether a launch on tensor cores takes all that surrounds the products."""
-    apart = chain.sum or chain.gate or chain.gain or chain.then or chain.next_norm
-    return apart is None and (chain.pair is None or alike(*matrices))
-
-
-def _lower_bytes(at: Lowering, chain: Chain, matrices: list[Matrix]) -> bool:
-    """For tensor cores: activations as signed bytes."""
-    fits = _fits_tensor_cores(chain, matrices)
-    if fits:
-        append_bytes(at, chain, matrices)
-    return fits
-
-
 def _lower_packed(at: Lowering, chain: Chain, matrices: list[Matrix]) -> bool:
-    """For tensor cores: packed activations (rows, cols) f16."""
-    if not _fits_tensor_cores(chain, matrices):
+    """For tensor cores: packed activations (rows, cols), f16 or bytes."""
+    apart = chain.sum or chain.gate or chain.gain or chain.then or chain.next_norm
+    if apart is not None or (chain.pair is not None and not alike(*matrices)):
         return False
     following = None
     if chain.pair is not None or (find(chain.ends, Activated) and len(matrices) == 1):
         following = _next_matrix(at, chain.y)
     leaves_packed = following is not None and packs(at, chain.rows, [following])
-    append_packed(at, chain, matrices, leaves_packed)
+    append = append_bytes if takes_bytes(chain.rows, matrices) else append_packed
+    append(at, chain, matrices, leaves_packed)
     return True
 
 

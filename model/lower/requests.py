@@ -34,20 +34,15 @@ def alike(gate: Matrix, up: Matrix) -> bool:
     return gate.layout == up.layout and (gate.bias is None) == (up.bias is None)
 
 
-def can_pack(at: Lowering, rows: int, matrices: Sequence[Matrix]) -> bool:
-    """Whether there is a product of many rows with such matrices that takes packed activations."""
+def packs(at: Lowering, rows: int, matrices: Sequence[Matrix]) -> bool:
+    """Whether the product of many rows with such matrices takes packed activations."""
     formats = tuple(matrix.format for matrix in matrices)
     return at.takes_gemm(rows) and packed_choice.packs(at.limits, formats)
 
 
-def packs(at: Lowering, rows: int, matrices: Sequence[Matrix]) -> bool:
-    """Whether the product of many rows with such matrices takes packed activations."""
-    return can_pack(at, rows, matrices) and not takes_bytes(at, rows, matrices)
-
-
-def takes_bytes(at: Lowering, rows: int, matrices: Sequence[Matrix]) -> bool:
-    """Whether the product of many rows with such matrices takes activations as bytes."""
-    many = rows >= bytes_choice.LEAST_ROWS and at.takes_gemm(rows)
+def takes_bytes(rows: int, matrices: Sequence[Matrix]) -> bool:
+    """Whether a product that ``packs`` takes bytes, made of packed activations."""
+    many = rows >= bytes_choice.LEAST_ROWS
     return many and all(matrix.scales is not None for matrix in matrices)
 
 

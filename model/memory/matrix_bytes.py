@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from urdir.model.families.description import Description
+from urdir.model.families.feed_forward import Dense, Mixture
 from urdir.model.families.stored import StoredMatrix, stored_in
 from urdir.model.memory.matrix_rows import format_in, source_rows
 from urdir.ptxgen.kernels.linear.pack_bytes import PackBytes
@@ -18,9 +20,9 @@ if TYPE_CHECKING:
     from urdir.model.files.gguf import Tensor
     from urdir.model.files.model_file import ModelFile
 
-#: By `EngineOptions.prompt_arithmetic`: the largest relative error (root mean square) of rows that
-#: become bytes. Rows of 4,096 normal weights have 0.9 %, of Student's t with four degrees of
-#: freedom 2.7 %.
+#: By `EngineOptions.prompt_arithmetic`, of which "auto" takes dense networks alone: the largest
+#: relative error (root mean square) of rows that become bytes. Rows of 4,096 normal weights have
+#: 0.9 %, of Student's t with four degrees of freedom 2.7 %.
 LARGEST_ERROR = {"int8": 0.03, "auto": 0.012}
 #: Rows that are looked at: runs of so many, spread over the matrix.
 RUNS, RUN_ROWS = 4, 2
@@ -33,12 +35,24 @@ def with_bytes(config: D, file: ModelFile, arithmetic: str) -> D:
     if arithmetic == "f16":
         return config
     limit, found = LARGEST_ERROR[arithmetic], set[str]()
-    matrices = (of for of in stored_in(config.layers) if isinstance(of, StoredMatrix))
+    some: Any = config.layers if arithmetic == "int8" else tuple(_dense(config))
+    matrices = (of for of in stored_in(some) if isinstance(of, StoredMatrix))
     for of in matrices:
         tensor = file.tensors[of.name]
         if can_be_bytes(of, tensor) and row_error(of, tensor) <= limit:
             found.add(of.name)
     return replace(config, as_bytes=frozenset(found))
+
+
+def _dense(config: Description) -> Iterator[Dense]:
+    """The dense networks of all layers, also those that mixtures share."""
+    for layer in config.layers:
+        for block in layer.blocks:
+            for branch in block.branches:
+                of = branch.network
+                of = of.shared if isinstance(of, Mixture) else of
+                if isinstance(of, Dense):
+                    yield of
 
 
 def can_be_bytes(of: StoredMatrix, tensor: Tensor) -> bool:

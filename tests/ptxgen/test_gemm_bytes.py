@@ -13,8 +13,8 @@ from urdir.driver import Device, run_kernel
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.bytes_choice import any_cut, choose_bytes
 from urdir.ptxgen.kernels.linear.epilogue.activation import Gated
-from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
+from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
 from urdir.ptxgen.kernels.linear.pack_bytes import PackBytes
 from urdir.ptxgen.kernels.linear.products.gemm_bytes import BytesCut, GemmBytes
 from urdir.ptxgen.kernels.row_scales import RowScales
@@ -148,8 +148,8 @@ def test_what_is_refused() -> None:
         GemmBytes(FORMATS["F16"], 64, 64, 8, BytesCut(1, 8))
     with pytest.raises(PtxgenError, match="133248 columns: up to 133144"):
         GemmBytes(q8, 64, 133248, 8, BytesCut(1, 8))
-    with pytest.raises(PtxgenError, match="takes no packed_vectors"):
-        GemmBytes.of(q8, 64, 64, 8, BytesCut(1, 8), PackedVectors())
+    with pytest.raises(PtxgenError, match="takes no weighted"):
+        GemmBytes.of(q8, 64, 64, 8, BytesCut(1, 8), Weighted())
     with pytest.raises(PtxgenError, match="1 tiles of rows in clusters"):
         GemmBytes(q8, 64, 64, 16, BytesCut(2, 16, sharers=2))
     with pytest.raises(PtxgenError, match="impossible cut"):
