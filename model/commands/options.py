@@ -130,7 +130,7 @@ def add_prompt_arithmetic(parser: argparse.ArgumentParser) -> None:
         choices=PROMPT_ARITHMETIC,
         default="f16",
         help="how prompts, and many sequences together, are multiplied on an H100 or H200: int8 is "
-        "faster and less precise, auto takes it for matrices that lose little (default: f16)",
+        "faster and less precise, auto takes it where little is lost (default: f16)",
     )
 
 

@@ -36,6 +36,10 @@ class RowScales(KernelSpec):
             raise PtxgenError(f"row_scales: not of {self.format.name} weights")
         _ = self.layout
 
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return ("sm_90a",)
+
     @cached_property
     def layout(self) -> Layout:
         """The layout of the matrix."""
