@@ -8,6 +8,7 @@ Prints microseconds and TOP/s of the matrices of an 8B Q4_K_M model; the chosen 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from statistics import median
@@ -18,6 +19,7 @@ import numpy as np
 from urdir.driver import Device, execute
 from urdir.driver.memory import Buffer
 from urdir.driver.plan import Plan
+from urdir.driver.stream import Stream
 from urdir.model.lower.parts import device_limits
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.bytes_choice import RINGS, any_cut, choose_bytes, estimate
@@ -44,23 +46,28 @@ SHAPES = (
 RUNS, LAUNCHES = 5, 8
 
 
-def time_of(device: Device, spec: KernelSpec) -> float:
-    """us of a launch, in a row of some."""
+def times_of(device: Device, specs: Sequence[KernelSpec]) -> list[float]:
+    """us of a launch of each of some kernels with the same parameters, in a row of launches."""
+    device.load_all([*specs])
     with ExitStack() as owners:
         buffers = {}
-        for param in spec.params:
-            buffer = owners.enter_context(device.allocate(spec.nbytes(param), param.name))
-            fill(buffer, values(spec, param))
+        for param in specs[0].params:
+            buffer = owners.enter_context(device.allocate(specs[0].nbytes(param), param.name))
+            fill(buffer, values(specs[0], param))
             buffers[param.name] = buffer
-        plan = Plan("times")
-        for number in range(LAUNCHES):
-            plan.launch(spec, f"{spec.name} {number}", **buffers)
-        with device.create_stream() as stream:
-            execute.profile(plan, device, stream)
-            found = [
-                median(row.ms for row in execute.profile(plan, device, stream)) for _ in range(RUNS)
-            ]
-    return 1e3 * median(found)
+        stream = owners.enter_context(device.create_stream())
+        return [1e3 * median(_runs(device, spec, buffers, stream)) for spec in specs]
+
+
+def _runs(
+    device: Device, spec: KernelSpec, buffers: Mapping[str, Buffer], stream: Stream
+) -> Iterator[float]:
+    plan = Plan("times")
+    for number in range(LAUNCHES):
+        plan.launch(spec, f"{spec.name} {number}", **buffers)
+    execute.profile(plan, device, stream)
+    for _ in range(RUNS):
+        yield median(row.ms for row in execute.profile(plan, device, stream))
 
 
 def values(spec: KernelSpec, param: Param) -> Any:
@@ -89,14 +96,16 @@ def fill(buffer: Buffer, some: Any) -> None:
 def cuts(product: GemmBytes) -> list[GemmBytes]:
     """The product with every cut that is tried."""
     found = []
-    for vectors in (64, 96, 128, 160, 192, 208):
+    for vectors in (64, 128, 160, 192, 208):
         for sharers in (1, 2):
-            for rings in RINGS[:4]:
-                try:
-                    found.append(replace(product, cut=BytesCut(2, vectors, *rings, sharers)))
-                except PtxgenError:
-                    continue
-                break  # the deepest alone
+            for sets in (1, 2):
+                for rings in RINGS[:4]:
+                    try:
+                        cut = BytesCut(2, vectors, *rings, sharers, sets)
+                        found.append(replace(product, cut=cut))
+                    except PtxgenError:
+                        continue
+                    break  # the deepest alone
     return found
 
 
@@ -107,25 +116,25 @@ def main() -> None:
         for batch in [int(a) for a in sys.argv[1:]] or [2048, 512, 128]:
             for name, fmt, rows, cols, steps, others in SHAPES:
                 f16 = choose_packed(limits, fmt, rows, cols, batch, *steps, others=others)
-                us = time_of(device, f16)
+                (us,) = times_of(device, [f16])
                 print(f"{batch} {name}: f16 {us:.1f} us, {f16.flops() / us / 1e6:.0f} TFLOP/s")
                 first = GemmBytes.of(fmt, rows, cols, batch, any_cut(batch), *steps, others=others)
-                chosen = choose_bytes(first, limits.sms)
-                for way in cuts(first):
-                    us = time_of(device, way)
-                    mark = " <- chosen" if way.cut == chosen.cut else ""
+                chosen, ways = choose_bytes(first, limits.sms), cuts(first)
+                for way, us in zip(ways, times_of(device, ways), strict=True):
+                    cut, mark = way.cut, " <- chosen" if way.cut == chosen.cut else ""
                     print(
-                        f"    {way.cut.vectors:3} x{way.cut.sharers} {way.cut.weight_stages}"
-                        f"/{way.cut.x_stages}: {us:7.1f} us, {way.flops() / us / 1e6:5.0f} TOP/s, "
-                        f"estimate {estimate(way, limits.sms):7.1f}{mark}",
+                        f"    {cut.vectors:3} x{cut.sharers} {cut.weight_stages}/{cut.x_stages}"
+                        f" sets {cut.sets}: {us:7.1f} us, {way.flops() / us / 1e6:5.0f} TOP/s,"
+                        f" estimate {estimate(way, limits.sms):7.1f}{mark}",
                         flush=True,
                     )
             for spec in (
                 PackBytes(batch, 4096, Norm("rms", 1e-5)),
                 PackBytes(batch, 4096),
-                PackBytes(batch, 14336),
+                PackBytes(batch, 4096, packed=True),
+                PackBytes(batch, 14336, packed=True),
             ):
-                print(f"{batch} {spec}: {time_of(device, spec):.1f} us")
+                print(f"{batch} {spec}: {times_of(device, [spec])[0]:.1f} us", flush=True)
 
 
 if __name__ == "__main__":

@@ -62,11 +62,12 @@ def _cuts(product: GemmBytes) -> Iterator[BytesCut]:
 
 def _deepest(product: GemmBytes, vectors: int, sharers: int) -> BytesCut | None:
     """With the deepest rings that fit; None where none does."""
-    for weights, activations in RINGS:
-        try:
-            cut = BytesCut(2, vectors, weights, activations, sharers)
-            replace(product, cut=cut)
-        except PtxgenError:
-            continue
-        return cut
+    for sets in (2, 1):
+        for weights, activations in RINGS:
+            try:
+                cut = BytesCut(2, vectors, weights, activations, sharers, sets)
+                replace(product, cut=cut)
+            except PtxgenError:
+                continue
+            return cut
     return None

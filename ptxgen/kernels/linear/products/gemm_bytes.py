@@ -15,7 +15,7 @@ from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.packed_parts import PackedPart
-from urdir.ptxgen.kernels.linear.products.gemm_wgmma import OTHER_REGISTERS, WARPGROUP
+from urdir.ptxgen.kernels.linear.products.gemm_wgmma import WARPGROUP
 from urdir.ptxgen.kernels.linear.products.packed_tiling import BANDS, PackedTiling
 from urdir.ptxgen.kernels.linear.steps import Reference
 from urdir.ptxgen.ptx.architecture import SM_REGISTERS
@@ -25,6 +25,9 @@ from urdir.ptxgen.weights.formats import FORMATS, random_blocks
 from urdir.ptxgen.weights.layout import TILE_ROWS
 from urdir.ptxgen.weights.packed import GROUP
 
+#: Registers of a thread except those of sums and of bytes of weights.
+OTHER_REGISTERS = 40
+
 
 @dataclass(frozen=True, slots=True)
 class BytesCut:
@@ -33,6 +36,7 @@ class BytesCut:
 
     It has ``weight_stages`` stages of a tile of weights, and ``x_stages`` stages of a slice of
     activations, of which each of the ``sharers`` CTAs of a cluster copies a part for all of them.
+    With two ``sets`` of registers bytes of weights are made while wgmma reads the ones before.
     """
 
     row_groups: int
@@ -40,6 +44,7 @@ class BytesCut:
     weight_stages: int = 3
     x_stages: int = 4
     sharers: int = 1
+    sets: int = 1
 
     splits = cluster = operands = resident = 1
 
@@ -51,6 +56,7 @@ class BytesCut:
             or not 1 <= self.sharers <= 8
             or self.vectors % (GROUP * self.sharers)
             or min(self.weight_stages, self.x_stages) < 1
+            or self.sets not in (1, 2)
         ):
             raise PtxgenError(f"impossible cut of a product: {self}")
 
@@ -72,7 +78,7 @@ class BytesCut:
     @property
     def used_registers(self) -> int:
         """Registers that a thread needs, of a warpgroup that multiplies."""
-        return self.vectors // 2 + OTHER_REGISTERS
+        return self.vectors // 2 + 16 * self.sets + OTHER_REGISTERS
 
     @property
     def x_nbytes(self) -> int:
@@ -245,7 +251,7 @@ def _examples(cls: type[GemmBytes]) -> Iterator[tuple[str, GemmBytes]]:
     for i, fmt in enumerate(f for f in FORMATS.values() if eights.can_be_bytes(f)):
         cols = max(fmt.block, 288 // fmt.block * fmt.block)
         yield fmt.name, cls.of(fmt, 70, cols, 3 + i % 6, small, *[Bias()] * (i % 2 == 0))
-    yield "large tile", cls(q4_k, 200, 768, 300, BytesCut(2, 192, 2, 4))
+    yield "large tile", cls(q4_k, 200, 768, 300, BytesCut(2, 192, 2, 4, sets=2))
     paired = BytesCut(2, 16)
     yield "gated", cls.of(q4_k, 96, 512, 30, paired, Bias(), Gated())
     yield "packed", cls.of(q4_k, 96, 512, 30, paired, Gated(), PackedVectors())
@@ -254,9 +260,11 @@ def _examples(cls: type[GemmBytes]) -> Iterator[tuple[str, GemmBytes]]:
     gelu = Activation("gelu")
     ends = (Bias(), Activated(gelu), Scaled(0.05), Bounded(softcap=20.0))
     yield "ends", cls.of(q8, 64, 256, 8, small, *ends)
+    ahead = BytesCut(1, 32, 2, 2, sets=2)
+    yield "two sets", cls(q6_k, 70, 1280, 40, ahead, others=((q8, 40),))
     shared = BytesCut(1, 32, 2, 3, sharers=2)
     yield "shared activations", cls(q4_k, 250, 1280, 75, shared)
-    both = cls.of(q6_k, 128, 512, 40, BytesCut(2, 32, 2, 2, sharers=2), Gated())
+    both = cls.of(q6_k, 128, 512, 40, BytesCut(2, 32, 2, 2, sharers=2, sets=2), Gated())
     yield "shared activations, gated", both
     parts = cls(q4_k, 128, 768, 64, BytesCut(2, 32, 1, 2, sharers=2), others=((q6_k, 100),))
     yield "shared activations, two matrices", parts
