@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -21,13 +20,12 @@ from urdir.driver.memory import Buffer
 from urdir.driver.plan import Plan
 from urdir.driver.stream import Stream
 from urdir.model.lower.parts import device_limits
-from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.linear.bytes_choice import RINGS, any_cut, choose_bytes, estimate
+from urdir.ptxgen.kernels.linear.bytes_choice import any_cut, choose_bytes, estimate, ways
 from urdir.ptxgen.kernels.linear.epilogue.activation import Gated
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.pack_bytes import PackBytes
 from urdir.ptxgen.kernels.linear.packed_choice import choose_packed
-from urdir.ptxgen.kernels.linear.products.gemm_bytes import BytesCut, GemmBytes
+from urdir.ptxgen.kernels.linear.products.gemm_bytes import GemmBytes
 from urdir.ptxgen.kernels.linear.products.packed_tiling import PackedTiling
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.spec import KernelSpec, Param
@@ -93,22 +91,6 @@ def fill(buffer: Buffer, some: Any) -> None:
         buffer.upload(noise[: buffer.nbytes - at], at)
 
 
-def cuts(product: GemmBytes) -> list[GemmBytes]:
-    """The product with every cut that is tried."""
-    found = []
-    for vectors in (64, 128, 160, 192, 208):
-        for sharers in (1, 2):
-            for sets in (1, 2):
-                for rings in RINGS[:4]:
-                    try:
-                        cut = BytesCut(2, vectors, *rings, sharers, sets)
-                        found.append(replace(product, cut=cut))
-                    except PtxgenError:
-                        continue
-                    break  # the deepest alone
-    return found
-
-
 def main() -> None:
     """Print the table."""
     with Device.open("cuda") as device:
@@ -119,12 +101,13 @@ def main() -> None:
                 (us,) = times_of(device, [f16])
                 print(f"{batch} {name}: f16 {us:.1f} us, {f16.flops() / us / 1e6:.0f} TFLOP/s")
                 first = GemmBytes.of(fmt, rows, cols, batch, any_cut(batch), *steps, others=others)
-                chosen, ways = choose_bytes(first, limits.sms), cuts(first)
-                for way, us in zip(ways, times_of(device, ways), strict=True):
+                chosen, found = choose_bytes(first, limits.sms), ways(first, limits.sms)
+                for way, us in zip(found, times_of(device, found), strict=True):
                     cut, mark = way.cut, " <- chosen" if way.cut == chosen.cut else ""
                     print(
-                        f"    {cut.vectors:3} x{cut.sharers} {cut.weight_stages}/{cut.x_stages}"
-                        f" sets {cut.sets}: {us:7.1f} us, {way.flops() / us / 1e6:5.0f} TOP/s,"
+                        f"    {cut.row_groups} {cut.vectors:3} shared {cut.sharers}"
+                        f" columns {cut.cluster} {cut.weight_stages}/{cut.x_stages}, {cut.sets} sets:"
+                        f" {us:7.1f} us, {way.flops() / us / 1e6:5.0f} TOP/s,"
                         f" estimate {estimate(way, limits.sms):7.1f}{mark}",
                         flush=True,
                     )

@@ -150,7 +150,7 @@ def test_what_is_refused() -> None:
         GemmBytes(q8, 64, 133248, 8, BytesCut(1, 8))
     with pytest.raises(PtxgenError, match="takes no weighted"):
         GemmBytes.of(q8, 64, 64, 8, BytesCut(1, 8), Weighted())
-    with pytest.raises(PtxgenError, match="1 tiles of rows in clusters"):
+    with pytest.raises(PtxgenError, match="1 tiles of rows, 1 of columns in"):
         GemmBytes(q8, 64, 64, 16, BytesCut(2, 16, sharers=2))
     with pytest.raises(PtxgenError, match="impossible cut"):
         BytesCut(1, 40)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 
@@ -15,21 +14,23 @@ from urdir.ptxgen.weights.packed import GROUP
 TARGETS = ("sm_90a",)
 #: From so many rows of activations on they are multiplied as bytes.
 LEAST_ROWS = 65
-#: Vectors of a CTA, of which any number up to the least may be one.
-VECTORS = (64, 96, 128, 160, 192, 208)
+#: Vectors of a CTA, or all there are, by its row groups: registers allow as many.
+VECTORS = {1: (64, 128, 192, 256), 2: (64, 96, 128, 160, 192, 208)}
+#: CTAs that share activations, and that divide the columns.
+CLUSTERS = ((2, 1), (4, 1), (1, 1), (1, 2), (1, 4))
 #: Stages of weights and of activations, deepest first.
-RINGS = ((4, 5), (3, 5), (3, 4), (2, 4), (2, 3), (1, 3), (1, 2))
-#: us: of a CTA from its begin to its first product and from its last one to its end; of two row
-#: groups, for a tile of 256 columns, and for each vector of it; the same where CTAs share no
-#: activations.
-BEGIN, TILE, PER_VECTOR, ALONE = 3.0, 0.2, 0.0055, 0.0065
+RINGS = ((4, 6), (4, 5), (3, 5), (3, 4), (2, 4), (2, 3), (1, 3), (1, 2))
+#: us of a tile of 256 columns: of 64 rows and a vector on tensor cores; of bytes made of weights;
+#: and bytes of L2 that an SM gets.
+PRODUCT, WEIGHTS, NBYTES = 0.0029, 0.45, 42e3
+#: us of a CTA besides, and of sums of a cluster.
+BEGIN, CLUSTER = 3.0, 2.2
 
 
 @lru_cache(maxsize=256)
 def choose_bytes(product: GemmBytes, sms: int) -> GemmBytes:
     """The product, cut for a device with ``sms`` SMs; the cut that it has does not matter."""
-    ways = [replace(product, cut=cut) for cut in _cuts(product)]
-    return min(ways, key=lambda way: estimate(way, sms))
+    return min(ways(product, sms), key=lambda way: estimate(way, sms))
 
 
 def any_cut(batch: int) -> BytesCut:
@@ -39,10 +40,28 @@ def any_cut(batch: int) -> BytesCut:
 
 def estimate(product: GemmBytes, sms: int) -> float:
     """us on an H200."""
-    cut, grid = product.cut, product.launch_shape.grid
-    waves = ceil_div(grid[0] * grid[1], sms)
-    vector = PER_VECTOR if cut.sharers > 1 else ALONE
-    return waves * (BEGIN + product.row_tiles * (TILE + vector * cut.vectors))
+    cut, waves = product.cut, ceil_div(_ctas(product), sms)
+    copied = cut.bands * product.layout.tile_nbytes + 256 * cut.vectors / cut.sharers
+    tile = max(cut.row_groups * cut.vectors * PRODUCT, WEIGHTS, copied / NBYTES)
+    apart = CLUSTER if cut.cluster > 1 else 0.0
+    return waves * (BEGIN + ceil_div(product.row_tiles, cut.cluster) * tile) + apart
+
+
+def ways(product: GemmBytes, sms: int) -> list[GemmBytes]:
+    """The product with each cut that may be the best one."""
+    found = []
+    for row_groups, most in VECTORS.items():
+        for vectors in sorted({min(_whole(product.batch), each) for each in most}):
+            for sharers, cluster in CLUSTERS:
+                way = _deepest(product, row_groups, vectors, sharers, cluster)
+                if way is not None and (cluster == 1 or _ctas(way) <= sms):
+                    found.append(way)
+    return found
+
+
+def _ctas(product: GemmBytes) -> int:
+    grid = product.launch_shape.grid
+    return grid[0] * grid[1]
 
 
 def _whole(batch: int) -> int:
@@ -51,23 +70,17 @@ def _whole(batch: int) -> int:
     return GROUP * (groups if groups < 4 else groups - groups % 2)
 
 
-def _cuts(product: GemmBytes) -> Iterator[BytesCut]:
-    most = _whole(product.batch)
-    for vectors in sorted({min(most, each) for each in VECTORS}):
-        for sharers in (2, 1):
-            cut = _deepest(product, vectors, sharers)
-            if cut is not None:
-                yield cut
-
-
-def _deepest(product: GemmBytes, vectors: int, sharers: int) -> BytesCut | None:
-    """With the deepest rings that fit; None where none does."""
+def _deepest(
+    product: GemmBytes, row_groups: int, vectors: int, sharers: int, cluster: int
+) -> GemmBytes | None:
+    """With the deepest rings that fit, and two sets of registers if they do; None for a cut that
+    the product cannot have."""
     for sets in (2, 1):
         for weights, activations in RINGS:
             try:
-                cut = BytesCut(2, vectors, weights, activations, sharers, sets)
-                replace(product, cut=cut)
+                rings = weights, activations
+                cut = BytesCut(row_groups, vectors, *rings, sharers, sets, cluster)
+                return replace(product, cut=cut)
             except PtxgenError:
                 continue
-            return cut
     return None

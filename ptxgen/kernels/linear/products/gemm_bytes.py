@@ -36,7 +36,8 @@ class BytesCut:
 
     It has ``weight_stages`` stages of a tile of weights, and ``x_stages`` stages of a slice of
     activations, of which each of the ``sharers`` CTAs of a cluster copies a part for all of them.
-    With two ``sets`` of registers bytes of weights are made while wgmma reads the ones before.
+    Or the ``cluster`` CTAs of one have a run of the columns each. With two ``sets`` of registers,
+    bytes of weights are made while wgmma reads the ones before.
     """
 
     row_groups: int
@@ -45,8 +46,9 @@ class BytesCut:
     x_stages: int = 4
     sharers: int = 1
     sets: int = 1
+    cluster: int = 1
 
-    splits = cluster = operands = resident = 1
+    splits = operands = resident = 1
 
     def __post_init__(self) -> None:
         if (
@@ -57,6 +59,8 @@ class BytesCut:
             or self.vectors % (GROUP * self.sharers)
             or min(self.weight_stages, self.x_stages) < 1
             or self.sets not in (1, 2)
+            or not 1 <= self.cluster <= 8
+            or min(self.cluster, self.sharers) > 1
         ):
             raise PtxgenError(f"impossible cut of a product: {self}")
 
@@ -116,8 +120,11 @@ class GemmBytes(PackedTiling):
             raise PtxgenError(f"{self.name}: {self.cols} columns: up to {eights.MOST_COLS}")
         super().__post_init__()
         ctas = self.launch_shape.grid[1]
-        if ctas % self.cut.sharers:
-            raise PtxgenError(f"{self.name}: {ctas} tiles of rows in clusters of {self.cut}")
+        if ctas % self.cut.sharers or self.cut.cluster > self.row_tiles:
+            raise PtxgenError(
+                f"{self.name}: {ctas} tiles of rows, {self.row_tiles} of columns in clusters of "
+                f"{self.cut}"
+            )
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -163,9 +170,9 @@ class GemmBytes(PackedTiling):
     def launch_shape(self) -> LaunchShape:
         rows = self.parts[-1].first_cta + self.parts[-1].ctas
         return LaunchShape(
-            grid=(self.tiles, rows, 1),
+            grid=(self.cut.cluster * self.tiles, rows, 1),
             block=(self.cut.threads, 1, 1),
-            cluster=(1, self.cut.sharers, 1),
+            cluster=(self.cut.cluster, self.cut.sharers, 1),
             shared_bytes=self.shared_bytes,
             resident=1,
         )
@@ -262,6 +269,9 @@ def _examples(cls: type[GemmBytes]) -> Iterator[tuple[str, GemmBytes]]:
     yield "ends", cls.of(q8, 64, 256, 8, small, *ends)
     ahead = BytesCut(1, 32, 2, 2, sets=2)
     yield "two sets", cls(q6_k, 70, 1280, 40, ahead, others=((q8, 40),))
+    yield "cluster", cls.of(q4_k, 70, 1280, 40, BytesCut(1, 32, 2, 2, cluster=2), Residual())
+    gated = BytesCut(2, 16, 2, 2, sets=2, cluster=4)
+    yield "cluster, packed", cls.of(q6_k, 64, 768, 17, gated, Gated(), PackedVectors())
     shared = BytesCut(1, 32, 2, 3, sharers=2)
     yield "shared activations", cls(q4_k, 250, 1280, 75, shared)
     both = cls.of(q6_k, 128, 512, 40, BytesCut(2, 32, 2, 2, sharers=2, sets=2), Gated())
