@@ -106,7 +106,7 @@ def main() -> None:
                     cut, mark = way.cut, " <- chosen" if way.cut == chosen.cut else ""
                     print(
                         f"    {cut.row_groups} {cut.vectors:3} shared {cut.sharers}"
-                        f" columns {cut.cluster} {cut.weight_stages}/{cut.x_stages}, {cut.sets} sets:"
+                        f" columns {cut.cluster} {cut.weight_stages}/{cut.x_stages} {cut.sets}:"
                         f" {us:7.1f} us, {way.flops() / us / 1e6:5.0f} TOP/s,"
                         f" estimate {estimate(way, limits.sms):7.1f}{mark}",
                         flush=True,
