@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Bounded, Gated, Scaled
@@ -50,7 +51,7 @@ class PackedTiling(MainLoop):
     mixture: Mixture | None = None
 
     packs_many = True
-    epilogues = (
+    epilogues: ClassVar[tuple[type[Epilogue], ...]] = (
         Bias,
         Gated,
         Activated,
