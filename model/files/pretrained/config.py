@@ -100,6 +100,8 @@ def read_config(config: Mapping[str, Any], family: Family, path: Path) -> Config
     read_rope(fields, found, family, head_dim)
     for name in set(_ACTIVATIONS) - family.ignored:
         fields.fix(name, family.activations)
+        if "gelu" in family.activations and fields.given(name, str, "") == "gelu":
+            found["own.exact_gelu"] = True
     tied = fields.take("tie_word_embeddings", bool)
     for name, values in {**FIXED, **family.fixed}.items():
         fields.fix(name, values)

@@ -31,7 +31,8 @@ _GEMMA = Family(
     "gemma",
     layouts=ONE_MORE,
     tied=True,
-    activations=(*GELU_TANH, "gelu"),
+    activations=GELU_TANH,
+    ignored=frozenset({"hidden_act"}),  # hidden_activation counts
     fixed={"use_bidirectional_attention": (False,)},
 )
 _GEMMA2 = replace(
