@@ -151,6 +151,7 @@ def router(
         groups_used,
         normalize,
         scale,
+        by_best=file.own("groups_by_best", bool, False),
     )
 
 

@@ -293,7 +293,7 @@ def lfm2_layers(fields: Fields, found: Found) -> None:
 
 
 def delta_layers(fields: Fields, found: Found) -> None:
-    """Qwen3-Next's layers: delta rules but for every nth, and sizes of theirs."""
+    """Qwen3-Next's layers: delta rules, with attention in every nth, and sizes of theirs."""
     layers = layers_of(fields, found)
     kinds = fields.items("layer_types", str)
     every = fields.size("full_attention_interval", 4)
