@@ -36,10 +36,10 @@ class Router:
     Scores of the logits are "softmax", "sigmoid", or the logits themselves, with a softmax over the
     chosen ones ("softmax_selected"). The ``used`` highest scores are chosen. ``choice_bias``
     (experts,) is added for the choice only; a choice among groups takes the ``groups_used`` best of
-    ``groups``, by the sum of a group's two best scores, or by its best one (``by_best``). The chosen scores are the weights: divided
-    by their sum (``normalize``), times ``scale``, times the expert's ``expert_scale`` (experts,).
-    ``by_logits`` chooses by logits. ``reads`` names the router's input: that of the FFN, that of
-    the layer, or a norm of its own (``norm``).
+    ``groups``, by the sum of a group's two best scores, or its best one (``by_best``). The chosen
+    scores are the weights: divided by their sum (``normalize``), times ``scale``, times the
+    expert's ``expert_scale`` (experts,). ``by_logits`` chooses by logits. ``reads`` names the
+    router's input: that of the FFN, that of the layer, or a norm of its own (``norm``).
     """
 
     linear: Linear

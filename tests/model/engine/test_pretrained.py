@@ -105,6 +105,8 @@ def test_commands(data: Path, tmp_path: Path, cli: Callable[..., tuple[int, str,
     assert out.startswith(f"{folder}: runs on ")
     assert "\nsafetensors, " in out
     assert "qwen2.rope.freq_base" in out
+    assert "\nfields of config.json without effect:\n" in out
+    assert "\n  torch_dtype\n" in out or "\n  dtype\n" in out
     code, out, _ = cli("show", folder, "--template")
     assert (code, out) == (0, (folder / "chat_template.jinja").read_text() + "\n")
     asked = ("run", "-m", folder, "-p", "a", "-n", "2", "--temp", "0")
