@@ -73,7 +73,8 @@ class Activation:
                 return 0.5 * x * (1.0 + tanh)
             case "gelu_erf":
                 tails = np.frompyfunc(math.erfc, 1, 1)(-x / np.sqrt(2.0))
-                return 0.5 * x * tails.astype(np.float64)
+                phi: Array = 0.5 * tails.astype(np.float64)
+                return x * phi
             case "relu":
                 return np.maximum(x, 0.0)
             case "relu2":
