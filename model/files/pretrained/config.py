@@ -71,7 +71,10 @@ def family_of(config: Mapping[str, Any], path: Path) -> Family:
             f"{path}: model_type {shown(name)!r} is not supported (supported: "
             f"{', '.join(FAMILIES)})"
         )
-    return FAMILIES[name]
+    family = FAMILIES[name]
+    if family.without_experts is not None and not config.get("num_local_experts"):
+        return family.without_experts
+    return family
 
 
 def read_config(config: Mapping[str, Any], family: Family, path: Path) -> Configuration:
@@ -88,6 +91,8 @@ def read_config(config: Mapping[str, Any], family: Family, path: Path) -> Config
         value = fields.take_number(name)
         if value is not None:
             _set(fields, found, name, key, value)
+    if "block_count" not in found and (kinds := fields.items("layers_block_type", str)):
+        found["block_count"] = len(kinds)
     found = {**family.implied, **found}
     layers = _size(fields, found, "block_count", "num_hidden_layers")
     _size(fields, found, "embedding_length", "hidden_size")

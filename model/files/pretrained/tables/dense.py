@@ -114,6 +114,7 @@ FAMILIES: Mapping[str, Family] = {
     "llama": LLAMA,
     "mistral": LLAMA,
     "internlm3": LLAMA,
+    "cwm": LLAMA,
     "qwen2": Family("qwen2"),
     "qwen3": Family("qwen3"),
     **dict.fromkeys(("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), _QWEN_VL),

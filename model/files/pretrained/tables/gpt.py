@@ -165,6 +165,7 @@ FAMILIES: Mapping[str, Family] = {
         ignored=frozenset({"qk_layernorm", "use_parallel_residual"}),
         defaults={"partial_rotary_factor": 0.25},
     ),
+    "jais2": Family("jais2", activations=("relu2",)),
     "olmo": Family(
         "olmo",
         keys={"clip_qkv": "attention.clamp_kqv"},
