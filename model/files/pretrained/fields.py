@@ -143,7 +143,8 @@ class Fields:
         within objects."""
         known = frozenset(names)
         for name in tuple(self._rest):
-            if name in known or name.rpartition(".")[2].startswith(prefixes):
+            own = name.rpartition(".")[2]
+            if name in known or own in known or own.startswith(prefixes):
                 del self._rest[name]
                 self.ignored.append(name)
 
