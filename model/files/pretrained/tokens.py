@@ -19,6 +19,15 @@ from urdir.model.files.limits import JSON_NBYTES
 from urdir.model.files.metadata import Value
 from urdir.model.files.open_file import read_whole
 
+#: Fields of generation_config.json, and their keys.
+_SAMPLING = {
+    "temperature": "temp",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "penalty_repeat",
+}
+
 
 def read_json(path: Path) -> dict[str, Any]:
     """Parse a file as a JSON object. Raises SafetensorsError."""
@@ -32,11 +41,12 @@ def text_metadata(folder: Path, config: Mapping[str, Any]) -> dict[str, Value]:
     found: dict[str, Value] = {}
     if (template := _template(folder, settings)) is not None:
         found["tokenizer.chat_template"] = template
+    generation = _optional_json(folder / "generation_config.json")
+    found |= _sampling(generation)
     if not (folder / "tokenizer.json").exists():
         return found
     found["tokenizer.ggml.model"] = "huggingface"
     found["tokenizer.huggingface.json"] = _text(folder / "tokenizer.json")
-    generation = _optional_json(folder / "generation_config.json")
     bos = generation.get("bos_token_id", config.get("bos_token_id"))
     if type(bos) is int:
         found["tokenizer.ggml.bos_token_id"] = bos
@@ -53,6 +63,16 @@ def text_metadata(folder: Path, config: Mapping[str, Any]) -> dict[str, Value]:
         token = token.get("content") if isinstance(token, dict) else token
         if isinstance(token, str):
             found[f"tokenizer.huggingface.{role}"] = token
+    return found
+
+
+def _sampling(generation: Mapping[str, Any]) -> dict[str, Value]:
+    """The sampling that generation_config.json recommends, by GGUF's keys; vLLM takes the same."""
+    found: dict[str, Value] = {}
+    for name, key in _SAMPLING.items():
+        value = generation.get(name)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            found[f"general.sampling.{key}"] = value
     return found
 
 

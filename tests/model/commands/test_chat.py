@@ -70,7 +70,8 @@ def make_conversation(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], Conve
     args = build_parser("chat").parse(["chat", "--no-show-timings"])
     session = SimpleNamespace(context=CONTEXT)
     device = SimpleNamespace(synchronize=lambda: None)
-    engine: Any = SimpleNamespace(session=session, generation=Answer, device=device)
+    file = SimpleNamespace(metadata={})
+    engine: Any = SimpleNamespace(session=session, generation=Answer, device=device, file=file)
     template: Any = Template()
     return lambda colours: Conversation(engine, template, args, "sys:", colours)
 
