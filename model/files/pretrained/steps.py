@@ -63,6 +63,14 @@ def flag(name: str, key: str) -> Step:
     return step
 
 
+def one_base(fields: Fields, found: Found) -> None:
+    """The bases of RoPE in each layer, which must be one."""
+    bases = fields.items("layer_rope_theta", float)
+    rope = fields.given("rope_parameters", dict, {})
+    if bases and set(bases) != {fields.given("rope_theta", float, rope.get("rope_theta"))}:
+        raise fields.refused("layer_rope_theta", "the base of 'rope_parameters' is supported")
+
+
 def has_windows(fields: Fields, found: Found) -> None:
     """Whether some layers have sliding windows, whatever the number of layers."""
     found["own.has_windows"] = fields.has("sliding_window")

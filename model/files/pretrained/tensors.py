@@ -100,16 +100,18 @@ def _tensor(
     if layout.shape is not None:
         parts = tuple(_shaped(part, layout.shape(keys), path) for part in parts)
     shape = parts[0].shape
-    if layout.transposed:
+    turns = layout.transposed
+    transposed = turns if isinstance(turns, bool) else turns(keys, shape)
+    if transposed:
         if len(shape) < 2:
             raise SafetensorsError(f"{path}: tensor '{parts[0].name}' {shape} is not a matrix")
         shape = (*shape[:-2], shape[-1], shape[-2])
-    rows = Rows(parts, transposed=layout.transposed)
+    rows = Rows(parts, transposed=transposed)
     if layout.rows is not None:
         order = _of_rows(layout.rows, keys, rows.rows_each, path, name)
         if len(order) != rows.rows_each:  # some of the rows
             shape = (len(order), shape[-1])
-        rows = Rows(parts, order, layout.transposed)
+        rows = Rows(parts, order, transposed)
     if len(parts) > 1:
         shape = (len(parts), *shape)
     if len(shape) < 2 or _F32.search(name) or layout.values or layout.factors:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from urdir.model.files.pretrained.family import Family
-from urdir.model.files.pretrained.layouts import Floats, Keys, Layout, halves
+from urdir.model.files.pretrained.layouts import Floats, Keys, Layout, halves, turned_experts
 from urdir.model.files.pretrained.steps import (
     cohere_experts,
     ernie_layers,
@@ -59,7 +59,9 @@ FAMILIES: Mapping[str, Family] = {
         "qwen3vlmoe",
         fixed=_ALL_LAYERS,
         steps=(_OWN_NORM,),
-        layouts={"ffn_gate_up_exps.weight": _TURNED, "ffn_down_exps.weight": _TURNED},
+        layouts=dict.fromkeys(
+            ("ffn_gate_up_exps.weight", "ffn_down_exps.weight"), Layout(transposed=turned_experts)
+        ),
     ),
     "olmoe": Family("olmoe", fixed={"clip_qkv": ()}, steps=(_OWN_NORM,)),
     "granitemoe": GRANITE_MOE,
