@@ -189,8 +189,9 @@ def mixture(
     experts, hidden = route.experts, file.hidden if latent is None else latent.down.rows
     first: Linear | None
     if file.has("ffn_gate_up_exps.weight", layer):
-        both = file.matrix("ffn_gate_up_exps", layer, experts, 2 * width, hidden)
-        first, up = (Linear(both.part(at, width, 2 * width)) for at in (0, width))
+        shape = (experts, 2 * width, hidden)
+        both = file.linear("ffn_gate_up_exps", layer, *shape, bias=bias)
+        first, up = (both.part(at, width, 2 * width) for at in (0, width))
     else:
         has_gate = gate == "required" or file.anywhere("ffn_gate_exps.weight")
         shape = (experts, width, hidden)

@@ -76,6 +76,8 @@ def qkv(
 ) -> tuple[Linear, Linear, Linear]:
     """The matrices Q, K and V with those rows: separate, or parts of one (attn_qkv)."""
     total = sum(widths)
+    if file.own("fused_by_head", bool, False):
+        return _qkv_by_head(file, layer, widths, bias)
     if not file.has("attn_qkv.weight", layer):
         q, k, v = (
             file.linear(f"attn_{name}", layer, width, file.hidden, bias=bias)
@@ -91,6 +93,17 @@ def qkv(
             part = Linear(part.matrix, file.optional_vector(f"attn_{name}.bias", layer, width))
         parts.append(part)
     return parts[0], parts[1], parts[2]
+
+
+def _qkv_by_head(
+    file: Reader, layer: int, widths: tuple[int, int, int], bias: Presence
+) -> tuple[Linear, Linear, Linear]:
+    """Q, K and V of a matrix that stores, for each KV head, its queries, its key and its value."""
+    count = heads(file, layer)[1]
+    each = [width // count for width in widths]
+    fused = file.linear("attn_qkv", layer, sum(widths), file.hidden, bias=bias)
+    q, k, v = (fused.part(sum(each[:at]), each[at], sum(each)) for at in range(3))
+    return q, k, v
 
 
 def head_norms(file: Reader, layer: int, norm: Norm, dim: int, **options: Any) -> QkNorm | None:
@@ -148,7 +161,19 @@ def attention(
         "o": file.linear("attn_output", layer, file.hidden, output, bias=output_bias),
         "rope": rope,
     }
-    return Attention(**{**fields, **options})
+    return Attention(**{**fields, **options, **_said_by_folder(file, layer)})
+
+
+def _said_by_folder(file: Reader, layer: int) -> dict[str, Any]:
+    """Fields of a layer's attention that a folder gives and a GGUF file's family implies."""
+    found: dict[str, Any] = {}
+    if (window := file.own_at("windows", layer, int, None)) is not None:
+        found["window"] = window
+    if (scale := file.own("score_scale", float, 0.0)) > 0.0:
+        found["scale"] = scale
+    if not file.own_at("rotates", layer, bool, True):
+        found["rope"] = None
+    return found
 
 
 def output_gate(

@@ -1,8 +1,6 @@
-"""Stored tensors with GGUF's names, shapes and types, as llama.cpp's converter makes them.
+"""Tensors of a description made of a folder's stored tensors, with ggml's types.
 
-Conversions (`llama.cpp/conversion`): rows of queries and keys of some families are permuted, so
-that neighbours rotate together; some norms get 1 added; experts are stacked. Vectors and router
-matrices become F32.
+Matrices are read row by row when needed, as stored or quantised on the way; vectors become F32.
 """
 
 from __future__ import annotations
@@ -16,50 +14,41 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from urdir.model.errors import SafetensorsError, UnsupportedError
+from urdir.model.errors import ConfigError, SafetensorsError, UnsupportedError
 from urdir.model.files.gguf import Tensor
-from urdir.model.files.pretrained.families import Family
+from urdir.model.files.metadata import Value
+from urdir.model.files.pretrained.places import Place
 from urdir.model.files.pretrained.rows import GGML_TYPES, Rows, row_bytes
 from urdir.model.files.quantised import quantised_type
 from urdir.model.files.safetensors import StoredTensor
 from urdir.model.files.tensor_types import TENSOR_TYPES
 
-_NUMBERS = re.compile(r"(?<=\.)\d+(?=\.)")
-#: GGUF names of tensors that are always F32.
-_ALWAYS_F32 = re.compile(r"_norm\.weight$|\.ffn_gate_inp\.weight$|\.bias$")
-#: Buffers in old checkpoints that follow from the configuration.
-_BUFFERS = (".rotary_emb.inv_freq", ".attn.masked_bias", ".attn.bias")
-
-Group = dict[int | None, StoredTensor]
-"""The stored tensors of one GGUF tensor, by expert."""
+#: Tensors that become F32: vectors in the description, whatever their stored rank, and routers.
+_F32 = re.compile(
+    r"_norm\.weight$|\.bias$|\.ffn_gate_inp\.weight$|\.ssm_(a|d|conv1d\w*)(\.weight)?$"
+    r"|\.shortconv\.conv\.weight$|\.ffn_norm$|attn_sinks\.weight$|\.scale$|layer_output_scale"
+)
 
 
-def convert_tensors(
+def make_tensors(
+    places: Mapping[str, Place],
     stored: Mapping[str, StoredTensor],
-    family: Family,
+    keys: Mapping[str, Value],
     *,
-    heads: int,
-    kv_heads: int,
-    tied: bool,
     quantize: str | None,
     path: Path,
 ) -> dict[str, Tensor]:
-    """The model's tensors by GGUF name. Matrices get the type ``quantize`` (None: as stored).
+    """The tensors by name. Matrices get the type ``quantize`` (None: as stored).
 
-    ``tied`` omits the output matrix. Raises UnsupportedError for an unsupported tensor or dtype,
-    SafetensorsError for inconsistent tensors.
+    Raises UnsupportedError for an unsupported dtype, SafetensorsError or ConfigError for
+    inconsistent tensors.
     """
     wanted = None if quantize is None else quantised_type(quantize)
     kept: list[str] = []
     tensors = {}
-    for name, group in _grouped(stored, family, path).items():
-        if tied and name == "output.weight":
-            continue
-        count = {"attn_q": heads, "attn_k": kv_heads}.get(name.split(".")[-2])
-        rows = Rows(
-            _stack(name, group, path), _order(group, count, path) if family.permuted else None
-        )
-        tensors[name] = _tensor(name, rows, family, wanted, kept)
+    for name, place in places.items():
+        parts = _alike([stored[part] for part in place.parts], path)
+        tensors[name] = _tensor(name, parts, place, keys, wanted, kept, path)
     if kept:
         warnings.warn(
             f"{path}: {len(kept)} tensors keep their type, since their rows are not a multiple of "
@@ -77,95 +66,96 @@ def vector(name: str, values: NDArray[Any]) -> Tensor:
     return Tensor(name, GGML_TYPES["F32"], array.shape, 0, data.nbytes, data)
 
 
-def _grouped(
-    stored: Mapping[str, StoredTensor], family: Family, path: Path
-) -> dict[str, dict[int | None, StoredTensor]]:
-    groups: dict[str, Group] = {}
-    for tensor in stored.values():
-        if tensor.name.endswith(_BUFFERS):
-            continue
-        name, expert = _gguf_name(tensor.name, family, path)
-        group = groups.setdefault(name, {})
-        if expert in group:
-            raise SafetensorsError(
-                f"{path}: tensors '{tensor.name}' and '{group[expert].name}' are the same"
-            )
-        group[expert] = tensor
-    return groups
-
-
-def _gguf_name(name: str, family: Family, path: Path) -> tuple[str, int | None]:
-    """The GGUF name, and the expert's number for a tensor of an expert."""
-    module, _, suffix = name.rpartition(".")
-    if suffix not in ("weight", "bias"):  # parameters without a module
-        module, suffix = name, "weight"
-    numbers = _NUMBERS.findall(module + ".")
-    pattern = family.names.get(_NUMBERS.sub("{}", module + ".")[:-1])
-    if pattern is None or any(number != str(int(number[:9])) for number in numbers):
-        raise UnsupportedError(
-            f"{path}: tensor '{name}' is not supported in a '{family.architecture}' model"
-        )
-    gguf_name = f"{pattern.format(*numbers)}.{suffix}"
-    return gguf_name, int(numbers[1]) if len(numbers) > 1 else None
-
-
-def _stack(name: str, group: Group, path: Path) -> tuple[StoredTensor, ...]:
-    """The tensors of a group in expert order, checked to be alike."""
-    first = next(iter(group.values()))
-    for tensor in group.values():
+def _alike(parts: list[StoredTensor], path: Path) -> tuple[StoredTensor, ...]:
+    """Tensors checked to have one supported type and one shape."""
+    first = parts[0]
+    for tensor in parts:
         if tensor.dtype not in GGML_TYPES:
             raise UnsupportedError(
                 f"{path}: tensor '{tensor.name}' has dtype {tensor.dtype}; supported: "
                 f"{', '.join(GGML_TYPES)}"
-            )
-        if len(tensor.shape) not in (1, 2):
-            raise UnsupportedError(
-                f"{path}: tensor '{tensor.name}' has {len(tensor.shape)} dimensions; 1 and 2 are "
-                "supported"
             )
         if (tensor.shape, tensor.dtype) != (first.shape, first.dtype):
             raise SafetensorsError(
                 f"{path}: tensor '{tensor.name}' is {tensor.dtype} {tensor.shape}, '{first.name}' "
                 f"{first.dtype} {first.shape}"
             )
-    if None in group:
-        return (group[None],)
-    for number in range(len(group)):
-        if number not in group:
-            raise SafetensorsError(f"{path}: {name}: expert {number} of {len(group)} is missing")
-    return tuple(group[number] for number in range(len(group)))
+    return tuple(parts)
 
 
-def _order(group: Group, heads: int | None, path: Path) -> NDArray[np.intp] | None:
-    """Row 2i of a head is its row i, row 2i + 1 its row i + half (LlamaModel.permute)."""
-    if heads is None:
-        return None
-    tensor = next(iter(group.values()))
-    rows = tensor.shape[0]
-    if rows % (2 * heads):
-        raise SafetensorsError(
-            f"{path}: tensor '{tensor.name}' has {rows} rows, not {heads} heads of even size"
-        )
-    return np.arange(rows).reshape(heads, 2, -1).swapaxes(1, 2).reshape(-1)
-
-
-def _tensor(name: str, rows: Rows, family: Family, wanted: int | None, kept: list[str]) -> Tensor:
-    part = rows.parts[0]
-    shape = part.shape if len(rows.parts) == 1 else (len(rows.parts), *part.shape)
-    if len(shape) == 1:
-        values = _values(rows)
-        return vector(name, values + family.norm_shift if name.endswith("_norm.weight") else values)
-    type_id = GGML_TYPES["F32" if _ALWAYS_F32.search(name) else rows.dtype]
-    if wanted is not None and not _ALWAYS_F32.search(name):
+def _tensor(
+    name: str,
+    parts: tuple[StoredTensor, ...],
+    place: Place,
+    keys: Mapping[str, Value],
+    wanted: int | None,
+    kept: list[str],
+    path: Path,
+) -> Tensor:
+    layout, shape = place.layout, parts[0].shape
+    if layout.transposed:
+        if len(shape) < 2:
+            raise SafetensorsError(f"{path}: tensor '{parts[0].name}' {shape} is not a matrix")
+        shape = (*shape[:-2], shape[-1], shape[-2])
+    rows = Rows(parts, transposed=layout.transposed)
+    of_vector = len(shape) < 2
+    order = None
+    if layout.rows is not None:
+        order = _order(layout.rows, keys, shape[0] if of_vector else rows.rows_each, path, name)
+    stacked = shape if len(parts) == 1 else (len(parts), *shape)
+    if of_vector or _F32.search(name) or layout.values or layout.factors:
+        values = rows.values().reshape(stacked)
+        if order is not None:
+            values = values.reshape(-1, 1 if of_vector else shape[-1])[order]
+            values = values.reshape(-1) if of_vector else values
+        if layout.factors is not None:
+            factors = layout.factors(keys)
+            if len(factors) != len(values):
+                raise ConfigError(f"{path}: tensor '{parts[0].name}' has {len(values)} rows")
+            values = values * factors.reshape(-1, *[1] * (values.ndim - 1))
+        if layout.values is not None:
+            values = layout.values(values)
+        return vector(name, _shaped(values, layout.shape, parts[0], path))
+    if order is not None:
+        rows = Rows(parts, order, layout.transposed)
+        stacked = (len(order), shape[-1]) if len(order) != rows.rows_each else stacked
+    type_id = GGML_TYPES[rows.dtype]
+    if wanted is not None:
         if rows.width % TENSOR_TYPES[wanted].block:
             kept.append(name)
         else:
             type_id = wanted
     data = row_bytes(rows, type_id)
-    return Tensor(name, type_id, shape, 0, len(data), data)
+    if layout.shape is not None:
+        stacked = _new_shape(stacked, layout.shape, parts[0], path)
+    return Tensor(name, type_id, stacked, 0, len(data), data)
 
 
-def _values(rows: Rows) -> NDArray[np.float32]:
-    """A vector; elements are ordered like rows."""
-    values: NDArray[np.float32] = Rows(rows.parts).floats(0, 1)[0]
-    return values if rows.order is None else values[rows.order]
+def _order(
+    rows: Any, keys: Mapping[str, Value], count: int, path: Path, name: str
+) -> NDArray[np.intp]:
+    """The order of rows; ConfigError where it does not fit the tensor."""
+    try:
+        order: NDArray[np.intp] = rows(keys, count)
+    except (KeyError, ValueError, ZeroDivisionError, TypeError) as error:
+        raise ConfigError(f"{path}: {name}: {count} rows do not fit the sizes: {error}") from None
+    if len(order) and not 0 <= order.min() <= order.max() < count:
+        raise ConfigError(f"{path}: {name}: {count} rows do not fit the sizes")
+    return order
+
+
+def _shaped(
+    values: NDArray[Any], shape: tuple[int, ...] | None, part: StoredTensor, path: Path
+) -> NDArray[Any]:
+    if shape is None:
+        return values
+    return values.reshape(_new_shape(values.shape, shape, part, path))
+
+
+def _new_shape(
+    shape: tuple[int, ...], wanted: tuple[int, ...], part: StoredTensor, path: Path
+) -> tuple[int, ...]:
+    try:
+        return np.broadcast_to(np.uint8(0), shape).reshape(wanted).shape
+    except ValueError:
+        raise SafetensorsError(f"{path}: tensor '{part.name}' is {part.shape}") from None

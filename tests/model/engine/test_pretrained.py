@@ -16,6 +16,8 @@ from urdir.model.files.pretrained.model import SafetensorsModel
 from urdir.model.text.chat import ChatTemplate, Message
 from urdir.model.verify.conformance import relative_rms
 
+#: Heads of Q and K in llama-bf16.
+HEADS = {"attn_q": 2, "attn_k": 1}
 FOLDERS = ("llama-bf16", "qwen2-f16-sharded", "qwen3moe-bf16")
 
 
@@ -58,6 +60,9 @@ def write_gguf(model: SafetensorsModel, path: Path) -> Path:
         kind = reference.GGMLQuantizationType(tensor.type_id)
         block, block_nbytes = reference.GGML_QUANT_SIZES[kind]
         raw = np.frombuffer(bytes(tensor.data[:]), np.uint8)
+        if model.architecture == "llama" and (heads := HEADS.get(name.split(".")[-2])):
+            # a converter moves rows, so that neighbours rotate together
+            raw = raw.reshape(heads, 2, -1, raw.size // tensor.shape[0]).swapaxes(1, 2).copy()
         rows = raw.reshape(*tensor.shape[:-1], tensor.shape[-1] // block * block_nbytes)
         writer.add_tensor(name, rows, raw_dtype=kind)
     writer.write_header_to_file()
@@ -68,14 +73,15 @@ def write_gguf(model: SafetensorsModel, path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("name", "kind"), [("llama-bf16", None), ("qwen2-f16-sharded", "q8_0")])
-def test_a_gguf_file_of_it_gives_the_same_bits(
+def test_a_gguf_file_of_it_gives_the_same(
     data: Path, tmp_path: Path, device_name: str, name: str, kind: str | None
 ) -> None:
     folder = data / "safetensors" / name
     file = write_gguf(SafetensorsModel(folder, kind), tmp_path / "same.gguf")
     tokens = [5, 300, 17, 42]
     ours = _logits(folder, device_name, tokens, quantize=kind)
-    assert np.array_equal(ours, _logits(file, device_name, tokens))
+    # a head of LLaMA has its values in another order, which changes sums
+    assert relative_rms(ours, _logits(file, device_name, tokens)) < 1e-6
 
 
 def test_text(data: Path) -> None:
