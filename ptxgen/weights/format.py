@@ -84,8 +84,8 @@ class Format:
 
     @property
     def largest_numbers(self) -> tuple[tuple[str, int], ...]:
-        """("d", the largest |scale - scale_offset| or factor), and ("m", the largest minimum) if it has one:
-        the maxima of the bit fields, 1 if the type has none.
+        """("d", the largest |scale - scale_offset| or factor), and ("m", the largest minimum) if it
+        has one: the maxima of the bit fields, 1 if the type has none.
         """
         if self.has("factor"):
             return (("d", 448),)

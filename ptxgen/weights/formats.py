@@ -122,7 +122,9 @@ def _integer(bits: int, group: int) -> Format:
     """
     quants, at = [], 5
     for width in {2: (2,), 3: (2, 1), 4: (4,), 8: (8,)}[bits]:
-        quants.append(Field(width, _at(at), tuple(width << k for k in range(group.bit_length() - 1))))
+        quants.append(
+            Field(width, _at(at), tuple(width << k for k in range(group.bit_length() - 1)))
+        )
         at += width * group // 8
     zero = Field(8 if bits == 8 or group == UNIT else 4, _at(4))
     made = _quantised(
@@ -135,7 +137,7 @@ def _integer(bits: int, group: int) -> Format:
 
 
 def _e4m3(group: int) -> Format:
-    """Floats of eight bits, groups of ``group`` with a factor: d as f32, quants in order of columns.
+    """Floats of eight bits, ``group`` of them with a factor: d as f32, quants in order of columns.
 
     Read as the upper bits of f16 numbers, they are 2^-8 of what they should be, which is 2^-24
     times an integer: that integer is the quant (`halves`).

@@ -255,9 +255,7 @@ class Layout:
             values = items.view(dtype).astype(np.float32)
         return values.reshape(self.rows, -1)[:, : self.cols]
 
-    def _factors(
-        self, packed: Bytes, number: str, bound: bool = False
-    ) -> npt.NDArray[np.float32]:
+    def _factors(self, packed: Bytes, number: str, bound: bool = False) -> npt.NDArray[np.float32]:
         """The number or the power of two of each unit's block, (units, 1) f32; or those of its
         groups, (units, groups). ``bound``: without E4M3 factors."""
         plane, part = next(self.format.parts(number))
@@ -265,8 +263,10 @@ class Layout:
             return powers_of_two(self._items_of(packed, plane))
         items = np.ascontiguousarray(self._items_of(packed, plane))
         if self.format.has("factor") and not bound:
+            singles = items.view(np.float32)
             of_groups = e4m3()[self._numbers(packed, "factor", 2) & 0x7F]
-            return np.repeat(items.view(np.float32), plane.units, axis=0) * of_groups
+            each: npt.NDArray[np.float32] = np.repeat(singles, plane.units, axis=0) * of_groups
+            return each
         if self.format.has_singles:
             return np.repeat(items.view(np.float32), plane.units, axis=0)
         halves = items.view(np.float16)
@@ -296,7 +296,8 @@ def e4m3() -> npt.NDArray[np.float32]:
     exponent, mantissa = byte >> 3 & 15, byte & 7
     whole = np.where(exponent, 8 + mantissa, mantissa).astype(np.float32)
     sizes = np.ldexp(whole, np.maximum(exponent, 1) - 10)
-    return np.where(byte < 128, sizes, -sizes)
+    values: npt.NDArray[np.float32] = np.where(byte < 128, sizes, -sizes)
+    return values
 
 
 def plane_run(plane: Plane) -> int:

@@ -20,8 +20,8 @@ from urdir.model.files.metadata import Value
 from urdir.model.files.pretrained.places import Place
 from urdir.model.files.pretrained.rows import GGML_TYPES, Rows, row_bytes
 from urdir.model.files.quantised import quantised_type
-from urdir.model.files.safetensors import StoredTensor
-from urdir.model.files.tensor_types import TENSOR_TYPES
+from urdir.model.files.safetensors import ITEM_NBYTES, StoredTensor
+from urdir.model.files.tensor_types import TENSOR_TYPES, type_number
 
 #: Tensors that become F32: vectors in the description, whatever their stored rank, and routers.
 _F32 = re.compile(
@@ -70,7 +70,7 @@ def _alike(parts: list[StoredTensor], path: Path) -> tuple[StoredTensor, ...]:
     """Tensors checked to have one supported type and one shape."""
     first = parts[0]
     for tensor in parts:
-        if tensor.dtype not in GGML_TYPES:
+        if tensor.dtype in ITEM_NBYTES and tensor.dtype not in GGML_TYPES:
             raise UnsupportedError(
                 f"{path}: tensor '{tensor.name}' has dtype {tensor.dtype}; supported: "
                 f"{', '.join(GGML_TYPES)}"
@@ -93,11 +93,12 @@ def _tensor(
     path: Path,
 ) -> Tensor:
     layout, shape = place.layout, parts[0].shape
-    if layout.transposed:
+    transposed = layout.transposed and parts[0].dtype in GGML_TYPES  # rows of blocks are outputs
+    if transposed:
         if len(shape) < 2:
             raise SafetensorsError(f"{path}: tensor '{parts[0].name}' {shape} is not a matrix")
         shape = (*shape[:-2], shape[-1], shape[-2])
-    rows = Rows(parts, transposed=layout.transposed)
+    rows = Rows(parts, transposed=transposed)
     of_vector = len(shape) < 2
     order = None
     if layout.rows is not None:
@@ -117,9 +118,9 @@ def _tensor(
             values = layout.values(values)
         return vector(name, _shaped(values, layout.shape, parts[0], path))
     if order is not None:
-        rows = Rows(parts, order, layout.transposed)
+        rows = Rows(parts, order, transposed)
         stacked = (len(order), shape[-1]) if len(order) != rows.rows_each else stacked
-    type_id = GGML_TYPES[rows.dtype]
+    type_id = type_number(rows.dtype)
     if wanted is not None:
         if rows.width % TENSOR_TYPES[wanted].block:
             kept.append(name)

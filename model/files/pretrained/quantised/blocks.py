@@ -55,8 +55,8 @@ def mxfp4_blocks(codes: Bytes, exponents: Bytes) -> Bytes:
     GGUF's blocks, whose bytes have codes 16 apart, (rows, bytes)."""
     pairs = codes.reshape(len(codes), -1, 16)
     values = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(*pairs.shape[:2], 32)
-    halves = values[..., :16] | values[..., 16:] << 4
-    blocks = np.concatenate([exponents[..., None], halves], axis=-1)
+    halves = values[..., :16] | values[..., 16:] << np.uint8(4)
+    blocks: Bytes = np.concatenate([exponents[..., None], halves], axis=-1)
     return blocks.reshape(len(codes), -1)
 
 
@@ -87,7 +87,8 @@ def pack_bits(values: Bytes, bits: int) -> Bytes:
     if bits == 8:
         return values
     if bits == 4:
-        return values[:, ::2] | values[:, 1::2] << 4
+        pairs: Bytes = values[:, ::2] | values[:, 1::2] << np.uint8(4)
+        return pairs
     digits = values[..., None] >> np.arange(bits, dtype=np.uint8) & 1
     return np.packbits(digits.reshape(len(values), -1), axis=1, bitorder="little")
 

@@ -43,7 +43,7 @@ def mxfp4(parts: Parts, codes_end: str, scales_end: str) -> StoredTensor:
     """Codes (..., rows, cols / 32, 16) or (..., rows, cols / 2), exponents (..., rows, cols / 32)
     with a bias of 127."""
     codes = parts.take(codes_end, ("U8",))
-    shape = codes.shape[:-2] + (16 * codes.shape[-2],) if codes_end == "blocks" else codes.shape
+    shape = (*codes.shape[:-2], 16 * codes.shape[-2]) if codes_end == "blocks" else codes.shape
     if len(shape) < 2 or shape[-1] % 16 or (codes_end == "blocks" and codes.shape[-1] != 16):
         raise parts.refuse(f"is MXFP4 of shape {codes.shape}")
     *outer, half = shape

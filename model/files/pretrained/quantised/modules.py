@@ -80,5 +80,5 @@ def _matrix(parts: Parts, scheme: Scheme) -> StoredTensor:
     if parts.has("scale_2"):
         return e2m1.nvfp4(parts, "", "scale_2")
     raise UnsupportedError(
-        f"{parts.path}: tensor '{parts.base}' has dtype {parts.dtype('')}, quantised in an unknown way"
+        f"{parts.path}: tensor '{parts.base}' is {parts.dtype('')}, quantised in an unknown way"
     )

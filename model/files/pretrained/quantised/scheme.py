@@ -16,7 +16,23 @@ from urdir.model.errors import ConfigError, UnsupportedError
 #: Fields that say how activations or caches are quantised, or how the weights were made: neither
 #: changes how they are read. Activations stay floats.
 _UNREAD = frozenset(
-    ["quant_method", "activation_scheme", "fmt", "modules_to_not_convert", "ignore", "ignored_layers", "producer", "quantization_status", "global_compression_ratio", "kv_cache_scheme", "kv_cache_quant_algo", "exclude_modules", "targets", "sparsity_config", "transform_config", "version", "damp_percent", "static_groups", "true_sequential", "model_name_or_path", "model_file_base_name", "meta", "quantizer", "sym", "desc_act", "is_marlin_format", "modules_in_block_to_quantize", "dynamic", "exllama_config", "use_exllama", "max_input_length", "cache_block_outputs", "dataset", "block_name_to_quantize", "tokenizer", "backend", "activation_scale_ub", "scale_fmt", "quant_algo_kv", "zero_point", "lm_head", "dequantize", "use_cuda_fp16", "model_seqlen", "pad_token_id", "disable_exllama", "batch_size", "module_name_preceding_first_block", "hyb_act", "damp_auto_increment", "quantize_moe", "format", "quant_algo", "group_size", "bits", "config_groups", "weight_block_size", "checkpoint_format", "pack_dtype", "w_bit", "q_group_size", "quantized_layers", "meta_info", "do_fuse", "fuse_max_seq_len"]
+    {
+        "activation_scale_ub", "activation_scheme", "backend", "batch_size", "bits",
+        "block_name_to_quantize", "cache_block_outputs", "checkpoint_format",
+        "config_groups", "damp_auto_increment", "damp_percent", "dataset", "dequantize",
+        "desc_act", "disable_exllama", "do_fuse", "dynamic", "exclude_modules",
+        "exllama_config", "fmt", "format", "fuse_max_seq_len", "global_compression_ratio",
+        "group_size", "hyb_act", "ignore", "ignored_layers", "is_marlin_format",
+        "kv_cache_quant_algo", "kv_cache_scheme", "lm_head", "max_input_length", "meta",
+        "meta_info", "model_file_base_name", "model_name_or_path", "model_seqlen",
+        "module_name_preceding_first_block", "modules_in_block_to_quantize",
+        "modules_to_not_convert", "pack_dtype", "pad_token_id", "producer", "q_group_size",
+        "quant_algo", "quant_algo_kv", "quant_method", "quantization_status",
+        "quantize_moe", "quantized_layers", "quantizer", "scale_fmt", "sparsity_config",
+        "static_groups", "sym", "targets", "tokenizer", "transform_config",
+        "true_sequential", "use_cuda_fp16", "use_exllama", "version", "w_bit",
+        "weight_block_size", "zero_point",
+    }
 )  # fmt: skip
 _METHODS = ("fp8", "fbgemm_fp8", "compressed-tensors", "gptq", "awq", "modelopt", "mxfp4")
 _FORMATS = (
@@ -77,13 +93,14 @@ def _fp8(found: Mapping[str, Any], path: Path) -> Scheme:
 
 
 def _block(size: object, path: Path) -> tuple[int, int]:
-    whole = isinstance(size, list) and len(size) == 2 and all(type(n) is int for n in size)
-    if not whole or not all(0 < n <= 1 << 16 for n in size) or size[1] % 32:  # type: ignore[attr-defined,index]
-        raise ConfigError(
-            f"{path}: quantization_config: a block of {_shown(size)}, expected two sizes, columns a "
-            "multiple of 32"
+    sizes = size if isinstance(size, list) else []
+    if len(sizes) != 2 or not all(type(n) is int and 0 < n <= 1 << 16 for n in sizes):
+        raise ConfigError(f"{path}: quantization_config: a block of {_shown(size)}, not two sizes")
+    if sizes[1] % 32:
+        raise UnsupportedError(
+            f"{path}: quantization_config: blocks of {sizes[1]} columns, expected a multiple of 32"
         )
-    return size[0], size[1]  # type: ignore[index]
+    return sizes[0], sizes[1]
 
 
 def _compressed(found: Mapping[str, Any], path: Path) -> Scheme:
