@@ -177,10 +177,14 @@ def _said_by_folder(file: Reader, layer: int) -> dict[str, Any]:
 
 
 def output_gate(
-    file: Reader, layer: int, rows: int, activation: Literal["sigmoid", "softplus"]
+    file: Reader,
+    layer: int,
+    rows: int,
+    activation: Literal["sigmoid", "softplus"],
+    name: str = "attn_gate",
 ) -> OutputGate:
-    """The gate attn_gate (rows, hidden) on attention's result."""
-    return OutputGate(file.linear("attn_gate", layer, rows, file.hidden, bias="absent"), activation)
+    """The gate ``name`` (rows, hidden) on attention's result."""
+    return OutputGate(file.linear(name, layer, rows, file.hidden, bias="absent"), activation)
 
 
 def dense(

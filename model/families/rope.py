@@ -17,7 +17,6 @@ from urdir.model.families.reader import Reader
 from urdir.model.families.stored import StoredVector
 from urdir.ptxgen.kernels.rotation import RopeScaling, RopeStyle, Rotation, frequencies
 
-
 _LONGROPE = ("rope_factors_short", "rope_factors_long")
 
 

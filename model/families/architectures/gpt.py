@@ -18,6 +18,7 @@ from urdir.model.families.feed_forward import Dense
 from urdir.model.families.layers import LayerConfig
 from urdir.model.families.parts import (
     GELU,
+    RELU,
     RELU2,
     SILU,
     attention,
@@ -81,6 +82,28 @@ def codeshell(file: Reader) -> Description:
     """CodeShell (arXiv 2403.15747); files without an embedding tie it to the output matrix."""
     embedding = "token_embd" if file.has("token_embd.weight") else "output"
     return _decoder(file, _rope(file), output="required", embedding=embedding)
+
+
+def opt(file: Reader) -> Description:
+    """OPT (arXiv 2205.01068): learned positions, ReLU. Folders only: GGUF has no such name."""
+    return _decoder(file, None, RELU, qkv_bias="required", positions=_positions(file))
+
+
+def gptj(file: Reader) -> Description:
+    """GPT-J (EleutherAI 2021): attention and FFN in parallel on one norm, RoPE of neighbours.
+    Folders only."""
+    rope = read_rope(file, "interleaved", head_dims(file)[0], factors=False)
+    options: dict[str, Any] = {"output": "required", "output_bias": "required"}
+    return decoder(
+        file,
+        layer_norm(file),
+        lambda layer: attention(file, layer, rope, output_bias="absent"),
+        lambda layer: dense(file, layer, GELU, gated=False, bias="required"),
+        norm_bias="required",
+        norms=("attn_norm", "attn_norm"),
+        side_by_side=True,
+        **options,
+    )
 
 
 def bloom(file: Reader) -> Description:
@@ -220,5 +243,7 @@ ARCHITECTURES = {
     "gptneox": gptneox,
     "mpt": mpt,
     "falcon": falcon,
+    "opt": opt,
+    "gptj": gptj,
     "stablelm": stablelm,
 }

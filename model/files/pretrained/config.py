@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from urdir.model.errors import UnsupportedError
+from urdir.model.errors import ConfigError, UnsupportedError
+from urdir.model.files import limits
+from urdir.model.files.limits import Limit
 from urdir.model.files.metadata import Value
 from urdir.model.files.pretrained.family import (
     FIXED,
@@ -23,9 +25,20 @@ from urdir.model.files.pretrained.fields import Fields, shown
 from urdir.model.files.pretrained.rope import read_rope
 from urdir.model.files.pretrained.tables import FAMILIES
 
+#: Sizes that are checked before anything is computed with them.
+_LIMITS: Mapping[str, Limit] = {
+    "block_count": limits.LAYERS,
+    "embedding_length": limits.WIDTH,
+    "attention.head_count": limits.HEADS,
+    "attention.key_length": limits.HEAD_WIDTH,
+}
+_MOST: Mapping[str, Limit] = {
+    "feed_forward_length": limits.WIDTH,
+    "attention.head_count_kv": limits.HEADS,
+    "attention.shared_kv_layers": limits.LAYERS,
+    "expert_count": limits.EXPERTS,
+}
 _ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function", "mlp_hidden_act")
-_WINDOW_FIELDS = ("sliding_window", "sliding_window_size", "use_sliding_window")
-_WINDOW_PATTERNS = ("sliding_window_pattern", "_sliding_window_pattern", "layer_types")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +78,7 @@ def read_config(config: Mapping[str, Any], family: Family, path: Path) -> Config
     """Read the fields of a text decoder. Raises ConfigError or UnsupportedError, naming the
     field."""
     fields = Fields({**family.defaults, **config}, path)
-    found: Found = dict(family.implied)
+    found: Found = {}
     for name, key in {**KEYS, **family.keys}.items():
         if not fields.has(name):
             continue
@@ -75,13 +88,17 @@ def read_config(config: Mapping[str, Any], family: Family, path: Path) -> Config
         value = fields.take_number(name)
         if value is not None:
             _set(fields, found, name, key, value)
-    layers = fields_size(fields, found, "block_count")
-    head_dim = _head_dim(fields, found)
+    found = {**family.implied, **found}
+    layers = _size(fields, found, "block_count", "num_hidden_layers")
+    _size(fields, found, "embedding_length", "hidden_size")
+    head_dim = _head_dim(fields, found, family)
     for step in family.steps:
         step(fields, found)
+    if "attention.key_length" in found:
+        head_dim = _size(fields, found, "attention.key_length", "head_dim")
     _windows(fields, found, family, layers)
     read_rope(fields, found, family, head_dim)
-    for name in _ACTIVATIONS:
+    for name in set(_ACTIVATIONS) - family.ignored:
         fields.fix(name, family.activations)
     tied = fields.take("tie_word_embeddings", bool)
     for name, values in {**FIXED, **family.fixed}.items():
@@ -95,57 +112,58 @@ def _set(fields: Fields, found: Found, name: str, key: str, value: int | float) 
     """Set a key; fields of the same meaning must agree."""
     if key in found and found[key] != value:
         raise fields.wrong(name, f"{value}, another field says {shown(found[key])}")
+    if (limit := _LIMITS.get(key)) is not None:
+        _check_size(fields, name, value, limit)
+    elif key in _MOST and not 0 <= value <= _MOST[key].most:
+        raise fields.wrong(name, value)
     found[key] = value
 
 
-def fields_size(fields: Fields, found: Found, key: str) -> int:
-    """A size among the keys; ConfigError unless it is a positive integer."""
+def _check_size(fields: Fields, name: str, value: object, limit: Limit) -> None:
+    """Raise ConfigError unless a size is a positive integer within its limit."""
+    if type(value) is not int or value <= 0:
+        raise fields.wrong(name, value)
+    limit.check(value, f"{fields.path}: '{name}'", ConfigError)
+
+
+def _size(fields: Fields, found: Found, key: str, name: str) -> int:
+    """A required size, which a field named ``name`` or alike has set."""
     value = found.get(key)
-    if type(value) is not int or not 0 < value < 1 << 20:
-        raise fields.wrong(key, value)
+    _check_size(fields, name, value, _LIMITS[key])
+    assert isinstance(value, int)
     return value
 
 
-def _head_dim(fields: Fields, found: Found) -> int:
+def _head_dim(fields: Fields, found: Found, family: Family) -> int:
     """The dimension of a head, which RoPE is a share of; 0 without heads."""
-    given = fields.take("head_dim", int) or fields.take("attention_head_dim", int)
-    fields.take("attention_head_dim", int)
+    names = [n for n in ("head_dim", "attention_head_dim") if n not in family.keys]
+    dims = [dim for dim in (fields.take(name, int) for name in names) if dim is not None]
+    given = dims[0] if dims else None
     for kind in ("key", "value"):
         if given is not None:
             found.setdefault(f"attention.{kind}_length", given)
     if "attention.key_length" in found:
-        return fields_size(fields, found, "attention.key_length")
-    heads = found.get("attention.head_count", 0)
-    if type(heads) is not int or heads <= 0:
+        return _size(fields, found, "attention.key_length", "head_dim")
+    if "attention.head_count" not in found:
         return 0
-    return fields_size(fields, found, "embedding_length") // heads
+    heads = _size(fields, found, "attention.head_count", "num_attention_heads")
+    return _size(fields, found, "embedding_length", "hidden_size") // heads
 
 
 def _windows(fields: Fields, found: Found, family: Family, layers: int) -> None:
-    """Sliding windows: ``layer_types``, a period, or every layer."""
-    for name in _WINDOW_FIELDS[1:2]:
-        fields.take(name, int)
-    window = fields.take("sliding_window", int)
+    """The sliding window of each layer, or of none."""
+    fields.take("sliding_window_size", int)
+    window = fields.take("sliding_window", int) or 0
+    if window >= 1 << 31:
+        raise fields.wrong("sliding_window", window)
     used = fields.given("use_sliding_window", bool, True)
-    first = fields.take("max_window_layers", int)
-    kinds, pattern = fields.take("layer_types", list), fields.take_pattern(layers)
-    if "own.windows" in found or "attention.recurrent_layers" in found:
+    flags = _windowed_layers(fields, layers)
+    if "attention.recurrent_layers" in found or window <= 0 or not used:
         return
-    if not window or window < 0 or not used:
-        return
-    if kinds is not None and len(kinds) != layers:
-        raise fields.wrong("layer_types", f"{len(kinds)} kinds for {layers} layers")
-    if kinds is not None:
-        if not set(map(str, kinds)) <= {"sliding_attention", "full_attention"}:
-            raise fields.refused("layer_types", "sliding and full attention are supported")
-        flags = [kind == "sliding_attention" for kind in kinds]
-    elif pattern is not None:
-        flags = pattern
-    elif family.windows == "pattern":
+    if flags is None and family.windows == "pattern":
         found["attention.sliding_window"] = window
         return
-    else:
-        flags = [index >= (first or 0) for index in range(layers)]
+    flags = [True] * layers if flags is None else flags
     if not any(flags):
         return
     if family.windows == "none":
@@ -155,3 +173,20 @@ def _windows(fields: Fields, found: Found, family: Family, layers: int) -> None:
         found["attention.sliding_window_pattern"] = np.array(flags)
     else:
         found["own.windows"] = np.array([window if flag else 0 for flag in flags], np.int32)
+
+
+def _windowed_layers(fields: Fields, layers: int) -> list[bool] | None:
+    """Which layers have a window: by ``layer_types``, a period, or the first such layer."""
+    first = fields.take("max_window_layers", int)
+    pattern = fields.take_pattern(layers)
+    own_kinds = not fields.is_untaken("layer_types")  # that a step of the family knows
+    kinds = fields.items("layer_types", str)
+    if kinds is None:
+        if pattern is None and first is not None:
+            return [layer >= first for layer in range(layers)]
+        return pattern
+    if len(kinds) != layers:
+        raise fields.wrong("layer_types", f"{len(kinds)} kinds for {layers} layers")
+    if not own_kinds and set(kinds) - {"sliding_attention", "full_attention"}:
+        raise fields.refused("layer_types", "sliding_attention and full_attention are supported")
+    return [kind == "sliding_attention" for kind in kinds]

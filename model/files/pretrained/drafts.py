@@ -17,8 +17,8 @@ from urdir.model.errors import ConfigError, SafetensorsError
 from urdir.model.files.gguf import Tensor
 from urdir.model.files.limits import DRAFT_STREAMS
 from urdir.model.files.metadata import Value
-from urdir.model.files.pretrained.config import Fields
 from urdir.model.files.pretrained.family import Family
+from urdir.model.files.pretrained.fields import Fields
 from urdir.model.files.safetensors import StoredTensor
 from urdir.model.files.tensor_types import TENSOR_TYPES
 
@@ -28,8 +28,9 @@ _ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3DraftModel")
 _OFFSETS, _KNOWN = "d2t", "t2d"
 EAGLE3 = Family(
     "eagle3",
-    {"fc": "fc", "hidden_norm": "attn_norm_2"},
+    {"hidden_norm": "attn_norm_2"},
     {"target_hidden_size": "target_hidden_size", "draft_vocab_size": ""},
+    ends={"fc": "fc"},
     windows="none",
 )
 _I64 = next(number for number, of in TENSOR_TYPES.items() if of.name == "I64")

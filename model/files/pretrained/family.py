@@ -30,7 +30,7 @@ class Family:
     """
 
     architecture: str  # the family's name in `families`
-    #: Modules and the tensors they are, before those of `names`; several: parts of one.
+    #: Modules of a layer and the tensors they are, before those of `names.LAYER`; several: parts.
     names: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     #: Fields and their keys, before those of `KEYS`; "" is a field without effect.
     keys: Mapping[str, str] = field(default_factory=dict)
@@ -43,6 +43,8 @@ class Family:
     ignored: frozenset[str] = frozenset()
     steps: tuple[Step, ...] = ()
     layouts: Mapping[str, Layout] = field(default_factory=dict)
+    #: Modules outside of layers, before those of `names.ENDS`.
+    ends: Mapping[str, str] = field(default_factory=dict)
     rope: RopeStyle | None = "half"  # None: no RoPE
     windows: Literal["each", "pattern", "none"] = "each"
     tied: bool = False  # unless the configuration says otherwise
@@ -62,7 +64,6 @@ KEYS: Mapping[str, str] = {
     **dict.fromkeys(
         ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"), "attention.layer_norm_epsilon"
     ),
-    # mixtures
     **dict.fromkeys(
         ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), "expert_count"
     ),
@@ -87,13 +88,15 @@ IGNORED = frozenset(
         "architectures", "model_type", "auto_map", "dtype", "torch_dtype", "vocab_size",
         "transformers_version", "use_cache", "initializer_range", "attention_dropout",
         "hidden_dropout", "residual_dropout", "embedding_dropout", "resid_pdrop", "embd_pdrop",
-        "attn_pdrop", "classifier_dropout", "dropout", "activation_dropout", "layerdrop",
+        "emb_pdrop", "attn_pdrop", "classifier_dropout", "dropout", "activation_dropout",
+        "layerdrop",
         "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id",
         "eod_token_id", "cache_implementation", "output_attentions", "output_hidden_states",
         "return_dict", "id2label", "label2id", "problem_type", "torchscript", "use_bfloat16",
         "task_specific_params", "finetuning_task", "name_or_path", "chunk_size_feed_forward",
-        "tokenizer_class", "prefix", "tie_word_embeddings", "pretraining_tp", "gradient_checkpointing",
-        "attention_bias", "mlp_bias", "use_bias", "add_bias_linear", "bias", "qkv_bias",
+        "tokenizer_class", "prefix", "tie_word_embeddings", "pretraining_tp",
+        "gradient_checkpointing", "attention_bias", "mlp_bias", "use_bias", "add_bias_linear",
+        "bias", "qkv_bias",
         "attention_out_bias", "use_qkv_bias", "lm_head_bias", "no_bias", "projectors_bias",
         "output_router_logits", "router_aux_loss_coef", "router_jitter_noise", "aux_loss_alpha",
         "input_jitter_noise", "seq_aux", "ep_size", "num_nextn_predict_layers",

@@ -39,6 +39,10 @@ class Fields:
         """Whether the field is given."""
         return name in self._values
 
+    def is_untaken(self, name: str) -> bool:
+        """Whether the field is given and was not taken yet."""
+        return name in self._rest
+
     def take(self, name: str, kind: type[_T]) -> _T | None:
         """The value of a field, or None; ConfigError for another type."""
         self._rest.pop(name, None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -22,16 +23,17 @@ Keys = Mapping[str, Any]
 class Layout:
     """How a tensor is made of stored ones.
 
-    A stored matrix (..., in, out) is ``transposed`` first. Then row i of the result is row
-    ``rows``(keys, number of stored rows)[i], for a vector likewise its value, and is multiplied by
-    ``factors``(keys)[i]. ``values`` changes a vector; ``shape`` is its new shape, with -1.
+    A stored tensor counts as one of ``shape``(keys), which may contain one -1. Its matrices
+    (..., in, out) are ``transposed``. Row i of the result is row ``rows``(keys, number of rows)[i].
+    Small tensors may be changed: rows are multiplied by ``factors``(keys, number of rows) and
+    replaced by ``values`` of them.
     """
 
     transposed: bool = False
     rows: Callable[[Keys, int], Rows] | None = None
-    factors: Callable[[Keys], Floats] | None = None
+    factors: Callable[[Keys, int], Floats] | None = None
     values: Callable[[Floats], Floats] | None = None
-    shape: tuple[int, ...] | None = None
+    shape: Callable[[Keys], tuple[int, ...]] | None = None
 
 
 PLAIN = Layout()
@@ -44,9 +46,45 @@ def halves(keys: Keys, rows: int) -> Rows:
     return order.swapaxes(1, 2).reshape(-1)
 
 
+def column(keys: Keys) -> tuple[int, ...]:
+    """A vector as a matrix of one column."""
+    return (-1, 1)
+
+
+def row(keys: Keys) -> tuple[int, ...]:
+    """A tensor as a vector."""
+    return (-1,)
+
+
+def groups(keys: Keys) -> tuple[int, ...]:
+    """Values of each group of a state-space mixer."""
+    return (int(keys["ssm.group_count"]), -1)
+
+
+def taps(keys: Keys) -> tuple[int, ...]:
+    """Channels and taps of a convolution."""
+    return (-1, int(keys["ssm.conv_kernel"]))
+
+
+def after(first: int) -> Callable[[Keys, int], Rows]:
+    """All rows but the ``first`` ones."""
+
+    def rows_after(keys: Keys, rows: int) -> Rows:
+        if rows <= first:
+            raise ValueError(f"more than {first} are needed")
+        return np.arange(first, rows)
+
+    return rows_after
+
+
 def negated_exp(values: Floats) -> Floats:
     """-exp(x): the decay that a logarithm stands for."""
     return -np.exp(values)
+
+
+def exp(values: Floats) -> Floats:
+    """exp(x)."""
+    return np.exp(values)
 
 
 def plus_one(values: Floats) -> Floats:
@@ -64,7 +102,7 @@ def by_key_head(parts: slice) -> Callable[[Keys, int], Rows]:
         group = values // heads * dim
         bounds = np.cumsum([0, dim, dim, group, group])
         grouped = np.arange(count).reshape(heads, -1)
-        spans = list(zip(bounds[:-1], bounds[1:], strict=True))[parts]
+        spans = list(pairwise(bounds))[parts]
         return np.concatenate([grouped[:, start:stop].reshape(-1) for start, stop in spans])
 
     return rows

@@ -61,7 +61,8 @@ class SafetensorsModel(Owner):
             stored = merge_parts(stored, scheme, self.path)
         self.nbytes = sum(len(tensor.data) for tensor in stored.values())
         token_map = take_token_map(stored, config, self.path) if family is EAGLE3 else {}
-        layers = int(values["block_count"])  # type: ignore[call-overload]
+        layers = values["block_count"]
+        assert isinstance(layers, int)
         places = find_places(stored, family, layers, self.path)
         self.unused_tensors = places.unused
         found = dict(places.found)
@@ -74,6 +75,7 @@ class SafetensorsModel(Owner):
             _check_vocabulary(config, self.tensors, config_file)
         for factors in [key for key in values if key.endswith(".weight")]:
             self.tensors[factors] = vector(factors, np.asarray(values.pop(factors)))
+        values |= _take_scalars(self.tensors, layers)
         general: dict[str, Value] = {
             "general.architecture": family.architecture,
             "general.name": name or self.path.absolute().name,
@@ -94,6 +96,20 @@ class SafetensorsModel(Owner):
         """Drop the tensors and metadata; files are closed once no tensor of them exists."""
         self.tensors = {}
         self.metadata = Metadata({}, str(self.path))
+
+
+def _take_scalars(tensors: dict[str, Tensor], layers: int) -> dict[str, Value]:
+    """Remove the parameters of xIELU, which a folder stores as tensors of one value; as arrays with
+    a value for each layer."""
+    found: dict[str, Value] = {}
+    for name in [name for name in tensors if ".xielu." in name]:
+        key = name.split(".", 2)[2]
+        values = np.asarray(tensors.pop(name).data[:]).view(np.float32)
+        if len(values) != 1:
+            raise ConfigError(f"tensor '{name}' has {len(values)} values, expected one")
+        of_layers = found.setdefault(key, np.zeros(layers, np.float32))
+        np.asarray(of_layers)[int(name.split(".")[1])] = values[0]
+    return found
 
 
 def _check_vocabulary(config: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> None:

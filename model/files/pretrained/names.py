@@ -6,6 +6,8 @@ A family's table (`family.Family.names`) precedes these. Prefixes are removed be
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 #: Modules outside of layers.
 ENDS = {
     **dict.fromkeys(("embed_tokens", "wte", "word_embeddings", "embed_in"), "token_embd"),
@@ -52,10 +54,10 @@ _EXPERTS = {
         for name in of
     },
     "shared_expert_gate": "ffn_gate_inp_shexp",
-    **{
-        name: "exp_probs_b.bias"
-        for name in ("gate.e_score_correction_bias", "e_score_correction_bias", "expert_bias")
-    },
+    **dict.fromkeys(
+        ("gate.e_score_correction_bias", "e_score_correction_bias", "expert_bias"),
+        "exp_probs_b.bias",
+    ),
     "gate.expert_bias": "exp_probs_b.bias",
     "moe_statics.e_score_correction_bias": "exp_probs_b.bias",
 }
@@ -72,14 +74,14 @@ _DELTA = {
 }
 
 
-def under(prefixes: tuple[str, ...], names: dict[str, str]) -> dict[str, str]:
+def under(prefixes: tuple[str, ...], names: Mapping[str, str]) -> dict[str, str]:
     """The names with each of some prefixes."""
     return {f"{prefix}.{name}": to for prefix in prefixes for name, to in names.items()}
 
 
 #: Modules of a layer. A tensor's name ends in ".weight" or ".bias" unless a name here has a dot: a
 #: parameter without a module; a final dot is removed.
-LAYER = {
+LAYER: dict[str, str | tuple[str, ...]] = {
     **dict.fromkeys(("input_layernorm", "ln_1", "norm_1", "attention_layernorm"), "attn_norm"),
     **dict.fromkeys(("post_attention_layernorm", "ln_2", "norm_2"), "ffn_norm"),
     **dict.fromkeys(("feedforward_layernorm", "pre_ff_layernorm"), "ffn_norm"),

@@ -85,9 +85,7 @@ def find_places(names: Iterable[str], family: Family, layers: int, path: Path) -
     return Places(found, tuple(unused))
 
 
-def _tensors_of(
-    stored: str, family: Family, layers: int
-) -> list[tuple[str, int | None]] | None:
+def _tensors_of(stored: str, family: Family, layers: int) -> list[tuple[str, int | None]] | None:
     """The tensors of the description that a stored one is part of, and as which number; none if
     its name is unknown, None if it is unused."""
     name = stored
@@ -97,13 +95,14 @@ def _tensors_of(
         if (shorter := _OUTER.sub("", name, count=1)) == name:
             break
         name = shorter
+    table: dict[str, str | tuple[str, ...]]
     match = _LAYERS.match(_MIDLAYER.sub("layers.0.", name))
     if match is None:
-        module, prefix, table = name, "", ENDS
+        module, prefix, table = name, "", {**ENDS, **family.ends}
     elif int(match[1]) >= layers:
         return None
     else:
-        module, prefix, table = match[2], f"blk.{int(match[1])}.", LAYER
+        module, prefix, table = match[2], f"blk.{int(match[1])}.", {**LAYER, **family.names}
         if match[1] != str(int(match[1])):
             return []
     numbers = _NUMBERS.findall(module)
@@ -111,11 +110,11 @@ def _tensors_of(
         return []
     number = int(numbers[0]) if numbers else None
     pattern = _NUMBERS.sub("{}", module)
-    whole = family.names.get(pattern, table.get(pattern))
+    whole = table.get(pattern)
     if whole is not None:  # a parameter without a module
         return [(_joined(prefix, of, "weight"), number) for of in _each(whole)]
     base, _, suffix = pattern.rpartition(".")
-    known = family.names.get(base, table.get(base))
+    known = table.get(base)
     if known is None or suffix not in ("weight", "bias"):
         return []
     return [(_joined(prefix, of, suffix), number) for of in _each(known)]

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from urdir.model.errors import UnsupportedError
+from urdir.model.errors import ConfigError, UnsupportedError
+from urdir.model.files.limits import HEAD_WIDTH
 from urdir.model.files.pretrained.family import Family, Found
 from urdir.model.files.pretrained.fields import Fields, shown
 
@@ -41,7 +42,7 @@ def read_rope(fields: Fields, found: Found, family: Family, head_dim: int) -> No
     full = both | kinds.get(_FULL, {})
     _Rope(fields, found, "", head_dim, theta, share, context).read(full)
     if _LOCAL in kinds or local is not None:
-        dim = int(found.get("attention.key_length_swa", head_dim))  # type: ignore[call-overload]
+        dim = _integer(found.get("attention.key_length_swa"), head_dim)
         found["own.local_rope"] = True
         _Rope(fields, found, "_swa", dim, local, share, context).read(kinds.get(_LOCAL, {}))
 
@@ -71,15 +72,17 @@ class _Rope:
         kind = rope.take("rope_type", str) or rope.take("type", str) or "default"
         if theta is not None:
             self.found[f"rope.freq_base{self.suffix}"] = theta
-        self.theta = theta or float(self.found.get("rope.freq_base", 10000.0))  # type: ignore[arg-type]
-        dim = self.found.get(f"rope.dimension_count{self.suffix}", self.head_dim)
-        self.dim = int(dim)  # type: ignore[call-overload]
+        usual = self.found.get("rope.freq_base", 10000.0)
+        self.base = theta or (float(usual) if isinstance(usual, int | float) else 0.0)
+        given = self.found.get(f"rope.dimension_count{self.suffix}")
+        self.dim = _integer(given, self.head_dim)
         if share is not None and not 0 < share <= 1:
             raise rope.wrong("partial_rotary_factor", share)
         if share is not None and kind != "proportional":
             self.dim = int(share * self.head_dim)
-        if self.dim < 2 or not 1.0 < self.theta < 1e30:
-            raise rope.wrong("rope_theta", f"{self.theta} for {self.dim} values")
+        HEAD_WIDTH.check(self.dim, f"{rope.path}: RoPE", ConfigError)
+        if self.dim < 2 or not 1.0 < self.base < 1e30:
+            raise rope.wrong("rope_theta", f"{self.base} for {self.dim} values")
         self.found[f"rope.dimension_count{self.suffix}"] = self.dim
         self.share = share
         scaling = _KINDS.get(kind)
@@ -92,7 +95,7 @@ class _Rope:
     @property
     def periods(self) -> NDArray[np.float64]:
         """Positions per radian of each pair."""
-        return np.asarray(self.theta ** (np.arange(0, self.dim, 2) / self.dim))
+        return np.asarray(self.base ** (np.arange(0, self.dim, 2) / self.dim))
 
     def divide(self, divisors: Any, name: str = "rope_freqs") -> None:
         """Set the divisors of frequencies."""
@@ -119,7 +122,9 @@ def _dynamic(of: _Rope, rope: Fields) -> None:
     rope.ignore(("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"))
     rope.ignore(("original_max_position_embeddings",))
     if alpha := rope.take("alpha", float):
-        base = of.theta * alpha ** (of.dim / (of.dim - 2)) if alpha > 0 and of.dim > 2 else 0.0
+        if not _is_usual(alpha) or of.dim < 4:
+            raise rope.wrong("alpha", alpha)
+        base = of.base * alpha ** (of.dim / (of.dim - 2))
         of.found[f"rope.freq_base{of.suffix}"] = base
 
 
@@ -142,9 +147,9 @@ def _yarn(of: _Rope, rope: Fields) -> None:
     factor = rope.take("factor", float) or of.fields.size("max_position_embeddings") / context
     fast, slow = (rope.take(name, float) or usual
                   for name, usual in (("beta_fast", 32.0), ("beta_slow", 1.0)))  # fmt: skip
-    if not (factor > 0 and fast > 0 and slow > 0 and context > 0):
+    if not (all(_is_usual(value) for value in (factor, fast, slow)) and 0 < context < 1 << 31):
         raise rope.wrong("rope_scaling", f"no scaling: {factor}, {fast}, {slow}, {context}")
-    ends = [of.dim * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(of.theta))
+    ends = [of.dim * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(of.base))
             for turns in (fast, slow)]  # fmt: skip
     if rope.given("truncate", bool, True):
         ends = [math.floor(ends[0]), math.ceil(ends[1])]
@@ -170,11 +175,13 @@ def _longrope(of: _Rope, rope: Fields) -> None:
     longer ones."""
     context = of.fields.size("max_position_embeddings")
     original = rope.take("original_max_position_embeddings", int) or of.original or context
-    if original < 2:
+    if not 2 <= original < 1 << 31:
         raise rope.wrong("original_max_position_embeddings", original)
     factor = rope.take("factor", float)
     if factor is None or of.original is not None:
         factor = context / original
+    if not _is_usual(factor):
+        raise rope.wrong("factor", factor)
     usual = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
     short, long = (rope.take(f"{name}_mscale", float) for name in ("short", "long"))
     if short != long:
@@ -190,15 +197,24 @@ def _longrope(of: _Rope, rope: Fields) -> None:
 
 def _proportional(of: _Rope, rope: Fields) -> None:
     """Of all pairs of a head the first ``partial_rotary_factor`` rotate."""
-    of.divide(rope.take("factor", float) or 1.0)
+    of.divide(_positive(rope, "factor") if rope.has("factor") else 1.0)
     turning = int((of.share or 1.0) * of.head_dim // 2)
     if turning < of.dim // 2:
         of.found[f"own.rope_still{of.suffix}"] = turning
 
 
+def _is_usual(value: float) -> bool:
+    """Whether formulas can be computed with a factor."""
+    return 2.0**-20 < value < 2.0**20
+
+
+def _integer(value: object, default: int) -> int:
+    return value if type(value) is int else default
+
+
 def _positive(rope: Fields, name: str) -> float:
     value = rope.require(name, float)
-    if value <= 0:
+    if not _is_usual(value):
         raise rope.wrong(name, value)
     return value
 

@@ -5,9 +5,11 @@ Matrices are read row by row when needed, as stored or quantised on the way; vec
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,10 @@ from numpy.typing import NDArray
 from urdir.model.errors import ConfigError, SafetensorsError, UnsupportedError
 from urdir.model.files.gguf import Tensor
 from urdir.model.files.metadata import Value
+from urdir.model.files.open_file import FileBytes
+from urdir.model.files.pretrained.layouts import Layout
 from urdir.model.files.pretrained.places import Place
-from urdir.model.files.pretrained.rows import GGML_TYPES, Rows, row_bytes
+from urdir.model.files.pretrained.rows import GGML_TYPES, RowBytes, Rows, row_bytes
 from urdir.model.files.quantised import quantised_type
 from urdir.model.files.safetensors import ITEM_NBYTES, StoredTensor
 from urdir.model.files.tensor_types import TENSOR_TYPES, type_number
@@ -26,7 +30,7 @@ from urdir.model.files.tensor_types import TENSOR_TYPES, type_number
 #: Tensors that become F32: vectors in the description, whatever their stored rank, and routers.
 _F32 = re.compile(
     r"_norm\.weight$|\.bias$|\.ffn_gate_inp\.weight$|\.ssm_(a|d|conv1d\w*)(\.weight)?$"
-    r"|\.shortconv\.conv\.weight$|\.ffn_norm$|attn_sinks\.weight$|\.scale$|layer_output_scale"
+    r"|\.xielu\.|\.shortconv\.conv\.weight$|\.ffn_norm$|attn_sinks\.weight$|\.scale$|layer_output_scale"
 )
 
 
@@ -48,7 +52,9 @@ def make_tensors(
     tensors = {}
     for name, place in places.items():
         parts = _alike([stored[part] for part in place.parts], path)
-        tensors[name] = _tensor(name, parts, place, keys, wanted, kept, path)
+        tensors[name] = tensor = _tensor(name, parts, place.layout, keys, wanted, path)
+        if wanted not in (None, tensor.type_id) and isinstance(tensor.data, RowBytes | FileBytes):
+            kept.append(name)
     if kept:
         warnings.warn(
             f"{path}: {len(kept)} tensors keep their type, since their rows are not a multiple of "
@@ -86,77 +92,64 @@ def _alike(parts: list[StoredTensor], path: Path) -> tuple[StoredTensor, ...]:
 def _tensor(
     name: str,
     parts: tuple[StoredTensor, ...],
-    place: Place,
+    layout: Layout,
     keys: Mapping[str, Value],
     wanted: int | None,
-    kept: list[str],
     path: Path,
 ) -> Tensor:
-    layout, shape = place.layout, parts[0].shape
+    if layout.shape is not None:
+        parts = tuple(_shaped(part, layout.shape(keys), path) for part in parts)
+    shape = parts[0].shape
     transposed = layout.transposed and parts[0].dtype in GGML_TYPES  # rows of blocks are outputs
     if transposed:
         if len(shape) < 2:
             raise SafetensorsError(f"{path}: tensor '{parts[0].name}' {shape} is not a matrix")
         shape = (*shape[:-2], shape[-1], shape[-2])
     rows = Rows(parts, transposed=transposed)
-    of_vector = len(shape) < 2
-    order = None
     if layout.rows is not None:
-        order = _order(layout.rows, keys, shape[0] if of_vector else rows.rows_each, path, name)
-    stacked = shape if len(parts) == 1 else (len(parts), *shape)
-    if of_vector or _F32.search(name) or layout.values or layout.factors:
-        values = rows.values().reshape(stacked)
-        if order is not None:
-            values = values.reshape(-1, 1 if of_vector else shape[-1])[order]
-            values = values.reshape(-1) if of_vector else values
-        if layout.factors is not None:
-            factors = layout.factors(keys)
-            if len(factors) != len(values):
-                raise ConfigError(f"{path}: tensor '{parts[0].name}' has {len(values)} rows")
-            values = values * factors.reshape(-1, *[1] * (values.ndim - 1))
-        if layout.values is not None:
-            values = layout.values(values)
-        return vector(name, _shaped(values, layout.shape, parts[0], path))
-    if order is not None:
+        order = _of_rows(layout.rows, keys, rows.rows_each, path, name)
+        if len(order) != rows.rows_each:  # some of the rows
+            shape = (len(order), shape[-1])
         rows = Rows(parts, order, transposed)
-        stacked = (len(order), shape[-1]) if len(order) != rows.rows_each else stacked
+    if len(parts) > 1:
+        shape = (len(parts), *shape)
+    if len(shape) < 2 or _F32.search(name) or layout.values or layout.factors:
+        return vector(name, _values(rows, layout, keys, path, name).reshape(shape))
     type_id = type_number(rows.dtype)
-    if wanted is not None:
-        if rows.width % TENSOR_TYPES[wanted].block:
-            kept.append(name)
-        else:
-            type_id = wanted
+    if wanted is not None and rows.width % TENSOR_TYPES[wanted].block == 0:
+        type_id = wanted
     data = row_bytes(rows, type_id)
-    if layout.shape is not None:
-        stacked = _new_shape(stacked, layout.shape, parts[0], path)
-    return Tensor(name, type_id, stacked, 0, len(data), data)
+    return Tensor(name, type_id, shape, 0, len(data), data)
 
 
-def _order(
-    rows: Any, keys: Mapping[str, Value], count: int, path: Path, name: str
-) -> NDArray[np.intp]:
-    """The order of rows; ConfigError where it does not fit the tensor."""
+def _values(
+    rows: Rows, layout: Layout, keys: Mapping[str, Value], path: Path, name: str
+) -> NDArray[np.float32]:
+    """Changed values of a small tensor, (rows, width) f32."""
+    values = rows.values()
+    if layout.factors is not None:
+        values = values * _of_rows(layout.factors, keys, len(values), path, name)[:, None]
+    return values if layout.values is None else layout.values(values)
+
+
+def _of_rows(
+    made: Callable[[Mapping[str, Value], int], NDArray[Any]],
+    keys: Mapping[str, Value],
+    count: int,
+    path: Path,
+    name: str,
+) -> NDArray[Any]:
+    """The order or the factors of rows; ConfigError where sizes do not fit the tensor."""
     try:
-        order: NDArray[np.intp] = rows(keys, count)
+        return made(keys, count)
     except (KeyError, ValueError, ZeroDivisionError, TypeError) as error:
         raise ConfigError(f"{path}: {name}: {count} rows do not fit the sizes: {error}") from None
-    if len(order) and not 0 <= order.min() <= order.max() < count:
-        raise ConfigError(f"{path}: {name}: {count} rows do not fit the sizes")
-    return order
 
 
-def _shaped(
-    values: NDArray[Any], shape: tuple[int, ...] | None, part: StoredTensor, path: Path
-) -> NDArray[Any]:
-    if shape is None:
-        return values
-    return values.reshape(_new_shape(values.shape, shape, part, path))
-
-
-def _new_shape(
-    shape: tuple[int, ...], wanted: tuple[int, ...], part: StoredTensor, path: Path
-) -> tuple[int, ...]:
-    try:
-        return np.broadcast_to(np.uint8(0), shape).reshape(wanted).shape
-    except ValueError:
-        raise SafetensorsError(f"{path}: tensor '{part.name}' is {part.shape}") from None
+def _shaped(part: StoredTensor, shape: tuple[int, ...], path: Path) -> StoredTensor:
+    """The tensor with another shape of as many elements."""
+    count, known = math.prod(part.shape), math.prod(size for size in shape if size != -1)
+    keeps_rows = part.dtype in ITEM_NBYTES or shape[-1] == part.shape[-1]
+    if known < 1 or count % known or (-1 not in shape and count != known) or not keeps_rows:
+        raise SafetensorsError(f"{path}: tensor '{part.name}' is {part.shape}, expected {shape}")
+    return replace(part, shape=tuple(count // known if size == -1 else size for size in shape))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from urdir.model.files.pretrained.family import Family
 from urdir.model.files.pretrained.layouts import Layout, plus_one
 from urdir.model.files.pretrained.names import NORMS_AROUND
-from urdir.model.files.pretrained.steps import has_windows, rotates, square_root
+from urdir.model.files.pretrained.steps import gemma4_layers, has_windows, rotates, square_root
 
 GELU_TANH = ("gelu_pytorch_tanh", "gelu_new")
 #: Norms with weights 1 + w.
@@ -67,6 +67,40 @@ GEMMA3 = replace(
         "rope_local_base_freq": 1e4,
     },
 )
+GEMMA4 = Family(
+    "gemma4",
+    names={
+        **NORMS_AROUND,
+        "layer_scalar": "layer_output_scale.weight",
+        **{"router.proj": "ffn_gate_inp", "router.scale": "ffn_gate_inp.scale"},
+        "router.per_expert_scale": "ffn_down_exps.scale",
+        **{"experts.gate_up_proj": "ffn_gate_up_exps", "experts.down_proj": "ffn_down_exps"},
+        "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+        "post_feedforward_layernorm_1": "post_ffw_norm_1",
+        "post_feedforward_layernorm_2": "post_ffw_norm_2",
+        **{"per_layer_input_gate": "inp_gate", "per_layer_projection": "proj"},
+        "post_per_layer_input_norm": "post_norm",
+    },
+    ends={
+        "embed_tokens_per_layer": "per_layer_token_embd",
+        "per_layer_model_projection": "per_layer_model_proj",
+        "per_layer_projection_norm": "per_layer_proj_norm",
+    },
+    keys={
+        "head_dim": "attention.key_length_swa",
+        "final_logit_softcapping": "final_logit_softcapping",
+        "num_kv_shared_layers": "attention.shared_kv_layers",
+        "hidden_size_per_layer_input": "embedding_length_per_layer_input",
+        "top_k_experts": "expert_used_count",
+    },
+    implied={"final_logit_softcapping": 0.0},
+    steps=(gemma4_layers,),
+    fixed={"use_bidirectional_attention": ("vision",)},
+    ignored=frozenset({"vocab_size_per_layer_input", "enable_moe_block"}),
+    windows="pattern",
+    tied=True,
+    activations=GELU_TANH,
+)
 _QWEN_VL = Family(
     "qwen2vl",
     defaults={"rms_norm_eps": 1e-6},
@@ -87,15 +121,22 @@ FAMILIES: Mapping[str, Family] = {
     "smollm3": Family("smollm3", steps=(rotates,), tied=True),
     "ministral3": Family("mistral3"),
     "arcee": Family("arcee", activations=("relu2",)),
+    "apertus": Family(
+        "apertus",
+        names={
+            f"mlp.act_fn.{name}": f"xielu.{name}" for name in ("alpha_n", "alpha_p", "beta", "eps")
+        },
+        fixed={"qk_norm": (True,), "post_norm": (False,)},
+        activations=("xielu",),
+    ),
     "gemma": _GEMMA,
     "gemma2": _GEMMA2,
     "gemma3_text": GEMMA3,
+    "gemma4_text": GEMMA4,
     "phi3": Family("phi3"),
     "olmo2": Family("olmo2", names=_POST_NORMS),
     "olmo3": Family("olmo2", names=_POST_NORMS, windows="pattern"),
-    "exaone4": Family(
-        "exaone4", names=_POST_NORMS, windows="pattern", steps=(has_windows,)
-    ),
+    "exaone4": Family("exaone4", names=_POST_NORMS, windows="pattern", steps=(has_windows,)),
     "glm": Family("chatglm", rope="interleaved", defaults={"partial_rotary_factor": 0.5}),
     "glm4": Family(
         "glm4",

@@ -1,19 +1,195 @@
-"""Mixtures of experts with attention of usual form."""
+"""Mixtures of experts with attention of the usual form."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from urdir.model.files.pretrained.family import Family
+from urdir.model.files.pretrained.layouts import Floats, Keys, Layout, halves
+from urdir.model.files.pretrained.steps import (
+    ernie_layers,
+    flag,
+    llama4_attention,
+    shared_experts,
+)
+from urdir.model.files.pretrained.tables.dense import GRANITE_KEYS
+
+_SIGMOID = {"expert_gating_func": 2}
+_WEIGHTS_NORM = flag("norm_topk_prob", "expert_weights_norm")
+#: Every layer has experts.
+_ALL_LAYERS = {"decoder_sparse_step": (1,), "mlp_only_layers": ([],)}
+_SCORED = {
+    "scoring_func": ("sigmoid", "noaux_tc"),
+    "topk_method": ("noaux_tc",),
+    "use_qk_norm": (True,),
+}
+_TURNED = Layout(transposed=True)
+_SHARED = {
+    "shared_mlp.input_linear": "ffn_up_shexp",
+    "shared_mlp.output_linear": "ffn_down_shexp",
+}
+GRANITE_MOE = Family(
+    "granitemoe",
+    _SHARED,
+    {**GRANITE_KEYS, "shared_intermediate_size": "expert_shared_feed_forward_length"},
+    implied={"logit_scale": 1.0},
+)
+
+
+def _even_first(values: Floats) -> Floats:
+    return np.concatenate([values[..., 0::2], values[..., 1::2]], axis=-1)
+
+
+def _by_expert(keys: Keys) -> tuple[int, ...]:
+    return (int(keys["expert_count"]), -1, int(keys["embedding_length"]))
+
 
 FAMILIES: Mapping[str, Family] = {
     "mixtral": Family("llama"),
-    "qwen3_moe": Family(
-        "qwen3moe",
-        fixed={
-            "norm_topk_prob": (True,),
-            "decoder_sparse_step": (1,),
-            "mlp_only_layers": ([],),
+    "qwen2_moe": Family("qwen2moe", fixed={**_ALL_LAYERS, "norm_topk_prob": (False,)}),
+    "qwen3_moe": Family("qwen3moe", fixed={**_ALL_LAYERS, "norm_topk_prob": (True,)}),
+    "qwen3_vl_moe_text": Family(
+        "qwen3vlmoe",
+        fixed={**_ALL_LAYERS, "norm_topk_prob": (True,)},
+        layouts={"ffn_gate_up_exps.weight": _TURNED, "ffn_down_exps.weight": _TURNED},
+    ),
+    "olmoe": Family("olmoe", fixed={"norm_topk_prob": (False,), "clip_qkv": ()}),
+    "granitemoe": GRANITE_MOE,
+    "granitemoeshared": GRANITE_MOE,
+    "dots1": Family(
+        "dots1",
+        keys={"n_shared_experts": "expert_shared_count"},
+        implied=_SIGMOID,
+        fixed=_SCORED,
+        steps=(_WEIGHTS_NORM,),
+    ),
+    "glm4_moe": Family(
+        "glm4moe",
+        names={"post_attention_layernorm": "post_attention_norm"},
+        keys={"n_shared_experts": "expert_shared_count"},
+        implied=_SIGMOID,
+        fixed={**_SCORED, "use_qk_norm": (True, False)},
+        steps=(_WEIGHTS_NORM,),
+        defaults={"partial_rotary_factor": 0.5},
+    ),
+    "ernie4_5_moe": Family(
+        "ernie4_5-moe",
+        keys={
+            "moe_layer_start_index": "leading_dense_block_count",
+            "moe_layer_interval": "interleave_moe_layer_step",
         },
+        steps=(shared_experts("moe_num_shared_experts"), ernie_layers),
+        ignored=frozenset({"moe_capacity", "moe_gate", "moe_use_aux_free", "moe_norm_min"}),
+        rope="interleaved",
+        tied=True,
+    ),
+    "minimax_m2": Family(
+        "minimax-m2",
+        keys={"rotary_dim": "rope.dimension_count"},
+        implied=_SIGMOID,
+        fixed={
+            "qk_norm_type": ("per_layer",),
+            "use_qk_norm": (True,),
+            "use_routing_bias": (True,),
+            "scoring_func": ("sigmoid",),
+            "shared_intermediate_size": (0,),
+        },
+        ignored=frozenset(
+            {"attn_type_list", "use_mtp", "num_mtp_modules", "mtp_transformer_layers"}
+        ),
+    ),
+    "hunyuan_v1_moe": Family(
+        "hunyuan-moe",
+        keys={"moe_intermediate_size": "feed_forward_length"},
+        steps=(shared_experts("num_shared_expert"),),
+        fixed={
+            "use_qk_norm": (True,),
+            "use_cla": (False,),
+            "norm_type": ("rms",),
+            "use_mixed_mlp_moe": (True,),
+            "moe_layer_num_skipped": (0,),
+        },
+        ignored=frozenset({"cla_share_factor", "add_classification_head"}),
+        tied=True,
+    ),
+    "gpt_oss": Family(
+        "gpt-oss",
+        names={"post_attention_layernorm": "post_attention_norm"},
+        keys={"intermediate_size": "expert_feed_forward_length"},
+        fixed={"swiglu_limit": (7.0,)},
+        layouts={
+            "ffn_gate_up_exps.weight": Layout(transposed=True, rows=halves),
+            "ffn_gate_up_exps.bias": Layout(values=_even_first),
+            "ffn_down_exps.weight": _TURNED,
+        },
+        windows="pattern",
+    ),
+    "dbrx": Family(
+        "dbrx",
+        names={
+            "norm_attn_norm.norm_1": "attn_norm",
+            "norm_attn_norm.norm_2": "attn_output_norm",
+            "norm_attn_norm.attn.Wqkv": "attn_qkv",
+            "norm_attn_norm.attn.out_proj": "attn_output",
+            **{
+                f"ffn.experts.mlp.{name}": f"ffn_{to}_exps"
+                for name, to in (("w1", "gate"), ("v1", "up"), ("w2", "down"))
+            },
+        },
+        keys={
+            "attn_config.kv_n_heads": "attention.head_count_kv",
+            "attn_config.clip_qkv": "attention.clamp_kqv",
+            "attn_config.rope_theta": "rope.freq_base",
+            "ffn_config.ffn_hidden_size": "feed_forward_length",
+            "ffn_config.moe_num_experts": "expert_count",
+            "ffn_config.moe_top_k": "expert_used_count",
+        },
+        implied={"attention.layer_norm_epsilon": 1e-5},
+        fixed={
+            "ffn_config.moe_normalize_expert_weights": (1, 1.0),
+            "ffn_config.ffn_act_fn": ({"name": "silu"},),
+        },
+        ignored=frozenset(
+            {
+                *("attn_config.model_type", "attn_config.attn_pdrop", "ffn_config.model_type"),
+                *("ffn_config.moe_jitter_eps", "ffn_config.moe_loss_weight"),
+                *("ffn_config.uniform_expert_assignment",),
+            }
+        ),
+        layouts={
+            "ffn_gate_exps.weight": Layout(shape=_by_expert),
+            "ffn_up_exps.weight": Layout(shape=_by_expert),
+            "ffn_down_exps.weight": Layout(shape=_by_expert, transposed=True),
+        },
+    ),
+    "llama4_text": Family(
+        "llama4",
+        keys={
+            "intermediate_size": "expert_feed_forward_length",
+            "intermediate_size_mlp": "feed_forward_length",
+            "interleave_moe_layer_step": "interleave_moe_layer_step",
+        },
+        steps=(llama4_attention,),
+        defaults={
+            "vocab_size": 202048,
+            "hidden_size": 5120,
+            "intermediate_size": 8192,
+            "intermediate_size_mlp": 16384,
+            "num_hidden_layers": 48,
+            "num_attention_heads": 40,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 4096 * 32,
+            "rms_norm_eps": 1e-5,
+            "num_experts_per_tok": 1,
+            "num_local_experts": 16,
+            "interleave_moe_layer_step": 1,
+            "rope_theta": 500000.0,
+        },
+        ignored=frozenset({"moe_layers", "output_router_logits"}),
+        layouts={"ffn_gate_up_exps.weight": _TURNED, "ffn_down_exps.weight": _TURNED},
+        rope="interleaved",
     ),
 }
