@@ -1,4 +1,4 @@
-"""Description of a GGUF tensor type: `Format`; ``formats`` has one for each type."""
+"""Description of a tensor type: `Format`; ``formats`` has one for each type."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNIT = 32
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Format:
-    """A GGUF tensor type: ``block`` weights in ``nbytes`` bytes, and its planes once repacked.
+    """A tensor type: ``block`` weights in ``nbytes`` bytes, and its planes once repacked.
 
     Fields after ``element`` are in the digest only of types that use them.
     """

@@ -1,4 +1,4 @@
-"""The tensor types of GGUF, one description each.
+"""The tensor types of GGUF and of quantised folders, one description each.
 
 A quantised type is a sequence of *blocks* (32 or 256 consecutive weights of a row, with their
 scales). Its numbers are cut into bit fields scattered over the block; a ``Field`` gives their
@@ -10,7 +10,8 @@ The value of a weight is ``d * (scale - scale_offset) * (q - offset) + min_sign 
 ``d`` and ``m`` (f16) per block, ``scale`` and ``minimum`` per group of 16 or 32 weights; a type
 without group scales has ``scale = minimum = 1``. Types with a ``table`` use ``table[q]`` instead of
 ``q - offset``. MXFP4's ``d`` is a power of two, whose exponent is in the block; NVFP4 has a ``d``
-for each group, of eight bits in GGUF.
+for each group, of eight bits in GGUF. Types of folders have blocks of our own: what belongs to a
+group, side by side (`_integer`, `_e4m3`, `_e2m1`).
 
 Source of the block layouts: ggml's ``block_q4_K`` and its relatives, as the ``gguf`` package's
 ``quants`` module decodes them; type numbers: ``gguf.GGMLQuantizationType``.

@@ -44,9 +44,8 @@ class SafetensorsModel(Owner):
         config_file = self.path / "config.json"
         if not config_file.exists():
             raise SafetensorsError(f"{self.path}: no config.json in this folder")
-        config = read_json(config_file)
-        scheme = read_scheme(config, config_file)
-        config = text_config(config)
+        whole = read_json(config_file)
+        scheme, config = read_scheme(whole, config_file), dict(text_config(whole))
         own: dict[str, Value] = {}
         if is_draft(config):
             family = EAGLE3

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from urdir.model.errors import ConfigError, SafetensorsError, UnsupportedError
 from urdir.model.files.gguf import Tensor
 from urdir.model.files.metadata import Value
+from urdir.model.files.model_file import SHARED_ORDERS
 from urdir.model.files.open_file import FileBytes
 from urdir.model.files.pretrained.layouts import Layout
 from urdir.model.files.pretrained.places import Place
@@ -50,9 +51,12 @@ def make_tensors(
     wanted = None if quantize is None else quantised_type(quantize)
     kept: list[str] = []
     tensors = {}
+    orders: dict[str, NDArray[np.intp]] = {}
     for name, place in places.items():
         parts = _alike([stored[part] for part in place.parts], path)
         tensors[name] = tensor = _tensor(name, parts, place.layout, keys, wanted, path)
+        if parts[0].order is not None:
+            orders[name.removesuffix(".weight")] = _column_order(parts, path)
         if wanted not in (None, tensor.type_id) and isinstance(tensor.data, RowBytes | FileBytes):
             kept.append(name)
     if kept:
@@ -61,7 +65,35 @@ def make_tensors(
             f"{quantize}'s block: {', '.join(kept[:4])}{', ...' if len(kept) > 4 else ''}",
             stacklevel=2,
         )
-    return tensors
+    return tensors | {name: vector(name, order) for name, order in _shared(orders, tensors).items()}
+
+
+def _column_order(parts: tuple[StoredTensor, ...], path: Path) -> NDArray[np.intp]:
+    order = parts[0].order
+    if order is None or len(parts) > 1:
+        raise UnsupportedError(
+            f"{path}: tensor '{parts[0].name}' has columns in an order of its own (desc_act); "
+            "experts may not have one"
+        )
+    return order
+
+
+def _shared(
+    orders: Mapping[str, NDArray[np.intp]], names: Collection[str]
+) -> dict[str, NDArray[np.intp]]:
+    """The orders of matrices by their tensors' names: under one name if they are those of all
+    matrices that multiply the same x (`SHARED_ORDERS`)."""
+    found = {}
+    for base, order in orders.items():
+        layer, _, name = base.rpartition(".")
+        group = SHARED_ORDERS.get(name)
+        alike = [f"{layer}.{of}" for of, to in SHARED_ORDERS.items() if to == group]
+        alike = [of for of in alike if f"{of}.weight" in names]
+        shares = group is not None and all(
+            of in orders and np.array_equal(orders[of], order) for of in alike
+        )
+        found[f"{layer}.{group if shares else name}.order"] = order
+    return found
 
 
 def vector(name: str, values: NDArray[Any]) -> Tensor:

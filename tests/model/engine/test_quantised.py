@@ -34,7 +34,7 @@ def _logits(path: Path, device: str, **options: Any) -> Any:
     ("source", "name"),
     [
         ("llama-bf16", "fp8-blocks"),
-        ("llama-bf16", "awq"),
+        ("llama-bf16", "gptq-order"),
         ("qwen3moe-bf16", "nvfp4"),
     ],
 )

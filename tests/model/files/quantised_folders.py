@@ -113,14 +113,15 @@ def _integers(
     return quants, scales, zeros, (each * (quants - offset)).astype(np.float32)
 
 
-def gptq(bits: int, group: int, *, added: int = 1) -> Kind:
+def gptq(bits: int, group: int, *, added: int = 1, shuffled: bool = False) -> Kind:
     def quantize(weights: Array, rng: np.random.Generator) -> tuple[Stored, Array]:
         quants, scales, zeros, values = _integers(weights, bits, group, rng, None)
         zeros = zeros + (zeros == 0) * added  # what is stored is not negative
-        each = np.repeat(scales.astype(np.float32), quants.shape[1] // scales.shape[1], 1)
-        offset = np.repeat(zeros, quants.shape[1] // scales.shape[1], 1)
-        values = (each * (quants - offset)).astype(np.float32)
         of_group = np.arange(quants.shape[1]) // (quants.shape[1] // scales.shape[1])
+        if shuffled:  # alike for matrices of as many columns, as those of the same input are
+            of_group = np.random.default_rng(len(of_group)).permutation(of_group)
+        each, offset = scales.astype(np.float32)[:, of_group], zeros[:, of_group]
+        values = (each * (quants - offset)).astype(np.float32)
         return {
             "qweight": np.ascontiguousarray(_bits_of(quants, bits).T),
             "qzeros": _bits_of(zeros.T - added, bits),
@@ -129,7 +130,7 @@ def gptq(bits: int, group: int, *, added: int = 1) -> Kind:
         }, values
 
     form = {"checkpoint_format": "gptq" if added else "gptq_v2"}
-    fields = {"bits": bits, "group_size": group or -1, "desc_act": False, "sym": False}
+    fields = {"bits": bits, "group_size": group or -1, "desc_act": shuffled, "sym": False}
     return Kind({"quant_method": "gptq", **form, **fields}, quantize)
 
 
@@ -197,6 +198,7 @@ KINDS: Mapping[str, Kind] = {
     "gptq-3": gptq(3, 32),
     "gptq-2": gptq(2, 0, added=0),
     "gptq-8": gptq(8, 32),
+    "gptq-order": gptq(4, 32, shuffled=True),
     "awq": Kind({"quant_method": "awq", "bits": 4, "version": "gemm"}, awq),
     "w4a16": packed_integers(4, 32, symmetric=True),
     "w4a16-zeros": packed_integers(4, 64, symmetric=False),

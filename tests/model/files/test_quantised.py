@@ -13,6 +13,7 @@ import pytest
 
 from tests.model.files.quantised_folders import KINDS, quantised, write_safetensors
 from urdir.model.errors import ModelError
+from urdir.model.files.model_file import SHARED_ORDERS
 from urdir.model.files.pretrained.model import SafetensorsModel
 from urdir.model.files.safetensors import read_folder
 from urdir.ptxgen.weights.formats import format_of
@@ -28,9 +29,11 @@ def test_weights_are_those_that_the_folder_means(data: Path, tmp_path: Path, nam
     path, floats = quantised(data / "safetensors" / "llama-bf16", KINDS[name], tmp_path)
     matrices = 0
     with SafetensorsModel(path) as model, SafetensorsModel(floats) as plain:
-        assert set(model.tensors) == set(plain.tensors)
-        for of, tensor in model.tensors.items():
-            wanted = plain.tensors[of]
+        orders = set(model.tensors) - set(plain.tensors)
+        assert set(plain.tensors) <= set(model.tensors)
+        assert orders == (ORDERS if name == "gptq-order" else set())
+        for of, wanted in plain.tensors.items():
+            tensor = model.tensors[of]
             assert tensor.shape == wanted.shape
             if tensor.type_name in ("F32", "BF16"):
                 continue
@@ -38,6 +41,7 @@ def test_weights_are_those_that_the_folder_means(data: Path, tmp_path: Path, nam
             layout = Layout(format_of(tensor.type_id), rows, cols)
             found = layout.unpack(layout.pack(tensor.data[: len(tensor.data)]))
             values = wanted.data[: len(wanted.data)].view(np.float32).reshape(rows, cols)
+            values = values[:, _order(model, of, cols)]
             np.testing.assert_allclose(found, values, rtol=3e-7, atol=1e-9)
             part = tensor.data[3 * len(tensor.data) // rows : 9 * len(tensor.data) // rows]
             assert bytes(part) == bytes(tensor.data[:])[3 * len(tensor.data) // rows :][: len(part)]
@@ -47,6 +51,38 @@ def test_weights_are_those_that_the_folder_means(data: Path, tmp_path: Path, nam
     with SafetensorsModel(path) as model:
         kept = sum(len(t.data) for t in model.tensors.values() if t.type_name[:2] in TYPES)
     assert kept <= MOST * stored
+
+
+#: Of matrices of the same x, which are ordered alike, one.
+ORDERS = {
+    f"blk.{layer}.{name}.order"
+    for layer in range(2)
+    for name in ("attn_qkv", "attn_output", "ffn_gate_up", "ffn_down")
+}
+
+
+def _order(model: SafetensorsModel, name: str, cols: int) -> Any:
+    """Which column of x each column of a matrix is."""
+    base = name.removesuffix(".weight")
+    layer, _, own = base.rpartition(".")
+    for of in (base, f"{layer}.{SHARED_ORDERS.get(own)}"):
+        if (tensor := model.tensors.get(f"{of}.order")) is not None:
+            return tensor.data[: len(tensor.data)].view(np.float32).astype(np.intp)
+    return np.arange(cols)
+
+
+def test_orders_that_differ_are_those_of_their_matrices(data: Path, tmp_path: Path) -> None:
+    """The value projection of a layer has another one, or none."""
+    path = _folder(data, tmp_path, "gptq-order")
+    arrays = _arrays(path)
+    arrays["model.layers.0.self_attn.v_proj.g_idx"] = np.arange(128, dtype=np.int32) // 32
+    other = arrays["model.layers.1.self_attn.v_proj.g_idx"][::-1]
+    arrays["model.layers.1.self_attn.v_proj.g_idx"] = np.ascontiguousarray(other)
+    write_safetensors(path / "model.safetensors", arrays)
+    with SafetensorsModel(path) as model:
+        found = {name for name in model.tensors if "attn_" in name and name.endswith(".order")}
+    own = {f"blk.{n}.attn_{of}.order" for n in range(2) for of in ("q", "k", "output")}
+    assert found == own | {"blk.1.attn_v.order"}
 
 
 TYPES = ("E4", "E2", "W2", "W3", "W4", "W8", "MX")

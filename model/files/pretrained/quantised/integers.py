@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ def by_inputs(parts: Parts, scheme: Scheme) -> StoredTensor:
     qzeros (groups, rows * bits / 32), g_idx (inputs).
 
     GPTQ packs along the inputs, AWQ along the rows. Columns in order of activations (g_idx) are
-    sorted by group: `Reordered`.
+    sorted by group: see `SHARED_ORDERS`.
     """
     bits = _bits(parts, scheme)
     scales = parts.take_of_module("scales", SCALES, (None, None))
@@ -154,7 +155,7 @@ def _made(
         of_rows = (np.repeat(x[first:last], each, axis=1) for x in checked())
         return integer_blocks(fmt, bits, quants, *of_rows)
 
-    return parts.make(fmt, (rows, cols), make)
+    return replace(parts.make(fmt, (rows, cols), make), order=order)
 
 
 def _zeros(stored: StoredTensor, bits: int, scheme: Scheme) -> NDArray[np.uint16]:
@@ -185,4 +186,4 @@ def _order(parts: Parts, stored: StoredTensor, groups: int) -> NDArray[np.intp] 
     order = np.argsort(of, kind="stable")
     if not np.array_equal(of[order], wanted):
         raise parts.refuse(f"has groups (g_idx) that are not {groups} of equal size")
-    raise parts.refuse("has columns in the order of activations (desc_act), which is not supported")
+    return order
