@@ -60,7 +60,7 @@ def lower_chain(at: Lowering, chain: Chain) -> bool:
     if chain.norm is None and (norm := at.unmade.get(chain.x)) is not None:
         chain.norm, chain.x = norm, norm.x
     matrices = [at.matrix(product.of) for product in chain.products]
-    if len({matrix.format.is_float for matrix in matrices}) > 1:
+    if len({matrix.format.arithmetic for matrix in matrices}) > 1:
         return _lower_apart(at, chain, matrices)
     return lower_together(at, chain, matrices)
 
@@ -75,13 +75,14 @@ def lower_together(at: Lowering, chain: Chain, matrices: list[Matrix]) -> bool:
 
 
 def _lower_apart(at: Lowering, chain: Chain, matrices: list[Matrix]) -> bool:
-    """Floats apart from quantised weights, beside which they would keep the activations of all in
-    f32."""
+    """Floats, and quants that are floats, apart from other weights, beside which they would keep
+    the activations of all in f32."""
     if chain.sum or chain.gate or chain.pair or chain.residual:
         return False  # the sum, gate or result would belong to both launches
+    kinds = [matrix.format.arithmetic for matrix in matrices]
     groups = [
-        (suffix, [i for i, matrix in enumerate(matrices) if matrix.format.is_float == is_float])
-        for suffix, is_float in (("", False), (".floats", True))
+        ("" if kind == "integers" else f".{kind}", [i for i, of in enumerate(kinds) if of == kind])
+        for kind in sorted(set(kinds), key=("integers", "floats", "e4m3").index)
     ]
     if chain.then is not None:
         first = [matrices[i] for i in next(own for _, own in groups if 0 in own)]
