@@ -20,7 +20,6 @@ from urdir.model.errors import UnsupportedError
 if TYPE_CHECKING:
     from ray.serve import Application
 
-    from urdir.model.engine.engine import Engine
     from urdir.model.serve.guard import Access
     from urdir.model.serve.interface import AsyncService, Defaults
 
@@ -178,15 +177,15 @@ def open_service(args: argparse.Namespace, template: str | None) -> AsyncService
     limits = Limits.for_latency(engine.session.shapes, share_prefixes=args.share_prefixes)
     return EngineService(
         engine,
-        lambda service: EngineModel(engine, _names(args, engine), service, defaults),
+        EngineModel(engine, _names(args, engine.name), engine.session.context, defaults),
         limits=limits,
         warm_up=warm_up,
     )
 
 
-def _names(args: argparse.Namespace, engine: Engine) -> list[str]:
-    """Model names for clients: the aliases, or the name in the file and the one given here, without
-    a path, which clients must not see."""
+def _names(args: argparse.Namespace, name: str) -> list[str]:
+    """Model names for clients: the aliases, or the ``name`` in the file and the one given here,
+    without a path, which clients must not see."""
     from urdir.model.files.demo import DEMO
     from urdir.model.files.hub import PREFIX
 
@@ -194,7 +193,7 @@ def _names(args: argparse.Namespace, engine: Engine) -> list[str]:
         names: list[str] = args.alias
         return names
     given = args.model or DEMO
-    return [engine.name, given if given.startswith(PREFIX) else Path(given).absolute().name]
+    return [name, given if given.startswith(PREFIX) else Path(given).absolute().name]
 
 
 def _defaults(args: argparse.Namespace) -> Defaults:

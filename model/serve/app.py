@@ -52,8 +52,8 @@ _REFUSED = {
 def make_app(
     service: AsyncService, access: Access, limits: Limits, metrics: ServerMetrics
 ) -> ASGIApp:
-    """Build the application that answers with ``service``, restricted by ``access``; ``metrics``
-    belong to the same service."""
+    """Build the application that answers with ``service``, restricted by ``access``;
+    ``metrics`` count."""
     endpoints = Endpoints(service, limits, metrics)
     routes = [
         *([Route("/", page)] if access.page else []),
@@ -77,7 +77,7 @@ def make_app(
             Exception: _failed,
         },
     )
-    app = Guard(app, access, limits, metrics, [route.path for route in routes])
+    app = Guard(app, access, limits, metrics.counts)
     if access.origins:
         app = CORSMiddleware(
             app,

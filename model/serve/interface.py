@@ -80,7 +80,7 @@ class ServedModel(Protocol):
         replace it; ``many`` allows several.
 
         ``source`` is a schema, a pattern, a grammar or a list of texts. Thread-safe. Raises
-        ModelError for a bad source.
+        ModelError for a source that cannot be one; `AsyncService.check` compiles it.
         """
 
     def required_call(
@@ -109,8 +109,11 @@ class AsyncService(Protocol):
     def lost(self) -> Exception | None:
         """The `DeviceLostError` after which nothing is answered any more, or None."""
 
-    def metrics(self) -> Metrics:
-        """Current metrics."""
+    async def check(self, constraint: Constraint) -> None:
+        """Compile a constraint before requests have it. Raises ModelError for a bad one."""
+
+    async def metrics(self) -> Metrics:
+        """Current metrics. Raises what `lost` has."""
 
     async def drain(self) -> None:
         """Wait until all open requests are answered."""

@@ -17,6 +17,7 @@ import uvicorn
 from urdir.model.errors import ModelError
 from urdir.model.serve.app import make_app
 from urdir.model.serve.connections import Connections, accept, room
+from urdir.model.serve.counts import Counts
 from urdir.model.serve.guard import Access
 from urdir.model.serve.interface import AsyncService
 from urdir.model.serve.limits import Limits
@@ -99,10 +100,12 @@ class Server(uvicorn.Server):
         access: Access,
         limits: Limits,
         exit_on_device_loss: bool = False,
+        counts: Counts | None = None,
     ) -> None:
+        counts = counts or Counts()
         config = uvicorn.Config(
-            make_app(service, access, limits, ServerMetrics(service)),
-            http=http_protocol(limits, Connections(limits.connections)),
+            make_app(service, access, limits, ServerMetrics(counts)),
+            http=http_protocol(limits, Connections(limits.connections, counts)),
             ws="none",
             lifespan="off",
             access_log=False,

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from urdir.driver.errors import loses_device
 from urdir.model.engine.requests.answer import Answer, Item
-from urdir.model.engine.requests.request import Piece
+from urdir.model.engine.requests.request import Finish, Piece
 from urdir.model.engine.requests.scheduler import Scheduler
 
 
@@ -101,6 +101,13 @@ class OpenAnswers:
             self.ended(answer)
             self._scheduler.cancel(answer.number)
         self._items.pop(answer, None)
+
+    def stop(self, answer: Answer) -> None:
+        """End a request that has not ended because its text has a stop string."""
+        if self._answers.get(answer.number) is answer:
+            self.ended(answer)
+            if (ending := self._scheduler.cancel(answer.number, Finish.STOP)) is not None:
+                self.tell(answer, ending)
 
     def cancel_all(self) -> None:
         """End all requests without delivering anything."""

@@ -126,7 +126,10 @@ class ToyService:
         top = tuple((token + i, -0.5 - i) for i in range(request.settings.logprobs))
         return TokenChoice(token, -0.5, top)
 
-    def metrics(self) -> Metrics:
+    async def check(self, constraint: object) -> None:
+        pass
+
+    async def metrics(self) -> Metrics:
         return Metrics(queued=3, running=self.running, pages_used=7, pages_total=99, steps=12)
 
     async def drain(self) -> None:

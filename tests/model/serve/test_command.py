@@ -279,7 +279,7 @@ def test_flags_of_access_and_of_requests(
     monkeypatch.setattr(
         async_service,
         "AsyncService",
-        lambda engine, make, **more: found.append((make(None), more["limits"])),
+        lambda engine, model, **more: found.append((model, more["limits"])),
     )
     (tmp_path / "keys").write_text("# of the team\none\n\n two \n")
     words = ["--api-key", "a, b", "--api-key-file", tmp_path / "keys", "--cors-origins", "x,y"]
@@ -321,7 +321,7 @@ def test_names_of_the_model(
     monkeypatch.setattr("urdir.model.serve.server.listen", lambda *where: socket.socket())
     stand_in(monkeypatch)
     monkeypatch.setattr(
-        async_service, "AsyncService", lambda engine, make, **more: found.append(make(None))
+        async_service, "AsyncService", lambda engine, model, **more: found.append(model)
     )
     assert main(["serve", *flags]) == 0
     assert found[0].names == names

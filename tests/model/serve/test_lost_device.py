@@ -35,16 +35,14 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def open_service() -> AsyncService[EngineModel]:
     engine = Engine.open(device="emulator", sequences=2, page_len=16, context=64)
-    return AsyncService(engine, lambda owner: EngineModel(engine, (), owner, Defaults()))
+    return AsyncService(engine, EngineModel(engine, (), 64, Defaults()))
 
 
 @pytest.mark.slow
 def test_everybody_is_told(api: Any) -> None:
     async def run() -> tuple[list[httpx.Response], list[httpx.Response]]:
         service = open_service()
-        transport = httpx.ASGITransport(
-            make_app(service, Access(), Limits(), ServerMetrics(service))
-        )
+        transport = httpx.ASGITransport(make_app(service, Access(), Limits(), ServerMetrics()))
         async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:
 
             async def ask(**more: Any) -> httpx.Response:

@@ -98,7 +98,7 @@ def begin(engine: Engine, run_server: Any) -> Iterator[Callable[..., Cached]]:
         def start(access: Access, **limits: Any) -> Cached:
             service = AsyncService(
                 engine,
-                lambda service: EngineModel(engine, (), service, Defaults()),
+                EngineModel(engine, (), engine.session.context, Defaults()),
                 Limits.for_latency(engine.session.shapes, **limits),
             )
             owners.callback(lambda: asyncio.run(AsyncAnswers.close(service)))

@@ -57,7 +57,7 @@ def open_service():
             return RuntimeError("lost") if self.is_lost else None
 
     engine = Engine.open(device="emulator", sequences=2, context=256, text=True)
-    return Service(engine, lambda owner: EngineModel(engine, (), owner, Defaults()))
+    return Service(engine, EngineModel(engine, (), 64, Defaults()))
 
 serve.start(http_options=HTTPOptions(port=port))
 assert isinstance(application({"flags": "--device emulator --replicas 0-3"}), serve.Application)
@@ -113,7 +113,7 @@ def test_without_the_extra_one_line_says_what_to_install() -> None:
 
 
 def test_figures_say_whose_they_are(service: Any) -> None:
-    metrics = ServerMetrics(service)
+    metrics = ServerMetrics()
     metrics.say_whose("abc")
     metrics.count_response("/", 200)
     samples = {(s.name, *s.labels.items()): s.value for s in metrics.samples()}

@@ -363,7 +363,7 @@ def test_answers_are_asynchronous_iterators(device_name: str) -> None:
     async def run() -> tuple[list[str], int]:
         engine = Engine.open(device=device_name, sequences=3, page_len=16, context=128)
         prompt = tuple(engine.tokenizer.encode("By the old mill"))
-        service = AsyncService(engine, lambda _: Nothing())
+        service = AsyncService(engine, Nothing())
         request = Request(prompt=prompt, settings=GREEDY, limit=6)
         closed = service.generate(Request(prompt=prompt, settings=GREEDY))
         assert isinstance(await anext(closed), Piece)
@@ -372,7 +372,7 @@ def test_answers_are_asynchronous_iterators(device_name: str) -> None:
         with pytest.raises(ContextFullError):
             await anext(service.generate(Request(prompt=(5,) * 200)))
         await service.drain()
-        running = service.metrics().running
+        running = (await service.metrics()).running
         await service.close()
         return texts, running
 
