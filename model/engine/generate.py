@@ -8,12 +8,11 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 
-from urdir.model.engine.requests.answer import Item
 from urdir.model.engine.requests.answer_loop import AnswerLoop
 from urdir.model.engine.requests.answer_text import AnswerText
 from urdir.model.engine.requests.choices import Choose
 from urdir.model.engine.requests.limits import Limits
-from urdir.model.engine.requests.request import Ending, Finish, Piece, Request
+from urdir.model.engine.requests.request import Ending, Finish, Item, Piece, Request
 from urdir.model.engine.session import Session
 from urdir.model.text.tokenizer import Tokenizer
 

@@ -13,7 +13,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from urdir.driver.errors import DriverError
-from urdir.model.engine.requests.answer_loop import DeviceLostError
+from urdir.model.engine.requests.device_lost import DeviceLostError
 from urdir.model.errors import ModelError
 from urdir.model.serve.endpoints import Endpoints
 from urdir.model.serve.errors import ApiError, api_error

@@ -119,6 +119,7 @@ class TokenClock:
         if self._is_first:
             self._is_first = False
             self._counts.first_token.observe(pause)
+            self._counts.next_token.observe(0.0, tokens - 1)
         else:
             self._counts.next_token.observe(pause / tokens, tokens)
 

@@ -21,6 +21,7 @@ from urdir.model.serve.counts import Counts
 from urdir.model.serve.guard import Access
 from urdir.model.serve.interface import AsyncService
 from urdir.model.serve.limits import Limits
+from urdir.model.serve.loops import run_in_loop
 from urdir.model.serve.metrics import ServerMetrics
 from urdir.model.serve.protocol import http_protocol
 
@@ -84,7 +85,7 @@ def serve(
         finally:
             await service.close()
 
-    asyncio.run(run())
+    run_in_loop(run())
     if service.lost is not None:
         raise service.lost
 

@@ -9,15 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from urdir.model.engine.batch import Output
-from urdir.model.engine.requests.request import Ending, Piece, Request
+from urdir.model.engine.requests.request import Item, Request
 from urdir.model.engine.speculation.host_drafts import ngram_drafts
 
 if TYPE_CHECKING:
     from urdir.model.memory.draft_settings import DraftSettings
     from urdir.model.text.matcher import Matcher
-
-#: What comes out of a request: pieces, and last an ending or what went wrong.
-Item = Piece | Ending | Exception
 
 
 class Answer:

@@ -19,16 +19,17 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from urdir.driver.errors import DriverError, loses_device
-from urdir.model.engine.requests.answer import Answer, Item
+from urdir.driver.errors import loses_device
+from urdir.model.engine.requests.answer import Answer
 from urdir.model.engine.requests.choices import Choose, DeviceChoices, HostChoices
+from urdir.model.engine.requests.device_lost import DeviceLostError
 from urdir.model.engine.requests.drafting import Drafting
 from urdir.model.engine.requests.launcher import Launcher
 from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.metrics import Metrics
 from urdir.model.engine.requests.open_answers import OpenAnswers
 from urdir.model.engine.requests.reader import Reader
-from urdir.model.engine.requests.request import Request
+from urdir.model.engine.requests.request import Item, Request
 from urdir.model.engine.requests.scheduler import Scheduler
 from urdir.model.errors import ModelError
 from urdir.model.owner import Owner
@@ -38,10 +39,6 @@ if TYPE_CHECKING:
     from urdir.model.engine.step_clock import StepClock
     from urdir.model.text.matcher import ConstraintCompiler
     from urdir.model.text.tokenizer import Tokenizer
-
-
-class DeviceLostError(DriverError):
-    """A kernel faulted or the GPU failed: nothing can run on it until the model is opened again."""
 
 
 class AnswerLoop(Owner):

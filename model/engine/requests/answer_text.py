@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from urdir.model.engine.requests.answer import Item
-from urdir.model.engine.requests.request import Ending, Finish, Piece, Request
+from urdir.model.engine.requests.request import Ending, Finish, Item, Piece, Request
 from urdir.model.text.text_stream import TextStream
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from urdir.driver.errors import loses_device
-from urdir.model.engine.requests.answer import Answer, Item
-from urdir.model.engine.requests.request import Finish, Piece
+from urdir.model.engine.requests.answer import Answer
+from urdir.model.engine.requests.request import Finish, Item, Piece
 from urdir.model.engine.requests.scheduler import Scheduler
 
 

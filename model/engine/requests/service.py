@@ -13,12 +13,12 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Protocol
 
 from urdir.driver.errors import DriverError
-from urdir.model.engine.requests.answer import Answer, Item
+from urdir.model.engine.requests.answer import Answer
 from urdir.model.engine.requests.answer_loop import AnswerLoop
 from urdir.model.engine.requests.answer_text import AnswerText
 from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.metrics import Metrics
-from urdir.model.engine.requests.request import Request
+from urdir.model.engine.requests.request import Item, Request
 from urdir.model.engine.requests.warm_up import WarmUp
 from urdir.model.engine.step_clock import StepClock
 from urdir.model.owner import Owner

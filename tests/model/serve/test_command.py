@@ -55,7 +55,7 @@ from pathlib import Path
 from urdir.model import demo_model
 from urdir.model.cli import main
 from urdir.model.commands import serve
-from urdir.model.engine.requests.answer_loop import DeviceLostError
+from urdir.model.engine.requests.device_lost import DeviceLostError
 from urdir.model.files.gguf import Gguf
 from urdir.model.text.chat import ChatTemplate
 from urdir.model.text.tokenizer import Tokenizer

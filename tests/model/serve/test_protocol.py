@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 from typing import Any
+from unittest.mock import AsyncMock
 
 import openai
 import pytest

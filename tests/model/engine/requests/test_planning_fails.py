@@ -14,7 +14,7 @@ from tests.model.engine.requests.test_context_ends import run
 from urdir.driver.errors import CudaError
 from urdir.model.engine.batch import ShapeBuckets, StepShape
 from urdir.model.engine.requests.answer import Answer
-from urdir.model.engine.requests.answer_loop import DeviceLostError
+from urdir.model.engine.requests.device_lost import DeviceLostError
 from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.request import Ending, Request
 from urdir.model.engine.requests.scheduler import Scheduler

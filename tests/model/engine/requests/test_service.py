@@ -18,10 +18,9 @@ from typing import Any
 import pytest
 
 from urdir.model.engine.engine import Engine
-from urdir.model.engine.requests.answer import Item
 from urdir.model.engine.requests.async_service import AsyncAnswers, AsyncService
 from urdir.model.engine.requests.limits import Limits
-from urdir.model.engine.requests.request import Ending, Finish, Piece, Request
+from urdir.model.engine.requests.request import Ending, Finish, Item, Piece, Request
 from urdir.model.engine.requests.service import Service
 from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.errors import BusyError, ConstraintError, ContextFullError, ModelError

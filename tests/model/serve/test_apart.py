@@ -1,0 +1,322 @@
+"""HTTP in processes of its own: answers, errors, ends of processes, many streams, slow readers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from urdir.model.serve.apart import wire
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+PROGRAM = Path(__file__).with_name("apart_server.py")
+ASKED: dict[str, Any] = {"model": "paced", "prompt": "By the old mill", "max_tokens": 8, "seed": 5}
+DEADLY = 666
+
+
+class Apart:
+    """A server of `apart_server`, in processes of its own."""
+
+    def __init__(self, *flags: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(PROGRAM), *flags],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self.url = self.process.stdout.readline().strip()
+        assert self.url, self.process.communicate()
+        self.port = int(self.url.rpartition(":")[2])
+        self.http = httpx.Client(base_url=self.url, timeout=30, trust_env=False)
+
+    def ask(self, **more: Any) -> httpx.Response:
+        return self.http.post("/v1/completions", json=ASKED | more)
+
+    @property
+    def engine(self) -> int:
+        """The engine's process, which has front ends."""
+        (engine,) = (pid for pid in children(self.process.pid) if children(pid))
+        return engine
+
+    @property
+    def fronts(self) -> list[int]:
+        return children(self.engine)
+
+    def end(self) -> tuple[int, str]:
+        """Exit code and stderr, once it has ended."""
+        _, errors = self.process.communicate(timeout=30)
+        return self.process.returncode, errors
+
+
+def children(pid: int) -> list[int]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+            if int(parent) == pid and b"spawn_main" in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+    return sorted(found)
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Apart]]:
+    servers: list[Apart] = []
+
+    def begin(*flags: str) -> Apart:
+        servers.append(Apart(*flags))
+        return servers[-1]
+
+    yield begin
+    for server in servers:
+        server.http.close()
+        if server.process.poll() is None:
+            server.process.terminate()
+            server.end()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Apart]:
+    """One for the tests that leave it whole."""
+    server = Apart()
+    yield server
+    server.http.close()
+    server.process.terminate()
+    code, errors = server.end()
+    assert code == 0, errors
+    assert "Traceback" not in errors
+
+
+def figure(server: Apart, name: str) -> float:
+    lines = server.http.get("/metrics").text.splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
+
+
+def test_answers(server: Apart) -> None:
+    """Of all kinds; a seed repeats one, whichever process is asked, and log-probabilities come."""
+    first = server.ask().json()
+    assert first["usage"]["completion_tokens"] == 8
+    assert first["choices"][0]["finish_reason"] == "length"
+    text = first["choices"][0]["text"]
+    for _ in range(6):
+        with httpx.Client(base_url=server.url, trust_env=False) as other:
+            again = other.post("/v1/completions", json=ASKED | {"n": 2}).json()["choices"]
+        assert again[0]["text"] == text != again[1]["text"]
+    (choice,) = server.ask(logprobs=2).json()["choices"]
+    assert choice["logprobs"]["token_logprobs"] == [-0.5] * 8
+    assert "".join(choice["logprobs"]["tokens"]) == choice["text"] == text
+    stop = text[3:6]
+    (choice,) = server.ask(stop=[stop], max_tokens=4000).json()["choices"]
+    assert (choice["text"], choice["stop_reason"]) == (text[: text.index(stop)], stop)
+    with httpx.Client(trust_env=False, timeout=30) as http:
+        client = openai.OpenAI(
+            base_url=f"{server.url}/v1", api_key="none", max_retries=0, http_client=http
+        )
+        chunks = list(client.completions.create(stream=True, **ASKED))
+        assert "".join(chunk.choices[0].text for chunk in chunks) == text
+        chat = client.chat.completions.create(
+            model="paced", messages=[{"role": "user", "content": "Hi"}], max_tokens=3
+        )
+    assert chat.usage is not None
+    assert chat.usage.completion_tokens == 3
+
+
+def test_errors_have_their_kind(server: Apart) -> None:
+    full = server.ask(prompt=[300] * 5000)
+    assert (full.status_code, full.json()["error"]["code"]) == (400, "context_length_exceeded")
+    good = server.ask(structured_outputs={"choice": ["yes"]})
+    assert good.status_code == 200
+    bad = server.ask(structured_outputs={"choice": ["refused"]})
+    assert (bad.status_code, bad.json()["error"]["code"]) == (400, "invalid_constraint")
+
+
+def test_counts_are_of_all_processes(server: Apart) -> None:
+    def ask(number: int) -> None:
+        with httpx.Client(base_url=server.url, trust_env=False) as http:
+            assert http.post("/v1/completions", json=ASKED).status_code == 200
+
+    counted = 'urdir_http_responses_total{route="/v1/completions",status="200"}'
+    names = ("urdir_time_to_first_token_seconds_count", "urdir_inter_token_seconds_count")
+    before = [figure(server, name) for name in (counted, *names, "urdir_generated_tokens_total")]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(ask, range(24)))
+    after = [figure(server, name) for name in (counted, *names, "urdir_generated_tokens_total")]
+    assert [b - a for a, b in zip(before, after, strict=True)] == [24, 24, 24 * 7, 24 * 8]
+    assert server.http.get("/health").json() == {"status": "ok"}
+
+
+def test_a_client_that_leaves_is_cancelled(server: Apart) -> None:
+    with server.http.stream(
+        "POST", "/v1/completions", json=ASKED | {"max_tokens": 4000, "stream": True}
+    ) as response:
+        next(response.iter_lines())
+        assert figure(server, "urdir_running") == 1
+    wait_for(lambda: figure(server, "urdir_running") == 0)
+
+
+def test_limits_are_of_all_processes(start: Callable[..., Apart]) -> None:
+    """3 open requests of two processes; a queue of 1 beside one that runs."""
+    server = start("--open", "3", "--sequences", "1", "--queue", "1", "--step", "0.01")
+    statuses: list[int] = []
+
+    def ask() -> None:
+        with httpx.Client(base_url=server.url, trust_env=False, timeout=30) as http:
+            reply = http.post("/v1/completions", json=ASKED | {"max_tokens": 100})
+            statuses.append(reply.status_code)
+            if reply.status_code == 429:
+                assert reply.headers["Retry-After"] in ("1", "3")
+
+    threads = [threading.Thread(target=ask) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(set(statuses)) == [200, 429]
+    assert 2 <= statuses.count(200) <= 4
+
+
+def test_a_front_end_that_dies_is_replaced(start: Callable[..., Apart]) -> None:
+    """Its answers end with an error, those of the other go on."""
+    server = start("--step", "0.01")
+    text = server.ask(max_tokens=200).json()["choices"][0]["text"]
+    found: list[str | None] = []
+
+    def ask() -> None:
+        with httpx.Client(base_url=server.url, trust_env=False, timeout=30) as http:
+            try:
+                reply = http.post("/v1/completions", json=ASKED | {"max_tokens": 200})
+                found.append(reply.json()["choices"][0]["text"])
+            except httpx.HTTPError:
+                found.append(None)
+
+    threads = [threading.Thread(target=ask) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    wait_for(lambda: figure(server, "urdir_running") == 12)
+    before = server.fronts
+    os.kill(before[0], signal.SIGKILL)
+    for thread in threads:
+        thread.join()
+    assert set(found) == {None, text}
+    wait_for(lambda: len(server.fronts) == 2)
+    assert server.fronts[0] == before[1]
+    server.http.close()
+    server.http = httpx.Client(base_url=server.url, timeout=30, trust_env=False)
+    assert figure(server, "urdir_running") == 0
+    for _ in range(4):
+        assert server.ask().status_code == 200
+    server.process.terminate()
+    code, errors = server.end()
+    assert (code, errors.count("a front end has ended (-9), another begins")) == (0, 1)
+
+
+def test_an_engine_that_dies_ends_all(start: Callable[..., Apart]) -> None:
+    """With its cause and exit code 1."""
+    server = start("--step", "0.01")
+    lines: list[str] = []
+
+    def listen() -> None:
+        body = ASKED | {"max_tokens": 4000, "stream": True}
+        with httpx.stream(
+            "POST", f"{server.url}/v1/completions", json=body, trust_env=False
+        ) as response:
+            lines.extend(response.iter_lines())
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+    wait_for(lambda: len(lines) > 4)
+    fronts = server.fronts
+    refused = server.ask(seed=DEADLY)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "device_lost")
+    thread.join()
+    assert json.loads([line for line in lines if line][-1].removeprefix("data: "))["error"]
+    code, errors = server.end()
+    assert code == 1
+    assert "the engine's process has ended: killed by SIGKILL" in errors
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in fronts))
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_signals(start: Callable[..., Apart], times: int) -> None:
+    """The first finishes what is open, a second one aborts it."""
+    server = start("--step", "0.01")
+    body = ASKED | {"max_tokens": 100, "stream": True}
+    with server.http.stream("POST", "/v1/completions", json=body) as response:
+        lines = response.iter_lines()
+        next(lines)
+        for _ in range(times):
+            server.process.send_signal(signal.SIGINT)
+            time.sleep(0.2)
+        with suppress(httpx.HTTPError):
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+            assert times == 1
+    code, errors = server.end()
+    assert code == (0 if times == 1 else 130)
+    assert errors.count("finishing open requests") == 1
+    assert "Traceback" not in errors
+
+
+def test_many_streams_and_a_slow_reader(start: Callable[..., Apart]) -> None:
+    """1,000 streams at once are whole; what waits for a slow reader comes in few events."""
+    server = start("--sequences", "1000", "--step", "0.05")
+    expected = server.ask(max_tokens=12).json()["choices"][0]["text"]
+
+    async def text_of(limit: int, pause: float = 0.0) -> tuple[str, int]:
+        body = json.dumps(ASKED | {"max_tokens": limit, "stream": True}).encode()
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1 << 24)
+        kept = writer.get_extra_info("socket")
+        if pause:
+            kept.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            reader._transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+            b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        )
+        if pause:
+            await asyncio.sleep(pause)
+            reader._transport.resume_reading()  # type: ignore[attr-defined]
+        lines = (await reader.read()).split(b"\n")
+        writer.close()
+        events = [json.loads(line[6:]) for line in lines if line.startswith(b"data: {")]
+        assert lines[-4:-1].count(b"data: [DONE]") == 1
+        return "".join(event["choices"][0]["text"] for event in events), len(events)
+
+    async def run() -> list[tuple[str, int]]:
+        return await asyncio.gather(*(text_of(12) for _ in range(1000)))
+
+    streams = asyncio.run(run())
+    assert {text for text, _ in streams} == {expected}
+    whole = server.ask(max_tokens=4000).json()["choices"][0]["text"]
+    del whole
+
+
+def test_frames_are_cut_anywhere() -> None:
+    calls = [wire.Stop(1), wire.Cancel(2), wire.Query(1 << 40), wire.Ready()]
+    data = b"".join(map(wire.frame, calls))
+    for size in (1, 3, 7, len(data)):
+        frames, found = wire.Frames(), []
+        for at in range(0, len(data), size):
+            found += map(wire.decode_call, frames.push(data[at : at + size]))
+        assert found == calls
