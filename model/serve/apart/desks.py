@@ -66,7 +66,8 @@ class Desk:
     def __init__(self, connection: socket.socket, compilers: ThreadPoolExecutor) -> None:
         connection.setblocking(False)
         self.connection = connection
-        self.is_ready = threading.Event()  # once it has the texts
+        self.is_ready = threading.Event()  # once it has the texts, or their failure
+        self.failure: wire.Failure | None = None
         self._compilers = compilers
         self._frames = wire.Frames()
         self._answers: dict[int, Answer | None] = {}  # None: its constraint is being compiled
@@ -114,6 +115,7 @@ class Desk:
             case wire.Query():
                 self._reply(call.number, partial(_query, engine, call))
             case wire.Ready():
+                self.failure = call.failure
                 self.is_ready.set()
 
     def _ask(self, engine: Engine, call: wire.Ask) -> None:

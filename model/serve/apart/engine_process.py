@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from urdir.model.errors import ModelError
 from urdir.model.serve.apart import wire
 from urdir.model.serve.apart.desks import Desk, Desks
-from urdir.model.serve.apart.front_process import Front, run_front
+from urdir.model.serve.apart.front_process import CANNOT_SERVE, Front, run_front
 from urdir.model.serve.counts import Counts
 
 if TYPE_CHECKING:
@@ -127,9 +127,12 @@ class _Engine:
             while not front.desk.is_ready.wait(_TICK_SECONDS):
                 if front.process.exitcode is not None:
                     raise ModelError("a process that serves HTTP does not start: see above")
+            if front.desk.failure is not None:
+                raise front.desk.failure.error
 
     def _watch(self, fronts: list[_Process], service: Service) -> None:
-        """Replace front ends that end, until all are to end."""
+        """Replace front ends that end, until all are to end. Raises ModelError for one that would
+        end again."""
         while any(front.process.is_alive() for front in fronts) or not self._order:
             self._obey()
             sentinels = [front.process.sentinel for front in fronts]
@@ -142,6 +145,8 @@ class _Engine:
 
     def _replaced(self, front: _Process) -> _Process:
         code = front.process.exitcode
+        if code == CANNOT_SERVE or not front.desk.is_ready.is_set():
+            raise ModelError("a process that serves HTTP does not start: see above")
         print(f"urdir: a front end has ended ({code}), another begins", file=sys.stderr)
         new = self._start(front.row)
         new.desk.send(wire.Round(context=self._context))

@@ -6,15 +6,15 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from urdir.driver.errors import DriverError
 from urdir.model.engine.requests.device_lost import DeviceLostError
 from urdir.model.errors import ModelError
+from urdir.model.serve.apart import wire
 from urdir.model.serve.apart.link import EngineLink
 from urdir.model.serve.connections import room
 from urdir.model.serve.counts import Counts
@@ -27,6 +27,10 @@ from urdir.model.serve.server import Server
 
 #: Longest time that a thread runs while the event loop waits (seconds): tokenising is in a thread.
 _SWITCH_SECONDS = 0.0005
+
+
+#: Exit code of a front end that another one in its place would have, too.
+CANNOT_SERVE = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +56,20 @@ def run_front(
         signal.signal(number, signal.SIG_IGN)
     sys.setswitchinterval(_SWITCH_SECONDS)
     counts = Counts(np.frombuffer(table).reshape(-1, Counts.WIDTH), own)
-    try:
-        with front.open_texts() as texts:
+    with ExitStack() as owners:
+        try:
+            texts = owners.enter_context(front.open_texts())
+            _ = texts.tokenizer  # read now
+        except ModelError as error:
+            connection.sendall(wire.frame(wire.Ready(wire.Failure.of(error))))
+            sys.exit(1)
+        try:
             run_in_loop(_serve(front, texts, connection, listener, counts))
-    except DeviceLostError:  # the engine's process says why
-        sys.exit(1)
-    except (ModelError, DriverError) as error:
-        print(f"urdir: error: a front end ends: {error}", file=sys.stderr)
-        sys.exit(1)
+        except DeviceLostError:  # the engine's process says why
+            sys.exit(1)
+        except ModelError as error:
+            print(f"urdir: error: {error}", file=sys.stderr)
+            sys.exit(CANNOT_SERVE)
 
 
 async def _serve(

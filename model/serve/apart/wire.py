@@ -24,11 +24,58 @@ from urdir.model.text.constraints import Constraint
 log = logging.getLogger("urdir.serve")
 _LENGTH = struct.Struct("<I")
 
+# ---- from either side ----
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error: the name of its class, if front ends know that, and its words."""
+
+    kind: str
+    words: str
+    retry_after: float = 0.0
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failure:
+        """The message for an error; one that no client may read is logged here."""
+        kind = next((kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _KINDS), "")
+        if not kind:
+            log.error("the engine: %s", error, exc_info=error)
+        return cls(kind, str(error), getattr(error, "retry_after", 0.0))
+
+    @property
+    def cause(self) -> BaseException:
+        """What ended a process."""
+        return _KINDS[self.kind]() if self.kind == "KeyboardInterrupt" else self.error
+
+    @property
+    def error(self) -> Exception:
+        """The error to raise."""
+        if self.kind == "BusyError":
+            return errors.BusyError(self.words, self.retry_after)
+        kind = _KINDS.get(self.kind, RuntimeError)
+        return kind(self.words) if issubclass(kind, Exception) else RuntimeError(self.words)
+
+
+#: Errors that a front end tells apart (`serve.errors`), by their names.
+_KINDS: dict[str, type[BaseException]] = {
+    kind.__name__: kind
+    for kind in (
+        *(errors.ModelError, errors.BusyError, errors.ContextFullError, errors.ConstraintError),
+        *(errors.SettingsError, errors.UnsupportedError, errors.TokenizerError),
+        *(errors.TemplateError, errors.HubNameError, DriverError, DeviceLostError),
+        KeyboardInterrupt,
+    )
+}
+
+
 # ---- from a front end ----
 
 
 class Ready(msgspec.Struct, tag=True, array_like=True):
-    """The front end has the model's texts, and waits for `Round.context`."""
+    """The front end has the model's texts, and waits for `Round.context`; or it has none."""
+
+    failure: Failure | None = None
 
 
 class Ask(msgspec.Struct, tag=True, array_like=True):
@@ -84,48 +131,6 @@ class Query(msgspec.Struct, tag=True, array_like=True):
 Call = Ready | Ask | Stop | Cancel | Check | Query
 
 # ---- from the engine ----
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """An error: the name of its class, if front ends know that, and its words."""
-
-    kind: str
-    words: str
-    retry_after: float = 0.0
-
-    @classmethod
-    def of(cls, error: BaseException) -> Failure:
-        """The message for an error; one that no client may read is logged here."""
-        kind = next((kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _KINDS), "")
-        if not kind:
-            log.error("the engine: %s", error, exc_info=error)
-        return cls(kind, str(error), getattr(error, "retry_after", 0.0))
-
-    @property
-    def cause(self) -> BaseException:
-        """What ended a process."""
-        return _KINDS[self.kind]() if self.kind == "KeyboardInterrupt" else self.error
-
-    @property
-    def error(self) -> Exception:
-        """The error to raise."""
-        if self.kind == "BusyError":
-            return errors.BusyError(self.words, self.retry_after)
-        kind = _KINDS.get(self.kind, RuntimeError)
-        return kind(self.words) if issubclass(kind, Exception) else RuntimeError(self.words)
-
-
-#: Errors that a front end tells apart (`serve.errors`), by their names.
-_KINDS: dict[str, type[BaseException]] = {
-    kind.__name__: kind
-    for kind in (
-        *(errors.ModelError, errors.BusyError, errors.ContextFullError, errors.ConstraintError),
-        *(errors.SettingsError, errors.UnsupportedError, errors.TokenizerError),
-        *(errors.TemplateError, errors.HubNameError, DriverError, DeviceLostError),
-        KeyboardInterrupt,
-    )
-}
 
 
 class Told(msgspec.Struct, array_like=True, omit_defaults=True):

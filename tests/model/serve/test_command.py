@@ -71,7 +71,7 @@ with ChatTemplate.of(gguf, tokenizer) as template:
         toys.ToyModel(tokenizer, template), delay=float(sys.argv[2]), lost=lost
     )
     serve.open_service = lambda args, template: service
-    code = main(["serve", "--port", "0", *sys.argv[4:]])
+    code = main(["serve", "--port", "0", "--api-workers", "0", *sys.argv[4:]])
 print(code, *service.ended, service.cancelled)
 """
 
@@ -265,7 +265,7 @@ def test_names_of_the_server(
     monkeypatch.setattr("urdir.model.serve.server.serve", serve)
     monkeypatch.setattr("urdir.model.serve.server.listen", lambda *where: socket.socket())
     monkeypatch.setattr("urdir.model.commands.serve.open_service", lambda *more: None)
-    assert main(["serve", *flags]) == 0
+    assert main(["serve", "--api-workers", "0", *flags]) == 0
     assert found == [Access((), (), None if hosts is None else frozenset(hosts))]
 
 
@@ -286,7 +286,7 @@ def test_flags_of_access_and_of_requests(
     words += ["--no-webui", "-to", "600", "--temp", "0.6", "-s", "7", "-n", "9", "-rea", "off"]
     words += ["--chat-template", "chatml", "-np", "-1", "-b", "64"]
     words += ["--no-prefix-sharing"]
-    assert cli("serve", *words)[::2] == (0, ROOM)
+    assert cli("serve", "--api-workers", "0", *words)[::2] == (0, ROOM)
     (opened,), (model, queue), (access, limits) = options, *found
     assert not queue.share_prefixes
     assert (access.api_keys, access.origins) == (("a", "b", "one", "two"), ("x", "y"))
@@ -323,7 +323,7 @@ def test_names_of_the_model(
     monkeypatch.setattr(
         async_service, "AsyncService", lambda engine, model, **more: found.append(model)
     )
-    assert main(["serve", *flags]) == 0
+    assert main(["serve", "--api-workers", "0", *flags]) == 0
     assert found[0].names == names
 
 

@@ -90,7 +90,7 @@ def test_the_command_ends(
     client: list[threading.Thread] = []
     monkeypatch.setattr(command, "open_service", lambda *_: open_service())
     monkeypatch.setattr(command, "_greet", lose)
-    code, out, err = cli("serve", "--port", "0", "--exit-on-device-loss")
+    code, out, err = cli("serve", "--port", "0", "--api-workers", "0", "--exit-on-device-loss")
     client[0].join(20)
     assert statuses == [200, 200, 503]
     assert (code, out) == (1, "")
