@@ -17,7 +17,7 @@ class AnswerText:
     """Adds text to the items of the answer to ``request``, and passes them to ``deliver``.
 
     Where a stop string is found it calls ``stop`` and drops the tokens behind it; the ending that
-    then comes says so.
+    then comes says so. Where text cannot be made, that error is the last item.
     """
 
     def __init__(
@@ -31,9 +31,20 @@ class AnswerText:
         self._deliver = deliver
         self._stop = stop
         self._generated = 0
+        self._has_failed = False
 
     def __call__(self, item: Item) -> None:
         """Pass on the next item."""
+        if self._has_failed:
+            return
+        try:
+            self._take(item)
+        except Exception as error:  # of this answer alone
+            self._has_failed = True
+            self._stop()
+            self._deliver(error)
+
+    def _take(self, item: Item) -> None:
         if isinstance(item, Piece):
             if self._stream.stopped_by is None:
                 self._deliver(self._texted(item))

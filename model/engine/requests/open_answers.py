@@ -67,9 +67,13 @@ class OpenAnswers:
         try:
             yield
         except Exception as error:
-            if loses_device(error):
-                raise
-            self.fail(self._answers[number], error)
+            self.fail_alone(number, error)
+
+    def fail_alone(self, number: int, error: Exception) -> None:
+        """End one request by an error that was caught. Raises one that loses the device."""
+        if loses_device(error):
+            raise error
+        self.fail(self._answers[number], error)
 
     def fail(self, answer: Answer, error: Exception) -> None:
         """End one request with an error."""

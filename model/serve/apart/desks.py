@@ -90,7 +90,7 @@ class Desk:
             for body in self._frames.push(data):
                 self._take(engine, wire.decode_call(body))
         except msgspec.MsgspecError as error:
-            log.error("a front end sent what is no call: %s", error)
+            log.error("a front end sent no call: %s", error)
             return False
         return bool(data)
 

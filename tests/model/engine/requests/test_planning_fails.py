@@ -234,17 +234,16 @@ def test_a_request_that_is_not_taken_fails_alone(
     assert [type(end) for end in ends] == [Ending, UnforeseenError, Ending]
 
 
-def test_text_that_fails_is_one_answer_s(
+def test_a_token_that_is_refused_is_one_answer_s(
     session: PaperSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    error = UnforeseenError("text")
+    error = UnforeseenError("token")
 
-    def push(answer: Answer, choice: Any) -> str:
+    def accept(answer: Answer, token: int) -> None:
         if MARK in answer.request.prompt:
             raise error
-        return ""
 
-    monkeypatch.setattr(Answer, "push", push)
+    monkeypatch.setattr(Answer, "accept", accept)
     with session.answers() as loop:
         ends = run(loop, list(zip(REQUESTS, TURNS, strict=True)))[1]
     assert [type(end) for end in ends] == [Ending, UnforeseenError, Ending]
