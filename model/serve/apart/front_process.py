@@ -22,7 +22,7 @@ from urdir.model.serve.guard import Access
 from urdir.model.serve.interface import Defaults
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.loops import run_in_loop
-from urdir.model.serve.served_model import EngineModel, NamedTexts
+from urdir.model.serve.served_model import EngineModel, NamedTexts, warm_up
 from urdir.model.serve.server import Server
 
 #: Longest time that a thread runs while the event loop waits (seconds): tokenising is in a thread.
@@ -59,7 +59,7 @@ def run_front(
     with ExitStack() as owners:
         try:
             texts = owners.enter_context(front.open_texts())
-            _ = texts.tokenizer  # read now
+            warm_up(texts)
         except ModelError as error:
             connection.sendall(wire.frame(wire.Ready(wire.Failure.of(error))))
             sys.exit(1)
