@@ -27,8 +27,8 @@ async def together(
     """
     if len(requests) == 1:  # the usual case, without tasks in between
         async with aclosing(_timed(service, requests[0], metrics)) as only:
-            async for item in only:
-                yield [(0, item)]
+            async for known in only:
+                yield [(0, known)]
         return
     queue: _Queue = asyncio.Queue(_AHEAD)
     pumps = [
