@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
     from urdir.model.engine.requests.limits import Limits as EngineLimits
     from urdir.model.engine.requests.service import Service
     from urdir.model.engine.requests.warm_up import WarmUp
-    from urdir.model.serve.apart.engine_process import Post
-    from urdir.model.serve.guard import Access
+    from urdir.model.serve.access import Access
+    from urdir.model.serve.apart.settings import Post
     from urdir.model.serve.interface import AsyncService, Defaults
     from urdir.model.serve.limits import Limits
 
@@ -52,6 +53,8 @@ _WARM_UP_SECONDS = 2.0
 #: The longest that a thread runs while others wait (default 5 ms): rendering a kernel or recording
 #: a graph must not delay the threads that serve requests.
 _SWITCH_SECONDS = 0.0005
+#: Packages of the extra without which nothing is served.
+_EXTRA = ("msgspec", "prometheus_client", "starlette", "uvicorn")
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 
@@ -111,10 +114,9 @@ def add_parser(commands: options.Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
     replicas.check_flags(args)
-    try:
-        import urdir.model.serve.server  # noqa: F401
-    except ImportError as error:
-        raise UnsupportedError(f"{error}: pip install 'urdir[serve]'") from None
+    for module in _EXTRA:  # not imported here, where they may not be needed
+        if find_spec(module) is None:
+            raise UnsupportedError(f"No module named {module!r}: pip install 'urdir[serve]'")
     if not args.ray:
         _serve_here(args)
         return 0
@@ -137,7 +139,7 @@ def application(arguments: dict[str, str]) -> Application:
 
 
 def _serve_here(args: argparse.Namespace) -> None:
-    from urdir.model.serve.server import listen, serve
+    from urdir.model.serve.listening import listen
 
     open_service, access, limits = _server(args)
     with listen(args.host, args.port) as listener:
@@ -145,6 +147,8 @@ def _serve_here(args: argparse.Namespace) -> None:
         if args.api_workers:
             _serve_apart(args, listener, access, limits)
             return
+        from urdir.model.serve.server import serve
+
         service = open_service()
 
         def greet() -> None:
@@ -159,8 +163,7 @@ def _serve_apart(
 ) -> None:
     """Serve with HTTP in ``--api-workers`` processes."""
     from urdir.model.engine.texts import open_texts
-    from urdir.model.serve.apart.engine_process import Settings
-    from urdir.model.serve.apart.front_process import Front
+    from urdir.model.serve.apart.settings import Front, Settings
     from urdir.model.serve.apart.supervisor import serve_apart
 
     template = prompts.given_template(args)
@@ -291,7 +294,7 @@ def _defaults(args: argparse.Namespace) -> Defaults:
 
 
 def _access(args: argparse.Namespace) -> Access:
-    from urdir.model.serve.guard import Access
+    from urdir.model.serve.access import Access
 
     keys = [key.strip() for given in args.api_key for key in given.split(",")]
     if not all(keys):

@@ -15,9 +15,10 @@ from starlette.types import ASGIApp
 from urdir.driver.errors import DriverError
 from urdir.model.engine.requests.device_lost import DeviceLostError
 from urdir.model.errors import ModelError
+from urdir.model.serve.access import Access
 from urdir.model.serve.endpoints import Endpoints
 from urdir.model.serve.errors import ApiError, api_error
-from urdir.model.serve.guard import Access, Guard, error_response
+from urdir.model.serve.guard import Guard, error_response
 from urdir.model.serve.interface import AsyncService
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.metrics import ServerMetrics

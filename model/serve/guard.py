@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hmac
-from dataclasses import dataclass
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from urdir.model.serve.access import Access
 from urdir.model.serve.counts import ROUTES, Counts
 from urdir.model.serve.errors import ApiError, overloaded
 from urdir.model.serve.json_response import JsonResponse
@@ -16,18 +16,6 @@ from urdir.model.serve.prefix_scope import ANYBODY, CALLER, digest
 
 #: Paths without a key: the health check, and the page, which prompts for one.
 OPEN_PATHS = frozenset({"/", "/health"})
-
-
-@dataclass(frozen=True, slots=True)
-class Access:
-    """Access control. ``hosts`` are the names that browsers may use for the server, against DNS
-    rebinding: pages that point a name of their own at this machine. None: any name.
-    """
-
-    api_keys: tuple[str, ...] = ()  # empty: no key needed
-    origins: tuple[str, ...] = ()  # of other pages with access (CORS)
-    hosts: frozenset[str] | None = None
-    page: bool = True  # whether the chat page is served
 
 
 class Guard:

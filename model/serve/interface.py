@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from urdir.model.engine.requests.metrics import Metrics
 from urdir.model.engine.requests.request import Ending, Piece, Request
 from urdir.model.engine.sampling_settings import OPENAI, SamplingSettings
-from urdir.model.text.answers import AnswerParser
-from urdir.model.text.chat import ChatTemplate, Prompt
-from urdir.model.text.constraints import Constraint
-from urdir.model.text.tokenizer import Tokenizer
-from urdir.model.text.tool_calls import Tools
+
+if TYPE_CHECKING:
+    from urdir.model.text.answers import AnswerParser
+    from urdir.model.text.chat import ChatTemplate, Prompt
+    from urdir.model.text.constraints import Constraint
+    from urdir.model.text.tokenizer import Tokenizer
+    from urdir.model.text.tool_calls import Tools
 
 Json = dict[str, Any]
 """A JSON object."""

@@ -15,8 +15,8 @@ from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.metrics import Gauge
 
 from urdir.model.engine.requests.metrics import Metrics
+from urdir.model.serve.access import Access
 from urdir.model.serve.app import make_app
-from urdir.model.serve.guard import Access
 from urdir.model.serve.interface import AsyncService
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.metrics import ServerMetrics

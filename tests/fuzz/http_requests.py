@@ -20,8 +20,8 @@ from urdir.model.engine.sampling_settings import DEFAULTS, SETTINGS
 from urdir.model.errors import ModelError
 from urdir.model.files.demo import demo_model
 from urdir.model.files.gguf import Gguf
+from urdir.model.serve.access import Access
 from urdir.model.serve.app import make_app
-from urdir.model.serve.guard import Access
 from urdir.model.serve.interface import Defaults, Metrics
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.metrics import ServerMetrics

@@ -34,13 +34,12 @@ from urdir.model.engine.requests.service import Service
 from urdir.model.engine.texts import open_texts
 from urdir.model.families.shapes import Shape
 from urdir.model.families.synthetic import SyntheticModel
-from urdir.model.serve.apart.engine_process import Settings
-from urdir.model.serve.apart.front_process import Front
+from urdir.model.serve.access import Access
+from urdir.model.serve.apart.settings import Front, Settings
 from urdir.model.serve.apart.supervisor import serve_apart
-from urdir.model.serve.guard import Access
 from urdir.model.serve.interface import Defaults
 from urdir.model.serve.limits import Limits
-from urdir.model.serve.server import listen
+from urdir.model.serve.listening import listen
 
 WARM_UP_SECONDS = 2.0
 TINY = Shape("llama", 2, 256, 4, 2, 64, 512, 4096, True)

@@ -6,48 +6,26 @@ import multiprocessing
 import signal
 import socket
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from multiprocessing import connection as waiting
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from urdir.model.errors import ModelError
 from urdir.model.serve.apart import wire
 from urdir.model.serve.apart.desks import Desk, Desks
-from urdir.model.serve.apart.front_process import CANNOT_SERVE, Front, run_front
+from urdir.model.serve.apart.settings import CANNOT_SERVE, Settings
 from urdir.model.serve.counts import Counts
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from multiprocessing.context import SpawnProcess
 
-    from urdir.model.engine.engine import Engine
     from urdir.model.engine.requests.service import Service
 
 _TICK_SECONDS = 0.1  # between looks at the device
 _HANG_UP_SECONDS = 10.0  # for front ends to end
 _context = multiprocessing.get_context("spawn")
-
-Post = Callable[[Callable[[], None]], None]
-
-
-class Opens(Protocol):
-    """Opens an engine with its service, whose items it hands to a `Post`."""
-
-    def __call__(self, post: Post) -> tuple[Engine, Service]:
-        """Raises ModelError, DriverError."""
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What the processes need; picklable. ``greet`` gets the model's name and context."""
-
-    open_engine: Opens
-    front: Front
-    workers: int
-    greet: Callable[[str, int], None]
-    exit_on_device_loss: bool = False
 
 
 def run_engine(settings: Settings, listener: socket.socket, control: Connection) -> None:
@@ -62,6 +40,13 @@ def run_engine(settings: Settings, listener: socket.socket, control: Connection)
         failure = wire.Failure.of(error)
     with suppress(OSError):  # the first process is gone
         control.send(failure)
+
+
+def _run_front(*given: Any) -> None:
+    """What a front end needs is imported in its process alone."""
+    from urdir.model.serve.apart.front_process import run_front
+
+    run_front(*given)
 
 
 @dataclass(slots=True)
@@ -113,7 +98,7 @@ class _Engine:
         ours, theirs = socket.socketpair()
         with theirs:
             process = _context.Process(
-                target=run_front,
+                target=_run_front,
                 args=(self._settings.front, theirs, self._listener, self._table, row),
                 name=f"front-end-{row}",
                 daemon=True,

@@ -5,9 +5,8 @@ from __future__ import annotations
 import signal
 import socket
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,33 +15,15 @@ from urdir.model.engine.requests.device_lost import DeviceLostError
 from urdir.model.errors import ModelError
 from urdir.model.serve.apart import wire
 from urdir.model.serve.apart.link import EngineLink
+from urdir.model.serve.apart.settings import CANNOT_SERVE, Front
 from urdir.model.serve.connections import room
 from urdir.model.serve.counts import Counts
-from urdir.model.serve.guard import Access
-from urdir.model.serve.interface import Defaults
-from urdir.model.serve.limits import Limits
 from urdir.model.serve.loops import run_in_loop
 from urdir.model.serve.served_model import EngineModel, NamedTexts, warm_up
 from urdir.model.serve.server import Server
 
 #: Longest time that a thread runs while the event loop waits (seconds): tokenising is in a thread.
 _SWITCH_SECONDS = 0.0005
-
-
-#: Exit code of a front end that another one in its place would have, too.
-CANNOT_SERVE = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Front:
-    """What a front end serves; picklable. ``names`` are those of the model, given the one in its
-    file."""
-
-    open_texts: Callable[[], AbstractContextManager[NamedTexts]]
-    names: Callable[[str], list[str]]
-    defaults: Defaults
-    access: Access
-    limits: Limits
 
 
 def run_front(

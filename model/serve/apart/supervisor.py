@@ -20,11 +20,12 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from urdir.model.errors import ModelError
-from urdir.model.serve.apart.engine_process import Settings, run_engine
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from multiprocessing.context import SpawnProcess
+
+    from urdir.model.serve.apart.settings import Settings
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _context = multiprocessing.get_context("spawn")
@@ -37,7 +38,7 @@ def serve_apart(settings: Settings, listener: socket.socket) -> None:
     after the first one before anything is served.
     """
     control, theirs = _context.Pipe()
-    process = _context.Process(target=run_engine, args=(settings, listener, theirs), name="engine")
+    process = _context.Process(target=_run_engine, args=(settings, listener, theirs), name="engine")
     usual = signal.signal(signal.SIGINT, signal.SIG_IGN)  # also in the new process, from its start
     try:
         process.start()
@@ -56,6 +57,13 @@ def serve_apart(settings: Settings, listener: socket.socket) -> None:
         if not signals.has_ended:
             process.kill()  # front ends end with it
         process.join()
+
+
+def _run_engine(settings: Settings, listener: socket.socket, control: Connection) -> None:
+    """What the engine needs is imported in its process alone."""
+    from urdir.model.serve.apart.engine_process import run_engine
+
+    run_engine(settings, listener, control)
 
 
 class _Signals:

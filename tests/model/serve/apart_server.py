@@ -25,13 +25,12 @@ from urdir.model.engine.requests.metrics import Metrics
 from urdir.model.engine.requests.request import Ending, Finish, Item, Piece, Request, TokenChoice
 from urdir.model.engine.texts import open_texts
 from urdir.model.errors import BusyError, ConstraintError, ContextFullError
-from urdir.model.serve.apart.engine_process import Settings
-from urdir.model.serve.apart.front_process import Front
+from urdir.model.serve.access import Access
+from urdir.model.serve.apart.settings import Front, Settings
 from urdir.model.serve.apart.supervisor import serve_apart
-from urdir.model.serve.guard import Access
 from urdir.model.serve.interface import Defaults
 from urdir.model.serve.limits import Limits
-from urdir.model.serve.server import listen
+from urdir.model.serve.listening import listen
 
 CONTEXT = 4096
 DEADLY = 666

@@ -17,10 +17,11 @@ import pytest
 from urdir.model.engine.requests.request import Ending, Finish, Piece, Request, TokenChoice
 from urdir.model.errors import ConstraintError
 from urdir.model.files.gguf import Gguf
-from urdir.model.serve.guard import Access
+from urdir.model.serve.access import Access
 from urdir.model.serve.interface import Defaults, Metrics
 from urdir.model.serve.limits import Limits
-from urdir.model.serve.server import Server, listen
+from urdir.model.serve.listening import listen
+from urdir.model.serve.server import Server
 from urdir.model.text.answers import AnswerFormat, AnswerParser, find_answer_format
 from urdir.model.text.chat import ChatTemplate, Prompt
 from urdir.model.text.text_stream import TextStream

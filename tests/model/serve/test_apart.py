@@ -188,6 +188,7 @@ def test_a_client_that_leaves_is_cancelled(server: Apart) -> None:
     wait_for(lambda: figure(server, "urdir_running") == 0)
 
 
+@pytest.mark.slow
 def test_limits_are_of_all_processes(start: Callable[..., Apart]) -> None:
     """One answer runs and one waits, for which the queue has room; then three requests are open."""
     server = start("--open", "3", "--sequences", "1", "--queue", "1", "--step", "0.01")
@@ -218,8 +219,8 @@ def test_limits_are_of_all_processes(start: Callable[..., Apart]) -> None:
 
 
 def ask_and_drop(server: Apart, body: dict[str, Any]) -> None:
-    with suppress(httpx.HTTPError), httpx.Client(base_url=server.url, trust_env=False) as http:
-        http.post("/v1/completions", json=body)
+    with suppress(httpx.HTTPError):
+        httpx.post(f"{server.url}/v1/completions", json=body, timeout=60, trust_env=False)
 
 
 def test_a_front_end_that_dies_is_replaced(server: Apart) -> None:
@@ -253,6 +254,7 @@ def test_a_front_end_that_dies_is_replaced(server: Apart) -> None:
         assert server.ask().status_code == 200
 
 
+@pytest.mark.slow
 def test_an_engine_that_dies_ends_all(start: Callable[..., Apart]) -> None:
     """With its cause and exit code 1."""
     server = start("--step", "0.01")
@@ -279,6 +281,7 @@ def test_an_engine_that_dies_ends_all(start: Callable[..., Apart]) -> None:
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in fronts))
 
 
+@pytest.mark.slow
 def test_a_second_signal_aborts_what_is_open(start: Callable[..., Apart]) -> None:
     server = start("--step", "0.01")
     body = ASKED | {"max_tokens": 4000, "stream": True}
@@ -309,6 +312,7 @@ def test_many_streams(server: Apart) -> None:
     assert {texts[0] for texts, _ in asyncio.run(run())} == {expected}
 
 
+@pytest.mark.slow
 def test_a_slow_reader_delays_nobody(server: Apart) -> None:
     """The engine goes on to the end of the answer; what waited comes in few events."""
     more = {"max_tokens": 400, "logprobs": 20, "n": 16}  # 15 MB, more than the system buffers

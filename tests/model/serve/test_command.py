@@ -23,7 +23,7 @@ from urdir.model.cli import main
 from urdir.model.commands import serve as command
 from urdir.model.engine.options import EngineOptions
 from urdir.model.engine.requests import async_service
-from urdir.model.serve.guard import Access
+from urdir.model.serve.access import Access
 from urdir.model.serve.interface import Defaults
 from urdir.model.text.named_templates import named_template
 
@@ -263,7 +263,7 @@ def test_names_of_the_server(
         found.append(access)
 
     monkeypatch.setattr("urdir.model.serve.server.serve", serve)
-    monkeypatch.setattr("urdir.model.serve.server.listen", lambda *where: socket.socket())
+    monkeypatch.setattr("urdir.model.serve.listening.listen", lambda *where: socket.socket())
     monkeypatch.setattr("urdir.model.commands.serve.open_service", lambda *more: None)
     assert main(["serve", "--api-workers", "0", *flags]) == 0
     assert found == [Access((), (), None if hosts is None else frozenset(hosts))]
@@ -274,7 +274,7 @@ def test_flags_of_access_and_of_requests(
 ) -> None:
     found: list[Any] = []
     monkeypatch.setattr("urdir.model.serve.server.serve", lambda *given: found.append(given[2:4]))
-    monkeypatch.setattr("urdir.model.serve.server.listen", lambda *where: socket.socket())
+    monkeypatch.setattr("urdir.model.serve.listening.listen", lambda *where: socket.socket())
     options = stand_in(monkeypatch)
     monkeypatch.setattr(
         async_service,
@@ -318,7 +318,7 @@ def test_names_of_the_model(
 ) -> None:
     found: list[Any] = []
     monkeypatch.setattr("urdir.model.serve.server.serve", lambda *given: None)
-    monkeypatch.setattr("urdir.model.serve.server.listen", lambda *where: socket.socket())
+    monkeypatch.setattr("urdir.model.serve.listening.listen", lambda *where: socket.socket())
     stand_in(monkeypatch)
     monkeypatch.setattr(
         async_service, "AsyncService", lambda engine, model, **more: found.append(model)

@@ -15,8 +15,8 @@ from urdir.driver import bindings
 from urdir.model.commands import serve as command
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.requests.async_service import AsyncService
+from urdir.model.serve.access import Access
 from urdir.model.serve.app import make_app
-from urdir.model.serve.guard import Access
 from urdir.model.serve.interface import Defaults
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.metrics import ServerMetrics

@@ -13,7 +13,7 @@ import pytest
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.requests.async_service import AsyncAnswers, AsyncService
 from urdir.model.engine.requests.limits import Limits
-from urdir.model.serve.guard import Access
+from urdir.model.serve.access import Access
 from urdir.model.serve.interface import Defaults
 from urdir.model.serve.served_model import EngineModel
 

@@ -38,7 +38,7 @@ from urdir.model.commands.serve import application
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.requests.async_service import AsyncService
 from urdir.model.serve import replicas
-from urdir.model.serve.guard import Access
+from urdir.model.serve.access import Access
 from urdir.model.serve.interface import Defaults
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.served_model import EngineModel
