@@ -126,6 +126,26 @@ def processes(root: int) -> dict[int, tuple[str, float]]:
     return {pid: found[pid] for pid in sorted(kept) if pid in found}
 
 
+def one_user(url: str, requests: str, seed: int) -> str:
+    words = ("--users", "1", "--requests", requests, "-s", str(seed), *LENGTHS)
+    return figures(results(bench("--load", url, *words)))
+
+
+def figures(found: Any) -> str:
+    """Milliseconds of first tokens and between tokens."""
+    rows = {row["name"]: row for row in found["latency"]}
+    parts = []
+    for name in ("first token", "a token after the first", "whole answer"):
+        times = " ".join(f"{key} {rows[name][key]:.2f}" for key in ("p50", "p90", "p99"))
+        parts.append(f"{name} {times}")
+    return "; ".join(parts)
+
+
+def graphs_of(url: str) -> dict[str, int]:
+    with urllib.request.urlopen(f"{url}/health") as reply:
+        return json.load(reply).get("graphs", {"recorded": 0, "of": 0})
+
+
 def measure(args: argparse.Namespace) -> None:
     start = time.monotonic()
     words = [sys.executable, __file__, "--serve", "--shape", args.shape, "--device", args.device]
@@ -135,28 +155,26 @@ def measure(args: argparse.Namespace) -> None:
         assert server.stdout is not None
         url = server.stdout.readline().strip()
         print(f"{url} after {time.monotonic() - start:.1f} s", flush=True)
-        one = results(bench("--load", url, "--users", "1", "--requests", args.one, *LENGTHS))
-        print("one user, from the first request on:", json.dumps(one), flush=True)
+        print("one user, from the first request on:", one_user(url, args.one, 1), flush=True)
         end = time.monotonic() + args.wait
-        while time.monotonic() < end:
-            with urllib.request.urlopen(f"{url}/health") as reply:
-                graphs = json.load(reply).get("graphs", {"recorded": 0, "of": 0})
-            if graphs["recorded"] == graphs["of"]:
-                break
+        while (graphs := graphs_of(url))["recorded"] < graphs["of"] and time.monotonic() < end:
             time.sleep(0.5)
-        print("graphs:", graphs, flush=True)
-        users, requests = str(args.sequences // args.clients), str(args.requests // args.clients)
-        one = results(bench("--load", url, "--users", "1", "--requests", args.one, *LENGTHS))
-        print("one user, later:", json.dumps(one), flush=True)
-        before, began = processes(server.pid), time.monotonic()
-        clients = [
-            bench("--load", url, "--users", users, "--requests", requests, "-s", str(n), *LENGTHS)
-            for n in range(args.clients)
-        ]
-        found = [results(client) for client in clients]
-        seconds, after = time.monotonic() - began, processes(server.pid)
-        print(f"{args.clients} clients of {users} users: {json.dumps(found)}", flush=True)
-        for pid, (line, used) in after.items():
+        print(f"graphs after {time.monotonic() - start:.1f} s: {graphs}", flush=True)
+        print("one user, later:", one_user(url, args.one, 2), flush=True)
+        for turn in ("the same, before:", "measured:"):
+            before, began = processes(server.pid), time.monotonic()
+            share = args.clients if turn == "measured:" else 4 * args.clients
+            words = ("--users", str(args.sequences // args.clients))
+            words += ("--requests", str(args.requests // share), *LENGTHS)
+            clients = [
+                bench("--load", url, *words, "-s", str(seed + 10 * len(turn)))
+                for seed in range(args.clients)
+            ]
+            found = [results(client) for client in clients]
+            rates = [each["load"][0]["output_tokens_per_second"] for each in found]
+            print(turn, f"{sum(rates):,.0f} tokens/s, {figures(found[0])}", flush=True)
+        seconds = time.monotonic() - began
+        for pid, (line, used) in processes(server.pid).items():
             share = (used - before.get(pid, (line, 0.0))[1]) / seconds
             print(f"{100 * share:5.1f} % of a core  {pid} {line}", flush=True)
     finally:
@@ -173,7 +191,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--requests", type=int, default=2048)
     parser.add_argument("--one", default="40", help="requests of the one user")
-    parser.add_argument("--wait", type=float, default=25.0, help="seconds for graphs")
+    parser.add_argument("--wait", type=float, default=45.0, help="seconds for graphs")
     parser.add_argument("--serve", action="store_true")
     args = parser.parse_args()
     serve(args) if args.serve else measure(args)
