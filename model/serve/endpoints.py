@@ -127,8 +127,12 @@ class Endpoints:
 
     async def _prepare_completions(self, body: bytearray, caller: bytes) -> AnswerResponse:
         async with self._turn(body, read_completion) as (asked, run):
-            tokens = partial(self._tokens, special=asked.special)
-            prompts = [await run(partial(tokens, prompt)) for prompt in asked.prompts]
+            prompts = [
+                await run(partial(encode_text, self._model, prompt, asked.special))
+                if isinstance(prompt, str)
+                else prompt
+                for prompt in asked.prompts
+            ]
             echoes = [""] * len(prompts)
             if asked.echo:
                 echoes = [await run(partial(self._text_of, prompt)) for prompt in asked.prompts]
@@ -145,16 +149,12 @@ class Endpoints:
             )
         return self._response(caller, prompts, parameters, shape, constraint)
 
-    def _tokens(self, prompt: str | tuple[int, ...], special: bool) -> tuple[int, ...]:
-        return encode_text(self._model, prompt, special) if isinstance(prompt, str) else prompt
-
     def _text_of(self, prompt: str | tuple[int, ...]) -> str:
         return prompt if isinstance(prompt, str) else self._model.tokenizer.decode(prompt)
 
     async def _prepare_chat(self, body: bytearray, caller: bytes) -> AnswerResponse:
         async with self._turn(body, read_chat) as (asked, run):
-            prompt = await run(partial(self._render, asked))
-            tokens = await run(lambda: tuple(template_of(self._model).tokens(prompt)))
+            prompt, tokens = await run(partial(self._render, asked))
         constraint = await self._checked(partial(asked.constraint, self._model, prompt))
         parameters = asked.parameters
         shape = ChatShape(
@@ -173,11 +173,11 @@ class Endpoints:
             await self._service.check(constraint)
         return constraint
 
-    def _render(self, asked: ChatRequest) -> Prompt:
-        """The conversation as text."""
+    def _render(self, asked: ChatRequest) -> tuple[Prompt, tuple[int, ...]]:
+        """The conversation as text, and its tokens."""
         prompt = asked.conversation.render(self._model)
         check_length(self._model, prompt.text)
-        return prompt
+        return prompt, tuple(template_of(self._model).tokens(prompt))
 
     def _response(
         self,
