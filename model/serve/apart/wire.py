@@ -90,6 +90,7 @@ class Ask(msgspec.Struct, tag=True, array_like=True):
     constraint: Constraint | None
     scope: bytes
     drafts: bool
+    draft_p_min: float | None
 
     @classmethod
     def of(cls, number: int, request: Request) -> Ask:

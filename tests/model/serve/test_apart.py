@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,10 @@ import httpx
 import openai
 import pytest
 
+from urdir.model.engine.requests.request import Request
+from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.serve.apart import wire
+from urdir.model.text.constraints import Constraint
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 PROGRAM = Path(__file__).with_name("apart_server.py")
@@ -364,6 +368,34 @@ def test_a_file_that_is_refused(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert re.fullmatch(r"urdir: error: .*bad\.gguf.*\n", done.stderr)
+
+
+def test_requests_arrive_as_they_are() -> None:
+    """All of them but what makes text."""
+    settings = SamplingSettings(seed=(1 << 64) - 1, logit_bias=((5, -1.5), (7, 2.0)), logprobs=3)
+    constraint = Constraint.choice(["yes", "nó"])
+    request = Request(
+        prompt=(1, 2, 1 << 20),
+        settings=settings,
+        limit=7,
+        stops=("a",),
+        ignore_end=True,
+        constraint=constraint,
+        shown=frozenset({"<b>"}),
+        scope=b"\xff\0",
+        drafts=False,
+        draft_p_min=0.25,
+    )
+    unlike = [
+        each.name
+        for each in fields(Request)
+        if each.default is not MISSING and getattr(request, each.name) == each.default
+    ]
+    assert unlike == []  # a new field is to be sent, too
+    (body,) = wire.Frames().push(wire.frame(wire.Ask.of(3, request)))
+    call = wire.decode_call(body)
+    assert isinstance(call, wire.Ask)
+    assert call.request == replace(request, stops=(), shown=frozenset())
 
 
 def test_frames_are_cut_anywhere() -> None:
