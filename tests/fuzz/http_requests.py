@@ -125,7 +125,7 @@ class HttpTarget:
         with Gguf(demo_model()) as gguf:
             tokenizer = Tokenizer.of(gguf)
         self._service = _MadeUp(tokenizer)
-        self._app = make_app(self._service, Access(), Limits(), ServerMetrics(self._service))
+        self._app = make_app(self._service, Access(), Limits(), ServerMetrics())
         self._loop = asyncio.new_event_loop()
         for path, bodies in _BODIES.items():  # starts threads and processes; each must be good
             for body in bodies:

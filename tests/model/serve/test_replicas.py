@@ -19,6 +19,7 @@ import httpx
 import pytest
 
 from urdir.model.commands import values
+from urdir.model.serve.interface import Metrics
 from urdir.model.serve.metrics import ServerMetrics
 
 QUESTION = {
@@ -112,15 +113,15 @@ def test_without_the_extra_one_line_says_what_to_install() -> None:
     assert "pip install 'urdir[ray]'" in done.stderr
 
 
-def test_figures_say_whose_they_are(service: Any) -> None:
-    metrics = ServerMetrics()
+def test_figures_say_whose_they_are() -> None:
+    metrics, now = ServerMetrics(), Metrics(pages_total=99)
     metrics.say_whose("abc")
-    metrics.count_response("/", 200)
-    samples = {(s.name, *s.labels.items()): s.value for s in metrics.samples()}
+    metrics.counts.count_response("/", 200)
+    samples = {(s.name, *s.labels.items()): s.value for s in metrics.samples(now)}
     assert samples["urdir_replica_info", ("id", "abc")] == 1
     assert samples["urdir_http_responses_total", ("route", "/"), ("status", "200")] == 1
     assert samples["urdir_pages_total",] == 99
-    assert b'urdir_replica_info{id="abc"} 1.0\n' in metrics.text()
+    assert b'urdir_replica_info{id="abc"} 1.0\n' in metrics.text(now)
 
 
 class Cluster:
