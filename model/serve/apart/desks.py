@@ -17,8 +17,6 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Literal, Protocol
 
-import msgspec
-
 from urdir.model.owner import Owner
 from urdir.model.serve.apart import wire
 
@@ -89,8 +87,8 @@ class Desk:
         try:
             for body in self._frames.push(data):
                 self._take(engine, wire.decode_call(body))
-        except msgspec.MsgspecError as error:
-            log.error("a front end sent no call: %s", error)
+        except Exception as error:  # ends the front end, not the thread
+            log.error("a call of a front end failed: %s", error, exc_info=error)
             return False
         return bool(data)
 
