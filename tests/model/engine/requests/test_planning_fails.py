@@ -14,7 +14,7 @@ from tests.model.engine.requests.test_context_ends import run
 from urdir.driver.errors import CudaError
 from urdir.model.engine.batch import ShapeBuckets, StepShape
 from urdir.model.engine.requests.answer import Answer
-from urdir.model.engine.requests.answer_loop import DeviceLostError
+from urdir.model.engine.requests.device_lost import DeviceLostError
 from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.request import Ending, Request
 from urdir.model.engine.requests.scheduler import Scheduler
@@ -236,17 +236,16 @@ def test_a_request_that_is_not_taken_fails_alone(
     assert [type(end) for end in ends] == [Ending, UnforeseenError, Ending]
 
 
-def test_text_that_fails_is_one_answer_s(
+def test_a_token_that_is_refused_is_one_answer_s(
     session: PaperSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    error = UnforeseenError("text")
+    error = UnforeseenError("token")
 
-    def push(answer: Answer, choice: Any) -> str:
+    def accept(answer: Answer, token: int) -> None:
         if MARK in answer.request.prompt:
             raise error
-        return ""
 
-    monkeypatch.setattr(Answer, "push", push)
+    monkeypatch.setattr(Answer, "accept", accept)
     with session.answers() as loop:
         ends = run(loop, list(zip(REQUESTS, TURNS, strict=True)))[1]
     assert [type(end) for end in ends] == [Ending, UnforeseenError, Ending]
