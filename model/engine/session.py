@@ -32,7 +32,8 @@ class Session(Owner):
     sequences hold. One owner at a time says which rows a step has (`in_use`): an `AnswerLoop`, or
     `EagerSteps`. ``observer`` looks at every step, launch by launch. ``weights`` are on ``device``;
     those of a share of the model are rank 0's, and ``peers`` those of the other ranks, on the other
-    devices of its group. Drafts are those of a ``drafter``, if given. Raises ModelError for a
+    devices of its group. With ``drafters``, one for each of all weights, drafts are theirs, which
+    are the same on every device. Raises ModelError for a
     context that the model does not take, OutOfMemoryError.
     """
 
@@ -44,12 +45,12 @@ class Session(Owner):
         *,
         observer: Observer | None = None,
         peers: Sequence[Weights] = (),
-        drafter: Drafter | None = None,
+        drafters: Sequence[Drafter] = (),
     ) -> None:
         check_context(weights.config, settings.context)
         if settings.drafts is not None:
             _check_drafts(weights)
-        model = None if drafter is None else drafter.model
+        model = drafters[0].model if drafters else None
         settings = replace(settings, draft_model=model)
         self.context = settings.context
         self.sequences = settings.sequences
@@ -58,7 +59,7 @@ class Session(Owner):
         self._user = threading.Lock()
         with ExitStack() as owners:
             all_weights = (weights, *peers)
-            lead, self.exchange = open_ranks(owners, all_weights, settings, observer, drafter)
+            lead, self.exchange = open_ranks(owners, all_weights, settings, observer, drafters)
             self.cache, self.source = lead.cache, lead.source
             self.parts, self.steps, self.storage = lead.parts, lead.steps, lead.storage
             self.stream = lead.stream
@@ -80,10 +81,10 @@ class Session(Owner):
             self.queue.forget_rows()
             self._user.release()
 
-    def begin_drafts(self, sequence: int, length: int) -> None:
-        """Tell a draft model that a sequence begins, with ``length`` tokens in the cache."""
+    def begin_drafts(self, sequence: int, length: int, p_min: float | None = None) -> None:
+        """Tell a draft model that a sequence begins: see `DraftSource.begin`."""
         if self.source is not None:
-            self.source.begin(sequence, length)
+            self.source.begin(sequence, length, p_min)
 
     def check_room(self, tokens: int) -> None:
         """Raise ContextFullError when so many tokens of a sequence do not fit."""

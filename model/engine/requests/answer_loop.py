@@ -176,7 +176,7 @@ class AnswerLoop(Owner):
 
     @property
     def waited_seconds(self) -> float:
-        """How long turns had nothing to do but wait for the device."""
+        """How long turns only waited for the device."""
         return self._launcher.waited_seconds
 
     @property

@@ -93,7 +93,7 @@ class Launcher(Owner):
 
     @property
     def waited_seconds(self) -> float:
-        """How long the host had nothing to do but wait for the device."""
+        """How long the host only waited for the device."""
         return self._ahead.waited_seconds
 
     def launch(self) -> bool:
@@ -199,7 +199,8 @@ class Launcher(Owner):
         state.write_tokens(slot, 0, self._scheduler.tokens(number))
         words = request.settings.words(len(request.prompt), answer.end_ids)
         state.write_sampling(slot, words)
-        self._session.begin_drafts(slot, self._scheduler.complete(number))
+        complete = self._scheduler.complete(number)
+        self._session.begin_drafts(slot, complete, request.draft_p_min)
 
     def _shaped(self, plan: StepPlan) -> _Step | None:
         """The shape of a step. Requests without a shape even alone fail; None if none is left."""
@@ -364,7 +365,7 @@ def _in_advance() -> Iterator[None]:
 
 
 def _is_fine(shape: StepShape) -> bool:
-    """Whether a decode step's number of rows is none whose graphs are recorded ahead."""
+    """Whether a decode step has a number of rows whose graphs are not recorded ahead."""
     return not shape.prompt and shape.rows not in COMMON_ROWS
 
 

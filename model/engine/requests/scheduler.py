@@ -94,7 +94,7 @@ class Scheduler:
         return self.tasks.by_number[request].tokens
 
     def last(self, request: int) -> int | None:
-        """The position of the last known token of a request; None where it has ended."""
+        """The position of the last known token of a request; None if it has ended."""
         task = self.tasks.by_number.get(request)
         return None if task is None else len(task.tokens) - 1
 
@@ -137,8 +137,8 @@ class Scheduler:
     # ---- steps ----
 
     def plan(self) -> StepPlan | None:
-        """The next step; None where there is nothing to do, or all waits for tokens. A request for
-        which storage fails is `dropped`.
+        """The next step; None if there is nothing to do, or every request waits for tokens. A
+        request for which storage fails is `dropped`.
 
         256 answers take 0.04 ms, some of them reserving room in every step, and `chosen` takes
         0.12 ms (medians on one core of a cloud Xeon, CPython 3.11).
@@ -234,7 +234,7 @@ class Scheduler:
                 yield Outcome(number, row, len(task.tokens) - 2, token, ending)
 
     def _learn(self, task: Task, wanted: int, chosen: Chosen) -> None:
-        """Note what became of the drafts of a step, of which ``wanted`` were asked for."""
+        """Record the acceptance of a step's drafts, of which ``wanted`` were requested."""
         accepted = len(chosen.tokens) - 1
         task.drafted += chosen.drafts
         task.accepted += accepted

@@ -11,10 +11,10 @@ class Task:
 
     ``tokens`` are those that are known. The first ``stored`` are in storage once all planned steps
     have run, ``complete`` of them now; where steps have drafts, these are the most that may be, and
-    ``reached`` the most that ever were; there is ``room`` for more, and none past ``end`` are ever
+    ``reached`` the most that ever were; there is ``room`` for more. Those past ``end`` are never
     processed. Segments process the first ``prefill``, decode rows the others. ``in_flight`` planned
     steps with rows of it are not complete. ``slot`` is -1 while it waits. Of the ``drafted`` tokens
-    as many as ``accepted`` stood; ``acceptance`` is None where it takes no drafts. Tokens from
+    ``accepted`` were accepted; ``acceptance`` is None where it takes no drafts. Tokens from
     ``missed`` on may lack keys in the draft model's cache; None: only those may that the next step
     with drafts processes.
     """
@@ -77,7 +77,7 @@ class Task:
             self.missed = max(0, len(self.tokens) - 1 - behind)
 
     def finish(self, end_ids: frozenset[int], context: int) -> Finish | None:
-        """Why the answer ends by its last token; None where it goes on."""
+        """Why the answer ends by its last token; None if it continues."""
         request, answered = self.request, self.answered
         is_end = self.tokens[-1] in end_ids and not request.ignore_end
         if is_end and answered > request.settings.min_tokens:

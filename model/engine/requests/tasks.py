@@ -129,7 +129,7 @@ class Tasks:
             self.drop(task, error)
 
     def publish(self, task: Task) -> None:
-        """Let others begin with what complete steps have computed of a request."""
+        """Share what complete steps have computed of a request."""
         if task.slot >= 0 and self._shares:
             self._storage.publish(task.slot, task.tokens[: task.complete], task.request.scope)
 

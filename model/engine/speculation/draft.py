@@ -245,7 +245,7 @@ def append_draft(
     """Append draft number ``step`` of rows: the token after column ``step`` of ``chain``, into the
     next column.
 
-    The first one goes on from `GIVEN`, the others from `PASSED_ON`. ``rows`` are as a decode step
+    The first one continues `GIVEN`, the others `PASSED_ON`. ``rows`` are as a decode step
     has them, and are moved on to the next position where the draft `moves`. A draft with several
     heads takes that of the step; the later ones keep keys and values of the same token and hidden
     state.

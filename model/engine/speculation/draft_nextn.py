@@ -51,7 +51,7 @@ class NextnDraft:
         return len(self.parts.target.config.nextn)
 
     def append_given(self, plan: Plan, rows: Rows) -> None:
-        """The model's stream after its layers, normalised where the heads take it so."""
+        """The model's stream after its layers, normalised if the heads take it so."""
         own, target = self.parts.own, self.parts.target
         config, to = target.config, own.work[GIVEN]
         stream = target.work[saved(tap(config.n_layers))]

@@ -35,7 +35,7 @@ _TRIAL_SHARE, _LEAST_REST = 0.01, 1024
 
 
 class Acceptance:
-    """What became of an answer's drafts: how likely one at place i (from 0) is accepted, if those
+    """Acceptance of an answer's drafts: how likely one at place i (from 0) is accepted, if those
     before it are. ``beginning`` is how likely that is before any is known.
 
     At first, and after a rest, drafts are unproven until one is accepted: a few steps have some

@@ -20,7 +20,7 @@ from tests.model.engine.test_model_drafts import (
     open_two,
     rounds_of,
 )
-from tests.model.engine.test_speculation import PLAIN, VOCABULARY, given, prompts
+from tests.model.engine.test_speculation import PLAIN, VOCABULARY, Given, given, prompts
 from urdir.driver.device import Device
 from urdir.driver.parallel import completed
 from urdir.model.engine.batch import Output, StepShape
@@ -105,35 +105,47 @@ def counted(monkeypatch: pytest.MonkeyPatch, acts: bool = True) -> list[tuple[in
     return found
 
 
-def both(device: Device, two: Two, settings: SessionSettings, requests: list[Request]) -> Any:
-    """Answers with drafts and without."""
-    with two.session(device, settings) as session:
-        expected = given(session, requests)
-    with two.session(device, replace(settings, drafts=DRAFTS)) as session:
-        return given(session, requests), expected
+def answers(
+    device: Device, two: Two, settings: SessionSettings, requests: list[Request], drafts: bool
+) -> list[Given]:
+    """Answers of a session with drafts or without."""
+    with two.session(device, replace(settings, drafts=DRAFTS if drafts else None)) as session:
+        return given(session, requests)
+
+
+ALONE = replace(PLAIN, sequences=1)
+REQUESTS = [Request(prompt=(3, 1, 4, 1, 5, 9), settings=GREEDY, limit=60, ignore_end=True)]
+
+
+@pytest.fixture(scope="module")
+def expected(device: Device, same: Two) -> list[Given]:
+    """The answer of `REQUESTS` without drafts."""
+    return answers(device, same, ALONE, REQUESTS, drafts=False)
 
 
 @pytest.mark.parametrize("ahead", [1, None])
 def test_drafts_after_a_rest_are_those_without_it(
-    device: Device, same: Two, ahead: int | None, monkeypatch: pytest.MonkeyPatch
+    device: Device,
+    same: Two,
+    expected: list[Given],
+    ahead: int | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """k is 3, 0, 3, 0, 3: a model's own drafts are all accepted, once it has caught up."""
     if ahead is not None:
         monkeypatch.setattr("urdir.model.engine.run_ahead.AHEAD", ahead)
-    phases(monkeypatch, 3, 9, 2, 14, 99)
-    request = Request(prompt=(3, 1, 4, 1, 5, 9), settings=GREEDY, limit=80, ignore_end=True)
-    settings = replace(PLAIN, sequences=1)
+    phases(monkeypatch, 2, 9, 2, 14, 99)
     with monkeypatch.context() as patch:
         gaps = counted(patch)
-        found, expected = both(device, same, settings, [request])
+        found = answers(device, same, ALONE, REQUESTS, drafts=True)
     check_same(found, expected)
     drafted, accepted = drafted_of(found)
-    assert drafted == accepted > 15
+    assert drafted == accepted > 12
     assert len(gaps) == 2
     assert all(8 <= end - start <= 20 for start, end in gaps)
     with monkeypatch.context() as patch:
         counted(patch, acts=False)
-        without, _ = both(device, same, settings, [request])
+        without = answers(device, same, ALONE, REQUESTS, drafts=True)
     check_same(without, expected)
     drafted, accepted = drafted_of(without)
     assert accepted < drafted
@@ -144,13 +156,14 @@ def test_one_sequence_rests_while_others_draft(
 ) -> None:
     """In pages, with steps beside prompts; in some steps all of them rest."""
     phases(monkeypatch, 2, 6, 2, 6, 99, shift=2)
-    settings = replace(PLAIN, sequences=3, page_len=16)
+    settings = replace(PLAIN, sequences=2, page_len=16)
     requests = [
-        Request(prompt=prompt, settings=GREEDY, limit=40 + at, ignore_end=True)
-        for at, prompt in enumerate(prompts(np.random.default_rng(9), 4))
+        Request(prompt=prompt, settings=GREEDY, limit=33 + at, ignore_end=True)
+        for at, prompt in enumerate(prompts(np.random.default_rng(9), 3))
     ]
+    expected = answers(device, same, settings, requests, drafts=False)
     gaps = counted(monkeypatch)
-    found, expected = both(device, same, settings, requests)
+    found = answers(device, same, settings, requests, drafts=True)
     check_same(found, expected)
     assert len(gaps) >= 3
     drafted, accepted = drafted_of(found)
@@ -164,14 +177,14 @@ def test_a_prefix_that_the_draft_missed_is_passed_before_drafts(
     phases(monkeypatch, 0, 5, 99)
     prompt = tuple(int(t) for t in np.random.default_rng(3).integers(3, VOCABULARY, 10))
     settings = replace(PLAIN, sequences=1, page_len=16, drafts=DRAFTS)
-    first = Request(prompt=prompt, settings=GREEDY, limit=40, ignore_end=True)
+    first = Request(prompt=prompt, settings=GREEDY, limit=26, ignore_end=True)
     with same.session(device, settings) as session:
         with monkeypatch.context() as patch:
             phases(patch, 0, 99)
             (before,) = given(session, [first])
         after = (*prompt, *before.tokens, 7)
         gaps = counted(monkeypatch)
-        second = Request(prompt=after, settings=GREEDY, limit=26, ignore_end=True)
+        second = Request(prompt=after, settings=GREEDY, limit=22, ignore_end=True)
         (found,) = given(session, [second])
     with same.session(device, replace(settings, drafts=None)) as session:
         (expected,) = given(session, [second])
@@ -219,8 +232,9 @@ def test_heads_draft_after_a_rest_longer_than_their_ring(
     phases(monkeypatch, 1, 9, 99)
     request = Request(prompt=(3, 1, 4, 1, 5, 9), settings=GREEDY, limit=20, ignore_end=True)
     gaps = counted(monkeypatch)
-    found, expected = both(device, heads, replace(PLAIN, sequences=1, page_len=16), [request])
-    check_same(found, expected)
+    settings = replace(PLAIN, sequences=1, page_len=16)
+    found = answers(device, heads, settings, [request], drafts=True)
+    check_same(found, answers(device, heads, settings, [request], drafts=False))
     assert max(end - start for start, end in gaps) >= 9
     assert drafted_of(found)[0] > 3
 
