@@ -6,12 +6,12 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from urdir.model.commands import options, prompts, replicas, values
 from urdir.model.commands.opening import begin_warm_up, load, service_options
@@ -173,7 +173,7 @@ def _serve_apart(
     front = Front(
         partial(open_texts, args.model, args.quantize, template),
         names=names,
-        defaults=_defaults(args),
+        defaults=partial(_defaults, args),
         access=access,
         limits=limits,
     )
@@ -240,7 +240,8 @@ def open_service(args: argparse.Namespace, template: str | None) -> AsyncService
 
     engine, limits, warm_up = _open_engine(args, template)
     names, context = _names(args, engine.name), engine.session.context
-    model = EngineModel(engine, names, context, _defaults(args))
+    defaults = _defaults(args, engine.file.metadata)
+    model = EngineModel(engine, names, context, defaults)
     return EngineService(engine, model, limits=limits, warm_up=warm_up)
 
 
@@ -266,7 +267,6 @@ def _open_engine(
     if args.verbose:
         print_engine(engine)
     print_room(engine)
-    defaults = _defaults(args, engine)
     limits = Limits.for_latency(engine.session.shapes, share_prefixes=args.share_prefixes)
     return engine, limits, warm_up
 
@@ -284,12 +284,12 @@ def _names(args: argparse.Namespace, name: str) -> list[str]:
     return [name, given if given.startswith(PREFIX) else Path(given).absolute().name]
 
 
-def _defaults(args: argparse.Namespace, engine: Engine) -> Defaults:
-    """Defaults of requests, from the flags and the model's file."""
+def _defaults(args: argparse.Namespace, metadata: Mapping[str, Any]) -> Defaults:
+    """Defaults of requests, from the flags and the ``metadata`` of the model's file."""
     from urdir.model.serve.interface import Defaults
 
     return Defaults(
-        settings=options.sampling_settings(args, Defaults().settings, engine.file.metadata),
+        settings=options.sampling_settings(args, Defaults().settings, metadata),
         limit=args.n_predict,
         variables=prompts.given_variables(args),
     )

@@ -485,7 +485,7 @@ def test_heads_that_draft_the_first_tokens_alone(
         for tokens in (0, 50):
             pair = two.pair
             drafter = Drafter(replace(pair.model, tokens=tokens), two.own, pair.launches)
-            with Session(device, two.target, settings, drafter=drafter) as session:
+            with Session(device, two.target, settings, drafters=[drafter]) as session:
                 found.append(rounds_of(session, request, monkeypatch))
     chosen: list[list[int]] = [[t for r in rounds for t in r.chosen] for rounds in found]
     length = min(map(len, chosen))
