@@ -173,6 +173,7 @@ def drafts(args: argparse.Namespace) -> DraftSettings | None:
         longest=longest,
         shortest=min(DraftSettings().shortest, longest),
         p_min=args.draft_p_min,
+        tokens=args.draft_vocab,
     )
 
 

@@ -33,10 +33,11 @@ from urdir.model.families.dflash import DFlash, dflash
 from urdir.model.families.draft_file import DraftConfig, read_token_map
 from urdir.model.families.eagle3 import eagle3
 from urdir.model.families.gemma4_assistant import Gemma4Assistant, gemma4_assistant
-from urdir.model.families.tapped import nextn_heads, tapped
+from urdir.model.families.tapped import nextn_heads, tap, tapped
 from urdir.model.lower.paper import paper_weights
 from urdir.model.memory.draft_model import DraftModel
 from urdir.model.memory.weights import Weights, weight_sizes
+from urdir.model.memory.workspace import saved
 from urdir.model.text.same_vocabulary import check_same_vocabulary
 
 if TYPE_CHECKING:
@@ -87,13 +88,19 @@ class Pair:
         """What the draft takes of a session's memory."""
         if self.launches is None:
             return DraftModel(self.own, self.file, each=2)
-        mapped = 0 if self.token_map is None else len(self.token_map)
-        if self.slots > 1:
-            return DraftModel(self.own, self.file, self.widths, mapped=mapped, slots=self.slots)
-        held, shares = self.widths[GIVEN], self.shares_cache
-        widths = {**self.widths, **service_widths(held)}
+        config, held = self.config, self.widths[GIVEN]
+        taps = {tap(layer) for layer in range(config.n_layers + 1)}
+        streams = tuple(saved(name) for name in config.saved_streams if name in taps)
         return DraftModel(
-            self.own, self.file, widths, held=held, mapped=mapped, shares_cache=shares
+            self.own,
+            self.file,
+            {**self.widths, **service_widths(held)},
+            held=held if self.slots == 1 else 0,
+            streams=() if self.shares_cache else streams,
+            stream=config.hidden,
+            mapped=0 if self.token_map is None else len(self.token_map),
+            slots=self.slots,
+            shares_cache=self.shares_cache,
         )
 
     @property

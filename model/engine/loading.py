@@ -1,4 +1,4 @@
-"""The first phase of an engine: all is ready but the weights, and nothing can run."""
+"""The first phase of an engine: all except the weights is ready, and nothing can run."""
 
 from __future__ import annotations
 
@@ -150,7 +150,8 @@ def _open_parts(opening: Opening, options: EngineOptions) -> EngineParts:
     announce(devices[0], file)
     wanted, model = options.session(*ranks[0], context), None
     if pair is not None and wanted.drafts is not None:
-        model = pair.model
+        tokens = 0 if pair.file is not None else wanted.drafts.tokens
+        model = replace(pair.model, tokens=tokens)
         wanted = replace(wanted, drafts=pair.settings(wanted.drafts), draft_model=model)
     settings = fitting_settings(
         file,

@@ -35,7 +35,7 @@ SEQUENCES, EMULATED_SEQUENCES, PAGE_LEN = 256, 8, 64
 
 #: Values of ``draft`` that are no files: of earlier text, and of the model's own heads.
 NGRAM, HEADS = "ngram", ("mtp", "nextn")
-#: Drafts of a sequence in a step by a draft model, at most, if nothing is said.
+#: Drafts of a sequence in a step by a draft model, by default.
 MODEL_DRAFTS = 3
 
 _Parameters = ParamSpec("_Parameters")

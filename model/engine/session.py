@@ -13,6 +13,7 @@ from urdir.model.engine.decode_graphs import DecodeGraphs
 from urdir.model.engine.rank import open_ranks
 from urdir.model.engine.runner import Observer
 from urdir.model.engine.sampling_settings import SamplingSettings
+from urdir.model.engine.speculation.drafting import Drafting
 from urdir.model.engine.step_queue import StepQueue
 from urdir.model.errors import ContextFullError, ModelError, UnsupportedError
 from urdir.model.memory.session_settings import SessionSettings
@@ -21,7 +22,6 @@ from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
-    from urdir.model.engine.speculation.draft_rest import DraftRest
     from urdir.model.engine.speculation.model_source import Drafter
 
 
@@ -65,6 +65,9 @@ class Session(Owner):
             self.stream = lead.stream
             self.graphs = DecodeGraphs(self.steps, self.shapes)
             self.queue = StepQueue(self.steps, self.parts.state, self.shapes, self.stream)
+            rest = None if self.source is None else self.source.rest
+            #: How many drafts steps have, by what became of earlier ones; None: none.
+            self.drafting = Drafting.of(self.parts.state, rest)
             self._owners = owners.pop_all()
 
     @contextmanager
@@ -82,11 +85,6 @@ class Session(Owner):
         """Tell a draft model that a sequence begins: see `DraftSource.begin`."""
         if self.source is not None:
             self.source.begin(sequence, length, p_min)
-
-    @property
-    def draft_rest(self) -> DraftRest | None:
-        """The rests of a draft model that steps without drafts leave out; None: there is none."""
-        return None if self.source is None else self.source.rest
 
     def check_room(self, tokens: int) -> None:
         """Raise ContextFullError when so many tokens of a sequence do not fit."""

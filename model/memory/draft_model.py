@@ -19,19 +19,24 @@ class DraftModel:
     ``config`` describes its layers, whose keys and values have the positions and pages of the
     model's. Its weights are in ``file``; None: they are the model's. ``widths`` are values a row of
     intermediates that it has beside its layers. Of each sequence ``held`` values are kept for each
-    of the last positions (0: nothing). ``each`` rows are of a sequence in the pass that begins a
-    draft, or a block of ``slots``. ``mapped`` tokens of its own are mapped to the model's (0: they
-    are the same). With ``shares_cache`` its layers read the keys and values of the model's.
+    of the last positions (0: nothing), and while it rests the vectors of ``streams``, buffers of
+    the model's workspace, each of ``stream`` values. ``each`` rows are of a sequence in the pass
+    that begins a draft, or a block of ``slots``. ``mapped`` tokens of its own are mapped to the
+    model's (0: they are the same); heads of the model itself draft its first ``tokens`` alone
+    (0: all). With ``shares_cache`` its layers read the keys and values of the model's.
     """
 
     config: Config
     file: ModelFile | None = None
     widths: Mapping[str, int] = field(default_factory=dict)
     held: int = 0
+    streams: tuple[str, ...] = ()
+    stream: int = 0
     each: int = 1
     mapped: int = 0
     slots: int = 1
     shares_cache: bool = False
+    tokens: int = 0
 
     @property
     def passed(self) -> int:
@@ -53,9 +58,15 @@ class DraftModel:
         if self.held:
             sizes["begun"] = 4 * sequences
             sizes["held"] = 4 * sequences * held_slots(drafts.most) * self.held
+        if self.streams:
+            sizes["ring"] = 4 * sequences * RING_SLOTS * self.stream * len(self.streams)
+            sizes["ring_at"] = 4 * sequences * RING_SLOTS
         return {name: size for name, size in sizes.items() if size}
 
 
+#: Positions of a sequence whose streams are kept while a draft rests: its keys of earlier ones are
+#: made without them.
+RING_SLOTS = 32
 #: What is known of each row of a block, see `BlockRows`.
 BLOCK_ROWS = ("sequence", "position", "end", "token", "number", "first")
 

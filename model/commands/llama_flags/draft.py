@@ -78,6 +78,13 @@ SERVED: tuple[Flag, ...] = (
         },
     ),
     Served(
+        "--draft-vocab",
+        ANSWERS,
+        "the model's own heads (draft-mtp) draft its first N tokens alone: faster, and fewer are "
+        "accepted (default: 0, all)",
+        {"type": values.whole_number(0), "default": DRAFTS.tokens, "metavar": "N"},
+    ),
+    Served(
         "--spec-ngram-size-n --spec-ngram-simple-size-n",
         ANSWERS,
         "last tokens that are looked for, at most; fewer where these are not found (default: "

@@ -1,4 +1,4 @@
-"""What a user asks, and what comes out: plain data."""
+"""Requests and their results: plain data."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _LIMIT = Bounds(1, math.inf, "1 or more", is_whole=True)
 class Finish(Enum):
     """Why a generation ended."""
 
-    END = "end"  # the model said so
+    END = "end"  # an end token
     STOP = "stop"  # a stop string was found
-    LENGTH = "length"  # as many tokens as were asked for
+    LENGTH = "length"  # the requested number of tokens
     FULL = "full"  # no room left in the KV cache
     INTERRUPTED = "interrupted"
 

@@ -51,8 +51,8 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class DFlashDraft:
-    """The draft that ``parts.own`` describes. It keeps keys and values of what the model gives, of
-    whatever tokens."""
+    """The draft that ``parts.own`` describes. It keeps keys and values of the model's streams at
+    every token."""
 
     parts: DraftParts
     heads: int = 1

@@ -1,13 +1,16 @@
 """Drafts of a draft model, in the steps of its model.
 
 Heads that read hidden states (MTP, EAGLE-3): the row of the token at p has the hidden state of
-p - 1. In every step they keep keys and values of its rows, from the model's own hidden states, and
-the states of the last rows; so a draft begins with one row a sequence. What they kept of drafted
+p - 1. They keep keys and values of a step's rows, from the model's own hidden states, and the
+states of the last rows; so a draft begins with one row a sequence. What they kept of drafted
 tokens, from hidden states of their own, is overwritten in the step that verifies these.
 
-A model by itself keeps the rows of steps with prompts, and rests in other steps without drafts: the
-tokens of these are passed through it before it drafts again (`DraftRest`). In a draft it processes
-the drafted tokens, except the last one; so a draft begins with two rows a sequence.
+In steps with neither prompts nor drafts they rest: a ring keeps the model's streams of the last
+tokens. Before they draft again, they catch up: keys and values are made from the ring, those of
+older tokens as if the streams were zeros (`DraftRest`).
+
+A model by itself rests alike, and catches up by the tokens alone. In a draft it processes the
+drafted tokens, except the last one; so a draft begins with two rows a sequence.
 """
 
 from __future__ import annotations
@@ -42,16 +45,18 @@ from urdir.model.lower.rows import Rows
 from urdir.model.lower.step import lowering
 from urdir.model.memory.buckets import row_bucket
 from urdir.model.memory.draft_memory import STREAM
-from urdir.model.memory.draft_model import BLOCK_ROWS, DraftModel, held_slots
+from urdir.model.memory.draft_model import BLOCK_ROWS, RING_SLOTS, DraftModel, held_slots
 from urdir.model.memory.kv_cache import KvCache
 from urdir.model.memory.queued_writes import QueuedWrites
 from urdir.model.owner import Owner
+from urdir.ptxgen.kernels.advance import IDLE
 from urdir.ptxgen.kernels.argmax import Argmax
 from urdir.ptxgen.kernels.speculation.add_draft import AddDraft
 from urdir.ptxgen.kernels.speculation.block_rows import BlockRows
 from urdir.ptxgen.kernels.speculation.draft_rows import DraftRows
 from urdir.ptxgen.kernels.speculation.hidden_before import HiddenBefore
 from urdir.ptxgen.kernels.speculation.hold_hidden import HoldHidden
+from urdir.ptxgen.kernels.speculation.stream_ring import StreamRing
 from urdir.ptxgen.kernels.speculation.top_probability import TopProbability
 
 if TYPE_CHECKING:
@@ -63,8 +68,8 @@ if TYPE_CHECKING:
     from urdir.model.memory.weights import Weights
 
 #: Buffers of the workspace: hidden states of the positions before, f32, and the places of rows in
-#: the draft's cache, u32.
-BEFORE, PLACES = "hidden before", "draft places"
+#: the draft's cache, u32; the positions of rows that catch up, u32.
+BEFORE, PLACES, CAUGHT_UP = "hidden before", "draft places", "caught up"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +106,7 @@ class ModelSource(Owner):
     """What `DraftSource` says, by the draft model of ``drafter``; ``own`` are its parts. Its state
     on the device is named as the kernels' parameters are."""
 
-    #: None: it keeps something of every step.
+    #: None: it has no cache of its own.
     rest: DraftRest | None = None
     followers: tuple[ModelSource, ...] = ()
 
@@ -132,11 +137,16 @@ class ModelSource(Owner):
     def begin(self, sequence: int, length: int, p_min: float | None = None) -> None:
         """See `DraftSource`."""
         least = np.array([self._p_min if p_min is None else p_min], np.float32)
-        words = {"begun": np.array([length], np.uint32), "p_min": least.view(np.uint32)}
-        for name, word in words.items():
+        words = {
+            "begun": np.array([length], np.uint32),
+            "p_min": least.view(np.uint32),
+            "ring_at": np.full(RING_SLOTS, IDLE, np.uint32),
+        }
+        for name, of_sequence in words.items():
             for source in (self, *self.followers):
                 if name in source._state:
-                    source._writes.write(source._state[name], word, 4 * sequence)
+                    at = of_sequence.nbytes * sequence
+                    source._writes.write(source._state[name], of_sequence, at)
 
     @abstractmethod
     def append(self, plan: Plan, parts: StepParts, shape: StepShape) -> Pieces:
@@ -170,16 +180,18 @@ class ModelSource(Owner):
         plan.launch(kernel, "draft.rows", **given)
         return answers
 
-    def _append_choice(self, plan: Plan, parts: StepParts, rows: int) -> None:
-        """Append what makes the token of the highest logit of each row the next one."""
-        slices = self._append_ranks(plan, rows, self.own.work["logits"])
+    def _append_choice(self, plan: Plan, parts: StepParts, rows: int, vocab: int) -> None:
+        """Append what makes the token of the highest of ``vocab`` logits of each row the next
+        one."""
+        slices = self._append_ranks(plan, rows, vocab, self.own.work["logits"])
         self._append_token(plan, parts, rows, slices)
 
-    def _append_ranks(self, plan: Plan, rows: int, logits: Slice, judged: bool = True) -> int:
-        """Append what finds the highest logits of rows, and how likely they are where that counts
-        and they are ``judged`` by them; returns the slices of a row."""
-        vocab, ranks = self.own.config.vocab_size, self.own.work["ranks"]
-        argmax = Argmax(n=vocab, rows=rows)
+    def _append_ranks(
+        self, plan: Plan, rows: int, vocab: int, logits: Slice, judged: bool = True
+    ) -> int:
+        """Append what finds the highest of ``vocab`` logits of rows, and how likely they are where
+        that counts and they are ``judged`` by them; returns the slices of a row."""
+        argmax, ranks = Argmax(n=vocab, rows=rows), self.own.work["ranks"]
         plan.launch(argmax, "draft.argmax", logits=logits, ranks=ranks)
         if self._p_min and judged:
             found = {"logits": logits, "ranks": ranks, "probability": self._state["probability"]}
@@ -219,6 +231,22 @@ class ModelSource(Owner):
         for of in caches:
             plan.copy(to.slice(0, 4), of.slice(0, 4), "draft.fence")
 
+    def _append_rested(
+        self, plan: Plan, parts: StepParts, shape: StepShape, rows: Rows
+    ) -> Rows | None:
+        """The rows of a step of which a draft that reads streams keeps something; None where it
+        rests: the ring keeps their streams. Those that catch up have them from there."""
+        if shape.drafts or (shape.prompt and not shape.draft_only):
+            return rows
+        model, state = self.model, parts.state
+        sizes = (model.stream, state.max_len, RING_SLOTS, rows.count, state.sequences)
+        kernel = StreamRing(*sizes, streams=len(model.streams), takes=shape.draft_only)
+        place = self.own.work[CAUGHT_UP]
+        given = {"known": state["known"], "place": place, **self._state, **rows.arguments}
+        given |= {f"x{i}": parts.work[name] for i, name in enumerate(model.streams)}
+        plan.launch(kernel, "draft.ring", **{p.name: given[p.name] for p in kernel.params})
+        return replace(rows, position=place) if shape.draft_only else None
+
     def _place(self, parts: StepParts, name: str) -> Slice:
         return self._state[name] if name in self._state else parts.state[name]
 
@@ -227,8 +255,14 @@ class ModelSource(Owner):
         assert drafter.launches is not None
         for name in drafter.model.widths:  # rows of padding are read, but not written
             self.own.work[name].fill(0)
+        return drafter.launches(self.draft_parts(parts))
+
+    def draft_parts(self, parts: StepParts) -> DraftParts:
+        """What launches that read the model's streams read and write."""
         position = self._state["draft_position"]
-        return drafter.launches(DraftParts(target=parts, own=self.own, token_position=position))
+        return DraftParts(
+            target=parts, own=self.own, token_position=position, tokens=self.model.tokens
+        )
 
     def close(self) -> None:
         """Free the draft's state. Idempotent."""
@@ -244,6 +278,7 @@ class HeadSource(ModelSource):
     def __init__(self, drafter: Drafter, parts: StepParts, cache: KvCache, stream: Stream) -> None:
         super().__init__(drafter, parts, cache, stream)
         self._heads = cast("HeadLaunches", self._launches(drafter, parts))
+        self.rest = DraftRest()
 
     def append(self, plan: Plan, parts: StepParts, shape: StepShape) -> Pieces:
         """See `DraftSource`."""
@@ -260,12 +295,15 @@ class HeadSource(ModelSource):
             if number + 1 < heads.heads:
                 self._append_fence(plan, self._caches, work[EMBEDDED])
             heads.append_head(plan, rows, number, tokens, hidden)
-            self._append_choice(plan, parts, answers)
+            self._append_choice(plan, parts, answers, self.draft_parts(parts).vocabulary(answers))
             yield
 
     def append_kept(self, plan: Plan, parts: StepParts, shape: StepShape, rows: Rows) -> Pieces:
         """See `DraftSource`: keys and values of all rows, and the hidden states of the last."""
         heads, work, state = self._heads, self.own.work, parts.state
+        if (of := self._append_rested(plan, parts, shape, rows)) is None:
+            return
+        rows = of
         heads.append_given(plan, rows)
         plan.launch(
             HiddenBefore(*self._held_sizes(parts, rows.count), lag=heads.lag),
@@ -319,6 +357,10 @@ class AssistantSource(HeadSource):
 
     _seen = "seen_position"
 
+    def __init__(self, drafter: Drafter, parts: StepParts, cache: KvCache, stream: Stream) -> None:
+        super().__init__(drafter, parts, cache, stream)
+        self.rest = None
+
     def append_kept(self, plan: Plan, parts: StepParts, shape: StepShape, rows: Rows) -> Pieces:
         """See `DraftSource`: the hidden states of the last rows."""
         self._heads.append_given(plan, rows)
@@ -342,6 +384,7 @@ class BlockSource(ModelSource):
     def __init__(self, drafter: Drafter, parts: StepParts, cache: KvCache, stream: Stream) -> None:
         super().__init__(drafter, parts, cache, stream)
         self._block = cast("DFlashDraft", self._launches(drafter, parts))
+        self.rest = DraftRest()
 
     def append(self, plan: Plan, parts: StepParts, shape: StepShape) -> Pieces:
         """See `DraftSource`. Rows of a block beyond the drafts that are wanted are padding."""
@@ -362,7 +405,8 @@ class BlockSource(ModelSource):
             self._append_markov(plan, parts, self.rows(answers, shape.keys), range(first, slots))
             yield
             return
-        slices = self._append_ranks(plan, count, self.own.work["logits"])
+        vocab = self.own.config.vocab_size
+        slices = self._append_ranks(plan, count, vocab, self.own.work["logits"])
         for slot in range(first, slots):
             self._append_token(plan, parts, answers, slices, slot * answers)
         yield
@@ -375,7 +419,8 @@ class BlockSource(ModelSource):
         tokens = TokenRows(parts.state["tokens"], parts.state.sequences, parts.state.max_len, *at)
         for slot in slots:
             logits = append_markov_sum(plan, own, rows, markov, tokens, slot)
-            slices = self._append_ranks(plan, rows.count, logits, judged=markov.confidence is None)
+            judged, vocab = markov.confidence is None, own.config.vocab_size
+            slices = self._append_ranks(plan, rows.count, vocab, logits, judged)
             if self._p_min and markov.confidence is not None:
                 width = 4 * rows.count * own.config.hidden
                 x, y = self._block.last_state.slice(slot * width, width), state["probability"]
@@ -384,6 +429,9 @@ class BlockSource(ModelSource):
 
     def append_kept(self, plan: Plan, parts: StepParts, shape: StepShape, rows: Rows) -> Pieces:
         """See `DraftSource`."""
+        if (of := self._append_rested(plan, parts, shape, rows)) is None:
+            return
+        rows = of
         self._block.append_given(plan, rows)
         at = rows.sequence, rows.position
         state = parts.state
@@ -400,7 +448,7 @@ class PlainSource(ModelSource):
 
     def __init__(self, drafter: Drafter, parts: StepParts, cache: KvCache, stream: Stream) -> None:
         super().__init__(drafter, parts, cache, stream)
-        self.rest = DraftRest()
+        self.rest = DraftRest(of_tokens=True)
 
     def append(self, plan: Plan, parts: StepParts, shape: StepShape) -> Pieces:
         """See `DraftSource`."""
@@ -415,7 +463,7 @@ class PlainSource(ModelSource):
             assert x is not None
             head(step, x)
             yield from lowering(plan, self.own, rows, step.graph)
-            self._append_choice(plan, parts, answers)
+            self._append_choice(plan, parts, answers, self.own.config.vocab_size)
 
     def append_kept(self, plan: Plan, parts: StepParts, shape: StepShape, rows: Rows) -> Pieces:
         """See `DraftSource`: the rows of steps with prompts."""
@@ -428,5 +476,6 @@ class PlainSource(ModelSource):
 
 
 def service_widths(hidden: int) -> dict[str, int]:
-    """Values a row of the intermediates of `HeadSource` beside those of its launches."""
-    return {BEFORE: hidden, PLACES: 1}
+    """Values a row of the intermediates of drafts that read streams, beside those of their
+    launches."""
+    return {BEFORE: hidden, PLACES: 1, CAUGHT_UP: 1}

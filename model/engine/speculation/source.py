@@ -45,7 +45,7 @@ class DraftSource(Protocol):
 
 
 class NgramSource:
-    """What followed the last tokens where they were before: `NgramDrafts`."""
+    """What followed the latest earlier occurrence of the last tokens: `NgramDrafts`."""
 
     def __init__(self, settings: DraftSettings) -> None:
         self._settings = settings
