@@ -172,8 +172,8 @@ def drafts(args: argparse.Namespace) -> DraftSettings | None:
         least=args.draft_min,
         longest=longest,
         shortest=min(DraftSettings().shortest, longest),
-        p_min=args.draft_p_min,
         tokens=args.draft_vocab,
+        p_min=args.draft_p_min,
     )
 
 

@@ -69,8 +69,8 @@ class Pair:
     the model's. ``widths`` are those of its further intermediates, ``most`` the tokens that it can
     draft at once, 0: any number; more than one of ``slots``: in a pass of as many rows.
     ``token_map`` (n,) u32 are the model's tokens of the draft's, where it has its own. Without
-    ``launches`` the draft is a model by itself. With ``shares_cache``
-    its layers attend to the model's keys and values."""
+    ``launches`` the draft is a model by itself. With ``shares_cache`` its layers attend to the
+    model's keys and values."""
 
     gguf: ModelFile
     config: Config
@@ -88,17 +88,18 @@ class Pair:
         """What the draft takes of a session's memory."""
         if self.launches is None:
             return DraftModel(self.own, self.file, each=2)
-        config, held = self.config, self.widths[GIVEN]
+        mapped = 0 if self.token_map is None else len(self.token_map)
+        config, given = self.config, self.widths.get(GIVEN, self.own.hidden)
         taps = {tap(layer) for layer in range(config.n_layers + 1)}
-        streams = tuple(saved(name) for name in config.saved_streams if name in taps)
+        streams = [saved(name) for name in config.saved_streams if name in taps]
         return DraftModel(
             self.own,
             self.file,
-            {**self.widths, **service_widths(held)},
-            held=held if self.slots == 1 else 0,
-            streams=() if self.shares_cache else streams,
+            {**self.widths, **service_widths(given)},
+            held=given if self.slots == 1 else 0,
+            streams=() if self.shares_cache else tuple(streams),
             stream=config.hidden,
-            mapped=0 if self.token_map is None else len(self.token_map),
+            mapped=mapped,
             slots=self.slots,
             shares_cache=self.shares_cache,
         )

@@ -35,8 +35,8 @@ class DraftModel:
     each: int = 1
     mapped: int = 0
     slots: int = 1
-    shares_cache: bool = False
     tokens: int = 0
+    shares_cache: bool = False
 
     @property
     def passed(self) -> int:

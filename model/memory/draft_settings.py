@@ -46,9 +46,9 @@ class DraftSettings:
             raise SettingsError(
                 f"n-grams of {self.shortest} to {self.longest} tokens: expected 1 to {MOST_NGRAM}"
             )
-        if not 0 <= self.p_min <= 1:
-            raise SettingsError(f"drafts as likely as {self.p_min}: expected 0 to 1")
         if self.tokens < 0:
             raise SettingsError(f"drafts of the first {self.tokens} tokens: expected 0 or more")
+        if not 0 <= self.p_min <= 1:
+            raise SettingsError(f"drafts as likely as {self.p_min}: expected 0 to 1")
         if self.chance is not None and not 0 <= self.chance <= 1:
             raise SettingsError(f"drafts accepted with probability {self.chance}: expected 0 to 1")

@@ -66,6 +66,13 @@ SERVED: tuple[Flag, ...] = (
         },
     ),
     Served(
+        "--draft-vocab",
+        ANSWERS,
+        "the model's own heads (draft-mtp) draft its first N tokens alone: faster, and fewer are "
+        "accepted (default: 0, all)",
+        {"type": values.whole_number(0), "default": DRAFTS.tokens, "metavar": "N"},
+    ),
+    Served(
         "--draft-p-min --spec-draft-p-min",
         ANSWERS,
         "a draft model's drafts end before a token whose probability, by the draft, is less "
@@ -76,13 +83,6 @@ SERVED: tuple[Flag, ...] = (
             "dest": "draft_p_min",
             "metavar": "P",
         },
-    ),
-    Served(
-        "--draft-vocab",
-        ANSWERS,
-        "the model's own heads (draft-mtp) draft its first N tokens alone: faster, and fewer are "
-        "accepted (default: 0, all)",
-        {"type": values.whole_number(0), "default": DRAFTS.tokens, "metavar": "N"},
     ),
     Served(
         "--spec-ngram-size-n --spec-ngram-simple-size-n",

@@ -142,11 +142,10 @@ class ModelSource(Owner):
             "p_min": least.view(np.uint32),
             "ring_at": np.full(RING_SLOTS, IDLE, np.uint32),
         }
-        for name, of_sequence in words.items():
+        for name, of in words.items():
             for source in (self, *self.followers):
                 if name in source._state:
-                    at = of_sequence.nbytes * sequence
-                    source._writes.write(source._state[name], of_sequence, at)
+                    source._writes.write(source._state[name], of, of.nbytes * sequence)
 
     @abstractmethod
     def append(self, plan: Plan, parts: StepParts, shape: StepShape) -> Pieces:
@@ -183,15 +182,16 @@ class ModelSource(Owner):
     def _append_choice(self, plan: Plan, parts: StepParts, rows: int, vocab: int) -> None:
         """Append what makes the token of the highest of ``vocab`` logits of each row the next
         one."""
-        slices = self._append_ranks(plan, rows, vocab, self.own.work["logits"])
+        slices = self._append_ranks(plan, rows, self.own.work["logits"], vocab)
         self._append_token(plan, parts, rows, slices)
 
     def _append_ranks(
-        self, plan: Plan, rows: int, vocab: int, logits: Slice, judged: bool = True
+        self, plan: Plan, rows: int, logits: Slice, vocab: int, judged: bool = True
     ) -> int:
         """Append what finds the highest of ``vocab`` logits of rows, and how likely they are where
         that counts and they are ``judged`` by them; returns the slices of a row."""
-        argmax, ranks = Argmax(n=vocab, rows=rows), self.own.work["ranks"]
+        ranks = self.own.work["ranks"]
+        argmax = Argmax(n=vocab, rows=rows)
         plan.launch(argmax, "draft.argmax", logits=logits, ranks=ranks)
         if self._p_min and judged:
             found = {"logits": logits, "ranks": ranks, "probability": self._state["probability"]}
@@ -261,7 +261,7 @@ class ModelSource(Owner):
         """What launches that read the model's streams read and write."""
         position = self._state["draft_position"]
         return DraftParts(
-            target=parts, own=self.own, token_position=position, tokens=self.model.tokens
+            target=parts, own=self.own, tokens=self.model.tokens, token_position=position
         )
 
     def close(self) -> None:
@@ -406,7 +406,7 @@ class BlockSource(ModelSource):
             yield
             return
         vocab = self.own.config.vocab_size
-        slices = self._append_ranks(plan, count, vocab, self.own.work["logits"])
+        slices = self._append_ranks(plan, count, self.own.work["logits"], vocab)
         for slot in range(first, slots):
             self._append_token(plan, parts, answers, slices, slot * answers)
         yield
@@ -419,8 +419,8 @@ class BlockSource(ModelSource):
         tokens = TokenRows(parts.state["tokens"], parts.state.sequences, parts.state.max_len, *at)
         for slot in slots:
             logits = append_markov_sum(plan, own, rows, markov, tokens, slot)
-            judged, vocab = markov.confidence is None, own.config.vocab_size
-            slices = self._append_ranks(plan, rows.count, vocab, logits, judged)
+            judged = markov.confidence is None
+            slices = self._append_ranks(plan, rows.count, logits, own.config.vocab_size, judged)
             if self._p_min and markov.confidence is not None:
                 width = 4 * rows.count * own.config.hidden
                 x, y = self._block.last_state.slice(slot * width, width), state["probability"]

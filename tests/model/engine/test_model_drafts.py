@@ -470,6 +470,35 @@ def test_a_draft_with_fewer_tokens_at_once(reference_file: Callable[[str], Path]
     assert Config is type(pair.config)
 
 
+@pytest.mark.slow
+def test_heads_that_draft_the_first_tokens_alone(
+    device: Device, reference_file: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same drafts where these are among them, and other answers never."""
+    request = Request(prompt=(3, 1, 4, 1, 5, 9), settings=GREEDY, limit=16, ignore_end=True)
+    settings = replace(PLAIN, sequences=1, drafts=replace(DRAFTS, most=1, least=1))
+    found: list[list[Round]] = []
+    with (
+        Gguf(reference_file("mtp-deepseek2-bigram")) as gguf,
+        open_two(device, gguf, None) as two,
+    ):
+        for tokens in (0, 50):
+            pair = two.pair
+            drafter = Drafter(replace(pair.model, tokens=tokens), two.own, pair.launches)
+            with Session(device, two.target, settings, drafter=drafter) as session:
+                found.append(rounds_of(session, request, monkeypatch))
+    chosen: list[list[int]] = [[t for r in rounds for t in r.chosen] for rounds in found]
+    length = min(map(len, chosen))
+    assert chosen[0][:length] == chosen[1][:length]
+    drafts = [{r.position: r.places[0] for r in rounds if not r.accepted} for rounds in found]
+    stood = [{r.position: r.chosen[0] for r in rounds if r.accepted} for rounds in found]
+    assert all(token < 50 for token in stood[1].values())
+    both = stood[0].keys() & (drafts[1].keys() | stood[1].keys())
+    assert all((stood[0][at] < 50) == (at in stood[1]) for at in both)
+    assert any(stood[0][at] >= 50 for at in both)
+    assert any(stood[0][at] < 50 for at in both)
+
+
 @pytest.mark.full
 def test_a_block_ends_before_a_draft_that_it_is_not_confident_of(
     device_name: str, reference_file: Callable[[str], Path], data: Path
@@ -514,33 +543,3 @@ def test_a_block_ends_before_a_draft_that_it_is_not_confident_of(
         found.clear()
         given(engine.session, [replace(request, draft_p_min=least)])
     assert found[0] == next(at for at, of in enumerate(confidence) if of < least)
-
-
-@pytest.mark.slow
-def test_heads_that_draft_the_first_tokens_alone(
-    device: Device, reference_file: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The same drafts where these are among them, and other answers never."""
-    request = Request(prompt=(3, 1, 4, 1, 5, 9), settings=GREEDY, limit=16, ignore_end=True)
-    settings = replace(PLAIN, sequences=1, drafts=replace(DRAFTS, most=1, least=1))
-    found: list[list[Round]] = []
-    with (
-        Gguf(reference_file("mtp-deepseek2-bigram")) as gguf,
-        open_two(device, gguf, None) as two,
-    ):
-        for tokens in (0, 50):
-            pair = two.pair
-            assert pair is not None
-            drafter = Drafter(replace(pair.model, tokens=tokens), two.own, pair.launches)
-            with Session(device, two.target, settings, drafters=[drafter]) as session:
-                found.append(rounds_of(session, request, monkeypatch))
-    chosen: list[list[int]] = [[t for r in rounds for t in r.chosen] for rounds in found]
-    length = min(map(len, chosen))
-    assert chosen[0][:length] == chosen[1][:length]
-    drafts = [{r.position: r.places[0] for r in rounds if not r.accepted} for rounds in found]
-    stood = [{r.position: r.chosen[0] for r in rounds if r.accepted} for rounds in found]
-    assert all(token < 50 for token in stood[1].values())
-    both = stood[0].keys() & (drafts[1].keys() | stood[1].keys())
-    assert all((stood[0][at] < 50) == (at in stood[1]) for at in both)
-    assert any(stood[0][at] >= 50 for at in both)
-    assert any(stood[0][at] < 50 for at in both)
