@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from urdir.model.engine.requests.drafting import Acceptance
 from urdir.model.engine.requests.request import Finish, Request
+from urdir.model.engine.speculation.drafting import Acceptance
 
 
 class Task:
@@ -69,11 +69,12 @@ class Task:
         self.reached = max(self.reached, self.stored)
         self.stored -= 1 + drafts - tokens
 
-    def rest_draft(self) -> None:
+    def rest_draft(self, behind: int) -> None:
         """A step leaves the draft model out: it misses tokens from now on. Complete steps passed
-        those before the last known one; what steps in flight accept is not known."""
+        those before the last known one, the last ``behind`` left out; what steps in flight accept
+        is not known."""
         if self.missed is None:
-            self.missed = max(0, len(self.tokens) - 2)
+            self.missed = max(0, len(self.tokens) - 1 - behind)
 
     def finish(self, end_ids: frozenset[int], context: int) -> Finish | None:
         """Why the answer ends by its last token; None if it continues."""

@@ -149,6 +149,11 @@ class DFlashDraft:
             _attend(plan, of_slot, heads.slice(start * width, some.count * width))
 
     @property
+    def last_state(self) -> Slice:
+        """The stream after the last layer of the rows of blocks, before the output's norm."""
+        return self.parts.own.work[OTHER_STREAM if self.draft.n_layers % 2 else STREAM]
+
+    @property
     def _output(self) -> DraftProduct:
         target = self.parts.target
         if self.draft.shares_output:

@@ -84,7 +84,8 @@ class NextnDraft:
         if of.passes_normed:
             made = step.graph.add(Norm("draft.norm", step.stream(), made, of.norm))
         lower(plan, own, rows, step.graph, fixed={stream: x, made: passed})
-        output = DraftProduct("draft.output", own.weights, of.output)
+        vocab = self.parts.vocabulary(rows.count)
+        output = DraftProduct("draft.output", own.weights, of.output, rows=vocab)
         norm = None if of.passes_normed else of.norm
         append_logits(plan, self.parts, rows, output, passed, norm)
 

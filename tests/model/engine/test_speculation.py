@@ -19,9 +19,9 @@ from urdir.model.engine.requests.answer import Answer
 from urdir.model.engine.requests.answer_loop import AnswerLoop
 from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.request import Ending, Piece, Request, TokenChoice
-from urdir.model.engine.requests.step_costs import StepCosts
 from urdir.model.engine.sampling_settings import GREEDY, SamplingSettings
 from urdir.model.engine.session import Session
+from urdir.model.engine.speculation.step_costs import StepCosts
 from urdir.model.errors import SettingsError
 from urdir.model.families.config import Config
 from urdir.model.families.shapes import Shape
@@ -103,11 +103,13 @@ def given(
     tokenizer: Any = None,
     limits: Limits | None = None,
     left: Sequence[int] = (),
+    compiler: Any = None,
 ) -> list[Given]:
     """What comes of requests that are there at once. Those with numbers in ``left`` are cancelled
-    after five tokens."""
+    after five tokens; a ``compiler`` makes constraints."""
     limits = limits or Limits.for_throughput(session.shapes, len(requests))
     with AnswerLoop(session, tokenizer, limits) as loop:
+        loop._compiler = compiler
         answers = [loop.answer_to(request) for request in requests]
         found: dict[Answer, Given] = {each: Given() for each in answers}
         for each in answers:
@@ -256,7 +258,7 @@ def test_as_many_drafts_as_pay(
 ) -> None:
     """Of sequences whose drafts fail, and of those whose drafts stand, where all is recorded and
     steps take as long as on a GPU."""
-    monkeypatch.setattr(StepCosts, "learn", lambda self, rows, seconds: None)
+    monkeypatch.setattr(StepCosts, "learn", lambda self, rows, seconds, *, drafted: None)
     repeats = Request(prompt=(3, 1, 4, 1, 5, 3, 1, 4), settings=GREEDY, limit=40)
     drawn = SamplingSettings(temperature=30.0, top_k=0, top_p=1.0, min_p=0.0, seed=3)
     fails = Request(prompt=(3, 1, 3, 1), settings=drawn, limit=40)
@@ -278,7 +280,7 @@ def test_no_graph_is_recorded_for_the_last_drafts(
     device: Device, weights: Weights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fewer drafts near the end take a graph with more rows."""
-    monkeypatch.setattr(StepCosts, "learn", lambda self, rows, seconds: None)
+    monkeypatch.setattr(StepCosts, "learn", lambda self, rows, seconds, *, drafted: None)
     settings = replace(PLAIN, sequences=1, drafts=DraftSettings(least=7, shortest=1))
     request = Request(prompt=(5, 9, 5, 9, 5, 9, 5), settings=GREEDY, limit=30)
     with Session(device, weights, settings) as session:
@@ -368,6 +370,7 @@ def test_drafts_by_chance_move_on_as_often(device: Device, weights: Weights) -> 
         ({"most": 0}, "at most 0 drafts: expected 1 to 31"),
         ({"least": 9}, "at least 9 drafts: expected 0 to 7"),
         ({"shortest": 5}, "n-grams of 5 to 4 tokens: expected 1 to 32"),
+        ({"p_min": -0.5}, "as likely as -0.5: expected 0 to 1"),
         ({"chance": 1.5}, "with probability 1.5: expected 0 to 1"),
     ],
 )
@@ -434,22 +437,24 @@ def test_families_answer_the_same(device: Device, reference_file: Any, name: str
 
 
 @pytest.mark.full
-def test_two_devices_answer_the_same(device_name: str, data: Path) -> None:
-    """Each rank accepts the same drafts."""
+@pytest.mark.parametrize("draft", ["ngram", "model"])
+def test_two_devices_answer_the_same(device_name: str, data: Path, draft: str) -> None:
+    """Each rank accepts the same drafts, and has all of a draft model: here the model itself."""
     if device_name != "emulator":
         pytest.skip("two devices of one kind")
     request = Request(prompt=(3, 1, 4, 1, 5, 3, 1, 4), settings=GREEDY, limit=24)
-    found = []
-    for drafts in (None, FIXED):
+    nano, found = data / "golden" / "nano-llama-q8_0.gguf", []
+    for drafts in (None, replace(FIXED, kind="ngram" if draft == "ngram" else "model")):
         with Engine.open(
-            data / "golden" / "nano-llama-q8_0.gguf",
+            nano,
             device=device_name,
             gpus=2,
             context=64,
             exact=True,
             drafts=drafts,
+            draft=nano if drafts is not None and draft == "model" else None,
         ) as engine:
             found.append(given(engine.session, [request])[0])
     found[1].check_equal(found[0])
     assert found[1].ending is not None
-    assert found[1].ending.accepted_tokens > 0
+    assert found[1].ending.accepted_tokens > (0 if draft == "ngram" else 8)
