@@ -158,12 +158,6 @@ def test_rounds_of_an_answer_are_llama_cpp_s(
 # ---- answers with and without ----
 
 
-@pytest.fixture(scope="module")
-def device(device_name: str) -> Iterator[Device]:
-    with Device.open(device_name) as opened:
-        yield opened
-
-
 @dataclass(frozen=True)
 class Two:
     """A model and its draft with their weights; without a draft there are n-grams."""
