@@ -12,8 +12,9 @@ from urdir.ptxgen.weights.packed import GROUP
 
 #: The targets whose products they are.
 TARGETS = ("sm_90a",)
-#: From so many rows of activations on they are multiplied as bytes.
-LEAST_ROWS = 65
+#: From so many rows of activations on they are multiplied as bytes: with fewer, reading weights
+#: takes most of the time.
+LEAST_ROWS = 97
 #: Vectors of a CTA, or all there are, by its row groups: registers allow as many.
 VECTORS = {1: (64, 128, 192, 256), 2: (64, 96, 128, 160, 192, 208)}
 #: CTAs that share activations, and that divide the columns.

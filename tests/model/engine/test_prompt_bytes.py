@@ -45,8 +45,8 @@ def few_rows(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_logits_are_as_near_as_llama_cpps(name: str, device_name: str, golden: Golden) -> None:
-    """Those of int8 are not, by the errors of attention's and of down's products: up to 2.4 times as
-    far, of the trained demo model."""
+    """Those of int8 are not, by the errors of attention's and of down's products: up to 2.4 times
+    as far, of the trained demo model."""
     path, tokens, wanted = golden(name)
     errors = {}
     for arithmetic, most in (("auto", 1.1), ("int8", 3.0)):
