@@ -1,4 +1,8 @@
-"""How a product of signed bytes is cut for a device: an estimate of its time for each way."""
+"""How a product of signed bytes is cut for a device: an estimate of its time for each way.
+
+The numbers are computed, from the rates of an H200: they are not fitted to measurements yet
+(`tests/bytes_cuts.py`).
+"""
 
 from __future__ import annotations
 
@@ -24,8 +28,8 @@ RINGS = ((4, 6), (4, 5), (3, 5), (3, 4), (2, 4), (2, 3), (1, 3), (1, 2))
 #: us of a tile of 256 columns: of 64 rows and a vector on tensor cores; of bytes made of weights;
 #: and bytes of L2 that an SM gets.
 PRODUCT, WEIGHTS, NBYTES = 0.0029, 0.45, 42e3
-#: us of a CTA besides, and of sums of a cluster.
-BEGIN, CLUSTER = 3.0, 2.2
+#: us of a CTA besides, and of sums of a cluster; SMs that clusters of four leave idle.
+BEGIN, CLUSTER, IDLE = 3.0, 2.2, 4
 
 
 @lru_cache(maxsize=256)
@@ -41,7 +45,8 @@ def any_cut(batch: int) -> BytesCut:
 
 def estimate(product: GemmBytes, sms: int) -> float:
     """us on an H200."""
-    cut, waves = product.cut, ceil_div(_ctas(product), sms)
+    cut = product.cut
+    waves = ceil_div(_ctas(product), sms - (IDLE if max(cut.sharers, cut.cluster) > 2 else 0))
     copied = cut.bands * product.layout.tile_nbytes + 256 * cut.vectors / cut.sharers
     tile = max(cut.row_groups * cut.vectors * PRODUCT, WEIGHTS, copied / NBYTES)
     apart = CLUSTER if cut.cluster > 1 else 0.0
