@@ -225,6 +225,8 @@ def _examples(cls: type[GemmWgmma]) -> Iterator[tuple[str, GemmWgmma]]:
     yield "begins norm", cls.of(q4_k, 256, 288 * 8, 19, WgmmaCut(2, 24), Bias(), *adds)
     several = WgmmaCut(1, 24, 2, 2, x_slices=4, x_stages=2)
     yield "cluster begins norm", cls.of(q6_k, 512, 1280, 40, several, *adds)
+    parts = WgmmaCut(1, 16, 4, 2, 1, 2, x_slices=4)
+    yield "few parts begin norm", cls.of(q8, 256, 2304, 13, parts, *adds)
     sharing = WgmmaCut(1, 16, sharers=2)
     yield "shared", cls.of(q8, 200, 1280, 40, sharing, Bias(), others=((q6_k, 64), (f16, 60)))
     yield (
