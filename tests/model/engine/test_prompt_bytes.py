@@ -29,12 +29,11 @@ from urdir.model.memory import matrix_bytes
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
 from urdir.model.verify.conformance import relative_rms
-from urdir.ptxgen.kernels.linear.bytes_choice import LEAST_ROWS
 
 Golden = Callable[[str], tuple[Path, list[int], Any]]
 NAME = "nano-llama-q4_k_m"
 #: Rows of the prompts of these tests, and the least that become bytes here.
-FEW = 9
+FEW, MANY = 9, 100
 
 
 @pytest.fixture
@@ -126,22 +125,25 @@ def test_matrices_with_large_errors_stay_f16(
         ("int8", {"0.attn_output", "0.ffn_gate_up", "0.ffn_down", "1.attn_qkv"}),
     ],
 )
-def test_kernels_of_a_step(golden: Golden, arithmetic: str, wanted: set[str]) -> None:
+def test_kernels_of_a_step(
+    golden: Golden, arithmetic: str, wanted: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of many rows alone, and of products whose matrices are all chosen: layer 0's q, k and v are
     not. Layer 1 ends with its keys and values."""
+    monkeypatch.setattr("urdir.ptxgen.kernels.linear.bytes_choice.LEAST_ROWS", MANY)
     with Gguf(golden(NAME)[0]) as file, paper_device("sm_90a", 132) as device:
         config = matrix_bytes.with_bytes(Config.of(file), file, arithmetic)
         config = replace(config, as_bytes=config.as_bytes - {"blk.0.attn_v.weight"})
-        settings = SessionSettings(256, sequences=LEAST_ROWS)
+        settings = SessionSettings(256, sequences=MANY)
         with (
             Weights(file, config, device) as weights,
             Session(device, weights, settings) as session,
         ):
-            for rows in (LEAST_ROWS - 1, LEAST_ROWS):
+            for rows in (MANY - 1, MANY):
                 step = StepShape(rows, 256, Output.NONE, prompt=rows)
                 launches = [op for op in build_plan(session.parts, step) if isinstance(op, Launch)]
                 found = {op.label for op in launches if op.kernel.name == "gemm_bytes"}
-                assert found == ({f"blk.{of}" for of in wanted} if rows == LEAST_ROWS else set())
+                assert found == ({f"blk.{of}" for of in wanted} if rows == MANY else set())
 
 
 def test_which_engines_multiply_bytes(golden: Golden) -> None:
