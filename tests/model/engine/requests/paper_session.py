@@ -127,7 +127,7 @@ class PaperSession:
         assert all(sequence in batch.choosing for sequence in masks)
         self.launched.append(shape)
 
-    def begin_drafts(self, sequence: int, length: int) -> None: ...
+    def begin_drafts(self, sequence: int, length: int, p_min: float | None = None) -> None: ...
 
     def in_use(self) -> AbstractContextManager[None]:
         return nullcontext()
