@@ -18,7 +18,7 @@ from urdir.model.families.stored import (
     StoredVector,
 )
 from urdir.model.files.metadata import Metadata
-from urdir.model.files.model_file import ModelFile
+from urdir.model.files.model_file import SHARED_ORDERS, ModelFile
 from urdir.ptxgen.kernels.norm import Norm
 
 _T = TypeVar("_T")
@@ -261,9 +261,11 @@ class Reader:
     ) -> Linear:
         """The matrix ``name``.weight of that shape, rows first, and ``name``.bias (rows,)."""
         has_bias = bias == "required" or (bias == "optional" and self.anywhere(f"{name}.bias"))
+        orders = [f"{of}.order" for of in (name, SHARED_ORDERS.get(name)) if of is not None]
         return Linear(
             self.matrix(name, layer, *shape),
             self.vector(f"{name}.bias", layer, *shape[:-1]) if has_bias else None,
+            next((self.vector(of, layer, shape[-1]) for of in orders if self.has(of, layer)), None),
         )
 
     def norm(

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from urdir.model.errors import ConfigError, SafetensorsError, UnsupportedError
+from urdir.model.errors import ConfigError, SafetensorsError
 from urdir.model.files.gguf import Tensor
 from urdir.model.files.metadata import Metadata, Value
 from urdir.model.files.pretrained.config import family_of, read_config, text_config
 from urdir.model.files.pretrained.drafts import EAGLE3, is_draft, split_fields, take_token_map
-from urdir.model.files.pretrained.fields import shown
 from urdir.model.files.pretrained.places import find_places
+from urdir.model.files.pretrained.quantised.modules import merge_parts
+from urdir.model.files.pretrained.quantised.scheme import read_scheme
 from urdir.model.files.pretrained.tensors import make_tensors, vector
 from urdir.model.files.pretrained.tokens import read_json, text_metadata
 from urdir.model.files.safetensors import read_folder
@@ -45,11 +46,8 @@ class SafetensorsModel(Owner):
         config_file = self.path / "config.json"
         if not config_file.exists():
             raise SafetensorsError(f"{self.path}: no config.json in this folder")
-        config = text_config(read_json(config_file))
-        if (method := config.get("quantization_config")) is not None:
-            method = method.get("quant_method") if isinstance(method, dict) else method
-            why = f"quantization_config: {shown(method)} is not supported"
-            raise UnsupportedError(f"{config_file}: {why}")
+        whole = read_json(config_file)
+        scheme, config = read_scheme(whole, config_file), dict(text_config(whole))
         own: dict[str, Value] = {}
         if is_draft(config):
             family = EAGLE3
@@ -60,6 +58,8 @@ class SafetensorsModel(Owner):
         values = dict(read.keys)
         self.ignored_fields = read.ignored
         stored = read_folder(self.path)
+        if scheme is not None:
+            stored = merge_parts(stored, scheme, self.path)
         self.nbytes = sum(len(tensor.data) for tensor in stored.values())
         token_map = take_token_map(stored, config, self.path) if family is EAGLE3 else {}
         layers = values["block_count"]

@@ -11,7 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from urdir.model.files.safetensors import ITEM_NBYTES, StoredTensor
-from urdir.model.files.tensor_types import TENSOR_TYPES
+from urdir.model.files.tensor_types import tensor_type, type_number
+from urdir.ptxgen.weights.formats import format_of
+from urdir.ptxgen.weights.layout import Layout
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -51,7 +53,10 @@ class Rows:
     @property
     def row_nbytes(self) -> int:
         """Bytes per stored row."""
-        return self.width * ITEM_NBYTES[self.dtype]
+        if self.dtype in ITEM_NBYTES:
+            return self.width * ITEM_NBYTES[self.dtype]
+        of = tensor_type(type_number(self.dtype))
+        return self.width // of.block * of.nbytes
 
     @property
     def rows_each(self) -> int:
@@ -114,6 +119,9 @@ class Rows:
         raw = np.ascontiguousarray(self.raw(first, last))
         if self.dtype == "BF16":
             return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
+        if self.dtype not in GGML_TYPES:
+            layout = Layout(format_of(type_number(self.dtype)), last - first, self.width)
+            return layout.unpack(layout.pack(raw))
         return raw.view({"F32": "<f4", "F16": "<f2"}[self.dtype]).astype(np.float32)
 
 
@@ -146,10 +154,10 @@ def row_bytes(rows: Rows, type_id: int) -> Any:
     """The bytes of ``rows`` as the ggml type ``type_id``: a view of the file if no conversion is
     needed, else a ``RowBytes``.
     """
-    of = TENSOR_TYPES[type_id]
+    of = tensor_type(type_id)
     row_nbytes = rows.width // of.block * of.nbytes
     at_once = max(1, _CHUNK_VALUES // rows.width)
-    if type_id == GGML_TYPES[rows.dtype]:
+    if type_id == type_number(rows.dtype):
         if rows.order is None and len(rows.parts) == 1 and not rows.transposed:
             return rows.parts[0].data
         return RowBytes(rows.raw, rows.count, row_nbytes, at_once)

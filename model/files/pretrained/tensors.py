@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,14 @@ from numpy.typing import NDArray
 from urdir.model.errors import ConfigError, SafetensorsError, UnsupportedError
 from urdir.model.files.gguf import Tensor
 from urdir.model.files.metadata import Value
+from urdir.model.files.model_file import SHARED_ORDERS
 from urdir.model.files.open_file import FileBytes
 from urdir.model.files.pretrained.layouts import Layout
 from urdir.model.files.pretrained.places import Place
 from urdir.model.files.pretrained.rows import GGML_TYPES, RowBytes, Rows, row_bytes
 from urdir.model.files.quantised import quantised_type
-from urdir.model.files.safetensors import StoredTensor
-from urdir.model.files.tensor_types import TENSOR_TYPES
+from urdir.model.files.safetensors import ITEM_NBYTES, StoredTensor
+from urdir.model.files.tensor_types import TENSOR_TYPES, type_number
 
 #: Tensors that become F32: vectors in the description, whatever their stored rank, and routers.
 _F32 = re.compile(
@@ -50,9 +51,12 @@ def make_tensors(
     wanted = None if quantize is None else quantised_type(quantize)
     kept: list[str] = []
     tensors = {}
+    orders: dict[str, NDArray[np.intp]] = {}
     for name, place in places.items():
         parts = _alike([stored[part] for part in place.parts], path)
         tensors[name] = tensor = _tensor(name, parts, place.layout, keys, wanted, path)
+        if parts[0].order is not None:
+            orders[name.removesuffix(".weight")] = _column_order(parts, path)
         if wanted not in (None, tensor.type_id) and isinstance(tensor.data, RowBytes | FileBytes):
             kept.append(name)
     if kept:
@@ -61,7 +65,35 @@ def make_tensors(
             f"{quantize}'s block: {', '.join(kept[:4])}{', ...' if len(kept) > 4 else ''}",
             stacklevel=2,
         )
-    return tensors
+    return tensors | {name: vector(name, order) for name, order in _shared(orders, tensors).items()}
+
+
+def _column_order(parts: tuple[StoredTensor, ...], path: Path) -> NDArray[np.intp]:
+    order = parts[0].order
+    if order is None or len(parts) > 1:
+        raise UnsupportedError(
+            f"{path}: tensor '{parts[0].name}' has columns in an order of its own (desc_act); "
+            "experts may not have one"
+        )
+    return order
+
+
+def _shared(
+    orders: Mapping[str, NDArray[np.intp]], names: Collection[str]
+) -> dict[str, NDArray[np.intp]]:
+    """The orders of matrices by their tensors' names: under one name if they are those of all
+    matrices that multiply the same x (`SHARED_ORDERS`)."""
+    found = {}
+    for base, order in orders.items():
+        layer, _, name = base.rpartition(".")
+        group = SHARED_ORDERS.get(name)
+        alike = [f"{layer}.{of}" for of, to in SHARED_ORDERS.items() if to == group]
+        alike = [of for of in alike if f"{of}.weight" in names]
+        shares = group is not None and all(
+            of in orders and np.array_equal(orders[of], order) for of in alike
+        )
+        found[f"{layer}.{group if shares else name}.order"] = order
+    return found
 
 
 def vector(name: str, values: NDArray[Any]) -> Tensor:
@@ -76,7 +108,7 @@ def _alike(parts: list[StoredTensor], path: Path) -> tuple[StoredTensor, ...]:
     """Tensors checked to have one supported type and one shape."""
     first = parts[0]
     for tensor in parts:
-        if tensor.dtype not in GGML_TYPES:
+        if tensor.dtype in ITEM_NBYTES and tensor.dtype not in GGML_TYPES:
             raise UnsupportedError(
                 f"{path}: tensor '{tensor.name}' has dtype {tensor.dtype}; supported: "
                 f"{', '.join(GGML_TYPES)}"
@@ -101,7 +133,8 @@ def _tensor(
         parts = tuple(_shaped(part, layout.shape(keys), path) for part in parts)
     shape = parts[0].shape
     turns = layout.transposed
-    transposed = turns if isinstance(turns, bool) else turns(keys, shape)
+    turned = turns if isinstance(turns, bool) else turns(keys, shape)
+    transposed = turned and parts[0].dtype in GGML_TYPES  # rows of blocks are outputs
     if transposed:
         if len(shape) < 2:
             raise SafetensorsError(f"{path}: tensor '{parts[0].name}' {shape} is not a matrix")
@@ -116,7 +149,7 @@ def _tensor(
         shape = (len(parts), *shape)
     if len(shape) < 2 or _F32.search(name) or layout.values or layout.factors:
         return vector(name, _values(rows, layout, keys, path, name).reshape(shape))
-    type_id = GGML_TYPES[rows.dtype]
+    type_id = type_number(rows.dtype)
     if wanted is not None and rows.width % TENSOR_TYPES[wanted].block == 0:
         type_id = wanted
     data = row_bytes(rows, type_id)
@@ -150,6 +183,7 @@ def _of_rows(
 def _shaped(part: StoredTensor, shape: tuple[int, ...], path: Path) -> StoredTensor:
     """The tensor with another shape of as many elements."""
     count, known = math.prod(part.shape), math.prod(size for size in shape if size != -1)
-    if known < 1 or count % known or (-1 not in shape and count != known):
+    keeps_rows = part.dtype in ITEM_NBYTES or shape[-1] == part.shape[-1]
+    if known < 1 or count % known or (-1 not in shape and count != known) or not keeps_rows:
         raise SafetensorsError(f"{path}: tensor '{part.name}' is {part.shape}, expected {shape}")
     return replace(part, shape=tuple(count // known if size == -1 else size for size in shape))
