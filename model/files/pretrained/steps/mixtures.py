@@ -68,6 +68,7 @@ def latent_heads(fields: Fields, found: Found) -> None:
     found["attention.value_length_mla"] = fields.size("v_head_dim")
     found["rope.dimension_count"] = turning
     found["attention.kv_lora_rank"] = fields.size("kv_lora_rank")
+    found["own.latent_eps"] = 1e-6  # of the classes, whatever rms_norm_eps is
     if rank := fields.take("q_lora_rank", int):
         found["attention.q_lora_rank"] = rank
     fields.ignore(("qk_head_dim", "head_dim"))
