@@ -72,7 +72,7 @@ class Acceptance:
         return drafts if self._is_proven or self._likely[0] >= 0.5 else 1
 
     def learn(self, wanted: int, accepted: int) -> None:
-        """Of ``wanted`` drafts the first ``accepted`` were accepted; one that was not found was not."""
+        """Of ``wanted`` drafts the first ``accepted`` were accepted, others not or not found."""
         for place in range(min(wanted, accepted + 1)):
             if place == len(self._likely):
                 self._likely.append(self.at(place))
