@@ -158,12 +158,6 @@ def test_rounds_of_an_answer_are_llama_cpp_s(
 # ---- answers with and without ----
 
 
-@pytest.fixture(scope="module")
-def device(device_name: str) -> Iterator[Device]:
-    with Device.open(device_name) as opened:
-        yield opened
-
-
 @dataclass(frozen=True)
 class Two:
     """A model and its draft with their weights; without a draft there are n-grams."""
@@ -485,7 +479,7 @@ def test_heads_that_draft_the_first_tokens_alone(
         for tokens in (0, 50):
             pair = two.pair
             drafter = Drafter(replace(pair.model, tokens=tokens), two.own, pair.launches)
-            with Session(device, two.target, settings, drafter=drafter) as session:
+            with Session(device, two.target, settings, drafters=[drafter]) as session:
                 found.append(rounds_of(session, request, monkeypatch))
     chosen: list[list[int]] = [[t for r in rounds for t in r.chosen] for rounds in found]
     length = min(map(len, chosen))
