@@ -73,8 +73,7 @@ class Acceptance:
         return drafts if self._is_proven or self._likely[0] >= 0.5 else 1
 
     def learn(self, wanted: int, accepted: int) -> None:
-        """Of ``wanted`` drafts the first ``accepted`` were accepted. One that was not found was
-        not."""
+        """Learn from ``wanted`` drafts: the first ``accepted`` of them were accepted."""
         for place in range(min(wanted, accepted + 1)):
             if place == len(self._likely):
                 self._likely.append(self.at(place))
