@@ -73,7 +73,7 @@ class Acceptance:
         return drafts if self._is_proven or self._likely[0] >= 0.5 else 1
 
     def learn(self, wanted: int, accepted: int) -> None:
-        """Learn from ``wanted`` drafts: the first ``accepted`` of them were accepted."""
+        """Learn from ``wanted`` drafts, the first ``accepted`` of them accepted, the others not."""
         for place in range(min(wanted, accepted + 1)):
             if place == len(self._likely):
                 self._likely.append(self.at(place))
@@ -146,7 +146,7 @@ class Drafting:
         return Acceptance(self.likely)
 
     def learn(self, answer: Acceptance, wanted: int, accepted: int) -> None:
-        """Of ``wanted`` drafts of an answer in a step the first ``accepted`` were accepted."""
+        """Learn from the ``wanted`` drafts of an answer, the first ``accepted`` accepted."""
         answer.learn(wanted, accepted)
         self.likely += _SHARED_WEIGHT * (bool(accepted) - self.likely)
 
