@@ -7,7 +7,7 @@ import hashlib
 import inspect
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ Array = npt.NDArray[Any]
 
 # PTX element type -> numpy dtype. bf16 has no numpy type: its bits are stored as uint16.
 NUMPY_DTYPES: Mapping[str, np.dtype[Any]] = {
+    "s8": np.dtype(np.int8),
     "u8": np.dtype(np.uint8),
     "u16": np.dtype(np.uint16),
     "u32": np.dtype(np.uint32),
@@ -194,7 +195,9 @@ class KernelSpec:
     @classmethod
     def smallest_example(cls) -> Self:
         """The first of the examples."""
-        return next(iter(cls.examples().values()))
+        if cls not in _SMALLEST:
+            _SMALLEST[cls] = next(iter(cls.examples().values()))
+        return cast("Self", _SMALLEST[cls])
 
     def flops(self) -> int:
         """Arithmetic operations of one launch (a fused multiply-add counts two)."""
@@ -306,6 +309,10 @@ class KernelSpec:
         if target is None:
             raise SettingError(f"kernel {self.name} is for {', '.join(self.targets)}, not {device}")
         return target
+
+
+#: The smallest example of a kernel, once known.
+_SMALLEST: dict[type[KernelSpec], KernelSpec] = {}
 
 
 def ceil_div(a: int, b: int) -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from urdir.model.commands import values
@@ -121,6 +122,19 @@ def add_quantize(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_prompt_arithmetic(parser: argparse.ArgumentParser) -> None:
+    """--prompt-arithmetic."""
+    from urdir.model.engine.options import PROMPT_ARITHMETIC
+
+    parser.add_argument(
+        "--prompt-arithmetic",
+        choices=PROMPT_ARITHMETIC,
+        default="f16",
+        help="how prompts, and many sequences together, are multiplied on an H100 or H200: int8 is "
+        "faster and less precise, auto takes it where little is lost (default: f16)",
+    )
+
+
 def add_file(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
     """A model as a positional argument."""
     parser.add_argument("file", nargs="?" if optional else None, metavar="MODEL", help=MODEL_HELP)
@@ -195,9 +209,13 @@ def chunk(args: argparse.Namespace) -> int | None:
 
 
 def sampling_settings(
-    args: argparse.Namespace, usual: SamplingSettings = DEFAULTS
+    args: argparse.Namespace,
+    usual: SamplingSettings = DEFAULTS,
+    metadata: Mapping[str, Any] = MappingProxyType({}),
 ) -> SamplingSettings:
-    """Sampling settings from the flags; those of ``usual`` for flags that are not given."""
+    """Sampling settings from the flags; for flags that are not given those that the model's
+    ``metadata`` recommend, then those of ``usual``."""
     given = {name: getattr(args, name, None) for name in SETTINGS}
     given["logit_bias"] = tuple(args.logit_bias) if args.logit_bias else None
+    usual = usual.of_file(metadata)
     return replace(usual, **{name: value for name, value in given.items() if value is not None})

@@ -6,12 +6,12 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from urdir.model.commands import options, prompts, replicas, values
 from urdir.model.commands.opening import begin_warm_up, load, service_options
@@ -73,6 +73,7 @@ def add_parser(commands: options.Subparsers) -> None:
     )
     options.add_device(parser)
     options.add_gpus(parser)
+    options.add_prompt_arithmetic(parser)
     parser.add_argument(
         "--api-workers",
         type=values.whole_number(0, 64),
@@ -172,7 +173,7 @@ def _serve_apart(
     front = Front(
         partial(open_texts, args.model, args.quantize, template),
         names=names,
-        defaults=_defaults(args),
+        defaults=partial(_defaults, args),
         access=access,
         limits=limits,
     )
@@ -239,7 +240,8 @@ def open_service(args: argparse.Namespace, template: str | None) -> AsyncService
 
     engine, limits, warm_up = _open_engine(args, template)
     names, context = _names(args, engine.name), engine.session.context
-    model = EngineModel(engine, names, context, _defaults(args))
+    defaults = _defaults(args, engine.file.metadata)
+    model = EngineModel(engine, names, context, defaults)
     return EngineService(engine, model, limits=limits, warm_up=warm_up)
 
 
@@ -282,12 +284,12 @@ def _names(args: argparse.Namespace, name: str) -> list[str]:
     return [name, given if given.startswith(PREFIX) else Path(given).absolute().name]
 
 
-def _defaults(args: argparse.Namespace) -> Defaults:
-    """Defaults of requests, from the flags."""
+def _defaults(args: argparse.Namespace, metadata: Mapping[str, Any]) -> Defaults:
+    """Defaults of requests, from the flags and the ``metadata`` of the model's file."""
     from urdir.model.serve.interface import Defaults
 
     return Defaults(
-        settings=options.sampling_settings(args, Defaults().settings),
+        settings=options.sampling_settings(args, Defaults().settings, metadata),
         limit=args.n_predict,
         variables=prompts.given_variables(args),
     )

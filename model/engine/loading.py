@@ -68,6 +68,11 @@ class Loading(Owner):
         return self._parts.config
 
     @property
+    def file(self) -> ModelFile:
+        """The open file."""
+        return self._parts.file
+
+    @property
     def device(self) -> Device:
         """The device, or that of rank 0."""
         return self._parts.group[0]
@@ -103,14 +108,18 @@ class Loading(Owner):
             session.steps.record(shapes)
 
     def warm_up(self, on_graph: Callable[[], None], **likely: Any) -> WarmUp:
-        """What records the likeliest steps, now or later; ``likely`` is for `likely_shapes`."""
-        from urdir.model.engine.requests.warm_up import WarmUp, likely_shapes
+        """What records the steps of a first request, and the likeliest others, now or later;
+        ``likely`` is for `likely_shapes`."""
+        from urdir.model.engine.batch import Output
+        from urdir.model.engine.requests.warm_up import WarmUp, first_shapes, likely_shapes
 
         session = self._parts.session
         states = session.storage.shared_states
         divided = states is not None and states.places > 0
         shapes = likely_shapes(session.shapes, **likely, divided=divided)
-        return WarmUp(session.steps, shapes, on_graph=on_graph)
+        first = likely.get("outputs", (Output.SAMPLE,))[0]
+        needed = first_shapes(session.shapes, first, divided)
+        return WarmUp(session.steps, shapes, on_graph, needed)
 
     def finish(self) -> tuple[EngineParts, ExitStack]:
         """Wait for the weights: all parts, and what closes them. It can be done once."""
@@ -145,6 +154,7 @@ def _open_parts(opening: Opening, options: EngineOptions) -> EngineParts:
     if pair is not None:
         pair = _checked_pair(pair.at_context(context), len(devices))
         config = pair.config
+    config = _with_bytes(config, file, devices[0], options)
     shares = shares_of(config, file, len(devices), options.split)
     ranks = [*zip(shares, devices, strict=True)]
     announce(devices[0], file)
@@ -186,6 +196,24 @@ def _open_parts(opening: Opening, options: EngineOptions) -> EngineParts:
         *(file, texts, config, devices, weights, session),
         host_sampling=options.host_sampling,
         seconds=opening.seconds,
+    )
+
+
+def _with_bytes(config: Config, file: ModelFile, device: Device, options: EngineOptions) -> Config:
+    """The description with the matrices that prompts multiply as bytes on the device. Raises
+    UnsupportedError for a device without such products, if they are wanted."""
+    if options.prompt_arithmetic == "f16" or options.exact:
+        return config
+    from urdir.model.memory.matrix_bytes import with_bytes
+    from urdir.ptxgen.kernels.linear.bytes_choice import TARGETS
+
+    if device.native_target in TARGETS:
+        return with_bytes(config, file, options.prompt_arithmetic)
+    if options.prompt_arithmetic == "auto":
+        return config
+    raise UnsupportedError(
+        f"prompts in int8 need {' or '.join(TARGETS)}, the device is {device.native_target}: "
+        "choose f16 or auto"
     )
 
 

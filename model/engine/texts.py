@@ -31,7 +31,7 @@ class Texts(Owner):
         source: str | None = None,
         process: TemplateProcess | None = None,
     ) -> None:
-        self._file = file
+        self.file = file
         self._read_tokenizer = read_tokenizer
         self._source = source
         self._process = process
@@ -42,7 +42,7 @@ class Texts(Owner):
     @property
     def name(self) -> str:
         """general.name of the file, or its stem."""
-        return self._file.metadata.optional("general.name", str, Path(self._file.path).stem)
+        return self.file.metadata.optional("general.name", str, Path(self.file.path).stem)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -59,7 +59,7 @@ class Texts(Owner):
 
             source = self._source
             if source is None:
-                source = find_template(self._file, lambda: self.tokenizer)
+                source = find_template(self.file, lambda: self.tokenizer)
             opened = ChatTemplate(source, self.tokenizer, self._process)
             self._template = self._owners.enter_context(opened)
         return self._template

@@ -9,7 +9,7 @@ from urdir.model.errors import ConfigError, UnsupportedError
 from urdir.model.families.description import Description
 from urdir.model.families.stored import Shape, Stored, StoredMatrix, stored_in
 from urdir.model.files.model_file import ModelFile
-from urdir.ptxgen.weights.formats import FORMATS
+from urdir.ptxgen.weights.formats import FORMATS, INTEGERS
 
 #: Types supported for vectors.
 VECTOR_TYPES = ("F32", "F16", "BF16")
@@ -46,7 +46,9 @@ def _check(reference: Stored, file: ModelFile) -> None:
         raise ConfigError(
             f"tensor '{name}' {_text(reference.shape)} has fewer rows than the metadata require"
         )
-    types: Collection[str] = FORMATS if isinstance(reference, StoredMatrix) else VECTOR_TYPES
+    types: Collection[str] = VECTOR_TYPES
+    if isinstance(reference, StoredMatrix):
+        types = [*FORMATS, *(fmt.name for fmt in INTEGERS.values())]
     if tensor.type_name not in types:
         raise UnsupportedError(
             f"tensor '{name}' has type {tensor.type_name}; supported here: "

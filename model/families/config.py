@@ -21,6 +21,18 @@ OTHER_KINDS = {
 }
 
 
+#: Keys of folders that a family need not read: sizes of layers or heads that no layer has.
+_UNREAD = ("feed_forward_length", "rope.dimension_count", "rope.freq_base", "expert_group_count")
+
+
+def _check_read(description: Description) -> None:
+    """Raise UnsupportedError if a folder says what its family cannot take into account."""
+    of = description.architecture
+    unread = {key.removeprefix(f"{of}.") for key in description.ignored_keys}.difference(_UNREAD)
+    if unread:
+        raise UnsupportedError(f"'{of}' models cannot have {', '.join(sorted(unread))}")
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Config(Description):
     """The `Description` of a model whose tensors were checked against it; see `of`. Its text
@@ -44,7 +56,9 @@ class Config(Description):
         if (kind := str(gguf.metadata.get("general.type"))) in OTHER_KINDS:
             raise UnsupportedError(f"{gguf.path}: {OTHER_KINDS[kind]}")
         try:
-            found = describe(Reader.of(gguf, nextn=nextn))
+            found = describe(reader := Reader.of(gguf, nextn=nextn))
+            if reader.of_folder:
+                _check_read(found)
             check_tensors(found, gguf)
         except (ConfigError, UnsupportedError) as error:
             prefix = f"{gguf.path}: "

@@ -13,6 +13,7 @@ from urdir.model.errors import ConfigError, UnsupportedError
 from urdir.model.families.attention import Attention, Latent
 from urdir.model.families.parts import rms_norm
 from urdir.model.families.reader import Reader
+from urdir.model.families.stored import Linear
 
 
 def latent_head_dims(file: Reader) -> tuple[int, int]:
@@ -55,13 +56,13 @@ def latent_attention(
     queries = file.linear(name, layer, heads * key_dim, source, bias="absent")
     down = file.linear("attn_kv_a_mqa", layer, latent + shared, hidden, bias="absent")
     vector = down.part(0, latent)
-    absorb = file.linear("attn_k_b", layer, heads, latent, own, bias="absent")
+    absorb, keys, expand = _heads_of_latent(file, layer, heads, own, value_dim, latent)
     return Attention(
         heads=heads,
         kv_heads=1,
         key_dim=shared + latent,
         value_dim=latent,
-        scale=1.0 / math.sqrt(key_dim) if scale is None else scale,
+        scale=file.own("score_scale", float, scale or 1.0 / math.sqrt(key_dim)),
         q=queries.part(own, shared, key_dim),
         k=down.part(latent, shared),
         v=vector,
@@ -71,10 +72,25 @@ def latent_attention(
             norm=file.norm("attn_kv_a_norm", layer, norm, latent),
             q_still=queries.part(0, own, key_dim),
             absorb=absorb,
-            expand=file.linear("attn_v_b", layer, heads, value_dim, latent, bias="absent"),
-            keys=absorb.part(0, latent, latent).transposed(half=True),
+            expand=expand,
+            keys=keys,
             q_down=file.linear("attn_q_a", layer, rank, hidden, bias="absent") if rank else None,
             q_norm=file.norm("attn_q_a_norm", layer, norm, rank) if rank else None,
         ),
         **options,
     )
+
+
+def _heads_of_latent(
+    file: Reader, layer: int, heads: int, own: int, value_dim: int, latent: int
+) -> tuple[Linear, Linear, Linear]:
+    """The matrices between a head and the latent vector: absorbed into queries, of keys, and of
+    values. A folder has one matrix with the key rows of each head before its value rows."""
+    if file.of_folder:
+        both = own + value_dim
+        up = file.linear("attn_kv_b", layer, heads * both, latent, bias="absent")
+        keys = up.part(0, own, both)
+        return keys.transposed(), keys, up.part(own, value_dim, both)
+    absorb = file.linear("attn_k_b", layer, heads, latent, own, bias="absent")
+    values = file.linear("attn_v_b", layer, heads, value_dim, latent, bias="absent")
+    return absorb, absorb.part(0, latent, latent).transposed(half=True), values

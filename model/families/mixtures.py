@@ -30,7 +30,7 @@ from urdir.model.families.reader import Presence, Reader
 from urdir.model.families.stored import Linear
 from urdir.ptxgen.kernels.activation import Activation, Clamp
 
-Scoring = Literal["softmax", "sigmoid", "softmax_selected"]
+Scoring = Literal["softmax", "sigmoid", "softmax_selected", "sparsemixer"]
 #: Tensors of a dense FFN, and of a mixture.
 DENSE = ("ffn_gate.weight", "ffn_up.weight", "ffn_down.weight")
 EXPERTS = (
@@ -149,8 +149,9 @@ def router(
         file.vector(choice_name, layer, experts) if chooses else None,
         groups,
         groups_used,
-        normalize,
+        file.own("weights_norm", bool, normalize),
         scale,
+        by_best=file.own("groups_by_best", bool, False),
     )
 
 
@@ -189,8 +190,9 @@ def mixture(
     experts, hidden = route.experts, file.hidden if latent is None else latent.down.rows
     first: Linear | None
     if file.has("ffn_gate_up_exps.weight", layer):
-        both = file.matrix("ffn_gate_up_exps", layer, experts, 2 * width, hidden)
-        first, up = (Linear(both.part(at, width, 2 * width)) for at in (0, width))
+        shape = (experts, 2 * width, hidden)
+        both = file.linear("ffn_gate_up_exps", layer, *shape, bias=bias)
+        first, up = (both.part(at, width, 2 * width) for at in (0, width))
     else:
         has_gate = gate == "required" or file.anywhere("ffn_gate_exps.weight")
         shape = (experts, width, hidden)

@@ -30,6 +30,7 @@ from urdir.ptxgen.kernels.norm import Norm
 
 SILU = Activation("silu")
 GELU = Activation("gelu")
+GELU_ERF = Activation("gelu_erf")
 RELU = Activation("relu")
 RELU2 = Activation("relu2")
 
@@ -76,6 +77,8 @@ def qkv(
 ) -> tuple[Linear, Linear, Linear]:
     """The matrices Q, K and V with those rows: separate, or parts of one (attn_qkv)."""
     total = sum(widths)
+    if file.own("fused_by_head", bool, False):
+        return _qkv_by_head(file, layer, widths, bias)
     if not file.has("attn_qkv.weight", layer):
         q, k, v = (
             file.linear(f"attn_{name}", layer, width, file.hidden, bias=bias)
@@ -91,6 +94,22 @@ def qkv(
             part = Linear(part.matrix, file.optional_vector(f"attn_{name}.bias", layer, width))
         parts.append(part)
     return parts[0], parts[1], parts[2]
+
+
+def _qkv_by_head(
+    file: Reader, layer: int, widths: tuple[int, int, int], bias: Presence
+) -> tuple[Linear, Linear, Linear]:
+    """Q, K and V of a matrix that stores, for each KV head, its queries, its key and its value."""
+    count = heads(file, layer)[1]
+    each = [width // count for width in widths]
+    fused = file.linear("attn_qkv", layer, sum(widths), file.hidden, bias=bias)
+    q, k, v = (fused.part(sum(each[:at]), each[at], sum(each)) for at in range(3))
+    return q, k, v
+
+
+def gelu(file: Reader) -> Activation:
+    """GELU in llama.cpp's approximation by tanh, or the one that a folder names."""
+    return GELU_ERF if file.own("exact_gelu", bool, False) else GELU
 
 
 def head_norms(file: Reader, layer: int, norm: Norm, dim: int, **options: Any) -> QkNorm | None:
@@ -148,14 +167,30 @@ def attention(
         "o": file.linear("attn_output", layer, file.hidden, output, bias=output_bias),
         "rope": rope,
     }
-    return Attention(**{**fields, **options})
+    return Attention(**{**fields, **options, **_said_by_folder(file, layer)})
+
+
+def _said_by_folder(file: Reader, layer: int) -> dict[str, Any]:
+    """Fields of a layer's attention that a folder gives and a GGUF file's family implies."""
+    found: dict[str, Any] = {}
+    if (window := file.own_at("windows", layer, int, None)) is not None:
+        found["window"] = window
+    if (scale := file.own("score_scale", float, 0.0)) > 0.0:
+        found["scale"] = scale
+    if not file.own_at("rotates", layer, bool, True):
+        found["rope"] = None
+    return found
 
 
 def output_gate(
-    file: Reader, layer: int, rows: int, activation: Literal["sigmoid", "softplus"]
+    file: Reader,
+    layer: int,
+    rows: int,
+    activation: Literal["sigmoid", "softplus"],
+    name: str = "attn_gate",
 ) -> OutputGate:
-    """The gate attn_gate (rows, hidden) on attention's result."""
-    return OutputGate(file.linear("attn_gate", layer, rows, file.hidden, bias="absent"), activation)
+    """The gate ``name`` (rows, hidden) on attention's result."""
+    return OutputGate(file.linear(name, layer, rows, file.hidden, bias="absent"), activation)
 
 
 def dense(

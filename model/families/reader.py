@@ -18,7 +18,7 @@ from urdir.model.families.stored import (
     StoredVector,
 )
 from urdir.model.files.metadata import Metadata
-from urdir.model.files.model_file import ModelFile
+from urdir.model.files.model_file import SHARED_ORDERS, ModelFile
 from urdir.ptxgen.kernels.norm import Norm
 
 _T = TypeVar("_T")
@@ -37,7 +37,8 @@ class Reader:
 
     At most ``max_layers`` layers are described, whatever the metadata claims. Every error names
     the whole key. The reader records every key that is read: ``ignored_keys`` are the rest. With
-    ``nextn`` the MTP layers are described, too.
+    ``nextn`` the MTP layers are described, too. A folder (``of_folder``) can say more than GGUF:
+    such keys begin with "own." and are read by `own` and `own_at`.
     """
 
     def __init__(
@@ -48,8 +49,10 @@ class Reader:
         max_layers: int,
         *,
         nextn: bool = False,
+        of_folder: bool = False,
     ) -> None:
         self.architecture = architecture
+        self.of_folder = of_folder
         self.stored = stored
         self.reads_nextn = nextn
         self._metadata = metadata
@@ -65,7 +68,15 @@ class Reader:
         layer more than tensors, and then refused. A claim of billions of layers costs nothing.
         """
         stored = {name: tensor.shape for name, tensor in file.tensors.items()}
-        return cls(file.metadata, file.architecture, stored, len(stored) + 1, nextn=nextn)
+        of_folder = getattr(file, "format", "") == "safetensors"
+        return cls(
+            file.metadata,
+            file.architecture,
+            stored,
+            len(stored) + 1,
+            nextn=nextn,
+            of_folder=of_folder,
+        )
 
     # ---- metadata ----
 
@@ -170,6 +181,18 @@ class Reader:
         prefix = f"{self.architecture}."
         return tuple(k for k in self._metadata if k.startswith(prefix) and k not in self._asked)
 
+    # ---- what folders alone say ----
+
+    def own(self, name: str, kind: type[_T], default: _D) -> _T | _D:
+        """The value of a key that only folders have, or ``default``."""
+        return self.optional(f"own.{name}", kind, default) if self.of_folder else default
+
+    def own_at(self, name: str, layer: int, kind: type[_T], default: _D) -> _T | _D:
+        """As `own`, for a key with a value for each layer."""
+        if not self.of_folder or not self.has_key(f"own.{name}"):
+            return default
+        return self.by_layer(f"own.{name}", kind)[layer]
+
     # ---- sizes of every architecture ----
 
     def layer_count(self) -> int:
@@ -238,9 +261,11 @@ class Reader:
     ) -> Linear:
         """The matrix ``name``.weight of that shape, rows first, and ``name``.bias (rows,)."""
         has_bias = bias == "required" or (bias == "optional" and self.anywhere(f"{name}.bias"))
+        orders = [f"{of}.order" for of in (name, SHARED_ORDERS.get(name)) if of is not None]
         return Linear(
             self.matrix(name, layer, *shape),
             self.vector(f"{name}.bias", layer, *shape[:-1]) if has_bias else None,
+            next((self.vector(of, layer, shape[-1]) for of in orders if self.has(of, layer)), None),
         )
 
     def norm(

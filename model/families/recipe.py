@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from urdir.model.families.shapes import Shape
 from urdir.model.families.stored import Stored, StoredMatrix
-from urdir.ptxgen.weights.formats import FORMATS, Format
+from urdir.ptxgen.weights.formats import FORMATS, OWN_TYPES, Format
 
 #: Recipes with several types. A type's own name is a recipe too.
 MIXED = ("q4_k_m", "mxfp4_moe")
@@ -18,6 +18,7 @@ MIXED = ("q4_k_m", "mxfp4_moe")
 _FALLBACK = {
     **{"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"},
     **dict.fromkeys(("Q2_K", "Q3_K", "TQ1_0", "TQ2_0"), "Q4_0"),
+    **{"E4M3G128": "E4M3G32", "E2M1G256": "E2M1G64", "W4G128": "W8G32"},
     **{name: "IQ4_NL" for name in FORMATS if name.startswith("IQ") and name != "IQ4_NL"},
 }
 #: Matrices that are never quantised; the last one keeps its published type.
@@ -25,6 +26,8 @@ _KEPT = {
     **dict.fromkeys(("ffn_gate_inp.weight", "position_embd.weight"), "F32"),
     "per_layer_model_proj.weight": "BF16",
 }
+#: Those that quantised folders keep as floats.
+_FLOATS = ("token_embd.weight", "output.weight")
 _TABLES = ("token_embd.weight", "per_layer_token_embd.weight")
 
 
@@ -43,6 +46,8 @@ def formats(stored: Sequence[Stored], shape: Shape, kind: str) -> dict[str, Form
             wanted = _q4_k_m(item, shape, places)
         elif kind == "mxfp4_moe":
             wanted = "MXFP4" if _role(item.name).endswith("_exps.weight") else "Q8_0"
+        elif FORMATS[kind.upper()].ggml_type >= OWN_TYPES and _role(item.name) in _FLOATS:
+            wanted = "BF16"
         else:
             wanted = kind.upper()
         fmt = FORMATS[wanted]

@@ -17,6 +17,8 @@ from urdir.model.families.reader import Reader
 from urdir.model.families.stored import StoredVector
 from urdir.ptxgen.kernels.rotation import RopeScaling, RopeStyle, Rotation, frequencies
 
+_LONGROPE = ("rope_factors_short", "rope_factors_long")
+
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
@@ -76,6 +78,8 @@ def read_rope(
     original_context_length, yarn_ext_factor, yarn_log_multiplier, yarn_beta_fast, yarn_beta_slow}.
     Tensors, in families with ``factors``: rope_freqs, or rope_factors_short and rope_factors_long.
     """
+    if file.of_folder:
+        return _of_folder(file, style, head_dim, dim or head_dim, base or 1e4)
     dim = file.optional("rope.dimension_count", int, dim or head_dim)
     check_dim(file, "rope.dimension_count", dim, head_dim)
     rope = RopeConfig(dim, style, read_base(file, "rope.freq_base", base or 1e4), _scaling(file))
@@ -95,16 +99,56 @@ def read_rope(
     return rope
 
 
+def _of_folder(
+    file: Reader, style: RopeStyle, head_dim: int, dim: int, base: float, suffix: str = ""
+) -> RopeConfig:
+    """The rotation that a folder gives: every context extension is a tensor rope_freqs (or two
+    tensors, of LongRoPE) and a magnitude. Its style may differ from a GGUF file's, whose queries
+    and keys the converter permutes."""
+    name = f"rope.dimension_count{suffix}"
+    dim = file.optional(name, int, dim)
+    check_dim(file, name, dim, head_dim)
+    own_style = file.own("rope_style", str, style)
+    scaling = RopeScaling.none(file.own(f"rope_magnitude{suffix}", float, 1.0))
+    still = file.own(f"rope_still{suffix}", int, dim // 2)
+    rope = RopeConfig(
+        dim,
+        "interleaved" if own_style == "interleaved" else "half",
+        read_base(file, f"rope.freq_base{suffix}", base),
+        scaling,
+        still=tuple(range(still, dim // 2)),
+    )
+    tensors = [f"{of}{suffix}.weight" for of in ("rope_freqs", *_LONGROPE)]
+    single, short, long = (file.optional_vector(of, None, dim // 2) for of in tensors)
+    if single or not short:
+        return replace(rope, factors=single)
+    original = file.own("rope_original", int, 0)
+    return replace(rope, factors=short, long_factors=long, long_above=original)
+
+
 def windowed_rope(
     file: Reader, rope: RopeConfig, head_dim: int, *, scaled: bool, base: float | None = None
 ) -> RopeConfig:
     """The rotation of windowed layers: ``rope`` with rope.freq_base_swa (default: ``base``, or that
     of ``rope``) and rope.dimension_count_swa, without context extension unless ``scaled``."""
+    if file.of_folder:
+        is_own = file.own("local_rope", bool, False)
+        if scaled and not is_own:
+            return rope
+        return _of_folder(file, rope.style, head_dim, rope.dim, base or rope.freq_base, "_swa")
     dim = file.optional("rope.dimension_count_swa", int, rope.dim)
     check_dim(file, "rope.dimension_count_swa", dim, head_dim)
     base = read_base(file, "rope.freq_base_swa", base or rope.freq_base)
     scaling = rope.scaling if scaled else RopeScaling.none(rope.scaling.attn_factor)
     return replace(rope, dim=dim, freq_base=base, scaling=scaling)
+
+
+def unscaled_rope(file: Reader, rope: RopeConfig, head_dim: int) -> RopeConfig:
+    """The rotation of windowed layers without context extension, where GGUF has one base for all
+    layers."""
+    if file.of_folder:
+        return windowed_rope(file, rope, head_dim, scaled=False)
+    return replace(rope, scaling=RopeScaling.none())
 
 
 def with_sections(
@@ -117,6 +161,8 @@ def with_sections(
     (llama.cpp: `llm_graph_input_pos`), whose pairs do not rotate. Files whose first two sizes are
     not positive have one axis, unless ``required``.
     """
+    if file.of_folder:
+        return rope
     name = "rope.dimension_sections"
     sizes = file.integers(name) if file.is_array(name) or not file.has_key(name) else []
     if not required and (len(sizes) < 2 or min(sizes[:2]) <= 0):

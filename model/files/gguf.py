@@ -17,7 +17,7 @@ from urdir.model.files.gguf_header import Header, TensorInfo, read_header
 from urdir.model.files.metadata import Metadata
 from urdir.model.files.open_file import ByteSource, FileBytes, OpenFile
 from urdir.model.files.split import join, part_paths
-from urdir.model.files.tensor_types import TENSOR_TYPES
+from urdir.model.files.tensor_types import TENSOR_TYPES, tensor_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Tensor:
     @property
     def type_name(self) -> str:
         """The type as ggml spells it: "F32", "Q4_K"."""
-        return TENSOR_TYPES[self.type_id].name
+        return tensor_type(self.type_id).name
 
 
 class Gguf:

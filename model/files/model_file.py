@@ -8,6 +8,13 @@ from typing import Protocol
 from urdir.model.files.gguf import Tensor
 from urdir.model.files.metadata import Metadata
 
+#: Matrices that multiply the same x, and the name under which they share an order of columns: the
+#: vector ``<name>.order`` says which column of x each column of the stored matrix is.
+SHARED_ORDERS = {
+    **dict.fromkeys(("attn_q", "attn_k", "attn_v"), "attn_qkv"),
+    **dict.fromkeys(("ffn_gate", "ffn_up"), "ffn_gate_up"),
+}
+
 
 class ModelFile(Protocol):
     """A ``Gguf``, ``SafetensorsModel`` or ``SyntheticModel``.

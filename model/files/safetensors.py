@@ -18,6 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from urdir.model.errors import SafetensorsError
 from urdir.model.files import limits
 from urdir.model.files.json_text import parse_json
@@ -40,6 +43,7 @@ class StoredTensor:
     shape: tuple[int, ...]
     data: ByteSource  # (nbytes,) u8; a slice reads the file
     file: str  # name of the file, for messages
+    order: NDArray[np.intp] | None = None  # of a matrix whose columns were brought into an order
 
 
 def read_safetensors(path: Path) -> dict[str, StoredTensor]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from urdir.ptxgen.weights.formats import FORMATS, INTEGERS
+
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
@@ -56,9 +58,21 @@ TENSOR_TYPES: Mapping[int, TensorType] = {
     41: TensorType("Q1_0", 128, 18),
 }
 
-_NUMBERS = {kind.name: number for number, kind in TENSOR_TYPES.items()}
+#: Types of quantised folders, which no GGUF file has: `ptxgen.weights.formats`.
+OWN_TYPES: Mapping[int, TensorType] = {
+    fmt.ggml_type: TensorType(fmt.name, fmt.block, fmt.nbytes)
+    for fmt in {**FORMATS, **{fmt.name: fmt for fmt in INTEGERS.values()}}.values()
+    if fmt.ggml_type not in TENSOR_TYPES
+}
+_ALL = {**TENSOR_TYPES, **OWN_TYPES}
+_NUMBERS = {kind.name: number for number, kind in _ALL.items()}
 
 
 def type_number(name: str) -> int:
-    """ggml's number of a type of `TENSOR_TYPES`."""
+    """The number of a type of `TENSOR_TYPES` or `OWN_TYPES`."""
     return _NUMBERS[name]
+
+
+def tensor_type(number: int) -> TensorType:
+    """The type with this number."""
+    return _ALL[number]

@@ -140,6 +140,7 @@ class Product(Op):
         shape = self.of.rows, self.of.cols
         self._check((self.y.width, self.x.width) == shape, f"the matrix is {shape}")
         self._check(self.x.rows == self.y.rows, "the rows differ")
+        self._check(self.of.order is None, "the matrix has an order of columns")
 
     def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
         return at.linear(self.of, x[0])
@@ -307,6 +308,23 @@ class Gather(Op):
 
     def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
         y: Floats = x[0][at.outputs]
+        return y
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reorder(Op):
+    """y = x with its columns in an ``order`` (width,)."""
+
+    word = "reorder"
+    x: Tensor
+    order: StoredVector
+
+    def __post_init__(self) -> None:
+        self._check_same(self.x)
+        self._check(self.order.size == self.x.width, f"the order has {self.order.size} columns")
+
+    def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
+        y: Floats = x[0][:, at.vector(self.order).astype(np.intp)]
         return y
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from urdir.model.families.config import Config
-from urdir.model.families.stored import Linear, Normalization
+from urdir.model.families.stored import Linear, Normalization, StoredVector
 from urdir.model.graph.graph import Graph
-from urdir.model.graph.ops import Add, AllReduce, Gather, Norm, Product, Scale
+from urdir.model.graph.ops import Add, AllReduce, Gather, Norm, Product, Reorder, Scale
 from urdir.model.graph.tensor import BRANCH, PART, STREAM, Tensor
 
 
@@ -44,6 +44,7 @@ class LayerOps:
     index: int
     outputs: int | None = None
     residual: Tensor | None = None
+    reorders: dict[tuple[Tensor, StoredVector], Tensor] = field(default_factory=dict)
 
     @property
     def graph(self) -> Graph:
@@ -70,7 +71,17 @@ class LayerOps:
     def product(self, label: str, x: Tensor, of: Linear, name: str) -> Tensor:
         """W x (+ bias)."""
         y = Tensor(name, x.rows, of.rows)
+        if of.order is not None:
+            x, of = self.reordered(label, x, of.order), replace(of, order=None)
         return self.graph.add(Product(self.name(label), y, x, of))
+
+    def reordered(self, label: str, x: Tensor, order: StoredVector) -> Tensor:
+        """x with its columns in an order, made once for all matrices that share it."""
+        if (made := self.reorders.get((x, order))) is None:
+            y = Tensor(f"{label} reordered", x.rows, x.width)
+            made = self.graph.add(Reorder(self.name(f"{label}.reorder"), y, x, order))
+            self.reorders[x, order] = made
+        return made
 
     def scale(self, label: str, x: Tensor, factor: float) -> Tensor:
         """factor * x; x itself for a factor of 1."""

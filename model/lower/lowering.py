@@ -113,7 +113,7 @@ class Lowering:
     def begins_block(self, norm: Norm) -> bool:
         """Whether products read a norm: not one after a network, which is added to the stream."""
         readers = self.readers(norm.y)
-        return bool(readers) and not any(op.word in ("add", "scale") for op in readers)
+        return bool(readers) and not any(op.word in ("add", "scale", "reorder") for op in readers)
 
     def takes_gemm(self, rows: int) -> bool:
         """Whether these are many rows: see ``choice.takes_gemm``."""

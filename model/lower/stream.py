@@ -18,13 +18,23 @@ from urdir.model.graph.ops import (
     Norm,
     Op,
     Recall,
+    Reorder,
     Scale,
     ScaleBy,
 )
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.parts import StepParts
 from urdir.model.lower.rule import Rule, variants
-from urdir.ptxgen.kernels import activate, add, embedding, gather, normalise, recall, rescale
+from urdir.ptxgen.kernels import (
+    activate,
+    add,
+    embedding,
+    gather,
+    normalise,
+    recall,
+    reorder,
+    rescale,
+)
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
@@ -268,6 +278,16 @@ def lower_gather(at: Lowering, ops: Sequence[Op]) -> bool:
     return True
 
 
+def lower_reorder(at: Lowering, ops: Sequence[Op]) -> bool:
+    """Columns in another order."""
+    (of,) = ops
+    assert isinstance(of, Reorder)
+    kernel = reorder.Reorder(of.y.width, of.y.rows)
+    order = at.parts.weights.vector(of.order)
+    at.launch(kernel, of.label, x=at.place(of.x), order=order, y=at.place(of.y))
+    return True
+
+
 def lower_embed(at: Lowering, ops: Sequence[Op]) -> bool:
     """Rows of a table, for the rows' tokens."""
     (of,) = ops
@@ -313,5 +333,6 @@ RULES: Sequence[Rule] = (
     Rule("activate", lower_activate),
     *variants("gate add?", lower_gate),
     Rule("gather", lower_gather),
+    Rule("reorder", lower_reorder),
     Rule("embed", lower_embed),
 )

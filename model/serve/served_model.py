@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from urdir.model.errors import ModelError, TemplateError
 from urdir.model.serve.interface import ConstraintKind, Defaults
@@ -17,6 +17,9 @@ from urdir.model.text.gbnf import as_lark
 from urdir.model.text.tokenizer import Tokenizer
 from urdir.model.text.tool_calls import Tools
 from urdir.model.text.tool_choice import after_thoughts, required_call
+
+if TYPE_CHECKING:
+    from urdir.model.files.model_file import ModelFile
 
 _KINDS: dict[ConstraintKind, Callable[[Any], Constraint]] = {
     "json_object": lambda _: Constraint.json_object(),
@@ -33,6 +36,10 @@ class NamedTexts(Protocol):
     @property
     def name(self) -> str:
         """The model's name."""
+
+    @property
+    def file(self) -> ModelFile:
+        """The file."""
 
     @property
     def tokenizer(self) -> Tokenizer:

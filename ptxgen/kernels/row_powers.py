@@ -46,7 +46,7 @@ class RowPowers(KernelSpec):
     @property
     def plane(self) -> Plane:
         """The plane that bounds the weights: factors or exponents, or the weights themselves."""
-        return self.format.planes[-1]
+        return self.format.factors
 
     @property
     def row_items(self) -> int:
@@ -62,7 +62,7 @@ class RowPowers(KernelSpec):
     def bounds(self) -> tuple[tuple[int, int], ...]:
         """For an item of a quantised type: (number, factor)."""
         numbers = self.format.largest_numbers
-        if self.format.has_group_factors:
+        if self.format.has_group_factors and not self.format.has("factor"):
             return tuple((g, numbers[0][1]) for g in range(self.format.unit_groups))
         return tuple((i, largest) for i, (_, largest) in enumerate(numbers))
 

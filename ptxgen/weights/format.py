@@ -1,4 +1,4 @@
-"""Description of a GGUF tensor type: `Format`; ``formats`` has one for each type."""
+"""Description of a tensor type: `Format`; ``formats`` has one for each type."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import dataclasses
 import functools
 import hashlib
 from collections.abc import Iterator
+from typing import Literal
 
 from urdir.ptxgen.weights.fields import Part, Plane
 from urdir.ptxgen.weights.numbers import GroupNumbers, Number
+
+Arithmetic = Literal["integers", "floats", "e4m3"]
 
 #: Weights of a *unit*: consecutive weights of a row that one thread handles at a time.
 UNIT = 32
@@ -16,7 +19,7 @@ UNIT = 32
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Format:
-    """A GGUF tensor type: ``block`` weights in ``nbytes`` bytes, and its planes once repacked.
+    """A tensor type: ``block`` weights in ``nbytes`` bytes, and its planes once repacked.
 
     Fields after ``element`` are in the digest only of types that use them.
     """
@@ -30,7 +33,8 @@ class Format:
     group: int = UNIT
     scale_offset: int = 0
     min_sign: int = 0
-    #: PTX type of an unquantised weight ("f16", "bf16", "f32"), else None.
+    #: PTX type of an unquantised weight ("f16", "bf16", "f32"), or of quants that are floats
+    #: ("e4m3"); else None.
     element: str | None = None
     #: Values of quants: 8 or 16 signed bytes, with ``offset`` 0. Empty: quants themselves.
     table: tuple[int, ...] = ()
@@ -55,7 +59,18 @@ class Format:
     @property
     def is_float(self) -> bool:
         """Whether it is F32, F16 or BF16: one plane of values, rows of any width."""
-        return self.element is not None
+        return self.element is not None and self.element != "e4m3"
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """What activations are multiplied with: integers, floats, or quants that are floats. A
+        launch has matrices of one kind."""
+        return "floats" if self.is_float else "e4m3" if self.element else "integers"
+
+    @property
+    def half(self) -> str:
+        """PTX type of weights as 16-bit operands."""
+        return "bf16" if self.element == "bf16" else "f16"
 
     @property
     def has_minimums(self) -> bool:
@@ -69,9 +84,11 @@ class Format:
 
     @property
     def largest_numbers(self) -> tuple[tuple[str, int], ...]:
-        """("d", the largest |scale - scale_offset|), and ("m", the largest minimum) if it has one:
-        the maxima of the bit fields, 1 if the type has none.
+        """("d", the largest |scale - scale_offset| or factor), and ("m", the largest minimum) if it
+        has one: the maxima of the bit fields, 1 if the type has none.
         """
+        if self.has("factor"):
+            return (("d", 448),)
         found = [("d", "scale", self.scale_offset)] + [("m", "minimum", 0)] * self.has_minimums
         return tuple((of, self._largest(number, offset)) for of, number, offset in found)
 
@@ -80,14 +97,30 @@ class Format:
         return max(offset, (1 << bits) - 1 - offset) if bits else 1
 
     @property
+    def factors(self) -> Plane:
+        """The plane that bounds the weights: of ``d``, or the weights themselves."""
+        return next((plane for plane, _ in self.parts("d")), self.planes[0])
+
+    @property
+    def has_numbers(self) -> bool:
+        """Whether its groups have scales or minimums."""
+        return self.has("scale") or self.has("minimum")
+
+    @property
     def has_exponents(self) -> bool:
         """Whether ``d`` is a power of two, stored as an exponent byte (E8M0)."""
         return any(plane.name == "exponents" for plane in self.planes)
 
     @property
+    def has_singles(self) -> bool:
+        """Whether ``d`` is an f32 number."""
+        return self.factors.name == "singles"
+
+    @property
     def has_group_factors(self) -> bool:
-        """Whether every group has its own ``d``, and no scale."""
-        return any(len(part.target.strides) > 1 for _, part in self.parts("d"))
+        """Whether every group has its own ``d``, or a factor of it, and no scale."""
+        of_groups = any(len(part.target.strides) > 1 for _, part in self.parts("d"))
+        return self.has("factor") or (of_groups and not self.has_singles)
 
     @property
     def stored_nbytes(self) -> int:

@@ -1,4 +1,4 @@
-"""The tensor types of GGUF, one description each.
+"""The tensor types of GGUF and of quantised folders, one description each.
 
 A quantised type is a sequence of *blocks* (32 or 256 consecutive weights of a row, with their
 scales). Its numbers are cut into bit fields scattered over the block; a ``Field`` gives their
@@ -10,7 +10,8 @@ The value of a weight is ``d * (scale - scale_offset) * (q - offset) + min_sign 
 ``d`` and ``m`` (f16) per block, ``scale`` and ``minimum`` per group of 16 or 32 weights; a type
 without group scales has ``scale = minimum = 1``. Types with a ``table`` use ``table[q]`` instead of
 ``q - offset``. MXFP4's ``d`` is a power of two, whose exponent is in the block; NVFP4 has a ``d``
-for each group, of eight bits in GGUF.
+for each group, of eight bits in GGUF. Types of folders have blocks of our own: what belongs to a
+group, side by side (`_integer`, `_e4m3`, `_e2m1`).
 
 Source of the block layouts: ggml's ``block_q4_K`` and its relatives, as the ``gguf`` package's
 ``quants`` module decodes them; type numbers: ``gguf.GGMLQuantizationType``.
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -47,12 +49,15 @@ def _quantised(
     m: int | None = None,
     exponent: int | None = None,
     group_factors: bool = False,
+    single: int | None = None,
+    factors: Field | None = None,
     numbers: Sequence[Sequence[Numbers]] = (),
     **values: Any,
 ) -> Format:
     """A quantised type; ``d`` and ``m`` are byte offsets of f16 numbers in the block, ``exponent``
     that of a byte instead, ``numbers`` the planes of its groups' scales and minimums.
-    ``group_factors``: one ``d`` for each group of 16.
+    ``group_factors``: one ``d`` for each group of 16. ``single``: ``d`` is an f32 number there,
+    ``factors``: E4M3 numbers by which groups multiply it.
     """
     planes, shift, group = [], 0, values.get("group", UNIT)
     for plane_name, source in zip(("low", "high"), quants, strict=False):
@@ -61,6 +66,13 @@ def _quantised(
         shift += source.width
     for plane_name, fields in zip(("scales", "scales_high"), numbers, strict=False):
         planes.append(scale_plane(plane_name, group, fields))
+    if factors is not None:
+        part = Part("factor", 0, factors, Field(8, 0, (8,)))
+        planes.append(Plane("factors_e4m3", 1, 2, (part,)))
+    if single is not None:
+        part = Part("d", 0, Field(8, 8 * single, (8, 16)), Field(8, 0, (8, 16)))
+        planes.append(Plane("singles", block // UNIT, 4, (part,)))
+        return Format(name, ggml_type, block, nbytes, tuple(planes), **values)
     if d is None:
         assert exponent is not None, name
         part = Part("d", 0, Field(8, 8 * exponent), Field(8, 0))
@@ -102,6 +114,54 @@ def _expanded(
     )  # fmt: skip
 
 
+def _integer(bits: int, group: int) -> Format:
+    """Integers of ``bits`` bits with a zero point, groups of ``group``: d * (q - z), as GPTQ, AWQ
+    and compressed-tensors store them. A block is a group: d and m as f16, z, quants in order of
+    columns: of 8 bits; else a byte of two quants, or four bits, two bits and one bit apart.
+
+    m is d, or a multiple of it if z / m is too large for its four bits.
+    """
+    quants, at = [], 5
+    for width in {2: (2,), 3: (2, 1), 4: (4,), 8: (8,)}[bits]:
+        quants.append(
+            Field(width, _at(at), tuple(width << k for k in range(group.bit_length() - 1)))
+        )
+        at += width * group // 8
+    zero = Field(8 if bits == 8 or group == UNIT else 4, _at(4))
+    made = _quantised(
+        f"W{bits}G{group}", OWN_TYPES + 16 * bits + group // UNIT, group, at,
+        quants=quants, d=0, m=2, min_sign=-1, numbers=[[("minimum", 0, zero)]],
+    )  # fmt: skip
+    # planes of less than a copy are the last ones of a tile (`tiles.Tile.rest`)
+    planes = sorted(made.planes, key=lambda plane: -plane.nbytes / plane.units)
+    return replace(made, planes=tuple(planes))
+
+
+def _e4m3(group: int) -> Format:
+    """Floats of eight bits, ``group`` of them with a factor: d as f32, quants in order of columns.
+
+    Read as the upper bits of f16 numbers, they are 2^-8 of what they should be, which is 2^-24
+    times an integer: that integer is the quant (`halves`).
+    """
+    quants = Field(8, _at(4), tuple(8 << k for k in range(group.bit_length() - 1)))
+    return _quantised(
+        f"E4M3G{group}", OWN_TYPES + group // UNIT, group, 4 + group,
+        quants=[quants], single=0, element="e4m3", halvings=16,
+    )  # fmt: skip
+
+
+def _e2m1(block: int) -> Format:
+    """NVFP4 of folders: floats of four bits, groups of 16 with a factor of eight (E4M3), times d of
+    the block, f32: d, factors, codes in order of columns. The table is doubled: d is half of it."""
+    factors = Field(8, _at(4), tuple(8 << k for k in range(block.bit_length() - 5)))
+    at = 4 + block // 16
+    codes = Field(4, _at(at), tuple(4 << k for k in range(block.bit_length() - 1)))
+    return _quantised(
+        f"E2M1G{block}", OWN_TYPES + 256 + block // UNIT, block, at + block // 2,
+        quants=[codes], single=0, factors=factors, table=_E2M1, group=16,
+    )  # fmt: skip
+
+
 def _float(name: str, ggml_type: int, nbytes: int, element: str) -> Format:
     return Format(name, ggml_type, 1, nbytes, (Plane("values", 1, UNIT * nbytes),), element=element)
 
@@ -109,6 +169,9 @@ def _float(name: str, ggml_type: int, nbytes: int, element: str) -> Format:
 def _at(byte: int, shift: int = 0) -> int:
     return 8 * byte + shift
 
+
+#: The first number of types that GGUF lacks.
+OWN_TYPES = 1 << 20
 
 # Strides of the five digits of a weight's index in its unit: a byte each, or 16 bytes of two
 # half-bytes, or 4 bytes of eight bits. The digits of a unit's index in its block follow.
@@ -230,12 +293,23 @@ _ALL = (
     _expanded("IQ3_S", 21, 110, (*range(1, 16, 2), *range(-1, -16, -2))),
     _expanded("IQ1_S", 19, 50, _IQ1, halvings=3),
     _expanded("IQ1_M", 29, 56, _IQ1, group=16, halvings=3),
+    *(_integer(bits, group) for bits, group in ((4, 128), (3, 64), (8, 32))),
+    _e4m3(128),
+    _e4m3(32),
+    _e2m1(256),
+    _e2m1(64),
 )  # fmt: skip
 
-#: Every supported type by its GGUF name.
+#: Every supported type by its GGUF name, and those of quantised folders that have kernels of their
+#: own.
 FORMATS: Mapping[str, Format] = {f.name: f for f in _ALL}
 
-_BY_TYPE = {f.ggml_type: f for f in _ALL}
+#: Integers with zero points of folders, by (bits, group).
+INTEGERS: Mapping[tuple[int, int], Format] = {
+    (bits, group): _integer(bits, group) for bits in (2, 3, 4, 8) for group in (32, 64, 128)
+}
+
+_BY_TYPE = {f.ggml_type: f for f in (*_ALL, *INTEGERS.values())}
 
 
 def format_of(ggml_type: int) -> Format:
@@ -253,7 +327,7 @@ def random_blocks(fmt: Format, count: int, rng: np.random.Generator, scale: floa
     Weights have magnitudes of about 0.1 to 10, unquantised ones are standard normal, all times
     ``scale``.
     """
-    if fmt.element is not None:
+    if fmt.is_float:
         values = (scale * rng.standard_normal(count)).astype(np.float32)
         if fmt.element == "bf16":
             return (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8).reshape(-1, 2)
@@ -272,5 +346,9 @@ def random_blocks(fmt: Format, count: int, rng: np.random.Generator, scale: floa
                 blocks[:, at] = np.clip(rng.integers(middle - 2, middle + 2, count), 0, 254)
                 continue
             factors = scale * rng.uniform(0.01, 0.1, count) * rng.choice([-1.0, 1.0], count)
-            blocks[:, at : at + 2] = factors.astype(np.float16).view(np.uint8).reshape(-1, 2)
+            if fmt.has_singles:  # quants or factors are E4M3: no NaN
+                blocks[blocks & 0x7F == 0x7F] = 0
+                factors /= 16
+            halves = factors.astype(np.float32 if fmt.has_singles else np.float16)
+            blocks[:, at : at + halves.itemsize] = halves.view(np.uint8).reshape(count, -1)
     return blocks

@@ -12,11 +12,13 @@ import os
 import random
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from tests.fuzz import gguf_header, trees
 from tests.fuzz.http_requests import HttpTarget
+from tests.model.files.quantised_folders import KINDS, quantised
 from urdir.driver import bindings
 from urdir.driver.emulator.machine.compile import compile_entry
 from urdir.driver.emulator.machine.execution import GridExecution
@@ -27,6 +29,7 @@ from urdir.model.families.config import Config
 from urdir.model.files.demo import demo_model
 from urdir.model.files.gguf import Gguf
 from urdir.model.files.metadata import Metadata
+from urdir.model.files.pretrained.tables import FAMILIES
 from urdir.model.files.source import open_model
 from urdir.model.text.chat import ChatTemplate, Message
 from urdir.model.text.sandbox import TemplateProcess
@@ -48,6 +51,23 @@ LLAMA3_SCALING = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+
+
+#: Values of fields of families.
+_VALUES: tuple[Any, ...] = (
+    *(0, 1, 2, 4, 1 << 40, 0.5, -1.0, True, False, "silu", "relu2", "M*", "LG", "auto"),
+    *([], [1, 2], [1.0] * 5, ["full_attention", "sliding_attention"], ["mamba", "attention"], {}),
+)
+
+
+def _of_another_type(rng: random.Random) -> dict[str, Any]:
+    """Fields of a random family."""
+    kind = rng.choice([*FAMILIES])
+    family = FAMILIES[kind]
+    names = [*family.keys, *family.fixed, "layer_types", "head_dim", "sliding_window"]
+    chosen = rng.sample(names, rng.randint(1, min(4, len(names))))
+    activation = {"hidden_act": family.activations[0]}
+    return {"model_type": kind, **activation, **{name: rng.choice(_VALUES) for name in chosen}}
 
 
 class Target(Protocol):
@@ -89,26 +109,29 @@ class GgufTarget:
 
 
 class SafetensorsTarget:
-    """A folder: config.json, headers and index of *.safetensors."""
+    """A folder: config.json, headers and index of *.safetensors; of floats, or quantised."""
+
+    #: Kinds of quantised folders: all sets of tensors that belong together.
+    _KINDS = ("fp8-blocks", "fp8-matrix", "gptq-order", "awq", "w4a16-zeros", "nvfp4", "mxfp4")
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "pretrained"
         self._folder.mkdir()
-        source = DATA / "safetensors" / "qwen2-f16-sharded"
-        self._texts = {p.name: json.loads(p.read_text()) for p in source.glob("*.json")}
-        del self._texts["tokenizer.json"]
-        self._scaled = self._texts["config.json"] | {"rope_scaling": LLAMA3_SCALING}
-        self._heads, self._sizes = {}, {}
-        for path in source.glob("*.safetensors"):
-            with open(path, "rb") as file:
-                (nbytes,) = struct.unpack("<Q", file.read(8))
-                self._heads[path.name] = json.loads(file.read(nbytes))
-            self._sizes[path.name] = path.stat().st_size - 8 - nbytes
+        sources = [DATA / "safetensors" / "qwen2-f16-sharded"]
+        for name in self._KINDS:
+            (folder / name).mkdir()
+            made = quantised(DATA / "safetensors" / "llama-bf16", KINDS[name], folder / name)
+            sources.append(made[0])
+        self._bases = [_FolderBase.of(source) for source in sources]
 
     def make(self, rng: random.Random) -> bytes:
-        texts, heads = dict(self._texts), dict(self._heads)
+        base = rng.choice(self._bases)
+        texts, heads = dict(base.texts), dict(base.heads)
         if rng.random() < 0.3:  # factors are made of sizes of the configuration alone
-            texts["config.json"] = trees.claimed(rng, self._scaled)
+            scaled = texts["config.json"] | {"rope_scaling": LLAMA3_SCALING}
+            texts["config.json"] = trees.claimed(rng, scaled)
+        if rng.random() < 0.3:
+            texts["config.json"] = texts["config.json"] | _of_another_type(rng)
         for files in rng.choice(((texts,), (heads,), (heads, texts))):
             name = rng.choice([*files])
             files[name] = trees.changed(rng, files[name])
@@ -119,16 +142,40 @@ class SafetensorsTarget:
         if rng.random() < 0.3:
             name = rng.choice([*files])
             files[name] = trees.raw(rng, files[name])
-        return json.dumps({name: data.hex() for name, data in files.items()}).encode()
+        made = {name: (data.hex(), base.sizes.get(name, 0)) for name, data in files.items()}
+        return json.dumps(made).encode()
 
     def take(self, data: bytes) -> None:
-        for name, raw in json.loads(data).items():
+        for path in self._folder.iterdir():
+            path.unlink()
+        for name, (raw, more) in json.loads(data).items():
             path = self._folder / name
             path.write_bytes(bytes.fromhex(raw))
-            if name in self._sizes:
-                os.truncate(path, path.stat().st_size + self._sizes[name])
+            os.truncate(path, path.stat().st_size + more)
         with open_model(self._folder) as model:
+            for tensor in model.tensors.values():
+                _ = tensor.data[:64]
             _put_up_with(Config.of, model)
+
+
+@dataclass(frozen=True)
+class _FolderBase:
+    """A folder's JSON files, headers of its *.safetensors, and how many bytes follow these."""
+
+    texts: dict[str, Any]
+    heads: dict[str, Any]
+    sizes: dict[str, int]
+
+    @classmethod
+    def of(cls, source: Path) -> _FolderBase:
+        paths = [path for path in source.glob("*.json") if path.name != "tokenizer.json"]
+        base = cls({path.name: json.loads(path.read_text()) for path in paths}, {}, {})
+        for path in source.glob("*.safetensors"):
+            with open(path, "rb") as file:
+                (nbytes,) = struct.unpack("<Q", file.read(8))
+                base.heads[path.name] = json.loads(file.read(nbytes))
+            base.sizes[path.name] = path.stat().st_size - 8 - nbytes
+        return base
 
 
 class TokenizerTarget:

@@ -87,12 +87,16 @@ def greet(port: int, name: str, context: int) -> None:
     print(f"http://127.0.0.1:{port}", flush=True)
 
 
+def defaults(metadata: object) -> Defaults:
+    return Defaults()
+
+
 def serve(args: argparse.Namespace) -> None:
     size = model_of(args).tensors["token_embd.weight"].shape[0]
     with tempfile.TemporaryDirectory() as folder, listen("127.0.0.1", 0) as listener:
         path = f"{folder}/words.gguf"
         write_words(path, size)
-        front = Front(partial(open_texts, path), names, Defaults(), Access(), Limits())
+        front = Front(partial(open_texts, path), names, defaults, Access(), Limits())
         port = listener.getsockname()[1]
         opens = partial(open_engine, args)
         serve_apart(Settings(opens, front, args.workers, partial(greet, port)), listener)

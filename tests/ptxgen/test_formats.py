@@ -6,9 +6,18 @@ import gguf
 import numpy as np
 import pytest
 
+from tests.ptxgen.own_types import dequantized, is_own
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.weights.expansion import expand
-from urdir.ptxgen.weights.formats import FORMATS, UNIT, Bytes, Format, format_of, random_blocks
+from urdir.ptxgen.weights.formats import (
+    FORMATS,
+    INTEGERS,
+    UNIT,
+    Bytes,
+    Format,
+    format_of,
+    random_blocks,
+)
 from urdir.ptxgen.weights.layout import TILE_ROWS, TILE_UNITS, Layout
 
 QUANTISED = [f for f in FORMATS.values() if not f.is_float]
@@ -24,7 +33,9 @@ LARGER = {
     "IQ3_XXS": 4.3125,
     "IQ3_S": 4.3125,
     "IQ4_XS": 4.3125,
+    "W4G128": 4.375,
 }
+GGUFS = [f for f in FORMATS.values() if not is_own(f)]
 SIZES = [
     (rows, cols)
     for cols in (1, 37, 256, 288, 352, 896, 4864)
@@ -36,12 +47,19 @@ def _cases() -> list[tuple[Format, int, int]]:
     return [(f, r, c) for f in FORMATS.values() for r, c in SIZES if c % f.block == 0]
 
 
-@pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
+@pytest.mark.parametrize("fmt", GGUFS, ids=lambda f: f.name)
 def test_type_number_block_and_bytes_are_ggufs(fmt: Format) -> None:
     kind = gguf.GGMLQuantizationType[fmt.name]
     assert fmt.ggml_type == kind.value
     assert (fmt.block, fmt.nbytes) == gguf.GGML_QUANT_SIZES[kind]
     assert format_of(kind.value) is fmt
+
+
+def test_types_that_gguf_lacks_have_numbers_of_their_own() -> None:
+    own = [*(f for f in FORMATS.values() if is_own(f)), *INTEGERS.values()]
+    numbers = {f.name: f.ggml_type for f in own}
+    assert len(set(numbers.values())) == len(numbers)
+    assert all(n > 1 << 16 and format_of(n).name == name for name, n in numbers.items())
 
 
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
@@ -69,8 +87,13 @@ def test_every_bit_of_a_block_is_moved_to_a_bit_of_its_own(fmt: Format) -> None:
                 assert len(set(targets)) == len(targets)
                 assert set(targets) <= set(range(8 * plane.nbytes))
                 assert len(targets) == 8 * plane.nbytes or fmt.name in LARGER
-    if not fmt.is_float:
-        assert sorted(sources) == list(range(8 * fmt.stored_nbytes))
+    wanted = set(range(8 * fmt.stored_nbytes))
+    if fmt.has("minimum") and not fmt.has("scale"):  # a block's one minimum is that of each unit
+        unread = set() if fmt.block == UNIT else set(range(36, 40))
+        assert set(sources) == wanted - unread
+    elif not fmt.is_float:
+        assert len(sources) == len(wanted)
+        assert set(sources) == wanted
 
 
 @pytest.mark.parametrize(("fmt", "rows", "cols"), _cases(), ids=str)
@@ -78,10 +101,12 @@ def test_unpacked_weights_are_ggufs_to_the_bit(fmt: Format, rows: int, cols: int
     layout = Layout(fmt, rows, cols)
     rng = np.random.default_rng(rows * 10007 + cols)
     blocks = random_blocks(fmt, rows * cols // fmt.block, rng)
-    kind = gguf.GGMLQuantizationType[fmt.name]
-    if fmt.name in ("F32", "F16"):
+    if is_own(fmt):
+        expected = dequantized(fmt, blocks)
+    elif fmt.name in ("F32", "F16"):
         expected = blocks.view(np.dtype(fmt.element.replace("f", "float"))).astype(np.float32)
     else:
+        kind = gguf.GGMLQuantizationType[fmt.name]
         expected = gguf.quants.dequantize(blocks.reshape(rows, -1), kind)
     packed = layout.pack(blocks)
     assert packed.shape == (layout.nbytes,)

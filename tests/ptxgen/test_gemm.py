@@ -88,7 +88,9 @@ def test_one_activation_at_a_time_gives_the_weights_rounded(device: Device, fmt:
 
 
 @pytest.mark.parametrize(
-    "fmt", [f for f in FORMATS.values() if not f.has("scale")], ids=lambda f: f.name
+    "fmt",
+    [f for f in FORMATS.values() if not (f.has("scale") or f.has("factor"))],
+    ids=lambda f: f.name,
 )
 def test_operands_that_f16_holds_give_exact_products(device: Device, fmt: Format) -> None:
     """Small multiples of a power of two: no product and no sum is rounded."""
@@ -100,9 +102,10 @@ def test_operands_that_f16_holds_give_exact_products(device: Device, fmt: Format
         halves = {"f16": values.astype(np.float16), "bf16": values.view(np.uint16)[:, 1::2]}
         inputs["weights"] = spec.layout.pack(halves.get(str(fmt.element), values))
     elif fmt.has_exponents:
-        spec.layout.plane_of(inputs["weights"], fmt.planes[-1])[:] = 120
+        spec.layout.plane_of(inputs["weights"], fmt.factors)[:] = 120
     else:
-        spec.layout.plane_of(inputs["weights"], fmt.planes[-1]).view(np.float16)[:] = 2.0**-8
+        dtype = np.float32 if fmt.has_singles else np.float16
+        spec.layout.plane_of(inputs["weights"], fmt.factors).view(dtype)[:] = 2.0**-8
     inputs["x"] = rng.integers(-3, 4, inputs["x"].shape).astype(np.float32)
     y = run_kernel(device, spec, inputs)["y"]
     np.testing.assert_array_equal(y, spec.reference(**inputs)["y"])

@@ -29,7 +29,7 @@ from urdir.ptxgen.weights.packed_few import Order, pack_few, unpack_few
 
 RMS = Norm("rms", 1e-5)
 
-QUANTISED = [f for f in FORMATS.values() if not f.is_float]
+QUANTISED = [f for f in FORMATS.values() if f.arithmetic == "integers"]
 Q8_0, Q4_K, Q6_K, F16, BF16 = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "F16", "BF16"))
 
 #: Columns that share a scale when activations are rounded, and what the largest of them becomes.

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from tests.ptxgen.own_types import dequantized, is_own
 from urdir.driver.bindings import emulated
 from urdir.driver.compare import compare
 from urdir.driver.device import Device
@@ -30,7 +31,7 @@ RMS = Norm("rms", 1e-5)
 FINE_RMS = Norm("rms", 1e-6)
 
 Q8_0, Q4_K, Q6_K, Q3_K = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "Q3_K"))
-QUANTISED = [f for f in FORMATS.values() if not f.is_float]
+QUANTISED = [f for f in FORMATS.values() if f.arithmetic == "integers"]
 
 #: What is multiplied on tensor cores.
 i16 = functools.partial(Gemv.of, activations="i16")
@@ -83,7 +84,7 @@ def integer_matrix(fmt: Format, rows: int, cols: int, seed: int) -> tuple[Bytes,
         quants = rng.integers(0, 4, (count, fmt.block)) - min(2, fmt.offset)
         write_numbers(fmt, blocks, "q", quants + fmt.offset)
     terms = {"d": rng.choice([-2, -1, 1, 2], (count, 1)), "m": rng.choice([-2, 1, 2], (count, 1))}
-    if fmt.has_group_factors:
+    if fmt.name == "NVFP4":
         terms["d"] = rng.choice([-2, -1, 1, 2], (count, groups))
     if fmt.has_exponents:
         terms["d"] = abs(terms["d"])
@@ -92,22 +93,30 @@ def integer_matrix(fmt: Format, rows: int, cols: int, seed: int) -> tuple[Bytes,
         for _, part in fmt.parts(number):
             at = part.source.start // 8
             times = step if number == "d" else 1
-            halves = (times * values).astype(np.float16).view(np.uint8)
+            dtype = np.float32 if fmt.has_singles else np.float16
+            halves = (times * values).astype(dtype).view(np.uint8)
             blocks[:, at : at + halves.shape[1]] = halves
     scale, minimum = terms["d"], fmt.min_sign * terms["m"]
     if fmt.has("scale"):
         scales = rng.integers(1, most, (count, groups))
         write_numbers(fmt, blocks, "scale", scales + fmt.scale_offset)
         scale = scale * scales
+    if fmt.has("factor"):
+        doubles = rng.integers(0, 2, (count, groups))
+        write_numbers(fmt, blocks, "factor", 56 + 8 * doubles)  # E4M3: 1 and 2
+        scale = scale * 2**doubles
     if fmt.has("minimum"):
-        minimums = rng.integers(0, 4, (count, groups))
+        minimums = rng.integers(0, 4, (count, groups if fmt.has("scale") else 1))
+        minimums = np.repeat(minimums, groups // minimums.shape[1], axis=1)
         write_numbers(fmt, blocks, "minimum", minimums)
         minimum = minimum * minimums
     scale, minimum = (
         np.repeat(v, fmt.block // v.shape[1], axis=1).astype(np.int64) for v in (scale, minimum)
     )
     weights, sizes = scale * quants + minimum, abs(scale) * abs(quants) + abs(minimum)
-    if not fmt.expanded:
+    if is_own(fmt):
+        np.testing.assert_array_equal(dequantized(fmt, blocks), weights)
+    elif not fmt.expanded:
         kind = gguf.GGMLQuantizationType[fmt.name]
         np.testing.assert_array_equal(gguf.quants.dequantize(blocks, kind), weights)
     return blocks.reshape(-1), weights.reshape(rows, cols), sizes.reshape(rows, cols)

@@ -37,7 +37,7 @@ from urdir.ptxgen.weights.formats import FORMATS, Format
 
 RMS = Norm("rms", 1e-5)
 
-QUANTISED = [f for f in FORMATS.values() if not f.is_float]
+QUANTISED = [f for f in FORMATS.values() if f.arithmetic == "integers"]
 Q8_0, Q4_K, Q6_K, F16 = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "F16"))
 
 

@@ -31,7 +31,7 @@ from urdir.ptxgen.weights.formats import FORMATS, Format
 RMS = Norm("rms", 1e-5)
 
 Q8_0, Q4_K, Q6_K = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K"))
-QUANTISED = [f for f in FORMATS.values() if not f.is_float]
+QUANTISED = [f for f in FORMATS.values() if f.arithmetic == "integers"]
 
 
 def limits_of(target: str) -> Limits:

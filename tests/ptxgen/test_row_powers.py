@@ -20,7 +20,8 @@ LARGEST = {
     "Q2_K": (15, 15), "Q3_K": (32, 0), "Q4_K": (63, 63), "Q5_K": (63, 63), "Q6_K": (128, 0),
     "IQ4_XS": (32, 0), "IQ2_XXS": (255, 0), "IQ2_XS": (255, 0), "IQ2_S": (255, 0),
     "IQ3_XXS": (255, 0), "IQ3_S": (255, 0), "IQ1_S": (255, 0), "IQ1_M": (255, 0),
-    "Q4_1": (1, 1), "Q5_1": (1, 1),
+    "Q4_1": (1, 1), "Q5_1": (1, 1), "W4G128": (1, 15), "W3G64": (1, 15), "W8G32": (1, 255),
+    "E2M1G256": (448, 0), "E2M1G64": (448, 0),
 }  # fmt: skip
 HUGE, TINY = 65504.0, 2.0**-24
 
@@ -31,11 +32,14 @@ def _factors(fmt: Format, blocks: Bytes, number: str) -> npt.NDArray[np.float64]
     """The factors of expanded blocks (rows, blocks, bytes), (rows, factors) f64."""
     found = []
     for _, part in fmt.parts(number):
-        counts = blocks.shape[2] // 10 if fmt.has_group_factors else 1
+        counts = 4 if fmt.name == "NVFP4" else 1
         for index in range(counts):
             at = part.source.start // 8 + 2 * index
             if fmt.has_exponents:
                 found.append(2.0 ** (blocks[:, :, at].astype(np.float64) - 128))
+            elif fmt.has_singles:
+                singles = np.ascontiguousarray(blocks[:, :, at : at + 4]).view(np.float32)
+                found.append(singles[:, :, 0].astype(np.float64))
             else:
                 halves = np.ascontiguousarray(blocks[:, :, at : at + 2]).view(np.float16)
                 found.append(halves[:, :, 0].astype(np.float64))
@@ -74,16 +78,18 @@ def _adversarial(fmt: Format, layout: Layout) -> Bytes:
             rows[row, :, places[0]] = exponent
         return rows
     values = (0.0, HUGE, -HUGE, TINY, -3 * TINY, np.inf, -np.inf, np.nan)
+    dtype = np.dtype(np.float32 if fmt.has_singles else np.float16)
+    size = dtype.itemsize
     for row, value in enumerate(values):
-        half = np.array([value], np.float16).view(np.uint8)
+        half = np.array([value], dtype).view(np.uint8)
         for place in places:
             if row in (3, 4):  # all are as small
-                rows[row, :, place : place + 2] = half
-                if fmt.has_group_factors:
+                rows[row, :, place : place + size] = half
+                if fmt.name == "NVFP4":
                     rows[row, :, place : place + 8] = np.tile(half, 4)
         place = places[row % len(places)]
         if row:
-            rows[row, -1, place : place + 2] = half
+            rows[row, -1, place : place + size] = half
     return rows
 
 

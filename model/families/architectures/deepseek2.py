@@ -39,8 +39,11 @@ def deepseek2(file: Reader) -> Description:
     layers = file.layer_count()
     is_glm = layers in (47, 48) and vocab == 154880
     scores = scoring(file, "sigmoid" if is_glm else "softmax")
-    is_lite = layers in _LITE or (layers == 48 and vocab == 128256)
-    rank = 0 if is_lite else file.size("attention.q_lora_rank")
+    if file.of_folder:
+        rank = file.count("attention.q_lora_rank")
+    else:
+        is_lite = layers in _LITE or (layers == 48 and vocab == 128256)
+        rank = 0 if is_lite else file.size("attention.q_lora_rank")
 
     def network(index: int) -> Mixture:
         beside = shared_count(file) * expert_width(file, index)
@@ -73,6 +76,8 @@ def _rope(file: Reader, key_dim: int) -> tuple[RopeConfig, float]:
     2309.00071) and leaves rotated values unscaled: the magnitude of the rotation is divided out
     (llama.cpp: `deepseek2.cpp`, `llama-context.cpp`)."""
     rope = read_rope(file, "interleaved", key_dim, factors=False)
+    if file.of_folder:
+        return rope, 1.0 / math.sqrt(key_dim)
     scaling, growth = rope.scaling, math.log(rope.scaling.factor)
     stored = file.optional("rope.scaling.attn_factor", float, 1.0)
     multiplier = file.optional("rope.scaling.yarn_log_multiplier", float, 0.0) / 0.1
@@ -95,7 +100,10 @@ def _rope(file: Reader, key_dim: int) -> tuple[RopeConfig, float]:
 
 def _temperature(file: Reader) -> Temperature | None:
     scale = file.optional("attention.temperature_scale", float, 0.0)
-    return Temperature(scale, file.size("attention.temperature_length")) if scale else None
+    length = file.own("temperature_length", int, 0)
+    if not scale:
+        return None
+    return Temperature(scale, length or file.size("attention.temperature_length"))
 
 
 ARCHITECTURES = {"deepseek2": deepseek2, "mistral4": deepseek2}

@@ -95,7 +95,7 @@ def _recurrent_layers(file: Reader) -> list[bool]:
 
 def _experts(file: Reader) -> Callable[[int], Mixture]:
     def network(index: int) -> Mixture:
-        width = shared_width(file, dense_width(file, index))
+        width = shared_width(file, 0) or dense_width(file, index)
         return mixture(
             file,
             index,
@@ -160,7 +160,7 @@ def _delta_net(file: Reader, layer: int) -> Recurrence:
         key_dim=dim,
         value_dim=dim,
         eps=norm.eps,
-        tiled=file.architecture != "qwen3next",
+        tiled=file.architecture != "qwen3next" and not file.of_folder,
     )
 
 

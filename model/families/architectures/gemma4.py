@@ -97,7 +97,7 @@ def layer_ropes(file: Reader, windowed: list[bool]) -> dict[bool, RopeConfig]:
     full_dim, local_dim = head_dims(file)[0], head_dims(file, windowed=True)[0]
     rope = read_rope(file, "half", full_dim, factors=False)
     local = windowed_rope(file, rope, local_dim, scaled=False, base=1e4)
-    if not all(windowed):
+    if not all(windowed) and not file.of_folder:
         factors = file.vector("rope_freqs.weight", None, full_dim // 2)
         rope = replace(rope, factors=factors.part(0, rope.dim // 2))
     return {False: rope, True: local}

@@ -46,7 +46,7 @@ def gpt_oss(file: Reader) -> Description:
         file, windowed, window, local, full, more=sinks, output_bias="required"
     )
     names = ("attn_norm", "post_attention_norm")
-    return rms_decoder(file, attends, network, norms=names, output="required")
+    return rms_decoder(file, attends, network, norms=names)
 
 
 ARCHITECTURES = {"gpt-oss": gpt_oss}

@@ -82,7 +82,8 @@ def bailingmoe3(file: Reader) -> Description:
     shared_limits = file.by_layer("swiglu_clamp_shexp", float, 0.0)
 
     def attends(index: int) -> Attention:
-        gate = output_gate(file, index, heads, "sigmoid")
+        name = "ssm_g_a" if file.of_folder else "attn_gate"
+        gate = output_gate(file, index, heads, "sigmoid", name)
         return latent_attention(file, index, heads, rope.dim, rank, rope=rope, gate=gate)
 
     def delta(index: int) -> KimiDelta:

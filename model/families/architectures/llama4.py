@@ -42,19 +42,25 @@ def llama4(file: Reader) -> Description:
     local = windowed_rope(file, full, head_dims(file)[0], scaled=True)
     norm = weightless(rms_norm(file))
     norms = None
-    if file.size("expert_count") != 128:
+    if file.own("qk_norm", bool, file.size("expert_count") != 128):
         norms = QkNorm(norm, norm, after_rope=True)
+    chunk = file.own("chunk", int, _CHUNK)
+    temperature = Temperature(
+        file.own("temperature_scale", float, 0.0 if file.of_folder else 0.1),
+        file.own("temperature_length", int, _CHUNK),
+        1,
+    )
 
     def attends(index: int) -> Attention:
-        rotates = (index + 1) % 4 != 0
+        rotates = file.own_at("rotates", index, bool, (index + 1) % 4 != 0)
         rope = local if chunked[index] else full
         return attention(
             file,
             index,
             rope if rotates else None,
             qk_norm=norms if rotates else None,
-            temperature=None if rotates else Temperature(0.1, _CHUNK, 1),
-            chunk=_CHUNK if chunked[index] else 0,
+            temperature=None if rotates or not temperature.scale else temperature,
+            chunk=chunk if (rotates if file.of_folder else chunked[index]) else 0,
             output_bias="absent",
         )
 

@@ -20,12 +20,14 @@ from urdir.model.families.parts import attention, model, rms_norm, sequential
 from urdir.model.families.reader import Reader
 from urdir.model.families.recurrent import Selective, convolution
 from urdir.model.families.stored import Normalization
+from urdir.ptxgen.kernels.norm import Norm
 
 
 def mamba(file: Reader) -> Description:
     """Mamba and Falcon Mamba."""
     norm = rms_norm(file)
-    bare = weightless(norm) if file.optional("ssm.dt_b_c_rms", bool, False) else None
+    inner = Norm("rms", file.own("mixer_eps", float, norm.eps))
+    bare = weightless(inner) if file.optional("ssm.dt_b_c_rms", bool, False) else None
 
     def layer(index: int) -> LayerConfig:
         mixer = _mixer(file, index, (bare, bare, bare))

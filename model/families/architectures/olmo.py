@@ -9,7 +9,6 @@ attention.sliding_window_pattern. llama.cpp: `src/models/` olmo.cpp, olmo2.cpp, 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from urdir.model.families.dense import decoder, mixer, weightless, windowed_mixer
@@ -23,9 +22,8 @@ from urdir.model.families.parts import (
     row_norms,
 )
 from urdir.model.families.reader import Reader
-from urdir.model.families.rope import read_rope
+from urdir.model.families.rope import read_rope, unscaled_rope
 from urdir.model.families.windows import optional_window, optional_windows, windowed_layers
-from urdir.ptxgen.kernels.rotation import RopeScaling
 
 _POST_NORMS = ("post_attention_norm", "post_ffw_norm")
 
@@ -49,7 +47,7 @@ def olmo2(file: Reader) -> Description:
     """OLMo 2 and 3: one norm over all query heads, one over all key heads. OLMo 3: three of four
     layers use a sliding window and RoPE without context extension."""
     norm, rope = rms_norm(file), read_rope(file, "half", head_dims(file)[0], factors=False)
-    local = replace(rope, scaling=RopeScaling.none())
+    local = unscaled_rope(file, rope, head_dims(file)[0])
     window = optional_window(file)
     windowed = optional_windows(file, window, 4)
 
@@ -72,7 +70,7 @@ def exaone4(file: Reader) -> Description:
     and only those have RoPE."""
     rope = read_rope(file, "half", head_dims(file)[0])
     attends = mixer(file, rope, head_norm=True)
-    if file.layer_count() == 64:
+    if file.layer_count() == 64 or file.own("has_windows", bool, False):
         windowed, window = windowed_layers(file, 4), file.size("attention.sliding_window", 4096)
         attends = windowed_mixer(file, windowed, window, rope, None, head_norm=True)
     return decoder(

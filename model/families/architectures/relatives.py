@@ -176,7 +176,8 @@ def mistral3(file: Reader) -> Description:
     """
     rope = _rope(file, "interleaved", factors=True)
     scale = file.optional("attention.temperature_scale", float, 0.0)
-    temperature = Temperature(scale, rope.scaling.original_context) if scale else None
+    length = file.own("temperature_length", int, rope.scaling.original_context)
+    temperature = Temperature(scale, length) if scale else None
     return _decoder(
         file,
         rope,

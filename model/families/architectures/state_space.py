@@ -89,12 +89,17 @@ def falcon_h1(file: Reader) -> Description:
     loads the bias of attention's output and RoPE factors without using them."""
     norm, normed = rms_norm(file), file.anywhere("ssm_norm.weight")
     rope = read_rope(file, "half", head_dims(file)[0], factors=False)
+    value_scale = file.own("value_scale", float, 1.0)
+    if file.of_folder:
+        file.has_key("own.multipliers")  # of matrices, which have them
 
     def layer(index: int) -> LayerConfig:
         before = file.norm("attn_norm", index, norm)
-        attends = attention(file, index, rope, output_bias="absent")
+        attends = attention(file, index, rope, output_bias="absent", value_scale=value_scale)
         mixer = _mixer(file, index, norm, normed=normed)
-        weight = file.vector("ffn_norm", index, file.hidden)  # without the usual ".weight"
+        # GGUF files lack the usual ".weight"
+        name = "ffn_norm.weight" if file.of_folder else "ffn_norm"
+        weight = file.vector(name, index, file.hidden)
         network = Branch(dense(file, index), type(before)(norm, weight))
         return LayerConfig(
             (Block((Branch(attends, before), Branch(mixer, before))), Block((network,)))
@@ -105,6 +110,8 @@ def falcon_h1(file: Reader) -> Description:
         layer,
         file.norm("output_norm", None, norm),
         unused=("attn_output.bias", "rope_freqs.weight"),
+        embedding_scale=file.own("embedding_scale", float, 1.0),
+        logit_scale=file.own("logit_scale", float, 1.0),
     )
 
 

@@ -17,8 +17,8 @@ from urdir.model.errors import ConfigError, SafetensorsError
 from urdir.model.files.gguf import Tensor
 from urdir.model.files.limits import DRAFT_STREAMS
 from urdir.model.files.metadata import Value
-from urdir.model.files.pretrained.config import Fields
-from urdir.model.files.pretrained.families import FAMILIES, Family
+from urdir.model.files.pretrained.family import Family
+from urdir.model.files.pretrained.fields import Fields
 from urdir.model.files.safetensors import StoredTensor
 from urdir.model.files.tensor_types import TENSOR_TYPES
 
@@ -26,27 +26,12 @@ _ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3DraftModel")
 #: The draft's own vocabulary: for each of its tokens how much more the model's id is, and for each
 #: of the model's whether the draft has it.
 _OFFSETS, _KNOWN = "d2t", "t2d"
-_LAYER = {
-    "input_layernorm": "attn_norm",
-    "hidden_norm": "attn_norm_2",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-_NAMES = {"fc": "fc", "embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
-_LLAMA = FAMILIES["llama"]
 EAGLE3 = Family(
     "eagle3",
-    _NAMES | {f"midlayer.{name}": f"blk.0.{to}" for name, to in _LAYER.items()},
-    {**_LLAMA.keys, "target_hidden_size": ("target_hidden_size",)},
-    {**_LLAMA.fixed, "use_sliding_window": (False,)},
-    _LLAMA.ignored | {"draft_vocab_size", "sliding_window", "max_window_layers"},
-    permuted=True,
+    {"hidden_norm": "attn_norm_2"},
+    {"target_hidden_size": "target_hidden_size", "draft_vocab_size": ""},
+    ends={"fc": "fc"},
+    windows="none",
 )
 _I64 = next(number for number, of in TENSOR_TYPES.items() if of.name == "I64")
 

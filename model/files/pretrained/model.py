@@ -12,9 +12,12 @@ import numpy as np
 from urdir.model.errors import ConfigError, SafetensorsError
 from urdir.model.files.gguf import Tensor
 from urdir.model.files.metadata import Metadata, Value
-from urdir.model.files.pretrained.config import family_of, read_metadata
+from urdir.model.files.pretrained.config import family_of, read_config, text_config
 from urdir.model.files.pretrained.drafts import EAGLE3, is_draft, split_fields, take_token_map
-from urdir.model.files.pretrained.tensors import convert_tensors, vector
+from urdir.model.files.pretrained.places import find_places
+from urdir.model.files.pretrained.quantised.modules import merge_parts
+from urdir.model.files.pretrained.quantised.scheme import read_scheme
+from urdir.model.files.pretrained.tensors import make_tensors, vector
 from urdir.model.files.pretrained.tokens import read_json, text_metadata
 from urdir.model.files.safetensors import read_folder
 from urdir.model.owner import Owner
@@ -41,37 +44,47 @@ class SafetensorsModel(Owner):
         config_file = self.path / "config.json"
         if not config_file.exists():
             raise SafetensorsError(f"{self.path}: no config.json in this folder")
-        config = read_json(config_file)
+        whole = read_json(config_file)
+        scheme, config = read_scheme(whole, config_file), dict(text_config(whole))
         own: dict[str, Value] = {}
         if is_draft(config):
             family = EAGLE3
             config, own = split_fields(config, config_file)
         else:
             family = family_of(config, config_file)
-        values = read_metadata(config, family, config_file)
+        read = read_config(config, family, config_file)
+        values = dict(read.keys)
+        self.ignored_fields = read.ignored
         stored = read_folder(self.path)
+        if scheme is not None:
+            stored = merge_parts(stored, scheme, self.path)
         self.nbytes = sum(len(tensor.data) for tensor in stored.values())
-        heads = int(config["num_attention_heads"])
         token_map = take_token_map(stored, config, self.path) if family is EAGLE3 else {}
-        self.tensors: dict[str, Tensor] = token_map | convert_tensors(
-            stored,
-            family,
-            heads=heads,
-            kv_heads=_size(config, "num_key_value_heads", heads, config_file),
-            tied=family.tied or config.get("tie_word_embeddings") is True,
-            quantize=quantize,
-            path=self.path,
+        layers = values["block_count"]
+        assert isinstance(layers, int)
+        places = find_places(stored, family, layers, self.path)
+        self.unused_tensors = places.unused
+        found = dict(places.found)
+        if read.tied or (read.tied is None and family.tied):
+            found.pop("output.weight", None)
+        self.tensors: dict[str, Tensor] = token_map | make_tensors(
+            found, stored, values, quantize=quantize, path=self.path
         )
         if family is not EAGLE3:  # whose output may be the model's
             _check_vocabulary(config, self.tensors, config_file)
-        for factors in [key for key in values if key.startswith("rope_")]:
+        for factors in [key for key in values if key.endswith(".weight")]:
             self.tensors[factors] = vector(factors, np.asarray(values.pop(factors)))
+        values |= _take_scalars(self.tensors, layers)
         general: dict[str, Value] = {
             "general.architecture": family.architecture,
             "general.name": name or self.path.absolute().name,
         }
+        keys = {
+            key if key.startswith("xielu.") else f"{family.architecture}.{key}": value
+            for key, value in values.items()
+        }
         text = text_metadata(self.path, config)
-        self.metadata = Metadata(general | values | own | text, str(self.path))
+        self.metadata = Metadata(general | keys | own | text, str(self.path))
 
     @property
     def architecture(self) -> str:
@@ -84,12 +97,18 @@ class SafetensorsModel(Owner):
         self.metadata = Metadata({}, str(self.path))
 
 
-def _size(config: Mapping[str, Any], name: str, default: int, path: Path) -> int:
-    value = config.get(name)
-    value = default if value is None else value
-    if type(value) is not int or not 0 < value < 1 << 31:
-        raise ConfigError(f"{path}: '{name}' is {repr(value)[:60]}")
-    return value
+def _take_scalars(tensors: dict[str, Tensor], layers: int) -> dict[str, Value]:
+    """Remove the parameters of xIELU, which a folder stores as tensors of one value; as arrays with
+    a value for each layer."""
+    found: dict[str, Value] = {}
+    for name in [name for name in tensors if ".xielu." in name]:
+        key = name.split(".", 2)[2]
+        values = np.asarray(tensors.pop(name).data[:]).view(np.float32)
+        if len(values) != 1:
+            raise ConfigError(f"tensor '{name}' has {len(values)} values, expected one")
+        of_layers = found.setdefault(key, np.zeros(layers, np.float32))
+        np.asarray(of_layers)[int(name.split(".")[1])] = values[0]
+    return found
 
 
 def _check_vocabulary(config: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> None:

@@ -1,72 +1,99 @@
-"""Stored tensors with GGUF's names, shapes and types, as llama.cpp's converter makes them.
+"""Tensors of a description made of a folder's stored tensors, with ggml's types.
 
-Conversions (`llama.cpp/conversion`): rows of queries and keys of some families are permuted, so
-that neighbours rotate together; some norms get 1 added; experts are stacked. Vectors and router
-matrices become F32.
+Matrices are read row by row when needed, as stored or quantised on the way; vectors become F32.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from urdir.model.errors import SafetensorsError, UnsupportedError
+from urdir.model.errors import ConfigError, SafetensorsError, UnsupportedError
 from urdir.model.files.gguf import Tensor
-from urdir.model.files.pretrained.families import Family
-from urdir.model.files.pretrained.rows import GGML_TYPES, Rows, row_bytes
+from urdir.model.files.metadata import Value
+from urdir.model.files.model_file import SHARED_ORDERS
+from urdir.model.files.open_file import FileBytes
+from urdir.model.files.pretrained.layouts import Layout
+from urdir.model.files.pretrained.places import Place
+from urdir.model.files.pretrained.rows import GGML_TYPES, RowBytes, Rows, row_bytes
 from urdir.model.files.quantised import quantised_type
-from urdir.model.files.safetensors import StoredTensor
-from urdir.model.files.tensor_types import TENSOR_TYPES
+from urdir.model.files.safetensors import ITEM_NBYTES, StoredTensor
+from urdir.model.files.tensor_types import TENSOR_TYPES, type_number
 
-_NUMBERS = re.compile(r"(?<=\.)\d+(?=\.)")
-#: GGUF names of tensors that are always F32.
-_ALWAYS_F32 = re.compile(r"_norm\.weight$|\.ffn_gate_inp\.weight$|\.bias$")
-#: Buffers in old checkpoints that follow from the configuration.
-_BUFFERS = (".rotary_emb.inv_freq", ".attn.masked_bias", ".attn.bias")
-
-Group = dict[int | None, StoredTensor]
-"""The stored tensors of one GGUF tensor, by expert."""
+#: Tensors that become F32: vectors in the description, whatever their stored rank, and routers.
+_F32 = re.compile(
+    r"_norm\.weight$|\.bias$|\.ffn_gate_inp\.weight$|\.ssm_(a|d|conv1d\w*)(\.weight)?$"
+    r"|\.xielu\.|\.shortconv\.conv\.weight$|\.ffn_norm$|attn_sinks\.weight$|\.scale$|layer_output_scale"
+)
 
 
-def convert_tensors(
+def make_tensors(
+    places: Mapping[str, Place],
     stored: Mapping[str, StoredTensor],
-    family: Family,
+    keys: Mapping[str, Value],
     *,
-    heads: int,
-    kv_heads: int,
-    tied: bool,
     quantize: str | None,
     path: Path,
 ) -> dict[str, Tensor]:
-    """The model's tensors by GGUF name. Matrices get the type ``quantize`` (None: as stored).
+    """The tensors by name. Matrices get the type ``quantize`` (None: as stored).
 
-    ``tied`` omits the output matrix. Raises UnsupportedError for an unsupported tensor or dtype,
-    SafetensorsError for inconsistent tensors.
+    Raises UnsupportedError for an unsupported dtype, SafetensorsError or ConfigError for
+    inconsistent tensors.
     """
     wanted = None if quantize is None else quantised_type(quantize)
     kept: list[str] = []
     tensors = {}
-    for name, group in _grouped(stored, family, path).items():
-        if tied and name == "output.weight":
-            continue
-        count = {"attn_q": heads, "attn_k": kv_heads}.get(name.split(".")[-2])
-        rows = Rows(
-            _stack(name, group, path), _order(group, count, path) if family.permuted else None
-        )
-        tensors[name] = _tensor(name, rows, family, wanted, kept)
+    orders: dict[str, NDArray[np.intp]] = {}
+    for name, place in places.items():
+        parts = _alike([stored[part] for part in place.parts], path)
+        tensors[name] = tensor = _tensor(name, parts, place.layout, keys, wanted, path)
+        if parts[0].order is not None:
+            orders[name.removesuffix(".weight")] = _column_order(parts, path)
+        if wanted not in (None, tensor.type_id) and isinstance(tensor.data, RowBytes | FileBytes):
+            kept.append(name)
     if kept:
         warnings.warn(
             f"{path}: {len(kept)} tensors keep their type, since their rows are not a multiple of "
             f"{quantize}'s block: {', '.join(kept[:4])}{', ...' if len(kept) > 4 else ''}",
             stacklevel=2,
         )
-    return tensors
+    return tensors | {name: vector(name, order) for name, order in _shared(orders, tensors).items()}
+
+
+def _column_order(parts: tuple[StoredTensor, ...], path: Path) -> NDArray[np.intp]:
+    order = parts[0].order
+    if order is None or len(parts) > 1:
+        raise UnsupportedError(
+            f"{path}: tensor '{parts[0].name}' has columns in an order of its own (desc_act); "
+            "experts may not have one"
+        )
+    return order
+
+
+def _shared(
+    orders: Mapping[str, NDArray[np.intp]], names: Collection[str]
+) -> dict[str, NDArray[np.intp]]:
+    """The orders of matrices by their tensors' names: under one name if they are those of all
+    matrices that multiply the same x (`SHARED_ORDERS`)."""
+    found = {}
+    for base, order in orders.items():
+        layer, _, name = base.rpartition(".")
+        group = SHARED_ORDERS.get(name)
+        alike = [f"{layer}.{of}" for of, to in SHARED_ORDERS.items() if to == group]
+        alike = [of for of in alike if f"{of}.weight" in names]
+        shares = group is not None and all(
+            of in orders and np.array_equal(orders[of], order) for of in alike
+        )
+        found[f"{layer}.{group if shares else name}.order"] = order
+    return found
 
 
 def vector(name: str, values: NDArray[Any]) -> Tensor:
@@ -77,95 +104,86 @@ def vector(name: str, values: NDArray[Any]) -> Tensor:
     return Tensor(name, GGML_TYPES["F32"], array.shape, 0, data.nbytes, data)
 
 
-def _grouped(
-    stored: Mapping[str, StoredTensor], family: Family, path: Path
-) -> dict[str, dict[int | None, StoredTensor]]:
-    groups: dict[str, Group] = {}
-    for tensor in stored.values():
-        if tensor.name.endswith(_BUFFERS):
-            continue
-        name, expert = _gguf_name(tensor.name, family, path)
-        group = groups.setdefault(name, {})
-        if expert in group:
-            raise SafetensorsError(
-                f"{path}: tensors '{tensor.name}' and '{group[expert].name}' are the same"
-            )
-        group[expert] = tensor
-    return groups
-
-
-def _gguf_name(name: str, family: Family, path: Path) -> tuple[str, int | None]:
-    """The GGUF name, and the expert's number for a tensor of an expert."""
-    module, _, suffix = name.rpartition(".")
-    if suffix not in ("weight", "bias"):  # parameters without a module
-        module, suffix = name, "weight"
-    numbers = _NUMBERS.findall(module + ".")
-    pattern = family.names.get(_NUMBERS.sub("{}", module + ".")[:-1])
-    if pattern is None or any(number != str(int(number[:9])) for number in numbers):
-        raise UnsupportedError(
-            f"{path}: tensor '{name}' is not supported in a '{family.architecture}' model"
-        )
-    gguf_name = f"{pattern.format(*numbers)}.{suffix}"
-    return gguf_name, int(numbers[1]) if len(numbers) > 1 else None
-
-
-def _stack(name: str, group: Group, path: Path) -> tuple[StoredTensor, ...]:
-    """The tensors of a group in expert order, checked to be alike."""
-    first = next(iter(group.values()))
-    for tensor in group.values():
-        if tensor.dtype not in GGML_TYPES:
+def _alike(parts: list[StoredTensor], path: Path) -> tuple[StoredTensor, ...]:
+    """Tensors checked to have one supported type and one shape."""
+    first = parts[0]
+    for tensor in parts:
+        if tensor.dtype in ITEM_NBYTES and tensor.dtype not in GGML_TYPES:
             raise UnsupportedError(
                 f"{path}: tensor '{tensor.name}' has dtype {tensor.dtype}; supported: "
                 f"{', '.join(GGML_TYPES)}"
-            )
-        if len(tensor.shape) not in (1, 2):
-            raise UnsupportedError(
-                f"{path}: tensor '{tensor.name}' has {len(tensor.shape)} dimensions; 1 and 2 are "
-                "supported"
             )
         if (tensor.shape, tensor.dtype) != (first.shape, first.dtype):
             raise SafetensorsError(
                 f"{path}: tensor '{tensor.name}' is {tensor.dtype} {tensor.shape}, '{first.name}' "
                 f"{first.dtype} {first.shape}"
             )
-    if None in group:
-        return (group[None],)
-    for number in range(len(group)):
-        if number not in group:
-            raise SafetensorsError(f"{path}: {name}: expert {number} of {len(group)} is missing")
-    return tuple(group[number] for number in range(len(group)))
+    return tuple(parts)
 
 
-def _order(group: Group, heads: int | None, path: Path) -> NDArray[np.intp] | None:
-    """Row 2i of a head is its row i, row 2i + 1 its row i + half (LlamaModel.permute)."""
-    if heads is None:
-        return None
-    tensor = next(iter(group.values()))
-    rows = tensor.shape[0]
-    if rows % (2 * heads):
-        raise SafetensorsError(
-            f"{path}: tensor '{tensor.name}' has {rows} rows, not {heads} heads of even size"
-        )
-    return np.arange(rows).reshape(heads, 2, -1).swapaxes(1, 2).reshape(-1)
-
-
-def _tensor(name: str, rows: Rows, family: Family, wanted: int | None, kept: list[str]) -> Tensor:
-    part = rows.parts[0]
-    shape = part.shape if len(rows.parts) == 1 else (len(rows.parts), *part.shape)
-    if len(shape) == 1:
-        values = _values(rows)
-        return vector(name, values + family.norm_shift if name.endswith("_norm.weight") else values)
-    type_id = GGML_TYPES["F32" if _ALWAYS_F32.search(name) else rows.dtype]
-    if wanted is not None and not _ALWAYS_F32.search(name):
-        if rows.width % TENSOR_TYPES[wanted].block:
-            kept.append(name)
-        else:
-            type_id = wanted
+def _tensor(
+    name: str,
+    parts: tuple[StoredTensor, ...],
+    layout: Layout,
+    keys: Mapping[str, Value],
+    wanted: int | None,
+    path: Path,
+) -> Tensor:
+    if layout.shape is not None:
+        parts = tuple(_shaped(part, layout.shape(keys), path) for part in parts)
+    shape = parts[0].shape
+    turns = layout.transposed
+    turned = turns if isinstance(turns, bool) else turns(keys, shape)
+    transposed = turned and parts[0].dtype in GGML_TYPES  # rows of blocks are outputs
+    if transposed:
+        if len(shape) < 2:
+            raise SafetensorsError(f"{path}: tensor '{parts[0].name}' {shape} is not a matrix")
+        shape = (*shape[:-2], shape[-1], shape[-2])
+    rows = Rows(parts, transposed=transposed)
+    if layout.rows is not None:
+        order = _of_rows(layout.rows, keys, rows.rows_each, path, name)
+        if len(order) != rows.rows_each:  # some of the rows
+            shape = (len(order), shape[-1])
+        rows = Rows(parts, order, transposed)
+    if len(parts) > 1:
+        shape = (len(parts), *shape)
+    if len(shape) < 2 or _F32.search(name) or layout.values or layout.factors:
+        return vector(name, _values(rows, layout, keys, path, name).reshape(shape))
+    type_id = type_number(rows.dtype)
+    if wanted is not None and rows.width % TENSOR_TYPES[wanted].block == 0:
+        type_id = wanted
     data = row_bytes(rows, type_id)
     return Tensor(name, type_id, shape, 0, len(data), data)
 
 
-def _values(rows: Rows) -> NDArray[np.float32]:
-    """A vector; elements are ordered like rows."""
-    values: NDArray[np.float32] = Rows(rows.parts).floats(0, 1)[0]
-    return values if rows.order is None else values[rows.order]
+def _values(
+    rows: Rows, layout: Layout, keys: Mapping[str, Value], path: Path, name: str
+) -> NDArray[np.float32]:
+    """Changed values of a small tensor, (rows, width) f32."""
+    values = rows.values()
+    if layout.factors is not None:
+        values = values * _of_rows(layout.factors, keys, len(values), path, name)[:, None]
+    return values if layout.values is None else layout.values(values)
+
+
+def _of_rows(
+    made: Callable[[Mapping[str, Value], int], NDArray[Any]],
+    keys: Mapping[str, Value],
+    count: int,
+    path: Path,
+    name: str,
+) -> NDArray[Any]:
+    """The order or the factors of rows; ConfigError where sizes do not fit the tensor."""
+    try:
+        return made(keys, count)
+    except (KeyError, ValueError, ZeroDivisionError, TypeError) as error:
+        raise ConfigError(f"{path}: {name}: {count} rows do not fit the sizes: {error}") from None
+
+
+def _shaped(part: StoredTensor, shape: tuple[int, ...], path: Path) -> StoredTensor:
+    """The tensor with another shape of as many elements."""
+    count, known = math.prod(part.shape), math.prod(size for size in shape if size != -1)
+    keeps_rows = part.dtype in ITEM_NBYTES or shape[-1] == part.shape[-1]
+    if known < 1 or count % known or (-1 not in shape and count != known) or not keeps_rows:
+        raise SafetensorsError(f"{path}: tensor '{part.name}' is {part.shape}, expected {shape}")
+    return replace(part, shape=tuple(count // known if size == -1 else size for size in shape))

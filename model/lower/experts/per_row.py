@@ -113,7 +113,7 @@ class PerRow(ExpertProducts):
     ) -> _Kernel:
         """The kernel for the matrices of all experts, with the ``larger`` share of an SM or the
         smaller one."""
-        rounding = "f32" if self.at.exact or matrix.format.is_float else "i16"
+        rounding = "f32" if self.at.exact or matrix.format.arithmetic != "integers" else "i16"
         shape = (matrix.format, experts, used, matrix.rows // experts, matrix.cols)
         fields |= {"activations": rounding, "sms": self.at.limits.sms}
         found: _Kernel = _fitted(

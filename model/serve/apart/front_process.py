@@ -62,7 +62,8 @@ async def _serve(
 ) -> None:
     link = await EngineLink.connect(texts.tokenizer, connection)
     context = await link.context
-    link.model = EngineModel(texts, front.names(texts.name), context, front.defaults)
+    defaults = front.defaults(texts.file.metadata)
+    link.model = EngineModel(texts, front.names(texts.name), context, defaults)
     limits = replace(front.limits, connections=room(front.limits.connections))
     server = Server(link, front.access, limits, counts=counts)
 

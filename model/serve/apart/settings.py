@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from urdir.model.engine.engine import Engine
@@ -22,11 +22,11 @@ CANNOT_SERVE = 3
 @dataclass(frozen=True, slots=True)
 class Front:
     """What a front end serves; picklable. ``names`` are those of the model, given the one in its
-    file."""
+    file, and ``defaults`` those of requests, given the file's metadata."""
 
     open_texts: Callable[[], AbstractContextManager[NamedTexts]]
     names: Callable[[str], list[str]]
-    defaults: Defaults
+    defaults: Callable[[Mapping[str, Any]], Defaults]
     access: Access
     limits: Limits
 

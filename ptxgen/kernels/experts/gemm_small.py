@@ -59,7 +59,7 @@ class ExpertsGemmSmall(QuartetProduct):
             )
         if not 1 <= self.batch <= MAX_BATCH:
             raise PtxgenError(f"{self.name}: {self.batch} rows: 1 to {MAX_BATCH}")
-        if self.format.is_float:
+        if self.format.arithmetic != "integers":
             raise PtxgenError(f"{self.name}: the weights must be quantised")
         self.check_steps(DOWN if self.down else UP)
         if self.prologue and (self.down or self.norm_first):
@@ -141,6 +141,7 @@ class ExpertsGemmSmall(QuartetProduct):
             "down": cls.of(q8, 6, 4, 48, 544, 6, bias, weighted, down=True, sms=3),
             "down early": cls(q4_k, 4, 2, 80, 1024, 3, down=True, early=True, sms=4, warps=3),
             "parts": cls.of(q6_k, 3, 2, 48, 1024, 8, bias, weighted, **parts),
+            "integers": cls.of(FORMATS["W4G128"], 5, 2, 48, 384, 3, rms, Gated(), sms=3),
             "a part a block": cls.of(mxfp4, 5, 2, 16, 736, 4, bias, down=True, splits=3, sms=9),
         }
 

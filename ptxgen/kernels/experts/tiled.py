@@ -56,7 +56,7 @@ class ExpertsSpec(CutOptions, ExpertsShape):
                 f"{self.name}: {self.used} of {self.experts} experts for {self.batch} rows: "
                 f"1 to {MAX_USED} of them, for at least one row"
             )
-        if self.activations == "i16" and self.format.is_float:
+        if self.activations == "i16" and self.format.arithmetic != "integers":
             raise PtxgenError(f"{self.name}: 16-bit activations are for quantised weights only")
         if self.cluster != 1 or self.fill:
             raise PtxgenError(f"{self.name}: cluster and fill are not for experts")

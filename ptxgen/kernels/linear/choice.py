@@ -131,7 +131,7 @@ class LinearRequest:
     def rounds_several(self) -> bool:
         """Whether `GemmSmall` serves: several vectors that may be rounded."""
         serves = self.batch > 1 and not self.exact and gemm_small.takes(self.formats, self.cols)
-        return serves and (not self.formats[0].is_float or self._floats_pay)
+        return serves and (self.formats[0].arithmetic == "integers" or self._floats_pay)
 
     @property
     def _floats_pay(self) -> bool:
@@ -142,8 +142,8 @@ class LinearRequest:
 
     @property
     def has_floats(self) -> bool:
-        """Whether some of the weights are floats."""
-        return any(fmt.is_float for fmt in self.formats)
+        """Whether some of the weights or quants are floats."""
+        return any(fmt.arithmetic != "integers" for fmt in self.formats)
 
     @property
     def takes_packed(self) -> bool:

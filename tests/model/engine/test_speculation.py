@@ -44,12 +44,6 @@ FIXED, CHOSEN = DraftSettings(most=3, least=3), DraftSettings(most=7)
 
 
 @pytest.fixture(scope="module")
-def device(device_name: str) -> Iterator[Device]:
-    with Device.open(device_name) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
 def weights(device: Device, random_model: Callable[..., Any]) -> Iterator[Weights]:
     """Of a layer: a token depends most on the one before, so text repeats itself now and then."""
     model = random_model(Shape("llama", 1, 64, 4, 2, 32, 64, VOCABULARY, False), seed=1)

@@ -183,7 +183,6 @@ MISSING = [
     ("gpt-oss-moe", "blk.1.attn_sinks.weight"),
     ("gpt-oss-moe", "blk.0.ffn_down_exps.bias"),
     ("gpt-oss-moe", "blk.0.ffn_gate_inp.bias"),
-    ("gpt-oss-moe", "output.weight"),
     ("afmoe-moe", "blk.1.exp_probs_b.bias"),
     ("qwen2moe-moe", "blk.1.ffn_gate_inp_shexp.weight"),
     ("qwen3moe-moe", "blk.0.ffn_gate_exps.weight"),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +24,13 @@ from urdir.model.errors import (
     UnsupportedError,
 )
 from urdir.model.files.metadata import Metadata
-from urdir.model.files.pretrained.config import read_metadata
-from urdir.model.files.pretrained.families import FAMILIES
+from urdir.model.files.pretrained.config import read_config
+from urdir.model.files.pretrained.family import Family
+from urdir.model.files.pretrained.fields import Fields
 from urdir.model.files.pretrained.model import SafetensorsModel
-from urdir.model.files.pretrained.rows import RowBytes
+from urdir.model.files.pretrained.names import ENDS, LAYER
+from urdir.model.files.pretrained.rows import RowBytes, Rows
+from urdir.model.files.pretrained.tables import FAMILIES
 from urdir.model.files.safetensors import StoredTensor, read_folder
 from urdir.model.files.source import open_model
 
@@ -48,42 +53,34 @@ def _array(tensor: StoredTensor) -> np.ndarray[Any, Any]:
 # ---- names -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model_type", FAMILIES)
-def test_names_are_those_of_the_gguf_package(model_type: str) -> None:
-    family = FAMILIES[model_type]
-    archs = {name: arch for arch, name in reference.MODEL_ARCH_NAMES.items()}
-    known = reference.get_tensor_name_map(archs[family.architecture], 3)
-    for ours, theirs in family.names.items():
-        if family.tied and theirs == "output":
-            continue
-        name = ours.replace("{}", "2", 1).replace(".{}", "")  # experts are merged by then
-        assert known.get_name(name) == theirs.format(2), ours
+#: Tensors of descriptions that GGUF has under other names, or not at all.
+_OF_FOLDERS = {"fc"}
 
 
-@pytest.mark.parametrize("model_type", FAMILIES)
-def test_keys_are_those_of_the_gguf_package(model_type: str) -> None:
-    family = FAMILIES[model_type]
-    known = {
-        value
-        for group in (reference.Keys.LLM, reference.Keys.Attention, reference.Keys.Rope)
-        for name, value in vars(group).items()
-        if isinstance(value, str) and not name.startswith("_")
-    }
-    for keys in family.keys.values():
-        assert {f"{{arch}}.{key}" for key in keys} <= known
+def test_names_are_those_of_the_gguf_package() -> None:
+    known = {name.removeprefix("blk.{bid}.") for name in reference.TENSOR_NAMES.values()}
+    known |= {name.removesuffix(".weight") for name in known} | _OF_FOLDERS
+    tables = [ENDS, LAYER, *(of.names for of in FAMILIES.values())]
+    for table in [*tables, *(of.ends for of in FAMILIES.values())]:
+        for names in table.values():
+            for name in (names,) if isinstance(names, str) else names:
+                base = name.removesuffix(".").removesuffix(".weight").removesuffix(".bias")
+                assert base in known or base.startswith(("xielu.", "ffn_")), name
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_names_are_those_of_the_converter(data: Path, name: str) -> None:
+    folder = data / "safetensors" / name
+    with SafetensorsModel(folder) as model:
+        archs = {name: arch for arch, name in reference.MODEL_ARCH_NAMES.items()}
+        known = reference.get_tensor_name_map(archs[model.architecture], 3)
+        for stored in read_folder(folder):
+            merged = re.sub(r"experts\.\d+", "experts", stored)
+            wanted = known.get_name(merged, try_suffixes=(".weight", ".bias"))
+            assert wanted in model.tensors or wanted == "output.weight"
 
 
 # ---- values ------------------------------------------------------------------------------------
-
-
-def _turned(matrix: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
-    """Rows of each head, the first and the second half taken in turns."""
-    width = len(matrix) // heads
-    rows = []
-    for head in range(heads):
-        for i in range(width // 2):
-            rows += [matrix[head * width + i], matrix[head * width + width // 2 + i]]
-    return np.stack(rows)
 
 
 @pytest.mark.parametrize("name", FOLDERS)
@@ -101,8 +98,6 @@ def test_matrices_keep_their_values_and_types(data: Path, name: str) -> None:
             assert (ours.shape, ours.type_name) == (tensor.shape, tensor.dtype)
             assert np.array_equal(ours.data[:], tensor.data[:])
         query = _array(stored["model.layers.1.self_attn.q_proj.weight"])
-        if model.architecture == "llama":
-            query = _turned(query, heads=2)
         assert bytes(model.tensors["blk.1.attn_q.weight"].data[:]) == query.tobytes()
         norm = model.tensors["blk.0.attn_norm.weight"]
         expected = _array(stored["model.layers.0.input_layernorm.weight"]).astype(np.float32)
@@ -170,6 +165,26 @@ def test_quantised_while_read(data: Path, kind: str) -> None:
         assert bytes(model.tensors[name].data[:]) == bytes(kept.tensors[name].data[:])
 
 
+@pytest.mark.parametrize("shape", [(7, 5), (3, 7, 5)])
+def test_transposed_rows_in_any_order(shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(2)
+    values = rng.standard_normal((2, *shape)).astype(np.float32)
+    parts = tuple(
+        StoredTensor(str(n), "F32", shape, np.ascontiguousarray(of).reshape(-1).view(np.uint8), "")
+        for n, of in enumerate(values)
+    )
+    turned = values.swapaxes(-1, -2).reshape(2, -1, 7)
+    order = rng.permutation(turned.shape[1])
+    for rows, wanted in (
+        (Rows(parts, transposed=True), turned),
+        (Rows(parts, order, transposed=True), turned[:, order]),
+    ):
+        wanted = wanted.reshape(-1, 7)
+        assert rows.count == len(wanted)
+        for first, last in ((0, rows.count), (1, 4), (3, rows.count - 1), (2, 3)):
+            np.testing.assert_array_equal(rows.floats(first, last), wanted[first:last])
+
+
 def test_slices_of_bytes_that_are_made() -> None:
     whole = np.arange(7 * 5, dtype=np.uint8).reshape(7, 5)
     made: list[tuple[int, int]] = []
@@ -196,6 +211,7 @@ CONFIG = {
     "rope_theta": 10000.0, "hidden_act": "silu", "torch_dtype": "float32", "_name_or_path": "x",
     "num_key_value_heads": 1,
 }  # fmt: skip
+GPT2 = {"model_type": "gpt2", "hidden_act": "absent", "rope_theta": "absent"}
 TIE = {"tie_word_embeddings": True}
 
 
@@ -213,10 +229,11 @@ def _changed(folder: Path, tmp_path: Path, fields: dict[str, Any]) -> Path:
     return copy
 
 
-def _metadata(**fields: Any) -> dict[str, Any]:
+def _keys(**fields: Any) -> dict[str, Any]:
+    """Keys read from `CONFIG` with other fields."""
     config = {name: value for name, value in (CONFIG | fields).items() if value != "absent"}
     family = FAMILIES[config["model_type"]]
-    return dict(read_metadata(config, family, Path("config.json")))
+    return dict(read_config(config, family, Path("config.json")).keys)
 
 
 def test_gemma_norms_get_one_added(make_folder: Folders) -> None:
@@ -240,19 +257,6 @@ def test_gemma_norms_get_one_added(make_folder: Folders) -> None:
     assert model.metadata["gemma3.attention.sliding_window"] == 16
 
 
-def test_biases_of_q_and_k_move_with_their_rows(make_folder: Folders) -> None:
-    tensors = _tensors(
-        model__layers__0__self_attn__q_proj__bias=(8,),
-        model__layers__0__self_attn__v_proj__bias=(4,),
-    )
-    model = SafetensorsModel(make_folder(CONFIG, tensors))
-    for name, heads in (("q", 2), ("v", None)):
-        bias = tensors[f"model.layers.0.self_attn.{name}_proj.bias"][1]
-        expected = bias if heads is None else _turned(bias, heads)
-        values = model.tensors[f"blk.0.attn_{name}.bias"].data.view(np.float32)
-        assert np.array_equal(values, expected)
-
-
 def test_odd_rows_keep_their_type(make_folder: Folders) -> None:
     tensors = _tensors(
         model__embed_tokens__weight=(3, 8),
@@ -264,15 +268,15 @@ def test_odd_rows_keep_their_type(make_folder: Folders) -> None:
     assert model.tensors["blk.0.ffn_down.weight"].type_name == "Q4_0"
 
 
-# ---- metadata ----------------------------------------------------------------------------------
+# ---- keys --------------------------------------------------------------------------------------
 
 
 def test_a_llama_configuration() -> None:
-    assert _metadata() == {
-        "llama.block_count": 1, "llama.embedding_length": 8, "llama.feed_forward_length": 16,
-        "llama.attention.head_count": 2, "llama.attention.head_count_kv": 1,
-        "llama.context_length": 32, "llama.attention.layer_norm_rms_epsilon": 1e-5,
-        "llama.rope.freq_base": 10000.0, "llama.rope.dimension_count": 4,
+    assert _keys() == {
+        "block_count": 1, "embedding_length": 8, "feed_forward_length": 16,
+        "attention.head_count": 2, "attention.head_count_kv": 1, "context_length": 32,
+        "attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 10000.0,
+        "rope.dimension_count": 4, "own.rope_style": "half",
     }  # fmt: skip
 
 
@@ -281,12 +285,8 @@ def test_a_llama_configuration() -> None:
     [
         (
             {"model_type": "mistral", "sliding_window": 16, "head_dim": 6},
-            {
-                "context_length": 16,
-                "attention.key_length": 6,
-                "attention.value_length": 6,
-                "rope.dimension_count": 6,
-            },
+            {"context_length": 32, "own.windows": [16], "attention.key_length": 6,
+             "attention.value_length": 6, "rope.dimension_count": 6},
         ),
         ({"model_type": "mistral", "sliding_window": None}, {"context_length": 32}),
         (
@@ -305,83 +305,112 @@ def test_a_llama_configuration() -> None:
             {"attention.layer_norm_epsilon": 1e-5, "logit_scale": 0.0625},
         ),
         (
-            {"model_type": "starcoder2", "rms_norm_eps": "absent", "norm_epsilon": 1e-5,
-             "hidden_act": "gelu_pytorch_tanh", "sliding_window": 20},
-            {"attention.layer_norm_epsilon": 1e-5, "context_length": 20},
-        ),
-        (
             {"model_type": "gemma2", "hidden_act": "gelu_pytorch_tanh", "sliding_window": 16,
              "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "head_dim": 4,
-             "num_hidden_layers": 2, "query_pre_attn_scalar": 4,
-             "layer_types": ["sliding_attention", "full_attention"]},
+             "num_hidden_layers": 2, "query_pre_attn_scalar": 16,
+             "layer_types": ["full_attention", "sliding_attention"]},
             {"attention.sliding_window": 16, "attn_logit_softcapping": 50.0,
-             "final_logit_softcapping": 30.0},
+             "final_logit_softcapping": 30.0, "own.score_scale": 0.25,
+             "attention.sliding_window_pattern": [False, True]},
         ),
         (
             {"model_type": "gemma3_text", "hidden_act": "gelu_pytorch_tanh", "rope_theta": 1e6,
+             "head_dim": 4,
              "rope_local_base_freq": 1e4, "rope_scaling": {"rope_type": "linear", "factor": 8}},
-            {"rope.freq_base": 1e6, "rope.freq_base_swa": 1e4, "rope.scaling.type": "linear",
-             "rope.scaling.factor": 8.0},
+            {"rope.freq_base": 1e6, "rope.freq_base_swa": 1e4, "rope_freqs.weight": [8, 8]},
         ),
         (
             {"model_type": "gemma3_text", "hidden_act": "gelu_pytorch_tanh", "rope_theta": "absent",
+             "head_dim": 4,
              "rope_parameters": {"full_attention": {"rope_theta": 1e6, "rope_type": "default"},
-                                 "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"}}},
-            {"rope.freq_base": 1e6, "rope.freq_base_swa": 1e4},
+                                 "sliding_attention": {"rope_theta": 1e4, "rope_type": "linear",
+                                                       "factor": 4}}},
+            {"rope.freq_base": 1e6, "rope.freq_base_swa": 1e4, "own.local_rope": True,
+             "rope_freqs_swa.weight": [4, 4]},
         ),
         (
-            {"model_type": "phi3", "partial_rotary_factor": 0.5, "sliding_window": 20,
-             "original_max_position_embeddings": 32},
-            {"rope.dimension_count": 2, "context_length": 20},
+            {"model_type": "phi3", "partial_rotary_factor": 0.5, "sliding_window": 20},
+            {"rope.dimension_count": 2, "own.windows": [20]},
         ),
         (
-            {"model_type": "qwen2", "use_sliding_window": False, "sliding_window": 7,
-             "rope_scaling": {"type": "yarn", "factor": 4.0,
-                              "original_max_position_embeddings": 16, "beta_fast": 16}},
-            {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0,
-             "rope.scaling.original_context_length": 16, "rope.scaling.yarn_beta_fast": 16.0},
+            {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 7,
+             "num_hidden_layers": 3, "max_window_layers": 2},
+            {"own.windows": [0, 0, 7]},
         ),
         (
-            {"model_type": "smollm3", "num_hidden_layers": 5, "no_rope_layers": [1, 1, 1, 0, 1],
+            {"model_type": "exaone4", "sliding_window": 7, "num_hidden_layers": 3,
+             "sliding_window_pattern": "LG"},
+            {"attention.sliding_window_pattern": [True, False, True], "own.has_windows": True},
+        ),
+        (
+            {"model_type": "smollm3", "num_hidden_layers": 5, "no_rope_layers": [1, 0, 1, 1, 1],
              "layer_types": ["full_attention"] * 5, "no_rope_layer_interval": 4},
-            {"block_count": 5},
+            {"own.rotates": [True, False, True, True, True]},
+        ),
+        (
+            {"model_type": "hunyuan_v1_dense", "rope_scaling": {"type": "dynamic", "alpha": 100.0}},
+            {"rope.freq_base": 1e4 * 100.0**2},
+        ),
+        (
+            {"model_type": "nemotron_h", "hidden_act": "absent", "num_hidden_layers": 3,
+             "hybrid_override_pattern": "M*-", "mamba_num_heads": 4, "mamba_head_dim": 2,
+             "rope_theta": "absent"},
+            {"attention.head_count_kv": [0, 1, 0], "feed_forward_length": [0, 0, 16],
+             "ssm.inner_size": 8},
         ),
     ],
 )  # fmt: skip
 def test_what_families_add(fields: dict[str, Any], expected: dict[str, Any]) -> None:
-    arch = FAMILIES[fields["model_type"]].architecture
-    assert {f"{arch}.{key}": value for key, value in expected.items()}.items() <= _metadata(
-        **fields
-    ).items()
+    found = _keys(**fields)
+    found = {key: np.asarray(value).tolist() for key, value in found.items()}
+    assert {key: found.get(key) for key in expected} == expected
 
 
 def test_longrope_has_two_sets_of_factors() -> None:
     scaling = {"type": "longrope", "long_factor": [4.0, 8.0], "short_factor": [1.0, 1.5]}
-    found = _metadata(model_type="phi3", rope_scaling=scaling, original_max_position_embeddings=8)
+    found = _keys(model_type="phi3", rope_scaling=scaling, original_max_position_embeddings=8)
     assert list(found["rope_factors_long.weight"]) == [4.0, 8.0]
     assert list(found["rope_factors_short.weight"]) == [1.0, 1.5]
-    assert found["phi3.rope.scaling.attn_factor"] == math.sqrt(1 + math.log(4) / math.log(8))
+    assert found["own.rope_magnitude"] == math.sqrt(1 + math.log(4) / math.log(8))
+    assert found["own.rope_original"] == 8
+
+
+def test_yarn_is_that_of_its_paper() -> None:
+    """Pairs that turn more than beta_fast times in the original context keep their frequency, those
+    that turn less than beta_slow times are divided by the factor."""
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
+    found = _keys(head_dim=128, rope_scaling=scaling)
+    divisors = found["rope_freqs.weight"]
+    turns = 4096 / (2 * math.pi * 1e4 ** (np.arange(64) / 64))
+    assert (divisors[turns > 40] == 1.0).all()
+    assert (divisors[turns < 0.9] == 4.0).all()
+    between = divisors[(turns > 1.5) & (turns < 25)]
+    assert (np.diff(between) > 0).all()
+    assert len(between) > 10
+    assert found["own.rope_magnitude"] == 0.1 * math.log(4.0) + 1.0
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config: gptq is not"),
         ({"new_field": 3}, r"unknown field 'new_field' \(3\)"),
         ({"new\nfield": "\x1b[1m"}, r"unknown field ''new\\nfield'' \('\\x1b\[1m'\)"),
-        ({"hidden_act": "relu"}, "'hidden_act' is 'relu'; 'silu' or 'swish' is supported"),
-        ({"is_encoder_decoder": True}, "'is_encoder_decoder' is 'True'; False is supported"),
-        ({"sliding_window": 16}, "unknown field 'sliding_window'"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "RoPE scaling 'dynamic'"),
+        ({"some": {"new": 3}}, r"unknown field 'some.new' \(3\)"),
+        ({"hidden_act": "relu"}, "'hidden_act' is relu; 'silu' or 'swish' is supported"),
+        ({"is_encoder_decoder": True}, "'is_encoder_decoder' is True; False is supported"),
+        ({"rope_scaling": {"type": "odd", "factor": 2.0}}, "RoPE 'odd'"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0, "odd": 1}}, "unknown field 'odd'"),
-        ({"rope_scaling": {"rope_type": "yarn"}}, "'factor' of YaRN is missing"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "'low_freq_factor' is missing"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "'long_factor' is not 2 numbers"),
         ({"rope_scaling": 3}, "'rope_scaling' is 3"),
         ({"rope_theta": "x"}, "'rope_theta' is x"),
+        ({"partial_rotary_factor": 2.0}, "'partial_rotary_factor' is 2.0"),
         ({"num_hidden_layers": 0}, "'num_hidden_layers' is 0"),
+        ({"n_layer": 2}, "'n_layer' is 2, another field says 1"),
         ({"num_attention_heads": True}, "'num_attention_heads' is True"),
         ({"hidden_size": "absent"}, "'hidden_size' is None"),
         ({"intermediate_size": "16"}, "'intermediate_size' is 16"),
+        ({"intermediate_size": [16, 8]}, r"'intermediate_size' is \[16, 8\]"),
         ({"rms_norm_eps": math.inf}, "'rms_norm_eps' is inf"),
         ({"head_dim": 0}, "'head_dim' is 0"),
         (
@@ -391,29 +420,25 @@ def test_longrope_has_two_sets_of_factors() -> None:
         ({"hidden_size": 1 << 30, "rope_scaling": LLAMA3_SCALING}, "'hidden_size': 1,073,741,824"),
         ({"num_hidden_layers": 10**6}, "'num_hidden_layers': 1,000,000 layers, at most 512"),
         ({"num_attention_heads": 10**6}, "'num_attention_heads': 1,000,000 heads"),
-        ({"layer_types": ["sliding_attention"]}, "'layer_types' differs from that of 'llama'"),
-        ({"layer_types": []}, "'layer_types' differs from that of 'llama'"),
-        ({"no_rope_layers": [1]}, "'no_rope_layers' differs from that of 'llama'"),
-        (
-            {"model_type": "smollm3", "num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 1]},
-            "'no_rope_layers' differs from that of 'smollm3'",
-        ),
-        ({"model_type": "qwen2", "use_sliding_window": True}, "'use_sliding_window' is 'True'"),
-        ({"model_type": "qwen3_moe", "norm_topk_prob": False}, "'norm_topk_prob' is 'False'"),
+        ({"layer_types": ["odd"]}, r"'layer_types' is \['odd'\]; sliding_attention"),
+        ({"layer_types": []}, "'layer_types' is 0 kinds for 1 layers"),
+        ({"no_rope_layers": [1]}, "unknown field 'no_rope_layers'"),
+        ({"model_type": "smollm3", "no_rope_layers": [1, 1]}, "'no_rope_layers' is 2 flags for 1"),
+        ({"model_type": "qwen3_moe", "norm_topk_prob": 3}, "'norm_topk_prob' is 3"),
         ({"model_type": "qwen3_moe", "mlp_only_layers": [1]}, "'mlp_only_layers' is"),
+        ({"model_type": "mpt", "attn_config": {"alibi": False}}, "only ALiBi is supported"),
         (
-            {"model_type": "gemma2", "hidden_act": "absent", "query_pre_attn_scalar": 9},
-            "'query_pre_attn_scalar' is 9; 'gemma2' has 4",
+            {"model_type": "deepseek_v3", "qk_nope_head_dim": 4, "qk_rope_head_dim": 4,
+             "v_head_dim": 4, "kv_lora_rank": 4, "scoring_func": "odd"},
+            "'scoring_func' is odd; softmax, sigmoid",
         ),
-        (
-            {"model_type": "cohere", "tie_word_embeddings": False, "rms_norm_eps": "absent"},
-            "'tie_word_embeddings' is 'False'; True is supported",
-        ),
+        ({"model_type": "nemotron_h", "hidden_act": "absent", "hybrid_override_pattern": "X"},
+         "'hybrid_override_pattern' is X"),
     ],
 )  # fmt: skip
 def test_fields_that_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises((ConfigError, UnsupportedError), match=message):
-        _metadata(**fields)
+        _keys(**fields)
 
 
 _ODD = (
@@ -422,6 +447,15 @@ _ODD = (
     {"factor": 10**400, "type": "yarn"}, {"rope_type": "longrope", "long_factor": [{}]},
     {"full_attention": 3}, {"full_attention": {}, "sliding_attention": []},
 )  # fmt: skip
+#: Fields that some families require, so that what follows them is reached.
+_NEEDED = {
+    "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 4, "kv_lora_rank": 4,
+    "hybrid_override_pattern": "M", "layer_types": ["full_attention"],
+    "linear_key_head_dim": 4, "linear_num_key_heads": 1, "linear_num_value_heads": 2,
+    "linear_value_head_dim": 4, "linear_conv_kernel_dim": 4, "attn_config": {"alibi": True},
+    "linear_attn_config": {"kda_layers": [1], "full_attn_layers": [], "num_heads": 2,
+                           "head_dim": 4, "short_conv_kernel_size": 4},
+}  # fmt: skip
 _SCALINGS = (
     {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 8},
     {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -431,15 +465,34 @@ _SCALINGS = (
 )  # fmt: skip
 
 
+def _asked_fields(config: dict[str, Any], family: Family) -> set[str]:
+    """The names of the fields that a family asks for."""
+    asked: set[str] = set()
+
+    class Asked(Fields):
+        def take(self, name: str, kind: Any) -> Any:
+            asked.add(name)
+            return super().take(name, kind)
+
+    with pytest.MonkeyPatch.context() as patch, suppress(ConfigError, UnsupportedError):
+        patch.setattr("urdir.model.files.pretrained.config.Fields", Asked)
+        read_config(config, family, Path("config.json"))
+    return asked
+
+
 @pytest.mark.parametrize("model_type", FAMILIES)
 @pytest.mark.filterwarnings("ignore:overflow")
 def test_odd_values_are_refused_or_read(model_type: str) -> None:
     """Whatever stands in a field: metadata, or an error that a user is told."""
     family = FAMILIES[model_type]
-    names = {*CONFIG, *family.keys, *family.fixed, "rope_scaling", "rope_parameters", "layer_types"}
-    names |= {"no_rope_layers", "query_pre_attn_scalar", "sliding_window", "partial_rotary_factor"}
-    names |= {"original_max_position_embeddings", "quantization_config", "rope_local_base_freq"}
-    base = {"model_type": model_type, "hidden_act": "absent"}
+    asked = _asked_fields({**CONFIG, **_NEEDED, "model_type": model_type}, family)
+    needed = {
+        name: value
+        for name, value in _NEEDED.items()
+        if any(of == name or of.startswith(f"{name}.") for of in asked)
+    }
+    base = {"hidden_act": "absent", **needed}
+    names = {*CONFIG, *family.keys, *family.fixed, *asked, "rope_scaling", "rope_parameters"}
     cases = [{name: odd} for name in sorted(names - {"model_type"}) for odd in _ODD]
     for scaling in _SCALINGS:
         scaled = [{"rope_scaling": scaling | {key: odd}} for key in scaling for odd in _ODD]
@@ -450,7 +503,7 @@ def test_odd_values_are_refused_or_read(model_type: str) -> None:
     outcomes = set()
     for case in cases:
         try:
-            _metadata(**{**base, **case, "model_type": model_type})
+            _keys(**{**base, **case, "model_type": model_type})
             outcomes.add("read")
         except (ConfigError, UnsupportedError):
             outcomes.add("refused")
@@ -470,10 +523,13 @@ def test_odd_values_are_refused_or_read(model_type: str) -> None:
         ),
         ({"model__layers__00__mlp__up_proj__weight": (2, 2)}, {}, "'model.layers.00.mlp"),
         ({"model__norm__scale": (2,)}, {}, "tensor 'model.norm.scale' is not supported"),
-        ({"model__layers__0__self_attn__q_proj__weight": (6, 8)}, {}, "6 rows, not 2"),
         ({"model__embed_tokens__weight": (4, 8)}, {}, "'vocab_size' is 3, the embedding has 4"),
-        ({"model__norm__weight": ()}, {}, "has 0 dimensions"),
-        ({"model__norm__weight": (2, 2, 2)}, {}, "has 3 dimensions"),
+        ({"h__0__attn__c_attn__weight": (8,)}, GPT2, r"c_attn.weight' \(8,\) is not a matrix"),
+        (
+            {"model__decoder__embed_positions__weight": (2, 8)},
+            {"model_type": "opt", "hidden_act": "absent"},
+            "2 rows do not fit",
+        ),
         (
             {"model__norm__weight": (8,)},
             {"tie_word_embeddings": False},
@@ -497,13 +553,27 @@ def test_odd_values_are_refused_or_read(model_type: str) -> None:
             {},
             "tensors 'model.norm' and 'model.norm.weight' are the same",
         ),
+        (
+            {"model__norm__weight": (8,), "transformer__norm__weight": (8,)},
+            {},
+            "tensors 'transformer.norm.weight' and 'model.norm.weight' are the same",
+        ),
+        (
+            {
+                "model__layers__0__block_sparse_moe__experts__0__w1__weight": (2, 2),
+                "model__layers__0__block_sparse_moe__experts__1__w1__bias": (2,),
+            },
+            {"model_type": "mixtral"},
+            "expert 0 of 1 is missing",
+        ),
     ],
 )
 def test_tensors_that_do_not_fit(
     make_folder: Folders, shapes: dict[str, Any], fields: dict[str, Any], message: str
 ) -> None:
+    config = {name: value for name, value in (CONFIG | fields).items() if value != "absent"}
     with pytest.raises(ModelError, match=message):
-        SafetensorsModel(make_folder(CONFIG | fields, _tensors(**shapes)))
+        SafetensorsModel(make_folder(config, _tensors(**shapes)))
 
 
 def test_a_dtype_that_is_not_converted(make_folder: Folders) -> None:

@@ -182,10 +182,14 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def defaults(metadata: object) -> Defaults:
+    return Defaults()
+
+
 def main() -> int:
     args = parse()
     limits = replace(Limits(), open_requests=args.open)
-    front = Front(partial(open_texts, None), names, Defaults(), Access(), limits)
+    front = Front(partial(open_texts, None), names, defaults, Access(), limits)
     with listen("127.0.0.1", args.port) as listener:
         port = listener.getsockname()[1]
         settings = Settings(partial(open_paced, args), front, args.workers, partial(greet, port))

@@ -91,8 +91,8 @@ class GemmSmall(TiledSpec):
 
     @property
     def has_floats(self) -> bool:
-        """Whether the weights are floats."""
-        return self.format.is_float
+        """Whether the weights or quants are floats."""
+        return self.format.arithmetic != "integers"
 
     @property
     def order(self) -> Order:
@@ -218,10 +218,10 @@ class GemmSmall(TiledSpec):
 
 def takes(formats: Iterable[Format], cols: int) -> bool:
     """Whether `GemmSmall` has matrices of these types, with ``cols`` columns, in one launch."""
-    kinds = {fmt.is_float for fmt in formats}
-    if kinds == {False}:
+    kinds = {fmt.arithmetic for fmt in formats}
+    if kinds == {"integers"}:
         return True
-    return kinds == {True} and cols % UNIT == 0 and all(fmt.element != "f32" for fmt in formats)
+    return len(kinds) == 1 and cols % UNIT == 0 and all(fmt.element != "f32" for fmt in formats)
 
 
 def _late_rounds(cut: Cut, pair: int, sharers: int) -> int:

@@ -22,7 +22,7 @@ S = TypeVar("S", bound=LinearSpec)
 def gemm_small_examples(cls: type[S]) -> dict[str, S]:
     """Each type, and each way to cut, to begin and to end a product."""
     rms, fine = Norm("rms", 1e-5), Norm("rms", 1e-6)
-    quantised = [f for f in FORMATS.values() if not f.is_float]
+    quantised = [f for f in FORMATS.values() if f.arithmetic == "integers"]
     q8, q4_k, q6_k, q5_0 = (FORMATS[n] for n in ("Q8_0", "Q4_K", "Q6_K", "Q5_0"))
     each = {
         f.name: cls.of(f, 16 + 9 * i, odd_cols(f), *[Bias()] * (i % 2 == 0), batch=1 + i % 8)
@@ -183,9 +183,18 @@ def gemm_small_examples(cls: type[S]) -> dict[str, S]:
 
 
 def _floats(cls: type[S]) -> dict[str, S]:
-    """Those of float weights: both types, norms, what follows, and cuts."""
+    """Those of float weights and quants: each type, norms, what follows, and cuts."""
     bf16, f16, rms = FORMATS["BF16"], FORMATS["F16"], Norm("rms", 1e-5)
+    blocks, units = FORMATS["E4M3G128"], FORMATS["E4M3G32"]
     return {
+        "E4M3": cls.of(blocks, 25, 384, Bias(), batch=3),
+        "E4M3 units": cls.of(units, 50, 1568, Residual(), tiles_each=2),
+        "E4M3 norm, two matrices": cls.of(
+            blocks, 33, 1024, Normed(rms), others=((units, 20),), batch=7
+        ),
+        "E4M3 gated norm": cls.of(
+            blocks, 256, 768, Normed(rms), Gated(), PackedOutput("units"), batch=5
+        ),
         "BF16": cls.of(bf16, 25, 352, Bias(), batch=3),
         "F16": cls.of(f16, 19, 96, Activated(Activation("relu2")), batch=2),
         "BF16 wide": cls.of(bf16, 50, 1568, Residual(), tiles_each=2),

@@ -60,7 +60,7 @@ class Gemv(TiledSpec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.activations == "i16" and any(fmt.is_float for fmt in self.formats):
+        if self.activations == "i16" and any(fmt.arithmetic != "integers" for fmt in self.formats):
             raise PtxgenError("gemv: 16-bit activations are for quantised weights only")
         if self.norm_first and self.cluster > 1:
             raise PtxgenError(f"gemv: {self.norm} is for one CTA's columns: cluster is 1")

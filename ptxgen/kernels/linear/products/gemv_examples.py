@@ -61,7 +61,7 @@ def _of_types(cls: type[S]) -> dict[str, S]:
     }
     rounded = {
         f"{f.name} i16": i16(f, 17, odd_cols(f), *[Bias()] * (i % 2 == 0))
-        for i, f in enumerate(f for f in formats if not f.is_float)
+        for i, f in enumerate(f for f in formats if f.arithmetic == "integers")
     }
     return {"smallest": cls.of(Q8, 3, 64), **each, **rounded}
 

@@ -109,10 +109,12 @@ def fail_shape(session: PaperSession, patch: pytest.MonkeyPatch, error: Exceptio
     """Of the one that is longest."""
     works = ShapeBuckets.of_batch
 
-    def of_batch(shapes: ShapeBuckets, batch: Any, length: int, output: Any) -> StepShape:
+    def of_batch(
+        shapes: ShapeBuckets, batch: Any, length: int, *more: Any, **named: Any
+    ) -> StepShape:
         if length >= 100:
             raise error
-        return works(shapes, batch, length, output)
+        return works(shapes, batch, length, *more, **named)
 
     patch.setattr(ShapeBuckets, "of_batch", of_batch)
 
@@ -255,10 +257,10 @@ def test_an_error_that_no_request_has_alone_ends_what_has_begun(
 ) -> None:
     error, shapes = UnforeseenError("together"), session.shapes
 
-    def of_batch(batch: Any, length: int, output: Any) -> StepShape:
+    def of_batch(batch: Any, *more: Any, **named: Any) -> StepShape:
         if len(batch.decode) > 1:
             raise error
-        return ShapeBuckets.of_batch(shapes, batch, length, output)
+        return ShapeBuckets.of_batch(shapes, batch, *more, **named)
 
     session.shapes = SimpleNamespace(of_batch=of_batch, decode=shapes.decode)  # type: ignore[assignment]
     twice = [REQUESTS[0], REQUESTS[2]]

@@ -1,0 +1,154 @@
+"""Where a folder has the tensors of a description: the one place that knows stored names.
+
+`find_places` takes the names and shapes of a folder's tensors and gives, for every tensor that a
+description may name ("blk.0.attn_q.weight"), the stored tensors it consists of and their
+arrangement. It knows nothing of types: a reader of a quantised checkpoint calls it with the name
+that the float tensor would have ("model.layers.0.mlp.up_proj.weight") and its logical shape.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from urdir.model.errors import SafetensorsError, UnsupportedError
+from urdir.model.files.pretrained.family import Family
+from urdir.model.files.pretrained.layouts import PLAIN, Layout
+from urdir.model.files.pretrained.names import ENDS, LAYER
+
+#: Outer modules, any number of them, and the list of layers.
+_OUTER = re.compile(r"^(model|transformer|backbone|gpt_neox|decoder|language_model)\.")
+_LAYERS = re.compile(r"^(?:layers|h|blocks)\.(\d{1,9})\.(.+)$")
+#: The only layer of EAGLE-3 heads.
+_MIDLAYER = re.compile(r"^midlayer\.")
+_NUMBERS = re.compile(r"(?<=\.)\d{1,9}(?=\.|$)")
+#: Parts of multi-modal models beside the text decoder, and heads that predict further tokens.
+_OTHER_PARTS = (
+    *("vision_tower.", "visual.", "vision_model.", "embed_vision.", "vision_embed_tokens."),
+    *(
+        "vit.",
+        "mlp_AR.",
+        "multi_modal_projector.",
+        "audio_tower.",
+        "embed_audio.",
+        "mm_projector.",
+        "mtp.",
+    ),
+)
+#: Buffers of checkpoints that follow from the configuration.
+_BUFFERS = (
+    *(".rotary_emb.inv_freq", ".attn.masked_bias", ".attn.bias", ".attention.bias"),
+    *(".attention.masked_bias", ".diagonal_decay", ".key_decay", ".query_decay", ".slope_rate"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Stored tensors of equal shape, one after the other (the experts of a layer), and how the
+    tensor is made of each."""
+
+    parts: tuple[str, ...]
+    layout: Layout = PLAIN
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The `Place` of every tensor of the description, and the stored names that belong to none:
+    other modalities, further prediction heads, buffers."""
+
+    found: Mapping[str, Place]
+    unused: tuple[str, ...]
+
+
+def find_places(names: Iterable[str], family: Family, layers: int, path: Path) -> Places:
+    """Sort stored tensor names by the tensor of the description that they are part of.
+
+    Raises UnsupportedError for a name that the family does not have, SafetensorsError for one that
+    occurs twice, and for a missing expert.
+    """
+    groups: dict[str, dict[int | None, str]] = {}
+    unused = []
+    for stored in names:
+        known = _tensors_of(stored, family, layers)
+        if known is None:
+            unused.append(stored)
+            continue
+        if not known:
+            raise UnsupportedError(
+                f"{path}: tensor '{stored}' is not supported in a '{family.architecture}' model"
+            )
+        for name, number in known:
+            group = groups.setdefault(name, {})
+            if number in group:
+                raise SafetensorsError(
+                    f"{path}: tensors '{stored}' and '{group[number]}' are the same"
+                )
+            group[number] = stored
+    found = {
+        name: Place(_in_order(name, group, path), _layout(name, family))
+        for name, group in groups.items()
+    }
+    return Places(found, tuple(unused))
+
+
+def _tensors_of(stored: str, family: Family, layers: int) -> list[tuple[str, int | None]] | None:
+    """The tensors of the description that a stored one is part of, and as which number; none if
+    its name is unknown, None if it is unused."""
+    name = stored
+    while True:
+        if name.startswith(_OTHER_PARTS) or name.endswith(_BUFFERS):
+            return None
+        if (shorter := _OUTER.sub("", name, count=1)) == name:
+            break
+        name = shorter
+    table: dict[str, str | tuple[str, ...]]
+    match = _LAYERS.match(_MIDLAYER.sub("layers.0.", name))
+    if match is None:
+        module, prefix, table = name, "", {**ENDS, **family.ends}
+    elif int(match[1]) >= layers:
+        return None
+    else:
+        module, prefix, table = match[2], f"blk.{int(match[1])}.", {**LAYER, **family.names}
+        if match[1] != str(int(match[1])):
+            return []
+    numbers = _NUMBERS.findall(module)
+    if len(numbers) > 1 or any(number != str(int(number)) for number in numbers):
+        return []
+    number = int(numbers[0]) if numbers else None
+    pattern = _NUMBERS.sub("{}", module)
+    whole = table.get(pattern)
+    if whole is not None:  # a parameter without a module
+        return [(_joined(prefix, of, "weight"), number) for of in _each(whole)]
+    base, _, suffix = pattern.rpartition(".")
+    known = table.get(base)
+    if known is None or suffix not in ("weight", "bias"):
+        return []
+    return [(_joined(prefix, of, suffix), number) for of in _each(known)]
+
+
+def _each(names: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else names
+
+
+def _joined(prefix: str, name: str, suffix: str) -> str:
+    return prefix + (name.removesuffix(".") if "." in name else f"{name}.{suffix}")
+
+
+def _in_order(name: str, group: Mapping[int | None, str], path: Path) -> tuple[str, ...]:
+    if None in group:
+        if len(group) > 1:
+            raise SafetensorsError(f"{path}: {name}: stored whole and in parts")
+        return (group[None],)
+    for number in range(len(group)):
+        if number not in group:
+            raise SafetensorsError(f"{path}: {name}: expert {number} of {len(group)} is missing")
+    return tuple(group[number] for number in range(len(group)))
+
+
+_LAYER_NUMBER = re.compile(r"^blk\.\d+\.")
+
+
+def _layout(name: str, family: Family) -> Layout:
+    return family.layouts.get(_LAYER_NUMBER.sub("", name), PLAIN)

@@ -1,0 +1,84 @@
+"""The stored tensors of each quantised matrix, put together to one under the float tensor's name.
+
+A matrix ``N`` ("model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.experts.gate_up_proj") is
+stored as one of these sets of tensors:
+
+| tensors | what |
+|---|---|
+| N (F8_E4M3), N_scale_inv or N_scale | FP8: a scale for a block, a row or all |
+| N (I8), N_scale | integers of eight bits |
+| N_packed (I32), N_scale, N_zero_point, N_shape, N_g_idx | packed integers of compressed-tensors |
+| qweight, qzeros, scales, g_idx in place of ``weight`` | GPTQ, AWQ: inputs are rows |
+| N (U8), N_scale (F8_E4M3), N_scale_2 | NVFP4 of modelopt |
+| N_packed (U8), N_scale (F8_E4M3), N_global_scale | NVFP4 of compressed-tensors |
+| N_packed or N_blocks (U8), N_scale or N_scales (U8) | MXFP4 |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from urdir.model.errors import UnsupportedError
+from urdir.model.files.pretrained.quantised import e2m1, e4m3, integers
+from urdir.model.files.pretrained.quantised.parts import Parts
+from urdir.model.files.pretrained.quantised.scheme import Scheme
+from urdir.model.files.safetensors import StoredTensor
+
+#: Ends of names that say how activations and caches are quantised. They stay floats.
+_OF_ACTIVATIONS = (
+    *(".input_scale", ".output_scale", ".input_global_scale", ".input_zero_point"),
+    *(".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".prob_scale", ".input_scale_ub"),
+    *("_input_scale", ".activation_scale_ub", ".weight_scale_ub"),
+)
+_QUANTISED = ("F8_E4M3", "F8_E5M2", "I8", "U8")
+
+
+def merge_parts(
+    stored: Mapping[str, StoredTensor], scheme: Scheme, path: Path
+) -> dict[str, StoredTensor]:
+    """The tensors of a folder with one of a block type (``dtype`` is its name) for each quantised
+    matrix; the others as they are. Raises UnsupportedError for a set of tensors that is none of the
+    above, SafetensorsError for shapes and types that do not go together."""
+    rest = {name: of for name, of in stored.items() if not name.endswith(_OF_ACTIVATIONS)}
+    merged = {}
+    for name in list(rest):
+        if name not in rest or (base := _base(rest[name], rest)) is None:
+            continue
+        parts = Parts(base, rest, path)
+        merged[base] = _matrix(parts, scheme)
+        for taken in parts.taken:
+            del rest[taken]
+    return rest | merged
+
+
+def _base(tensor: StoredTensor, stored: Mapping[str, StoredTensor]) -> str | None:
+    """The float tensor's name if this one has the quants of a matrix."""
+    name = tensor.name
+    for end, to in (("_packed", ""), ("_blocks", ""), (".qweight", ".weight")):
+        if name.endswith(end):
+            return name.removesuffix(end) + to
+    has_scale = f"{name}_scale" in stored or f"{name}_scale_inv" in stored
+    return name if has_scale and tensor.dtype in _QUANTISED else None
+
+
+def _matrix(parts: Parts, scheme: Scheme) -> StoredTensor:
+    if parts.has("blocks"):
+        return e2m1.mxfp4(parts, "blocks", "scales")
+    if parts.module_has("qweight"):
+        return integers.by_inputs(parts, scheme)
+    if parts.has("packed"):
+        if parts.dtype("packed") == "I32":
+            return integers.by_outputs(parts, scheme)
+        if parts.has("global_scale"):
+            return e2m1.nvfp4(parts, "packed", "global_scale")
+        return e2m1.mxfp4(parts, "packed", "scale")
+    if parts.dtype("") == "F8_E4M3":
+        return e4m3.matrix(parts, scheme)
+    if parts.dtype("") == "I8":
+        return integers.whole(parts)
+    if parts.has("scale_2"):
+        return e2m1.nvfp4(parts, "", "scale_2")
+    raise UnsupportedError(
+        f"{parts.path}: tensor '{parts.base}' is {parts.dtype('')}, quantised in an unknown way"
+    )

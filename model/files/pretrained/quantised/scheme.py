@@ -1,0 +1,176 @@
+"""``quantization_config`` of config.json: how matrices are quantised.
+
+Sources: the writers of these folders (AutoGPTQ and GPTQModel, AutoAWQ, compressed-tensors, NVIDIA's
+modelopt, DeepSeek's and gpt-oss's own), as vLLM's ``quantization`` package reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from urdir.model.errors import ConfigError, UnsupportedError
+
+#: Fields that say how activations or caches are quantised, or how the weights were made: neither
+#: changes how they are read. Activations stay floats.
+_UNREAD = frozenset(
+    {
+        "activation_scale_ub", "activation_scheme", "backend", "batch_size", "bits",
+        "block_name_to_quantize", "cache_block_outputs", "checkpoint_format",
+        "config_groups", "damp_auto_increment", "damp_percent", "dataset", "dequantize",
+        "desc_act", "disable_exllama", "do_fuse", "dynamic", "exclude_modules",
+        "exllama_config", "fmt", "format", "fuse_max_seq_len", "global_compression_ratio",
+        "group_size", "hyb_act", "ignore", "ignored_layers", "is_marlin_format",
+        "kv_cache_quant_algo", "kv_cache_scheme", "lm_head", "max_input_length", "meta",
+        "meta_info", "model_file_base_name", "model_name_or_path", "model_seqlen",
+        "module_name_preceding_first_block", "modules_in_block_to_quantize",
+        "modules_to_not_convert", "pack_dtype", "pad_token_id", "producer", "q_group_size",
+        "quant_algo", "quant_algo_kv", "quant_method", "quantization_status",
+        "quantize_moe", "quantized_layers", "quantizer", "scale_fmt", "sparsity_config",
+        "static_groups", "sym", "targets", "tokenizer", "transform_config",
+        "true_sequential", "use_cuda_fp16", "use_exllama", "version", "w_bit",
+        "weight_block_size", "zero_point",
+    }
+)  # fmt: skip
+_METHODS = ("fp8", "fbgemm_fp8", "compressed-tensors", "gptq", "awq", "modelopt", "mxfp4")
+_FORMATS = (
+    "float-quantized", "pack-quantized", "int-quantized", "naive-quantized",
+    "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mixed-precision",
+)  # fmt: skip
+_BITS = (2, 3, 4, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """How a folder's matrices are quantised; tensors themselves say which are.
+
+    ``bits`` of packed integers, ``zero_added`` to their stored zero points (1 in GPTQ's first
+    format), ``interleaved`` as AWQ packs them; ``block``: (rows, columns) of an FP8 scale, None
+    where scales belong to rows or matrices.
+    """
+
+    method: str
+    bits: int | None = None
+    zero_added: int = 0
+    interleaved: bool = False
+    block: tuple[int, int] | None = None
+
+
+def read_scheme(config: Mapping[str, Any], path: Path) -> Scheme | None:
+    """The scheme of a model's configuration (``path`` is for messages), None for a model of floats.
+
+    Raises UnsupportedError for a method, format or field that is not known, ConfigError for an
+    impossible value.
+    """
+    outer = config.get("text_config")
+    found = config.get("quantization_config", config.get("compression_config"))
+    if found is None and isinstance(outer, dict):
+        found = outer.get("quantization_config")
+    if found is None:
+        return None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path}: quantization_config is not an object")
+    method = found.get("quant_method", "modelopt" if "quant_algo" in found else None)
+    if method not in _METHODS:
+        raise UnsupportedError(
+            f"{path}: quantization_config: quant_method {_shown(method)} is not supported "
+            f"(supported: {', '.join(_METHODS)})"
+        )
+    for name in found:
+        if name not in _UNREAD:
+            raise UnsupportedError(f"{path}: quantization_config: unknown field {_shown(name)}")
+    read = _READERS.get(method)
+    return Scheme(method) if read is None else read(found, path)
+
+
+def _fp8(found: Mapping[str, Any], path: Path) -> Scheme:
+    if found.get("fmt", "e4m3") != "e4m3":
+        raise UnsupportedError(f"{path}: quantization_config: fmt {_shown(found['fmt'])}, not e4m3")
+    size = found.get("weight_block_size")
+    return Scheme("fp8", block=None if size is None else _block(size, path))
+
+
+def _block(size: object, path: Path) -> tuple[int, int]:
+    sizes = size if isinstance(size, list) else []
+    if len(sizes) != 2 or not all(type(n) is int and 0 < n <= 1 << 16 for n in sizes):
+        raise ConfigError(f"{path}: quantization_config: a block of {_shown(size)}, not two sizes")
+    if sizes[1] % 32:
+        raise UnsupportedError(
+            f"{path}: quantization_config: blocks of {sizes[1]} columns, expected a multiple of 32"
+        )
+    return sizes[0], sizes[1]
+
+
+def _compressed(found: Mapping[str, Any], path: Path) -> Scheme:
+    form = found.get("format", "float-quantized")
+    if form not in _FORMATS:
+        raise UnsupportedError(
+            f"{path}: quantization_config: format {_shown(form)} is not supported"
+        )
+    groups = found.get("config_groups")
+    if not isinstance(groups, dict) or not groups:
+        raise ConfigError(f"{path}: quantization_config: no config_groups")
+    kinds: dict[str, list[Any]] = {"num_bits": [], "block_structure": []}
+    for group in groups.values():
+        weights = group.get("weights") if isinstance(group, dict) else None
+        if not isinstance(weights, dict):
+            raise ConfigError(f"{path}: quantization_config: a group without weights")
+        if weights.get("type") == "int":
+            kinds["num_bits"].append(weights.get("num_bits"))
+        if weights.get("block_structure") is not None:
+            kinds["block_structure"].append(weights["block_structure"])
+    for name, values in kinds.items():
+        if any(value != values[0] for value in values):
+            raise UnsupportedError(f"{path}: quantization_config: several values of {name}")
+    bits, blocks = kinds["num_bits"], kinds["block_structure"]
+    return Scheme(
+        "compressed-tensors",
+        bits=_bits(bits[0], path) if bits else None,
+        block=_block(blocks[0], path) if blocks else None,
+    )
+
+
+def _bits(bits: object, path: Path) -> int:
+    if type(bits) is not int or bits not in _BITS:
+        raise UnsupportedError(
+            f"{path}: quantization_config: {_shown(bits)} bits (supported: "
+            f"{', '.join(map(str, _BITS))})"
+        )
+    return bits
+
+
+def _gptq(found: Mapping[str, Any], path: Path) -> Scheme:
+    form = found.get("checkpoint_format", found.get("format", "gptq"))
+    if form not in ("gptq", "gptq_v2"):
+        raise UnsupportedError(
+            f"{path}: quantization_config: checkpoint_format {_shown(form)} is not supported "
+            "(supported: gptq, gptq_v2)"
+        )
+    if found.get("dynamic"):
+        raise UnsupportedError(f"{path}: quantization_config: 'dynamic' bits are not supported")
+    return Scheme("gptq", bits=_bits(found.get("bits"), path), zero_added=int(form == "gptq"))
+
+
+def _awq(found: Mapping[str, Any], path: Path) -> Scheme:
+    version, bits = found.get("version", "gemm"), found.get("bits", found.get("w_bit"))
+    if str(version).lower() != "gemm" or bits != 4:
+        raise UnsupportedError(
+            f"{path}: quantization_config: AWQ version {_shown(version)} of {_shown(bits)} bits "
+            "(supported: gemm, 4)"
+        )
+    return Scheme("awq", bits=4, interleaved=True)
+
+
+_READERS: Mapping[str, Callable[[Mapping[str, Any], Path], Scheme]] = {
+    "fp8": _fp8,
+    "compressed-tensors": _compressed,
+    "gptq": _gptq,
+    "awq": _awq,
+}
+
+
+def _shown(value: object) -> str:
+    text = str(value)[:60]
+    return repr(text) if text.isprintable() else ascii(text)

@@ -1,0 +1,16 @@
+"""The table of each ``model_type`` of config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from urdir.model.files.pretrained.family import Family
+from urdir.model.files.pretrained.tables import dense, gpt, latent, mixtures, recurrent
+
+FAMILIES: Mapping[str, Family] = {
+    **dense.FAMILIES,
+    **gpt.FAMILIES,
+    **mixtures.FAMILIES,
+    **latent.FAMILIES,
+    **recurrent.FAMILIES,
+}

@@ -1,0 +1,183 @@
+"""Dense decoders with RMSNorm and gated FFNs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from urdir.model.files.pretrained.family import Family
+from urdir.model.files.pretrained.layouts import Layout, plus_one
+from urdir.model.files.pretrained.names import NORMS_AROUND
+from urdir.model.files.pretrained.steps import (
+    gemma4_layers,
+    has_windows,
+    one_base,
+    rotates,
+    square_root,
+)
+
+GELU_TANH = ("gelu_pytorch_tanh", "gelu_new")
+#: Norms with weights 1 + w.
+_NORMS = ("attn_norm", "ffn_norm", "post_attention_norm", "post_ffw_norm", "output_norm")
+ONE_MORE = {
+    f"{name}.weight": Layout(values=plus_one) for name in (*_NORMS, "attn_q_norm", "attn_k_norm")
+}
+_POST_NORMS = {
+    "post_attention_layernorm": "post_attention_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+LLAMA = Family("llama")
+GRANITE_KEYS = {
+    "attention_multiplier": "attention.scale",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
+}
+GRANITE_SWA = Family(
+    "granite_swa",
+    keys={**GRANITE_KEYS, "shared_intermediate_size": "expert_shared_feed_forward_length"},
+    implied={"logit_scale": 1.0},
+    steps=(one_base,),
+    windows="pattern",
+    tied=True,
+)
+_GEMMA = Family(
+    "gemma",
+    layouts=ONE_MORE,
+    tied=True,
+    activations=GELU_TANH,
+    ignored=frozenset({"hidden_act"}),  # hidden_activation counts
+    fixed={"use_bidirectional_attention": (False,)},
+)
+_GEMMA2 = replace(
+    _GEMMA,
+    architecture="gemma2",
+    names=NORMS_AROUND,
+    keys={
+        "attn_logit_softcapping": "attn_logit_softcapping",
+        "final_logit_softcapping": "final_logit_softcapping",
+    },
+    defaults={"sliding_window": 4096, "sliding_window_pattern": 2, "query_pre_attn_scalar": 256},
+    steps=(square_root("query_pre_attn_scalar"),),
+    windows="pattern",
+)
+GEMMA3 = replace(
+    _GEMMA2,
+    architecture="gemma3",
+    keys={"final_logit_softcapping": "final_logit_softcapping"},
+    defaults={
+        "vocab_size": 262208,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-6,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "_sliding_window_pattern": 6,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+    },
+)
+GEMMA4 = Family(
+    "gemma4",
+    names={
+        **NORMS_AROUND,
+        "layer_scalar": "layer_output_scale.weight",
+        **{"router.proj": "ffn_gate_inp", "router.scale": "ffn_gate_inp.scale"},
+        "router.per_expert_scale": "ffn_down_exps.scale",
+        **{"experts.gate_up_proj": "ffn_gate_up_exps", "experts.down_proj": "ffn_down_exps"},
+        "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+        "post_feedforward_layernorm_1": "post_ffw_norm_1",
+        "post_feedforward_layernorm_2": "post_ffw_norm_2",
+        **{"per_layer_input_gate": "inp_gate", "per_layer_projection": "proj"},
+        "post_per_layer_input_norm": "post_norm",
+    },
+    ends={
+        "embed_tokens_per_layer": "per_layer_token_embd",
+        "per_layer_model_projection": "per_layer_model_proj",
+        "per_layer_projection_norm": "per_layer_proj_norm",
+    },
+    keys={
+        "head_dim": "attention.key_length_swa",
+        "final_logit_softcapping": "final_logit_softcapping",
+        "num_kv_shared_layers": "attention.shared_kv_layers",
+        "hidden_size_per_layer_input": "embedding_length_per_layer_input",
+        "top_k_experts": "expert_used_count",
+    },
+    implied={"final_logit_softcapping": 0.0},
+    steps=(gemma4_layers,),
+    fixed={"use_bidirectional_attention": ("vision",)},
+    ignored=frozenset({"vocab_size_per_layer_input", "enable_moe_block"}),
+    windows="pattern",
+    tied=True,
+    activations=GELU_TANH,
+)
+_QWEN_VL = Family(
+    "qwen2vl",
+    defaults={"rms_norm_eps": 1e-6},
+    ignored=frozenset(
+        {f"{of}_token_id" for of in ("vision_start", "vision_end", "vision", "image", "video")}
+    ),
+)
+
+FAMILIES: Mapping[str, Family] = {
+    "llama": LLAMA,
+    "mistral": LLAMA,
+    "internlm3": LLAMA,
+    "cwm": LLAMA,
+    "qwen2": Family("qwen2"),
+    "qwen3": Family("qwen3"),
+    **dict.fromkeys(("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), _QWEN_VL),
+    "qwen3_vl_text": Family("qwen3vl"),
+    "granite": Family("granite", keys=GRANITE_KEYS, implied={"logit_scale": 1.0}),
+    "granite_swa": GRANITE_SWA,
+    "granitemoe_swa": GRANITE_SWA,
+    "paddleocr_vl_text": Family("paddleocr", tied=True),
+    "smollm3": Family("smollm3", steps=(rotates,), tied=True),
+    "ministral3": Family("mistral3"),
+    "arcee": Family("arcee", activations=("relu2",)),
+    "apertus": Family(
+        "apertus",
+        names={
+            f"mlp.act_fn.{name}": f"xielu.{name}" for name in ("alpha_n", "alpha_p", "beta", "eps")
+        },
+        fixed={"qk_norm": (True,), "post_norm": (False,)},
+        activations=("xielu",),
+    ),
+    "gemma": _GEMMA,
+    "gemma2": _GEMMA2,
+    "gemma3_text": GEMMA3,
+    "gemma4_text": GEMMA4,
+    "phi3": Family("phi3"),
+    "olmo2": Family("olmo2", names=_POST_NORMS),
+    "olmo3": Family("olmo2", names=_POST_NORMS, windows="pattern"),
+    "exaone4": Family("exaone4", names=_POST_NORMS, windows="pattern", steps=(has_windows,)),
+    "glm": Family("chatglm", rope="interleaved", defaults={"partial_rotary_factor": 0.5}),
+    "glm4": Family(
+        "glm4",
+        names={
+            "post_self_attn_layernorm": "post_attention_norm",
+            "post_mlp_layernorm": "post_ffw_norm",
+        },
+        rope="interleaved",
+        defaults={"partial_rotary_factor": 0.5},
+    ),
+    "ernie4_5": Family("ernie4_5", rope="interleaved", tied=True),
+    "seed_oss": Family("seed_oss", names={"post_attention_layernorm": "post_attention_norm"}),
+    "hunyuan_vl_text": Family("hunyuan_vl", tied=True),
+    "hunyuan_v1_dense": Family(
+        "hunyuan-dense",
+        fixed={
+            "use_qk_norm": (True,),
+            "use_cla": (False,),
+            "norm_type": ("rms",),
+            "use_rotary_pos_emb": (True,),
+        },
+        ignored=frozenset({"cla_share_factor", "add_classification_head"}),
+        tied=True,
+    ),
+}

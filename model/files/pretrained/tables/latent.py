@@ -1,0 +1,102 @@
+"""Multi-head latent attention, some with Kimi Delta Attention in most layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from urdir.model.files.pretrained.family import Family
+from urdir.model.files.pretrained.layouts import Layout, column, exp, negated_exp
+from urdir.model.files.pretrained.steps import (
+    every_last_is_full,
+    flag,
+    grouped,
+    kimi_layers,
+    latent_heads,
+    minicpm_scales,
+    mlp_layers,
+    scored,
+)
+
+_EXPERTS = {"n_shared_experts": "expert_shared_count"}
+_KIMI_EXPERTS = {"num_shared_experts": "expert_shared_count"}
+_DELTA = {
+    "self_attn.o_norm": "ssm_norm",
+    **{f"self_attn.{name}_conv1d": f"ssm_conv1d_{name}" for name in "qkv"},
+    **{f"self_attn.{a}_{b}_proj": f"ssm_{a}_{b}" for a in "fg" for b in "ab"},
+    **{"self_attn.b_proj": "ssm_beta", "self_attn.dt_bias": "ssm_dt.bias"},
+    "self_attn.A_log": "ssm_a.",
+}
+_DECAYS = {"ssm_a": Layout(values=negated_exp, shape=column)}
+
+_WEIGHTS_NORM = flag("norm_topk_prob", "expert_weights_norm")
+DEEPSEEK_V3 = Family(
+    "deepseek2",
+    keys=_EXPERTS,
+    steps=(latent_heads, mlp_layers, scored, grouped, _WEIGHTS_NORM),
+    defaults={"scoring_func": "sigmoid", "norm_topk_prob": True},
+    rope="interleaved",
+)
+FAMILIES: Mapping[str, Family] = {
+    "deepseek_v2": Family(
+        "deepseek2",
+        keys=_EXPERTS,
+        steps=(latent_heads, mlp_layers, scored, grouped),
+        # transformers does not read it
+        ignored=frozenset({"norm_topk_prob"}),
+        defaults={"topk_method": "greedy"},
+        rope="interleaved",
+    ),
+    "deepseek_v3": DEEPSEEK_V3,
+    "kimi_k2": DEEPSEEK_V3,
+    "glm4_moe_lite": DEEPSEEK_V3,
+    "mistral4": Family(
+        "mistral4",
+        keys=_EXPERTS,
+        implied={"expert_gating_func": 1},
+        steps=(latent_heads, mlp_layers, _WEIGHTS_NORM),
+        defaults={"norm_topk_prob": True},
+        rope="interleaved",
+    ),
+    "minicpm3": Family(
+        "minicpm3",
+        steps=(latent_heads, minicpm_scales),
+        tied=True,
+    ),
+    "kimi_linear": Family(
+        "kimi-linear",
+        names=_DELTA,
+        keys=_KIMI_EXPERTS,
+        implied={"expert_gating_func": 2},
+        steps=(latent_heads, kimi_layers),
+        fixed={
+            "mla_use_nope": (True,),
+            "moe_renormalize": (True,),
+            "moe_router_activation_func": ("sigmoid",),
+            "use_grouped_topk": (True,),
+        },
+        layouts=_DECAYS,
+        rope=None,
+    ),
+    "bailing_hybrid": Family(
+        "bailingmoe3",
+        names={
+            **{f"attention{name[9:]}": to for name, to in _DELTA.items()},
+            **{f"attention.{a}_proj": f"ssm_{a}_a" for a in "fg"},
+        },
+        keys={
+            **_KIMI_EXPERTS,
+            "kda_lower_bound": "kda.gate_lower_bound",
+            "short_conv_kernel_size": "ssm.conv_kernel",
+            "head_dim": "kda.head_dim",
+        },
+        implied={"expert_gating_func": 2},
+        steps=(
+            latent_heads,
+            every_last_is_full("layer_group_size", 6),
+            flag("moe_renormalize", "expert_weights_norm"),
+            flag("kda_safe_gate", "kda.safe_gate"),
+        ),
+        layouts={"ssm_a": Layout(values=exp, shape=column)},
+        rope="interleaved",
+    ),
+}

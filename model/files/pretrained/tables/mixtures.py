@@ -1,0 +1,297 @@
+"""Mixtures of experts with attention of the usual form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from urdir.model.files.pretrained.family import Family
+from urdir.model.files.pretrained.layouts import Floats, Keys, Layout, halves, turned_experts
+from urdir.model.files.pretrained.steps import (
+    cohere_experts,
+    ernie_layers,
+    flag,
+    llama4_attention,
+    mimo_heads,
+    mlp_layers,
+    shared_experts,
+)
+from urdir.model.files.pretrained.tables.dense import GRANITE_KEYS
+
+_SIGMOID = {"expert_gating_func": 2}
+_WEIGHTS_NORM = flag("norm_topk_prob", "expert_weights_norm")
+#: Of families that GGUF gives no choice.
+_OWN_NORM = flag("norm_topk_prob", "own.weights_norm")
+#: Every layer has experts.
+_ALL_LAYERS = {"decoder_sparse_step": (1,), "mlp_only_layers": ([],)}
+_SCORED = {
+    "scoring_func": ("sigmoid", "noaux_tc"),
+    "topk_method": ("noaux_tc",),
+    "use_qk_norm": (True,),
+}
+_TURNED = Layout(transposed=True)
+_SHARED = {
+    "shared_mlp.input_linear": "ffn_up_shexp",
+    "shared_mlp.output_linear": "ffn_down_shexp",
+}
+GRANITE_MOE = Family(
+    "granitemoe",
+    _SHARED,
+    {**GRANITE_KEYS, "shared_intermediate_size": "expert_shared_feed_forward_length"},
+    implied={"logit_scale": 1.0},
+)
+
+
+def _even_first(values: Floats) -> Floats:
+    return np.concatenate([values[..., 0::2], values[..., 1::2]], axis=-1)
+
+
+def _by_expert(keys: Keys) -> tuple[int, ...]:
+    return (int(keys["expert_count"]), -1, int(keys["embedding_length"]))
+
+
+FAMILIES: Mapping[str, Family] = {
+    "mixtral": Family("llama"),
+    "qwen2_moe": Family("qwen2moe", fixed=_ALL_LAYERS, steps=(_OWN_NORM,)),
+    "qwen3_moe": Family("qwen3moe", fixed=_ALL_LAYERS, steps=(_OWN_NORM,)),
+    "qwen3_vl_moe_text": Family(
+        "qwen3vlmoe",
+        fixed=_ALL_LAYERS,
+        steps=(_OWN_NORM,),
+        layouts=dict.fromkeys(
+            ("ffn_gate_up_exps.weight", "ffn_down_exps.weight"), Layout(transposed=turned_experts)
+        ),
+    ),
+    # the class of transformers takes the short factors at any length
+    "phimoe": Family(
+        "phimoe",
+        implied={"own.short_factors": True},
+        fixed={"router_jitter_noise": (0.01,)},
+    ),
+    "olmoe": Family("olmoe", fixed={"clip_qkv": ()}, steps=(_OWN_NORM,)),
+    "granitemoe": GRANITE_MOE,
+    "granitemoeshared": GRANITE_MOE,
+    "dots1": Family(
+        "dots1",
+        keys={"n_shared_experts": "expert_shared_count"},
+        implied=_SIGMOID,
+        fixed=_SCORED,
+        steps=(mlp_layers, _WEIGHTS_NORM),
+    ),
+    "glm4_moe": Family(
+        "glm4moe",
+        names={"post_attention_layernorm": "post_attention_norm"},
+        keys={"n_shared_experts": "expert_shared_count"},
+        implied=_SIGMOID,
+        fixed={**_SCORED, "use_qk_norm": (True, False)},
+        steps=(mlp_layers, _WEIGHTS_NORM),
+        defaults={"partial_rotary_factor": 0.5},
+    ),
+    "solar_open": Family(
+        "glm4moe",
+        names={"post_attention_layernorm": "post_attention_norm"},
+        keys={"n_shared_experts": "expert_shared_count"},
+        implied=_SIGMOID,
+        steps=(mlp_layers, _WEIGHTS_NORM),
+    ),
+    "ernie4_5_moe": Family(
+        "ernie4_5-moe",
+        keys={
+            "moe_layer_start_index": "leading_dense_block_count",
+            "moe_layer_interval": "interleave_moe_layer_step",
+        },
+        steps=(shared_experts("moe_num_shared_experts"), ernie_layers),
+        ignored=frozenset({"moe_capacity", "moe_gate", "moe_use_aux_free", "moe_norm_min"}),
+        rope="interleaved",
+        tied=True,
+    ),
+    "minimax_m2": Family(
+        "minimax-m2",
+        keys={"rotary_dim": "rope.dimension_count"},
+        implied=_SIGMOID,
+        fixed={
+            "qk_norm_type": ("per_layer",),
+            "use_qk_norm": (True,),
+            "use_routing_bias": (True,),
+            "scoring_func": ("sigmoid",),
+            "shared_intermediate_size": (0,),
+        },
+        ignored=frozenset(
+            {"attn_type_list", "use_mtp", "num_mtp_modules", "mtp_transformer_layers"}
+        ),
+    ),
+    "hunyuan_v1_moe": Family(
+        "hunyuan-moe",
+        keys={"moe_intermediate_size": "feed_forward_length"},
+        steps=(shared_experts("num_shared_expert"),),
+        fixed={
+            "use_qk_norm": (True,),
+            "use_cla": (False,),
+            "norm_type": ("rms",),
+            "use_mixed_mlp_moe": (True,),
+            "moe_layer_num_skipped": (0,),
+        },
+        ignored=frozenset({"cla_share_factor", "add_classification_head"}),
+        tied=True,
+    ),
+    "gpt_oss": Family(
+        "gpt-oss",
+        names={"post_attention_layernorm": "post_attention_norm"},
+        keys={"intermediate_size": "expert_feed_forward_length"},
+        fixed={"swiglu_limit": (7, 7.0), "swiglu_alpha": (1.702,)},
+        layouts={
+            "ffn_gate_up_exps.weight": Layout(transposed=True, rows=halves),
+            "ffn_gate_up_exps.bias": Layout(values=_even_first),
+            "ffn_down_exps.weight": _TURNED,
+        },
+        windows="pattern",
+    ),
+    "dbrx": Family(
+        "dbrx",
+        names={
+            "norm_attn_norm.norm_1": "attn_norm",
+            "norm_attn_norm.norm_2": "attn_output_norm",
+            "norm_attn_norm.attn.Wqkv": "attn_qkv",
+            "norm_attn_norm.attn.out_proj": "attn_output",
+            **{
+                f"ffn.experts.mlp.{name}": f"ffn_{to}_exps"
+                for name, to in (("w1", "gate"), ("v1", "up"), ("w2", "down"))
+            },
+        },
+        keys={
+            "attn_config.kv_n_heads": "attention.head_count_kv",
+            "attn_config.clip_qkv": "attention.clamp_kqv",
+            "attn_config.rope_theta": "rope.freq_base",
+            "ffn_config.ffn_hidden_size": "feed_forward_length",
+            "ffn_config.moe_num_experts": "expert_count",
+            "ffn_config.moe_top_k": "expert_used_count",
+        },
+        implied={"attention.layer_norm_epsilon": 1e-5},
+        fixed={
+            "ffn_config.moe_normalize_expert_weights": (1, 1.0),
+            "ffn_config.ffn_act_fn": ({"name": "silu"},),
+        },
+        ignored=frozenset(
+            {
+                *("attn_config.model_type", "attn_config.attn_pdrop", "ffn_config.model_type"),
+                *("ffn_config.moe_jitter_eps", "ffn_config.moe_loss_weight"),
+                *("ffn_config.uniform_expert_assignment",),
+            }
+        ),
+        layouts={
+            "ffn_gate_exps.weight": Layout(shape=_by_expert),
+            "ffn_up_exps.weight": Layout(shape=_by_expert),
+            "ffn_down_exps.weight": Layout(shape=_by_expert, transposed=True),
+        },
+    ),
+    "afmoe": Family(
+        "afmoe",
+        names={
+            "post_attention_layernorm": "post_attention_norm",
+            "pre_mlp_layernorm": "ffn_norm",
+            "post_mlp_layernorm": "post_ffw_norm",
+        },
+        keys={
+            "num_dense_layers": "leading_dense_block_count",
+            "num_shared_experts": "expert_shared_count",
+            "route_scale": "expert_weights_scale",
+        },
+        implied={"expert_weights_norm": True},
+        fixed={
+            "mup_enabled": (True,),
+            "score_func": ("sigmoid",),
+            "route_norm": (True,),
+            "n_group": (1,),
+            "topk_group": (1,),
+        },
+        ignored=frozenset({"global_attn_every_n_layers", "load_balance_coeff"}),
+        windows="pattern",
+    ),
+    "exaone_moe": Family(
+        "exaone-moe",
+        keys={"num_shared_experts": ""},
+        implied=_SIGMOID,
+        fixed={"num_shared_experts": (1,)},
+        steps=(mlp_layers, _WEIGHTS_NORM),
+        windows="pattern",
+    ),
+    "laguna": Family(
+        "laguna",
+        keys={"moe_routed_scaling_factor": "expert_weights_scale"},
+        implied={"expert_weights_norm": True},
+        steps=(mlp_layers,),
+        fixed={
+            "gating": (True, "per-head"),
+            "moe_apply_router_weight_on_input": (False,),
+            "moe_router_logit_softcapping": (0, 0.0),
+        },
+        ignored=frozenset({"num_attention_heads_per_layer"}),
+        windows="pattern",
+    ),
+    "mellum": Family(
+        "mellum",
+        steps=(_OWN_NORM,),
+        ignored=frozenset({"mlp_layer_types", "mtp_layer_types", "mtp_mlp_layer_types"}),
+        windows="pattern",
+    ),
+    "hy_v3": Family(
+        "hy_v3",
+        names={"mlp.expert_bias": "exp_probs_b."},
+        keys={"num_shared_experts": "", "router_scaling_factor": "expert_weights_scale"},
+        implied={"expert_weights_norm": True, **_SIGMOID},
+        fixed={"num_shared_experts": (1,)},
+        ignored=frozenset({"mlp_layer_types", "enable_moe_fp32_combine", "first_k_dense_replace"}),
+    ),
+    "mimo_v2_flash": Family(
+        "mimo2",
+        keys={"attention_value_scale": "attention.value_scale", "routed_scaling_factor": ""},
+        steps=(mimo_heads,),
+        fixed={"norm_topk_prob": (True,), "routed_scaling_factor": (1, 1.0), "n_group": (1,)},
+        ignored=frozenset({"mlp_layer_types"}),
+        windows="pattern",
+    ),
+    "cohere2_moe": Family(
+        "cohere2moe",
+        keys={
+            "logit_scale": "logit_scale",
+            "prefix_dense_intermediate_size": "",
+            "intermediate_size": "expert_feed_forward_length",
+            "num_shared_experts": "expert_shared_count",
+        },
+        steps=(mlp_layers, cohere_experts),
+        fixed={"shared_expert_combination_strategy": ("average",)},
+        ignored=frozenset({"prefix_dense_sliding_window_pattern"}),
+        rope="interleaved",
+        windows="pattern",
+        tied=True,
+    ),
+    "llama4_text": Family(
+        "llama4",
+        keys={
+            "intermediate_size": "expert_feed_forward_length",
+            "intermediate_size_mlp": "feed_forward_length",
+            "interleave_moe_layer_step": "interleave_moe_layer_step",
+        },
+        steps=(llama4_attention,),
+        defaults={
+            "vocab_size": 202048,
+            "hidden_size": 5120,
+            "intermediate_size": 8192,
+            "intermediate_size_mlp": 16384,
+            "num_hidden_layers": 48,
+            "num_attention_heads": 40,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 4096 * 32,
+            "rms_norm_eps": 1e-5,
+            "num_experts_per_tok": 1,
+            "num_local_experts": 16,
+            "interleave_moe_layer_step": 1,
+            "rope_theta": 500000.0,
+        },
+        ignored=frozenset({"moe_layers", "output_router_logits"}),
+        layouts={"ffn_gate_up_exps.weight": _TURNED, "ffn_down_exps.weight": _TURNED},
+        rope="interleaved",
+    ),
+}

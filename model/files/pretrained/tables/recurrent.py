@@ -1,0 +1,338 @@
+"""Recurrent mixers: Mamba, Mamba-2, delta rules, short convolutions, lightning attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from urdir.model.files.pretrained.family import Family
+from urdir.model.files.pretrained.layouts import (
+    Floats,
+    Keys,
+    Layout,
+    by_key_head,
+    column,
+    groups,
+    negated_exp,
+    taps,
+)
+from urdir.model.files.pretrained.names import MIXER, under
+from urdir.model.files.pretrained.steps import (
+    bamba_layers,
+    delta_layers,
+    flag,
+    heads_where,
+    inner_size,
+    jamba_layers,
+    lfm2_layers,
+    minimax_layers,
+    multipliers,
+    nemotron_layers,
+    position_kind,
+    time_step_rank,
+)
+from urdir.model.files.pretrained.tables.dense import GRANITE_KEYS, ONE_MORE
+
+_CONTEXT = {"context_length": 1 << 20}  # recurrent states have no limit
+_MAMBA = {"ssm_a": Layout(values=negated_exp), "ssm_conv1d.weight": Layout(shape=taps)}
+_MAMBA2 = {
+    "ssm_a": Layout(values=negated_exp, shape=column),
+    "ssm_d": Layout(shape=column),
+    "ssm_norm.weight": Layout(shape=groups),
+    "ssm_conv1d.weight": Layout(shape=taps),
+}
+_DELTA = {
+    **{name: layout for name, layout in ONE_MORE.items() if name != "ssm_norm.weight"},
+    "ssm_a": Layout(values=negated_exp),
+    "ssm_conv1d.weight": Layout(shape=taps),
+}
+_SSM_KEYS = {
+    "mamba_d_conv": "ssm.conv_kernel",
+    "mamba_d_state": "ssm.state_size",
+    "mamba_n_groups": "ssm.group_count",
+    "mamba_n_heads": "ssm.time_step_rank",
+}
+#: As JSON's extension, and as newer transformers write it.
+_NO_LIMITS = ([0.0, float("inf")], [0.0, {"__float__": "Infinity"}])
+_SSM_FIXED = {
+    "mamba_conv_bias": (True,),
+    "mamba_proj_bias": (False,),
+    "time_step_limit": _NO_LIMITS,
+}
+_MIXER_KEYS = {
+    "state_size": "ssm.state_size",
+    "conv_kernel": "ssm.conv_kernel",
+    "layer_norm_epsilon": "attention.layer_norm_rms_epsilon",
+}
+_MIXER_FIXED = {"use_bias": (False,), "use_conv_bias": (True,), "rms_norm": (True,)}
+_QWEN_FIXED = {"decoder_sparse_step": (1,), "mlp_only_layers": ([],)}
+_OWN_NORM = flag("norm_topk_prob", "own.weights_norm")
+_QWEN35 = Family(
+    "qwen35",
+    names={"post_attention_layernorm": "post_attention_norm"},
+    steps=(delta_layers, _OWN_NORM),
+    fixed={**_QWEN_FIXED, "attn_output_gate": (True,)},
+    ignored=frozenset({"mtp_use_dedicated_embeddings"}),
+    layouts=_DELTA,
+)
+
+
+def _of_convolution(keys: Keys) -> tuple[int, ...]:
+    return (-1, int(keys["shortconv.l_cache"]))
+
+
+def _of_rows(keys: Keys, rows: int) -> Floats:
+    """Factors of the rows of Falcon-H1's ssm_in: gate, input, B, C and dt."""
+    factors = np.asarray(keys["own.multipliers"], np.float32)
+    inner, heads = int(keys["ssm.inner_size"]), int(keys["ssm.time_step_rank"])
+    shared = int(keys["ssm.group_count"]) * int(keys["ssm.state_size"])
+    counts = (inner, inner, shared, shared, heads)
+    if sum(counts) != rows or min(counts) < 1:
+        raise ValueError(f"parts of {counts} rows")
+    return np.repeat(factors[2:7] * factors[7], counts)
+
+
+def _one_factor(number: int) -> Layout:
+    def factors(keys: Keys, rows: int) -> Floats:
+        values = np.asarray(keys["own.multipliers"], np.float32)
+        return np.full(rows, values[number], np.float32)
+
+    return Layout(factors=factors)
+
+
+_LFM2 = Family(
+    "lfm2",
+    names={
+        "operator_norm": "attn_norm",
+        "ffn_norm": "ffn_norm",
+        "conv.conv": "shortconv.conv.weight",
+        "conv.in_proj": "shortconv.in_proj.weight",
+        "conv.out_proj": "shortconv.out_proj.weight",
+    },
+    ends={"embedding_norm": "token_embd_norm"},
+    keys={
+        "norm_eps": "attention.layer_norm_rms_epsilon",
+        "block_norm_eps": "attention.layer_norm_rms_epsilon",
+        "conv_L_cache": "shortconv.l_cache",
+    },
+    steps=(lfm2_layers,),
+    fixed={"conv_bias": (False,), "block_use_swiglu": (True,), "use_pos_enc": (True,)},
+    ignored=frozenset(
+        {
+            *("block_dim", "block_mlp_init_scale", "block_out_init_scale", "conv_dim"),
+            *("block_use_xavier_init", "conv_dim_out", "conv_use_xavier_init", "num_heads"),
+            *("tie_embedding", "theta"),
+        }
+    ),
+    layouts={"shortconv.conv.weight": Layout(shape=_of_convolution)},
+    tied=True,
+)
+LFM2_MOE = replace(
+    _LFM2,
+    architecture="lfm2moe",
+    keys={
+        **_LFM2.keys,
+        "num_dense_layers": "leading_dense_block_count",
+        "routed_scaling_factor": "",
+    },
+    implied={"expert_gating_func": 2},
+    fixed={
+        "conv_bias": (False,),
+        "norm_topk_prob": (True,),
+        "use_expert_bias": (True,),
+        "routed_scaling_factor": (1, 1.0),
+    },
+)
+
+_GRANITE = Family(
+    "granitehybrid",
+    names={
+        "shared_mlp.input_linear": "ffn_up_shexp",
+        "shared_mlp.output_linear": "ffn_down_shexp",
+    },
+    keys={
+        **_SSM_KEYS,
+        **GRANITE_KEYS,
+        "shared_intermediate_size": "expert_shared_feed_forward_length",
+    },
+    steps=(inner_size, heads_where(("attention", "full_attention")), position_kind),
+    fixed={**_SSM_FIXED, "normalization_function": ("rmsnorm",)},
+    layouts=_MAMBA2,
+)
+_DENSE_GRANITE = replace(
+    _GRANITE,
+    names={"shared_mlp.input_linear": "ffn_up", "shared_mlp.output_linear": "ffn_down"},
+    keys={
+        **_GRANITE.keys,
+        **dict.fromkeys(("intermediate_size", "num_local_experts", "num_experts_per_tok"), ""),
+        "shared_intermediate_size": "feed_forward_length",
+    },
+)
+
+FAMILIES: Mapping[str, Family] = {
+    "mamba": Family(
+        "mamba",
+        names={**MIXER, "norm": "attn_norm"},
+        keys={**_MIXER_KEYS, "intermediate_size": "ssm.inner_size"},
+        implied=_CONTEXT,
+        steps=(time_step_rank,),
+        fixed=_MIXER_FIXED,
+        ignored=frozenset(
+            {"expand", "d_inner", "ssm_cfg", "fused_add_norm", "pad_vocab_size_multiple"}
+        ),
+        layouts=_MAMBA,
+        rope=None,
+        tied=True,
+    ),
+    "falcon_mamba": Family(
+        "mamba",
+        names={**MIXER, "norm": "attn_norm"},
+        keys={
+            **_MIXER_KEYS,
+            "intermediate_size": "ssm.inner_size",
+            "mixer_rms_eps": "own.mixer_eps",
+        },
+        implied={**_CONTEXT, "ssm.dt_b_c_rms": True},
+        steps=(time_step_rank,),
+        fixed=_MIXER_FIXED,
+        ignored=frozenset({"expand"}),
+        layouts=_MAMBA,
+        rope=None,
+    ),
+    "mamba2": Family(
+        "mamba2",
+        names={**MIXER, "norm": "attn_norm"},
+        keys={
+            **_MIXER_KEYS,
+            "num_heads": "ssm.time_step_rank",
+            "n_groups": "ssm.group_count",
+            "head_dim": "",
+        },
+        implied=_CONTEXT,
+        steps=(inner_size,),
+        fixed={**_MIXER_FIXED, "time_step_limit": _NO_LIMITS},
+        ignored=frozenset({"norm_before_gate", "time_step_rank", "head_dim"}),
+        layouts=_MAMBA2,
+        rope=None,
+    ),
+    "jamba": Family(
+        "jamba",
+        keys={**_SSM_KEYS, "mamba_dt_rank": "ssm.time_step_rank"},
+        steps=(jamba_layers,),
+        fixed=_SSM_FIXED,
+        ignored=frozenset({"expert_layer_period", "expert_layer_offset"}),
+        layouts=_MAMBA,
+        defaults={"max_position_embeddings": 262144},
+        rope=None,
+    ),
+    "bamba": Family(
+        "granitehybrid",
+        keys={**_SSM_KEYS, "attn_rotary_emb": "rope.dimension_count"},
+        steps=(inner_size, bamba_layers),
+        fixed=_SSM_FIXED,
+        ignored=frozenset({"z_loss_coefficient"}),
+        layouts=_MAMBA2,
+    ),
+    "granitemoehybrid": replace(_GRANITE, without_experts=_DENSE_GRANITE),
+    "falcon_h1": Family(
+        "falcon-h1",
+        names={"pre_ff_layernorm": "ffn_norm"},
+        keys=_SSM_KEYS,
+        steps=(inner_size, multipliers),
+        fixed={
+            **_SSM_FIXED,
+            "mamba_norm_before_gate": (False,),
+            "mamba_use_mlp": (True,),
+            "attn_layer_indices": (),
+        },
+        ignored=frozenset({"mamba_rms_norm", "mlp_expansion_factor"}),
+        layouts={
+            **_MAMBA2,
+            "ssm_in.weight": Layout(factors=_of_rows),
+            "ffn_gate.weight": _one_factor(0),
+            "ffn_down.weight": _one_factor(1),
+            "ssm_out.weight": _one_factor(8),
+        },
+    ),
+    "nemotron_h": Family(
+        "nemotron_h",
+        names={
+            **MIXER,
+            **under(
+                ("mixer",),
+                {
+                    **{f"{name}_proj": f"attn_{name}" for name in "qkv"},
+                    "o_proj": "attn_output",
+                    **{f"{name}_proj": f"ffn_{name}" for name in ("up", "down")},
+                    "gate": "ffn_gate_inp",
+                    "gate.e_score_correction_bias": "exp_probs_b.bias",
+                    **{f"experts.{{}}.{n}_proj": f"ffn_{n}_exps" for n in ("up", "down")},
+                    **{f"shared_experts.{n}_proj": f"ffn_{n}_shexp" for n in ("up", "down")},
+                },
+            ),
+            "norm": "attn_norm",
+        },
+        keys={
+            "ssm_state_size": "ssm.state_size",
+            "conv_kernel": "ssm.conv_kernel",
+            "n_groups": "ssm.group_count",
+            "mamba_num_heads": "ssm.time_step_rank",
+            "layer_norm_epsilon": "attention.layer_norm_rms_epsilon",
+            "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+            "n_shared_experts": "",
+        },
+        steps=(inner_size, nemotron_layers, flag("norm_topk_prob", "expert_weights_norm")),
+        fixed={
+            "use_bias": (False,),
+            "use_conv_bias": (True,),
+            "mamba_proj_bias": (False,),
+            "mamba_hidden_act": ("silu",),
+            "time_step_limit": _NO_LIMITS,
+            "sliding_window": (),
+            "moe_latent_size": (),
+        },
+        ignored=frozenset({"moe_shared_expert_overlap", "mtp_layers_block_type"}),
+        layouts=_MAMBA2,
+        rope=None,
+        activations=("relu2",),
+    ),
+    "lfm2": _LFM2,
+    "lfm2_moe": LFM2_MOE,
+    "minimax": Family(
+        "minimax-01",
+        names={
+            "self_attn.output_gate": "attn_gate",
+            "self_attn.norm": "attn_norm_2",
+        },
+        keys={"rotary_dim": "rope.dimension_count"},
+        steps=(minimax_layers,),
+        fixed={f"{of}_beta_factor": (1, 1.0) for of in ("full_attn", "linear_attn", "mlp")},
+        ignored=frozenset({"block_size", "attn_type_list"}),
+    ),
+    "qwen3_next": Family(
+        "qwen3next",
+        names={
+            "post_attention_layernorm": "post_attention_norm",
+            "linear_attn.in_proj_qkvz": ("attn_qkv", "attn_gate"),
+        },
+        steps=(delta_layers, _OWN_NORM),
+        fixed=_QWEN_FIXED,
+        layouts={
+            **_DELTA,
+            "attn_qkv.weight": Layout(rows=by_key_head(slice(0, 3))),
+            "attn_gate.weight": Layout(rows=by_key_head(slice(3, 4))),
+        },
+        defaults={"partial_rotary_factor": 0.25},
+    ),
+    "qwen3_5_text": _QWEN35,
+    "qwen3_5_moe_text": Family(
+        "qwen35moe",
+        names=_QWEN35.names,
+        steps=_QWEN35.steps,
+        fixed=_QWEN35.fixed,
+        ignored=_QWEN35.ignored,
+        layouts=_DELTA,
+    ),
+}

@@ -1,0 +1,48 @@
+"""Quantised checkpoints, run: logits are those of the weights that they stand for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.model.files.quantised_folders import KINDS, quantised
+from urdir.model.engine.engine import Engine
+from urdir.model.engine.realizar import EagerSteps
+from urdir.model.verify.conformance import relative_rms
+
+TOKENS = (5, 300, 17, 260, 77)
+
+
+def _logits(path: Path, device: str, **options: Any) -> Any:
+    """Those after a prompt, and after one more token."""
+    with (
+        Engine.open(
+            path, device=device, context=32, cache_folder=None, kv_dtype="f32", **options
+        ) as engine,
+        EagerSteps(engine.session) as eager,
+    ):
+        eager.feed(TOKENS[:-1])
+        prompt = eager.logits()[0]
+        eager.feed(TOKENS[-1:])
+        return np.array([prompt, eager.logits()[0]])
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("llama-bf16", "fp8-blocks"),
+        ("llama-bf16", "gptq-order"),
+        ("qwen3moe-bf16", "nvfp4"),
+    ],
+)
+def test_logits_are_those_of_the_same_weights_as_floats(
+    data: Path, tmp_path: Path, device_name: str, source: str, name: str
+) -> None:
+    """Exact arithmetic rounds sums alone; else activations are rounded."""
+    path, floats = quantised(data / "safetensors" / source, KINDS[name], tmp_path)
+    wanted = _logits(floats, device_name, exact=True)
+    assert relative_rms(_logits(path, device_name, exact=True), wanted) < 1e-5
+    assert relative_rms(_logits(path, device_name), wanted) < 2e-2

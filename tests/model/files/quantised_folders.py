@@ -1,0 +1,240 @@
+"""Quantised checkpoints made of float ones: what their writers store, written from the formats'
+definitions, and the weights that it stands for.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from urdir.model.files.safetensors import read_folder
+
+Array = npt.NDArray[Any]
+Stored = dict[str, Array]
+E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+_DTYPES = {
+    "<f8": "F64", "<f4": "F32", "<f2": "F16", "|u1": "U8", "|i1": "I8", "<i4": "I32", "<i8": "I64",
+}  # fmt: skip
+_NAMES = {np.dtype(ml_dtypes.bfloat16): "BF16", E4M3: "F8_E4M3"}
+_READ = {"BF16": ml_dtypes.bfloat16, "F16": np.float16, "F32": np.float32}
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, Array]) -> None:
+    """A *.safetensors file."""
+    header, at = {}, 0
+    for name, array in tensors.items():
+        dtype = _NAMES.get(array.dtype) or _DTYPES[array.dtype.str]
+        header[name] = {
+            "dtype": dtype, "shape": list(array.shape), "data_offsets": [at, at + array.nbytes],
+        }  # fmt: skip
+        at += array.nbytes
+    text = json.dumps(header).encode()
+    data = b"".join(np.ascontiguousarray(array).tobytes() for array in tensors.values())
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """``quantize`` (weights, rng) gives the tensors in place of ``weight`` by their own names, and
+    the weights that they stand for."""
+
+    config: Mapping[str, Any]
+    quantize: Callable[[Array, np.random.Generator], tuple[Stored, Array]]
+
+
+def _compressed(form: str, **weights: Any) -> dict[str, Any]:
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": None}
+    return {
+        "quant_method": "compressed-tensors", "format": form, "ignore": ["lm_head"],
+        "config_groups": {"group_0": group},
+    }  # fmt: skip
+
+
+def _fp8(weights: Array, scales: Array) -> tuple[Array, Array]:
+    """Quants, and what they stand for, with scales as large as the weights."""
+    quants = np.clip(weights / scales, -448, 448).astype(E4M3)
+    return quants, quants.astype(np.float32) * scales
+
+
+def fp8_blocks(weights: Array, rng: np.random.Generator) -> tuple[Stored, Array]:
+    shape = [-(-size // 128) for size in weights.shape]
+    stored = rng.uniform(1e-4, 1e-3, shape).astype(np.float32)
+    each = np.repeat(np.repeat(stored, 128, 0), 128, 1)[: len(weights), : weights.shape[1]]
+    quants, values = _fp8(weights, each)
+    return {"weight": quants, "weight_scale_inv": stored}, values
+
+
+def fp8_rows(weights: Array, rng: np.random.Generator) -> tuple[Stored, Array]:
+    scales = rng.uniform(1e-4, 1e-3, (len(weights), 1)).astype(ml_dtypes.bfloat16)
+    quants, values = _fp8(weights, scales.astype(np.float32))
+    return {"weight": quants, "weight_scale": scales}, values
+
+
+def fp8_matrix(weights: Array, rng: np.random.Generator) -> tuple[Stored, Array]:
+    scale = np.array(rng.uniform(1e-4, 1e-3), np.float32)
+    quants, values = _fp8(weights, scale)
+    return {"weight": quants, "weight_scale": scale, "input_scale": np.ones(1, "f4")}, values
+
+
+def int8_rows(weights: Array, rng: np.random.Generator) -> tuple[Stored, Array]:
+    scales = (abs(weights).max(1, keepdims=True) / 127).astype(np.float16)
+    quants = np.clip(np.round(weights / scales.astype(np.float32)), -128, 127).astype(np.int8)
+    return {"weight": quants, "weight_scale": scales}, quants * scales.astype(np.float32)
+
+
+def _bits_of(values: Array, bits: int) -> Array:
+    """Numbers (rows, n), lowest bits first, as words (rows, n * bits / 32) i32."""
+    digits = values.astype(np.int64)[..., None] >> np.arange(bits) & 1
+    packed = np.packbits(digits.reshape(len(values), -1).astype(np.uint8), 1, bitorder="little")
+    return packed.view(np.int32)
+
+
+def _integers(
+    weights: Array, bits: int, group: int, rng: np.random.Generator, zero: int | None
+) -> tuple[Array, Array, Array, Array]:
+    """Quants (rows, cols), scales and zero points (rows, groups), and what they stand for."""
+    rows, cols = weights.shape
+    group = group or cols
+    groups = cols // group
+    zeros = rng.integers(0, 2**bits, (rows, groups)) if zero is None else zero
+    zeros = np.broadcast_to(zeros, (rows, groups))
+    scales = rng.uniform(0.003, 0.02, (rows, groups)).astype(np.float16)
+    each, offset = (np.repeat(x, group, 1) for x in (scales.astype(np.float32), zeros))
+    quants = np.clip(np.round(weights / each) + offset, 0, 2**bits - 1).astype(np.int64)
+    return quants, scales, zeros, (each * (quants - offset)).astype(np.float32)
+
+
+def gptq(bits: int, group: int, *, added: int = 1, shuffled: bool = False) -> Kind:
+    def quantize(weights: Array, rng: np.random.Generator) -> tuple[Stored, Array]:
+        quants, scales, zeros, values = _integers(weights, bits, group, rng, None)
+        zeros = zeros + (zeros == 0) * added  # what is stored is not negative
+        of_group = np.arange(quants.shape[1]) // (quants.shape[1] // scales.shape[1])
+        if shuffled:  # alike for matrices of as many columns, as those of the same input are
+            of_group = np.random.default_rng(len(of_group)).permutation(of_group)
+        each, offset = scales.astype(np.float32)[:, of_group], zeros[:, of_group]
+        values = (each * (quants - offset)).astype(np.float32)
+        return {
+            "qweight": np.ascontiguousarray(_bits_of(quants, bits).T),
+            "qzeros": _bits_of(zeros.T - added, bits),
+            "scales": scales.T,
+            "g_idx": of_group.astype(np.int32),
+        }, values
+
+    form = {"checkpoint_format": "gptq" if added else "gptq_v2"}
+    fields = {"bits": bits, "group_size": group or -1, "desc_act": shuffled, "sym": False}
+    return Kind({"quant_method": "gptq", **form, **fields}, quantize)
+
+
+def awq(weights: Array, rng: np.random.Generator) -> tuple[Stored, Array]:
+    quants, scales, zeros, values = _integers(weights, 4, 64, rng, None)
+
+    def packed(numbers: Array) -> Array:  # (n, rows): word i of a row has numbers 8i + order
+        order = numbers.reshape(len(numbers), -1, 8)[..., [0, 2, 4, 6, 1, 3, 5, 7]]
+        return _bits_of(order.reshape(len(numbers), -1), 4)
+
+    return {"qweight": packed(quants.T), "qzeros": packed(zeros.T), "scales": scales.T}, values
+
+
+def packed_integers(bits: int, group: int, symmetric: bool) -> Kind:
+    def quantize(weights: Array, rng: np.random.Generator) -> tuple[Stored, Array]:
+        zero = 2 ** (bits - 1) if symmetric else None
+        quants, scales, zeros, values = _integers(weights, bits, group, rng, zero)
+        stored = {
+            "weight_packed": _bits_of(quants, bits),
+            "weight_scale": scales,
+            "weight_shape": np.array(weights.shape, np.int64),
+        }
+        if not symmetric:
+            stored["weight_zero_point"] = np.ascontiguousarray(_bits_of(zeros.T, bits).T)
+        return stored, values
+
+    fields = {"num_bits": bits, "type": "int", "symmetric": symmetric}
+    return Kind(_compressed("pack-quantized", **fields), quantize)
+
+
+def nvfp4(names: tuple[str, str], divides: bool) -> Callable[..., tuple[Stored, Array]]:
+    def quantize(weights: Array, rng: np.random.Generator) -> tuple[Stored, Array]:
+        rows, cols = weights.shape
+        codes = rng.integers(0, 16, (rows, cols)).astype(np.uint8)
+        factors = rng.uniform(8, 400, (rows, cols // 16)).astype(E4M3)
+        scale = np.float32(rng.uniform(1e-5, 1e-4))
+        stored = {
+            names[0]: codes[:, ::2] | codes[:, 1::2] << 4,
+            "weight_scale": factors,
+            names[1]: np.array([1 / scale if divides else scale], np.float32),
+        }
+        kept = 1 / stored[names[1]] if divides else stored[names[1]]
+        return stored, E2M1[codes] * np.repeat(factors.astype(np.float32) * kept, 16, 1)
+
+    return quantize
+
+
+def mxfp4(weights: Array, rng: np.random.Generator) -> tuple[Stored, Array]:
+    rows, cols = weights.shape
+    codes = rng.integers(0, 16, (rows, cols)).astype(np.uint8)
+    exponents = rng.integers(118, 124, (rows, cols // 32)).astype(np.uint8)
+    scales = np.repeat(2.0 ** (exponents.astype(np.float32) - 127), 32, 1)
+    stored = {"weight_packed": codes[:, ::2] | codes[:, 1::2] << 4, "weight_scale": exponents}
+    return stored, (E2M1[codes] * scales).astype(np.float32)
+
+
+_FLOATS = {"num_bits": 8, "type": "float", "symmetric": True}
+_FOURS = _compressed("nvfp4-pack-quantized", num_bits=4, type="float", group_size=16)
+KINDS: Mapping[str, Kind] = {
+    "fp8-blocks": Kind({"quant_method": "fp8", "weight_block_size": [128, 128]}, fp8_blocks),
+    "fp8-rows": Kind(_compressed("float-quantized", **_FLOATS), fp8_rows),
+    "fp8-matrix": Kind({"quant_method": "modelopt", "quant_algo": "FP8"}, fp8_matrix),
+    "int8-rows": Kind(_compressed("int-quantized", num_bits=8, type="int"), int8_rows),
+    "gptq-4": gptq(4, 64),
+    "gptq-3": gptq(3, 32),
+    "gptq-2": gptq(2, 0, added=0),
+    "gptq-8": gptq(8, 32),
+    "gptq-order": gptq(4, 32, shuffled=True),
+    "awq": Kind({"quant_method": "awq", "bits": 4, "version": "gemm"}, awq),
+    "w4a16": packed_integers(4, 32, symmetric=True),
+    "w4a16-zeros": packed_integers(4, 64, symmetric=False),
+    "w8a16": packed_integers(8, 0, symmetric=True),
+    "nvfp4": Kind(_FOURS, nvfp4(("weight_packed", "weight_global_scale"), divides=True)),
+    "nvfp4-modelopt": Kind(
+        {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+        nvfp4(("weight", "weight_scale_2"), divides=False),
+    ),
+    "mxfp4": Kind(_compressed("mxfp4-pack-quantized", num_bits=4, type="float"), mxfp4),
+}
+
+
+def quantised(source: Path, kind: Kind, folder: Path, seed: int = 0) -> tuple[Path, Path]:
+    """A folder quantised in that way, but for embedding and head, and one of the same weights as
+    F32."""
+    rng = np.random.default_rng(seed)
+    stored: Stored = {}
+    floats: Stored = {}
+    for name, tensor in read_folder(source).items():
+        values = tensor.data[: len(tensor.data)].view(_READ[tensor.dtype]).reshape(tensor.shape)
+        if "proj" not in name or values.ndim != 2:
+            stored[name] = floats[name] = values
+            continue
+        made, floats[name] = kind.quantize(values.astype(np.float32), rng)
+        stored |= {name.removesuffix("weight") + own: array for own, array in made.items()}
+    made_folders = []
+    config = json.loads((source / "config.json").read_text())
+    for of, tensors, added in (
+        ("quantised", stored, {"quantization_config": kind.config}),
+        ("floats", floats, {}),
+    ):
+        path = folder / of
+        path.mkdir()
+        shutil.copy(source / "tokenizer.json", path)
+        (path / "config.json").write_text(json.dumps(config | added))
+        write_safetensors(path / "model.safetensors", tensors)
+        made_folders.append(path)
+    return made_folders[0], made_folders[1]

@@ -1,0 +1,192 @@
+"""Quantised checkpoints: weights are what their writers mean, what does not fit is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.model.files.quantised_folders import KINDS, quantised, write_safetensors
+from urdir.model.errors import ModelError
+from urdir.model.files.model_file import SHARED_ORDERS
+from urdir.model.files.pretrained.model import SafetensorsModel
+from urdir.model.files.safetensors import read_folder
+from urdir.ptxgen.weights.formats import format_of
+from urdir.ptxgen.weights.layout import Layout
+
+#: Bytes of a weight on the device, against those in the folder: quants, scales, zero points.
+MOST = 1.17
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_weights_are_those_that_the_folder_means(data: Path, tmp_path: Path, name: str) -> None:
+    """To f32's rounding of one product, and no wider than they are stored."""
+    path, floats = quantised(data / "safetensors" / "llama-bf16", KINDS[name], tmp_path)
+    matrices = 0
+    with SafetensorsModel(path) as model, SafetensorsModel(floats) as plain:
+        orders = set(model.tensors) - set(plain.tensors)
+        assert set(plain.tensors) <= set(model.tensors)
+        assert orders == (ORDERS if name == "gptq-order" else set())
+        for of, wanted in plain.tensors.items():
+            tensor = model.tensors[of]
+            assert tensor.shape == wanted.shape
+            if tensor.type_name in ("F32", "BF16"):
+                continue
+            rows, cols = tensor.shape
+            layout = Layout(format_of(tensor.type_id), rows, cols)
+            found = layout.unpack(layout.pack(tensor.data[: len(tensor.data)]))
+            values = wanted.data[: len(wanted.data)].view(np.float32).reshape(rows, cols)
+            values = values[:, _order(model, of, cols)]
+            np.testing.assert_allclose(found, values, rtol=3e-7, atol=1e-9)
+            part = tensor.data[3 * len(tensor.data) // rows : 9 * len(tensor.data) // rows]
+            assert bytes(part) == bytes(tensor.data[:])[3 * len(tensor.data) // rows :][: len(part)]
+            matrices += 1
+    assert matrices == 14
+    stored = sum(len(t.data) for t in read_folder(path).values() if t.name.find("proj") > 0)
+    with SafetensorsModel(path) as model:
+        kept = sum(len(t.data) for t in model.tensors.values() if t.type_name[:2] in TYPES)
+    assert kept <= MOST * stored
+
+
+#: Of matrices of the same x, which are ordered alike, one.
+ORDERS = {
+    f"blk.{layer}.{name}.order"
+    for layer in range(2)
+    for name in ("attn_qkv", "attn_output", "ffn_gate_up", "ffn_down")
+}
+
+
+def _order(model: SafetensorsModel, name: str, cols: int) -> Any:
+    """Which column of x each column of a matrix is."""
+    base = name.removesuffix(".weight")
+    layer, _, own = base.rpartition(".")
+    for of in (base, f"{layer}.{SHARED_ORDERS.get(own)}"):
+        if (tensor := model.tensors.get(f"{of}.order")) is not None:
+            return tensor.data[: len(tensor.data)].view(np.float32).astype(np.intp)
+    return np.arange(cols)
+
+
+def test_orders_that_differ_are_those_of_their_matrices(data: Path, tmp_path: Path) -> None:
+    """The value projection of a layer has another one, or none."""
+    path = _folder(data, tmp_path, "gptq-order")
+    arrays = _arrays(path)
+    arrays["model.layers.0.self_attn.v_proj.g_idx"] = np.arange(128, dtype=np.int32) // 32
+    other = arrays["model.layers.1.self_attn.v_proj.g_idx"][::-1]
+    arrays["model.layers.1.self_attn.v_proj.g_idx"] = np.ascontiguousarray(other)
+    write_safetensors(path / "model.safetensors", arrays)
+    with SafetensorsModel(path) as model:
+        found = {name for name in model.tensors if "attn_" in name and name.endswith(".order")}
+    own = {f"blk.{n}.attn_{of}.order" for n in range(2) for of in ("q", "k", "output")}
+    assert found == own | {"blk.1.attn_v.order"}
+
+
+TYPES = ("E4", "E2", "W2", "W3", "W4", "W8", "MX")
+
+
+def _folder(data: Path, tmp_path: Path, name: str) -> Path:
+    return quantised(data / "safetensors" / "llama-bf16", KINDS[name], tmp_path)[0]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_each_tensor_that_is_missing_or_of_another_shape_or_type_is_refused(
+    data: Path, tmp_path: Path, name: str
+) -> None:
+    """By its name, or by that of the matrix."""
+    path = _folder(data, tmp_path, name)
+    arrays = _arrays(path)
+    changes: dict[str, Callable[[Any], Any]] = {
+        "missing": lambda array: None,
+        "longer": lambda array: (
+            np.concatenate([array, array]) if array.ndim else np.stack([array] * 3)
+        ),
+        "deeper": lambda array: array[None, None],
+        "F64": lambda array: np.zeros(array.shape, np.float64),
+        "I64": lambda array: np.zeros(array.shape, np.int64),
+    }
+    module = "model.layers.1.mlp.down_proj."
+    parts = [of for of in arrays if of.startswith(module) and not _UNREAD.search(of)]
+    assert parts
+    refused = []
+    for part in parts:
+        for change in changes.values():
+            changed = dict(arrays)
+            if (array := change(arrays[part])) is None:
+                del changed[part]
+            else:
+                changed[part] = array
+            write_safetensors(path / "model.safetensors", changed)
+            try:
+                with SafetensorsModel(path) as model:
+                    for tensor in model.tensors.values():
+                        len(tensor.data)
+            except ModelError as error:
+                refused.append(str(error))
+    assert len(refused) >= len(parts) * (len(changes) - 1)
+    assert all("down_proj" in message for message in refused)
+
+
+#: Tensors that are not needed, and not looked at.
+_UNREAD = re.compile(r"weight_shape$|input_scale$")
+
+
+def _arrays(path: Path) -> dict[str, Any]:
+    import ml_dtypes
+
+    dtypes = {
+        "BF16": ml_dtypes.bfloat16, "F16": "<f2", "F32": "<f4", "F8_E4M3": ml_dtypes.float8_e4m3fn,
+        "U8": "u1", "I8": "i1", "I32": "<i4", "I64": "<i8",
+    }  # fmt: skip
+    return {
+        name: tensor.data[: len(tensor.data)].view(dtypes[tensor.dtype]).reshape(tensor.shape)
+        for name, tensor in read_folder(path).items()
+    }
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "no method": ({"quant_method": None}, "quant_method"),
+    "unknown method": ({"quant_method": "quip"}, "'quip'"),
+    "unknown field": ({"rotation": "hadamard"}, "'rotation'"),
+    "odd bits": ({"bits": 5}, "'5' bits"),
+    "bits as text": ({"bits": "4"}, "bits"),
+    "no bits": ({"bits": None}, "bits"),
+    "marlin": ({"checkpoint_format": "marlin"}, "'marlin'"),
+    "bits by module": ({"dynamic": {"a": 8}}, "'dynamic'"),
+    "gemv": ({"quant_method": "awq", "version": "gemv"}, "'gemv'"),
+    "e5m2": ({"quant_method": "fp8", "fmt": "e5m2"}, "'e5m2'"),
+    "a block of one size": ({"quant_method": "fp8", "weight_block_size": [128]}, r"\[128\]"),
+    "a block of odd width": ({"quant_method": "fp8", "weight_block_size": [128, 100]}, "100"),
+    "a huge block": ({"quant_method": "fp8", "weight_block_size": [1, 1 << 40]}, "block"),
+    "no groups": ({"quant_method": "compressed-tensors", "config_groups": {}}, "config_groups"),
+    "a group of nothing": (
+        {"quant_method": "compressed-tensors", "config_groups": {"a": 3}},
+        "without weights",
+    ),
+    "unknown format": (
+        {"quant_method": "compressed-tensors", "format": "marlin-24"},
+        "'marlin-24'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_configurations_are_refused_by_field(data: Path, tmp_path: Path, case: str) -> None:
+    path = _folder(data, tmp_path, "gptq-4")
+    config = json.loads((path / "config.json").read_text())
+    change, message = REFUSED[case]
+    config["quantization_config"] |= change
+    (path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=message):
+        SafetensorsModel(path)
+
+
+def test_a_configuration_that_is_no_object_is_refused(data: Path, tmp_path: Path) -> None:
+    path = _folder(data, tmp_path, "awq")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"quantization_config": ["awq"]}))
+    with pytest.raises(ModelError, match="quantization_config is not an object"):
+        SafetensorsModel(path)
