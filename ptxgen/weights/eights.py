@@ -44,8 +44,8 @@ Floats = npt.NDArray[np.float32]
 
 
 def can_be_bytes(fmt: Format) -> bool:
-    """Whether kernels make bytes of weights of this type: of quants with factors."""
-    return not fmt.is_float
+    """Whether kernels make bytes of weights of this type: of integers with factors."""
+    return fmt.arithmetic == "integers"
 
 
 # ---- weights ----

@@ -28,8 +28,8 @@ RINGS = ((4, 6), (4, 5), (3, 5), (3, 4), (2, 4), (2, 3), (1, 3), (1, 2))
 #: us of a tile of 256 columns: of 64 rows and a vector on tensor cores; of bytes made of weights,
 #: and of those of each 64 rows; and bytes of L2 that an SM gets.
 PRODUCT, WEIGHTS, PER_ROWS, NBYTES = 0.0029, 0.12, 0.3, 42e3
-#: us of a CTA besides, and of sums of a cluster; SMs that clusters of four leave idle.
-BEGIN, CLUSTER, IDLE = 3.0, 2.2, 4
+#: us of a CTA besides, and of sums of a cluster; of so many SMs clusters of four leave one idle.
+BEGIN, CLUSTER, IDLE = 3.0, 2.2, 33
 
 
 @lru_cache(maxsize=256)
@@ -46,7 +46,8 @@ def any_cut(batch: int) -> BytesCut:
 def estimate(product: GemmBytes, sms: int) -> float:
     """us on an H200."""
     cut = product.cut
-    waves = ceil_div(_ctas(product), sms - (IDLE if max(cut.sharers, cut.cluster) > 2 else 0))
+    idle = sms // IDLE if max(cut.sharers, cut.cluster) > 2 else 0
+    waves = ceil_div(_ctas(product), sms - idle)
     copied = cut.bands * product.layout.tile_nbytes + 256 * cut.vectors / cut.sharers
     made = WEIGHTS + PER_ROWS * cut.row_groups
     tile = max(cut.row_groups * cut.vectors * PRODUCT, made, copied / NBYTES)
