@@ -19,6 +19,7 @@ Array = npt.NDArray[Any]
 
 # PTX element type -> numpy dtype. bf16 has no numpy type: its bits are stored as uint16.
 NUMPY_DTYPES: Mapping[str, np.dtype[Any]] = {
+    "s8": np.dtype(np.int8),
     "u8": np.dtype(np.uint8),
     "u16": np.dtype(np.uint16),
     "u32": np.dtype(np.uint32),

@@ -116,6 +116,7 @@ def add_parser(commands: options.Subparsers) -> None:
     )
     options.add_device(parser)
     options.add_gpus(parser)
+    options.add_prompt_arithmetic(parser)
     bench_load.add_arguments(parser)
 
 

@@ -42,6 +42,7 @@ def add_parser(commands: options.Subparsers) -> None:
     options.add_sampling(parser)
     options.add_device(parser)
     options.add_gpus(parser)
+    options.add_prompt_arithmetic(parser)
     parser.read_variables(prompts.name_a_model)
 
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 def engine_options(
     args: argparse.Namespace, model: str | SyntheticModel | None, context: int | None
 ) -> EngineOptions:
-    """Engine options from the model, context, ``--quantize``, ``--device``, ``--gpus``, ``--split``
-    and the environment."""
+    """Engine options from the model, context, ``--quantize``, ``--device``, ``--gpus``,
+    ``--split``, ``--prompt-arithmetic`` and the environment."""
     from urdir.model.engine.options import EngineOptions
 
     environment = read_environment()
@@ -39,6 +39,7 @@ def engine_options(
         device=args.device or environment.device,
         gpus=getattr(args, "gpus", None),
         split=getattr(args, "split", "tensors"),
+        prompt_arithmetic=getattr(args, "prompt_arithmetic", "f16"),
         context=context,
         cache_folder=environment.cache_dir,
         ptx_files=ptx_files(environment),

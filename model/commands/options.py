@@ -121,6 +121,19 @@ def add_quantize(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_prompt_arithmetic(parser: argparse.ArgumentParser) -> None:
+    """--prompt-arithmetic."""
+    from urdir.model.engine.options import PROMPT_ARITHMETIC
+
+    parser.add_argument(
+        "--prompt-arithmetic",
+        choices=PROMPT_ARITHMETIC,
+        default="f16",
+        help="how prompts, and many sequences together, are multiplied on an H100 or H200: int8 is "
+        "faster and less precise, auto takes it where little is lost (default: f16)",
+    )
+
+
 def add_file(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
     """A model as a positional argument."""
     parser.add_argument("file", nargs="?" if optional else None, metavar="MODEL", help=MODEL_HELP)

@@ -51,6 +51,7 @@ def add_parser(commands: options.Subparsers) -> None:
     options.add_sampling(parser)
     options.add_device(parser)
     options.add_gpus(parser)
+    options.add_prompt_arithmetic(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     parser.read_variables(prompts.name_a_model)
 

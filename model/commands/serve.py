@@ -61,6 +61,7 @@ def add_parser(commands: options.Subparsers) -> None:
     )
     options.add_device(parser)
     options.add_gpus(parser)
+    options.add_prompt_arithmetic(parser)
     parser.add_argument(
         "--exit-on-device-loss",
         action="store_true",

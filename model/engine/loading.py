@@ -145,6 +145,7 @@ def _open_parts(opening: Opening, options: EngineOptions) -> EngineParts:
     if pair is not None:
         pair = _checked_pair(pair.at_context(context), len(devices))
         config = pair.config
+    config = _with_bytes(config, file, devices[0], options)
     shares = shares_of(config, file, len(devices), options.split)
     ranks = [*zip(shares, devices, strict=True)]
     announce(devices[0], file)
@@ -184,6 +185,24 @@ def _open_parts(opening: Opening, options: EngineOptions) -> EngineParts:
         *(file, texts, config, devices, weights, session),
         host_sampling=options.host_sampling,
         seconds=opening.seconds,
+    )
+
+
+def _with_bytes(config: Config, file: ModelFile, device: Device, options: EngineOptions) -> Config:
+    """The description with the matrices that prompts multiply as bytes on the device. Raises
+    UnsupportedError for a device without such products, if they are wanted."""
+    if options.prompt_arithmetic == "f16" or options.exact:
+        return config
+    from urdir.model.memory.matrix_bytes import with_bytes
+    from urdir.ptxgen.kernels.linear.bytes_choice import TARGETS
+
+    if device.native_target in TARGETS:
+        return with_bytes(config, file, options.prompt_arithmetic)
+    if options.prompt_arithmetic == "auto":
+        return config
+    raise UnsupportedError(
+        f"prompts in int8 need {' or '.join(TARGETS)}, the device is {device.native_target}: "
+        "choose f16 or auto"
     )
 
 

@@ -38,6 +38,10 @@ NGRAM, HEADS = "ngram", ("mtp", "nextn")
 #: Drafts of a sequence in a step by a draft model, at most, if nothing is said.
 MODEL_DRAFTS = 3
 
+#: See `EngineOptions`.
+PromptArithmetic = Literal["f16", "int8", "auto"]
+PROMPT_ARITHMETIC: tuple[str, ...] = get_args(PromptArithmetic)
+
 _Parameters = ParamSpec("_Parameters")
 _Options = TypeVar("_Options")
 _Class = TypeVar("_Class")
@@ -56,6 +60,11 @@ class EngineOptions:
     (`families.stages`); ``device`` then says of which kind they are.
 
     ``context``: tokens of a sequence. None is the smaller of the model's and 4096, 0 the model's.
+    ``prompt_arithmetic`` is that of prompts and of many sequences together, on GPUs with wgmma:
+    "f16"; "int8": weights and activations become signed bytes, with a scale a row and a vector,
+    where a matrix allows it; "auto": in gate and up of dense networks, which lose little
+    (`memory.matrix_bytes`).
+
     The cache stores ``kv_dtype``; ``exact`` keeps activations in f32. ``sequences`` fit at once.
     Their cache is made of ``pages`` of ``page_len`` tokens (0: contiguous). Up to ``chunk`` tokens
     of a prompt (2048, split by layers 256) are processed at once, fewer where memory is short.
@@ -85,6 +94,7 @@ class EngineOptions:
     device: str = "auto"
     gpus: int | Sequence[int] | None = None
     split: Split = "tensors"
+    prompt_arithmetic: PromptArithmetic = "f16"
     context: int | None = None
     kv_dtype: KvDtype = "f16"
     exact: bool = False
@@ -109,6 +119,11 @@ class EngineOptions:
             raise SettingsError(f"split is {self.split!r}: expected {expected}")
         if self.draft is not None and self.drafts is None:
             object.__setattr__(self, "drafts", _usual_drafts(self.draft))
+        if self.prompt_arithmetic not in PROMPT_ARITHMETIC:
+            expected = ", ".join(PROMPT_ARITHMETIC)
+            raise SettingsError(
+                f"prompt_arithmetic is {self.prompt_arithmetic!r}: expected one of {expected}"
+            )
         if not 0 <= self.memory_share <= 1:
             raise SettingsError(f"memory_share is {self.memory_share}: expected 0 (off) to 1")
         self._session(self.context or DEFAULT_CONTEXT, SEQUENCES, MOST_CHUNK)

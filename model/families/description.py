@@ -101,6 +101,7 @@ class Description:
     share: Share | None = None
     stage: Stage | None = None
     nextn: tuple[NextnHead, ...] = ()  # where they are read
+    as_bytes: frozenset[str] = frozenset()  # tensors that many rows multiply as signed bytes
 
     def __repr__(self) -> str:
         size = f"hidden {self.hidden}, vocabulary {self.vocab_size}, context {self.context_length}"

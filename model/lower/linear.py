@@ -16,11 +16,19 @@ from urdir.model.graph.attention import Attend
 from urdir.model.graph.latent import AttendLatent, HeadProduct
 from urdir.model.graph.ops import Gate, Gather, Op, Product
 from urdir.model.graph.tensor import Tensor
+from urdir.model.lower.bytes import append_bytes
 from urdir.model.lower.chain import Chain, read_chain
 from urdir.model.lower.few import append_few, goes_on, limits_allow
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.packed import append_packed
-from urdir.model.lower.requests import alike, biases, packs, packs_few, request_of
+from urdir.model.lower.requests import (
+    alike,
+    biases,
+    packs,
+    packs_few,
+    request_of,
+    takes_bytes,
+)
 from urdir.model.lower.rule import Rule, variants
 from urdir.model.lower.stream import append_norm, append_norm_after, append_sum
 from urdir.model.lower.vectors import with_norm
@@ -96,7 +104,7 @@ def _lower_apart(at: Lowering, chain: Chain, matrices: list[Matrix]) -> bool:
 
 
 def _lower_packed(at: Lowering, chain: Chain, matrices: list[Matrix]) -> bool:
-    """For tensor cores: packed activations (rows, cols) f16."""
+    """For tensor cores: packed activations (rows, cols), f16 or bytes."""
     apart = chain.sum or chain.gate or chain.gain or chain.then or chain.next_norm
     if apart is not None or (chain.pair is not None and not alike(*matrices)):
         return False
@@ -104,7 +112,8 @@ def _lower_packed(at: Lowering, chain: Chain, matrices: list[Matrix]) -> bool:
     if chain.pair is not None or (find(chain.ends, Activated) and len(matrices) == 1):
         following = _next_matrix(at, chain.y)
     leaves_packed = following is not None and packs(at, chain.rows, [following])
-    append_packed(at, chain, matrices, leaves_packed)
+    append = append_bytes if takes_bytes(chain.rows, matrices) else append_packed
+    append(at, chain, matrices, leaves_packed)
     return True
 
 

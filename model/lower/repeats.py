@@ -66,8 +66,10 @@ class Kinds:
         for of in stored:
             if isinstance(of, StoredMatrix):
                 matrix = weights.matrix(Linear(of))
-                formats.append(matrix.format.name)
-                arguments.append(matrix.data)
+                formats.append((matrix.format.name, matrix.scales is not None))
+                arguments += (
+                    [matrix.data] if matrix.scales is None else [matrix.data, matrix.scales]
+                )
             else:
                 arguments.append(weights.vector(of))
         layout = None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from urdir.model.lower.lowering import Lowering
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
-from urdir.ptxgen.kernels.linear import packed_choice
+from urdir.ptxgen.kernels.linear import bytes_choice, packed_choice
 from urdir.ptxgen.kernels.linear.choice import LinearRequest
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.prologue.norm import Normed
@@ -38,6 +38,12 @@ def packs(at: Lowering, rows: int, matrices: Sequence[Matrix]) -> bool:
     """Whether the product of many rows with such matrices takes packed activations."""
     formats = tuple(matrix.format for matrix in matrices)
     return at.takes_gemm(rows) and packed_choice.packs(at.limits, formats)
+
+
+def takes_bytes(rows: int, matrices: Sequence[Matrix]) -> bool:
+    """Whether a product that ``packs`` takes bytes, made of packed activations."""
+    many = rows >= bytes_choice.LEAST_ROWS
+    return many and all(matrix.scales is not None for matrix in matrices)
 
 
 def packs_few(

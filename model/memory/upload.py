@@ -8,7 +8,7 @@ works on the other. Reads, numpy copies and driver calls release the interpreter
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -22,6 +22,7 @@ from urdir.model.files.open_file import FileBytes
 from urdir.model.owner import Owner
 from urdir.ptxgen.kernels.repack import Repack
 from urdir.ptxgen.kernels.row_powers import RowPowers
+from urdir.ptxgen.kernels.row_scales import RowScales
 from urdir.ptxgen.weights.expansion import expand
 from urdir.ptxgen.weights.layout import Layout
 
@@ -109,9 +110,12 @@ def _copy(data: Bytes, into: Bytes) -> int:
 
 
 class Repacking:
-    """The repacking kernels of some layouts, compiled in threads if necessary."""
+    """The repacking kernels of some layouts, compiled in threads if necessary; rows of some are
+    ``scaled`` for products of bytes."""
 
-    def __init__(self, device: Device, layouts: Iterable[Layout]) -> None:
+    def __init__(
+        self, device: Device, layouts: Iterable[Layout], scaled: Collection[Layout] = ()
+    ) -> None:
         self._device = device
         specs: dict[tuple[type[KernelSpec], str, int, int], KernelSpec] = {}
         for layout in layouts:
@@ -120,6 +124,8 @@ class Repacking:
                 specs[Repack, fmt.name, rows, cols] = Repack(fmt, rows, cols)
             if fmt.has_powers:
                 specs[RowPowers, fmt.name, layout.rows, cols] = RowPowers(fmt, layout.rows, cols)
+            if layout in scaled:
+                specs[RowScales, fmt.name, layout.rows, cols] = RowScales(fmt, layout.rows, cols)
         loaded = device.load_all([*specs.values()])
         self._kernels = dict(zip(specs, loaded, strict=True))
 
@@ -130,13 +136,16 @@ class Repacking:
             loaded = self._kernels[Repack, layout.format.name, rows, layout.cols]
             yield _Band(loaded, layout, first, rows, source, destination)
 
-    def add_powers(self, matrices: Iterable[tuple[Layout, Slice]]) -> None:
-        """Compute the row powers of fully uploaded matrices."""
+    def add_powers(self, matrices: Iterable[tuple[Layout, Slice, Slice | None]]) -> None:
+        """Compute the row powers of fully uploaded matrices, and the row scales of some."""
         with self._device.create_stream("row powers") as stream:
-            for layout, weights in matrices:
+            for layout, weights, scales in matrices:
+                shape = layout.format.name, layout.rows, layout.cols
                 if layout.format.has_powers:
-                    key = RowPowers, layout.format.name, layout.rows, layout.cols
-                    _launch(self._kernels[key], stream, weights=weights)
+                    _launch(self._kernels[RowPowers, *shape], stream, weights=weights)
+                if scales is not None:
+                    kernel = self._kernels[RowScales, *shape]
+                    _launch(kernel, stream, weights=weights, scales=scales)
             stream.synchronize()
 
 

@@ -28,6 +28,7 @@ from urdir.model.memory.upload import STAGING_BYTES, Piece, Repacking, upload, v
 from urdir.model.owner import Owner
 from urdir.model.progress import Progress
 from urdir.ptxgen.kernels.rotation import turns_table
+from urdir.ptxgen.weights.eights import row_scales_nbytes
 from urdir.ptxgen.weights.formats import Format
 from urdir.ptxgen.weights.layout import Layout
 
@@ -49,12 +50,14 @@ _POSITIONS = "learned positions"
 @dataclass(frozen=True, slots=True)
 class Matrix:
     """A weight matrix (rows, cols) in its repacked layout; ``bias`` (rows,) f32 or None. With
-    ``is_partial`` it has some of the columns: its product is one of several ranks' addends."""
+    ``is_partial`` it has some of the columns: its product is one of several ranks' addends.
+    ``scales`` of its rows, where many vectors are multiplied with it as bytes (`eights`)."""
 
     layout: Layout
     data: Slice
     bias: Slice | None = None
     is_partial: bool = False
+    scales: Slice | None = None
 
     @property
     def format(self) -> Format:
@@ -116,7 +119,10 @@ class Weights(Owner):
         for slopes, rates in self.rates.items():
             rates.upload(slopes.rates())
         total = sum(_source_nbytes(of, gguf) for of in self._kept)
-        repacking = Repacking(self.device, self._layouts.values())
+        scaled = {of for of in self._layouts if _scales_name(of) in self._arena}
+        repacking = Repacking(
+            self.device, self._layouts.values(), {self._layouts[of] for of in scaled}
+        )
         pieces = self._pieces(gguf, repacking)
         rank = self.config.share or self.config.stage
         is_first = rank is None or rank.rank == 0
@@ -124,7 +130,8 @@ class Weights(Owner):
             upload(self.device, pieces, total, progress=progress.advance, stop=stop)
         if stop is None or not stop.is_set():
             repacking.add_powers(
-                (layout, self._arena[_label(of)]) for of, layout in self._layouts.items()
+                (layout, self._arena[_label(of)], self._arena.get(_scales_name(of)))
+                for of, layout in self._layouts.items()
             )
 
     def matrix(self, of: Linear | StoredMatrix) -> Matrix:
@@ -135,6 +142,7 @@ class Weights(Owner):
             self._arena[_label(stored)],
             None if bias is None else self.vector(bias),
             stored.columns is not None,
+            self._arena.get(_scales_name(stored)),
         )
 
     def vector(self, of: StoredVector) -> Slice:
@@ -211,6 +219,11 @@ def weight_sizes(gguf: ModelFile, config: Config) -> dict[str, int]:
         _label(of): _layout(of, gguf).nbytes if isinstance(of, StoredMatrix) else 4 * of.size
         for of in _kept(config)
     }
+    sizes |= {
+        _scales_name(of): row_scales_nbytes(_layout(of, gguf))
+        for of in _kept(config)
+        if isinstance(of, StoredMatrix) and of.name in config.as_bytes
+    }
     if config.positions is not None:
         rows = max(config.positions.rows, rounded_capacity(config.context_length))
         sizes[_POSITIONS] = 4 * rows * config.hidden
@@ -260,6 +273,11 @@ def _label(of: Stored) -> str:
     times = f" x {of.repeat}" if of.repeat > 1 else ""
     times += f" of {of.period}" if of.period else ""
     return f"{of.name}[{of.first}:{of.first + (of.each or of.size // of.repeat)}]{times}{some}"
+
+
+def _scales_name(of: Stored) -> str:
+    """The name of a matrix' row scales in the arena."""
+    return f"row scales of {_label(of)}"
 
 
 def _runs_text(runs: tuple[Run, ...]) -> str:

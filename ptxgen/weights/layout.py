@@ -198,7 +198,7 @@ class Layout:
             largest: npt.NDArray[np.float32] = np.abs(self._floats(packed)).max(axis=1)
             return largest
         each: list[npt.NDArray[np.float32]] = [
-            np.abs(self._factors(packed, number, bound=True)).reshape(self.rows, -1).max(axis=1)
+            np.abs(self.factors(packed, number, bound=True)).reshape(self.rows, -1).max(axis=1)
             * np.float32(times)
             for number, times in self.format.largest_numbers
         ]
@@ -228,21 +228,21 @@ class Layout:
         if self.format.is_float:
             return self._floats(packed)
         groups = self.format.unit_groups
-        factor = self._factors(packed, "d")
+        factor = self.factors(packed, "d")
         if self.format.has("scale"):
-            scale = self._numbers(packed, "scale", groups).astype(np.float32)
+            scale = self.numbers(packed, "scale", groups).astype(np.float32)
             factor = factor * (scale - np.float32(self.format.scale_offset))
         factor = factor * np.float32(2.0**-self.format.halvings)
-        q = self._numbers(packed, "q", UNIT).astype(np.float32) - np.float32(self.format.offset)
+        q = self.numbers(packed, "q", UNIT).astype(np.float32) - np.float32(self.format.offset)
         if self.format.element:
             q = (e4m3() * np.float32(2.0**self.format.halvings))[q.astype(np.uint8)]
         elif self.format.table:
             q = np.array(self.format.table, np.float32)[q.astype(np.uint8)]
         values = factor[:, :, None] * q.reshape(len(q), groups, -1)
         if self.format.has_minimums:
-            minimum = self._factors(packed, "m")
+            minimum = self.factors(packed, "m")
             if self.format.has("minimum"):
-                minimum = minimum * self._numbers(packed, "minimum", groups).astype(np.float32)
+                minimum = minimum * self.numbers(packed, "minimum", groups).astype(np.float32)
             values += np.float32(self.format.min_sign) * minimum[:, :, None]
         return values.reshape(self.rows, self.cols)
 
@@ -255,7 +255,7 @@ class Layout:
             values = items.view(dtype).astype(np.float32)
         return values.reshape(self.rows, -1)[:, : self.cols]
 
-    def _factors(self, packed: Bytes, number: str, bound: bool = False) -> npt.NDArray[np.float32]:
+    def factors(self, packed: Bytes, number: str, bound: bool = False) -> npt.NDArray[np.float32]:
         """The number or the power of two of each unit's block, (units, 1) f32; or those of its
         groups, (units, groups). ``bound``: without E4M3 factors."""
         plane, part = next(self.format.parts(number))
@@ -264,7 +264,7 @@ class Layout:
         items = np.ascontiguousarray(self._items_of(packed, plane))
         if self.format.has("factor") and not bound:
             singles = items.view(np.float32)
-            of_groups = e4m3()[self._numbers(packed, "factor", 2) & 0x7F]
+            of_groups = e4m3()[self.numbers(packed, "factor", 2) & 0x7F]
             each: npt.NDArray[np.float32] = np.repeat(singles, plane.units, axis=0) * of_groups
             return each
         if self.format.has_singles:
@@ -275,7 +275,7 @@ class Layout:
         column = halves[:, part.target.start // 16].astype(np.float32)
         return np.repeat(column, plane.units)[:, None]
 
-    def _numbers(self, packed: Bytes, number: str, per_unit: int) -> npt.NDArray[np.uint8]:
+    def numbers(self, packed: Bytes, number: str, per_unit: int) -> npt.NDArray[np.uint8]:
         """An integer number of every unit, (units, per_unit) u8."""
         numbers = np.zeros((self.rows * self.row_units, per_unit), np.uint8)
         for plane, part in self.format.parts(number):

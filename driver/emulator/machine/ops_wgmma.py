@@ -28,14 +28,55 @@ def _multiply(e: Emitter, m: re.Match[str]) -> None:
     n, d_kind = int(m[1]), m[2]
     if n % 8 or not 8 <= n <= 256:
         raise e.fail(f"N is a multiple of 8 from 8 to 256, not {n}")
-    d, a, b, scale_d, *immediates = e.operands
+    in_memory = len(e.operands) > 1 and not isinstance(e.operands[1], Vector)
+    if len(e.operands) != (8 if in_memory else 7):
+        raise e.fail("wrong number of operands")
+    immediates = e.operands[4:]
+    scales = [_one_of(e, i, (1, -1)) for i in immediates[:2]]
+    transposed = [bool(_one_of(e, i, (0, 1))) for i in immediates[2:]]
+    _product(e, n, d_kind, m[3], scales[0] * scales[1], in_memory and transposed[0], transposed[-1])
+
+
+@operation(
+    r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k32\.s32\.s8\.s8",
+    90, (8, 0), warpgroup=True, only=_HOPPER,
+)  # fmt: skip
+def _multiply_bytes(e: Emitter, m: re.Match[str]) -> None:
+    n = int(m[1])
+    if n % (8 if n <= 32 else 16) or not 8 <= n <= 256:
+        raise e.fail(f"N is 8, 16, 24 or a multiple of 16 from 32 to 256, not {n}")
+    if len(e.operands) != 4:
+        raise e.fail("wrong number of operands")
+    _product(e, n, "s32", "s8")
+
+
+@operation(
+    r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k32\.f32\.e4m3\.e4m3",
+    90, (8, 0), warpgroup=True, only=_HOPPER,
+)  # fmt: skip
+def _multiply_e4m3(e: Emitter, m: re.Match[str]) -> None:
+    n = int(m[1])
+    if n % 8 or not 8 <= n <= 256:
+        raise e.fail(f"N is a multiple of 8 from 8 to 256, not {n}")
+    if len(e.operands) != 6:
+        raise e.fail("wrong number of operands")
+    scales = [_one_of(e, i, (1, -1)) for i in e.operands[4:]]
+    _product(e, n, "f32", "e4m3", scales[0] * scales[1])
+
+
+def _product(
+    e: Emitter,
+    n: int,
+    d_kind: str,
+    kind: str,
+    sign: int = 1,
+    a_transposed: bool = False,
+    b_transposed: bool = False,
+) -> None:
+    d, a, b, scale_d = e.operands[:4]
     accumulators = _registers(e, d, M * n // WARPGROUP // ACCUMULATORS[d_kind][1], 4)
     in_memory = not isinstance(a, Vector)
     left = _registers(e, a, 1, 8) if in_memory else _registers(e, a, 4, 4)
-    scales = [_one_of(e, i, (1, -1)) for i in immediates[:2]]
-    transposed = [bool(_one_of(e, i, (0, 1))) for i in immediates[2:]]
-    if len(immediates) != (4 if in_memory else 3):
-        raise e.fail("wrong number of operands")
     adds: int | bool
     if isinstance(scale_d, Register):
         (adds,), negated = _registers(e, scale_d, 1, 0), scale_d.negated
@@ -44,8 +85,8 @@ def _multiply(e: Emitter, m: re.Match[str]) -> None:
     form = Multiply(
         Operands(e.instruction.line, e.instruction.text, accumulators, bits_of(accumulators),
                  0 if in_memory else bits_of(left)),
-        n, d_kind, m[3], accumulators, left, _registers(e, b, 1, 8)[0], adds, negated,
-        scales[0] * scales[1], in_memory and transposed[0], transposed[-1],
+        n, d_kind, kind, accumulators, left, _registers(e, b, 1, 8)[0], adds, negated,
+        sign, a_transposed, b_transposed,
     )  # fmt: skip
     e.line(f"warpgroups.multiply({e.layout.keep(form)}, L)")
 

@@ -201,6 +201,8 @@ class Warpgroups:
             total += accumulators.matrices[which]
         elif adds.any():
             total[adds] += accumulators.matrices[which[adds]]
+        if form.d_kind == "s32":
+            total = total.astype(np.int64).astype(np.int32)  # keeps the lower bits
         accumulators.matrices[which] = total
         accumulators.group[which] = self._committed[which]
 

@@ -1,10 +1,11 @@
 """Matrix products of a warpgroup, wgmma (PTX ISA 9.7.15): fragments, operands in shared memory.
 
 Products are exact; sums are taken in float64 and rounded once per instruction to the accumulators'
-type (hardware truncates in between, in an undocumented way).
+type (hardware truncates in between, in an undocumented way). Sums of integers are exact.
 
-A warpgroup is four warps; its 128 lanes hold the fragments of A (64, 16) and D (64, N). Matrices in
-shared memory consist of rows of 16 bytes, eight values each, which a descriptor addresses.
+A warpgroup is four warps; its 128 lanes hold the fragments of A (64, K) and D (64, N). K is 16, of
+bytes 32. Matrices in shared memory consist of rows of 16 bytes, eight or sixteen values each, which
+a descriptor addresses. Bytes have K as their second dimension.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ Array = npt.NDArray[Any]
 #: Lanes of a warpgroup.
 WARPGROUP = 128
 M, K = 64, 16
-#: Values of a 16-byte row.
+#: Values of a 16-byte row. There are twice as many bytes, and of K.
 ROW = 8
 
 #: Accumulators: PTX type -> numpy type, and how many of them a register holds.
 ACCUMULATORS: Mapping[str, tuple[np.dtype[Any], int]] = {
     "f32": (np.dtype(np.float32), 1),
     "f16": (np.dtype(np.float16), 2),
+    "s32": (np.dtype(np.int32), 1),
 }
 
 
@@ -88,20 +90,25 @@ def from_rows(rows: Array, kind: str, extent: int, is_transposed: bool) -> Array
     """16-byte rows (W * n,), as ``Descriptor.rows`` finds them, to matrices (W, extent, K)."""
     if is_transposed:
         return np.swapaxes(values(rows, kind).reshape(-1, K, extent), 1, 2)
-    return values(rows, kind).reshape(-1, extent, K)
+    found = values(rows, kind)
+    return found.reshape(-1, extent, K if kind in ("f16", "bf16") else 2 * K)
 
 
 def values(bits: Array, kind: str) -> Array:
-    """f16 or bf16 values, from memory of any element size."""
+    """f16, bf16 and e4m3 (as f32) or s8 values, from memory of any element size."""
+    if kind == "e4m3":
+        return e4m3_to_f32(bits.view(np.uint8))
     if kind == "bf16":
         return bf16_to_f32(bits.view(np.uint16))
-    return bits.view(np.float16)
+    return bits.view(np.int8 if kind == "s8" else np.float16)
 
 
 def a_fragments(registers: Array, kind: str) -> Array:
     """A's registers (4, W * 128) uint32 to matrices (W, M, K)."""
-    split = values(np.ascontiguousarray(registers), kind).reshape(2, 2, -1, 4, 8, 4, 2)
-    matrices: Array = split.transpose(2, 3, 1, 4, 0, 5, 6).reshape(-1, M, K)
+    found = values(np.ascontiguousarray(registers), kind)
+    per_register = found.shape[1] // registers.shape[1]
+    split = found.reshape(2, 2, -1, 4, 8, 4, per_register)
+    matrices: Array = split.transpose(2, 3, 1, 4, 0, 5, 6).reshape(-1, M, 8 * per_register)
     return matrices
 
 

@@ -107,11 +107,45 @@ def test_a_in_registers(machine: Any, rng: Any, n: int, kind: str) -> None:
     np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.parametrize("n", [8, 24, 96, 256])
+def test_bytes(machine: Any, rng: Any, n: int) -> None:
+    """Two steps of the depth, A in registers (PTX ISA 9.7.15.5.1.2, figures of .k32); sums keep
+    their lower 32 bits."""
+    ctas, groups, steps = 2, 2, 2
+    a = rng.integers(-128, 128, (ctas * groups, 64, 64)).astype("i1")
+    b = rng.integers(-128, 128, (ctas, n, 64)).astype("i1")
+    c = rng.integers(-(2**31), 2**31, (ctas * groups, 64, n)).astype("i4")
+    rows, column = 16 * WARP + GROUP, 4 * THREAD[:, None] + np.arange(4)
+    registers = [
+        a[:, rows[:, None] + 8 * (i % 2), 32 * step + 16 * (i // 2) + column].copy().view("u4")
+        for step in range(steps) for i in range(4)
+    ]  # fmt: skip
+    tiles = np.ascontiguousarray(b.reshape(ctas, n, 4, 16).swapaxes(1, 2))
+    body = START + fill(64 * n) + load("a", 4 * steps) + load("c", n // 2, "d") + FENCE
+    for step in range(steps):
+        four = "{" + ", ".join(f"%a{4 * step + i}" for i in range(4)) + "}"
+        body += (
+            f"mov.b64 %desc, {descriptor(32 * n * step, leading=16 * n, stride=128)};"
+            f"wgmma.mma_async.sync.aligned.m64n{n}k32.s32.s8.s8 {listed('d', n // 2)},"
+            f"{four}, %desc, %yes;\n"
+        )
+    body += COMMIT + WAIT + "\n" + save(n // 2)
+    params = {"a": machine.upload(np.concatenate(registers, axis=2)), "b": machine.upload(tiles)}
+    params |= {"c": machine.upload(np.stack([c[:, *place(i)] for i in range(n // 2)], axis=2))}
+    out = machine.upload(np.zeros((ctas * groups, 128, n // 2), "i4"))
+    machine.run(body, params | {"out": out}, ctas=ctas, threads=128 * groups, shared_bytes=64 * n)
+    want = a.astype("i8") @ np.repeat(b, groups, 0).astype("i8").swapaxes(1, 2) + c
+    got = machine.download(out, "i4", want.size).reshape(ctas * groups, 128, n // 2)
+    expected = np.stack([want[:, *place(i)] for i in range(n // 2)], axis=2).astype("i4")
+    np.testing.assert_array_equal(got, expected)
+
+
 # N = 8, both operands zero: only the order of instructions matters.
 PRODUCT = (
     "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%d0, %d1, %d2, %d3}, {%a0, %a1, %a2, %a3},"
     " %desc, %yes, 1, 1, 0;\n"
 )
+BYTES = PRODUCT.replace("k16.f32.f16.f16", "k32.s32.s8.s8").replace(", 1, 1, 0;", ";")
 OTHER_A = PRODUCT.replace("%a", "%e")
 OTHER_D = PRODUCT.replace("%d0, %d1, %d2, %d3", "%c0, %c1, %c2, %c3")
 ZERO = "".join(f"mov.b32 %{r}{j}, 0; " for r in "acde" for j in range(4)) + "\n"
@@ -342,6 +376,8 @@ def test_operands_that_are_not_there(machine: Any, code: str, message: str) -> N
         (PRODUCT.replace("%desc", "%x"), "%x is not a register of 64 bits"),
         (PRODUCT.replace("%yes", "%x"), "%x is not a predicate"),
         (PRODUCT.replace("f16.f16 ", "f16.bf16 "), "has no form"),
+        (BYTES.replace("n8k32", "n40k32"), "N is 8, 16, 24 or a multiple of 16"),
+        (BYTES.replace("%yes;", "%yes, 1, 1;"), "wrong number of operands"),
         ("wgmma.wait_group.sync.aligned %x;", "the number of groups must be a constant"),
     ],
 )

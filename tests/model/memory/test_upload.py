@@ -35,7 +35,7 @@ def test_what_lies_on_the_device_is_ggufs_dequantisation(
         repacking = upload.Repacking(device, [layout])
         pieces = repacking.pieces(layout, blocks.reshape(-1), arena["m"])
         upload.upload(device, pieces, blocks.nbytes)
-        repacking.add_powers([(layout, arena["m"])])
+        repacking.add_powers([(layout, arena["m"], None)])
         weights = layout.unpack(arena["m"].download(np.uint8))
     kind = gguf.GGMLQuantizationType[fmt.name]
     np.testing.assert_array_equal(weights, gguf.quants.dequantize(blocks.reshape(35, -1), kind))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Bounded, Gated, Scaled
@@ -47,7 +48,7 @@ class PackedTiling(MainLoop):
     others: tuple[tuple[Format, int], ...] = ()
     mixture: Mixture | None = None
 
-    epilogues = (
+    epilogues: ClassVar[tuple[type[Epilogue], ...]] = (
         Bias,
         Gated,
         Activated,

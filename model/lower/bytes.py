@@ -1,0 +1,67 @@
+"""Launches of products of many rows as signed bytes, of matrices that were chosen for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from urdir.model.lower.chain import Chain
+from urdir.model.lower.lowering import Lowering
+from urdir.model.lower.requests import biases
+from urdir.model.memory.weights import Matrix
+from urdir.ptxgen.kernels.linear.bytes_choice import any_cut, choose_bytes
+from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
+from urdir.ptxgen.kernels.linear.pack_bytes import PackBytes
+from urdir.ptxgen.kernels.linear.products.gemm_bytes import GemmBytes
+
+if TYPE_CHECKING:
+    from urdir.driver.memory import Slice
+
+# One object for equal kernels, with its cached properties.
+_gemm_bytes = lru_cache(maxsize=1024)(GemmBytes.of)
+_pack_bytes = lru_cache(maxsize=64)(PackBytes)
+
+
+def append_bytes(at: Lowering, chain: Chain, matrices: Sequence[Matrix], packs: bool) -> None:
+    """The products of a chain as one launch, after one that makes bytes of their vectors. They are
+    left packed, as f16, for the next one where it ``packs``."""
+    pair, residual = chain.pair is not None, chain.residual
+    (first, *rest) = matrices
+    others = [] if pair else rest
+    leaves = (PackedVectors(),) if packs else ()
+    steps = GemmBytes.in_order(*biases((first, *others)), *chain.epilogue, *leaves)
+    shape = (first.format, first.rows, first.cols, chain.rows, any_cut(chain.rows))
+    shapes = tuple((matrix.format, matrix.rows) for matrix in others)
+    kernel = choose_bytes(_gemm_bytes(*shape, *steps, others=shapes), at.limits.sms)
+    launch: dict[str, Slice | None] = _packed_bytes(at, chain, first.cols)
+    for number, (matrix, y) in enumerate(zip((first, *others), chain.results, strict=True)):
+        n = str(number or "")
+        launch |= {f"weights{n}": matrix.data, f"row_scales{n}": matrix.scales}
+        launch[f"bias{n}"] = matrix.bias
+        launch[f"y{n}"] = at.place(y).slice(0, kernel.nbytes(kernel.param(f"y{n}")))
+    if pair:
+        launch |= {"up": rest[0].data, "up_row_scales": rest[0].scales, "up_bias": rest[0].bias}
+    if residual is not None:
+        launch["residual"] = at.place(residual.a)
+    if packs:
+        at.packed[chain.y] = at.place(chain.y)
+    at.launch(kernel, chain.label, **launch)
+
+
+def _packed_bytes(at: Lowering, chain: Chain, cols: int) -> dict[str, Slice | None]:
+    """The vectors of a product as bytes, and their scales, by a launch."""
+    norm, label, source = chain.norm, f"{chain.label}.pack", at.place(chain.x)
+    packed = norm is None and chain.x in at.packed
+    if packed:
+        source = at.packed[chain.x]
+    elif norm is not None and at.completed == (chain.x, norm.of):
+        source, norm = at.work["normed"], None
+    elif norm is not None:
+        label = f"{chain.label}.norm"
+    layer = None if norm is None else at.norm(norm.of)
+    kernel = _pack_bytes(chain.rows, cols, layer and layer.norm, packed)
+    made = {"y": at.work["packed bytes"], "scales": at.work["packed scales"]}
+    weights = {} if layer is None else {"weight": layer.weight, "bias": layer.bias}
+    at.launch(kernel, label, x=source, **made, **weights)
+    return {"x": made["y"], "x_scales": made["scales"]}

@@ -1,0 +1,86 @@
+"""How a product of signed bytes is cut for a device: an estimate of its time for each way."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.linear.products.gemm_bytes import BytesCut, GemmBytes
+from urdir.ptxgen.spec import ceil_div
+from urdir.ptxgen.weights.packed import GROUP
+
+#: The targets whose products they are.
+TARGETS = ("sm_90a",)
+#: From so many rows of activations on they are multiplied as bytes.
+LEAST_ROWS = 65
+#: Vectors of a CTA, or all there are, by its row groups: registers allow as many.
+VECTORS = {1: (64, 128, 192, 256), 2: (64, 96, 128, 160, 192, 208)}
+#: CTAs that share activations, and that divide the columns.
+CLUSTERS = ((2, 1), (4, 1), (1, 1), (1, 2), (1, 4))
+#: Stages of weights and of activations, deepest first.
+RINGS = ((4, 6), (4, 5), (3, 5), (3, 4), (2, 4), (2, 3), (1, 3), (1, 2))
+#: us of a tile of 256 columns: of 64 rows and a vector on tensor cores; of bytes made of weights;
+#: and bytes of L2 that an SM gets.
+PRODUCT, WEIGHTS, NBYTES = 0.0029, 0.45, 42e3
+#: us of a CTA besides, and of sums of a cluster.
+BEGIN, CLUSTER = 3.0, 2.2
+
+
+@lru_cache(maxsize=256)
+def choose_bytes(product: GemmBytes, sms: int) -> GemmBytes:
+    """The product, cut for a device with ``sms`` SMs; the cut that it has does not matter."""
+    return min(ways(product, sms), key=lambda way: estimate(way, sms))
+
+
+def any_cut(batch: int) -> BytesCut:
+    """A cut that every product of ``batch`` vectors may have at first."""
+    return BytesCut(2, min(64, _whole(batch)), 1, 1)
+
+
+def estimate(product: GemmBytes, sms: int) -> float:
+    """us on an H200."""
+    cut, waves = product.cut, ceil_div(_ctas(product), sms)
+    copied = cut.bands * product.layout.tile_nbytes + 256 * cut.vectors / cut.sharers
+    tile = max(cut.row_groups * cut.vectors * PRODUCT, WEIGHTS, copied / NBYTES)
+    apart = CLUSTER if cut.cluster > 1 else 0.0
+    return waves * (BEGIN + ceil_div(product.row_tiles, cut.cluster) * tile) + apart
+
+
+def ways(product: GemmBytes, sms: int) -> list[GemmBytes]:
+    """The product with each cut that may be the best one."""
+    found = []
+    for row_groups, most in VECTORS.items():
+        for vectors in sorted({min(_whole(product.batch), each) for each in most}):
+            for sharers, cluster in CLUSTERS:
+                way = _deepest(product, row_groups, vectors, sharers, cluster)
+                if way is not None and (cluster == 1 or _ctas(way) <= sms):
+                    found.append(way)
+    return found
+
+
+def _ctas(product: GemmBytes) -> int:
+    grid = product.launch_shape.grid
+    return grid[0] * grid[1]
+
+
+def _whole(batch: int) -> int:
+    """Vectors in whole groups, two groups from 32 on."""
+    groups = ceil_div(batch, GROUP)
+    return GROUP * (groups if groups < 4 else groups - groups % 2)
+
+
+def _deepest(
+    product: GemmBytes, row_groups: int, vectors: int, sharers: int, cluster: int
+) -> GemmBytes | None:
+    """With the deepest rings that fit, and two sets of registers if they do; None for a cut that
+    the product cannot have."""
+    for sets in (2, 1):
+        for weights, activations in RINGS:
+            try:
+                rings = weights, activations
+                cut = BytesCut(row_groups, vectors, *rings, sharers, sets, cluster)
+                return replace(product, cut=cut)
+            except PtxgenError:
+                continue
+    return None

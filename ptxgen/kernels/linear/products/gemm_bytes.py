@@ -1,0 +1,280 @@
+"""Matrix products (GEMM) of many activation vectors of signed bytes, on Hopper's tensor cores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Bounded, Gated, Scaled
+from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
+from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
+from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
+from urdir.ptxgen.kernels.linear.packed_parts import PackedPart
+from urdir.ptxgen.kernels.linear.products.gemm_wgmma import WARPGROUP
+from urdir.ptxgen.kernels.linear.products.packed_tiling import BANDS, PackedTiling
+from urdir.ptxgen.kernels.linear.steps import Reference
+from urdir.ptxgen.ptx.architecture import SM_REGISTERS
+from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
+from urdir.ptxgen.weights import eights
+from urdir.ptxgen.weights.formats import FORMATS, random_blocks
+from urdir.ptxgen.weights.layout import TILE_ROWS
+from urdir.ptxgen.weights.packed import GROUP
+
+#: Registers of a thread except those of sums and of bytes of weights.
+OTHER_REGISTERS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class BytesCut:
+    """How a CTA computes its part of y: 64 * ``row_groups`` rows of weights, a warpgroup each, and
+    ``vectors`` activation vectors.
+
+    It has ``weight_stages`` stages of a tile of weights, and ``x_stages`` stages of a slice of
+    activations, of which each of the ``sharers`` CTAs of a cluster copies a part for all of them.
+    Or the ``cluster`` CTAs of one have a run of the columns each. With two ``sets`` of registers,
+    bytes of weights are made while wgmma reads the ones before.
+    """
+
+    row_groups: int
+    vectors: int
+    weight_stages: int = 3
+    x_stages: int = 4
+    sharers: int = 1
+    sets: int = 1
+    cluster: int = 1
+
+    splits = operands = resident = 1
+
+    def __post_init__(self) -> None:
+        if (
+            not 1 <= self.row_groups <= 2
+            or self.vectors % (GROUP if self.vectors < 32 else 2 * GROUP)
+            or not GROUP <= self.vectors <= 256
+            or not 1 <= self.sharers <= 8
+            or self.vectors % (GROUP * self.sharers)
+            or min(self.weight_stages, self.x_stages) < 1
+            or self.sets not in (1, 2)
+            or not 1 <= self.cluster <= 8
+            or min(self.cluster, self.sharers) > 1
+        ):
+            raise PtxgenError(f"impossible cut of a product: {self}")
+
+    @property
+    def multipliers(self) -> int:
+        """Threads that multiply."""
+        return WARPGROUP * self.row_groups
+
+    @property
+    def threads(self) -> int:
+        """Threads of the CTA: two warps more, which issue copies."""
+        return self.multipliers + 64
+
+    @property
+    def registers(self) -> int:
+        """Registers of a thread: each quarter of an SM has a quarter of them, and of the warps."""
+        return min(SM_REGISTERS // (WARPGROUP * ceil_div(self.threads, WARPGROUP)) // 8 * 8, 248)
+
+    @property
+    def used_registers(self) -> int:
+        """Registers that a thread needs, of a warpgroup that multiplies."""
+        return self.vectors // 2 + 16 * self.sets + OTHER_REGISTERS
+
+    @property
+    def x_nbytes(self) -> int:
+        """Bytes of a stage of activations."""
+        return eights.SLICE * self.vectors
+
+    @property
+    def bands(self) -> int:
+        """Bands of a stage of weights."""
+        return BANDS * self.row_groups
+
+
+@dataclass(frozen=True)
+class GemmBytes(PackedTiling):
+    """y[b] = W x[b] of signed bytes (`eights`), W (rows, cols) repacked, then the ``epilogue``.
+
+    Weights become bytes in registers. Sums are s32, over all columns; they are multiplied with the
+    scales of row and vector. ``others``: (format, rows) of more matrices for the same x, each with
+    its own scales and its own y.
+
+    y[b] has the same bits whatever the other vectors are. Raises PtxgenError for weights and steps
+    that it does not take, and a cut that does not fit.
+    """
+
+    cut: BytesCut
+
+    name = "gemm_bytes"
+    template = ("urdir.templates", "linear/products/gemm_bytes.ptx.j2")
+    epilogues = (Bias, Gated, Activated, Scaled, Residual, Bounded, PackedVectors)
+
+    def __post_init__(self) -> None:
+        if not all(eights.can_be_bytes(fmt) for fmt in self.formats) or self.mixture is not None:
+            raise PtxgenError(f"{self.name}: for quantised weights, and no mixtures")
+        if self.cols > eights.MOST_COLS:
+            raise PtxgenError(f"{self.name}: {self.cols} columns: up to {eights.MOST_COLS}")
+        super().__post_init__()
+        ctas = self.launch_shape.grid[1]
+        if ctas % self.cut.sharers or self.cut.cluster > self.row_tiles:
+            raise PtxgenError(
+                f"{self.name}: {ctas} tiles of rows, {self.row_tiles} of columns in clusters of "
+                f"{self.cut}"
+            )
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return ("sm_90a",)
+
+    @property
+    def padded(self) -> int:
+        """Vectors in whole groups."""
+        return self.groups * GROUP
+
+    # ---- shared memory: rings of weights and activations, barriers; sums in the rings' place ----
+
+    @property
+    def weight_slots(self) -> int:
+        """Stages of weights."""
+        return self.cut.weight_stages
+
+    @property
+    def x_slots(self) -> int:
+        """Stages of activations."""
+        return self.cut.x_stages
+
+    @property
+    def slots(self) -> int:
+        """Stages of both rings."""
+        return self.weight_slots + self.x_slots
+
+    @property
+    def x_at(self) -> int:
+        """Where stages of activations begin."""
+        return self.weight_slots * self.weight_nbytes
+
+    @property
+    def barriers_at(self) -> int:
+        """Where barriers begin: full ones of both rings, then empty ones, 8 bytes each."""
+        return max(self.x_at + self.x_slots * self.cut.x_nbytes, self.split_nbytes + 7 & -8)
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.barriers_at + 16 * self.slots
+
+    @property
+    def launch_shape(self) -> LaunchShape:
+        rows = self.parts[-1].first_cta + self.parts[-1].ctas
+        return LaunchShape(
+            grid=(self.cut.cluster * self.tiles, rows, 1),
+            block=(self.cut.threads, 1, 1),
+            cluster=(self.cut.cluster, self.cut.sharers, 1),
+            shared_bytes=self.shared_bytes,
+            resident=1,
+        )
+
+    # ---- parameters and reference ----
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        params = [
+            Param("x", "s8", eights.bytes_shape(self.batch, self.cols), Access.IN),
+            Param("x_scales", "f32", ("padded",), Access.IN),
+        ]
+        params += [p for step in self.fused for p in step.params(self)]
+        for part in self.parts:
+            of_rows = (2, TILE_ROWS * part.layout.bands)
+            for weights, scales in self.names_of(part):
+                params.append(Param(weights, "u8", (part.layout.nbytes,), Access.IN))
+                params.append(Param(scales, "f32", of_rows, Access.IN))
+            params += [p for step in self.epilogue_of(part) for p in step.part_params(self, part)]
+            params.append(Param(f"y{part.suffix}", "f32", ("products", part.rows), Access.OUT))
+        for step in self.fused:
+            params = [step.stored(p, self) for p in params]
+        return tuple(params)
+
+    def names_of(self, part: PackedPart) -> list[tuple[str, str]]:
+        """The parameters of a part's matrices: weights and their scales."""
+        own = (f"weights{part.suffix}", f"row_scales{part.suffix}")
+        return [own, ("up", "up_row_scales")] if self.gated else [own]
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """Bytes are the same as the reference's, and sums exact; f32 rounds the rest, f16 a packed
+        y."""
+        return Tolerance(rtol=2e-5 + (2.0**-11 if self.packs else 0))
+
+    def reference(self, **inputs: Any) -> dict[str, Array]:
+        x = eights.unplace_bytes(inputs["x"], self.batch, self.cols).astype(np.float64)
+        x *= inputs["x_scales"][: self.batch, None]
+        outputs: dict[str, Array] = {}
+        for part in self.parts:
+            products = []
+            for weights, scales in self.names_of(part):
+                own = inputs[scales]
+                matrix = eights.weight_bytes(part.layout, inputs[weights], own)
+                products.append(x @ (matrix * own[0, : part.rows, None].astype(np.float64)).T)
+            y = np.stack(products) if self.gated else products[0]
+            for step in self.epilogue_of(part):
+                y = step.apply(y, Reference(self, part, inputs, outputs))
+            outputs.setdefault(f"y{part.suffix}", y.astype(np.float32))
+        return outputs
+
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        x = rng.standard_normal((self.batch, self.cols))
+        inputs: dict[str, Any] = {}
+        inputs["x"], scales = eights.pack_bytes(x)
+        inputs["x_scales"] = np.pad(scales, (0, self.padded - self.batch))
+        for part in self.parts:
+            layout = part.layout
+            for weights, of_rows in self.names_of(part):
+                count = layout.rows * layout.cols // layout.format.block
+                inputs[weights] = layout.pack(random_blocks(layout.format, count, rng))
+                inputs[of_rows] = eights.row_scales(layout, inputs[weights])
+        for p in self.params:
+            if p.name not in inputs and p.access is Access.IN:
+                inputs[p.name] = rng.standard_normal(self.shape_of(p)).astype(np.float32)
+        for step in self.fused:
+            inputs |= step.make_inputs(self, rng)
+        return {p.name: inputs[p.name] for p in self.params if p.access is not Access.OUT}
+
+    def flops(self) -> int:
+        rows = sum(part.rows for part in self.parts)
+        return 2 * self.batch * rows * self.cols * self.pair
+
+    @classmethod
+    def examples(cls) -> Mapping[str, GemmBytes]:
+        return dict(_examples(cls))
+
+
+def _examples(cls: type[GemmBytes]) -> Iterator[tuple[str, GemmBytes]]:
+    q8, q4_k, q6_k = (FORMATS[name] for name in ("Q8_0", "Q4_K", "Q6_K"))
+    small = BytesCut(1, 8, 2, 2)
+    yield "smallest", cls(q8, 8, 32, 1, small)
+    for i, fmt in enumerate(f for f in FORMATS.values() if eights.can_be_bytes(f)):
+        cols = max(fmt.block, 288 // fmt.block * fmt.block)
+        yield fmt.name, cls.of(fmt, 70, cols, 3 + i % 6, small, *[Bias()] * (i % 2 == 0))
+    yield "large tile", cls(q4_k, 200, 768, 300, BytesCut(2, 192, 2, 4, sets=2))
+    paired = BytesCut(2, 16)
+    yield "gated", cls.of(q4_k, 96, 512, 30, paired, Bias(), Gated())
+    yield "packed", cls.of(q4_k, 96, 512, 30, paired, Gated(), PackedVectors())
+    yield "three matrices", cls(q4_k, 192, 256, 12, paired, others=((q6_k, 33), (q8, 64)))
+    yield "residual", cls.of(q6_k, 65, 1280, 20, replace(small, vectors=24), Residual(0.5))
+    gelu = Activation("gelu")
+    ends = (Bias(), Activated(gelu), Scaled(0.05), Bounded(softcap=20.0))
+    yield "ends", cls.of(q8, 64, 256, 8, small, *ends)
+    ahead = BytesCut(1, 32, 2, 2, sets=2)
+    yield "two sets", cls(q6_k, 70, 1280, 40, ahead, others=((q8, 40),))
+    yield "cluster", cls.of(q4_k, 70, 1280, 40, BytesCut(1, 32, 2, 2, cluster=2), Residual())
+    gated = BytesCut(2, 16, 2, 2, sets=2, cluster=4)
+    yield "cluster, packed", cls.of(q6_k, 64, 768, 17, gated, Gated(), PackedVectors())
+    shared = BytesCut(1, 32, 2, 3, sharers=2)
+    yield "shared activations", cls(q4_k, 250, 1280, 75, shared)
+    both = cls.of(q6_k, 128, 512, 40, BytesCut(2, 32, 2, 2, sharers=2, sets=2), Gated())
+    yield "shared activations, gated", both
+    parts = cls(q4_k, 128, 768, 64, BytesCut(2, 32, 1, 2, sharers=2), others=((q6_k, 100),))
+    yield "shared activations, two matrices", parts

@@ -1,0 +1,113 @@
+"""Prompts whose products are of signed bytes: errors of whole models, and of which matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf as gguf_package
+import numpy as np
+import pytest
+
+from tests.model.engine.test_golden import LLAMA_CPP_ERROR
+from urdir.driver import Device
+from urdir.model.engine.engine import Engine
+from urdir.model.engine.logits import logits_after
+from urdir.model.engine.options import EngineOptions
+from urdir.model.errors import SettingsError, UnsupportedError
+from urdir.model.families.config import Config
+from urdir.model.families.stored import StoredMatrix, stored_in
+from urdir.model.files.gguf import Gguf
+from urdir.model.memory import matrix_bytes
+from urdir.model.verify.conformance import relative_rms
+
+Golden = Callable[[str], tuple[Path, list[int], Any]]
+NAME = "nano-llama-q4_k_m"
+#: Rows of the prompts of these tests, and the least that become bytes here.
+FEW = 9
+
+
+@pytest.fixture
+def few_rows(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    if device.native_target != "sm_90a":
+        pytest.skip("products of bytes are for sm_90a")
+    monkeypatch.setattr("urdir.ptxgen.kernels.linear.bytes_choice.LEAST_ROWS", FEW)
+
+
+@pytest.mark.usefixtures("few_rows")
+def test_logits_are_as_near_as_llama_cpps(device_name: str, golden: Golden) -> None:
+    """Those of int8 are not, by the errors of attention's and of down's products."""
+    path, tokens, wanted = golden(NAME)
+    errors = {}
+    for arithmetic, most in (("auto", 1.1), ("int8", 2.0)):
+        with Engine.open(
+            path,
+            device=device_name,
+            context=len(tokens),
+            prompt_arithmetic=arithmetic,  # type: ignore[arg-type]
+        ) as engine:
+            count = 20
+            (logits, *_) = logits_after(engine.session, tokens[:count])
+            errors[arithmetic] = relative_rms(logits[None], wanted[count - 1 : count])
+            assert errors[arithmetic] < most * LLAMA_CPP_ERROR[NAME][0]
+            labels = {of for of in engine.config.as_bytes if ".ffn_down." in of or "attn" in of}
+            assert bool(labels) == (arithmetic == "int8")
+    assert 2e-3 < errors["auto"] < errors["int8"]
+
+
+def test_errors_of_rows_are_those_of_rounding(golden: Golden) -> None:
+    """Of every row, by the dequantisation of another package; the rows looked at are among them."""
+    with Gguf(golden(NAME)[0]) as file:
+        config = Config.of(file)
+        matrices = [
+            of
+            for of in stored_in(config.layers)
+            if isinstance(of, StoredMatrix) and matrix_bytes.can_be_bytes(of, file.tensors[of.name])
+        ]
+        found = matrix_bytes.row_errors(matrices, file)
+        assert len(found) == len(matrices) == 14
+        for of in matrices:
+            tensor = file.tensors[of.name]
+            kind = gguf_package.GGMLQuantizationType(tensor.type_id)
+            weights = gguf_package.quants.dequantize(
+                np.asarray(tensor.data[:]).reshape(of.rows, -1), kind
+            ).astype(np.float64)
+            scale = np.abs(weights).max(axis=1, keepdims=True) / 127
+            squares = ((np.rint(weights / scale) * scale - weights) ** 2).sum(axis=1)
+            errors = squares / (weights**2).sum(axis=1)
+            rows = np.linspace(0, of.rows - 1, matrix_bytes.ROWS).astype(int)
+            assert found[of] == pytest.approx(np.sqrt(errors[rows].mean()), rel=1e-3)
+
+
+def test_matrices_with_large_errors_stay_f16(
+    golden: Golden, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Gguf(golden(NAME)[0]) as file:
+        config = Config.of(file)
+        assert not config.as_bytes
+        assert not matrix_bytes.with_bytes(config, file, "f16").as_bytes
+        every = matrix_bytes.with_bytes(config, file, "int8").as_bytes
+        some = matrix_bytes.with_bytes(config, file, "auto").as_bytes
+        assert some < every
+        assert {name.split(".")[2] for name in some} == {"ffn_gate", "ffn_up"}
+        matrices = [of for of in stored_in(config.layers) if of.name in every]
+        errors = matrix_bytes.row_errors(matrices, file)  # type: ignore[arg-type]
+        limit = float(np.median(list(errors.values())))
+        monkeypatch.setattr(matrix_bytes, "LARGEST_ERROR", {"int8": limit})
+        found = matrix_bytes.with_bytes(config, file, "int8").as_bytes
+        assert found == {of.name for of, error in errors.items() if error <= limit}
+        assert found < every
+
+
+def test_which_engines_multiply_bytes(golden: Golden) -> None:
+    path, _, _ = golden(NAME)
+    given: dict[str, Any] = {"context": 64, "cache_folder": None}
+    with Engine.open(path, device="emulator", exact=True, prompt_arithmetic="int8", **given) as of:
+        assert not of.config.as_bytes
+    with Engine.open(path, device="emulator:sm_90", prompt_arithmetic="auto", **given) as of:
+        assert not of.config.as_bytes
+    with pytest.raises(UnsupportedError, match=r"int8 need sm_90a, .* is sm_90: choose f16"):
+        Engine.open(path, device="emulator:sm_90", prompt_arithmetic="int8", **given)
+    with pytest.raises(SettingsError, match="prompt_arithmetic is 'i8': expected one of f16"):
+        EngineOptions(prompt_arithmetic="i8")  # type: ignore[arg-type]
