@@ -441,12 +441,6 @@ def test_fields_that_are_refused(fields: dict[str, Any], message: str) -> None:
         _keys(**fields)
 
 
-def test_quantised_folders_are_refused(make_folder: Folders) -> None:
-    fields = {**CONFIG, "quantization_config": {"quant_method": "gptq"}}
-    with pytest.raises(UnsupportedError, match="quantization_config: gptq is not"):
-        SafetensorsModel(make_folder(fields, _tensors(model__norm__weight=(8,))))
-
-
 _ODD = (
     None, True, -1, 0, 3, 2**31, 2**63, 10**400, 0.5, -1e308, 1e308, math.nan, math.inf, "", "silu",
     [], [[]], ["full_attention"], [1], {}, {"a": []}, {"rope_type": []}, {"rope_type": "llama3"},
