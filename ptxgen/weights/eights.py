@@ -45,7 +45,11 @@ Floats = npt.NDArray[np.float32]
 
 def can_be_bytes(fmt: Format) -> bool:
     """Whether kernels make bytes of weights of this type: of quants with factors."""
+<<<<<<< HEAD
     return fmt.arithmetic == "integers"
+=======
+    return not fmt.is_float
+>>>>>>> int8
 
 
 # ---- weights ----

@@ -181,3 +181,12 @@ def _narrow_two(e: Emitter, m: re.Match[str]) -> None:
     view = "f2" if m[3] == "f16" else "u2"
     for at, wide in enumerate(wides):
         e.line(f"{result}.view({view})[{at}::2] = narrow({wide}, {m[3]!r}, {m[1]!r})")
+
+
+@operation(r"cvt\.rn\.satfinite\.e4m3x2\.f32", 89, (8, 1))
+def _narrow_to_e4m3(e: Emitter, m: re.Match[str]) -> None:
+    """The first source goes to the high byte."""
+    d, a, b = e.operands
+    result = e.target(d, "u2")
+    for at, operand in enumerate((b, a)):
+        e.line(f"{result}.view('u1')[{at}::2] = f64_to_e4m3({_as_f64(e, operand, 'f32', False)})")
