@@ -24,11 +24,13 @@ from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.weights.format import Format
 from urdir.ptxgen.weights.formats import UNIT
 from urdir.ptxgen.weights.halves import Halves
-from urdir.ptxgen.weights.layout import TILE_COLS, TILE_ROWS, Layout
+from urdir.ptxgen.weights.layout import TILE_COLS, TILE_ROWS, Layout, e4m3
 from urdir.ptxgen.weights.packed import GROUP
 
 #: The largest byte.
 MOST = 127
+#: The largest number of E4M3.
+MOST_E4M3 = 448
 #: Places of a slice, bytes of a matrix' row, slices of a tile of weights.
 SLICE, PIECE = 128, 16
 TILE_SLICES = TILE_COLS // SLICE
@@ -45,11 +47,13 @@ Floats = npt.NDArray[np.float32]
 
 def can_be_bytes(fmt: Format) -> bool:
     """Whether kernels make bytes of weights of this type: of quants with factors."""
-<<<<<<< HEAD
     return fmt.arithmetic == "integers"
-=======
-    return not fmt.is_float
->>>>>>> int8
+
+
+def are_e4m3(fmt: Format) -> bool:
+    """Whether quants are multiplied as they are with activations as E4M3 numbers: floats of eight
+    bits with a scale a row."""
+    return fmt.of_rows
 
 
 # ---- weights ----
@@ -134,6 +138,25 @@ def pack_bytes(x: npt.NDArray[Any]) -> tuple[Bytes, Floats]:
     inverse[~np.isfinite(inverse)] = 0
     rounded = np.rint(x.astype(np.float64) * inverse[:, None].astype(np.float64)).astype(np.int8)
     return place_bytes(rounded), largest * np.float32(1 / MOST)
+
+
+def pack_e4m3(x: npt.NDArray[Any]) -> tuple[npt.NDArray[np.uint8], Floats]:
+    """Activations (vectors, cols) f32 -> E4M3 numbers of `bytes_shape`, and scales (vectors,): the
+    largest number is the largest magnitude."""
+    x = x.astype(np.float32)
+    largest = np.abs(x).max(axis=1)
+    with np.errstate(divide="ignore", over="ignore"):
+        inverse = np.float32(MOST_E4M3) / largest
+    inverse[~np.isfinite(inverse)] = 0
+    scaled = (x * inverse[:, None]).astype(np.float32)
+    sizes = e4m3()[:127].astype(np.float64)
+    between = (sizes[1:] + sizes[:-1]) / 2
+    found = np.searchsorted(between, np.abs(scaled))
+    ties = between[np.minimum(found, 125)] == np.abs(scaled)
+    found += ties & (found % 2 == 1)  # to even
+    numbers = (found + 128 * np.signbit(scaled)).astype(np.uint8)
+    placed = place_bytes(numbers.view(np.int8)).view(np.uint8)
+    return placed, largest * np.float32(1 / MOST_E4M3)
 
 
 def place_bytes(x: Bytes) -> Bytes:

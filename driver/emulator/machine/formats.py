@@ -31,7 +31,9 @@ def _e4m3_values() -> Array:
     """The value of each byte as E4M3, (256,) float32."""
     byte = np.arange(256)
     exponent, mantissa = byte >> 3 & 15, byte & 7
-    sizes = np.ldexp(np.where(exponent, 8 + mantissa, mantissa), np.maximum(exponent, 1) - 10.0)
+    sizes = np.ldexp(
+        np.where(exponent, 8 + mantissa, mantissa).astype(np.float64), np.maximum(exponent, 1) - 10
+    )
     sizes[byte & 127 == 127] = np.nan
     return np.where(byte < 128, sizes, -sizes).astype(np.float32)
 

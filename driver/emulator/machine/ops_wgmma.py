@@ -50,7 +50,6 @@ def _multiply_bytes(e: Emitter, m: re.Match[str]) -> None:
     _product(e, n, "s32", "s8")
 
 
-<<<<<<< HEAD
 @operation(
     r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k32\.f32\.e4m3\.e4m3",
     90, (8, 0), warpgroup=True, only=_HOPPER,
@@ -65,8 +64,6 @@ def _multiply_e4m3(e: Emitter, m: re.Match[str]) -> None:
     _product(e, n, "f32", "e4m3", scales[0] * scales[1])
 
 
-=======
->>>>>>> int8
 def _product(
     e: Emitter,
     n: int,
