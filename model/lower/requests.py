@@ -12,9 +12,9 @@ from urdir.ptxgen.kernels.linear.choice import LinearRequest
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.pack_bytes import PackBytes
 from urdir.ptxgen.kernels.linear.prologue.norm import Normed
-from urdir.ptxgen.weights import eights
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 from urdir.ptxgen.kernels.linear.steps import Step
+from urdir.ptxgen.weights import eights
 from urdir.ptxgen.weights.halves import Halves
 from urdir.ptxgen.weights.packed_few import Order
 
@@ -49,7 +49,7 @@ def takes_bytes(at: Lowering, rows: int, matrices: Sequence[Matrix]) -> bool:
 
 
 def takes_e4m3(at: Lowering, matrix: Matrix) -> bool:
-    """Whether a matrix is multiplied with activations as floats of eight bits, as it is made for."""
+    """Whether a matrix is multiplied with activations as floats of eight bits."""
     on_device = at.limits.target in bytes_choice.TARGETS
     return on_device and eights.are_e4m3(matrix.format) and PackBytes.can_pack(matrix.cols)
 

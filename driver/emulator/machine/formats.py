@@ -51,7 +51,7 @@ def f64_to_e4m3(x: Array) -> Array:
     found = np.searchsorted(between, np.abs(x))
     ties = between[np.minimum(found, 125)] == np.abs(x)
     found += ties & (found % 2 == 1)
-    found = np.where(np.isnan(x), 127, found) + 128 * np.signbit(x)
+    found = np.where(np.isnan(x), 127, found + 128 * np.signbit(x))
     return found.astype(np.uint8)
 
 

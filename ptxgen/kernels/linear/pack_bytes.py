@@ -20,8 +20,9 @@ from urdir.ptxgen.weights.packed import GROUP, pack, packed_shape, unpack
 @dataclass(frozen=True)
 class PackBytes(KernelSpec):
     """x (rows, cols) f32 as bytes in the order of `eights`, and what a byte of each vector stands
-    for, or as E4M3 numbers, and what 1 of each stands for; with a ``norm`` the normalised rows, with its ``weight`` and ``bias`` (cols,) f32.
-    ``packed``, without a norm: x is f16 as products of f16 take it (`packed`).
+    for; or as E4M3 numbers (``element``), and what 1 stands for. With a ``norm`` the normalised
+    rows, with its ``weight`` and ``bias`` (cols,) f32. ``packed``, without a norm: x is f16 as
+    products of f16 take it (`packed`).
 
     A vector with an infinity or a NaN gets a scale that is one, so that its products are NaNs.
     Raises PtxgenError for more columns than a CTA holds (`can_pack`).

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -184,6 +185,20 @@ def test_packed_narrowing(machine: Any, rng: Any, kind: str) -> None:
     with np.errstate(all="ignore"):
         high, low = (x.astype(dtype).view("u2").astype("u4") for x in (a, b))
     machine.check(f"cvt.rn.{kind}x2.f32 %d, %a, %b;", "u4", high << 16 | low, a, b)
+
+
+def test_packed_narrowing_to_eight_bits(machine: Any, rng: Any) -> None:
+    """To the nearest, ties to even, the largest instead of more; any NaN is 0x7F."""
+    near = np.arange(-500, 500, 0.5).astype("f4") / np.float32(8)
+    a, b = wide_floats(rng, 10, "f4"), np.resize(near, N)
+    bytes_of = []
+    for x in (a, b):
+        with np.errstate(all="ignore"):
+            rounded = np.clip(x, -448, 448).astype(ml_dtypes.float8_e4m3fn).view("u1")
+        bytes_of.append(np.where(np.isnan(x), 0x7F, rounded).astype("u4"))
+    code = "cvt.rn.satfinite.e4m3x2.f32 %h, %a, %b; cvt.u32.u16 %d, %h;"
+    machine = replace(machine, version="8.1")
+    machine.check(code, "u4", bytes_of[0] << 8 | bytes_of[1], a, b)
 
 
 def test_move_packs_and_unpacks(machine: Any, rng: Any) -> None:
