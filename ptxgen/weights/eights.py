@@ -21,16 +21,15 @@ import numpy as np
 import numpy.typing as npt
 
 from urdir.ptxgen.spec import ceil_div
+from urdir.ptxgen.weights import e4m3
 from urdir.ptxgen.weights.format import Format
 from urdir.ptxgen.weights.formats import UNIT
 from urdir.ptxgen.weights.halves import Halves
-from urdir.ptxgen.weights.layout import TILE_COLS, TILE_ROWS, Layout, e4m3
+from urdir.ptxgen.weights.layout import TILE_COLS, TILE_ROWS, Layout
 from urdir.ptxgen.weights.packed import GROUP
 
 #: The largest byte.
 MOST = 127
-#: The largest number of E4M3.
-MOST_E4M3 = 448
 #: Places of a slice, bytes of a matrix' row, slices of a tile of weights.
 SLICE, PIECE = 128, 16
 TILE_SLICES = TILE_COLS // SLICE
@@ -146,17 +145,11 @@ def pack_e4m3(x: npt.NDArray[Any]) -> tuple[npt.NDArray[np.uint8], Floats]:
     x = x.astype(np.float32)
     largest = np.abs(x).max(axis=1)
     with np.errstate(divide="ignore", over="ignore"):
-        inverse = np.float32(MOST_E4M3) / largest
+        inverse = np.float32(e4m3.MOST) / largest
     inverse[~np.isfinite(inverse)] = 0
-    scaled = (x * inverse[:, None]).astype(np.float32)
-    sizes = e4m3()[:127].astype(np.float64)
-    between = (sizes[1:] + sizes[:-1]) / 2
-    found = np.searchsorted(between, np.abs(scaled))
-    ties = between[np.minimum(found, 125)] == np.abs(scaled)
-    found += ties & (found % 2 == 1)  # to even
-    numbers = (found + 128 * np.signbit(scaled)).astype(np.uint8)
+    numbers = e4m3.to_e4m3(x * inverse[:, None])
     placed = place_bytes(numbers.view(np.int8)).view(np.uint8)
-    return placed, largest * np.float32(1 / MOST_E4M3)
+    return placed, largest * np.float32(1 / e4m3.MOST)
 
 
 def place_bytes(x: Bytes) -> Bytes:

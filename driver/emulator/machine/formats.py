@@ -35,7 +35,8 @@ def _e4m3_values() -> Array:
         np.where(exponent, 8 + mantissa, mantissa).astype(np.float64), np.maximum(exponent, 1) - 10
     )
     sizes[byte & 127 == 127] = np.nan
-    return np.where(byte < 128, sizes, -sizes).astype(np.float32)
+    values: Array = np.where(byte < 128, sizes, -sizes).astype(np.float32)
+    return values
 
 
 def e4m3_to_f32(bits: Array) -> Array:

@@ -12,7 +12,8 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.pack import MAX_THREADS, NORMED_ROWS, TILE_THREADS
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
-from urdir.ptxgen.weights.eights import MOST, MOST_E4M3, bytes_shape, pack_bytes, pack_e4m3
+from urdir.ptxgen.weights import e4m3
+from urdir.ptxgen.weights.eights import MOST, bytes_shape, pack_bytes, pack_e4m3
 from urdir.ptxgen.weights.layout import TILE_COLS
 from urdir.ptxgen.weights.packed import GROUP, pack, packed_shape, unpack
 
@@ -81,7 +82,7 @@ class PackBytes(KernelSpec):
     @property
     def most(self) -> int:
         """The largest number."""
-        return MOST if self.element == "s8" else MOST_E4M3
+        return MOST if self.element == "s8" else e4m3.MOST
 
     @property
     def launched(self) -> int:

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from urdir.model.errors import SafetensorsError, UnsupportedError
 from urdir.model.files.pretrained.rows import RowBytes
 from urdir.model.files.safetensors import ITEM_NBYTES, StoredTensor
+from urdir.ptxgen.weights.e4m3 import e4m3
 from urdir.ptxgen.weights.formats import Format
-from urdir.ptxgen.weights.layout import e4m3
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]

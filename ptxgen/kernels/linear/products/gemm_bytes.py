@@ -22,8 +22,9 @@ from urdir.ptxgen.kernels.linear.steps import Reference
 from urdir.ptxgen.ptx.architecture import SM_REGISTERS
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights import eights
+from urdir.ptxgen.weights.e4m3 import e4m3
 from urdir.ptxgen.weights.formats import FORMATS, random_blocks
-from urdir.ptxgen.weights.layout import TILE_ROWS, e4m3
+from urdir.ptxgen.weights.layout import TILE_ROWS
 from urdir.ptxgen.weights.packed import GROUP
 
 #: Registers of a thread except those of sums and of bytes of weights.
@@ -230,7 +231,9 @@ class GemmBytes(PackedTiling):
 
     def _numbers_of(self, x: eights.Bytes) -> npt.NDArray[np.float64]:
         """Bytes of activations, without their scales."""
-        return (e4m3()[x.view(np.uint8)] if self.of_floats else x).astype(np.float64)
+        if self.of_floats:
+            return e4m3()[x.view(np.uint8)].astype(np.float64)
+        return x.astype(np.float64)
 
     def _matrix(
         self, part: PackedPart, weights: npt.NDArray[np.uint8], scales: eights.Floats | None
