@@ -62,7 +62,7 @@ class EngineOptions:
     ``context``: tokens of a sequence. None is the smaller of the model's and 4096, 0 the model's.
     ``prompt_arithmetic`` is that of prompts and of many sequences together, on GPUs with wgmma:
     "f16"; "int8": weights and activations become signed bytes, with a scale a row and a vector,
-    where a matrix allows it; "auto": in gate and up of dense networks, which lose little
+    where a matrix allows it; "auto": in those that lose little, of models without experts
     (`memory.matrix_bytes`).
 
     The cache stores ``kv_dtype``; ``exact`` keeps activations in f32. ``sequences`` fit at once.

@@ -51,8 +51,9 @@ def test_logits_are_as_near_as_llama_cpps(device_name: str, golden: Golden) -> N
             (logits, *_) = logits_after(engine.session, tokens[:count])
             errors[arithmetic] = relative_rms(logits[None], wanted[count - 1 : count])
             assert errors[arithmetic] < most * LLAMA_CPP_ERROR[NAME][0]
-            labels = {of for of in engine.config.as_bytes if ".ffn_down." in of or "attn" in of}
-            assert bool(labels) == (arithmetic == "int8")
+            assert any(".ffn_down." in of for of in engine.config.as_bytes) == (
+                arithmetic == "int8"
+            )
     assert 2e-3 < errors["auto"] < errors["int8"]
 
 
@@ -90,7 +91,7 @@ def test_matrices_with_large_errors_stay_f16(
         every = matrix_bytes.with_bytes(config, file, "int8").as_bytes
         some = matrix_bytes.with_bytes(config, file, "auto").as_bytes
         assert some < every
-        assert {name.split(".")[2] for name in some} == {"ffn_gate", "ffn_up"}
+        assert {name.split(".")[2] for name in some} == {"ffn_gate", "ffn_up", "attn_output"}
         matrices = [of for of in stored_in(config.layers) if of.name in every]
         errors = matrix_bytes.row_errors(matrices, file)  # type: ignore[arg-type]
         limit = float(np.median(list(errors.values())))

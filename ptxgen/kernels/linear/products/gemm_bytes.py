@@ -291,7 +291,7 @@ def _examples(cls: type[GemmBytes]) -> Iterator[tuple[str, GemmBytes]]:
     ahead = BytesCut(1, 32, 2, 2, sets=2)
     yield "two sets", cls(q6_k, 70, 1280, 40, ahead, others=((q8, 40),))
     yield "cluster", cls.of(q4_k, 70, 1280, 40, BytesCut(1, 32, 2, 2, cluster=2), Residual())
-    gated = BytesCut(2, 16, 2, 2, sets=2, cluster=4)
+    gated = BytesCut(2, 16, 2, 2, sets=2, cluster=3)
     yield "cluster, packed", cls.of(q6_k, 64, 768, 17, gated, Gated(), PackedVectors())
     shared = BytesCut(1, 32, 2, 3, sharers=2)
     yield "shared activations", cls(q4_k, 250, 1280, 75, shared)
