@@ -295,11 +295,11 @@ _ALL = (
     _expanded("IQ1_S", 19, 50, _IQ1, halvings=3),
     _expanded("IQ1_M", 29, 56, _IQ1, group=16, halvings=3),
     *(_integer(bits, group) for bits, group in ((4, 128), (3, 64), (8, 32))),
-    _e4m3(256, of_rows=True),
     _e4m3(128),
     _e4m3(32),
     _e2m1(256),
     _e2m1(64),
+    _e4m3(256, of_rows=True),
 )  # fmt: skip
 
 #: Every supported type by its GGUF name, and those of quantised folders that have kernels of their

@@ -233,7 +233,8 @@ class GemmBytes(PackedTiling):
         """Bytes of activations, without their scales."""
         if self.of_floats:
             return e4m3()[x.view(np.uint8)].astype(np.float64)
-        return x.astype(np.float64)
+        numbers: npt.NDArray[np.float64] = x.astype(np.float64)
+        return numbers
 
     def _matrix(
         self, part: PackedPart, weights: npt.NDArray[np.uint8], scales: eights.Floats | None
