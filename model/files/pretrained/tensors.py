@@ -153,8 +153,8 @@ def _tensor(
     if len(shape) < 2 or _F32.search(name) or layout.values or layout.factors:
         return vector(name, _values(rows, layout, keys, path, name).reshape(shape))
     type_id = type_number(rows.dtype)
-    if wanted is not None:
-        type_id = wanted.type_of(name, rows.width) or type_id
+    if wanted is not None and (made := wanted.type_of(name, rows.width)) is not None:
+        type_id = made
     data = row_bytes(rows, type_id)
     return Tensor(name, type_id, shape, 0, len(data), data)
 

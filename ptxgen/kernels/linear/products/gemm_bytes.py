@@ -233,8 +233,7 @@ class GemmBytes(PackedTiling):
         """Bytes of activations, without their scales."""
         if self.of_floats:
             return e4m3()[x.view(np.uint8)].astype(np.float64)
-        numbers: npt.NDArray[np.float64] = x.astype(np.float64)
-        return numbers
+        return x.astype(np.float64)
 
     def _matrix(
         self, part: PackedPart, weights: npt.NDArray[np.uint8], scales: eights.Floats | None
@@ -242,8 +241,8 @@ class GemmBytes(PackedTiling):
         """The weights as they are multiplied."""
         if scales is None:
             return part.layout.unpack(weights).astype(np.float64)
-        matrix = eights.weight_bytes(part.layout, weights, scales)
-        return matrix * scales[0, : part.rows, None].astype(np.float64)
+        matrix = eights.weight_bytes(part.layout, weights, scales).astype(np.float64)
+        return matrix * scales[0, : part.rows, None]
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         x = rng.standard_normal((self.batch, self.cols))
