@@ -6,6 +6,7 @@ import gc
 import itertools
 import os
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -61,8 +62,10 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(20_000, 50, 1 << 30)  # old objects: see `pytest_runtest_teardown`
 
 
-#: How many tests have ended in this process.
-_ended = itertools.count(1)
+#: How many tests have ended in this process, and its CPU time at the last look at frozen objects.
+_ended, _looked = itertools.count(1), [0.0]
+#: CPU seconds between two of these: one takes a second.
+_BETWEEN = 120.0
 
 
 @pytest.hookimpl(trylast=True)
@@ -70,9 +73,9 @@ def pytest_runtest_teardown() -> None:
     """Long-lived objects, compiled kernels above all, are frozen, since looking through them in
     every collection took a fifteenth of the time. Now and then they are collected too: frozen
     cycles are never freed."""
-    ended = next(_ended)
-    if ended % 50 == 0:
-        if ended % 400 == 0:
+    if next(_ended) % 50 == 0:
+        if (now := time.process_time()) - _looked[0] > _BETWEEN:
+            _looked[0] = now
             gc.unfreeze()
         gc.collect()
         gc.freeze()

@@ -14,6 +14,7 @@ from urdir.driver.emulator.pinned import UnifiedMemory
 #: Flags of a page are contiguous, and exist only for accessed pages.
 _PAGE_SHIFT = 12
 _PAGE = 1 << _PAGE_SHIFT
+_SHIFTS = tuple(np.array(k, np.uint64) for k in range(5))
 _TOUCHED = tuple(np.full(1 << k, 1, np.uint8).view(ELEMENTS[k])[0] for k in range(5))
 
 
@@ -30,8 +31,9 @@ class TouchedBytes:
     def add(self, index: Array, shift: int) -> None:
         """Add elements of 1 << shift bytes, by their numbers."""
         in_page = _PAGE_SHIFT - shift
-        rows = self._rows_of(index >> in_page)
-        self._flags.view(ELEMENTS[shift])[rows, index & ((1 << in_page) - 1)] = _TOUCHED[shift]
+        place = self._rows_of(index >> in_page).astype(np.int64) << in_page
+        np.bitwise_or(place, index & ((1 << in_page) - 1), out=place)
+        self._flags.reshape(-1).view(ELEMENTS[shift])[place] = _TOUCHED[shift]
 
     def add_range(self, low: int, high: int) -> None:
         """Add the bytes from ``low`` up to ``high``."""
@@ -56,7 +58,7 @@ class TouchedBytes:
 
     def _rows_of(self, pages: Array) -> Array:
         """The rows of the pages' flags, created if missing."""
-        rows: Array = self._rows[pages]
+        rows: Array = self._rows.take(pages)
         if rows.all():
             return rows
         new = np.unique(pages[rows == 0])
@@ -67,8 +69,7 @@ class TouchedBytes:
             self._flags = more
         self._rows[new] = np.arange(self._used, end)
         self._used = end
-        rows = self._rows[pages]
-        return rows
+        return self._rows.take(pages)
 
 
 class Footprint:
@@ -160,7 +161,10 @@ class TracedMemory:
         while left.size:
             allocation = self._memory.find(int(left[0]))
             assert allocation is not None
+            index = left - allocation.base
+            if index.max() < allocation.nbytes:  # addresses below it wrap
+                footprint.add(allocation, (index >> _SHIFTS[shift]).view(np.int64), shift)
+                return
             inside = (left >= allocation.address) & (left < allocation.end)
-            index = (left[inside] - np.uint64(allocation.address)) >> np.uint64(shift)
-            footprint.add(allocation, index.astype(np.int64), shift)
+            footprint.add(allocation, (index[inside] >> _SHIFTS[shift]).view(np.int64), shift)
             left = left[~inside]

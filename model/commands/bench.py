@@ -108,6 +108,13 @@ def add_parser(commands: options.Subparsers) -> None:
         help="drafts of a sequence in a step, at least; else as many as pay (0)",
     )
     parser.add_argument(
+        "--draft-vocab",
+        type=values.whole_number(0),
+        default=0,
+        metavar="N",
+        help="the model's own heads draft its first N tokens alone (0: all)",
+    )
+    parser.add_argument(
         "--accept",
         type=values.real_number(0, 1),
         metavar="P",
@@ -258,7 +265,8 @@ def _drafts(args: argparse.Namespace) -> DraftSettings | None:
     most, least = args.draft_max or usual, args.draft_min
     if least > most:
         raise options.UsageError(f"--draft-min {least} of --draft-max {most}")
-    return DraftSettings(kind=kind, most=most, least=least, chance=args.accept)
+    tokens = args.draft_vocab
+    return DraftSettings(kind=kind, most=most, least=least, chance=args.accept, tokens=tokens)
 
 
 def _draft_source(args: argparse.Namespace) -> str | SyntheticModel | None:

@@ -167,8 +167,8 @@ def draft(args: argparse.Namespace) -> str | None:
 
 
 def drafts(args: argparse.Namespace) -> DraftSettings | None:
-    """Draft settings from --draft-max, --draft-min and --spec-ngram-size-n, for what `draft` says;
-    None for no drafts."""
+    """Draft settings from --draft-max, --draft-min, --draft-p-min and --spec-ngram-size-n, for what
+    `draft` says; None for no drafts."""
     if (source := draft(args)) is None:
         return None
     from urdir.model.engine.options import MODEL_DRAFTS
@@ -185,6 +185,8 @@ def drafts(args: argparse.Namespace) -> DraftSettings | None:
         least=args.draft_min,
         longest=longest,
         shortest=min(DraftSettings().shortest, longest),
+        tokens=args.draft_vocab,
+        p_min=args.draft_p_min,
     )
 
 

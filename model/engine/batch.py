@@ -169,7 +169,7 @@ class ShapeBuckets:
     def decode(
         self, rows: int, length: int, output: Output, steps: int = 1, drafted: bool = False
     ) -> StepShape:
-        """The shape of ``steps`` steps of ``rows`` sequences, or where it is ``drafted`` of their
+        """The shape of ``steps`` steps of ``rows`` sequences, or if it is ``drafted`` of their
         rows and those of drafts, the longest of which then has ``length`` tokens.
         """
         keys, drafts = self.keys(length, rows), self.drafts if drafted else 0
@@ -178,7 +178,7 @@ class ShapeBuckets:
     def prompt(self, start: int, end: int, output: Output = Output.NONE) -> tuple[StepShape, int]:
         """The shape of the first prompt step of the tokens from ``start`` to ``end``, and where it
         ends: not all of them may fit one step, and the ``output`` is that of the last one's step.
-        Rows that are left over stay idle.
+        Rows that are left over are padding.
         """
         rows = self._chunk(end - start)
         if end - start > rows:

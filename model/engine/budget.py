@@ -95,7 +95,7 @@ class SessionBudget:
         if (beside := settings.draft_model) is not None and drafts is not None:
             own = cache.after(config.n_layers)
             work = with_draft(work, beside, own, rows, chunks[-1], sms, exact=exact)
-            draft = beside.state_sizes(sequences, rows, drafts.most)
+            draft = beside.state_sizes(sequences, rows, drafts)
         budget = cls(
             cache=cache,
             recurrent=RecurrentShape.of(

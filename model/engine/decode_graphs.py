@@ -22,7 +22,7 @@ class DecodeGraphs:
     def several(self, shape: StepShape, length: int) -> StepShape | None:
         """`AT_ONCE` steps in place of one of ``shape``, after which the longest sequence has
         ``length`` tokens at most; None where they have no graph (yet), or reach beyond the shape's
-        length bucket, be it the last one."""
+        length bucket, also if that is the last one."""
         several = replace(shape, steps=AT_ONCE)
         fits = not shape.prompt and length + (AT_ONCE - 1) * (1 + shape.drafts) <= shape.keys
         return several if fits and self._steps.is_recorded(several) else None
@@ -51,7 +51,7 @@ class DecodeGraphs:
             return True
         several = length + 2 * steps * most
         if steps == 1 or several > later:
-            return False  # not worth the while
+            return False  # too few tokens left to pay for it
         return missing(several, steps) or missing(later, steps)
 
     def prepare_all(

@@ -33,10 +33,11 @@ from urdir.model.families.dflash import DFlash, dflash
 from urdir.model.families.draft_file import DraftConfig, read_token_map
 from urdir.model.families.eagle3 import eagle3
 from urdir.model.families.gemma4_assistant import Gemma4Assistant, gemma4_assistant
-from urdir.model.families.tapped import nextn_heads, tapped
+from urdir.model.families.tapped import nextn_heads, tap, tapped
 from urdir.model.lower.paper import paper_weights
 from urdir.model.memory.draft_model import DraftModel
 from urdir.model.memory.weights import Weights, weight_sizes
+from urdir.model.memory.workspace import saved
 from urdir.model.text.same_vocabulary import check_same_vocabulary
 
 if TYPE_CHECKING:
@@ -68,8 +69,8 @@ class Pair:
     the model's. ``widths`` are those of its further intermediates, ``most`` the tokens that it can
     draft at once, 0: any number; more than one of ``slots``: in a pass of as many rows.
     ``token_map`` (n,) u32 are the model's tokens of the draft's, where it has its own. Without
-    ``launches`` the draft is a model by itself. With ``shares_cache``
-    its layers attend to the model's keys and values."""
+    ``launches`` the draft is a model by itself. With ``shares_cache`` its layers attend to the
+    model's keys and values."""
 
     gguf: ModelFile
     config: Config
@@ -88,10 +89,28 @@ class Pair:
         if self.launches is None:
             return DraftModel(self.own, self.file, each=2)
         mapped = 0 if self.token_map is None else len(self.token_map)
-        if self.slots > 1:
-            return DraftModel(self.own, self.file, self.widths, mapped=mapped, slots=self.slots)
-        widths, held = {**self.widths, **service_widths(self.own.hidden)}, self.own.hidden
-        return DraftModel(self.own, self.file, widths, held=held, mapped=mapped)
+        config, given = self.config, self.widths.get(GIVEN, self.own.hidden)
+        taps = {tap(layer) for layer in range(config.n_layers + 1)}
+        streams = [saved(name) for name in config.saved_streams if name in taps]
+        return DraftModel(
+            self.own,
+            self.file,
+            {**self.widths, **service_widths(given)},
+            held=given if self.slots == 1 else 0,
+            streams=() if self.shares_cache else tuple(streams),
+            stream=config.hidden,
+            mapped=mapped,
+            slots=self.slots,
+            shares_cache=self.shares_cache,
+        )
+
+    @property
+    def is_replicable(self) -> bool:
+        """Whether each of several GPUs can draft the same with all of the draft: it reads nothing
+        of the model but streams and embeddings."""
+        if self.file is None or self.shares_cache:
+            return False
+        return not (isinstance(self.own, DraftConfig) and self.own.shares_output)
 
     def settings(self, wanted: DraftSettings) -> DraftSettings:
         """Draft settings with no more drafts than the draft can make at once."""

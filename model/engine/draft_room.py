@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, cast
 from urdir.driver.parallel import completed
 from urdir.model.engine.step import rows_of
 from urdir.model.engine.step_needs import largest_steps
-from urdir.model.lower.paper import Needs, PaperWorkspace, needs_of
+from urdir.model.lower.paper import Needs, PaperSheet, PaperWorkspace, needs_of
 from urdir.model.lower.parts import StepParts
-from urdir.model.lower.sheet import Sheet
 
 if TYPE_CHECKING:
     from urdir.driver.plan import Plan
@@ -35,7 +34,7 @@ def with_draft_room(
     needs, most = Needs(), 0
     with drafter.open(paper, cache, stream) as source:
         for shape in largest_steps(shapes, parts.state.rows):
-            most, sheet = max(most, shape.rows), Sheet(paper.work)
+            most, sheet = max(most, shape.rows), PaperSheet(paper.work)
             plan = cast("Plan", sheet)  # what is appended is lowered into it
             if shape.drafts:
                 completed(source.append(plan, paper, shape))

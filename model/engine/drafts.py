@@ -198,7 +198,7 @@ class Draft(Owner):
         self.parts.own.work[GIVEN].fill(0, self.session.stream)
 
     def take(self, rows: int = 1) -> None:
-        """Take over the hidden states of the first rows of the target's last step."""
+        """Copy the hidden states of the first rows of the target's last step."""
         self._run(DraftStep("given", rows))
 
     # ---- tokens that are known ----

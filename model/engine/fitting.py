@@ -32,13 +32,13 @@ def fitting_settings(
     memory_share: float = 0.0,
     fewer_sequences: bool = False,
 ) -> SessionSettings:
-    """What is ``wanted``, or less, for a model of which each of ``ranks`` has a share on a device
-    of its own.
+    """The ``wanted`` settings, or smaller ones, for a model of which each of ``ranks`` has a share
+    on a device of its own.
 
-    Prompt steps have the most tokens that fit. There are ``fewer_sequences`` only where there may
-    be. With a ``memory_share`` of what is free, there are as many pages as fit it, unless they are
-    given, beside states of recurrent layers to share. Raises ModelError where the model and the
-    least session do not fit.
+    Prompt steps have the most tokens that fit. ``fewer_sequences`` permits fewer of these.
+    With a ``memory_share`` of what is free, there are as many pages as fit it, unless they are
+    given, beside states of recurrent layers to share. Raises ModelError if the model and the
+    smallest session do not fit.
     """
     places = [Place(file, share, device) for share, device in ranks]
     fitting = replace(wanted, shared_states=0) if memory_share else wanted
@@ -94,7 +94,7 @@ class Place:
 
     def most_states(self, settings: SessionSettings, share: float) -> int:
         """The most states of recurrent layers that are worth their memory beside the pages, for
-        sequences to share; none where they cannot share what they begin with."""
+        sequences to share; 0 if they cannot share prefixes."""
         budget = self.budget(settings, pages=settings.pages or self._least_pages(settings))
         if not budget.recurrent.layers or not budget.cache.share_len:
             return 0
@@ -130,7 +130,7 @@ class Place:
 
     def largest_chunk(self, settings: SessionSettings) -> int:
         """The tokens of the largest prompt steps, up to those of the settings, with which the model
-        and the session fit. Raises ModelError where none does."""
+        and the session fit. Raises ModelError if none fits."""
         for rows in reversed(chunks_of(exact=False, most=settings.chunk)):
             budget = self.budget(settings, chunk=rows)
             plan = MemoryPlan.of(self.file, self.config, budget)

@@ -1,4 +1,4 @@
-"""One user's answer: a request whose loop the caller turns, with statistics."""
+"""One user's answer: a request whose loop the caller runs, with statistics."""
 
 from __future__ import annotations
 

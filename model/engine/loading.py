@@ -1,4 +1,4 @@
-"""The first phase of an engine: all is ready but the weights, and nothing can run."""
+"""The first phase of an engine: all except the weights is ready, and nothing can run."""
 
 from __future__ import annotations
 
@@ -151,7 +151,8 @@ def _open_parts(opening: Opening, options: EngineOptions) -> EngineParts:
     announce(devices[0], file)
     wanted, model = options.session(*ranks[0], context), None
     if pair is not None and wanted.drafts is not None:
-        model = pair.model
+        tokens = 0 if pair.file is not None else wanted.drafts.tokens
+        model = replace(pair.model, tokens=tokens)
         wanted = replace(wanted, drafts=pair.settings(wanted.drafts), draft_model=model)
     settings = fitting_settings(
         file,
@@ -161,13 +162,14 @@ def _open_parts(opening: Opening, options: EngineOptions) -> EngineParts:
         fewer_sequences=options.sequences is None,
     )
     weights = [opening.own(Weights(file, share, device)) for share, device in ranks]
-    loaded, drafter = [(each, file) for each in weights], None
+    loaded = [(each, file) for each in weights]
+    drafters: list[Drafter] = []
     if pair is not None and model is not None:
-        own = weights[0]
-        if pair.file is not None:
-            own = opening.own(Weights(pair.file, pair.own, devices[0]))
-            loaded.append((own, pair.file))
-        drafter = Drafter(model, own, pair.launches, pair.token_map)
+        for own, device in zip(tuple(weights), devices, strict=True):
+            if pair.file is not None:
+                own = opening.own(Weights(pair.file, pair.own, device))
+                loaded.append((own, pair.file))
+            drafters.append(Drafter(model, own, pair.launches, pair.token_map))
     opening.upload(loaded)
     session = opening.own(
         Session(
@@ -176,7 +178,7 @@ def _open_parts(opening: Opening, options: EngineOptions) -> EngineParts:
             settings,
             observer=options.observer,
             peers=weights[1:],
-            drafter=drafter,
+            drafters=drafters,
         )
     )
     if session.exchange is not None:
@@ -207,17 +209,12 @@ def _with_bytes(config: Config, file: ModelFile, device: Device, options: Engine
 
 
 def _checked_pair(pair: Pair, devices: int) -> Pair:
-    """Raise UnsupportedError for a draft model on several GPUs, and for one that reads the model's
-    cache."""
-    if pair.shares_cache:
+    """Raise UnsupportedError for a draft on several GPUs that needs what each has a part of."""
+    if devices > 1 and not pair.is_replicable:
         raise UnsupportedError(
-            f"{pair.own.architecture!r}: steps do not take a draft that reads the model's cache, "
-            "its logits alone can be computed: open the model without the draft"
-        )
-    if devices > 1:
-        raise UnsupportedError(
-            f"a draft model on {devices} GPUs is not supported: open the model on one, or without "
-            "the draft"
+            f"a draft that uses the output, the cache or heads of its model on {devices} GPUs is "
+            "not supported, as each has a part of them: open the model on one, without the draft, "
+            "or with one that has all of its own"
         )
     return pair
 

@@ -35,7 +35,7 @@ SEQUENCES, EMULATED_SEQUENCES, PAGE_LEN = 256, 8, 64
 
 #: Values of ``draft`` that are no files: of earlier text, and of the model's own heads.
 NGRAM, HEADS = "ngram", ("mtp", "nextn")
-#: Drafts of a sequence in a step by a draft model, at most, if nothing is said.
+#: Drafts of a sequence in a step by a draft model, by default.
 MODEL_DRAFTS = 3
 
 #: See `EngineOptions`.
@@ -76,8 +76,9 @@ class EngineOptions:
 
     ``drafts``: steps verify drafts of the next tokens, so that one may take several: the answers
     are the same (`DraftSettings`). ``draft`` says whose: "ngram", those of earlier text; "mtp", of
-    the model's own heads; or the file of a draft model (EAGLE-3, DFlash, or a model with the same
-    vocabulary). Models on several GPUs take no draft model; those split by layers take no drafts.
+    the model's own heads; or the file of a draft model (EAGLE-3, DFlash, Gemma 4's assistant, or a
+    model with the same vocabulary). On several GPUs each has all of a draft model, which
+    must have an output and a cache of its own; models split by layers take no drafts.
 
     ``text``: the file must have a vocabulary, which is read in a thread of its own. ``chat``: it
     must have a chat template as well (None: one that it has must compile). ``chat_template``, Jinja

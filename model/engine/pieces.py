@@ -31,7 +31,7 @@ def driver_loader(name: str) -> Callable[[], None]:
     """What loads the driver of a GPU, and imports what opens a device; no context is made.
 
     The bindings are imported at once: in a thread they would wait for other imports, and loading
-    the driver, which all that is to come waits for, would begin later.
+    the driver, for which everything later waits, would begin later.
     """
     from urdir.driver import bindings
 
@@ -71,7 +71,7 @@ def open_file(
 
 
 def template_of(file: ModelFile, tokenizer: Callable[[], Tokenizer], needed: bool) -> str | None:
-    """The chat template of a file; None where it has none and none is ``needed``."""
+    """The chat template of a file; None if it has none and none is ``needed``."""
     from urdir.model.text.chat import find_template
 
     try:

@@ -52,5 +52,5 @@ class PlainDraft(Owner):
         return [steps.step()[0] for _ in range(count)]
 
     def close(self) -> None:
-        """Give the session up. Idempotent."""
+        """Release the session. Idempotent."""
         self._steps.close()

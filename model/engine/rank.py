@@ -85,7 +85,9 @@ class Rank(Owner):
             self.parts = replace(parts, work=work)
             self.source = None
             if drafter is not None:
-                self.source = owners.enter_context(drafter.open(self.parts, cache, stream))
+                sources = [rank.source for rank in followers if rank.source is not None]
+                opened = drafter.open(self.parts, cache, stream, sources)
+                self.source = owners.enter_context(opened)
             steps = [(rank.steps, rank.stream) for rank in followers]
             graphs, build = budget.graphs, partial(building, source=self.source)
             if weights.config.stage is None:
@@ -110,9 +112,9 @@ def open_ranks(
     weights: Sequence[Weights],
     settings: SessionSettings,
     observer: Observer | None,
-    drafter: Drafter | None = None,
+    drafters: Sequence[Drafter] = (),
 ) -> tuple[Rank, Exchange | None]:
-    """Open a rank for each of ``weights``, closed by ``owners``.
+    """Open a rank for each of ``weights``, with one of ``drafters`` if given, closed by ``owners``.
 
     Returns the first rank, which leads the others, and the exchange of several ranks."""
     budgets = [SessionBudget.of(each, settings) for each in weights]
@@ -120,7 +122,8 @@ def open_ranks(
     if shape is not None:
         exchange = owners.enter_context(Exchange([each.device for each in weights], shape))
     ranks: list[Rank] = []
-    for each, own in reversed([*zip(weights, budgets, strict=True)]):
+    of_ranks: Sequence[Drafter | None] = drafters or [None] * len(weights)
+    for each, own, drafter in reversed([*zip(weights, budgets, of_ranks, strict=True)]):
         share, is_lead = each.config.share, each is weights[0]
         rank = Rank(
             each,
@@ -129,7 +132,7 @@ def open_ranks(
             exchange=exchange.of(share) if exchange and share else None,
             observer=observer if is_lead else None,
             followers=ranks if is_lead else (),
-            drafter=drafter if is_lead else None,
+            drafter=drafter,
         )
         ranks.insert(0, owners.enter_context(rank))
     return ranks[0], exchange

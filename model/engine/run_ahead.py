@@ -34,8 +34,8 @@ Launch = TypeVar("Launch")
 class RunAhead(Owner, Generic[Launch]):
     """The launches on ``stream`` that the host has not read, the oldest first: up to `AHEAD`.
 
-    ``waited_seconds`` is the time, over the object's life, in which the host had nothing to do but
-    wait for the device.
+    ``waited_seconds`` is the time, over the object's life, in which the host only waited
+    for the device.
     """
 
     def __init__(self, device: Device, stream: Stream) -> None:
@@ -62,7 +62,7 @@ class RunAhead(Owner, Generic[Launch]):
         self._launches.append((event, launch))
 
     def wait(self, use_wait: Callable[[], bool] = lambda: False) -> Launch:
-        """Wait for the oldest launch, which is complete then.
+        """Wait for the oldest launch, and complete it.
 
         While the host would wait, ``use_wait`` is called, at least once, until it returns False: it
         must return quickly.
@@ -71,7 +71,7 @@ class RunAhead(Owner, Generic[Launch]):
         while use_wait() and not event.is_done:
             pass
         start = time.perf_counter()
-        _, launch = self._launches.popleft()  # also where waiting fails: nothing waits for ever
+        _, launch = self._launches.popleft()  # also if waiting fails: nothing waits for ever
         event.synchronize()
         self.waited_seconds += time.perf_counter() - start
         return launch

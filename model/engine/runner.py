@@ -80,7 +80,7 @@ class Steps(Owner):
             launch_together([(self.graph(shape), stream), *others])
 
     def make_ready(self, shape: StepShape) -> None:
-        """Record what a launch of the shape replays, unless that is done. Raises DriverError."""
+        """Record what a launch of the shape replays, unless it is recorded. Raises DriverError."""
         if self.observer is None:
             for steps in (self, *(steps for steps, _ in self._followers)):
                 steps.graph(shape)
@@ -100,7 +100,7 @@ class Steps(Owner):
 
     def _keep(self, shape: StepShape, graph: RecordedGraph) -> RecordedGraph:
         """Keep a new graph, and forget those that were not used for longest where together they
-        take too much. One that still runs is freed once it is through."""
+        take too much. One that still runs is freed when it is complete."""
         self._graphs[shape] = graph
         self._used_bytes += graph.nbytes
         while self._used_bytes > self._most_bytes and len(self._graphs) > 1:

@@ -157,7 +157,7 @@ class SamplingSettings:
 
     @property
     def is_greedy(self) -> bool:
-        """True if the most likely token is taken, of logits as they are."""
+        """True if the most likely token is taken, of unchanged logits."""
         return self.temperature == 0 and not self.adjusts
 
     @property

@@ -13,6 +13,7 @@ from urdir.model.engine.decode_graphs import DecodeGraphs
 from urdir.model.engine.rank import open_ranks
 from urdir.model.engine.runner import Observer
 from urdir.model.engine.sampling_settings import SamplingSettings
+from urdir.model.engine.speculation.drafting import Drafting
 from urdir.model.engine.step_queue import StepQueue
 from urdir.model.errors import ContextFullError, ModelError, UnsupportedError
 from urdir.model.memory.session_settings import SessionSettings
@@ -21,7 +22,6 @@ from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
-    from urdir.model.engine.speculation.draft_rest import DraftRest
     from urdir.model.engine.speculation.model_source import Drafter
 
 
@@ -32,7 +32,8 @@ class Session(Owner):
     sequences hold. One owner at a time says which rows a step has (`in_use`): an `AnswerLoop`, or
     `EagerSteps`. ``observer`` looks at every step, launch by launch. ``weights`` are on ``device``;
     those of a share of the model are rank 0's, and ``peers`` those of the other ranks, on the other
-    devices of its group. Drafts are those of a ``drafter``, if given. Raises ModelError for a
+    devices of its group. With ``drafters``, one for each of all weights, drafts are theirs, which
+    are the same on every device. Raises ModelError for a
     context that the model does not take, OutOfMemoryError.
     """
 
@@ -44,12 +45,12 @@ class Session(Owner):
         *,
         observer: Observer | None = None,
         peers: Sequence[Weights] = (),
-        drafter: Drafter | None = None,
+        drafters: Sequence[Drafter] = (),
     ) -> None:
         check_context(weights.config, settings.context)
         if settings.drafts is not None:
             _check_drafts(weights)
-        model = None if drafter is None else drafter.model
+        model = drafters[0].model if drafters else None
         settings = replace(settings, draft_model=model)
         self.context = settings.context
         self.sequences = settings.sequences
@@ -58,12 +59,15 @@ class Session(Owner):
         self._user = threading.Lock()
         with ExitStack() as owners:
             all_weights = (weights, *peers)
-            lead, self.exchange = open_ranks(owners, all_weights, settings, observer, drafter)
+            lead, self.exchange = open_ranks(owners, all_weights, settings, observer, drafters)
             self.cache, self.source = lead.cache, lead.source
             self.parts, self.steps, self.storage = lead.parts, lead.steps, lead.storage
             self.stream = lead.stream
             self.graphs = DecodeGraphs(self.steps, self.shapes)
             self.queue = StepQueue(self.steps, self.parts.state, self.shapes, self.stream)
+            rest = None if self.source is None else self.source.rest
+            #: How many drafts steps have, by what became of earlier ones; None: none.
+            self.drafting = Drafting.of(self.parts.state, rest)
             self._owners = owners.pop_all()
 
     @contextmanager
@@ -77,15 +81,10 @@ class Session(Owner):
             self.queue.forget_rows()
             self._user.release()
 
-    def begin_drafts(self, sequence: int, length: int) -> None:
-        """Tell a draft model that a sequence begins, with ``length`` tokens in the cache."""
+    def begin_drafts(self, sequence: int, length: int, p_min: float | None = None) -> None:
+        """Tell a draft model that a sequence begins: see `DraftSource.begin`."""
         if self.source is not None:
-            self.source.begin(sequence, length)
-
-    @property
-    def draft_rest(self) -> DraftRest | None:
-        """The rests of a draft model that steps without drafts leave out; None: there is none."""
-        return None if self.source is None else self.source.rest
+            self.source.begin(sequence, length, p_min)
 
     def check_room(self, tokens: int) -> None:
         """Raise ContextFullError when so many tokens of a sequence do not fit."""

@@ -125,13 +125,13 @@ class ChainedSteps(Steps):
         chain = [*followers, (self._output, first.stream)]
         super().__init__(first.parts, each, observer, chain, building_layers)
         self._places = [*places, first]
-        # Of each part: it is through, and what it passes on is taken.
+        # Of each part: it is complete, and its result is taken.
         self._done = [place.parts.device.create_event() for place in places]
         self._taken = [place.parts.device.create_event() for place in self._places[1:]]
 
     def launch(self, shape: StepShape, stream: Stream) -> None:
-        """Queue a shape's steps. Raises DriverError; nothing was queued where graphs are not
-        there."""
+        """Queue a shape's steps. Raises DriverError; nothing was queued if a graph is
+        missing."""
         parts = (self, *(steps for steps, _ in self._followers))
         if shape.output is Output.NONE:
             parts = parts[:-1]
@@ -151,7 +151,7 @@ class ChainedSteps(Steps):
         return shape.steps == 1 and super().prepare(shape)
 
     def _pass_on(self, number: int, shape: StepShape) -> None:
-        """Bring the rows of a part of the step to the next one."""
+        """Copy the rows of a part of the step to the next one."""
         source, target = self._places[number : number + 2]
         is_output = number + 2 == len(self._places)
         rows = _outputs(shape) if is_output else shape.rows

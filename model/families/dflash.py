@@ -9,13 +9,14 @@ they keep of the model's streams; DSpark drafts choose these tokens one after th
     logits of the token at a mask's place = output . norm(x)
 
     DSpark: logits + markov_w2 . markov_w1[the token before]
+    how likely its token is: sigmoid(conf_proj . [norm(x) ; markov_w1[the token before]] + bias)
 
 Each row of a block attends to all that is kept and to the whole block, or with attention.causal to
 what is not later. Keys: those of `parts`, `rope`, `windows` and `draft_file`,
 attention.layer_norm_rms_epsilon; block_size (the most rows), attention.causal, tokenizer.ggml.
 mask_token_id; sample_from_anchor (the last token's row proposes as well), has_confidence_head.
-Tensors: those of `draft_file`, enc.output_norm (of c), markov_w1 and markov_w2; conf_proj, how
-likely a draft is accepted, is not used.
+Tensors: those of `draft_file`, enc.output_norm (of c), markov_w1 and markov_w2, conf_proj.
+DFlash2 (convolutions in a block, and a selector among the likeliest tokens) is refused.
 """
 
 from __future__ import annotations
@@ -53,16 +54,19 @@ from urdir.model.files.model_file import ModelFile
 MASK = "tokenizer.ggml.mask_token_id"
 #: Of a DSpark draft: embeddings of the token before, and their products with each token.
 _PREVIOUS, _NEXT = "markov_w1", "markov_w2"
-_CONFIDENCE = ("conf_proj.weight", "conf_proj.bias")
+_CONFIDENCE = "conf_proj"
+#: What DFlash2 has beside this.
+_SELECTOR = "selector_hidden.weight"
 
 
 @dataclass(frozen=True, slots=True)
 class Markov:
     """What the token before adds to the logits of the next one: the product ``next`` of its row of
-    ``previous``."""
+    ``previous``. ``confidence`` says how likely the next one is, of the last state and that row."""
 
     previous: StoredMatrix
     next: Linear
+    confidence: Linear | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -116,8 +120,12 @@ def _described(file: Reader, target: Config, mask: int) -> DFlash:
     if not 0 <= mask < target.vocab_size:
         raise UnsupportedError(f"'{MASK}' is {mask}, the model has {target.vocab_size} tokens")
     embedding, output = read_ends(file, target)
+    if file.has(_SELECTOR):
+        raise UnsupportedError(
+            f"tensor '{_SELECTOR}': DFlash2 is not supported, which selects among the likeliest "
+            "tokens and has convolutions in its blocks"
+        )
     own, markov = _layers(file), _markov(file, target)
-    unused = [MAP, *_CONFIDENCE] if markov is not None else [MAP]
     file.optional("has_confidence_head", bool, False)
     anchored = file.optional("sample_from_anchor", bool, False)
     if anchored and markov is None:
@@ -131,7 +139,7 @@ def _described(file: Reader, target: Config, mask: int) -> DFlash:
         embedding=embedding,
         output=output,
         output_norm=file.norm("output_norm", None, norm),
-        unused_tensors=tuple(name for name in unused if file.has(name)),
+        unused_tensors=(MAP,) if file.has(MAP) else (),
         ignored_keys=file.ignored_keys,
     )
     return DFlash(
@@ -162,8 +170,11 @@ def _markov(file: Reader, target: Config) -> Markov | None:
         )
     rank = shape[-1]
     WIDTH.check(rank, f"tensor '{_PREVIOUS}.weight'", ConfigError)
+    confidence = None
+    if file.has(f"{_CONFIDENCE}.weight"):
+        confidence = file.linear(_CONFIDENCE, None, 1, file.hidden + rank)
     previous = file.matrix(_PREVIOUS, None, vocab, rank)
-    return Markov(previous, file.linear(_NEXT, None, vocab, rank, bias="absent"))
+    return Markov(previous, file.linear(_NEXT, None, vocab, rank, bias="absent"), confidence)
 
 
 def _layers(file: Reader) -> tuple[LayerConfig, ...]:

@@ -52,7 +52,7 @@ class Evaluation:
         return y if of.bias is None else y + self.vector(of.bias)
 
     def turns(self, rope: RopeConfig) -> Any:
-        """The table that heads are turned by."""
+        """The table by which heads are rotated."""
         factors = None
         if rope.factors is not None:
             factors = self.vector(rope.factors).astype(np.float32)

@@ -20,6 +20,7 @@ from urdir.model.memory.buckets import COARSE_CHUNKS
 from urdir.model.memory.partial_results import PARTIAL
 from urdir.ptxgen.kernels.attention.choice import (
     decode_attention,
+    latent_attention,
     prompt_attention,
 )
 from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from urdir.model.lower.sheet import Launches
     from urdir.model.memory.cache_shape import CacheShape
     from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
+    from urdir.ptxgen.kernels.attention.latent_decode import LatentDecode
     from urdir.ptxgen.kernels.attention.prompt import PromptAttention
     from urdir.ptxgen.spec import KernelSpec
 
@@ -91,6 +93,13 @@ class LayerAttention:
             packs=packs,
             run=1 if self.exact else 1 + self.rows.drafts,
         )
+
+    def latent_kernel(self) -> LatentDecode | None:
+        """The kernel of rows whose queries come in MLA's two parts and whose keys are in the cache;
+        None where the device has none."""
+        limits = (self.rows.keys, self.sm_count, self.rows.count)
+        shape = (self.heads, self.layout, *limits, self.scores, self.token, self.target)
+        return latent_attention(*shape)
 
     def prompt_kernel(self, packs: bool) -> PromptAttention:
         """The kernel of prompts; it leaves packed heads where it can and ``packs`` asks for it."""

@@ -44,6 +44,8 @@ def lower_absorbed(at: Lowering, ops: Sequence[Op]) -> bool:
     """attend_latent: each row attends to latent vectors."""
     (of,) = ops
     assert isinstance(of, AttendLatent)
+    if at.rows.drafts and _append_drafted(at, of):
+        return True
     in_parts = _in_parts(at, of)
     if not in_parts:
         append_latent_key(at, of)
@@ -153,6 +155,24 @@ def _takes_packed(at: Lowering, product: HeadProduct) -> bool:
     if following.x.rows != at.rows.count:
         return False
     return packs(at, at.rows.count, [at.matrix(following.of)])
+
+
+def _append_drafted(at: Lowering, of: AttendLatent) -> bool:
+    """Attention of several rows of a sequence on wgmma, after their keys are in the cache; False
+    where no kernel takes them."""
+    layout, norm = at.parts.cache.layout(of.layer), of.of.norm.norm
+    if not layout.values_in_keys:
+        return False
+    own = _token(of.mixer)
+    token = replace(own, latent_norm=norm, appends=False)
+    attention = _layer_attention(at, of, of.mixer, token, at.rows)
+    if (kernel := attention.latent_kernel()) is None:
+        return False
+    append_latent_key(at, of)
+    append_keys_alone(at.plan, replace(attention, token=own))
+    append_absorbed(at, of, at.rows.count, in_parts=True)
+    attention.launch(at.plan, kernel, attention.label, out=at.place(of.y))
+    return True
 
 
 def _absorbed(at: Lowering, of: AttendLatent, rows: Rows, in_parts: bool) -> LayerAttention:

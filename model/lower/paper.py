@@ -25,7 +25,7 @@ from urdir.model.memory.workspace import WorkspaceShape
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
-    from urdir.driver.memory import Buffer
+    from urdir.driver.memory import Buffer, Region
     from urdir.driver.properties import DeviceProperties
     from urdir.driver.stream import Stream
     from urdir.model.files.model_file import ModelFile
@@ -146,6 +146,13 @@ class PaperWorkspace:
 
     def __contains__(self, name: object) -> bool:
         return name in self.kept
+
+
+class PaperSheet(Sheet):
+    """A `Sheet` to be measured."""
+
+    def copy(self, dst: Region, src: Region, label: str) -> None:
+        """Append nothing: copies are between places that are kept, and take no room."""
 
 
 class PaperShapes(NamedTuple):

@@ -96,7 +96,8 @@ class BenchCase:
         if self.sequences:
             # a token before the first step, at least
             spread = _spread(self.most_sequences, self.drafts) + (depth == 0)
-            most = max(most, *(n + spread for n in self.generate if n))
+            generated = max((n + spread for n in self.generate if n), default=0)
+            most = max(most, generated)
         return depth + most
 
     @property

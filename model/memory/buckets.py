@@ -5,8 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left
 
 #: Rows of a decode step, smallest first; fewer sequences leave padding rows. Products take vectors
-#: by eight, and from 64 on a step takes longer with each eight.
-ROWS: tuple[int, ...] = (1, 2, 4, *range(8, 256, 8), *range(256, 512, 16), *range(512, 1025, 32))
+#: by eight, and from 64 on a step takes longer with each eight. A padding row has experts of its
+#: own in a mixture, which are read: so there are steps of three rows, a token and two drafts.
+ROWS: tuple[int, ...] = (1, 2, 3, 4, *range(8, 256, 8), *range(256, 512, 16), *range(512, 1025, 32))
 #: Those whose graphs are recorded ahead; others are while steps of these run.
 COMMON_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 #: Rows of a prompt step, smallest first; fewer tokens leave padding rows.
@@ -38,7 +39,8 @@ def choosing_rows(sequences: int) -> int:
 
 def drafted_rows(sequences: int, most: int) -> int:
     """The most rows of a step with up to ``most`` drafts of each sequence."""
-    return max(choosing_rows(sequences), row_bucket(min(sequences * (1 + most), MOST_DRAFTED)))
+    rows = max(choosing_rows(sequences), row_bucket(min(sequences * (1 + most), MOST_DRAFTED)))
+    return max(4, rows) if rows > 2 else rows
 
 
 def row_buckets(rows: int) -> tuple[int, ...]:

@@ -70,18 +70,19 @@ class CacheShape:
     def of(cls, config: Config, settings: SessionSettings, rows: int) -> Self:
         """The caches for steps that append up to ``rows`` tokens of a sequence. The layers of a
         draft model come after the model's; they keep all tokens, so that they have the pages of
-        its layers with full attention."""
+        its layers with full attention, or read the model's."""
         max_len = rounded_capacity(settings.context)
         layers: dict[int, CachedLayer] = {}
         owners: list[int] = []
-        parts = [config] if settings.draft_model is None else [config, settings.draft_model.config]
-        for part in parts:
+        draft = settings.draft_model
+        for part in [config] if draft is None else [config, draft.config]:
             first = len(owners)
+            shared = 0 if draft is not None and draft.shares_cache else first
             for index, layer in enumerate(part.layers, first):
                 mixer = layer.attention
                 owner = -1 if mixer is None else index
                 if mixer is not None and mixer.shares_cache_of is not None:
-                    owner = first + mixer.shares_cache_of
+                    owner = owners[shared + mixer.shares_cache_of]
                 elif mixer is not None:
                     span = mixer.span if part is config else 0
                     layout = _layout(mixer, settings, max_len, span, rows)
@@ -90,9 +91,13 @@ class CacheShape:
         return cls(layers, tuple(owners), settings.sequences, max_len, settings.page_len)
 
     def after(self, first: int) -> Self:
-        """The caches of the layers from number ``first`` on, as those of a model."""
+        """The caches of the layers from number ``first`` on, as those of a model; where these read
+        caches of layers before, all of them."""
+        owners = self.owners[first:]
+        if any(0 <= owner < first for owner in owners):
+            return replace(self, owners=owners)
         layers = {i - first: of for i, of in self.layers.items() if i >= first}
-        owners = tuple(max(-1, owner - first) for owner in self.owners[first:])
+        owners = tuple(max(-1, owner - first) for owner in owners)
         return replace(self, layers=layers, owners=owners)
 
     @classmethod

@@ -105,6 +105,9 @@ class RecurrentState(Owner):
         self._stream, self._followers = stream, tuple(followers)
         sizes = shape.sizes()
         self._arena = device.arena(sizes, "recurrent state") if sizes else None
+        if self._arena is not None and shape.drafts:
+            for of in self._arena.values():  # a scan loads a state before it knows that it counts
+                of.fill(0)
         self._kept = [0] * shape.sequences  # token counts of the kept states; 0: none
 
     def arguments(self, layer: int) -> dict[str, Slice]:

@@ -22,12 +22,12 @@ class SessionSettings:
     """Room for ``sequences`` of up to ``context`` tokens each; SettingsError names the field and
     the value that is out of range.
 
-    Caches store ``kv_dtype``; ``exact`` keeps activations in f32 throughout. With a ``page_len``
+    Caches store ``kv_dtype``; ``exact`` keeps activations in f32. With a ``page_len``
     caches are made of ``pages`` of as many tokens, by default enough for all sequences at once.
     Prompt steps have room for ``chunk`` tokens, if the context has. A sequence of a model with
-    recurrent layers keeps a state, to be cut to. With ``shared_states`` it can be cut to nothing
-    only: so many are kept for requests that begin alike. With ``drafts`` steps verify drafts of the
-    next tokens, those of ``draft_model`` or of earlier text.
+    recurrent layers keeps a state, to which it can be cut. With ``shared_states`` it can be cut
+    to 0 only: they are kept for requests with a common prefix. With ``drafts`` steps verify
+    drafts of the next tokens, those of ``draft_model`` or of earlier text.
     """
 
     context: int
@@ -38,7 +38,7 @@ class SessionSettings:
     page_len: int = 0  # 0: contiguous; else a power of two
     pages: int | None = None
     chunk: int = MOST_CHUNK
-    shared_states: int | None = None  # None: one of each sequence's own
+    shared_states: int | None = None  # None: each sequence has its own
     drafts: DraftSettings | None = None  # None: every step takes one token of a sequence
     draft_model: DraftModel | None = None
 

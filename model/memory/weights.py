@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -73,6 +73,13 @@ class Matrix:
     def cols(self) -> int:
         """Input width."""
         return self.layout.cols
+
+    def first(self, rows: int) -> Matrix:
+        """The first rows, for products of few rows: others take what lies behind the whole matrix
+        (`Layout.powers_nbytes`)."""
+        layout = replace(self.layout, rows=rows)
+        bias = None if self.bias is None else self.bias.slice(0, 4 * rows)
+        return replace(self, layout=layout, data=self.data.slice(0, layout.nbytes), bias=bias)
 
 
 class Weights(Owner):

@@ -35,6 +35,7 @@ class Parameters:
     include_usage: bool
     salt: str | None
     drafts: bool
+    draft_p_min: float | None
 
     def requests(
         self,
@@ -57,6 +58,7 @@ class Parameters:
                 shown=shown,
                 scope=prefix_scope(caller, self.salt),
                 drafts=self.drafts,
+                draft_p_min=self.draft_p_min,
             )
             for index in range(self.n)
         ]
@@ -87,6 +89,7 @@ def read_parameters(
         include_usage=options is not None and options.flag("include_usage"),
         salt=_read_salt(fields, limits),
         drafts=fields.whole("speculative.n_max", 0) != 0,
+        draft_p_min=fields.number("speculative.p_min", 0, 1),
     )
 
 

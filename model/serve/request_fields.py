@@ -119,6 +119,9 @@ _SERVED: tuple[_Row, ...] = (
     ("ignore_eos", _BOTH, "VL", "as vLLM and llama.cpp have it"),
     ("speculative.n_max", _BOTH, "L",
      "0: no drafts for this answer; else the limit of the server counts. Answers are the same"),
+    ("speculative.p_min", _BOTH, "L",
+     "drafts of a draft model end before a token less likely, where the server does that at all. "
+     "Answers are the same"),
     ("stop", _BOTH, "OVL", "up to 16; `stop_reason` of a choice says which it was"),
     ("logprobs top_logprobs", (CHAT,), "OVL", "up to 20"),
     ("logprobs", (TEXT,), "OVL", "a number, up to 20"),
@@ -224,7 +227,7 @@ _NO_EFFECT: tuple[_Row, ...] = (
     ("n_keep n_discard", _BOTH, "L", "an answer ends where the context is full"),
     ("id_slot cache_prompt n_cache_reuse", _BOTH, "L",
      "caches are shared wherever prompts begin alike"),
-    ("backend_sampling speculative.n_min speculative.p_min speculative.type "
+    ("backend_sampling speculative.n_min speculative.type "
      "speculative.ngram_size_n speculative.ngram_size_m speculative.ngram_m_hits "
      "speculative.ngram_min_hits",
      _BOTH, "L",

@@ -66,7 +66,7 @@ def inputs_of(spec: KernelSpec) -> dict[str, Any]:
 # ---- the suite that anybody's kernel gets ----
 
 
-@pytest.mark.turns(2)
+@pytest.mark.turns(4)
 class TestCatalog(TextSuite):
     """Every kernel of the catalog; those on the GPU are in tests/gpu."""
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
-_TIE = np.int64(np.iinfo(np.int64).min)
+_TIE = int(np.iinfo(np.int64).min)
 _DROPPED = np.array(35, np.int64)
 _TINY = {np.dtype("f4"): np.float32(2.0**-126), np.dtype("f8"): np.float64(2.0**-1022)}
 
@@ -47,7 +47,7 @@ def fma_32(
     total[...] = c
     np.add(product, total, total)
     np.left_shift(total.view(np.int64), _DROPPED, bits)
-    if np.minimum.reduce(bits) == _TIE:
+    if bits.item(bits.argmin()) == _TIE:
         _fix_lanes((bits == _TIE).nonzero()[0], product, c, total)
     underflow.seen = False
     narrow = total.astype(np.float32)
@@ -80,6 +80,8 @@ def to_odd(product: Array, addend: Array, total: Array) -> Array:
     x, y = product, addend.astype(np.float64)
     z = total - x
     error = (x - (total - z)) + (y - z)
+    if not np.count_nonzero(error):
+        return total
     even = (total.view(np.int64) & 1) == 0
     fix = even & (error != 0) & np.isfinite(total)
     return np.where(fix, np.nextafter(total, np.where(error > 0, np.inf, -np.inf)), total)

@@ -62,8 +62,14 @@ class Function:
     def code(self) -> CodeType:
         """The compiled definition of the function; compiled at first use."""
         if self._code is None:
-            self._code = compile("\n".join(self.parts), self.filename, "exec")
+            self._code = _compiled("\n".join(self.parts), self.filename)
         return self._code
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _compiled(text: str, filename: str) -> CodeType:
+    """Kernels that differ in constants have equal blocks."""
+    return compile(text, filename, "exec")
 
 
 @dataclass(slots=True, eq=False)

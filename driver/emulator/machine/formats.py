@@ -100,8 +100,9 @@ def f64_to_half(x: Array, kind: str, mode: str = "rn") -> Array:
     """float64 to f16 or bf16 bits, rounded once; NaN is 0x7FFF."""
     if kind == "bf16":
         return f64_to_bf16(x, mode)
-    bits = f64_to_f16(x, mode).view(np.uint16)
-    return np.where(np.isnan(x), np.uint16(0x7FFF), bits)
+    half = f64_to_f16(x, mode)
+    canonical_nan(half)
+    return half.view(np.uint16)
 
 
 def _finish_half(x: Array, kind: str, finish: str) -> Array:

@@ -27,7 +27,7 @@ _GROUP, _THREAD = _LANE >> 2, _LANE & 3
 Place = Callable[[int], tuple[Array, Array]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Shape:
     """m, n, k and where value i of each lane's fragments lies: (row, column) of all lanes."""
 
@@ -67,37 +67,37 @@ SHAPES = {
     ("m8n8k16", 4): _shape(8, 8, 16, 4),
 }
 
+#: Element types of numpy; bf16 are bits.
+_ELEMENTS = {"f16": "f2", "bf16": "u2", "s8": "i1", "u8": "u1", "f32": "f4", "s32": "i4"}
 
-@functools.cache
-def _gather(shape: str, packed: int, which: str) -> Array:
-    """For each element of the matrix, its position among (lane, value)."""
-    s = SHAPES[shape, packed]
-    places = getattr(s, which)
-    columns = {"a": s.k, "b": s.n, "c": s.n}[which]
-    flat = np.stack([row * columns + column for row, column in places], axis=1)
-    order = np.empty(flat.size, np.int64)
-    order[flat.reshape(-1)] = np.arange(flat.size)
+
+@functools.lru_cache(maxsize=256)
+def _gather(s: Shape, which: str, packed: int, warps: int) -> Array:
+    """For each element of the matrices (warps, rows, columns) A, B or C, its position among the
+    values of (registers, warps, lanes), of which a register holds ``packed``."""
+    rows, columns = {"a": (s.m, s.k), "b": (s.k, s.n), "c": (s.m, s.n)}[which]
+    order = np.empty((warps, rows, columns), np.int64)
+    warp = np.arange(warps)[:, None]
+    for at, (row, column) in enumerate(getattr(s, which)):
+        register, value = divmod(at, packed)
+        order[:, row, column] = ((register * warps + warp) * 32 + _LANE) * packed + value
     return order
 
 
-@functools.cache
-def _scatter(shape: str, packed: int) -> Array:
-    """For each (lane, value) of D, its element of the matrix."""
-    s = SHAPES[shape, packed]
-    return np.stack([row * s.n + column for row, column in s.c], axis=1).reshape(-1)
+@functools.lru_cache(maxsize=64)
+def _scatter(s: Shape, packed: int, warps: int) -> Array:
+    """The inverse for D: the element of each value of (registers, warps, lanes)."""
+    order = _gather(s, "c", packed, warps).reshape(-1)
+    found = np.empty_like(order)
+    found[order] = np.arange(order.size)
+    return found.reshape(-1, warps, 32 * packed)
 
 
-def _matrix(
-    warps: WholeWarps, registers: Sequence[Array], kind: str, place: Array, rows: int
-) -> Array:
+def _matrices(warps: WholeWarps, registers: Sequence[Array], kind: str, place: Array) -> Array:
     """Fragments to (warps, rows, columns) float64."""
-    spread = np.stack([warps.spread(r) for r in registers], axis=2)
-    if kind == "bf16":
-        values = bf16_to_f32(spread.view(np.uint16))
-    else:
-        values = spread.view({"f16": "f2", "s8": "i1", "u8": "u1", "f32": "f4", "s32": "i4"}[kind])
-    flat = values.reshape(values.shape[0], -1).astype(np.float64)
-    return flat.take(place, 1).reshape(flat.shape[0], rows, -1)
+    bits = np.concatenate([warps.spread(r) for r in registers], axis=None)
+    values = bits.view(_ELEMENTS[kind]).take(place)
+    return (bf16_to_f32(values) if kind == "bf16" else values).astype(np.float64)
 
 
 def mma(
@@ -110,24 +110,21 @@ def mma(
     c: Sequence[Array],
 ) -> list[Array]:
     """D = A B + C of every warp: D's registers (n,) as float32 or int32 bits (uint32)."""
-    packed = 4 if kinds[0] in ("s8", "u8") else 2
-    s = SHAPES[shape, packed]
-    left = _matrix(warps, a, kinds[0], _gather(shape, packed, "a"), s.m)
-    right = _matrix(warps, b, kinds[1], _gather(shape, packed, "b"), s.k)
-    product = np.matmul(left, right)
-    addend = _matrix(warps, c, kinds[2], _gather(shape, packed, "c"), s.m)
-    total = np.add(product, addend, product).reshape(product.shape[0], -1)
-    values = total.take(_scatter(shape, packed), 1).reshape(-1, 32, len(s.c))
-    if kinds[2] == "f32":
-        bits = values.astype(np.float32).view(np.uint32)
-    elif kinds[2] == "f16":
-        bits = values.astype(np.float16).view(np.uint32)
+    packed, narrow = 4 if kinds[0] in ("s8", "u8") else 2, 2 if kinds[2] == "f16" else 1
+    s, count = SHAPES[shape, packed], warps.count(a[0])
+    left = _matrices(warps, a, kinds[0], _gather(s, "a", packed, count))
+    right = _matrices(warps, b, kinds[1], _gather(s, "b", packed, count))
+    total = np.matmul(left, right)
+    total += _matrices(warps, c, kinds[2], _gather(s, "c", narrow, count))
+    values = total.take(_scatter(s, narrow, count))
+    if kinds[2][0] == "f":
+        bits = values.astype(_ELEMENTS[kinds[2]]).view(np.uint32)
     else:
         exact = values.astype(np.int64)
         if saturate:
             exact = exact.clip(-(2**31), 2**31 - 1)
         bits = exact.astype(np.uint32)
-    return [warps.collect(np.ascontiguousarray(bits[:, :, i])) for i in range(bits.shape[2])]
+    return [warps.collect(register) for register in bits]
 
 
 def ldmatrix(

@@ -89,7 +89,7 @@ class Allocation:
 
 def written_prefix(shadow: Array, start: int) -> int:
     """Length of the written prefix of ``shadow``, whose first ``start`` bytes are known."""
-    while start < shadow.size:
+    while start < shadow.size and shadow.item(start) == WRITTEN:
         chunk = shadow[start : start + _SCAN]
         first = int(chunk.argmin())
         if chunk[first] != WRITTEN:
@@ -276,7 +276,7 @@ class Memory:
             return self._scattered_load(addresses, shift)
         if not (allocation.is_written or allocation.scan()):
             flags = allocation.shadows[shift].take(index).view(np.uint8)
-            if flags.min() != WRITTEN:
+            if np.minimum.reduce(flags) != WRITTEN:
                 bad = int(flags.argmin()) >> shift
                 raise self._fault(addresses, bad, shift, "load of never-written bytes")
         values: Array = allocation.views[shift].take(index)
@@ -308,7 +308,7 @@ class Memory:
             return result
         if not (allocation.is_written or allocation.scan()):
             flags = allocation.shadows[shift].take(index).view(np.uint8)
-            if flags.min() != WRITTEN:
+            if np.minimum.reduce(flags) != WRITTEN:
                 bad = int(flags.argmin()) >> shift
                 raise self._fault(addresses, bad, shift, "atomic access to never-written bytes")
         return operation(allocation.views[shift], index, None)

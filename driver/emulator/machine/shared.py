@@ -52,7 +52,7 @@ class SharedMemory:
         index = self.locate(addresses, shift, rows, "load")
         if self._written_to < self.shadows[0].size and not self._scan():
             flags = self.shadows[shift].take(index).view(np.uint8)
-            if flags.min() != WRITTEN:
+            if np.minimum.reduce(flags) != WRITTEN:
                 bad = int(flags.argmin()) >> shift
                 what = "load of never-written bytes"
                 if flags[flags.argmin()] == _COPYING:

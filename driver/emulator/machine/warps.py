@@ -28,6 +28,10 @@ class WholeWarps:
 
     present: Array | None = None
 
+    def count(self, values: Array) -> int:
+        """The number of warps of the lanes whose values are given."""
+        return values.size // WARP
+
     def spread(self, values: Array) -> Array:
         """Values of the lanes (n,) as (warps, 32)."""
         return values.reshape(-1, WARP)
@@ -148,6 +152,10 @@ class ScatteredWarps(WholeWarps):
         self.rows = int(warps.size)
         self.present = np.zeros((self.rows, WARP), np.bool_)
         self.present.reshape(-1)[self.slot] = True
+
+    def count(self, values: Array) -> int:
+        """The number of warps with some of the lanes."""
+        return self.rows
 
     def spread(self, values: Array) -> Array:
         """Values as (warps, 32), zero for absent lanes."""

@@ -27,7 +27,8 @@ SERVED: tuple[Flag, ...] = (
     Served(
         "-md --model-draft --spec-draft-model",
         ANSWERS,
-        "a draft model: EAGLE-3, DFlash, or a small model with the same vocabulary; named as -m",
+        "a draft model: EAGLE-3, DFlash, Gemma 4's assistant, or a small model with the same "
+        "vocabulary; named as -m",
         {"metavar": "FILE", "dest": "model_draft"},
         one_of="model_draft",
     ),
@@ -62,6 +63,25 @@ SERVED: tuple[Flag, ...] = (
             "default": DRAFTS.least,
             "dest": "draft_min",
             "metavar": "N",
+        },
+    ),
+    Served(
+        "--draft-vocab",
+        ANSWERS,
+        "the model's own heads (draft-mtp) draft its first N tokens alone: faster, and fewer are "
+        "accepted (default: 0, all)",
+        {"type": values.whole_number(0), "default": DRAFTS.tokens, "metavar": "N"},
+    ),
+    Served(
+        "--draft-p-min --spec-draft-p-min",
+        ANSWERS,
+        "a draft model's drafts end before a token whose probability, by the draft, is less "
+        f"(default: {DRAFTS.p_min:g}: they do not)",
+        {
+            "type": values.real_number(0, 1),
+            "default": DRAFTS.p_min,
+            "dest": "draft_p_min",
+            "metavar": "P",
         },
     ),
     Served(

@@ -2,7 +2,7 @@
 out (rows, heads, head_dim), all f32 in device memory.
 
 A row is the next token of one of ``sequences``. Nothing waits for the device. Every operation
-returns the lengths of its sequences after it, and refuses what cannot be done before anything runs:
+returns the lengths of its sequences after it, and refuses invalid arguments before anything runs:
 LaunchError (launch and parameter by name) for a buffer that is null, closed, too small or of
 another device, ContextFullError for a full cache. Lengths and caches are then unchanged.
 """

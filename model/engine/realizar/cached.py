@@ -72,7 +72,7 @@ class CachedAttention(Owner):
     buffers: room for partial results, and the rows' positions in device memory.
 
     ``kv_heads`` defaults to ``heads``; ``page_len`` 0 is contiguous, else the cache has ``pages``
-    pages (enough for all sequences by default). ``rope`` turns queries and keys; without it they
+    pages (enough for all sequences by default). ``rope`` rotates queries and keys; without it they
     are taken as they are. ``lengths[layer][sequence]`` tokens are stored. Raises PtxgenError for
     sizes that no kernel takes and OutOfMemoryError.
     """
@@ -227,7 +227,7 @@ class CachedAttention(Owner):
     def rows(self, layer: int, sequences: Sequence[int], tokens: int = 1) -> Rows:
         """The rows of an operation: one a sequence, or the ``tokens`` of a prompt of one sequence.
 
-        Raises ModelError for a layer or a sequence that is not there, or one named twice.
+        Raises ModelError for an unknown layer or sequence, or a sequence named twice.
         """
         self._check(layer, sequences)
         if not sequences or len(set(sequences)) != len(sequences):
@@ -267,7 +267,7 @@ class CachedAttention(Owner):
         return self.lengths_after(operation)
 
     def perform(self, operations: Sequence[Operation], queue: Callable[[], None]) -> None:
-        """Make room, put the rows' positions in device memory where they are not, ``queue`` the
+        """Make room, write the rows' positions to device memory if they are stale, ``queue`` the
         launches; then the lengths move on. All of it or nothing."""
         grown = [op for op in operations if op.tokens]
         prompts = {self.lengths[op.layer][op.sequences[0]] for op in grown if op.is_prompt}
@@ -298,7 +298,7 @@ class CachedAttention(Owner):
                 self.cache.reserve(sequence, start, start + op.tokens, stored=longest)
 
     def _place(self, operation: Operation, is_grown: bool) -> None:
-        """Put an operation's rows in device memory, where they are not what is there already."""
+        """Write an operation's rows to device memory, unless it holds them already."""
         layer, lengths = operation.layer, self.lengths[operation.layer]
         if operation.is_prompt:
             (sequence,) = operation.sequences

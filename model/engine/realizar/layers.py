@@ -1,7 +1,7 @@
 """Transformer layers on the caller's buffers: x and y (rows, hidden) f32 in device memory.
 
 norm -> Q, K, V -> RoPE, append to the cache, attention -> O -> residual -> norm -> SwiGLU ->
-residual, or whatever else the layer's description says. Rows and refusals are those of the
+residual, or other operations of the layer's description. Rows and refusals are those of the
 attention operations; weights are refused by the name of their tensor.
 """
 

@@ -70,7 +70,7 @@ class RecordedStep(Owner):
         return self.attention.lengths_after(self.operations[-1])
 
     def close(self) -> None:
-        """Free the graph, and let the buffers go that it holds."""
+        """Free the graph, and release the buffers that it holds."""
         self.graph.close()
 
 

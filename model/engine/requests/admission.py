@@ -15,7 +15,7 @@ from urdir.model.errors import BusyError, ContextFullError
 
 
 class Admission:
-    """The way of requests of up to ``context`` tokens into ``tasks``, within ``limits``."""
+    """Queues and admits requests of up to ``context`` tokens into ``tasks``, within ``limits``."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Admission:
             end = self._storage.next_shared(leader.slot, leader.complete)
             if not 0 < end < len(task.tokens) or end > leader.prefill:
                 continue
-            # the last of them tells most apart
+            # the last token distinguishes most prompts
             is_alike = leader.tokens[end - 1] == task.tokens[end - 1]
             if is_alike and leader.tokens[:end] == task.tokens[:end]:
                 return True

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 from urdir.driver.errors import DriverError, loses_device
 from urdir.model.engine.requests.answer import Answer, Item
 from urdir.model.engine.requests.choices import Choose, DeviceChoices, HostChoices
-from urdir.model.engine.requests.drafting import Drafting
 from urdir.model.engine.requests.launcher import Launcher
 from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.metrics import Metrics
@@ -78,7 +77,7 @@ class AnswerLoop(Owner):
                 end_ids=end_ids,
                 limits=limits,
                 waits=choose is not None,
-                drafting=Drafting.of(session.parts.state, session.draft_rest),
+                drafting=session.drafting,
             )
             self._answers = answers = OpenAnswers(scheduler)
             launcher = Launcher(session, scheduler, answers, clock)
@@ -177,7 +176,7 @@ class AnswerLoop(Owner):
 
     @property
     def waited_seconds(self) -> float:
-        """How long turns had nothing to do but wait for the device."""
+        """How long turns only waited for the device."""
         return self._launcher.waited_seconds
 
     @property

@@ -93,7 +93,7 @@ class Launcher(Owner):
 
     @property
     def waited_seconds(self) -> float:
-        """How long the host had nothing to do but wait for the device."""
+        """How long the host only waited for the device."""
         return self._ahead.waited_seconds
 
     def launch(self) -> bool:
@@ -199,7 +199,8 @@ class Launcher(Owner):
         state.write_tokens(slot, 0, self._scheduler.tokens(number))
         words = request.settings.words(len(request.prompt), answer.end_ids)
         state.write_sampling(slot, words)
-        self._session.begin_drafts(slot, self._scheduler.complete(number))
+        complete = self._scheduler.complete(number)
+        self._session.begin_drafts(slot, complete, request.draft_p_min)
 
     def _shaped(self, plan: StepPlan) -> _Step | None:
         """The shape of a step. Requests without a shape even alone fail; None if none is left."""
@@ -266,7 +267,8 @@ class Launcher(Owner):
 
     def _catching_up(self, longest: int, end: int) -> list[Callable[[], bool]]:
         """What prepares the steps that pass missed tokens through a draft model that rests."""
-        if self._session.draft_rest is None:
+        drafting = self._scheduler.drafting
+        if drafting is None or drafting.rest is None:
             return []
         lengths = (longest, min(longest + LOOK_AHEAD, end))
         shapes = dict.fromkeys(self._session.shapes.catch_up(at - 1, at)[0] for at in lengths)
@@ -300,9 +302,13 @@ class Launcher(Owner):
         now, begun = time.perf_counter(), self._begun_at
         self._begun_at = now if self._ahead else None
         drafting = self._scheduler.drafting
-        is_alone = not launch.shape.prompt and not launch.plans[0].missed
-        if drafting is not None and begun is not None and is_alone:
-            drafting.costs.learn(launch.shape.rows, (now - begun) / len(launch.plans))
+        if drafting is None or begun is None or launch.shape.prompt:
+            return
+        seconds, rows = (now - begun) / len(launch.plans), launch.shape.rows
+        if launch.plans[0].missed:
+            drafting.costs.learn_catch_up(rows, seconds)
+        else:
+            drafting.costs.learn(rows, seconds, drafted=launch.shape.drafts > 0)
 
     def _use_wait(self) -> bool:
         """Do a small piece of preparing for what is expected; False where all is done, or where
@@ -359,7 +365,7 @@ def _in_advance() -> Iterator[None]:
 
 
 def _is_fine(shape: StepShape) -> bool:
-    """Whether a decode step's number of rows is none whose graphs are recorded ahead."""
+    """Whether a decode step has a number of rows whose graphs are not recorded ahead."""
     return not shape.prompt and shape.rows not in COMMON_ROWS
 
 

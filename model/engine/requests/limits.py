@@ -79,8 +79,8 @@ class Limits:
 
     @classmethod
     def for_throughput(cls, shapes: ShapeBuckets, requests: int) -> Self:
-        """For as many ``requests`` that are there at once, all of which may take as long as it
-        takes: prompts take all the rows of a step of ``shapes``, also beside answers."""
+        """For ``requests`` that are known at once and have no deadline: prompts take all the
+        rows of a step of ``shapes``, also beside answers."""
         whole = _aligned(shapes, shapes.chunks[-1])
         return cls(
             prompt_rows=whole,

@@ -47,7 +47,7 @@ class Metrics:
         clock: StepClock | None,
         graph_bytes: int,
     ) -> Self:
-        """Metrics of about now, from the parts of a service."""
+        """Current metrics, from the parts of a service."""
         counts = scheduler.counts
         return cls(
             queued=scheduler.queued,

@@ -50,7 +50,7 @@ class OpenAnswers:
         self._answers[answer.number] = answer
 
     def tell(self, answer: Answer, item: Item) -> None:
-        """Collect an item to deliver."""
+        """Collect an item for delivery."""
         items = self._items.setdefault(answer, [])
         if isinstance(item, Piece) and items and isinstance(last := items[-1], Piece):
             items[-1] = Piece(last.text + item.text, last.choices + item.choices)

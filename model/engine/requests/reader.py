@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Reader:
-    """Reads the ``choices`` of steps of ``session``, tells ``scheduler``, and those who wait for
+    """Reads the ``choices`` of steps of ``session``, tells ``scheduler``, and the consumers of
     ``answers``."""
 
     def __init__(

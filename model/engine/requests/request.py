@@ -1,4 +1,4 @@
-"""What a user asks, and what comes out: plain data."""
+"""Requests and their results: plain data."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _LIMIT = Bounds(1, math.inf, "1 or more", is_whole=True)
 class Finish(Enum):
     """Why a generation ended."""
 
-    END = "end"  # the model said so
+    END = "end"  # an end token
     STOP = "stop"  # a stop string was found
-    LENGTH = "length"  # as many tokens as were asked for
+    LENGTH = "length"  # the requested number of tokens
     FULL = "full"  # no room left in the KV cache
     INTERRUPTED = "interrupted"
 
@@ -34,7 +34,8 @@ class Request:
     each step waits for the token of the last one then. Settings without a seed get a new one here:
     ``settings.seed`` repeats the answer. What is known of the prompt's beginning is shared with
     requests of the same ``scope`` alone, a name of some bytes that is no secret. Without ``drafts``
-    every step takes one token of it. Raises ModelError for an empty prompt, SettingsError.
+    every step takes one token of it; ``draft_p_min`` is its own `DraftSettings.p_min`. Raises
+    ModelError for an empty prompt, SettingsError.
     """
 
     prompt: tuple[int, ...]
@@ -46,6 +47,7 @@ class Request:
     shown: frozenset[str] = frozenset()
     scope: bytes = b""
     drafts: bool = True
+    draft_p_min: float | None = None
 
     def __post_init__(self) -> None:
         if not self.prompt:
@@ -54,6 +56,8 @@ class Request:
             raise SettingsError(f"a limit of {self.limit!r} tokens: expected {_LIMIT.words}")
         if not isinstance(self.stops, tuple) or not all(map(_is_stop, self.stops)):
             raise SettingsError(f"stops are {self.stops!r:.80}: expected texts, none empty")
+        if self.draft_p_min is not None and not 0 <= self.draft_p_min <= 1:
+            raise SettingsError(f"drafts as likely as {self.draft_p_min!r}: expected 0 to 1")
         if self.settings.seed is None:
             object.__setattr__(self, "settings", self.settings.with_seed())
         least = self.settings.min_tokens

@@ -24,7 +24,6 @@ from dataclasses import replace
 
 from urdir.model.engine.batch import Batch, Segment
 from urdir.model.engine.requests.admission import Admission
-from urdir.model.engine.requests.drafting import Acceptance, Drafting
 from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.request import Ending, Finish, Request
 from urdir.model.engine.requests.room import Room
@@ -32,6 +31,7 @@ from urdir.model.engine.requests.step_plan import Chosen, Outcome, StepPlan
 from urdir.model.engine.requests.storage import Storage
 from urdir.model.engine.requests.task import Task
 from urdir.model.engine.requests.tasks import Counts, Tasks
+from urdir.model.engine.speculation.drafting import Drafting
 from urdir.model.errors import ModelError
 
 
@@ -94,7 +94,7 @@ class Scheduler:
         return self.tasks.by_number[request].tokens
 
     def last(self, request: int) -> int | None:
-        """The position of the last known token of a request; None where it has ended."""
+        """The position of the last known token of a request; None if it has ended."""
         task = self.tasks.by_number.get(request)
         return None if task is None else len(task.tokens) - 1
 
@@ -114,7 +114,7 @@ class Scheduler:
         task = self._admission.add(request)
         task.waits |= self._waits
         if self.drafting is not None and request.drafts and not self._waits:
-            task.acceptance = Acceptance()
+            task.acceptance = self.drafting.begin()
         return task.number
 
     def cancel(
@@ -137,8 +137,8 @@ class Scheduler:
     # ---- steps ----
 
     def plan(self) -> StepPlan | None:
-        """The next step; None where there is nothing to do, or all waits for tokens. A request for
-        which storage fails is `dropped`.
+        """The next step; None if there is nothing to do, or every request waits for tokens. A
+        request for which storage fails is `dropped`.
 
         256 answers take 0.04 ms, some of them reserving room in every step, and `chosen` takes
         0.12 ms (medians on one core of a cloud Xeon, CPython 3.11).
@@ -172,9 +172,13 @@ class Scheduler:
     def repeat(self, plan: StepPlan, steps: int) -> list[StepPlan]:
         """``steps`` more steps after ``plan``, the last one, each of the same rows and as many
         drafts: for a launch of all of them at once. None of them where another request would wait
-        for that, where an answer ends meanwhile by its length, or without room."""
+        for that, where an answer ends meanwhile by its length, or without room, and where drafts
+        may soon be found not to pay."""
         tasks = self.tasks
         if plan.prompts or tasks.waiting or list(tasks.running) != list(plan.requests):
+            return []
+        answers = [task.acceptance for task in tasks.running.values() if task.acceptance]
+        if plan.batch.drafts and self.drafting and not self.drafting.is_settled(answers):
             return []
         ends = [
             (task, task.stored + steps * (1 + count))
@@ -186,6 +190,8 @@ class Scheduler:
         for task, end in ends:
             task.stored = end
             task.in_flight += steps
+        for answer in answers:
+            answer.rested(steps)
         self.counts.steps += steps
         return [plan.after(step) for step in range(1, steps + 1)]
 
@@ -228,13 +234,13 @@ class Scheduler:
                 yield Outcome(number, row, len(task.tokens) - 2, token, ending)
 
     def _learn(self, task: Task, wanted: int, chosen: Chosen) -> None:
-        """Note what became of the drafts of a step, of which ``wanted`` were asked for."""
+        """Record the acceptance of a step's drafts, of which ``wanted`` were requested."""
         accepted = len(chosen.tokens) - 1
         task.drafted += chosen.drafts
         task.accepted += accepted
         self.counts.count_drafts(chosen.drafts, accepted)
-        if task.acceptance is not None:
-            task.acceptance.learn(wanted, accepted)
+        if self.drafting is not None and task.acceptance is not None:
+            self.drafting.learn(task.acceptance, wanted, accepted)
 
     def _decode_rows(self) -> list[Task]:
         """The answers that go on, each with room for its next token."""
@@ -263,24 +269,26 @@ class Scheduler:
                 end = task.room
             counts[number] = end - task.stored
             task.stored = end
+            if counts[number] and task.acceptance is not None:
+                task.acceptance.asked()
         return tuple(counts) if any(counts) else ()
 
     def _missed(
         self, rows: Sequence[Task], positions: Sequence[int], drafts: Sequence[int]
     ) -> tuple[tuple[int, Segment], ...]:
-        """The tokens, by request, that a draft model has to pass before a step without prompts. A
-        step with drafts itself passes the last token of each sequence and the one before."""
+        """The tokens, by request, that a draft model has to pass before a step without prompts."""
         if self._rest is None:
             return ()
+        behind = 1 if self._rest.of_tokens else 0
         if not drafts:
             for task in rows:
-                task.rest_draft()
+                task.rest_draft(behind)
             return ()
         missed = []
         for task, position, count in zip(rows, positions, drafts, strict=True):
             if count and task.missed is not None:
-                if task.missed < position - 1:
-                    missed.append((task.number, Segment(task.slot, task.missed, position - 1)))
+                if task.missed < position - behind:
+                    missed.append((task.number, Segment(task.slot, task.missed, position - behind)))
                 task.missed = None
         return tuple(missed)
 

@@ -1,4 +1,4 @@
-"""Many requests at once: a thread that turns an `AnswerLoop` for all who ask from other threads.
+"""Many requests at once: a thread that turns an `AnswerLoop` for callers in other threads.
 
 Pieces of answers are handed over together, once a round.
 """

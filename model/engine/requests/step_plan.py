@@ -83,7 +83,7 @@ class StepPlan:
 
 class Chosen(NamedTuple):
     """The tokens that a step chose for a request, one after the other: one, and one for each of the
-    ``drafts`` that stood."""
+    ``drafts`` accepted."""
 
     tokens: tuple[int, ...]
     drafts: int = 0

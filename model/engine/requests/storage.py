@@ -11,7 +11,7 @@ class Storage(Protocol):
 
     @property
     def most_tokens(self) -> int:
-        """The longest that a sequence can become that has the storage for itself."""
+        """The most tokens of a sequence that has the storage for itself."""
 
     def match(
         self, sequence: int, tokens: Sequence[int], end: int, spare: int, scope: bytes

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from urdir.model.engine.requests.drafting import Acceptance
 from urdir.model.engine.requests.request import Finish, Request
+from urdir.model.engine.speculation.drafting import Acceptance
 
 
 class Task:
@@ -11,10 +11,10 @@ class Task:
 
     ``tokens`` are those that are known. The first ``stored`` are in storage once all planned steps
     have run, ``complete`` of them now; where steps have drafts, these are the most that may be, and
-    ``reached`` the most that ever were; there is ``room`` for more, and none past ``end`` are ever
+    ``reached`` the most that ever were; there is ``room`` for more. Those past ``end`` are never
     processed. Segments process the first ``prefill``, decode rows the others. ``in_flight`` planned
     steps with rows of it are not complete. ``slot`` is -1 while it waits. Of the ``drafted`` tokens
-    as many as ``accepted`` stood; ``acceptance`` is None where it takes no drafts. Tokens from
+    ``accepted`` were accepted; ``acceptance`` is None where it takes no drafts. Tokens from
     ``missed`` on may lack keys in the draft model's cache; None: only those may that the next step
     with drafts processes.
     """
@@ -69,14 +69,15 @@ class Task:
         self.reached = max(self.reached, self.stored)
         self.stored -= 1 + drafts - tokens
 
-    def rest_draft(self) -> None:
+    def rest_draft(self, behind: int) -> None:
         """A step leaves the draft model out: it misses tokens from now on. Complete steps passed
-        those before the last known one; what steps in flight accept is not known."""
+        those before the last known one, the last ``behind`` left out; what steps in flight accept
+        is not known."""
         if self.missed is None:
-            self.missed = max(0, len(self.tokens) - 2)
+            self.missed = max(0, len(self.tokens) - 1 - behind)
 
     def finish(self, end_ids: frozenset[int], context: int) -> Finish | None:
-        """Why the answer ends by its last token; None where it goes on."""
+        """Why the answer ends by its last token; None if it continues."""
         request, answered = self.request, self.answered
         is_end = self.tokens[-1] in end_ids and not request.ignore_end
         if is_end and answered > request.settings.min_tokens:

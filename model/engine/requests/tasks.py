@@ -129,14 +129,15 @@ class Tasks:
             self.drop(task, error)
 
     def publish(self, task: Task) -> None:
-        """Let others begin with what complete steps have computed of a request."""
+        """Share what complete steps have computed of a request."""
         if task.slot >= 0 and self._shares:
             self._storage.publish(task.slot, task.tokens[: task.complete], task.request.scope)
 
     def _release(self, task: Task) -> None:
         known = task.tokens[: task.complete] if self._shares else ()
         slot, reached = task.slot, max(task.reached, task.stored)
-        self._rest.has_gaps |= task.missed is not None and self._shares
+        is_gap = task.missed is not None and self._shares
+        self._rest.has_gaps |= self._rest.of_tokens and is_gap
         self.free_slots.append(slot)
         del self.running[task.number]
         task.slot = -1

@@ -26,7 +26,7 @@ log = logging.getLogger("urdir.engine")
 
 #: Graphs that are recorded beforehand, at most.
 _MOST = 192
-#: How much of the memory for graphs is left to shapes that do come.
+#: The share of the memory for graphs that is left to shapes that requests need.
 _LEFT = 1 / 4
 
 
@@ -95,7 +95,7 @@ def likely_shapes(
     """Shapes of the steps of a service, the likeliest first, some of them again and again.
 
     In every round sequences are longer, and there are more of them, than in the one before. Of the
-    ``outputs`` the first is the likeliest: OpenAI's clients have tokens drawn, if they say nothing.
+    ``outputs`` the first is the likeliest: OpenAI's clients sample by default.
     Beside answers a step takes up to ``mixed_rows`` rows of prompts. These may be ``divided``: then
     their parts are of any length, not of as many rows as a step takes. There are at ``most`` so
     many users with so many tokens each.

@@ -26,6 +26,7 @@ from urdir.ptxgen.kernels.concat import Concat
 from urdir.ptxgen.kernels.draft_token import DraftToken
 from urdir.ptxgen.kernels.embedding import Embedding
 from urdir.ptxgen.kernels.linear.epilogue.activation import Bounded, Scaled
+from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 from urdir.ptxgen.kernels.linear.steps import Epilogue
 from urdir.ptxgen.kernels.normalise import Normalise
 
@@ -45,13 +46,20 @@ EMBEDDED, JOINED, GIVEN, PASSED_ON = "embedded", "joined", "given hidden", "pass
 class DraftParts:
     """What a draft's launches read and write: ``target``, whose streams are kept
     (`families.tapped`), and the draft's ``own`` description, weights, cache and workspace. A draft
-    with a vocabulary of its own has a ``token_map`` (n,) u32: the model's token of each.
+    with a vocabulary of its own has a ``token_map`` (n,) u32: the model's token of each. The
+    model's own heads draft its first ``tokens`` alone, where that is above 0.
     ``token_position`` (rows,) u32 is where the rows' tokens are."""
 
     target: StepParts
     own: LayerParts
     token_map: Slice | None = None
     token_position: Slice | None = None
+    tokens: int = 0
+
+    def vocabulary(self, rows: int) -> int:
+        """The first tokens, of which a pass of so many rows makes logits: see `Matrix.first`."""
+        whole = self.own.config.vocab_size
+        return self.tokens if 0 < self.tokens < whole and rows <= MAX_BATCH else whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +76,28 @@ class TokenRows:
 
 @dataclass(frozen=True, slots=True)
 class DraftProduct:
-    """A matrix of the draft, or of the model, and what follows the product."""
+    """A matrix of the draft, or of the model, and what follows the product; ``rows`` are the first
+    ones that are taken, 0: all."""
 
     label: str
     weights: Weights
     of: Linear
     ends: tuple[Epilogue, ...] = ()
+    rows: int = 0
+
+    @property
+    def taken(self) -> Linear:
+        """The rows that are taken, as a description has them."""
+        if not self.rows or self.rows == self.of.rows:
+            return self.of
+        assert self.of.bias is None
+        return replace(self.of, matrix=self.of.matrix.pick((0, self.rows)))
+
+    @property
+    def matrix(self) -> Matrix:
+        """The rows that are taken."""
+        whole = self.weights.matrix(self.of)
+        return whole.first(self.rows) if self.rows else whole
 
 
 class DraftLaunches(Protocol):
@@ -161,7 +185,7 @@ def append_product(
     norm: Normalization | None = None,
 ) -> None:
     """y = the product of the norm of x, with buffers of the draft."""
-    of, graph = product.of, Graph()
+    of, graph = product.taken, Graph()
     source = graph.input(Tensor("draft x", rows.count, of.cols))
     normed = Tensor("normed", rows.count, of.cols)
     first = None if norm is None else Norm(product.label, normed, source, norm)
@@ -170,7 +194,7 @@ def append_product(
     chain = Chain(source, norm=first, products=[op], ends=product.ends, results=[to])
     with sheet_of(plan, parts) as sheet:
         at = Lowering(sheet, parts, rows, graph, fixed={source: x, to: y})
-        lower_together(at, chain, [product.weights.matrix(of)])
+        lower_together(at, chain, [product.matrix])
 
 
 def append_norm(
@@ -221,7 +245,7 @@ def append_draft(
     """Append draft number ``step`` of rows: the token after column ``step`` of ``chain``, into the
     next column.
 
-    The first one goes on from `GIVEN`, the others from `PASSED_ON`. ``rows`` are as a decode step
+    The first one continues `GIVEN`, the others `PASSED_ON`. ``rows`` are as a decode step
     has them, and are moved on to the next position where the draft `moves`. A draft with several
     heads takes that of the step; the later ones keep keys and values of the same token and hidden
     state.
@@ -252,7 +276,7 @@ def append_tokens_of(
 ) -> None:
     """tokens[r, column] = the model's token of the highest logit of each row (rows, vocab) f32;
     ``to``: the tokens, of how many columns, and the column."""
-    vocab, own, work = parts.own.config.vocab_size, parts.token_map, parts.own.work
+    vocab, own, work = parts.vocabulary(rows), parts.token_map, parts.own.work
     argmax, (tokens, columns, column) = Argmax(n=vocab, rows=rows), to
     plan.launch(argmax, "draft.argmax", logits=logits, ranks=work["ranks"])
     mapped = 0 if own is None else vocab

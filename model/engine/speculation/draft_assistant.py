@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class AssistantDraft:
     """The draft that ``parts.own`` describes. It keeps nothing: it reads the model's cache. A row's
-    position is that of the last token that it sees; queries are turned by their token's."""
+    position is that of the last token that it sees; queries are rotated by their token's."""
 
     parts: DraftParts
     heads: int = 1
@@ -122,7 +122,7 @@ class AssistantDraft:
     def _append_attention(
         self, plan: Sheet, rows: Rows, ops: LayerOps, mixer: Attention, queries: Tensor
     ) -> None:
-        """Queries, turned by the position of their token, attend to what the model keeps before it.
+        """Queries, rotated by the position of their token, attend to earlier keys of the model.
         A window is measured from the token, which is not among the keys."""
         source, first = mixer.shares_cache_of, len(ops.graph)
         assert source is not None

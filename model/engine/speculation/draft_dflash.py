@@ -51,8 +51,8 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class DFlashDraft:
-    """The draft that ``parts.own`` describes. It keeps keys and values of what the model gives, of
-    whatever tokens."""
+    """The draft that ``parts.own`` describes. It keeps keys and values of the model's streams at
+    every token."""
 
     parts: DraftParts
     heads: int = 1
@@ -147,6 +147,11 @@ class DFlashDraft:
             label, width = f"{all_rows.label}.{slot}", 4 * mixer.output_width
             of_slot = replace(all_rows.of_rows(start, some), scores=wider.scores, label=label)
             _attend(plan, of_slot, heads.slice(start * width, some.count * width))
+
+    @property
+    def last_state(self) -> Slice:
+        """The stream after the last layer of the rows of blocks, before the output's norm."""
+        return self.parts.own.work[OTHER_STREAM if self.draft.n_layers % 2 else STREAM]
 
     @property
     def _output(self) -> DraftProduct:

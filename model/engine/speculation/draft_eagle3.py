@@ -51,7 +51,7 @@ class Eagle3Draft:
         return config
 
     def append_given(self, plan: Plan, rows: Rows) -> None:
-        """The product of the model's streams side by side, normalised where the draft says so."""
+        """The product of the model's streams side by side, normalised if the draft is."""
         own, draft = self.parts.own, self.draft
         norm = None if draft.streams_norm is None else own.weights.norm(draft.streams_norm)
         append_given_streams(plan, self.parts, draft, rows, own.work[GIVEN], norm)

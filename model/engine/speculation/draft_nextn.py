@@ -51,7 +51,7 @@ class NextnDraft:
         return len(self.parts.target.config.nextn)
 
     def append_given(self, plan: Plan, rows: Rows) -> None:
-        """The model's stream after its layers, normalised where the heads take it so."""
+        """The model's stream after its layers, normalised if the heads take it so."""
         own, target = self.parts.own, self.parts.target
         config, to = target.config, own.work[GIVEN]
         stream = target.work[saved(tap(config.n_layers))]
@@ -84,7 +84,8 @@ class NextnDraft:
         if of.passes_normed:
             made = step.graph.add(Norm("draft.norm", step.stream(), made, of.norm))
         lower(plan, own, rows, step.graph, fixed={stream: x, made: passed})
-        output = DraftProduct("draft.output", own.weights, of.output)
+        vocab = self.parts.vocabulary(rows.count)
+        output = DraftProduct("draft.output", own.weights, of.output, rows=vocab)
         norm = None if of.passes_normed else of.norm
         append_logits(plan, self.parts, rows, output, passed, norm)
 

@@ -22,7 +22,7 @@ _STATE = ("sequence", "place", "position", "found", "given", "tokens", "known", 
 def append_placed_rows(
     plan: Plan, parts: StepParts, shape: StepShape, source: DraftSource | None = None
 ) -> Pieces:
-    """Drafts, where the step has any, from ``source`` (those of the settings), in pieces; then the
+    """Drafts, if the step has any, from ``source`` (those of the settings), in pieces; then the
     positions of the rows, as far as the host does not know them."""
     state = parts.state
     if state.drafts is None:

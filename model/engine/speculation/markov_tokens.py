@@ -5,15 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from urdir.model.engine.speculation.draft import (
+    EMBEDDED,
+    JOINED,
     DraftChain,
     DraftParts,
     DraftProduct,
     TokenRows,
     append_embedded,
+    append_norm,
     append_product,
     append_token,
 )
+from urdir.ptxgen.kernels.activate import Activate
+from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.add import Add
+from urdir.ptxgen.kernels.join import Join
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
@@ -51,3 +57,23 @@ def append_markov_sum(
     logits = work["logits"].slice(4 * slot * count * vocab, 4 * count * vocab)
     plan.launch(Add(count * vocab), "draft.markov_sum", a=logits, b=added, y=logits)
     return logits
+
+
+def append_confidence(
+    plan: Plan, own: LayerParts, rows: Rows, markov: Markov, state: Slice, y: Slice
+) -> None:
+    """y (rows,) f32 = how likely the tokens of a slot are, by the last ``state`` (rows, hidden) f32
+    of its rows and by the tokens before, which `append_markov_sum` has just read."""
+    of, norm = markov.confidence, own.config.output_norm
+    assert of is not None
+    assert norm is not None
+    hidden, rank, work = own.config.hidden, markov.next.cols, own.work
+    append_norm(
+        plan, rows.count, "draft.state", own.weights.norm(norm), (state, work[EMBEDDED], hidden)
+    )
+    parts = {"a": work[EMBEDDED], "b": work[PREVIOUS]}
+    plan.launch(Join(rows.count, hidden, rank), "draft.join", **parts, y=work[JOINED])
+    product = DraftProduct("draft.conf_proj", own.weights, of)
+    append_product(plan, own, rows, product, work[JOINED], y)
+    sigmoid = Activate(rows.count, Activation("sigmoid"))
+    plan.launch(sigmoid, "draft.confidence", x=y, y=y)

@@ -38,13 +38,14 @@ class DraftSource(Protocol):
         """Append launches that keep what later drafts need of the ``rows`` of any step, in pieces:
         they follow the model's layers, whose streams are in the workspace."""
 
-    def begin(self, sequence: int, length: int) -> None:
-        """A sequence begins again, with ``length`` tokens that earlier steps processed. What is
-        written is queued."""
+    def begin(self, sequence: int, length: int, p_min: float | None = None) -> None:
+        """A sequence begins again, with ``length`` tokens that earlier steps processed. Its drafts
+        end before a token less likely than ``p_min`` (None: that of the settings). What is written
+        is queued."""
 
 
 class NgramSource:
-    """What followed the last tokens where they were before: `NgramDrafts`."""
+    """What followed the latest earlier occurrence of the last tokens: `NgramDrafts`."""
 
     def __init__(self, settings: DraftSettings) -> None:
         self._settings = settings
@@ -65,5 +66,5 @@ class NgramSource:
         """Nothing: the tokens are in the state."""
         yield from ()
 
-    def begin(self, sequence: int, length: int) -> None:
+    def begin(self, sequence: int, length: int, p_min: float | None = None) -> None:
         """Nothing."""

@@ -152,8 +152,10 @@ def decode_attention(
     """
     incremental = IncrementalAttention(heads, layout, rows, scores, token)
     incremental = replace(incremental, packs=packs and incremental.can_pack)
-    if target and (latent := _latent(incremental, max_keys, sm_count, target)) is not None:
-        return latent
+    if target and token is not None:
+        shape = (heads, layout, max_keys, sm_count, rows, scores, token, target)
+        if (latent := latent_attention(*shape, packs=incremental.packs)) is not None:
+            return latent
     if incremental.value_dim > WIDE and target:
         if Target.parse(target).sm < incremental.tensor_cores_since:
             incremental = replace(incremental, most_heads=1)
@@ -238,21 +240,31 @@ def _wide(
     return replace(near, ctas=max(1, sm_count // (2 * near.head_tiles)))
 
 
-def _latent(
-    whole: IncrementalAttention, max_keys: int, sm_count: int, target: str
+def latent_attention(
+    heads: int,
+    layout: KvLayout,
+    max_keys: int,
+    sm_count: int,
+    rows: int,
+    scores: Scores,
+    token: OwnToken,
+    target: str,
+    *,
+    packs: bool = False,
 ) -> LatentDecode | None:
-    """The kernel for a latent vector on wgmma, one CTA per SM; None if unsupported."""
-    if not LatentDecode.serves(whole.heads, whole.layout, whole.scores, whole.token):
+    """The kernel for a latent vector on wgmma, one CTA per SM; None if unsupported. A ``token``
+    that is not appended is that of several rows of a sequence."""
+    if not LatentDecode.serves(heads, layout, scores, token):
         return None
-    is_short = whole.rows == 1 and max_keys <= FEW_KEYS and whole.heads <= FEW_HEADS
-    each = 8 if is_short or whole.heads % 16 else 16
-    tiles = whole.heads // each
-    cluster = 8 if 8 * tiles * whole.rows <= sm_count else 4
+    is_short = rows == 1 and max_keys <= FEW_KEYS and heads <= FEW_HEADS
+    each = 8 if is_short or heads % 16 else 16
+    tiles = heads // each
+    cluster = 8 if 8 * tiles * rows <= sm_count else 4
     spec = LatentDecode(
-        *(whole.heads, whole.layout, whole.rows, whole.scores, whole.token, each, whole.packs),
+        *(heads, layout, rows, scores, token, each, packs),
         ctas=max(1, sm_count // (cluster * tiles)),
         least=LEAST_KEYS,
-        most=0 if whole.rows == 1 else MOST_KEYS,
+        most=0 if rows == 1 else MOST_KEYS,
         cluster=cluster,
     )
     return spec if spec.target_on(target) else None

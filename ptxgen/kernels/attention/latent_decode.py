@@ -4,7 +4,7 @@ read."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
@@ -30,13 +30,15 @@ class LatentDecode(FlashDecode):
     queries and weights as sums of two 16-bit floats. It reads keys once, and uses them from shared
     memory as keys and as values. CTA n of a cluster merges part n of all heads' values; with
     several chunks the last CTAs n to finish do so, which are counted in ``arrived`` at head n of a
-    CTA's. For shapes that it `serves`.
+    CTA's. For shapes that it `serves`. A ``token`` that is not appended, whose key is in the cache,
+    is one of several rows of a sequence.
     """
 
     most_heads: int = 8
     cluster: int = 8
 
     heads_of_cta: ClassVar = (8, 16)
+    takes_queries_in_parts: ClassVar = True
     name = "latent_decode"
     template = ("urdir.templates", "attention/latent_decode.ptx.j2")
 
@@ -126,6 +128,15 @@ class LatentDecode(FlashDecode):
                 cluster=4,
                 least=16,
                 most=16,
+            ),
+            "rows of a sequence": cls(
+                *(16, latent(2, 1, 150, 576, "f16"), 4),
+                token=replace(turned, appends=False),
+                most_heads=16,
+                ctas=4,
+                cluster=2,
+                least=16,
+                most=32,
             ),
             "packs": cls(
                 *(16, latent(16, 1, 80, 576, "bf16", 16, 90), 16),

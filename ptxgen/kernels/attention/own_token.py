@@ -49,7 +49,7 @@ class OwnToken:
     - ``latent_norm``: q and k come in two parts, as MLA's products leave them: ``q_rotated`` (rows,
       heads, n) and ``q_absorbed`` (rows, heads, value_dim), ``k_rotated`` (rows, n) and ``latent``
       (rows, value_dim). RMSNorm of the latter, with weights ``latent_norm`` (value_dim,) f32, is
-      the end of k, and the value;
+      the end of k, and the value. A token that is not appended has q in parts alone;
     - ``qk_norm``: RMSNorm of each head of q and k, with weights ``q_norm`` and ``k_norm``
       (head_dim,) f32 if it has any; with ``qk_norm_over`` "row" over all heads of q, and all heads
       of k, with weights (heads, head_dim) (OLMo 2);
@@ -78,8 +78,8 @@ class OwnToken:
         for name, norm in norms.items():
             if norm and (norm.kind != "rms" or norm.bias or (norm.weight and name == "v_norm")):
                 raise PtxgenError(f"{name} is an RMS norm without bias, v_norm without weight")
-        if self.latent_norm and (self.qk_norm or self.v_norm or not self.appends):
-            raise PtxgenError("heads of a latent vector have no other norms, and are appended")
+        if self.latent_norm and (self.qk_norm or self.v_norm):
+            raise PtxgenError("heads of a latent vector have no other norms")
         if self.latent_norm and not self.latent_norm.weight:
             raise PtxgenError("latent_norm has weights")
         if self.v_norm and not self.appends:
@@ -97,7 +97,9 @@ class OwnToken:
     @property
     def weights(self) -> tuple[str, ...]:
         """The norm weights that are parameters."""
-        return ("latent_norm",) if self.latent_norm else self.head_weights
+        if not self.latent_norm:
+            return self.head_weights
+        return ("latent_norm",) if self.appends else ()
 
     @property
     def head_weights(self) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -36,9 +36,13 @@ class RowsWithTokens(AttentionSpec):
     """
 
     token: OwnToken | None = None
+    #: Whether queries may come in MLA's two parts without a key that is appended.
+    takes_queries_in_parts: ClassVar = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.is_latent and not (self.appends or self.takes_queries_in_parts):
+            raise PtxgenError(f"{self.name}: heads of a latent vector are appended")
         if self.rope and self.rope.rotary_dim > self.head_dim:
             raise PtxgenError(f"rotary_dim {self.rope.rotary_dim} of a head_dim of {self.head_dim}")
         if self.appends and self.layout.values_in_keys and not self._values_stay:
@@ -101,12 +105,15 @@ class RowsWithTokens(AttentionSpec):
         if not self.is_latent:
             q = Param("q", "f32", ("rows", "heads", "head_dim"), Access.IN)
             return (q, *(self.layout.token_params if self.appends else ()))
-        return (
+        queries = (
             Param("q_rotated", "f32", ("rows", "heads", "rotated_dim"), Access.IN),
             Param("q_absorbed", "f32", ("rows", "heads", "value_dim"), Access.IN),
+        )
+        key = (
             Param("k_rotated", "f32", ("rows", "rotated_dim"), Access.IN),
             Param("latent", "f32", ("rows", "value_dim"), Access.IN),
         )
+        return (*queries, *key) if self.appends else queries
 
     def appended(self, inputs: dict[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
         """Inputs after the rows' new tokens are prepared and in the caches, and these caches;
@@ -135,9 +142,11 @@ class RowsWithTokens(AttentionSpec):
         """q and k of their parts, in float64."""
         assert self.token is not None
         assert self.token.latent_norm is not None
+        q = np.concatenate([inputs["q_rotated"], inputs["q_absorbed"]], axis=2)
+        if not self.appends:
+            return {"q": q}
         value = self.token.latent_norm(inputs["latent"], inputs["latent_norm"])
         k = np.concatenate([inputs["k_rotated"], value], axis=1)
-        q = np.concatenate([inputs["q_rotated"], inputs["q_absorbed"]], axis=2)
         return {"q": q, "k": k[:, None]}
 
     def inputs_at(
@@ -166,7 +175,7 @@ class RowsWithTokens(AttentionSpec):
             shape = self.shape_of(self.param(name))
             inputs[name] = rng.uniform(0.5, 1.5, shape).astype(np.float32)
         if not self.appends:
-            return inputs
+            return self._in_parts(inputs) if self.is_latent else inputs
         lengths = [0] * layout.sequences
         for sequence, position in zip(sequences, positions, strict=True):
             if position < layout.max_len:
@@ -185,10 +194,11 @@ class RowsWithTokens(AttentionSpec):
 
     def _in_parts(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """The same with the parts of q and k."""
-        at = self.rotated_dim
-        q, k = (inputs.pop(name) for name in "qk")
+        at, q = self.rotated_dim, inputs.pop("q")
         parts = {"q_rotated": q[..., :at], "q_absorbed": q[..., at:]}
-        parts |= {"k_rotated": k[:, 0, :at], "latent": k[:, 0, at:]}
+        if self.appends:
+            k = inputs.pop("k")
+            parts |= {"k_rotated": k[:, 0, :at], "latent": k[:, 0, at:]}
         return inputs | {name: np.ascontiguousarray(part) for name, part in parts.items()}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:

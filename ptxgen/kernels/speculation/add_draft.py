@@ -23,8 +23,10 @@ class AddDraft(KernelSpec):
     ids to the model's. ``position``, the row's place in the draft's cache, and ``token_position``
     move on by one; at ``until[r]`` the row becomes a padding row, IDLE. So it does, without a
     draft, if it is there already, or if none can be chosen, or one that is not among the model's
-    ``vocab`` tokens. A row is
-    padding where one of the positions is ``max_len`` or more.
+    ``vocab`` tokens. A row is padding where one of the positions is ``max_len`` or more. Without
+    ``moves`` rows have no ``position`` of their own: they keep nothing of what they draft. Where it
+    is ``judged``, a draft whose ``probability`` (ranked,) f32, as `TopProbability` leaves it, is
+    below ``p_min[s]`` f32 is none.
     """
 
     slices: int
@@ -34,6 +36,8 @@ class AddDraft(KernelSpec):
     sequences: int = 1
     mapped: int = 0
     start: int = 0
+    moves: bool = True
+    judged: bool = False
 
     name = "add_draft"
     template = ("urdir.templates", "speculation/add_draft.ptx.j2")
@@ -57,11 +61,17 @@ class AddDraft(KernelSpec):
     @property
     def params(self) -> tuple[Param, ...]:
         own = (Param("map", "u32", ("mapped",), Access.IN),) if self.mapped else ()
+        place = (Param("position", "u32", ("rows",), Access.INOUT),) if self.moves else ()
+        judged = (
+            Param("probability", "f32", ("ranked",), Access.IN),
+            Param("p_min", "f32", ("sequences",), Access.IN),
+        )
         return (
             Param("ranks", "u64", ("ranked", "slices"), Access.IN),
+            *(judged if self.judged else ()),
             *own,
             Param("sequence", "u32", ("rows",), Access.IN),
-            Param("position", "u32", ("rows",), Access.INOUT),
+            *place,
             Param("token_position", "u32", ("rows",), Access.INOUT),
             Param("until", "u32", ("rows",), Access.IN),
             Param("tokens", "u32", ("sequences", "max_len"), Access.INOUT),
@@ -87,18 +97,21 @@ class AddDraft(KernelSpec):
         chosen = indices(inputs["ranks"][self.start :].max(axis=1))
         for row, token in enumerate(chosen.tolist()):
             at, s = int(state["token_position"][row]), inputs["sequence"][row]
-            if at >= self.max_len or state["position"][row] >= self.max_len:
+            if at >= self.max_len or (self.moves and state["position"][row] >= self.max_len):
                 continue
             if self.mapped:
                 token = int(inputs["map"][token]) if token < self.mapped else IDLE
             is_last = at + 1 >= inputs["until"][row]
+            if self.judged and inputs["probability"][self.start + row] < inputs["p_min"][s]:
+                token = IDLE
             if token >= self.vocab or at >= inputs["until"][row]:
                 is_last = True
             else:
                 state["tokens"][s, at + 1] = token
                 state["found"][s] += 1
             state["token_position"][row] = IDLE if is_last else at + 1
-            state["position"][row] = IDLE if is_last else state["position"][row] + 1
+            if self.moves:
+                state["position"][row] = IDLE if is_last else state["position"][row] + 1
         return state
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
@@ -118,6 +131,8 @@ class AddDraft(KernelSpec):
         tokens = rng.integers(0, self.vocab, (self.sequences, self.max_len))
         inputs = {
             "ranks": found,
+            "probability": rng.random(self.ranked),
+            "p_min": rng.choice([0.0, 0.5, 1.0], self.sequences),
             "map": rng.integers(0, self.vocab, self.mapped, np.uint32),
             "sequence": rng.permutation(max(self.sequences, self.rows))[: self.rows],
             "position": places,
@@ -126,8 +141,7 @@ class AddDraft(KernelSpec):
             "tokens": tokens,
             "found": rng.integers(0, 4, self.sequences),
         }
-        wanted = {p.name: inputs[p.name] for p in self.params}
-        return {n: v if n == "ranks" else v.astype(np.uint32) for n, v in wanted.items()}
+        return {p.name: inputs[p.name].astype(p.numpy_dtype) for p in self.params}
 
     @classmethod
     def examples(cls) -> Mapping[str, AddDraft]:
@@ -135,6 +149,10 @@ class AddDraft(KernelSpec):
             "one slice": cls(slices=1, max_len=9, vocab=40),
             "a few rows": cls(slices=5, max_len=30, vocab=1000, rows=7, sequences=9, start=14),
             "mapped": cls(slices=32, max_len=20, vocab=128_256, rows=5, sequences=5, mapped=32_000),
+            "judged": cls(
+                slices=9, max_len=33, vocab=9000, rows=8, sequences=8, start=8, judged=True
+            ),
+            "no places": cls(slices=3, max_len=20, vocab=600, rows=5, sequences=7, moves=False),
             "many slices": cls(slices=251, max_len=12, vocab=250_000, rows=2, sequences=2),
         }
 

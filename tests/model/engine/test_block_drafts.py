@@ -120,6 +120,7 @@ def test_a_block_after_a_text_is_llama_cpp_s(block: Opened) -> None:
 
 
 @of_each
+@pytest.mark.turns(2)
 def test_rounds_of_speculation_are_llama_cpp_s(block: Opened) -> None:
     draft, traces = block.draft, block.traces
     *prompt, last = traces["prompt"]
@@ -135,6 +136,7 @@ def test_rounds_of_speculation_are_llama_cpp_s(block: Opened) -> None:
 
 
 @of_each
+@pytest.mark.turns(3, which=1)
 def test_a_replayed_graph_drafts_the_same_block(block: Opened) -> None:
     draft, place = block.draft, (0, 9, block.tokens[9])
     stream, device = draft.session.stream, draft.parts.own.device
@@ -149,7 +151,7 @@ def test_a_replayed_graph_drafts_the_same_block(block: Opened) -> None:
 
 
 @of_each
-@pytest.mark.turns(2)
+@pytest.mark.turns(4, which=(0, 3))
 @pytest.mark.slow
 @pytest.mark.parametrize("exact", [True, False])
 def test_sequences_draft_together_as_each_alone(block: Opened, exact: bool) -> None:

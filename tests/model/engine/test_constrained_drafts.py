@@ -31,11 +31,8 @@ from urdir.ptxgen.kernels.speculation.ngram_drafts import NgramDrafts
 llguidance = pytest.importorskip("llguidance")
 SCHEMA: dict[str, Any] = {
     "type": "object",
-    "properties": {
-        "animal": {"enum": ["a fox", "an owl"]},
-        "another animal": {"enum": ["a fox", "an owl"]},
-    },
-    "required": ["animal", "another animal"],
+    "properties": {"another animal": {"enum": ["a fox", "an owl"]}},
+    "required": ["another animal"],
     "additionalProperties": False,
 }
 DRAFTS = DraftSettings(most=4, least=4, shortest=1)
@@ -102,10 +99,10 @@ def test_answers_are_the_same_and_keys_are_drafted(
     drawn = SamplingSettings(temperature=1.2, seed=5)
     requests = [
         Request(prompt=prompt, settings=greedy, limit=50, constraint=constraint),
-        Request(prompt=prompt, settings=greedy, limit=12),
+        Request(prompt=prompt, settings=greedy, limit=5),
         Request(prompt=prompt, settings=drawn, limit=50, constraint=constraint),
     ]
-    settings = SessionSettings(128, exact=True, sequences=3)
+    settings = SessionSettings(64, exact=True, sequences=3)
     with (
         Device.open(device_name) as device,
         Weights.load(model, Config.of(model), device) as weights,
@@ -119,4 +116,4 @@ def test_answers_are_the_same_and_keys_are_drafted(
     for answer in (found[1][0], found[1][2]):
         assert json.loads(answer.text).keys() == SCHEMA["properties"].keys()
         assert answer.ending is not None
-        assert answer.ending.accepted_tokens > 5
+        assert answer.ending.accepted_tokens > 2

@@ -1,6 +1,6 @@
 """The trained demo model's exact answers: 68 of 69, as torch and llama.cpp give them.
 
-The emulator takes the three shortest questions; ``--full`` takes all there too, on one device.
+The emulator takes the two shortest questions; ``--full`` takes all there too, on one device.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def test_answers(
     needs_gpus(place.get("gpus", 1))
     questions = QUESTIONS
     if device_name == "emulator" and (place or not pytestconfig.getoption("--full")):
-        questions = sorted(QUESTIONS, key=_length)[:3]
+        questions = sorted(QUESTIONS, key=_length)[:2]
     with (
         Engine.open(device=device_name, **place) as engine,
         ChatTemplate.of(engine.file, engine.tokenizer) as template,
@@ -80,10 +80,10 @@ def test_answers(
 def test_200_greedy_tokens_are_the_same_replayed_and_eager(device_name: str) -> None:
     """A story, replayed as a graph, against the same launches made one by one."""
 
-    count = 200 if device_name == "cuda" else 6
+    count = 200 if device_name == "cuda" else 4
     results = []
     with Engine.open(device=device_name) as engine:
-        prompt = engine.tokenizer.encode("Once upon a time, in a tiny house,", parse_special=True)
+        prompt = engine.tokenizer.encode("Once upon a time", parse_special=True)
         for observer in (None, Eager()):
             with stepping(
                 engine.device, engine.weights, SessionSettings(256), observer=observer

@@ -3,7 +3,7 @@ count, and the model's own answers.
 
 `data/demo/demo-draft.json` has the rounds of greedy speculation with four drafts each on the 69
 questions: how many, what was drafted within the answer, and what was accepted. The emulator takes
-two short questions, and two with rejected drafts, or all with ``--full``.
+a short one of which some drafts are rejected, or all with ``--full``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ from urdir.model.engine.draft_pair import file_pair, open_pair
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.realizar import EagerSteps
 from urdir.model.engine.requests.request import Request
-from urdir.model.engine.sampling_settings import GREEDY, SamplingSettings
+from urdir.model.engine.sampling_settings import GREEDY
 from urdir.model.families.draft_file import reads_of
 from urdir.model.files.demo import BUILT_IN, DEMO_DRAFT
 from urdir.model.files.source import open_model
@@ -116,8 +116,7 @@ def test_drafts_are_accepted_as_torch_counts_them(
     whole = device_name == "cuda" or pytestconfig.getoption("--full")
     questions = sorted(QUESTIONS, key=_length)
     if not whole:
-        wrong = [q for q in questions if rejected(torch_counts[q["id"]])]
-        questions = [*questions[:2], *wrong[:2]]
+        questions = [q for q in questions if rejected(torch_counts[q["id"]])][:1]
     found, wanted = [], []
     for question in questions:
         turns = [Message(m["role"], m["content"]) for m in question["messages"]]
@@ -129,7 +128,7 @@ def test_drafts_are_accepted_as_torch_counts_them(
         wanted.append(torch_counts[question["id"]])
     if not whole:
         assert found == wanted
-        assert any(map(rejected, found))
+        assert 0 < found[0].accepted < found[0].drafted
         return
     ours, theirs = (np.sum(counts, axis=0) for counts in (found, wanted))
     assert ours[2] / ours[1] >= LEAST
@@ -137,30 +136,19 @@ def test_drafts_are_accepted_as_torch_counts_them(
 
 
 @pytest.mark.slow
-def test_an_engine_answers_with_the_draft_as_without(
+def test_an_engine_answers_with_the_draft(
     device_name: str, torch_counts: dict[str, Counts]
 ) -> None:
-    """In the steps of an engine, greedy and with seeded sampling."""
-    (question,) = (q for q in QUESTIONS if q["id"] == "greet-3")
+    """In the steps of an engine with default settings (`test_model_drafts.py`: sampled ones)."""
+    (question,) = (q for q in QUESTIONS if q["id"] == "colors-3")
     turns = [Message(m["role"], m["content"]) for m in question["messages"]]
-    sampled = SamplingSettings(temperature=1.5, seed=3)
     drafts = DraftSettings(kind="model", most=MOST, least=MOST)
-    place: dict[str, Any] = {"device": device_name, "exact": True, "kv_dtype": "f32"}
-    found = []
-    for draft in (DEMO_DRAFT, None):
-        with (
-            Engine.open(draft=draft, drafts=drafts if draft else None, **place) as engine,
-            ChatTemplate.of(engine.file, engine.tokenizer) as template,
-        ):
-            prompt = tuple(template.encode(turns))
-            answers = []
-            for settings in (GREEDY, sampled):
-                asked = Request(prompt=prompt, settings=settings, limit=24)
-                generation = engine.generation(asked)
-                answers.append("".join(generation.text()))
-                if draft is not None and settings is GREEDY:
-                    wanted = torch_counts[question["id"]].accepted
-                    assert generation.statistics.accepted_tokens == wanted
-            found.append(answers)
-    assert found[0] == found[1]
-    assert found[0][0] == question["expected"]
+    with (
+        Engine.open(draft=DEMO_DRAFT, drafts=drafts, device=device_name, context=64) as engine,
+        ChatTemplate.of(engine.file, engine.tokenizer) as template,
+    ):
+        asked = Request(prompt=tuple(template.encode(turns)), settings=GREEDY, limit=24)
+        generation = engine.generation(asked)
+        assert "".join(generation.text()) == question["expected"]
+        wanted = torch_counts[question["id"]].accepted
+        assert generation.statistics.accepted_tokens == wanted

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.model.engine.test_speculation import FIXED, few_letters, given
 from tests.model.stepping import stepping
 from urdir.driver.device import Device
 from urdir.driver.operation import Launch
 from urdir.model.engine.batch import Output
+from urdir.model.engine.session import Session
 from urdir.model.families.config import Config
 from urdir.model.families.shapes import Shape
 from urdir.model.memory.session_settings import SessionSettings
@@ -78,3 +81,32 @@ def test_steps_of_rows_beside_each_other(
     golden = reference_model(model, config).logits(tokens[0][: PROMPTS[0] + 3])[-1]
     assert relative_rms(alone, golden) <= TOLERANCES[kv_dtype]
     assert any(isinstance(op, Launch) and isinstance(op.kernel, LatentDecode) for op in plan)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("page_len", [0, 16])
+@pytest.mark.usefixtures("on_hopper")
+def test_answers_with_drafts_are_the_same(
+    page_len: int, device: Device, random_model: Callable[..., Any]
+) -> None:
+    """Rows of a sequence attend by the same kernel as one, once their keys are in the cache."""
+    model = random_model(SHAPE, seed=1)
+    first, second = few_letters(np.random.default_rng(7), 2)
+    whole = tuple(np.resize(first.prompt, 58).tolist())  # drafts pass the end of a tile of 64 keys
+    requests = [replace(first, prompt=whole, limit=12), replace(second, limit=9)]
+    settings = SessionSettings(256, exact=True, sequences=2, chunk=128, page_len=page_len)
+    drafts = replace(FIXED, shortest=1)
+    with Weights.load(model, Config.of(model), device) as weights:
+        with Session(device, weights, settings) as session:
+            expected = given(session, requests)
+        with Session(device, weights, replace(settings, drafts=drafts)) as session:
+            found = given(session, requests)
+            shape = session.shapes.decode(8, 100, Output.GREEDY, drafted=True)
+            plan = session.steps.bound(shape).plan
+    for mine, theirs in zip(found, expected, strict=True):
+        mine.check_equal(theirs)
+    assert sum(each.ending.accepted_tokens for each in found if each.ending) > 3
+    launches = [op for op in plan if isinstance(op, Launch)]
+    (kernel,) = [op.kernel for op in launches if op.label.endswith(".attention")]
+    assert isinstance(kernel, LatentDecode)
+    assert not kernel.appends

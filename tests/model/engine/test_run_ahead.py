@@ -122,23 +122,23 @@ def test_several_steps_at_once_equal_single_ones(
     """In every order of launches that an answer has: one first, several, and one by one again at
     the end; no step beyond what is asked for; left in the midst of a launch; of two sequences."""
     output, prompt = Output.of(settings), (3, 1, 4)
-    with Session(device, weights, SessionSettings(24, sequences=2)) as session:
+    with Session(device, weights, SessionSettings(16, sequences=2)) as session:
         launched = watch(session)
         with EagerSteps(session) as eager:
             eager.feed(prompt)
             set_sampling(eager, settings)
-            singly = [eager.step((0,), output)[0] for _ in range(22)]
+            singly = [eager.step((0,), output)[0] for _ in range(14)]
         assert set(launched) == {1}
         for rows in (1, 2):
             shape = StepShape(rows, 256, output, AT_ONCE)
             assert prepare_all(session, shape) > AT_ONCE
             assert len(session.steps.bound(shape)) % AT_ONCE == 0
-        for limit in (1, 2, AT_ONCE + 1, AT_ONCE + 3, 22):
+        for limit in (1, AT_ONCE + 1, 14):
             del launched[:]
             assert answer(session, prompt, limit, settings) == singly[:limit]
             assert sum(launched) == limit
             assert launched[:2] == ([1, AT_ONCE] if limit > AT_ONCE else [1] * min(limit, 2))
-        for read in (1, 4, 7):
+        for read in (1, 4):
             request = Request(prompt=prompt, settings=settings)
             generation = Generation(session, None, request)
             with closing(generation.pieces()) as pieces:
@@ -148,7 +148,7 @@ def test_several_steps_at_once_equal_single_ones(
             known = (*prompt, *generation.tokens)
             assert answer(session, known, 3, settings) == singly[len(generation.tokens) :][:3]
         del launched[:]
-        other = Request(prompt=(5, 9), settings=settings, limit=20)
+        other = Request(prompt=(5, 9), settings=settings, limit=12)
         both = together(session, [Request(prompt=prompt, settings=settings), other])
         assert both[0] == singly
         assert AT_ONCE in launched
@@ -186,22 +186,22 @@ def test_several_steps_stay_in_a_length_bucket(device: Device, weights: Weights)
     """As single ones do: around 256 tokens attention changes its way to work."""
     tokens = [int(t) for t in np.random.default_rng(4).integers(0, 320, 249)]
     with Session(device, weights, SessionSettings(300)) as session:
-        singly = single_steps(session, tokens, 20)
+        singly = single_steps(session, tokens, 12)
         for keys in (256, 512):
             prepare_all(session, StepShape(1, keys, Output.GREEDY, AT_ONCE))
         launched = watch(session)
-        assert answer(session, tokens, 20) == singly
+        assert answer(session, tokens, 12) == singly
         assert launched[:4] == [1, AT_ONCE, 1, 1]
 
 
 @pytest.mark.slow
 def test_several_steps_take_what_room_there_is_in_pages(device: Device, weights: Weights) -> None:
     """To the last page's end."""
-    settings = SessionSettings(64, sequences=2, page_len=16, pages=3)
+    settings = SessionSettings(64, sequences=2, page_len=16, pages=2)
     with Session(device, weights, settings) as session:
         prepare_all(session, StepShape(1, 256, Output.GREEDY, AT_ONCE))
         found = answer(session, [1] * 14)
-        assert len(found) == 3 * 16 - 14 + 1
+        assert len(found) == 2 * 16 - 14 + 1
         assert found == single_steps(session, [1] * 14, len(found))
 
 
@@ -220,14 +220,14 @@ def test_the_next_bucket_is_ready_before_it_is_needed(
             at_once.append(shape)
         make_ready(self, shape)
 
-    tokens = [int(t) for t in np.random.default_rng(4).integers(0, 320, 480)]
-    with Session(device, weights, SessionSettings(1000)) as session:
-        expected = single_steps(session, tokens, 40)
+    tokens = [int(t) for t in np.random.default_rng(4).integers(0, 320, 224)]
+    with Session(device, weights, SessionSettings(500)) as session:
+        expected = single_steps(session, tokens, 36)
     monkeypatch.setattr(Steps, "make_ready", watched)
-    with Session(device, weights, SessionSettings(1000)) as session:
-        assert answer(session, tokens, 40) == expected
-        prompt = StepShape(512, 512, Output.GREEDY, prompt=512)
-        assert at_once in ([prompt], [prompt, StepShape(1, 512, Output.GREEDY)])
+    with Session(device, weights, SessionSettings(500)) as session:
+        assert answer(session, tokens, 36) == expected
+        prompt = StepShape(256, 256, Output.GREEDY, prompt=256)
+        assert at_once in ([prompt], [prompt, StepShape(1, 256, Output.GREEDY)])
 
 
 @pytest.mark.slow
@@ -282,7 +282,7 @@ def test_waiting_is_counted(device: Device, weights: Weights) -> None:
         Session(device, weights, SessionSettings(20)) as session,
         AnswerLoop(session, None, Limits.for_one(session.shapes)) as loop,
     ):
-        loop.add(loop.answer_to(Request(prompt=(1, 2))))
+        loop.add(loop.answer_to(Request(prompt=(1, 2), limit=6)))
         assert loop.waited_seconds == 0
         while not loop.is_idle:
             loop.turn()

@@ -19,9 +19,9 @@ from urdir.model.engine.requests.answer import Answer
 from urdir.model.engine.requests.answer_loop import AnswerLoop
 from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.request import Ending, Piece, Request, TokenChoice
-from urdir.model.engine.requests.step_costs import StepCosts
 from urdir.model.engine.sampling_settings import GREEDY, SamplingSettings
 from urdir.model.engine.session import Session
+from urdir.model.engine.speculation.step_costs import StepCosts
 from urdir.model.errors import SettingsError
 from urdir.model.families.config import Config
 from urdir.model.families.shapes import Shape
@@ -103,11 +103,13 @@ def given(
     tokenizer: Any = None,
     limits: Limits | None = None,
     left: Sequence[int] = (),
+    compiler: Any = None,
 ) -> list[Given]:
     """What comes of requests that are there at once. Those with numbers in ``left`` are cancelled
-    after five tokens."""
+    after five tokens; a ``compiler`` makes constraints."""
     limits = limits or Limits.for_throughput(session.shapes, len(requests))
     with AnswerLoop(session, tokenizer, limits) as loop:
+        loop._compiler = compiler
         answers = [loop.answer_to(request) for request in requests]
         found: dict[Answer, Given] = {each: Given() for each in answers}
         for each in answers:
@@ -204,7 +206,7 @@ def test_answers_beside_each_other_are_the_same(
             stops=("7 1",) if at % 3 == 0 else (),
             drafts=at != 5,
         )
-        for at, prompt in enumerate(prompts(rng, 8))
+        for at, prompt in enumerate(prompts(rng, 7))
     ]
     tokenizer = Numbers(0, 1)
     left = (2,)
@@ -226,7 +228,7 @@ def test_answers_beside_each_other_are_the_same(
 
 def test_the_context_ends_within_drafts(without: Session, fixed: Session) -> None:
     """By any number of places."""
-    for rest in (1, 2, 4, 7):
+    for rest in (1, 2, 6):
         prompt = tuple([5, 9, 2] * 40)[: CONTEXT - rest]
         request = Request(prompt=prompt, settings=GREEDY)
         expected, found = given(without, [request])[0], given(fixed, [request])[0]
@@ -256,7 +258,7 @@ def test_as_many_drafts_as_pay(
 ) -> None:
     """Of sequences whose drafts fail, and of those whose drafts stand, where all is recorded and
     steps take as long as on a GPU."""
-    monkeypatch.setattr(StepCosts, "learn", lambda self, rows, seconds: None)
+    monkeypatch.setattr(StepCosts, "learn", lambda self, rows, seconds, *, drafted: None)
     repeats = Request(prompt=(3, 1, 4, 1, 5, 3, 1, 4), settings=GREEDY, limit=40)
     drawn = SamplingSettings(temperature=30.0, top_k=0, top_p=1.0, min_p=0.0, seed=3)
     fails = Request(prompt=(3, 1, 3, 1), settings=drawn, limit=40)
@@ -278,7 +280,7 @@ def test_no_graph_is_recorded_for_the_last_drafts(
     device: Device, weights: Weights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fewer drafts near the end take a graph with more rows."""
-    monkeypatch.setattr(StepCosts, "learn", lambda self, rows, seconds: None)
+    monkeypatch.setattr(StepCosts, "learn", lambda self, rows, seconds, *, drafted: None)
     settings = replace(PLAIN, sequences=1, drafts=DraftSettings(least=7, shortest=1))
     request = Request(prompt=(5, 9, 5, 9, 5, 9, 5), settings=GREEDY, limit=30)
     with Session(device, weights, settings) as session:
@@ -334,14 +336,14 @@ def test_rows_of_long_sequences_share_reads_of_keys(device: Device, weights: Wei
 
     rng = np.random.default_rng(33)
     prompts = [tuple(rng.integers(0, VOCABULARY, count).tolist()) for count in (560, 519)]
-    requests = [Request(prompt=prompt, settings=GREEDY, limit=24) for prompt in prompts]
+    requests = [Request(prompt=prompt, settings=GREEDY, limit=14) for prompt in prompts]
     settings = replace(PLAIN, context=640, exact=False, sequences=2)
     with Session(device, weights, settings) as session:
         plain = given(session, requests)
     with Session(device, weights, replace(settings, drafts=FIXED), observer=Watched()) as session:
         drafted = given(session, requests)
     assert [each.tokens for each in drafted] == [each.tokens for each in plain]
-    assert sum(each.ending.accepted_tokens for each in drafted if each.ending) > 5
+    assert sum(each.ending.accepted_tokens for each in drafted if each.ending) > 2
     assert (4 in shared) == (Target.parse(device.native_target).sm in LARGE_SHARED)
 
 
@@ -349,14 +351,14 @@ def test_drafts_by_chance_move_on_as_often(device: Device, weights: Weights) -> 
     """Of drafts that are accepted with a probability, about as many are."""
     settings = replace(PLAIN, drafts=replace(FIXED, chance=0.5))
     requests = [
-        Request(prompt=(seed + 1,), settings=replace(GREEDY, seed=seed), limit=60)
+        Request(prompt=(seed + 1,), settings=replace(GREEDY, seed=seed), limit=40)
         for seed in range(4)
     ]
     with Session(device, weights, settings) as session:
         endings = [each.ending for each in given(session, requests)]
-    assert all(each is not None and each.generated_tokens == 60 for each in endings)
+    assert all(each is not None and each.generated_tokens == 40 for each in endings)
     accepted = sum(each.accepted_tokens for each in endings if each)
-    steps = 4 * 59 - accepted
+    steps = 4 * 39 - accepted
     # 1/2 + 1/4 + 1/8 a step: 0.875, with a standard deviation of about 1.05 a step
     assert abs(accepted / steps - 0.875) < 4 * 1.05 / np.sqrt(steps)
 
@@ -368,6 +370,7 @@ def test_drafts_by_chance_move_on_as_often(device: Device, weights: Weights) -> 
         ({"most": 0}, "at most 0 drafts: expected 1 to 31"),
         ({"least": 9}, "at least 9 drafts: expected 0 to 7"),
         ({"shortest": 5}, "n-grams of 5 to 4 tokens: expected 1 to 32"),
+        ({"p_min": -0.5}, "as likely as -0.5: expected 0 to 1"),
         ({"chance": 1.5}, "with probability 1.5: expected 0 to 1"),
     ],
 )
@@ -378,12 +381,12 @@ def test_bad_settings_are_refused(fields: dict[str, Any], message: str) -> None:
 
 FAMILIES = (
     "gemma3-dense",  # rings
-    "qwen35-dense",  # the delta rule, convolutions
     "kimi-linear-moe",  # the delta rule by channels, latent vectors
     "mamba-dense",  # a scan
     *(
         pytest.param(name, marks=pytest.mark.full)
         for name in (
+            "qwen35-dense",  # the delta rule and convolutions are test_drafted_states.py
             *("deepseek2-moe", "gpt-oss-moe", "gemma2-dense", "gemma4-e", "cohere2-dense"),
             *("mistral3-dense", "llama4-moe", "qwen3moe-moe", "qwen35moe-moe", "qwen3next-moe"),
             *("mamba2-dense", "falcon-h1-dense", "granitehybrid-dense", "jamba-dense"),
@@ -414,8 +417,8 @@ def few_letters(rng: np.random.Generator, count: int) -> list[Request]:
 def test_families_answer_the_same(device: Device, reference_file: Any, name: str) -> None:
     """Several at once, greedy and drawn, with prompts beside them and, where rings have one, beyond
     the end of a window."""
-    settings = SessionSettings(64, exact=True, sequences=3)
-    requests = few_letters(np.random.default_rng(7), 4)
+    settings = SessionSettings(64, exact=True, sequences=2)
+    requests = [replace(of, limit=14) for of in few_letters(np.random.default_rng(7), 3)]
     found = []
     with (
         Gguf(reference_file(name)) as gguf,
@@ -430,26 +433,28 @@ def test_families_answer_the_same(device: Device, reference_file: Any, name: str
     drafted, accepted = (
         sum(getattr(each, f"{kind}_tokens") for each in endings) for kind in ("drafted", "accepted")
     )
-    assert 10 < accepted < drafted
+    assert 5 < accepted < drafted
 
 
 @pytest.mark.full
-def test_two_devices_answer_the_same(device_name: str, data: Path) -> None:
-    """Each rank accepts the same drafts."""
+@pytest.mark.parametrize("draft", ["ngram", "model"])
+def test_two_devices_answer_the_same(device_name: str, data: Path, draft: str) -> None:
+    """Each rank accepts the same drafts, and has all of a draft model: here the model itself."""
     if device_name != "emulator":
         pytest.skip("two devices of one kind")
     request = Request(prompt=(3, 1, 4, 1, 5, 3, 1, 4), settings=GREEDY, limit=24)
-    found = []
-    for drafts in (None, FIXED):
+    nano, found = data / "golden" / "nano-llama-q8_0.gguf", []
+    for drafts in (None, replace(FIXED, kind="ngram" if draft == "ngram" else "model")):
         with Engine.open(
-            data / "golden" / "nano-llama-q8_0.gguf",
+            nano,
             device=device_name,
             gpus=2,
             context=64,
             exact=True,
             drafts=drafts,
+            draft=nano if drafts is not None and draft == "model" else None,
         ) as engine:
             found.append(given(engine.session, [request])[0])
     found[1].check_equal(found[0])
     assert found[1].ending is not None
-    assert found[1].ending.accepted_tokens > 0
+    assert found[1].ending.accepted_tokens > (0 if draft == "ngram" else 8)

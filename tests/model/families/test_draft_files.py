@@ -221,7 +221,9 @@ def test_blocks_are_described_for_their_model(golden: Golden, target: Config) ->
 
 def test_blocks_that_do_not_fit_a_model_are_refused(golden: Golden, target: Config) -> None:
     file = golden("dflash-d2t.draft")
+    selects = {**file.tensors, "selector_hidden.weight": file.tensors["fc.weight"]}
     for changed, config, what in [
+        (replace(file, tensors=selects), target, "'selector_hidden.weight': DFlash2 is not supp"),
         (file, replace(target, hidden=96), "hidden states of 128 values"),
         (file, replace(target, vocab_size=120), "mask_token_id' is 127, the model has 120 tokens"),
         (file, replace(target, layers=target.layers[:2]), "before layer 3 .* has 2 layers"),
@@ -304,6 +306,9 @@ def test_blocks_whose_tokens_are_chosen_one_after_the_other(golden: Golden, targ
         assert draft.markov is not None
         assert (draft.markov.previous.shape, draft.markov.next.cols) == ((128, 32), 32)
         assert (draft.block, draft.most, draft.anchored) == (5, most, most == 5)
+        confidence = draft.markov.confidence
+        assert confidence is None or (confidence.rows, confidence.cols) == (1, 128 + 32)
+        assert (confidence is None) == ("conf_proj.weight" not in file.tensors)
     key = "dflash.sample_from_anchor"
     for changed, what in [
         (with_key(golden("dflash-d2t.draft"), key, True), "'markov_w1'"),

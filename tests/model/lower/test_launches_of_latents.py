@@ -10,6 +10,7 @@ from urdir.model.engine.step import build_plan
 from urdir.model.families.config import Config
 from urdir.model.families.synthetic import SyntheticModel
 from urdir.model.measure.paper_device import paper_device
+from urdir.model.memory.draft_settings import DraftSettings
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
 from urdir.ptxgen.kernels.attention.latent_decode import LatentDecode
@@ -30,6 +31,23 @@ def blocks(session: Session, shape: StepShape) -> int:
     """Blocks of cached tokens that a layer walks over."""
     labels = [op.label for op in build_plan(session.parts, shape)]
     return labels.count("blk.1.attention.block")
+
+
+def test_rows_of_drafts_attend_on_tensor_cores_as_others() -> None:
+    """After their keys, in a launch of its own."""
+    model = SyntheticModel("deepseek-v2-lite", "q4_k_m")
+    settings = SessionSettings(16384, sequences=2, drafts=DraftSettings(most=3))
+    with (
+        paper_device("sm_90a", 132) as device,
+        Weights(model, Config.of(model), device) as weights,
+        Session(device, weights, settings) as session,
+    ):
+        shape = session.shapes.decode(8, 9000, Output.GREEDY, drafted=True)
+        found = attention_launches(session, shape)
+    assert found.keys() == ALWAYS | {"attn_kv_a_norm", "attention.k", "attention.cached"}
+    kernel = found["attention"].kernel
+    assert isinstance(kernel, LatentDecode)
+    assert not kernel.appends
 
 
 def test_attention_puts_heads_together_where_all_rows_are_decoded() -> None:

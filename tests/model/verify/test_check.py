@@ -286,7 +286,9 @@ def test_plans_agree(device_name: str) -> None:
 
 @pytest.fixture
 def one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One step after a prompt of few tokens."""
     monkeypatch.setattr(check, "STEPS", 1)
+    monkeypatch.setattr(check, "PROMPT", "Once upon")
 
 
 @pytest.mark.slow

@@ -75,7 +75,7 @@ class PaperSteps:
 class PaperSession:
     """``sequences`` of up to ``context`` tokens; every step chooses `TOKEN`."""
 
-    draft_rest = None
+    drafting = None
 
     def __init__(
         self,

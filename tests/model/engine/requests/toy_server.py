@@ -12,11 +12,11 @@ from random import Random
 from typing import Any
 
 from tests.model.engine.requests.toy_storage import UNWRITTEN, Toy, ToyStorage
-from urdir.model.engine.requests.drafting import Acceptance, Drafting
 from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.request import Ending, Finish, Request
 from urdir.model.engine.requests.scheduler import Scheduler
 from urdir.model.engine.requests.step_plan import Chosen, StepPlan
+from urdir.model.engine.speculation.drafting import Acceptance, Drafting
 from urdir.model.memory.draft_settings import DraftSettings
 from urdir.model.memory.pages import common_length
 

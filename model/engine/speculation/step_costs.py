@@ -29,32 +29,38 @@ _WEIGHT, _MOST = 0.1, 1.5
 
 class StepCosts:
     """Seconds of steps, of rows rounded up to those of a graph: an exponential mean of what was
-    measured. Others are as ``seconds`` has them, by as much slower or faster as the next smaller
-    one that was measured."""
+    measured, with drafts and without apart. Others are as ``seconds`` has them, by as much slower
+    or faster as the next smaller one that was measured. ``catch_up`` is what it takes that a draft
+    model passes tokens which it missed."""
 
     def __init__(self, seconds: Sequence[float] = _SECONDS) -> None:
+        self.catch_up = 0.0
         self._seconds = seconds
-        self._measured: dict[int, float] = {}
+        self._measured: dict[bool, dict[int, float]] = {False: {}, True: {}}
 
-    def of(self, rows: int) -> float:
-        """Of a step of ``rows`` rows."""
-        at = _bucket(rows)
-        if at in self._measured:
-            return self._measured[at]
-        below = max((known for known in self._measured if known < at), default=None)
-        near = min(self._measured, default=None) if below is None else below
-        scale = 1.0 if near is None else self._measured[near] / self._seconds[near]
+    def of(self, rows: int, *, drafted: bool = False) -> float:
+        """Of a step of ``rows`` rows, with drafts or without."""
+        at, measured = _bucket(rows), self._measured[drafted] or self._measured[not drafted]
+        if at in self._measured[drafted]:
+            return measured[at]
+        below = max((known for known in measured if known < at), default=None)
+        near = min(measured, default=None) if below is None else below
+        scale = 1.0 if near is None else measured[near] / self._seconds[near]
         beyond = max(1.0, rows / ROWS[-1])
         return float(scale * self._seconds[at] * beyond)
 
-    def learn(self, rows: int, seconds: float) -> None:
+    def learn(self, rows: int, seconds: float, *, drafted: bool = False) -> None:
         """A step of ``rows`` rows took so long."""
-        at = _bucket(rows)
-        if at not in self._measured:
-            self._measured[at] = seconds
+        at, measured = _bucket(rows), self._measured[drafted]
+        if at not in measured:
+            measured[at] = seconds
             return
-        mean = self._measured[at]
-        self._measured[at] += _WEIGHT * (min(seconds, _MOST * mean) - mean)
+        mean = measured[at]
+        measured[at] += _WEIGHT * (min(seconds, _MOST * mean) - mean)
+
+    def learn_catch_up(self, rows: int, seconds: float) -> None:
+        """A step of ``rows`` rows with drafts took so long, with a catching up before it."""
+        self.catch_up = max(0.0, seconds - self.of(rows, drafted=True))
 
 
 def _bucket(rows: int) -> int:

@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
-from urdir.model.engine.requests.drafting import Acceptance, Drafting
-from urdir.model.engine.requests.step_costs import StepCosts
+from urdir.model.engine.speculation.drafting import Acceptance, Drafting
+from urdir.model.engine.speculation.step_costs import StepCosts
 from urdir.model.memory.buckets import ROWS, row_bucket
 from urdir.model.memory.draft_settings import DraftSettings
 
@@ -66,12 +66,48 @@ def test_drafts_that_fail_are_tried_again_more_and_more_rarely() -> None:
         (count,) = drafting.choose([answer])
         if count:
             tried.append(step)
+            answer.asked()
             answer.learn(count, 0)
     assert tried[0] == 0
     assert len(tried) < 100
     pauses = [pause for pause in np.diff(tried) if pause > 1]
     assert pauses == sorted(pauses)
     assert pauses[-1] == 256 + 1
+
+
+def test_several_drafts_fail_before_they_rest() -> None:
+    """At first and after a rest, even where they do not pay; then results are waited for."""
+    drafting = Drafting(DraftSettings(most=4), 8)
+    for rows, drafted in ((1, False), (2, True), (4, True)):
+        drafting.costs.learn(rows, 2.0 if drafted else 1.0, drafted=drafted)
+    answer = Acceptance(0.2)
+    for _ in range(3):
+        assert drafting.choose([answer]) == [1]
+        answer.asked()
+    for result in range(3):
+        assert drafting.choose([answer]) == [0]  # waits, and then rests
+        answer.learn(1, 0)
+        assert not answer.is_steady, result
+    rest = 0
+    while drafting.choose([answer]) == [0]:
+        rest += 1
+    assert rest >= 3 * 100  # three steps that take twice as long, in a hundredth of the time
+    answer.asked()
+    answer.learn(1, 1)
+    assert answer.is_steady
+
+
+def test_a_new_answer_begins_as_those_before_it_went() -> None:
+    drafting = Drafting(DraftSettings(most=4), 8)
+    assert drafting.choose([drafting.begin()])[0] > 1
+    failing = drafting.begin()
+    for _ in range(20):
+        drafting.learn(failing, 4, 0)
+    assert drafting.choose([drafting.begin()]) == [1]
+    good = drafting.begin()
+    for _ in range(20):
+        drafting.learn(good, 4, 4)
+    assert drafting.choose([drafting.begin()])[0] > 1
 
 
 def test_an_answer_without_drafts_and_too_many_answers_have_none() -> None:
@@ -94,10 +130,16 @@ def test_at_least_so_many_are_chosen() -> None:
 
 def test_costs_are_what_was_measured_and_follow_it_elsewhere() -> None:
     costs = StepCosts([float(n + 1) for n in range(len(ROWS))])
-    assert [costs.of(rows) for rows in (1, 2, 3, 4, ROWS[-1])] == [1, 2, 3, 3, len(ROWS)]
+    assert [costs.of(rows) for rows in (1, 2, 3, 5, ROWS[-1])] == [1, 2, 3, 5, len(ROWS)]
     costs.learn(4, 6.0)
-    assert [costs.of(rows) for rows in (1, 4, 8)] == [2, 6, 8]
+    assert [costs.of(rows) for rows in (2, 4, 8)] == [3, 6, 7.5]
     for _ in range(200):
-        costs.learn(3, 3.0)
+        costs.learn(4, 3.0)
     costs.learn(4, 1000.0)  # a step that waited for something else
     assert 3.0 < costs.of(4) < 3.2
+    assert costs.of(4, drafted=True) == costs.of(4)
+    costs.learn(4, 8.0, drafted=True)
+    assert (costs.of(4, drafted=True), costs.of(8, drafted=True)) == (8, pytest.approx(8 * 5 / 4))
+    assert costs.of(4) < 3.2
+    costs.learn_catch_up(4, 9.5)
+    assert costs.catch_up == 1.5
