@@ -20,7 +20,7 @@ are loaded.
 
 def add_parser(commands: options.Subparsers) -> None:
     """Declare the command."""
-    from urdir.model.files.quantised import QUANTISED
+    from urdir.model.files.wanted_types import QUANTISED
 
     parser = options.add_command(
         commands, "quantize", run, "write a GGUF file with matrices of other types", EXAMPLES

@@ -12,16 +12,13 @@ from numpy.typing import NDArray
 from urdir.model.errors import SettingsError
 from urdir.model.files.k_quants import K_QUANTS
 from urdir.model.files.tensor_types import tensor_type, type_number
+from urdir.model.files.wanted_types import QUANTISED
 from urdir.ptxgen.weights.e4m3 import MOST, to_e4m3
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
-#: Types that the gguf package produces without calibration data and that our kernels read.
-_PLAIN = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "bf16", "f16", "f32")
-#: Types and recipes that can be asked for.
-QUANTISED = ("q4_k_m", "q4_k", "q5_k", "q6_k", "fp8", *_PLAIN)
-#: What a type becomes for rows that are no multiple of its block, as in llama.cpp; then FP8's.
+#: What a type becomes where its block does not divide rows, as in llama.cpp; then FP8's.
 _OTHERS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "E4M3R256": "E4M3G128",
            "E4M3G128": "E4M3G32"}  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""GGUF files of other types: metadata as they are, matrices quantised anew."""
+"""GGUF files of other types: the same metadata, quantised matrices."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def requantise(
 ) -> None:
     """Write the GGUF file ``source`` as ``out`` with matrices of the type or recipe ``kind``.
 
-    ``advance`` is told the bytes of tensors read. Raises SettingsError for an unknown type,
-    UnsupportedError for a type that GGUF lacks and for split files, ModelError for a file that
-    exists; nothing is left of ``out`` then.
+    ``advance`` gets the bytes of each tensor that was read. Raises SettingsError for an unknown
+    type, UnsupportedError for a type that GGUF lacks and for split files, ModelError for a file
+    that exists; nothing is left of ``out`` then.
     """
     from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
 
