@@ -1,4 +1,8 @@
-"""How a product of signed bytes is cut for a device: an estimate of its time for each way."""
+"""How a product of signed bytes is cut for a device: an estimate of its time for each way.
+
+The numbers are computed, from the rates of an H200: they are not fitted to measurements yet
+(`tests/bytes_cuts.py`).
+"""
 
 from __future__ import annotations
 
@@ -12,8 +16,9 @@ from urdir.ptxgen.weights.packed import GROUP
 
 #: The targets whose products they are.
 TARGETS = ("sm_90a",)
-#: From so many rows of activations on they are multiplied as bytes.
-LEAST_ROWS = 65
+#: From so many rows of activations on they are multiplied as bytes: with fewer, reading weights
+#: takes most of the time.
+LEAST_ROWS = 97
 #: Vectors of a CTA, or all there are, by its row groups: registers allow as many.
 VECTORS = {1: (64, 128, 192, 256), 2: (64, 96, 128, 160, 192, 208)}
 #: CTAs that share activations, and that divide the columns.
@@ -23,8 +28,8 @@ RINGS = ((4, 6), (4, 5), (3, 5), (3, 4), (2, 4), (2, 3), (1, 3), (1, 2))
 #: us of a tile of 256 columns: of 64 rows and a vector on tensor cores; of bytes made of weights;
 #: and bytes of L2 that an SM gets.
 PRODUCT, WEIGHTS, NBYTES = 0.0029, 0.45, 42e3
-#: us of a CTA besides, and of sums of a cluster.
-BEGIN, CLUSTER = 3.0, 2.2
+#: us of a CTA besides, and of sums of a cluster; SMs that clusters of four leave idle.
+BEGIN, CLUSTER, IDLE = 3.0, 2.2, 4
 
 
 @lru_cache(maxsize=256)
@@ -40,7 +45,8 @@ def any_cut(batch: int) -> BytesCut:
 
 def estimate(product: GemmBytes, sms: int) -> float:
     """us on an H200."""
-    cut, waves = product.cut, ceil_div(_ctas(product), sms)
+    cut = product.cut
+    waves = ceil_div(_ctas(product), sms - (IDLE if max(cut.sharers, cut.cluster) > 2 else 0))
     copied = cut.bands * product.layout.tile_nbytes + 256 * cut.vectors / cut.sharers
     tile = max(cut.row_groups * cut.vectors * PRODUCT, WEIGHTS, copied / NBYTES)
     apart = CLUSTER if cut.cluster > 1 else 0.0

@@ -25,7 +25,7 @@ class PackBytes(KernelSpec):
     rows, with its ``weight`` and ``bias`` (cols,) f32. ``packed``, without a norm: x is f16 as
     products of f16 take it (`packed`).
 
-    A vector with an infinity or a NaN gets a scale that is one, so that its products are NaNs.
+    A vector with an infinity or a NaN gets a scale that is one, so that no product of it is finite.
     Raises PtxgenError for more columns than a CTA holds (`can_pack`).
     """
 

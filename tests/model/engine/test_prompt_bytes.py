@@ -36,11 +36,20 @@ def few_rows(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("few_rows")
-def test_logits_are_as_near_as_llama_cpps(device_name: str, golden: Golden) -> None:
-    """Those of int8 are not, by the errors of attention's and of down's products."""
-    path, tokens, wanted = golden(NAME)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name == NAME else [pytest.mark.full])
+        for name in LLAMA_CPP_ERROR
+        if name.rpartition("-")[2] not in ("bf16", "f16", "f32") and "mixtral" not in name
+    ],
+)
+def test_logits_are_as_near_as_llama_cpps(name: str, device_name: str, golden: Golden) -> None:
+    """Those of int8 are not, by the errors of attention's and of down's products: up to 2.4 times
+    as far, of the trained demo model."""
+    path, tokens, wanted = golden(name)
     errors = {}
-    for arithmetic, most in (("auto", 1.1), ("int8", 2.0)):
+    for arithmetic, most in (("auto", 1.1), ("int8", 3.0)):
         with Engine.open(
             path,
             device=device_name,
@@ -50,11 +59,11 @@ def test_logits_are_as_near_as_llama_cpps(device_name: str, golden: Golden) -> N
             count = 20
             (logits, *_) = logits_after(engine.session, tokens[:count])
             errors[arithmetic] = relative_rms(logits[None], wanted[count - 1 : count])
-            assert errors[arithmetic] < most * LLAMA_CPP_ERROR[NAME][0]
+            assert errors[arithmetic] < most * LLAMA_CPP_ERROR[name][0]
             assert any(".ffn_down." in of for of in engine.config.as_bytes) == (
                 arithmetic == "int8"
             )
-    assert 2e-3 < errors["auto"] < errors["int8"]
+    assert 1e-3 < errors["auto"] < errors["int8"]
 
 
 def test_errors_of_rows_are_those_of_rounding(golden: Golden) -> None:
