@@ -167,7 +167,7 @@ class Conversation:
         return prompt
 
     def _settings(self) -> SamplingSettings:
-        settings = options.sampling_settings(self.args)
+        settings = options.sampling_settings(self.args, metadata=self.engine.file.metadata)
         if settings.seed is None:
             return settings
         return dataclasses.replace(settings, seed=(settings.seed + self._tries) % 2**64)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from urdir.model.commands import values
@@ -208,9 +209,13 @@ def chunk(args: argparse.Namespace) -> int | None:
 
 
 def sampling_settings(
-    args: argparse.Namespace, usual: SamplingSettings = DEFAULTS
+    args: argparse.Namespace,
+    usual: SamplingSettings = DEFAULTS,
+    metadata: Mapping[str, Any] = MappingProxyType({}),
 ) -> SamplingSettings:
-    """Sampling settings from the flags; those of ``usual`` for flags that are not given."""
+    """Sampling settings from the flags; for flags that are not given those that the model's
+    ``metadata`` recommend, then those of ``usual``."""
     given = {name: getattr(args, name, None) for name in SETTINGS}
     given["logit_bias"] = tuple(args.logit_bias) if args.logit_bias else None
+    usual = usual.of_file(metadata)
     return replace(usual, **{name: value for name, value in given.items() if value is not None})

@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
             tokens = loading.tokenizer.encode(prompt, parse_special=True, add_bos=True)
         else:
             tokens = _rendered(loading.template, system, prompt, variables)
-        request = _request(args, tokens)
+        request = _request(args, tokens, loading.file.metadata)
         loading.prepare(request)
         engine = Engine(loading)
     with engine:
@@ -93,12 +93,12 @@ def run(args: argparse.Namespace) -> int:
     return 130 if interrupted else 0
 
 
-def _request(args: argparse.Namespace, prompt: list[int]) -> Request:
+def _request(args: argparse.Namespace, prompt: list[int], metadata: Mapping[str, Any]) -> Request:
     from urdir.model.engine.requests.request import Request
 
     return Request(
         prompt=tuple(prompt),
-        settings=options.sampling_settings(args),
+        settings=options.sampling_settings(args, metadata=metadata),
         limit=args.n_predict,
         stops=tuple(args.stop),
         ignore_end=args.ignore_eos,

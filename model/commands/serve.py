@@ -161,7 +161,6 @@ def open_service(args: argparse.Namespace, template: str | None) -> AsyncService
     from urdir.model.serve.served_model import EngineModel
 
     sys.setswitchinterval(_SWITCH_SECONDS)
-    defaults = _defaults(args)
     usual = service_options(args, args.model, args.ctx_size)
     wanted = replace(
         usual,
@@ -176,6 +175,7 @@ def open_service(args: argparse.Namespace, template: str | None) -> AsyncService
     if args.verbose:
         print_engine(engine)
     print_room(engine)
+    defaults = _defaults(args, engine)
     limits = Limits.for_latency(engine.session.shapes, share_prefixes=args.share_prefixes)
     return EngineService(
         engine,
@@ -198,12 +198,12 @@ def _names(args: argparse.Namespace, engine: Engine) -> list[str]:
     return [engine.name, given if given.startswith(PREFIX) else Path(given).absolute().name]
 
 
-def _defaults(args: argparse.Namespace) -> Defaults:
-    """Defaults of requests, from the flags."""
+def _defaults(args: argparse.Namespace, engine: Engine) -> Defaults:
+    """Defaults of requests, from the flags and the model's file."""
     from urdir.model.serve.interface import Defaults
 
     return Defaults(
-        settings=options.sampling_settings(args, Defaults().settings),
+        settings=options.sampling_settings(args, Defaults().settings, engine.file.metadata),
         limit=args.n_predict,
         variables=prompts.given_variables(args),
     )

@@ -105,10 +105,17 @@ def _report(gguf: OpenFile, verdict: Verdict) -> dict[str, Any]:
         "model": _facts(config),
         "layers": _layers(config),
         "ignored_keys": list(config.ignored_keys) if config else [],
+        "ignored_fields": _of_folder(gguf, "ignored_fields"),
+        "unused_tensors": _of_folder(gguf, "unused_tensors"),
         "roles": _roles(gguf, config) if config else [],
         "memory": verdict.memory,
         "draft": draft_facts(gguf),
     }
+
+
+def _of_folder(gguf: OpenFile, name: str) -> list[str]:
+    """What a folder lists and a GGUF file does not have."""
+    return list(getattr(gguf, name, ()))
 
 
 def _facts(config: Config | None) -> dict[str, Any]:
@@ -226,10 +233,15 @@ def _print_config(gguf: OpenFile, config: Config) -> None:
     for group in _layers(config):
         for line in layer_lines(group):
             print(f"  {printable(line)}")
-    if config.ignored_keys:
-        _section("keys that nothing reads")
-        for key in config.ignored_keys:
-            print(f"  {printable(key)}")
+    for title, names in (
+        ("keys that nothing reads", config.ignored_keys),
+        ("fields of config.json without effect", _of_folder(gguf, "ignored_fields")),
+        ("tensors of other parts of the model", _of_folder(gguf, "unused_tensors")),
+    ):
+        if names:
+            _section(title)
+        for name in names:
+            print(f"  {printable(name)}")
     _section("tensors by role")
     _print_rows(
         (

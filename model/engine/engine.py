@@ -94,7 +94,7 @@ class Engine(Owner):
         """The model's answer to a conversation of `Message` objects or dictionaries.
 
         ``tools`` are descriptions in OpenAI's form, ``variables`` what else the template may read
-        ("enable_thinking"); ``settings`` say how tokens are chosen (those of `SamplingSettings()`),
+        ("enable_thinking"); ``settings`` say how tokens are chosen (`default_settings`),
         ``limit`` how many at most, ``stops`` at which texts the answer ends. Drawn answers differ
         from call to call unless the settings have a seed: ``reply.statistics.seed`` repeats the
         answer. The prefix shared with the previous conversation is read from the cache.
@@ -141,9 +141,8 @@ class Engine(Owner):
         Sampled answers share a seed and differ by ``nonce``; each has the settings that
         reproduce it. Raises what `generate` raises."""
         from urdir.model.engine.requests.continuations import continuations
-        from urdir.model.engine.sampling_settings import DEFAULTS
 
-        chosen = (settings or DEFAULTS).with_seed()
+        chosen = (settings or self.default_settings).with_seed()
         encoded = [
             self.tokenizer.encode(prompt, parse_special=True, add_bos=True) for prompt in prompts
         ]
@@ -193,15 +192,22 @@ class Engine(Owner):
         shown: frozenset[str] = frozenset(),
     ) -> Request:
         from urdir.model.engine.requests.request import Request
-        from urdir.model.engine.sampling_settings import DEFAULTS
 
         return Request(
             prompt=tuple(tokens),
-            settings=settings or DEFAULTS,
+            settings=settings or self.default_settings,
             limit=limit,
             stops=(stops,) if isinstance(stops, str) else tuple(stops),
             shown=shown,
         )
+
+    @property
+    def default_settings(self) -> SamplingSettings:
+        """How tokens are chosen where a call does not say: as the file recommends, then as
+        `SamplingSettings()`."""
+        from urdir.model.engine.sampling_settings import DEFAULTS
+
+        return DEFAULTS.of_file(self.file.metadata)
 
     @property
     def name(self) -> str:

@@ -68,6 +68,11 @@ class Loading(Owner):
         return self._parts.config
 
     @property
+    def file(self) -> ModelFile:
+        """The open file."""
+        return self._parts.file
+
+    @property
     def device(self) -> Device:
         """The device, or that of rank 0."""
         return self._parts.group[0]

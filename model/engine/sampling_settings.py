@@ -155,6 +155,17 @@ class SamplingSettings:
                 f"{MOST_BIASES} pairs: different token ids, with {_BIAS.words} each"
             )
 
+    def of_file(self, metadata: Mapping[str, Any]) -> Self:
+        """These settings with those that the model's file recommends (general.sampling.*, which a
+        folder's generation_config.json becomes). Values out of range are ignored, as a file must
+        not stop a model."""
+        found: dict[str, Any] = {}
+        for key, name in _RECOMMENDED.items():
+            value, bounds = metadata.get(f"general.sampling.{key}"), SETTINGS[name].bounds
+            if value is not None and bounds is not None and bounds.allow(value):
+                found[name] = value
+        return replace(self, **found)
+
     @property
     def is_greedy(self) -> bool:
         """True if the most likely token is taken, of unchanged logits."""
@@ -197,6 +208,13 @@ def _are_biases(pairs: Any) -> bool:
     return are_good and len(dict(pairs)) == len(pairs)
 
 
+#: Settings that files recommend, by their keys.
+_RECOMMENDED = {
+    "temp": "temperature",
+    **{name: name for name in ("top_k", "top_p", "min_p")},
+    "penalty_repeat": "repeat_penalty",
+    "penalty_last_n": "repeat_last_n",
+}
 _DEFAULT_OF = {each.name: each.default for each in fields(SamplingSettings)}
 #: The table: a row for each field of `SamplingSettings`, by its name.
 SETTINGS: Mapping[str, Setting] = {

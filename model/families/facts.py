@@ -234,6 +234,7 @@ def _mixture(of: Mixture) -> Facts:
         scores=router.scoring,
         groups=_other_than(router.groups, 1),
         groups_used=_other_than(router.groups_used, router.groups),
+        by_best=router.by_best,
         normalised=router.normalize,
         weight_scale=_other_than(router.scale, 1.0),
         router_reads=_other_than(router.reads, "input"),

@@ -36,10 +36,10 @@ class Router:
     Scores of the logits are "softmax", "sigmoid", or the logits themselves, with a softmax over the
     chosen ones ("softmax_selected"). The ``used`` highest scores are chosen. ``choice_bias``
     (experts,) is added for the choice only; a choice among groups takes the ``groups_used`` best of
-    ``groups``, by the sum of a group's two best scores. The chosen scores are the weights: divided
-    by their sum (``normalize``), times ``scale``, times the expert's ``expert_scale`` (experts,).
-    ``by_logits`` chooses by logits. ``reads`` names the router's input: that of the FFN, that of
-    the layer, or a norm of its own (``norm``).
+    ``groups``, by the sum of a group's two best scores, or its best one (``by_best``). The chosen
+    scores are the weights: divided by their sum (``normalize``), times ``scale``, times the
+    expert's ``expert_scale`` (experts,). ``by_logits`` chooses by logits. ``reads`` names the
+    router's input: that of the FFN, that of the layer, or a norm of its own (``norm``).
     """
 
     linear: Linear
@@ -55,6 +55,7 @@ class Router:
     reads: Literal["input", "layer", "norm"] = "input"
     norm: Normalization | None = None
     norm_scale: float = 1.0  # multiplies the router's own norm
+    by_best: bool = False
 
     @property
     def experts(self) -> int:
@@ -75,6 +76,7 @@ class Router:
             groups=self.groups,
             groups_used=self.groups_used,
             expert_scale=self.expert_scale is not None,
+            by_best=self.by_best,
         )
 
 

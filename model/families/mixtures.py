@@ -149,8 +149,9 @@ def router(
         file.vector(choice_name, layer, experts) if chooses else None,
         groups,
         groups_used,
-        normalize,
+        file.own("weights_norm", bool, normalize),
         scale,
+        by_best=file.own("groups_by_best", bool, False),
     )
 
 

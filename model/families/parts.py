@@ -30,6 +30,7 @@ from urdir.ptxgen.kernels.norm import Norm
 
 SILU = Activation("silu")
 GELU = Activation("gelu")
+GELU_ERF = Activation("gelu_erf")
 RELU = Activation("relu")
 RELU2 = Activation("relu2")
 
@@ -104,6 +105,11 @@ def _qkv_by_head(
     fused = file.linear("attn_qkv", layer, sum(widths), file.hidden, bias=bias)
     q, k, v = (fused.part(sum(each[:at]), each[at], sum(each)) for at in range(3))
     return q, k, v
+
+
+def gelu(file: Reader) -> Activation:
+    """GELU in llama.cpp's approximation by tanh, or the one that a folder names."""
+    return GELU_ERF if file.own("exact_gelu", bool, False) else GELU
 
 
 def head_norms(file: Reader, layer: int, norm: Norm, dim: int, **options: Any) -> QkNorm | None:

@@ -143,9 +143,12 @@ def windowed_rope(
     return replace(rope, dim=dim, freq_base=base, scaling=scaling)
 
 
-def unscaled(rope: RopeConfig) -> RopeConfig:
-    """The rotation without context extension."""
-    return replace(rope, scaling=RopeScaling.none(), factors=None, long_factors=None, long_above=0)
+def unscaled_rope(file: Reader, rope: RopeConfig, head_dim: int) -> RopeConfig:
+    """The rotation of windowed layers without context extension, where GGUF has one base for all
+    layers."""
+    if file.of_folder:
+        return windowed_rope(file, rope, head_dim, scaled=False)
+    return replace(rope, scaling=RopeScaling.none())
 
 
 def with_sections(

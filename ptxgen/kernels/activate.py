@@ -100,7 +100,7 @@ class Activate(Elementwise):
             f.kind: cls(259 + i, f)
             for i, f in enumerate(
                 (silu, Activation("gelu"), Activation("relu"), Activation("relu2"), sigmoid,
-                 softplus, xielu)
+                 softplus, xielu, Activation("gelu_erf"))
             )
         }  # fmt: skip
         gated = (

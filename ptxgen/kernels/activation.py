@@ -6,6 +6,7 @@ the two matrices of a gated FFN.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,8 +16,9 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.spec import Array
 
 ActivationKind = Literal[
-    "silu", "gelu", "relu", "relu2", "sigmoid", "softplus", "xielu", "swiglu_oai", "situ"
-]
+    "silu", "gelu", "gelu_erf", "relu", "relu2",
+    "sigmoid", "softplus", "xielu", "swiglu_oai", "situ",
+]  # fmt: skip
 #: Kinds with parameters, and their number.
 _PARAMETERS = {"xielu": 4, "situ": 2}
 #: Where a limit applies: to gate and up before the activation, or to the activated gate and up.
@@ -29,6 +31,7 @@ class Activation:
 
     - silu: x / (1 + exp(-x)) (SwiGLU, Shazeer 2020, arXiv 2002.05202);
     - gelu: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) (Hendrycks 2016, arXiv 1606.08415);
+    - gelu_erf: x Phi(x), Phi being the normal distribution: the GELU that the above approximates;
     - relu: max(x, 0); relu2: its square (So et al. 2021, arXiv 2109.08668);
     - sigmoid: 1 / (1 + exp(-x)); softplus: log(1 + exp(x));
     - xielu (Huang 2024, arXiv 2411.13010) with ``parameters`` (alpha_n, alpha_p, beta, eps):
@@ -68,6 +71,10 @@ class Activation:
             case "gelu":
                 tanh: Array = np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))
                 return 0.5 * x * (1.0 + tanh)
+            case "gelu_erf":
+                tails = np.frompyfunc(math.erfc, 1, 1)(-x / np.sqrt(2.0))
+                phi: Array = 0.5 * tails.astype(np.float64)
+                return x * phi
             case "relu":
                 return np.maximum(x, 0.0)
             case "relu2":

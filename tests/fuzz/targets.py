@@ -29,6 +29,7 @@ from urdir.model.families.config import Config
 from urdir.model.files.demo import demo_model
 from urdir.model.files.gguf import Gguf
 from urdir.model.files.metadata import Metadata
+from urdir.model.files.pretrained.tables import FAMILIES
 from urdir.model.files.source import open_model
 from urdir.model.text.chat import ChatTemplate, Message
 from urdir.model.text.sandbox import TemplateProcess
@@ -50,6 +51,23 @@ LLAMA3_SCALING = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+
+
+#: Values of fields of families.
+_VALUES: tuple[Any, ...] = (
+    *(0, 1, 2, 4, 1 << 40, 0.5, -1.0, True, False, "silu", "relu2", "M*", "LG", "auto"),
+    *([], [1, 2], [1.0] * 5, ["full_attention", "sliding_attention"], ["mamba", "attention"], {}),
+)
+
+
+def _of_another_type(rng: random.Random) -> dict[str, Any]:
+    """Fields of a random family."""
+    kind = rng.choice([*FAMILIES])
+    family = FAMILIES[kind]
+    names = [*family.keys, *family.fixed, "layer_types", "head_dim", "sliding_window"]
+    chosen = rng.sample(names, rng.randint(1, min(4, len(names))))
+    activation = {"hidden_act": family.activations[0]}
+    return {"model_type": kind, **activation, **{name: rng.choice(_VALUES) for name in chosen}}
 
 
 class Target(Protocol):
@@ -112,6 +130,8 @@ class SafetensorsTarget:
         if rng.random() < 0.3:  # factors are made of sizes of the configuration alone
             scaled = texts["config.json"] | {"rope_scaling": LLAMA3_SCALING}
             texts["config.json"] = trees.claimed(rng, scaled)
+        if rng.random() < 0.3:
+            texts["config.json"] = texts["config.json"] | _of_another_type(rng)
         for files in rng.choice(((texts,), (heads,), (heads, texts))):
             name = rng.choice([*files])
             files[name] = trees.changed(rng, files[name])

@@ -221,7 +221,7 @@ class Reference:
             choice = choice + self.vector(of.choice_bias)
         if of.groups > 1:
             grouped = choice.reshape(len(choice), of.groups, -1)
-            best = np.sort(grouped, axis=2)[:, :, -2:].sum(axis=2)
+            best = np.sort(grouped, axis=2)[:, :, -1 if of.by_best else -2 :].sum(axis=2)
             kept = np.argsort(-best, axis=1, kind="stable")[:, : of.groups_used]
             mask = np.full(grouped.shape, -np.inf)
             np.put_along_axis(mask, kept[:, :, None], 0.0, axis=1)

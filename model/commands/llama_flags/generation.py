@@ -17,8 +17,8 @@ def setting_flag(name: str, names: str = "") -> Served:
     kind: Callable[[str], float] = values.real_number(bounds.low, bounds.high)
     if bounds.is_whole:
         kind = values.whole_number(int(bounds.low), int(bounds.high))
-    arguments = {"type": kind, "default": default, "metavar": "N", "dest": name}
-    text = f"{setting.does} (default: {default:g})"
+    arguments = {"type": kind, "default": None, "metavar": "N", "dest": name}
+    text = f"{setting.does} (default: the file's, or {default:g})"
     return Served(names or setting.flags, ("sampling",), text, arguments)
 
 

@@ -17,12 +17,12 @@ from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Dense
 from urdir.model.families.layers import LayerConfig
 from urdir.model.families.parts import (
-    GELU,
     RELU,
     RELU2,
     SILU,
     attention,
     dense,
+    gelu,
     head_dims,
     heads,
     layer_norm,
@@ -48,7 +48,7 @@ def _positions(file: Reader) -> StoredMatrix:
 def _decoder(
     file: Reader,
     rope: RopeConfig | None,
-    activation: Activation = GELU,
+    activation: Activation | None = None,
     *,
     gated: bool = False,
     qkv_bias: Presence = "optional",
@@ -63,7 +63,7 @@ def _decoder(
         file,
         layer_norm(file),
         lambda layer: attention(file, layer, rope, **fields),
-        lambda layer: dense(file, layer, activation, gated=gated, bias=bias),
+        lambda layer: dense(file, layer, activation or gelu(file), gated=gated, bias=bias),
         **{"norm_bias": "required", **options},
     )
 
@@ -98,7 +98,7 @@ def gptj(file: Reader) -> Description:
         file,
         layer_norm(file),
         lambda layer: attention(file, layer, rope, output_bias="absent"),
-        lambda layer: dense(file, layer, GELU, gated=False, bias="required"),
+        lambda layer: dense(file, layer, gelu(file), gated=False, bias="required"),
         norm_bias="required",
         norms=("attn_norm", "attn_norm"),
         side_by_side=True,
@@ -174,7 +174,7 @@ def mpt(file: Reader) -> Description:
         return attention(file, layer, None, qk_norm=norms, max_bias=max_bias, clamp=max(clamp, 0.0))
 
     def network(layer: int) -> Dense:
-        plain = dense(file, layer, GELU, gated=False)
+        plain = dense(file, layer, gelu(file), gated=False)
         divisors = file.vector("ffn.act.scales", layer, plain.width) if has_divisors else None
         return replace(plain, divisors=divisors)
 
@@ -200,7 +200,7 @@ def falcon(file: Reader) -> Description:
         own = file.norm("attn_norm_2", index, norm, bias="optional") if second else before
         return parallel(
             attention(file, index, rope, qkv_bias="absent", output_bias="absent"),
-            dense(file, index, GELU, gated=False, bias="absent"),
+            dense(file, index, gelu(file), gated=False, bias="absent"),
             (own, before),
         )
 

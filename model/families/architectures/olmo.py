@@ -22,7 +22,7 @@ from urdir.model.families.parts import (
     row_norms,
 )
 from urdir.model.families.reader import Reader
-from urdir.model.families.rope import read_rope, unscaled
+from urdir.model.families.rope import read_rope, unscaled_rope
 from urdir.model.families.windows import optional_window, optional_windows, windowed_layers
 
 _POST_NORMS = ("post_attention_norm", "post_ffw_norm")
@@ -47,7 +47,7 @@ def olmo2(file: Reader) -> Description:
     """OLMo 2 and 3: one norm over all query heads, one over all key heads. OLMo 3: three of four
     layers use a sliding window and RoPE without context extension."""
     norm, rope = rms_norm(file), read_rope(file, "half", head_dims(file)[0], factors=False)
-    local = unscaled(rope)
+    local = unscaled_rope(file, rope, head_dims(file)[0])
     window = optional_window(file)
     windowed = optional_windows(file, window, 4)
 

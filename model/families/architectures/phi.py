@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from urdir.model.families.dense import decoder
 from urdir.model.families.description import Description
-from urdir.model.families.parts import GELU, attention, dense, head_dims, layer_norm, rms_norm
+from urdir.model.families.parts import attention, dense, gelu, head_dims, layer_norm, rms_norm
 from urdir.model.families.reader import Reader
 from urdir.model.families.rope import read_rope
 
@@ -20,7 +20,7 @@ def phi2(file: Reader) -> Description:
         file,
         layer_norm(file),
         lambda layer: attention(file, layer, rope, output_bias="required"),
-        lambda layer: dense(file, layer, GELU, gated=False, bias="required"),
+        lambda layer: dense(file, layer, gelu(file), gated=False, bias="required"),
         norm_bias="required",
         norms=("attn_norm", "attn_norm"),
         side_by_side=True,

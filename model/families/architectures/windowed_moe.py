@@ -43,7 +43,7 @@ from urdir.model.families.parts import (
     rms_norm,
 )
 from urdir.model.families.reader import Presence, Reader
-from urdir.model.families.rope import windowed_rope
+from urdir.model.families.rope import unscaled_rope, windowed_rope
 from urdir.model.families.scored_experts import scored_experts
 from urdir.model.families.windows import (
     flagged_layers,
@@ -129,7 +129,7 @@ def mellum(file: Reader) -> Description:
     """Mellum 2: windowed layers use RoPE without context extension; one base for all layers."""
     window, full = optional_window(file), shared_rope(file, "half")
     windowed = optional_windows(file, window, 4)
-    local = replace(full, scaling=RopeScaling.none())
+    local = unscaled_rope(file, full, head_dims(file)[0])
     attends = windowed_mixer(file, windowed, window, local, full, head_norm=True)
 
     def network(index: int) -> Mixture:

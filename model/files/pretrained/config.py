@@ -38,6 +38,8 @@ _MOST: Mapping[str, Limit] = {
     "attention.shared_kv_layers": limits.LAYERS,
     "expert_count": limits.EXPERTS,
 }
+#: Objects that repeat the fields of every configuration.
+_INNER = ("attn_config", "ffn_config")
 _ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function", "mlp_hidden_act")
 
 
@@ -71,24 +73,17 @@ def family_of(config: Mapping[str, Any], path: Path) -> Family:
             f"{path}: model_type {shown(name)!r} is not supported (supported: "
             f"{', '.join(FAMILIES)})"
         )
-    return FAMILIES[name]
+    family = FAMILIES[name]
+    if family.without_experts is not None and not config.get("num_local_experts"):
+        return family.without_experts
+    return family
 
 
 def read_config(config: Mapping[str, Any], family: Family, path: Path) -> Configuration:
     """Read the fields of a text decoder. Raises ConfigError or UnsupportedError, naming the
     field."""
     fields = Fields({**family.defaults, **config}, path)
-    found: Found = {}
-    for name, key in {**KEYS, **family.keys}.items():
-        if not fields.has(name):
-            continue
-        if not key:
-            fields.ignore((name,))
-            continue
-        value = fields.take_number(name)
-        if value is not None:
-            _set(fields, found, name, key, value)
-    found = {**family.implied, **found}
+    found = _renamed(fields, family)
     layers = _size(fields, found, "block_count", "num_hidden_layers")
     _size(fields, found, "embedding_length", "hidden_size")
     head_dim = _head_dim(fields, found, family)
@@ -100,12 +95,28 @@ def read_config(config: Mapping[str, Any], family: Family, path: Path) -> Config
     read_rope(fields, found, family, head_dim)
     for name in set(_ACTIVATIONS) - family.ignored:
         fields.fix(name, family.activations)
+        if "gelu" in family.activations and fields.given(name, str, "") == "gelu":
+            found["own.exact_gelu"] = True
     tied = fields.take("tie_word_embeddings", bool)
-    for name, values in {**FIXED, **family.fixed}.items():
+    inner = {f"{of}.{name}": FIXED[name] for of in _INNER for name in FIXED}
+    for name, values in {**FIXED, **inner, **family.fixed}.items():
         fields.fix(name, values)
     fields.ignore(IGNORED | family.ignored, IGNORED_PREFIXES)
     fields.finish()
     return Configuration(family, found, tied, tuple(fields.ignored))
+
+
+def _renamed(fields: Fields, family: Family) -> Found:
+    """The keys that fields are under another name, and those that the class implies."""
+    found: Found = {}
+    for name, key in {**KEYS, **family.keys}.items():
+        if not key:
+            fields.ignore((name,))
+        elif fields.has(name) and (value := fields.take_number(name)) is not None:
+            _set(fields, found, name, key, value)
+    if "block_count" not in found and (kinds := fields.items("layers_block_type", str)):
+        found["block_count"] = len(kinds)
+    return {**family.implied, **found}
 
 
 def _set(fields: Fields, found: Found, name: str, key: str, value: int | float) -> None:

@@ -47,6 +47,7 @@ class Family:
     ends: Mapping[str, str] = field(default_factory=dict)
     rope: RopeStyle | None = "half"  # None: no RoPE
     windows: Literal["each", "pattern", "none"] = "each"
+    without_experts: Family | None = None  # if num_local_experts is 0 or absent
     tied: bool = False  # unless the configuration says otherwise
     activations: tuple[str, ...] = ("silu", "swish")
 
@@ -106,6 +107,7 @@ IGNORED = frozenset(
         "residual_in_fp32", "rescale_prenorm_residual", "time_step_floor", "time_step_init_scheme",
         "time_step_max", "time_step_min", "time_step_scale", "mamba_chunk_size", "chunk_size",
         "use_long_context", "for_llm_compressor", "moe_router_dtype", "mamba_ssm_dtype",
+        "use_associative_scan", "use_mambapy", "mamba_ssm_cache_dtype",
     }
 )  # fmt: skip
 IGNORED_PREFIXES = ("_", "unsloth_", "summary_")

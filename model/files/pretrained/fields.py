@@ -43,6 +43,10 @@ class Fields:
         """Whether the field is given and was not taken yet."""
         return name in self._rest
 
+    def is_text(self, name: str) -> bool:
+        """Whether the field is given as a text."""
+        return isinstance(self._values.get(name), str)
+
     def take(self, name: str, kind: type[_T]) -> _T | None:
         """The value of a field, or None; ConfigError for another type."""
         self._rest.pop(name, None)
@@ -135,10 +139,12 @@ class Fields:
             raise self.refused(name, f"{wanted} is supported")
 
     def ignore(self, names: Iterable[str], prefixes: tuple[str, ...] = ()) -> None:
-        """Count fields as not mattering: the named ones, and those that begin with a prefix."""
+        """Count fields as not mattering: the named ones, and those that begin with a prefix, also
+        within objects."""
         known = frozenset(names)
         for name in tuple(self._rest):
-            if name in known or name.startswith(prefixes):
+            own = name.rpartition(".")[2]
+            if name in known or own in known or own.startswith(prefixes):
                 del self._rest[name]
                 self.ignored.append(name)
 

@@ -24,12 +24,12 @@ class Layout:
     """How a tensor is made of stored ones.
 
     A stored tensor counts as one of ``shape``(keys), which may contain one -1. Its matrices
-    (..., in, out) are ``transposed``. Row i of the result is row ``rows``(keys, number of rows)[i].
-    Small tensors may be changed: rows are multiplied by ``factors``(keys, number of rows) and
-    replaced by ``values`` of them.
+    (..., in, out) are ``transposed``, always or by keys and shape. Row i of the result is row
+    ``rows``(keys, number of rows)[i]. Small tensors may be changed: rows are multiplied by
+    ``factors``(keys, number of rows) and replaced by ``values`` of them.
     """
 
-    transposed: bool = False
+    transposed: bool | Callable[[Keys, tuple[int, ...]], bool] = False
     rows: Callable[[Keys, int], Rows] | None = None
     factors: Callable[[Keys, int], Floats] | None = None
     values: Callable[[Floats], Floats] | None = None
@@ -44,6 +44,12 @@ def halves(keys: Keys, rows: int) -> Rows:
     each = 2 * int(keys["expert_feed_forward_length"])
     order = np.arange(rows).reshape(-1, each // 2, 2)
     return order.swapaxes(1, 2).reshape(-1)
+
+
+def turned_experts(keys: Keys, shape: tuple[int, ...]) -> bool:
+    """Whether experts are stored as (experts, in, out); older and newer files differ."""
+    width, hidden = int(keys["expert_feed_forward_length"]), int(keys["embedding_length"])
+    return shape[-2:] in ((hidden, 2 * width), (width, hidden))
 
 
 def column(keys: Keys) -> tuple[int, ...]:

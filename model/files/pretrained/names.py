@@ -27,7 +27,8 @@ _ATTENTION = {
     **dict.fromkeys(("q_norm", "q_layernorm", "query_layernorm"), "attn_q_norm"),
     **dict.fromkeys(("k_norm", "k_layernorm", "key_layernorm"), "attn_k_norm"),
     **{"q_layernorm.norms.{}": "attn_q_norm", "k_layernorm.norms.{}": "attn_k_norm"},
-    "sinks": "attn_sinks",
+    **{"sinks": "attn_sinks", "attention_sink_bias": "attn_sinks.weight"},
+    **dict.fromkeys(("g_proj", "gate_proj"), "attn_gate"),
     # latent attention
     **{"q_a_proj": "attn_q_a", "q_b_proj": "attn_q_b", "q_a_layernorm": "attn_q_a_norm"},
     **{"kv_a_proj_with_mqa": "attn_kv_a_mqa", "kv_b_proj": "attn_kv_b"},
@@ -41,7 +42,7 @@ _DENSE = {
 }
 _GATED = {"gate": ("gate_proj", "w1"), "up": ("up_proj", "w3"), "down": ("down_proj", "w2")}
 _EXPERTS = {
-    **dict.fromkeys(("gate", "router", "gate.wg", "router.layer"), "ffn_gate_inp"),
+    **dict.fromkeys(("gate", "router", "gate.wg", "router.layer", "router.gate"), "ffn_gate_inp"),
     **{f"experts.{{}}.{name}": f"ffn_{to}_exps" for to, of in _GATED.items() for name in of},
     **{"experts.gate_up_proj": "ffn_gate_up_exps", "experts.down_proj": "ffn_down_exps"},
     "experts.gate_up_proj_bias": "ffn_gate_up_exps.bias",
@@ -58,7 +59,7 @@ _EXPERTS = {
         ("gate.e_score_correction_bias", "e_score_correction_bias", "expert_bias"),
         "exp_probs_b.bias",
     ),
-    "gate.expert_bias": "exp_probs_b.bias",
+    **dict.fromkeys(("gate.expert_bias", "experts.e_score_correction_bias"), "exp_probs_b.bias"),
     "moe_statics.e_score_correction_bias": "exp_probs_b.bias",
 }
 _MAMBA = {

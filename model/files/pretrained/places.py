@@ -27,7 +27,15 @@ _NUMBERS = re.compile(r"(?<=\.)\d{1,9}(?=\.|$)")
 #: Parts of multi-modal models beside the text decoder, and heads that predict further tokens.
 _OTHER_PARTS = (
     *("vision_tower.", "visual.", "vision_model.", "embed_vision.", "vision_embed_tokens."),
-    *("multi_modal_projector.", "audio_tower.", "embed_audio.", "mm_projector.", "mtp."),
+    *(
+        "vit.",
+        "mlp_AR.",
+        "multi_modal_projector.",
+        "audio_tower.",
+        "embed_audio.",
+        "mm_projector.",
+        "mtp.",
+    ),
 )
 #: Buffers of checkpoints that follow from the configuration.
 _BUFFERS = (

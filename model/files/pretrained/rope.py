@@ -23,7 +23,15 @@ Divisors = NDArray[np.float32]
 #: Names of the objects for each kind of layer; the second ones' keys end in "_swa".
 _FULL, _LOCAL = "full_attention", "sliding_attention"
 #: Fields that other parts of a configuration repeat.
-_REPEATED = ("mrope_section", "mrope_interleaved", "finetuned", "attn_factor", "type", "rope_type")
+_REPEATED = (
+    "max_position_embeddings",
+    "mrope_section",
+    "mrope_interleaved",
+    "finetuned",
+    "attn_factor",
+    "type",
+    "rope_type",
+)
 
 
 def read_rope(fields: Fields, found: Found, family: Family, head_dim: int) -> None:
@@ -78,7 +86,7 @@ class _Rope:
         self.dim = _integer(given, self.head_dim)
         if share is not None and not 0 < share <= 1:
             raise rope.wrong("partial_rotary_factor", share)
-        if share is not None and kind != "proportional":
+        if share is not None and kind != "proportional" and given is None:
             self.dim = int(share * self.head_dim)
         HEAD_WIDTH.check(self.dim, f"{rope.path}: RoPE", ConfigError)
         if self.dim < 2 or not 1.0 < self.base < 1e30:

@@ -10,6 +10,7 @@ from urdir.model.files.pretrained.family import Found, Step
 from urdir.model.files.pretrained.fields import Fields
 from urdir.model.files.pretrained.rope import magnitude
 
+_FULL = "full_attention"
 _SCORINGS = {"softmax": 1, "sigmoid": 2, "noaux_tc": 2}
 
 
@@ -62,6 +63,14 @@ def flag(name: str, key: str) -> Step:
     return step
 
 
+def one_base(fields: Fields, found: Found) -> None:
+    """The bases of RoPE in each layer, which must be one."""
+    bases = fields.items("layer_rope_theta", float)
+    rope = fields.given("rope_parameters", dict, {})
+    if bases and set(bases) != {fields.given("rope_theta", float, rope.get("rope_theta"))}:
+        raise fields.refused("layer_rope_theta", "the base of 'rope_parameters' is supported")
+
+
 def has_windows(fields: Fields, found: Found) -> None:
     """Whether some layers have sliding windows, whatever the number of layers."""
     found["own.has_windows"] = fields.has("sliding_window")
@@ -85,6 +94,17 @@ def shared_experts(count: str) -> Step:
         found["expert_shared_feed_forward_length"] = int(number_of) * width
 
     return step
+
+
+def mlp_layers(fields: Fields, found: Found) -> None:
+    """Which layers are dense: the first ones, by ``mlp_layer_types``."""
+    kinds, layers = fields.items("mlp_layer_types", str), layers_of(fields, found)
+    if kinds is None:
+        return
+    dense = kinds.count("dense")
+    if kinds != ["dense"] * dense + ["sparse"] * (layers - dense):
+        raise fields.refused("mlp_layer_types", "dense layers, then sparse ones are supported")
+    found["leading_dense_block_count"] = dense
 
 
 def ernie_layers(fields: Fields, found: Found) -> None:
@@ -153,8 +173,9 @@ def latent_heads(fields: Fields, found: Found) -> None:
     found["attention.kv_lora_rank"] = fields.size("kv_lora_rank")
     if rank := fields.take("q_lora_rank", int):
         found["attention.q_lora_rank"] = rank
-    for name in ("qk_head_dim", "head_dim", "rope_interleave"):
-        fields.take(name, object)
+    fields.ignore(("qk_head_dim", "head_dim"))
+    if not fields.given("rope_interleave", bool, True):
+        found["own.rope_style"] = "half"
     for name in ("attention.key_length", "attention.value_length", "attention.head_count_kv"):
         found.pop(name, None)
     rope = fields.given("rope_scaling", dict, {}) or fields.given("rope_parameters", dict, {})
@@ -261,8 +282,14 @@ def inner_size(fields: Fields, found: Found) -> None:
 
 
 def nemotron_layers(fields: Fields, found: Found) -> None:
-    """Nemotron-H's layers: M is a Mamba-2 mixer, * attention, - an FFN, E experts."""
-    pattern = fields.require("hybrid_override_pattern", str)
+    """Nemotron-H's layers: M is a Mamba-2 mixer, * attention, - an FFN, E experts; newer
+    configurations list them by name."""
+    names = {"mamba": "M", "linear_attention": "M", "attention": "*", _FULL: "*", "mlp": "-"}
+    names["moe"] = "E"
+    kinds = fields.items("layers_block_type", str) or fields.items("layer_types", str)
+    pattern = fields.take("hybrid_override_pattern", str)
+    if pattern is None:
+        pattern = "".join(names.get(kind, "?") for kind in kinds or ())
     layers = layers_of(fields, found)
     if len(pattern) != layers or set(pattern) - set("M*-E") or {"-", "E"} <= set(pattern):
         raise fields.refused("hybrid_override_pattern", "M, *, and either - or E are supported")
@@ -293,7 +320,7 @@ def lfm2_layers(fields: Fields, found: Found) -> None:
 
 
 def delta_layers(fields: Fields, found: Found) -> None:
-    """Qwen3-Next's layers: delta rules but for every nth, and sizes of theirs."""
+    """Qwen3-Next's layers: delta rules, with attention in every nth, and sizes of theirs."""
     layers = layers_of(fields, found)
     kinds = fields.items("layer_types", str)
     every = fields.size("full_attention_interval", 4)
@@ -330,11 +357,12 @@ def time_step_rank(fields: Fields, found: Found) -> None:
     """Mamba's low rank, "auto" for a sixteenth of the hidden size."""
     if not fields.has("time_step_rank"):
         return
-    rank = fields.take("time_step_rank", object)
     hidden = number(found, "embedding_length")
-    found["ssm.time_step_rank"] = (
-        -(-hidden // 16) if rank == "auto" else fields.size("time_step_rank")
-    )
+    if fields.is_text("time_step_rank"):
+        fields.fix("time_step_rank", ("auto",))
+        found["ssm.time_step_rank"] = -(-hidden // 16)
+    else:
+        found["ssm.time_step_rank"] = fields.size("time_step_rank")
 
 
 def position_kind(fields: Fields, found: Found) -> None:
@@ -389,3 +417,33 @@ def gemma4_layers(fields: Fields, found: Found) -> None:
     twice = fields.given("use_double_wide_mlp", bool, False)
     widths = [2 * width if twice and layer >= shared else width for layer in range(layers)]
     found["feed_forward_length"] = np.array(widths, np.int32)
+
+
+def mimo_heads(fields: Fields, found: Found) -> None:
+    """MiMo-V2's value heads are narrower, and its windowed layers have twice as many KV heads."""
+    found["attention.value_length"] = fields.size("v_head_dim")
+    kinds, layers = fields.items("layer_types", str), layers_of(fields, found)
+    if kinds is None or len(kinds) != layers or set(kinds) - {_FULL, "sliding_attention"}:
+        raise fields.wrong("layer_types", kinds)
+    heads = number(found, "attention.head_count_kv")
+    counts = [heads if kind == _FULL else 2 * heads for kind in kinds]
+    found["attention.head_count_kv"] = np.array(counts, np.int32)
+
+
+def cohere_experts(fields: Fields, found: Found) -> None:
+    """Command A+'s scores of experts, and the width of its dense layers."""
+    kind = fields.given("expert_selection_fn", str, "softmax")
+    if kind not in ("softmax", "sigmoid"):
+        raise fields.refused("expert_selection_fn", "softmax and sigmoid are supported")
+    found["expert_gating_func"] = _SCORINGS[kind]
+    found["expert_weights_norm"] = fields.given("norm_topk_prob", bool, True)
+    width = number(found, "expert_feed_forward_length")
+    found["feed_forward_length"] = fields.take("prefix_dense_intermediate_size", int) or width
+
+
+def minicpm_scales(fields: Fields, found: Found) -> None:
+    """MiniCPM 3's heads, and its scales, which must be those of the published model."""
+    found["attention.key_length"] = found.pop("attention.key_length_mla")
+    found["attention.value_length"] = found.pop("attention.value_length_mla")
+    for name, value in (("scale_emb", 12), ("scale_depth", 1.4), ("dim_model_base", 256)):
+        fields.fix(name, (value, float(value)))

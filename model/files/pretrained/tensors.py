@@ -137,7 +137,9 @@ def _tensor(
     if layout.shape is not None:
         parts = tuple(_shaped(part, layout.shape(keys), path) for part in parts)
     shape = parts[0].shape
-    transposed = layout.transposed and parts[0].dtype in GGML_TYPES  # rows of blocks are outputs
+    turns = layout.transposed
+    transposed = turns if isinstance(turns, bool) else turns(keys, shape)
+    transposed = transposed and parts[0].dtype in GGML_TYPES  # rows of blocks are outputs
     if transposed:
         if len(shape) < 2:
             raise SafetensorsError(f"{path}: tensor '{parts[0].name}' {shape} is not a matrix")

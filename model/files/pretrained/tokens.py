@@ -1,4 +1,4 @@
-"""Text metadata of a folder: tokenizer.json, chat template, special token ids.
+"""Text metadata of a folder: its vocabulary, chat template, special token ids, sampling.
 
 Keys are GGUF's if it has one (including tokenizer.huggingface.json, see GGUF's specification).
 tokenizer.huggingface.{bos_token, eos_token, end_token_ids} are our own, for values that GGUF gives
@@ -18,6 +18,17 @@ from urdir.model.files.json_text import parse_json
 from urdir.model.files.limits import JSON_NBYTES
 from urdir.model.files.metadata import Value
 from urdir.model.files.open_file import read_whole
+from urdir.model.files.pretrained.sentencepiece import sentencepiece_metadata
+from urdir.model.files.pretrained.tiktoken import is_tiktoken, tiktoken_metadata
+
+#: Fields of generation_config.json, and their keys.
+_SAMPLING = {
+    "temperature": "temp",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "penalty_repeat",
+}
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -32,11 +43,12 @@ def text_metadata(folder: Path, config: Mapping[str, Any]) -> dict[str, Value]:
     found: dict[str, Value] = {}
     if (template := _template(folder, settings)) is not None:
         found["tokenizer.chat_template"] = template
+    generation = _optional_json(folder / "generation_config.json")
+    found |= _sampling(generation)
     if not (folder / "tokenizer.json").exists():
-        return found
+        return found | _other_vocabulary(folder, config, settings, generation)
     found["tokenizer.ggml.model"] = "huggingface"
     found["tokenizer.huggingface.json"] = _text(folder / "tokenizer.json")
-    generation = _optional_json(folder / "generation_config.json")
     bos = generation.get("bos_token_id", config.get("bos_token_id"))
     if type(bos) is int:
         found["tokenizer.ggml.bos_token_id"] = bos
@@ -53,6 +65,41 @@ def text_metadata(folder: Path, config: Mapping[str, Any]) -> dict[str, Value]:
         token = token.get("content") if isinstance(token, dict) else token
         if isinstance(token, str):
             found[f"tokenizer.huggingface.{role}"] = token
+    return found
+
+
+def _sampling(generation: Mapping[str, Any]) -> dict[str, Value]:
+    """The sampling that generation_config.json recommends, by GGUF's keys; vLLM takes the same."""
+    found: dict[str, Value] = {}
+    for name, key in _SAMPLING.items():
+        value = generation.get(name)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            found[f"general.sampling.{key}"] = value
+    return found
+
+
+def _other_vocabulary(
+    folder: Path,
+    config: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    generation: Mapping[str, Any],
+) -> dict[str, Value]:
+    """The vocabulary of a SentencePiece or tiktoken file; nothing if there is none."""
+    names = ("tokenizer.model", "tiktoken.model", "qwen.tiktoken", "tokenizer.tiktoken")
+    path = next((folder / name for name in names if (folder / name).is_file()), None)
+    if path is None:
+        return {}
+    if is_tiktoken(path):
+        found = tiktoken_metadata(path, settings, config.get("model_type"))
+    else:
+        found = sentencepiece_metadata(path, settings)
+    for role in ("bos", "eos"):
+        given = generation.get(f"{role}_token_id", config.get(f"{role}_token_id"))
+        given = given[0] if isinstance(given, list) and given else given
+        if type(given) is int:
+            found[f"tokenizer.ggml.{role}_token_id"] = given
+        if isinstance(adds := settings.get(f"add_{role}_token"), bool):
+            found[f"tokenizer.ggml.add_{role}_token"] = adds
     return found
 
 

@@ -91,4 +91,5 @@ SELECTIONS: Mapping[str, tuple[int, Selection]] = {
     "sqrt of softplus": (2, Selection(70, 6, "sqrt_softplus", True, 1.5, bias=True)),
     "512, scaled": (2, Selection(512, 32, normalised=True, expert_scale=True)),
     "all of them": (2, Selection(31, 31, "sigmoid", bias=True)),
+    "groups by their best": (3, Selection(160, 6, groups=8, groups_used=3, by_best=True)),
 }  # fmt: skip

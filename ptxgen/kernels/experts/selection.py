@@ -27,8 +27,9 @@ class Selection:
     1. Every logit becomes a score: its softmax over all experts, its sigmoid, the square root of
        its softplus; with "softmax_selected" the logit itself.
     2. The choice goes by the score (by the logit if ``by_logits``), plus a ``bias`` per expert.
-    3. With ``groups`` (neighbouring experts, a group's value is the sum of its two best choices)
-       only the experts of the ``groups_used`` best groups can be chosen.
+    3. With ``groups`` (neighbouring experts, a group's value is the sum of its two best choices,
+       or ``by_best`` its best one) only the experts of the ``groups_used`` best groups can be
+       chosen.
     4. The ``used`` best are taken, the best first. Among equals lower numbers come first.
     5. A weight is the score without the bias; with "softmax_selected" the softmax over the chosen.
        ``normalised``: divided by their sum, which counts as 6.1e-5 at least. Then times ``scale``,
@@ -47,6 +48,7 @@ class Selection:
     groups: int = 1
     groups_used: int = 1
     expert_scale: bool = False
+    by_best: bool = False
 
     def __post_init__(self) -> None:
         if self.scoring not in SCORINGS:
@@ -118,7 +120,8 @@ class Selection:
     def _allowed(self, choice: Array) -> Array:
         """Whether an expert is of one of the best groups, (rows, experts)."""
         by_group = choice.reshape(len(choice), self.groups, -1)
-        values = np.sort(by_group, axis=2)[:, :, -2:].sum(axis=2)
+        best_of = 1 if self.by_best else 2
+        values = np.sort(by_group, axis=2)[:, :, -best_of:].sum(axis=2)
         best = np.argsort(-values, axis=1, kind="stable")[:, : self.groups_used]
         allowed = np.zeros_like(values, bool)
         np.put_along_axis(allowed, best, True, axis=1)

@@ -70,7 +70,8 @@ def make_conversation(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], Conve
     args = build_parser("chat").parse(["chat", "--no-show-timings"])
     session = SimpleNamespace(context=CONTEXT)
     device = SimpleNamespace(synchronize=lambda: None)
-    engine: Any = SimpleNamespace(session=session, generation=Answer, device=device)
+    file = SimpleNamespace(metadata={})
+    engine: Any = SimpleNamespace(session=session, generation=Answer, device=device, file=file)
     template: Any = Template()
     return lambda colours: Conversation(engine, template, args, "sys:", colours)
 
@@ -172,7 +173,7 @@ def test_commands(conversation: Conversation, capsys: pytest.CaptureFixture[str]
     assert "system: Be kind." in err
     assert conversation.system == "Be kind."
     assert (conversation.args.temperature, conversation.args.seed) == (0.25, 5)
-    assert conversation.args.top_k == 40
+    assert conversation.args.top_k is None  # the file's, or the usual one
     assert "temperature  0.25" in err
     assert "top-k" not in err  # what is not changed
     take(conversation, "/set")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
+import json
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +14,10 @@ import gguf as reference
 import numpy as np
 import pytest
 
+from urdir.model.commands import options
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.realizar import EagerSteps
+from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.files.pretrained.model import SafetensorsModel
 from urdir.model.text.chat import ChatTemplate, Message
 from urdir.model.verify.conformance import relative_rms
@@ -105,6 +111,8 @@ def test_commands(data: Path, tmp_path: Path, cli: Callable[..., tuple[int, str,
     assert out.startswith(f"{folder}: runs on ")
     assert "\nsafetensors, " in out
     assert "qwen2.rope.freq_base" in out
+    assert "\nfields of config.json without effect:\n" in out
+    assert "\n  torch_dtype\n" in out or "\n  dtype\n" in out
     code, out, _ = cli("show", folder, "--template")
     assert (code, out) == (0, (folder / "chat_template.jinja").read_text() + "\n")
     asked = ("run", "-m", folder, "-p", "a", "-n", "2", "--temp", "0")
@@ -115,3 +123,20 @@ def test_commands(data: Path, tmp_path: Path, cli: Callable[..., tuple[int, str,
     assert "q4_k" in err
     code, out, err = cli("logits", folder, "--tokens", "1,2", "--output", tmp_path / "x.npy")
     assert (code, np.load(tmp_path / "x.npy").shape) == (0, (2, 320))
+
+
+def test_the_sampling_that_a_folder_recommends(data: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(data / "safetensors" / "llama-bf16", tmp_path / "copy"))
+    said = {"temperature": 0.6, "top_p": 0.9, "top_k": 7, "repetition_penalty": 1e9, "min_p": "x"}
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | said))
+    metadata = SafetensorsModel(folder).metadata
+    usual = SamplingSettings(temperature=0.1, repeat_penalty=1.5, min_p=0.2)
+    expected = replace(usual, temperature=0.6, top_p=0.9, top_k=7)  # the others are none
+    assert usual.of_file(metadata) == expected
+    with Engine.open(folder, device="emulator", cache_folder=None) as engine:
+        assert engine.default_settings == SamplingSettings(temperature=0.6, top_p=0.9, top_k=7)
+    parser = argparse.ArgumentParser()
+    options.add_sampling(parser)
+    given = options.sampling_settings(parser.parse_args(["--temp", "0.3"]), metadata=metadata)
+    assert (given.temperature, given.top_k) == (0.3, 7)

@@ -424,7 +424,7 @@ def test_yarn_is_that_of_its_paper() -> None:
         ({"layer_types": []}, "'layer_types' is 0 kinds for 1 layers"),
         ({"no_rope_layers": [1]}, "unknown field 'no_rope_layers'"),
         ({"model_type": "smollm3", "no_rope_layers": [1, 1]}, "'no_rope_layers' is 2 flags for 1"),
-        ({"model_type": "qwen3_moe", "norm_topk_prob": False}, "'norm_topk_prob' is False"),
+        ({"model_type": "qwen3_moe", "norm_topk_prob": 3}, "'norm_topk_prob' is 3"),
         ({"model_type": "qwen3_moe", "mlp_only_layers": [1]}, "'mlp_only_layers' is"),
         ({"model_type": "mpt", "attn_config": {"alibi": False}}, "only ALiBi is supported"),
         (

@@ -31,6 +31,7 @@ from urdir.model.text.named_templates import named_template
 ENGINE: Any = SimpleNamespace(
     name="toy",
     tokenizer=None,
+    file=SimpleNamespace(metadata={}),
     template=SimpleNamespace(source=""),
     session=SimpleNamespace(
         context=64,

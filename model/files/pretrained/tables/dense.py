@@ -8,7 +8,13 @@ from dataclasses import replace
 from urdir.model.files.pretrained.family import Family
 from urdir.model.files.pretrained.layouts import Layout, plus_one
 from urdir.model.files.pretrained.names import NORMS_AROUND
-from urdir.model.files.pretrained.steps import gemma4_layers, has_windows, rotates, square_root
+from urdir.model.files.pretrained.steps import (
+    gemma4_layers,
+    has_windows,
+    one_base,
+    rotates,
+    square_root,
+)
 
 GELU_TANH = ("gelu_pytorch_tanh", "gelu_new")
 #: Norms with weights 1 + w.
@@ -27,11 +33,20 @@ GRANITE_KEYS = {
     "residual_multiplier": "residual_scale",
     "logits_scaling": "logit_scale",
 }
+GRANITE_SWA = Family(
+    "granite_swa",
+    keys={**GRANITE_KEYS, "shared_intermediate_size": "expert_shared_feed_forward_length"},
+    implied={"logit_scale": 1.0},
+    steps=(one_base,),
+    windows="pattern",
+    tied=True,
+)
 _GEMMA = Family(
     "gemma",
     layouts=ONE_MORE,
     tied=True,
-    activations=(*GELU_TANH, "gelu"),
+    activations=GELU_TANH,
+    ignored=frozenset({"hidden_act"}),  # hidden_activation counts
     fixed={"use_bidirectional_attention": (False,)},
 )
 _GEMMA2 = replace(
@@ -113,11 +128,15 @@ FAMILIES: Mapping[str, Family] = {
     "llama": LLAMA,
     "mistral": LLAMA,
     "internlm3": LLAMA,
+    "cwm": LLAMA,
     "qwen2": Family("qwen2"),
     "qwen3": Family("qwen3"),
     **dict.fromkeys(("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), _QWEN_VL),
     "qwen3_vl_text": Family("qwen3vl"),
     "granite": Family("granite", keys=GRANITE_KEYS, implied={"logit_scale": 1.0}),
+    "granite_swa": GRANITE_SWA,
+    "granitemoe_swa": GRANITE_SWA,
+    "paddleocr_vl_text": Family("paddleocr", tied=True),
     "smollm3": Family("smollm3", steps=(rotates,), tied=True),
     "ministral3": Family("mistral3"),
     "arcee": Family("arcee", activations=("relu2",)),
@@ -149,6 +168,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "ernie4_5": Family("ernie4_5", rope="interleaved", tied=True),
     "seed_oss": Family("seed_oss", names={"post_attention_layernorm": "post_attention_norm"}),
+    "hunyuan_vl_text": Family("hunyuan_vl", tied=True),
     "hunyuan_v1_dense": Family(
         "hunyuan-dense",
         fixed={

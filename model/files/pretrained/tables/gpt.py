@@ -33,6 +33,7 @@ _GPT2_TRAINING = frozenset(
         ),
     }
 )
+_GELU = (*GELU_TANH, "gelu")
 _SCALED = {
     "scale_attn_weights": (True,),
     "scale_attn_by_inverse_layer_idx": (False,),
@@ -51,7 +52,7 @@ FAMILIES: Mapping[str, Family] = {
         },
         rope=None,
         tied=True,
-        activations=GELU_TANH,
+        activations=_GELU,
     ),
     "gpt_bigcode": Family(
         "starcoder",
@@ -61,7 +62,7 @@ FAMILIES: Mapping[str, Family] = {
         ignored=_GPT2_TRAINING,
         rope=None,
         tied=True,
-        activations=GELU_TANH,
+        activations=_GELU,
     ),
     "gptj": Family(
         "gptj",
@@ -69,14 +70,14 @@ FAMILIES: Mapping[str, Family] = {
         keys={"rotary_dim": "rope.dimension_count"},
         fixed={**_SCALED, "rotary": (True,)},
         rope="interleaved",
-        activations=GELU_TANH,
+        activations=_GELU,
     ),
     "gpt_neox": Family(
         "gptneox",
         implied=_BY_HEAD,
         steps=(flag("use_parallel_residual", "use_parallel_residual"),),
         defaults={"use_parallel_residual": True},
-        activations=("gelu", *GELU_TANH, "gelu_fast"),
+        activations=(*_GELU, "gelu_fast"),
     ),
     "opt": Family(
         "opt",
@@ -96,13 +97,13 @@ FAMILIES: Mapping[str, Family] = {
     "phi": Family(
         "phi2",
         fixed={"qk_layernorm": (False,)},
-        activations=GELU_TANH,
+        activations=_GELU,
         defaults={"partial_rotary_factor": 0.5},
     ),
     "starcoder2": Family(
         "starcoder2",
         ignored=frozenset({"activation_function"}),
-        activations=GELU_TANH,
+        activations=_GELU,
         fixed={"mlp_type": ("default",), "norm_type": ("layer_norm",)},
         tied=True,
     ),
@@ -120,7 +121,7 @@ FAMILIES: Mapping[str, Family] = {
         "falcon",
         names={"ln_attn": "attn_norm_2", "ln_mlp": "attn_norm"},
         keys={"ffn_hidden_size": "feed_forward_length"},
-        implied=_BY_HEAD,
+        implied={**_BY_HEAD, "own.exact_gelu": True},
         steps=(falcon_heads, default_width(4)),
         defaults={"max_position_embeddings": 2048},
         fixed={"alibi": (False,), "parallel_attn": (True,), "activation": ("gelu",)},
@@ -130,7 +131,7 @@ FAMILIES: Mapping[str, Family] = {
     "mpt": Family(
         "mpt",
         keys={"attn_config.clip_qkv": "attention.clamp_kqv"},
-        implied={"attention.layer_norm_epsilon": 1e-5},
+        implied={"attention.layer_norm_epsilon": 1e-5, "own.exact_gelu": True},
         steps=(alibi, default_width(4)),
         fixed={
             "logit_scale": (),
@@ -164,6 +165,7 @@ FAMILIES: Mapping[str, Family] = {
         ignored=frozenset({"qk_layernorm", "use_parallel_residual"}),
         defaults={"partial_rotary_factor": 0.25},
     ),
+    "jais2": Family("jais2", activations=("relu2",)),
     "olmo": Family(
         "olmo",
         keys={"clip_qkv": "attention.clamp_kqv"},

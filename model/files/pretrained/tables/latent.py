@@ -12,6 +12,8 @@ from urdir.model.files.pretrained.steps import (
     grouped,
     kimi_layers,
     latent_heads,
+    minicpm_scales,
+    mlp_layers,
     scored,
 )
 
@@ -26,10 +28,11 @@ _DELTA = {
 }
 _DECAYS = {"ssm_a": Layout(values=negated_exp, shape=column)}
 
+_WEIGHTS_NORM = flag("norm_topk_prob", "expert_weights_norm")
 DEEPSEEK_V3 = Family(
     "deepseek2",
     keys=_EXPERTS,
-    steps=(latent_heads, scored, grouped, flag("norm_topk_prob", "expert_weights_norm")),
+    steps=(latent_heads, mlp_layers, scored, grouped, _WEIGHTS_NORM),
     defaults={"scoring_func": "sigmoid", "norm_topk_prob": True},
     rope="interleaved",
 )
@@ -37,7 +40,7 @@ FAMILIES: Mapping[str, Family] = {
     "deepseek_v2": Family(
         "deepseek2",
         keys=_EXPERTS,
-        steps=(latent_heads, scored, grouped),
+        steps=(latent_heads, mlp_layers, scored, grouped),
         # transformers does not read it
         ignored=frozenset({"norm_topk_prob"}),
         defaults={"topk_method": "greedy"},
@@ -46,6 +49,19 @@ FAMILIES: Mapping[str, Family] = {
     "deepseek_v3": DEEPSEEK_V3,
     "kimi_k2": DEEPSEEK_V3,
     "glm4_moe_lite": DEEPSEEK_V3,
+    "mistral4": Family(
+        "mistral4",
+        keys=_EXPERTS,
+        implied={"expert_gating_func": 1},
+        steps=(latent_heads, mlp_layers, _WEIGHTS_NORM),
+        defaults={"norm_topk_prob": True},
+        rope="interleaved",
+    ),
+    "minicpm3": Family(
+        "minicpm3",
+        steps=(latent_heads, minicpm_scales),
+        tied=True,
+    ),
     "kimi_linear": Family(
         "kimi-linear",
         names=_DELTA,

@@ -7,17 +7,22 @@ from collections.abc import Mapping
 import numpy as np
 
 from urdir.model.files.pretrained.family import Family
-from urdir.model.files.pretrained.layouts import Floats, Keys, Layout, halves
+from urdir.model.files.pretrained.layouts import Floats, Keys, Layout, halves, turned_experts
 from urdir.model.files.pretrained.steps import (
+    cohere_experts,
     ernie_layers,
     flag,
     llama4_attention,
+    mimo_heads,
+    mlp_layers,
     shared_experts,
 )
 from urdir.model.files.pretrained.tables.dense import GRANITE_KEYS
 
 _SIGMOID = {"expert_gating_func": 2}
 _WEIGHTS_NORM = flag("norm_topk_prob", "expert_weights_norm")
+#: Of families that GGUF gives no choice.
+_OWN_NORM = flag("norm_topk_prob", "own.weights_norm")
 #: Every layer has experts.
 _ALL_LAYERS = {"decoder_sparse_step": (1,), "mlp_only_layers": ([],)}
 _SCORED = {
@@ -48,14 +53,17 @@ def _by_expert(keys: Keys) -> tuple[int, ...]:
 
 FAMILIES: Mapping[str, Family] = {
     "mixtral": Family("llama"),
-    "qwen2_moe": Family("qwen2moe", fixed={**_ALL_LAYERS, "norm_topk_prob": (False,)}),
-    "qwen3_moe": Family("qwen3moe", fixed={**_ALL_LAYERS, "norm_topk_prob": (True,)}),
+    "qwen2_moe": Family("qwen2moe", fixed=_ALL_LAYERS, steps=(_OWN_NORM,)),
+    "qwen3_moe": Family("qwen3moe", fixed=_ALL_LAYERS, steps=(_OWN_NORM,)),
     "qwen3_vl_moe_text": Family(
         "qwen3vlmoe",
-        fixed={**_ALL_LAYERS, "norm_topk_prob": (True,)},
-        layouts={"ffn_gate_up_exps.weight": _TURNED, "ffn_down_exps.weight": _TURNED},
+        fixed=_ALL_LAYERS,
+        steps=(_OWN_NORM,),
+        layouts=dict.fromkeys(
+            ("ffn_gate_up_exps.weight", "ffn_down_exps.weight"), Layout(transposed=turned_experts)
+        ),
     ),
-    "olmoe": Family("olmoe", fixed={"norm_topk_prob": (False,), "clip_qkv": ()}),
+    "olmoe": Family("olmoe", fixed={"clip_qkv": ()}, steps=(_OWN_NORM,)),
     "granitemoe": GRANITE_MOE,
     "granitemoeshared": GRANITE_MOE,
     "dots1": Family(
@@ -63,7 +71,7 @@ FAMILIES: Mapping[str, Family] = {
         keys={"n_shared_experts": "expert_shared_count"},
         implied=_SIGMOID,
         fixed=_SCORED,
-        steps=(_WEIGHTS_NORM,),
+        steps=(mlp_layers, _WEIGHTS_NORM),
     ),
     "glm4_moe": Family(
         "glm4moe",
@@ -71,8 +79,15 @@ FAMILIES: Mapping[str, Family] = {
         keys={"n_shared_experts": "expert_shared_count"},
         implied=_SIGMOID,
         fixed={**_SCORED, "use_qk_norm": (True, False)},
-        steps=(_WEIGHTS_NORM,),
+        steps=(mlp_layers, _WEIGHTS_NORM),
         defaults={"partial_rotary_factor": 0.5},
+    ),
+    "solar_open": Family(
+        "glm4moe",
+        names={"post_attention_layernorm": "post_attention_norm"},
+        keys={"n_shared_experts": "expert_shared_count"},
+        implied=_SIGMOID,
+        steps=(mlp_layers, _WEIGHTS_NORM),
     ),
     "ernie4_5_moe": Family(
         "ernie4_5-moe",
@@ -118,7 +133,7 @@ FAMILIES: Mapping[str, Family] = {
         "gpt-oss",
         names={"post_attention_layernorm": "post_attention_norm"},
         keys={"intermediate_size": "expert_feed_forward_length"},
-        fixed={"swiglu_limit": (7.0,)},
+        fixed={"swiglu_limit": (7, 7.0), "swiglu_alpha": (1.702,)},
         layouts={
             "ffn_gate_up_exps.weight": Layout(transposed=True, rows=halves),
             "ffn_gate_up_exps.bias": Layout(values=_even_first),
@@ -163,6 +178,87 @@ FAMILIES: Mapping[str, Family] = {
             "ffn_up_exps.weight": Layout(shape=_by_expert),
             "ffn_down_exps.weight": Layout(shape=_by_expert, transposed=True),
         },
+    ),
+    "afmoe": Family(
+        "afmoe",
+        names={
+            "post_attention_layernorm": "post_attention_norm",
+            "pre_mlp_layernorm": "ffn_norm",
+            "post_mlp_layernorm": "post_ffw_norm",
+        },
+        keys={
+            "num_dense_layers": "leading_dense_block_count",
+            "num_shared_experts": "expert_shared_count",
+            "route_scale": "expert_weights_scale",
+        },
+        implied={"expert_weights_norm": True},
+        fixed={
+            "mup_enabled": (True,),
+            "score_func": ("sigmoid",),
+            "route_norm": (True,),
+            "n_group": (1,),
+            "topk_group": (1,),
+        },
+        ignored=frozenset({"global_attn_every_n_layers", "load_balance_coeff"}),
+        windows="pattern",
+    ),
+    "exaone_moe": Family(
+        "exaone-moe",
+        keys={"num_shared_experts": ""},
+        implied=_SIGMOID,
+        fixed={"num_shared_experts": (1,)},
+        steps=(mlp_layers, _WEIGHTS_NORM),
+        windows="pattern",
+    ),
+    "laguna": Family(
+        "laguna",
+        keys={"moe_routed_scaling_factor": "expert_weights_scale"},
+        implied={"expert_weights_norm": True},
+        steps=(mlp_layers,),
+        fixed={
+            "gating": (True, "per-head"),
+            "moe_apply_router_weight_on_input": (False,),
+            "moe_router_logit_softcapping": (0, 0.0),
+        },
+        ignored=frozenset({"num_attention_heads_per_layer"}),
+        windows="pattern",
+    ),
+    "mellum": Family(
+        "mellum",
+        steps=(_OWN_NORM,),
+        ignored=frozenset({"mlp_layer_types", "mtp_layer_types", "mtp_mlp_layer_types"}),
+        windows="pattern",
+    ),
+    "hy_v3": Family(
+        "hy_v3",
+        names={"mlp.expert_bias": "exp_probs_b."},
+        keys={"num_shared_experts": "", "router_scaling_factor": "expert_weights_scale"},
+        implied={"expert_weights_norm": True, **_SIGMOID},
+        fixed={"num_shared_experts": (1,)},
+        ignored=frozenset({"mlp_layer_types", "enable_moe_fp32_combine", "first_k_dense_replace"}),
+    ),
+    "mimo_v2_flash": Family(
+        "mimo2",
+        keys={"attention_value_scale": "attention.value_scale", "routed_scaling_factor": ""},
+        steps=(mimo_heads,),
+        fixed={"norm_topk_prob": (True,), "routed_scaling_factor": (1, 1.0), "n_group": (1,)},
+        ignored=frozenset({"mlp_layer_types"}),
+        windows="pattern",
+    ),
+    "cohere2_moe": Family(
+        "cohere2moe",
+        keys={
+            "logit_scale": "logit_scale",
+            "prefix_dense_intermediate_size": "",
+            "intermediate_size": "expert_feed_forward_length",
+            "num_shared_experts": "expert_shared_count",
+        },
+        steps=(mlp_layers, cohere_experts),
+        fixed={"shared_expert_combination_strategy": ("average",)},
+        ignored=frozenset({"prefix_dense_sliding_window_pattern"}),
+        rope="interleaved",
+        windows="pattern",
+        tied=True,
     ),
     "llama4_text": Family(
         "llama4",

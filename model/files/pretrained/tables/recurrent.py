@@ -54,18 +54,25 @@ _SSM_KEYS = {
     "mamba_n_groups": "ssm.group_count",
     "mamba_n_heads": "ssm.time_step_rank",
 }
-_SSM_FIXED = {"mamba_conv_bias": (True,), "mamba_proj_bias": (False,)}
+#: As JSON's extension, and as newer transformers write it.
+_NO_LIMITS = ([0.0, float("inf")], [0.0, {"__float__": "Infinity"}])
+_SSM_FIXED = {
+    "mamba_conv_bias": (True,),
+    "mamba_proj_bias": (False,),
+    "time_step_limit": _NO_LIMITS,
+}
 _MIXER_KEYS = {
     "state_size": "ssm.state_size",
     "conv_kernel": "ssm.conv_kernel",
     "layer_norm_epsilon": "attention.layer_norm_rms_epsilon",
 }
 _MIXER_FIXED = {"use_bias": (False,), "use_conv_bias": (True,), "rms_norm": (True,)}
-_QWEN_FIXED = {"decoder_sparse_step": (1,), "mlp_only_layers": ([],), "norm_topk_prob": (True,)}
+_QWEN_FIXED = {"decoder_sparse_step": (1,), "mlp_only_layers": ([],)}
+_OWN_NORM = flag("norm_topk_prob", "own.weights_norm")
 _QWEN35 = Family(
     "qwen35",
     names={"post_attention_layernorm": "post_attention_norm"},
-    steps=(delta_layers,),
+    steps=(delta_layers, _OWN_NORM),
     fixed={**_QWEN_FIXED, "attn_output_gate": (True,)},
     ignored=frozenset({"mtp_use_dedicated_embeddings"}),
     layouts=_DELTA,
@@ -139,6 +146,31 @@ LFM2_MOE = replace(
     },
 )
 
+_GRANITE = Family(
+    "granitehybrid",
+    names={
+        "shared_mlp.input_linear": "ffn_up_shexp",
+        "shared_mlp.output_linear": "ffn_down_shexp",
+    },
+    keys={
+        **_SSM_KEYS,
+        **GRANITE_KEYS,
+        "shared_intermediate_size": "expert_shared_feed_forward_length",
+    },
+    steps=(inner_size, heads_where(("attention", "full_attention")), position_kind),
+    fixed={**_SSM_FIXED, "normalization_function": ("rmsnorm",)},
+    layouts=_MAMBA2,
+)
+_DENSE_GRANITE = replace(
+    _GRANITE,
+    names={"shared_mlp.input_linear": "ffn_up", "shared_mlp.output_linear": "ffn_down"},
+    keys={
+        **_GRANITE.keys,
+        **dict.fromkeys(("intermediate_size", "num_local_experts", "num_experts_per_tok"), ""),
+        "shared_intermediate_size": "feed_forward_length",
+    },
+)
+
 FAMILIES: Mapping[str, Family] = {
     "mamba": Family(
         "mamba",
@@ -180,7 +212,7 @@ FAMILIES: Mapping[str, Family] = {
         },
         implied=_CONTEXT,
         steps=(inner_size,),
-        fixed={**_MIXER_FIXED, "time_step_limit": ([0.0, float("inf")],)},
+        fixed={**_MIXER_FIXED, "time_step_limit": _NO_LIMITS},
         ignored=frozenset({"norm_before_gate", "time_step_rank", "head_dim"}),
         layouts=_MAMBA2,
         rope=None,
@@ -203,21 +235,7 @@ FAMILIES: Mapping[str, Family] = {
         ignored=frozenset({"z_loss_coefficient"}),
         layouts=_MAMBA2,
     ),
-    "granitemoehybrid": Family(
-        "granitehybrid",
-        names={
-            "shared_mlp.input_linear": "ffn_up_shexp",
-            "shared_mlp.output_linear": "ffn_down_shexp",
-        },
-        keys={
-            **_SSM_KEYS,
-            **GRANITE_KEYS,
-            "shared_intermediate_size": "expert_shared_feed_forward_length",
-        },
-        steps=(inner_size, heads_where(("attention",)), position_kind),
-        fixed={**_SSM_FIXED, "normalization_function": ("rmsnorm",)},
-        layouts=_MAMBA2,
-    ),
+    "granitemoehybrid": replace(_GRANITE, without_experts=_DENSE_GRANITE),
     "falcon_h1": Family(
         "falcon-h1",
         names={"pre_ff_layernorm": "ffn_norm"},
@@ -271,9 +289,11 @@ FAMILIES: Mapping[str, Family] = {
             "use_conv_bias": (True,),
             "mamba_proj_bias": (False,),
             "mamba_hidden_act": ("silu",),
-            "time_step_limit": ([0.0, float("inf")],),
+            "time_step_limit": _NO_LIMITS,
             "sliding_window": (),
+            "moe_latent_size": (),
         },
+        ignored=frozenset({"moe_shared_expert_overlap", "mtp_layers_block_type"}),
         layouts=_MAMBA2,
         rope=None,
         activations=("relu2",),
@@ -297,7 +317,7 @@ FAMILIES: Mapping[str, Family] = {
             "post_attention_layernorm": "post_attention_norm",
             "linear_attn.in_proj_qkvz": ("attn_qkv", "attn_gate"),
         },
-        steps=(delta_layers,),
+        steps=(delta_layers, _OWN_NORM),
         fixed=_QWEN_FIXED,
         layouts={
             **_DELTA,

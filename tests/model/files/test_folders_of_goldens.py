@@ -1,0 +1,287 @@
+"""Folders made of llama.cpp's references: the same weights as transformers would publish them give
+llama.cpp's logits.
+
+Ways of storing weights: rows that the converter permutes, transposed matrices, gates and ups in
+turns, experts apart or stacked, one matrix for keys and values of latent attention, projections
+grouped by key head, and vectors that the converter computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf as reference
+import numpy as np
+import pytest
+
+from urdir.model.families.config import Config
+from urdir.model.files.gguf import Gguf
+from urdir.model.files.pretrained.model import SafetensorsModel
+
+Array = np.ndarray[Any, Any]
+Values = dict[str, Array]
+#: Above it the models' LongRoPE has its long factors, as in llama.cpp, see test_goldens.
+CONTEXT = 512
+TOLERANCE = 1e-5
+_LAYER = {
+    "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj", "ffn_gate_inp": "mlp.gate",
+}  # fmt: skip
+_ENDS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+
+
+def _names(layers: str = "model.layers", **changed: str) -> Callable[[str], str]:
+    """The published name of a tensor, by common names and ``changed`` ones."""
+    known = {**_ENDS, **_LAYER, **changed}
+
+    def of(name: str) -> str:
+        prefix, name = ("", name) if not name.startswith("blk.") else name[4:].split(".", 1)
+        base, _, suffix = name.partition(".")
+        published = known[base] + (f".{suffix}" if suffix else "")
+        return f"{layers}.{prefix}.{published}" if prefix else published
+
+    return of
+
+
+def _halves(rows: Array, heads: int) -> Array:
+    """Rows of each head with even numbers first: before the converter permutes them."""
+    return rows.reshape(heads, -1, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+
+
+def _half_style(values: Values) -> Values:
+    heads = {"attn_q": 2, "attn_k": 1}
+    return {
+        name: _halves(of, heads[base]) if (base := name.split(".")[-2]) in heads else of
+        for name, of in values.items()
+    }
+
+
+def _less_one(values: Values) -> Values:
+    return {n: of - np.float32("_norm." in n and "ssm" not in n) for n, of in values.items()}
+
+
+def _transposed(values: Values) -> Values:
+    matrices = ("attn_qkv.weight", "attn_output.weight", "ffn_up.weight", "ffn_down.weight")
+    return {n: of.T.copy() if n.endswith(matrices) else of for n, of in values.items()}
+
+
+def _turns(values: Values) -> Values:
+    """gpt-oss: gates and ups of an expert in turns, matrices (experts, in, out)."""
+    found = {}
+    for name, of in values.items():
+        if "ffn_gate_exps" in name:
+            ups = values[name.replace("gate", "up")]
+            both = np.stack([of, ups], axis=2).reshape(len(of), -1, *of.shape[2:])
+            is_matrix = name.endswith("weight")
+            published = name.replace("ffn_gate_exps", "ffn_gate_up_exps")
+            found[published] = both.swapaxes(1, 2).copy() if is_matrix else both
+        elif name.endswith("ffn_down_exps.weight"):
+            found[name] = of.swapaxes(1, 2).copy()
+        elif "ffn_up_exps" not in name:
+            found[name] = of
+    return found
+
+
+def _apart(values: Values) -> Values:
+    """A tensor for every expert."""
+    found = {}
+    for name, of in values.items():
+        if "_exps." not in name:
+            found[name] = of
+            continue
+        kind = name.split(".")[2].removeprefix("ffn_").removesuffix("_exps")
+        for number, matrix in enumerate(of):
+            found[f"{name.rpartition('.ffn_')[0]}.experts.{number}.{kind}_proj.weight"] = matrix
+    return found
+
+
+def _one_of_latent(values: Values) -> Values:
+    """Keys and values of each head in one matrix."""
+    found = {}
+    for name, of in values.items():
+        if "attn_k_b" in name:
+            heads = values[name.replace("attn_k_b", "attn_v_b")]
+            keys = of.reshape(len(heads) if heads.ndim == 3 else 1, *of.shape[-2:]).swapaxes(1, 2)
+            both = np.concatenate([keys, heads.reshape(len(keys), -1, heads.shape[-1])], axis=1)
+            found[name.replace("attn_k_b", "attn_kv_b")] = both.reshape(-1, both.shape[-1])
+        elif "attn_v_b" not in name:
+            found[name] = of
+    return found
+
+
+def _logs(values: Values) -> Values:
+    return {n: np.log(-of) if n.endswith("ssm_a") else of for n, of in values.items()}
+
+
+_RMS = {"rms_norm_eps": "attention.layer_norm_rms_epsilon"}
+_NORM = {"layer_norm_epsilon": "attention.layer_norm_epsilon"}
+_SIZES = {
+    "num_hidden_layers": "block_count", "max_position_embeddings": "context_length",
+    "hidden_size": "embedding_length", "intermediate_size": "feed_forward_length",
+    "num_attention_heads": "attention.head_count", "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length", "rope_theta": "rope.freq_base",
+}  # fmt: skip
+_WITHOUT_HEADS = {
+    name: key for name, key in _SIZES.items() if "head" not in name and "rope" not in name
+}
+_EXPERTS = {"num_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A golden as a folder of ``model_type``: names of tensors, how these are stored, and fields,
+    by the key that has their value or with a value."""
+
+    golden: str
+    model_type: str
+    names: Callable[[str], str]
+    change: Callable[[Values], Values]
+    keys: dict[str, str]
+    fields: dict[str, Any]
+
+
+def _case(
+    golden: str,
+    model_type: str,
+    names: Callable[[str], str],
+    change: Callable[[Values], Values],
+    keys: dict[str, str] = _RMS,
+    **fields: Any,
+) -> Any:
+    sizes = _SIZES if "rms_norm_eps" in keys or model_type == "gpt2" else _WITHOUT_HEADS
+    case = Case(golden, model_type, names, change, {**sizes, **keys}, fields)
+    return pytest.param(case, id=model_type)
+
+
+def _by_key_head(values: Values) -> Values:
+    """Qwen3-Next: queries, keys, values and gates of each of two key heads in one matrix."""
+    found = dict(values)
+    for name in [name for name in values if "ssm_ba" in name]:
+        layer = name.rpartition(".ssm_ba")[0]
+        qkv, gates = found.pop(f"{layer}.attn_qkv.weight"), found.pop(f"{layer}.attn_gate.weight")
+        found.pop(f"{layer}.ssm_in.weight", None)
+        width = (len(qkv) - len(gates)) // 2
+        parts = (qkv[:width], qkv[width : 2 * width], qkv[2 * width :], gates)
+        heads = [np.split(part, KEY_HEADS) for part in parts]
+        found[f"{layer}.qkvz.weight"] = np.concatenate(
+            [np.concatenate(of) for of in zip(*heads, strict=True)]
+        )
+    return _less_one(_logs(_apart_of_both(found)))
+
+
+def _apart_of_both(values: Values) -> Values:
+    """Experts apart, gates and ups of which are one tensor."""
+    found = {}
+    for name, of in values.items():
+        if "ffn_gate_up_exps" in name:
+            for kind, half in zip(("gate", "up"), np.split(of, 2, axis=1), strict=True):
+                found[name.replace("gate_up", kind)] = half
+        else:
+            found[name] = of
+    return _apart(found)
+
+
+KEY_HEADS = 2
+_NEXT = {
+    "ssm_out": "linear_attn.out_proj", "ssm_norm": "linear_attn.norm", "ssm_a": "linear_attn.A_log",
+    "ssm_dt": "linear_attn.dt_bias", "ssm_conv1d": "linear_attn.conv1d", "ssm_ba":
+    "linear_attn.in_proj_ba", "qkvz": "linear_attn.in_proj_qkvz", "experts": "mlp.experts",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate", "post_attention_norm":
+    "post_attention_layernorm",
+    **{f"ffn_{n}_shexp": f"mlp.shared_expert.{n}_proj" for n in ("gate", "up", "down")},
+}  # fmt: skip
+
+CASES = [
+    _case("smollm3-dense", "smollm3", _names(), _half_style),
+    _case("qwen3moe-moe", "qwen3_moe", _names(experts="mlp.experts"), _apart,
+          {**_RMS, **_EXPERTS, "moe_intermediate_size": "expert_feed_forward_length"}),
+    _case("gemma3-dense", "gemma3_text", _names(
+        post_attention_norm="post_attention_layernorm", ffn_norm="pre_feedforward_layernorm",
+        post_ffw_norm="post_feedforward_layernorm"), _less_one,
+        {**_RMS, "sliding_window": "attention.sliding_window", "query_pre_attn_scalar":
+         "attention.key_length", "rope_local_base_freq": "rope.freq_base_swa"},
+        sliding_window_pattern=2),
+    _case("gpt2-dense", "gpt2", _names("h", attn_norm="ln_1", ffn_norm="ln_2", token_embd="wte",
+          attn_qkv="attn.c_attn", attn_output="attn.c_proj", ffn_up="mlp.c_fc",
+          ffn_down="mlp.c_proj", output_norm="ln_f", position_embd="wpe"), _transposed, _NORM),
+    _case("gpt-oss-moe", "gpt_oss", _names(
+        post_attention_norm="post_attention_layernorm", ffn_gate_inp="mlp.router",
+        ffn_gate_up_exps="mlp.experts.gate_up_proj", ffn_down_exps="mlp.experts.down_proj",
+        attn_sinks="self_attn.sinks"), _turns,
+        {**_RMS, **_EXPERTS, "intermediate_size": "expert_feed_forward_length",
+         "sliding_window": "attention.sliding_window"}),
+    _case("mamba-dense", "mamba", _names(
+        "backbone.layers", attn_norm="norm", output_norm="backbone.norm_f",
+        token_embd="backbone.embeddings", ssm_a="mixer.A_log", ssm_d="mixer.D",
+        **{f"ssm_{n}": f"mixer.{n}_proj" for n in ("in", "x", "dt", "out")},
+        ssm_conv1d="mixer.conv1d"), _logs,
+        {"layer_norm_epsilon": "attention.layer_norm_rms_epsilon", "state_size": "ssm.state_size",
+         "conv_kernel": "ssm.conv_kernel", "time_step_rank": "ssm.time_step_rank",
+         "intermediate_size": "ssm.inner_size"}),
+    _case("deepseek2-moe", "deepseek_v3", _names(
+        **{f"attn_{n}": f"self_attn.{n}_proj" for n in ("q_a", "q_b", "kv_b")},
+        attn_kv_a_mqa="self_attn.kv_a_proj_with_mqa", attn_q_a_norm="self_attn.q_a_layernorm",
+        attn_kv_a_norm="self_attn.kv_a_layernorm", experts="mlp.experts", exp_probs_b=
+        "mlp.gate.e_score_correction_bias",
+        **{f"ffn_{n}_shexp": f"mlp.shared_experts.{n}_proj" for n in ("gate", "up", "down")}),
+        lambda values: _apart_of_both(_one_of_latent(values)),
+        {**_RMS, **_EXPERTS, "kv_lora_rank": "attention.kv_lora_rank", "q_lora_rank":
+         "attention.q_lora_rank", "v_head_dim": "attention.value_length_mla", "n_shared_experts":
+         "expert_shared_count", "moe_intermediate_size": "expert_feed_forward_length",
+         "first_k_dense_replace": "leading_dense_block_count", "norm_topk_prob":
+         "expert_weights_norm", "qk_rope_head_dim": "rope.dimension_count"},
+        qk_nope_head_dim=128),
+    _case("qwen3next-moe", "qwen3_next", _names(**_NEXT), _by_key_head,
+          {**_RMS, **_EXPERTS, "moe_intermediate_size": "expert_feed_forward_length",
+           "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+           "linear_key_head_dim": "ssm.state_size", "linear_value_head_dim": "ssm.state_size",
+           "linear_num_key_heads": "ssm.group_count", "linear_num_value_heads":
+           "ssm.time_step_rank", "linear_conv_kernel_dim": "ssm.conv_kernel"},
+          full_attention_interval=2, partial_rotary_factor=1.0),
+]  # fmt: skip
+
+
+def _published(values: Values, names: Callable[[str], str]) -> Iterator[tuple[str, Any]]:
+    modules = ("A_log", ".D", "dt_bias", "correction_bias", "sinks", "gate_up_proj", "down_proj")
+    for name, of in values.items():
+        stored = names(name)
+        base, _, suffix = stored.rpartition(".")
+        if suffix == "bias" and base.endswith(("gate_up_proj", "experts.down_proj")):
+            stored = f"{base}_bias"
+        elif base.endswith(modules) and (".mlp.experts." not in base or of.ndim == 3):
+            stored = base
+        yield stored, ("F32", np.ascontiguousarray(of, np.float32))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_are_llama_cpp_s(
+    case: Case,
+    reference_file: Callable[[str], Path],
+    make_folder: Callable[..., Path],
+    reference_model: Any,
+    data: Path,
+) -> None:
+    path = reference_file(case.golden)
+    stored = {
+        tensor.name: np.asarray(reference.quants.dequantize(tensor.data, tensor.tensor_type))
+        for tensor in reference.GGUFReader(path).tensors
+    }
+    with Gguf(path) as file:
+        found = {
+            name: file.metadata.get(f"{file.architecture}.{key}", None)
+            for name, key in case.keys.items()
+        }
+    said = {n: np.asarray(v).tolist() for n, v in found.items() if v is not None}
+    said |= {"model_type": case.model_type, "tie_word_embeddings": False, **case.fields}
+    folder = make_folder(said, dict(_published(case.change(stored), case.names)))
+    saved = np.load(data / "families" / f"{case.golden}.npz")
+    with SafetensorsModel(folder) as model:
+        logits = reference_model(model, Config.of(model), CONTEXT).logits(saved["tokens"])
+    error = np.sqrt(np.mean((logits - saved["logits"]) ** 2)) / saved["logits"].std()
+    assert error < TOLERANCE

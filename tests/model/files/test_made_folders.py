@@ -1,0 +1,138 @@
+"""Folders that transformers writes of tiny models with random weights, against its own logits.
+
+Needs the extra `folders` (torch and transformers), which `dev` does not have: skipped without. It
+covers classes that no kept reference has. Folders are F32, so that numpy's logits are the same.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from urdir.model.families.config import Config
+from urdir.model.files.pretrained.model import SafetensorsModel
+from urdir.model.verify.conformance import relative_rms
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+_BASE = {
+    "vocab_size": 320, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 4,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 512,
+    "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None,
+}  # fmt: skip
+_MOE = {"num_experts_per_tok": 2, "moe_intermediate_size": 48}
+_WINDOWS = {
+    "sliding_window": 20,
+    "layer_types": [*["sliding_attention"] * 3, "full_attention"],
+}
+_LATENT = {
+    "kv_lora_rank": 32, "q_lora_rank": 48, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16,
+    "v_head_dim": 32, "num_key_value_heads": 2,
+}  # fmt: skip
+_ROUTED = {"n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1, **_MOE}
+_SCALED = {
+    "attention_multiplier": 0.1, "residual_multiplier": 0.3, "embedding_multiplier": 5.0,
+    "logits_scaling": 3.0,
+}  # fmt: skip
+_MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_state": 32, "mamba_n_groups": 1}
+_VISION = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2
+}  # fmt: skip
+#: Prefixes of classes, and the fields that differ from `_BASE` (None: absent).
+DECODERS: dict[str, dict[str, Any]] = {
+    "Afmoe": {**_MOE, **_WINDOWS, "num_experts": 4, "num_dense_layers": 1, "num_shared_experts": 1,
+              "route_scale": 2.0, "head_dim": 32, "mup_enabled": True},
+    "Bamba": {**_MAMBA, "attn_layer_indices": [1]},
+    "Cohere": {},
+    "Cohere2Moe": {**_WINDOWS, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 32,
+                   "num_shared_experts": 1},
+    "Cwm": {"sliding_window": 20, "head_dim": 32},
+    "DeepseekV3": {**_LATENT, **_ROUTED, "n_routed_experts": 8, "n_group": 2, "topk_group": 1},
+    "ExaoneMoe": {**_MOE, **_WINDOWS, "num_experts": 4, "head_dim": 32, "sliding_window_pattern": 4,
+                  "first_k_dense_replace": 1},
+    "GPTBigCode": {"num_key_value_heads": None, "intermediate_size": None},
+    "GPTNeoX": {"num_key_value_heads": None, "use_parallel_residual": False, "rotary_pct": 0.5},
+    "Gemma": {"head_dim": 32},
+    "Gemma2": {"head_dim": 32, "sliding_window": 20},
+    "Glm4MoeLite": {**_LATENT, **_ROUTED},
+    "Granite": _SCALED,
+    "GraniteMoeHybrid": {**_MAMBA, "num_local_experts": 0, "num_experts_per_tok": 0,
+                         "layer_types": ["mamba", "attention"] * 2, "shared_intermediate_size": 96,
+                         "position_embedding_type": "rope"},
+    "GraniteMoeSWA": {**_WINDOWS, **_SCALED, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "GraniteMoeShared": {"num_local_experts": 4, "num_experts_per_tok": 2,
+                         "shared_intermediate_size": 48},
+    "GraniteSWA": {**_WINDOWS, **_SCALED},
+    "HYV3": {**_MOE, "num_experts": 4, "head_dim": 32},
+    "Jais2": {"hidden_act": "relu2"},
+    "Laguna": {**_MOE, **_WINDOWS, "num_experts": 4, "shared_expert_intermediate_size": 32,
+               "head_dim": 32},
+    "Mellum": {**_MOE, **_WINDOWS, "num_experts": 4, "head_dim": 32},
+    "MiMoV2Flash": {**_MOE, "n_routed_experts": 4, "head_dim": 32, "v_head_dim": 16,
+                    "sliding_window": 20},
+    "MiniCPM3": _LATENT,
+    "Mistral4": {**_LATENT, **_ROUTED},
+    "Mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "Olmo2": {},
+    "Qwen2": {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 2},
+    "Qwen3Moe": {**_MOE, "num_experts": 4, "head_dim": 32},
+    "SolarOpen": {**_ROUTED, "first_k_dense_replace": None, "head_dim": 32},
+    "StableLm": {},
+}  # fmt: skip
+#: Multi-modal models: fields of the text decoder, and of the vision tower.
+WRAPPERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "HunYuanVL": ({"head_dim": 32}, {**_VISION, "text_hidden_size": 64, "out_hidden_size": 64}),
+    "PaddleOCRVL": ({"head_dim": 32}, _VISION),
+    "Qwen3VLMoe": (
+        {**_MOE, "num_experts": 4, "head_dim": 32},
+        {"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2,
+         "out_hidden_size": 64, "deepstack_visual_indexes": [0]},
+    ),
+}  # fmt: skip
+_SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [6, 5, 5]}
+
+
+def _check(model_class: Any, config: Any, folder: Path, reference_model: Any) -> None:
+    config._attn_implementation = "eager"
+    torch.manual_seed(5)
+    model = model_class(config).float().eval()
+    with torch.no_grad():
+        for values in model.parameters():
+            if values.dim() < 2:
+                values.add_(0.1 * torch.randn_like(values))
+            else:
+                values.normal_(0.0, 1.2 / values.shape[-1] ** 0.5)
+        for name, values in model.named_buffers():
+            if "bias" in name and values.is_floating_point():
+                values.normal_(0.0, 0.1)
+        tokens = torch.randint(2, 320, (1, 48))
+        wanted = model(tokens).logits[0].numpy()
+    model.save_pretrained(folder)
+    with SafetensorsModel(folder) as file:
+        logits = reference_model(file, Config.of(file), 512).logits(tokens[0].numpy())
+    assert relative_rms(logits, wanted) < 1e-4
+
+
+def _fields(changed: dict[str, Any]) -> dict[str, Any]:
+    dropped = {name for name, value in changed.items() if value is None}
+    return {name: value for name, value in {**_BASE, **changed}.items() if name not in dropped}
+
+
+@pytest.mark.parametrize("prefix", DECODERS)
+def test_decoders(prefix: str, tmp_path: Path, reference_model: Any) -> None:
+    config = getattr(transformers, f"{prefix}Config")(**_fields(DECODERS[prefix]))
+    _check(getattr(transformers, f"{prefix}ForCausalLM"), config, tmp_path, reference_model)
+
+
+@pytest.mark.parametrize("prefix", WRAPPERS)
+def test_text_decoders_of_multi_modal_models(
+    prefix: str, tmp_path: Path, reference_model: Any
+) -> None:
+    text, vision = WRAPPERS[prefix]
+    text = {**_fields(text), "rope_parameters": _SECTIONS}
+    config = getattr(transformers, f"{prefix}Config")(text_config=text, vision_config=vision)
+    made = getattr(transformers, f"{prefix}ForConditionalGeneration")
+    _check(made, config, tmp_path, reference_model)
