@@ -25,9 +25,9 @@ VECTORS = {1: (64, 128, 192, 256), 2: (64, 96, 128, 160, 192, 208)}
 CLUSTERS = ((2, 1), (4, 1), (1, 1), (1, 2), (1, 4))
 #: Stages of weights and of activations, deepest first.
 RINGS = ((4, 6), (4, 5), (3, 5), (3, 4), (2, 4), (2, 3), (1, 3), (1, 2))
-#: us of a tile of 256 columns: of 64 rows and a vector on tensor cores; of bytes made of weights;
-#: and bytes of L2 that an SM gets.
-PRODUCT, WEIGHTS, NBYTES = 0.0029, 0.45, 42e3
+#: us of a tile of 256 columns: of 64 rows and a vector on tensor cores; of bytes made of weights,
+#: and of those of each 64 rows; and bytes of L2 that an SM gets.
+PRODUCT, WEIGHTS, PER_ROWS, NBYTES = 0.0029, 0.12, 0.3, 42e3
 #: us of a CTA besides, and of sums of a cluster; SMs that clusters of four leave idle.
 BEGIN, CLUSTER, IDLE = 3.0, 2.2, 4
 
@@ -48,7 +48,8 @@ def estimate(product: GemmBytes, sms: int) -> float:
     cut = product.cut
     waves = ceil_div(_ctas(product), sms - (IDLE if max(cut.sharers, cut.cluster) > 2 else 0))
     copied = cut.bands * product.layout.tile_nbytes + 256 * cut.vectors / cut.sharers
-    tile = max(cut.row_groups * cut.vectors * PRODUCT, WEIGHTS, copied / NBYTES)
+    made = WEIGHTS + PER_ROWS * cut.row_groups
+    tile = max(cut.row_groups * cut.vectors * PRODUCT, made, copied / NBYTES)
     apart = CLUSTER if cut.cluster > 1 else 0.0
     return waves * (BEGIN + ceil_div(product.row_tiles, cut.cluster) * tile) + apart
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,23 @@ import pytest
 
 from tests.model.engine.test_golden import LLAMA_CPP_ERROR
 from urdir.driver import Device
+from urdir.driver.operation import Launch
+from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.logits import logits_after
 from urdir.model.engine.options import EngineOptions
+from urdir.model.engine.session import Session
+from urdir.model.engine.step import build_plan
 from urdir.model.errors import SettingsError, UnsupportedError
 from urdir.model.families.config import Config
 from urdir.model.families.stored import StoredMatrix, stored_in
 from urdir.model.files.gguf import Gguf
+from urdir.model.measure.paper_device import paper_device
 from urdir.model.memory import matrix_bytes
+from urdir.model.memory.session_settings import SessionSettings
+from urdir.model.memory.weights import Weights
 from urdir.model.verify.conformance import relative_rms
+from urdir.ptxgen.kernels.linear.bytes_choice import LEAST_ROWS
 
 Golden = Callable[[str], tuple[Path, list[int], Any]]
 NAME = "nano-llama-q4_k_m"
@@ -108,6 +117,31 @@ def test_matrices_with_large_errors_stay_f16(
         found = matrix_bytes.with_bytes(config, file, "int8").as_bytes
         assert found == {of.name for of, error in errors.items() if error <= limit}
         assert found < every
+
+
+@pytest.mark.parametrize(
+    ("arithmetic", "wanted"),
+    [
+        ("auto", {"0.attn_output", "0.ffn_gate_up"}),
+        ("int8", {"0.attn_output", "0.ffn_gate_up", "0.ffn_down", "1.attn_qkv"}),
+    ],
+)
+def test_kernels_of_a_step(golden: Golden, arithmetic: str, wanted: set[str]) -> None:
+    """Of many rows alone, and of products whose matrices are all chosen: layer 0's q, k and v are
+    not. Layer 1 ends with its keys and values."""
+    with Gguf(golden(NAME)[0]) as file, paper_device("sm_90a", 132) as device:
+        config = matrix_bytes.with_bytes(Config.of(file), file, arithmetic)
+        config = replace(config, as_bytes=config.as_bytes - {"blk.0.attn_v.weight"})
+        settings = SessionSettings(256, sequences=LEAST_ROWS)
+        with (
+            Weights(file, config, device) as weights,
+            Session(device, weights, settings) as session,
+        ):
+            for rows in (LEAST_ROWS - 1, LEAST_ROWS):
+                step = StepShape(rows, 256, Output.NONE, prompt=rows)
+                launches = [op for op in build_plan(session.parts, step) if isinstance(op, Launch)]
+                found = {op.label for op in launches if op.kernel.name == "gemm_bytes"}
+                assert found == ({f"blk.{of}" for of in wanted} if rows == LEAST_ROWS else set())
 
 
 def test_which_engines_multiply_bytes(golden: Golden) -> None:
