@@ -77,6 +77,16 @@ class LoadedKernel(Owned):
         return self.device.api.cuModuleUnload(handle)
 
 
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """A kernel with its PTX, which is edited or generated."""
+
+    kernel: Kernel
+    key: str
+    ptx: str
+    is_edited: bool
+
+
 class ModuleCache:
     """The loaded kernels of one device by spec key. Thread-safe.
 
@@ -108,15 +118,17 @@ class ModuleCache:
             for key, kernel in new.items():
                 if found := self._from_disk(kernel, key, device):
                     self._loaded[key] = found
-            unknown = [(kernel, key, device) for key, kernel in new.items() if self._is_new(key)]
+            unknown = [(kernel, key) for key, kernel in new.items() if self._is_new(key)]
             made = itertools.count(1)
 
-            def make(each: tuple[Kernel, str, OpenDevice]) -> None:
-                self._make(each)
+            def make(text: _Text) -> None:
+                self._make(text, device)
                 if tell is not None:
                     tell(next(made), len(unknown))
 
-            in_threads(make, unknown)
+            # PTX is rendered in this thread alone: rendering holds the interpreter, compiling does
+            # not, and threads that wait for the interpreter delay those of a service.
+            in_threads(make, (self._text(each, device) for each in unknown), len(unknown))
             return [self._loaded[key] for key, _ in keyed]
 
     def has(self, kernel: Kernel, device: OpenDevice) -> bool:
@@ -127,15 +139,20 @@ class ModuleCache:
         found = self._loaded.get(key)
         return found is None or found.closed
 
-    def _make(self, unknown: tuple[Kernel, str, OpenDevice]) -> None:
-        """Load a kernel from its PTX, edited or generated, in any thread."""
-        kernel, key, device = unknown
-        device.context.make_current()
+    def _text(self, unknown: tuple[Kernel, str], device: OpenDevice) -> _Text:
+        """A kernel with its PTX, edited or generated."""
+        kernel, key = unknown
         override = self._files.overriding(key)
-        ptx = kernel.ptx(device.native_target) if override is None else override
-        self._loaded[key] = self._build(kernel, key, ptx, device)
-        if self._disk is not None and override is None:
-            self._disk.remember(key, _hash(ptx))
+        if override is not None:
+            return _Text(kernel, key, override, is_edited=True)
+        return _Text(kernel, key, kernel.ptx(device.native_target), is_edited=False)
+
+    def _make(self, text: _Text, device: OpenDevice) -> None:
+        """Load a kernel from its PTX, in any thread."""
+        device.context.make_current()
+        self._loaded[text.key] = self._build(text.kernel, text.key, text.ptx, device)
+        if self._disk is not None and not text.is_edited:
+            self._disk.remember(text.key, _hash(text.ptx))
 
     def _from_disk(self, kernel: Kernel, key: str, device: OpenDevice) -> LoadedKernel | None:
         """Load a kernel from its cached cubin, without rendering its PTX.

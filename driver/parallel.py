@@ -15,15 +15,22 @@ _Result = TypeVar("_Result")
 MOST_THREADS = 16
 
 
-def in_threads(work: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
+def in_threads(
+    work: Callable[[_Item], _Result], items: Iterable[_Item], count: int | None = None
+) -> list[_Result]:
     """``[work(item) for item in items]``, in threads if there are several cores.
 
     It pays if most of the work is outside the interpreter, as in a driver call. Each thread must
     make its context current. Raises the exception of the first item that fails; by then no thread
     runs, and items that had not started are skipped.
+
+    With their ``count``, items are made one after another in this thread, while others are worked
+    on.
     """
-    items = list(items)
-    threads = min(len(items), os.cpu_count() or 1, MOST_THREADS)
+    if count is None:
+        items = list(items)
+        count = len(items)
+    threads = min(count, os.cpu_count() or 1, MOST_THREADS)
     if threads < 2:
         return [work(item) for item in items]
     with ThreadPoolExecutor(threads, "urdir") as pool:

@@ -7,7 +7,7 @@ import hashlib
 import inspect
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -195,7 +195,9 @@ class KernelSpec:
     @classmethod
     def smallest_example(cls) -> Self:
         """The first of the examples."""
-        return next(iter(cls.examples().values()))
+        if cls not in _SMALLEST:
+            _SMALLEST[cls] = next(iter(cls.examples().values()))
+        return cast("Self", _SMALLEST[cls])
 
     def flops(self) -> int:
         """Arithmetic operations of one launch (a fused multiply-add counts two)."""
@@ -307,6 +309,10 @@ class KernelSpec:
         if target is None:
             raise SettingError(f"kernel {self.name} is for {', '.join(self.targets)}, not {device}")
         return target
+
+
+#: The smallest example of a kernel, once known.
+_SMALLEST: dict[type[KernelSpec], KernelSpec] = {}
 
 
 def ceil_div(a: int, b: int) -> int:

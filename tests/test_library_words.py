@@ -16,7 +16,7 @@ EXCEPT = (
     "model/environment.py",
     "model/measure/startup.py",
     "model/serve/guard.py",
-    "model/serve/server.py",
+    "model/serve/listening.py",
     "driver/pytest_plugin.py",
     "ptxgen/tools/sass.py",
 )

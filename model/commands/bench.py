@@ -39,6 +39,7 @@ EXAMPLES = """\
   urdir bench model.gguf --gpus 2            a half of the model on each of two GPUs
   urdir bench model.gguf --profile --plot roofline.png   where the time of a decode step goes
   urdir bench --kernels -o csv               single matrix-vector products
+  urdir bench model.gguf --mixed 64,512 --mixed 256,512   prompts beside answers, and each alone
   urdir bench model.gguf --startup           compiling, loading, first token
   urdir bench --load http://127.0.0.1:8080 --users 64 --input 500 --answer 100-300
   urdir bench --load http://127.0.0.1:8080 --rate 20 --requests 1200 --plot load.png
@@ -71,6 +72,14 @@ def add_parser(commands: options.Subparsers) -> None:
         metavar="URL",
         help="measure many requests to a server that speaks OpenAI's protocol instead; without a "
         "URL, to the model in this process",
+    )
+    instead.add_argument(
+        "--mixed",
+        action="append",
+        type=values.number_pair,
+        metavar="N,P",
+        help="time steps of N answers and P rows of a prompt, and of each alone, instead; "
+        "repeatable",
     )
     parser.add_argument(
         "--profile",
@@ -142,7 +151,27 @@ def run(args: argparse.Namespace) -> int:
         raise options.UsageError("--gpus: of several GPUs only the speed of a model is measured")
     if args.kernels:
         return _run_kernels(args)
+    if args.mixed:
+        return _run_mixed(args)
     return _run_startup(args) if args.startup else _run_model(args)
+
+
+def _run_mixed(args: argparse.Namespace) -> int:
+    from urdir.model.measure.mixed import MixedRow, mixed_rows, session_size
+
+    sequences, context = session_size(args.mixed)
+    part = report.Section("mixed", report.MIXED_COLUMNS, (MixedRow,))
+    wanted = replace(
+        engine_options(args, _source(args), context),
+        kv_dtype=options.kv_dtype(args),
+        sequences=sequences,
+        chunk=options.chunk(args),
+    )
+    with open_engine(args, wanted) as engine:
+        rows = list(mixed_rows(engine.session, args.mixed))
+        made = _conditions(engine.device, engine.name, _rates(engine.device), len(engine.group))
+    print_report(made, [(part, rows)], args.output)
+    return 0
 
 
 def _run_model(args: argparse.Namespace) -> int:

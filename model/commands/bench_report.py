@@ -118,6 +118,14 @@ PROFILE_COLUMNS: Mapping[str, Cell] = {
     "GB/s": _number("gb_per_s", ",.1f"),
     "of B": _number("share", ".1%"),
 }
+MIXED_COLUMNS: Mapping[str, Cell] = {
+    "sequences": _number("sequences", ".0f"),
+    "prompt rows": _number("rows", ".0f"),
+    "decode ms": _number("decode_ms", ".3f"),
+    "prompt ms": _number("prompt_ms", ".3f"),
+    "mixed ms": _number("mixed_ms", ".3f"),
+    "excess": _number("excess", ".1%"),
+}
 GEMV_COLUMNS: Mapping[str, Cell] = {
     "gemv": lambda r: f"{r['type']} {r['rows']} x {r['cols']}",
     "MB": _number("weight_bytes", ".1f", 1e6),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from urdir.driver.device_name import DeviceName
     from urdir.model.commands.parser import Parser
-    from urdir.model.serve.guard import Access
+    from urdir.model.serve.access import Access
     from urdir.model.serve.interface import AsyncService
     from urdir.model.serve.limits import Limits
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from urdir.model.commands import options, prompts, replicas
+from urdir.model.commands import options, prompts, replicas, values
 from urdir.model.commands.opening import begin_warm_up, load, service_options
 from urdir.model.commands.options import UsageError
 from urdir.model.commands.parser import Parser
@@ -18,11 +21,18 @@ from urdir.model.commands.report import print_engine, print_room
 from urdir.model.errors import UnsupportedError
 
 if TYPE_CHECKING:
+    import socket
+
     from ray.serve import Application
 
     from urdir.model.engine.engine import Engine
-    from urdir.model.serve.guard import Access
+    from urdir.model.engine.requests.limits import Limits as EngineLimits
+    from urdir.model.engine.requests.service import Service
+    from urdir.model.engine.requests.warm_up import WarmUp
+    from urdir.model.serve.access import Access
+    from urdir.model.serve.apart.settings import Post
     from urdir.model.serve.interface import AsyncService, Defaults
+    from urdir.model.serve.limits import Limits
 
 EXAMPLES = """\
   urdir serve                                    the built-in demo model, http://127.0.0.1:8080
@@ -43,6 +53,8 @@ _WARM_UP_SECONDS = 2.0
 #: The longest that a thread runs while others wait (default 5 ms): rendering a kernel or recording
 #: a graph must not delay the threads that serve requests.
 _SWITCH_SECONDS = 0.0005
+#: Packages of the extra without which nothing is served.
+_EXTRA = ("msgspec", "prometheus_client", "starlette", "uvicorn")
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 
@@ -62,6 +74,14 @@ def add_parser(commands: options.Subparsers) -> None:
     options.add_device(parser)
     options.add_gpus(parser)
     options.add_prompt_arithmetic(parser)
+    parser.add_argument(
+        "--api-workers",
+        type=values.whole_number(0, 64),
+        default=_usual_workers(),
+        metavar="N",
+        help="processes for HTTP, templates, tokens and text, apart from the engine's; 0: none, "
+        "all in one (default: one for four cores, 8 at most)",
+    )
     parser.add_argument(
         "--exit-on-device-loss",
         action="store_true",
@@ -95,10 +115,9 @@ def add_parser(commands: options.Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
     replicas.check_flags(args)
-    try:
-        import urdir.model.serve.server  # noqa: F401
-    except ImportError as error:
-        raise UnsupportedError(f"{error}: pip install 'urdir[serve]'") from None
+    for module in _EXTRA:  # not imported here, where they may not be needed
+        if find_spec(module) is None:
+            raise UnsupportedError(f"No module named {module!r}: pip install 'urdir[serve]'")
     if not args.ray:
         _serve_here(args)
         return 0
@@ -121,18 +140,79 @@ def application(arguments: dict[str, str]) -> Application:
 
 
 def _serve_here(args: argparse.Namespace) -> None:
-    from urdir.model.serve.server import listen, serve
+    from urdir.model.serve.listening import listen
 
     open_service, access, limits = _server(args)
     with listen(args.host, args.port) as listener:
         host, port = listener.getsockname()[:2]
+        if args.api_workers:
+            _serve_apart(args, listener, access, limits)
+            return
+        from urdir.model.serve.server import serve
+
         service = open_service()
 
         def greet() -> None:
             model = service.model
-            _greet(f"{model.names[0]}, {model.context} tokens of context", host, port, access)
+            _greet(_served(model.names[0], model.context), host, port, access)
 
         serve(service, listener, access, limits, greet, args.exit_on_device_loss)
+
+
+def _serve_apart(
+    args: argparse.Namespace, listener: socket.socket, access: Access, limits: Limits
+) -> None:
+    """Serve with HTTP in ``--api-workers`` processes."""
+    from urdir.model.engine.texts import open_texts
+    from urdir.model.serve.apart.settings import Front, Settings
+    from urdir.model.serve.apart.supervisor import serve_apart
+
+    template = prompts.given_template(args)
+    names = partial(_names, args)
+    host, port = listener.getsockname()[:2]
+    front = Front(
+        partial(open_texts, args.model, args.quantize, template),
+        names=names,
+        defaults=partial(_defaults, args),
+        access=access,
+        limits=limits,
+    )
+    settings = Settings(
+        partial(_open_for_fronts, args, template),
+        front,
+        workers=args.api_workers,
+        greet=partial(_greet_apart, names, host, port, access),
+        exit_on_device_loss=args.exit_on_device_loss,
+    )
+    serve_apart(settings, listener)
+
+
+def _open_for_fronts(
+    args: argparse.Namespace, template: str | None, post: Post
+) -> tuple[Engine, Service]:
+    from urdir.model.engine.requests.service import Service
+    from urdir.model.text.tokenizer import Tokenizer
+
+    engine, limits, warm_up = _open_engine(args, template)
+    tokenizer = engine.tokenizer if Tokenizer.is_there(engine.file) else None
+    return engine, Service(engine, tokenizer, limits, post, warm_up)
+
+
+def _greet_apart(
+    names: Callable[[str], list[str]], host: str, port: int, access: Access, name: str, context: int
+) -> None:
+    _greet(_served(names(name)[0], context), host, port, access)
+
+
+def _served(name: str, context: int) -> str:
+    return f"{name}, {context} tokens of context"
+
+
+def _usual_workers() -> int:
+    """How many processes serve HTTP: 25 us of a core a token, and the engine needs one."""
+    if not hasattr(os, "sched_getaffinity"):  # Windows and macOS
+        return 0
+    return min(max(len(os.sched_getaffinity(0)) // 4, 1), 8)
 
 
 def _greet(what: str, host: str, port: int, access: Access) -> None:
@@ -155,10 +235,22 @@ def _server(args: argparse.Namespace) -> replicas.Server:
 
 def open_service(args: argparse.Namespace, template: str | None) -> AsyncService:
     """Open the engine with its scheduler; ``template`` replaces the file's."""
-    from urdir.model.engine.engine import Engine
     from urdir.model.engine.requests.async_service import AsyncService as EngineService
-    from urdir.model.engine.requests.limits import Limits
     from urdir.model.serve.served_model import EngineModel
+
+    engine, limits, warm_up = _open_engine(args, template)
+    names, context = _names(args, engine.name), engine.session.context
+    defaults = _defaults(args, engine.file.metadata)
+    model = EngineModel(engine, names, context, defaults)
+    return EngineService(engine, model, limits=limits, warm_up=warm_up)
+
+
+def _open_engine(
+    args: argparse.Namespace, template: str | None
+) -> tuple[Engine, EngineLimits, WarmUp | None]:
+    """The engine, the limits of its scheduler, and what is left of its warm-up."""
+    from urdir.model.engine.engine import Engine
+    from urdir.model.engine.requests.limits import Limits
 
     sys.setswitchinterval(_SWITCH_SECONDS)
     usual = service_options(args, args.model, args.ctx_size)
@@ -175,19 +267,13 @@ def open_service(args: argparse.Namespace, template: str | None) -> AsyncService
     if args.verbose:
         print_engine(engine)
     print_room(engine)
-    defaults = _defaults(args, engine)
     limits = Limits.for_latency(engine.session.shapes, share_prefixes=args.share_prefixes)
-    return EngineService(
-        engine,
-        lambda service: EngineModel(engine, _names(args, engine), service, defaults),
-        limits=limits,
-        warm_up=warm_up,
-    )
+    return engine, limits, warm_up
 
 
-def _names(args: argparse.Namespace, engine: Engine) -> list[str]:
-    """Model names for clients: the aliases, or the name in the file and the one given here, without
-    a path, which clients must not see."""
+def _names(args: argparse.Namespace, name: str) -> list[str]:
+    """Model names for clients: the aliases, or the ``name`` in the file and the one given here,
+    without a path, which clients must not see."""
     from urdir.model.files.demo import DEMO
     from urdir.model.files.hub import PREFIX
 
@@ -195,22 +281,22 @@ def _names(args: argparse.Namespace, engine: Engine) -> list[str]:
         names: list[str] = args.alias
         return names
     given = args.model or DEMO
-    return [engine.name, given if given.startswith(PREFIX) else Path(given).absolute().name]
+    return [name, given if given.startswith(PREFIX) else Path(given).absolute().name]
 
 
-def _defaults(args: argparse.Namespace, engine: Engine) -> Defaults:
-    """Defaults of requests, from the flags and the model's file."""
+def _defaults(args: argparse.Namespace, metadata: Mapping[str, Any]) -> Defaults:
+    """Defaults of requests, from the flags and the ``metadata`` of the model's file."""
     from urdir.model.serve.interface import Defaults
 
     return Defaults(
-        settings=options.sampling_settings(args, Defaults().settings, engine.file.metadata),
+        settings=options.sampling_settings(args, Defaults().settings, metadata),
         limit=args.n_predict,
         variables=prompts.given_variables(args),
     )
 
 
 def _access(args: argparse.Namespace) -> Access:
-    from urdir.model.serve.guard import Access
+    from urdir.model.serve.access import Access
 
     keys = [key.strip() for given in args.api_key for key in given.split(",")]
     if not all(keys):

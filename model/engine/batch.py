@@ -10,7 +10,13 @@ from enum import Enum
 import numpy as np
 
 from urdir.model.engine.sampling_settings import SamplingSettings
-from urdir.model.memory.buckets import COARSE_CHUNKS, COARSE_ROWS, row_bucket
+from urdir.model.memory.buckets import (
+    COARSE_CHUNKS,
+    COARSE_ROWS,
+    FINE_ROWS,
+    fine_chunk,
+    row_bucket,
+)
 from urdir.model.memory.device_state import StepRows
 from urdir.model.memory.walk import NO_BLOCKS, Blocks, Walk
 from urdir.ptxgen.kernels.advance import IDLE
@@ -194,12 +200,12 @@ class ShapeBuckets:
         keys = self.keys(end)
         return StepShape(rows, keys, Output.NONE, prompt=rows, draft_only=True), end
 
-    def of_batch(self, batch: Batch, length: int, output: Output) -> StepShape:
+    def of_batch(self, batch: Batch, length: int, output: Output, fine: bool = False) -> StepShape:
         """The shape of one step of a batch, after which its longest sequence has ``length`` tokens.
         Its segments fit the largest chunk.
 
-        Where there is more than one segment, rows are rounded up further: there are many
-        combinations.
+        Where there is more than one segment, rows are rounded up further, unless the shape is to be
+        ``fine``: there are many combinations.
         """
         segments = batch.segments
         if not segments:
@@ -210,8 +216,12 @@ class ShapeBuckets:
         if not batch.decode and len(segments) == 1:
             return self._of_one_prompt(segments[0].start, segments[0].end, length, output)
         rows = self.segment_rows(segments)
-        prompt = min(self._chunk(next(c for c in COARSE_CHUNKS if c >= rows)), self.chunks[-1])
-        decode, outputs = self._coarse(len(batch.decode)), self._coarse(len(batch.choosing))
+        if fine:
+            prompt, rounded = min(fine_chunk(rows), self.chunks[-1]), self._fine
+        else:
+            prompt = min(self._chunk(next(c for c in COARSE_CHUNKS if c >= rows)), self.chunks[-1])
+            rounded = self._coarse
+        decode, outputs = rounded(len(batch.decode)), rounded(len(batch.choosing))
         most = min(self.rows, ceil_div(prompt, self.alignment))
         rows, walk = decode + prompt, self.walked(decode + prompt, [s.end for s in segments])
         keys = self.keys(length, 2) if batch.decode or not walk.count else self.lengths[-1]
@@ -276,6 +286,10 @@ class ShapeBuckets:
 
     def _chunk(self, rows: int) -> int:
         return next((c for c in self.chunks if c >= rows), self.chunks[-1])
+
+    def _fine(self, rows: int) -> int:
+        """The same in a finer shape."""
+        return min(self.rows, max(FINE_ROWS, row_bucket(rows))) if rows else 0
 
     def _coarse(self, rows: int) -> int:
         """Rows that choose a token in a step with several segments."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from urdir.driver.parallel import completed
+from urdir.model.engine.speculation.open_source import open_source
 from urdir.model.engine.step import rows_of
 from urdir.model.engine.step_needs import largest_steps
 from urdir.model.lower.paper import Needs, PaperSheet, PaperWorkspace, needs_of
@@ -32,7 +33,7 @@ def with_draft_room(
     them."""
     paper = replace(parts, work=cast("Workspace", PaperWorkspace(work)))
     needs, most = Needs(), 0
-    with drafter.open(paper, cache, stream) as source:
+    with open_source(drafter, paper, cache, stream) as source:
         for shape in largest_steps(shapes, parts.state.rows):
             most, sheet = max(most, shape.rows), PaperSheet(paper.work)
             plan = cast("Plan", sheet)  # what is appended is lowered into it

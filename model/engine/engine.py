@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from urdir.model.engine.loading import Loading
@@ -212,7 +211,7 @@ class Engine(Owner):
     @property
     def name(self) -> str:
         """general.name of the file, or its stem."""
-        return self.file.metadata.optional("general.name", str, Path(self.file.path).stem)
+        return self._texts.name
 
     def __repr__(self) -> str:
         return f"<Engine {self.name!r} on {self.device.name}, context {self.session.context}>"

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 
 from urdir.model.engine.requests.answer_loop import AnswerLoop
+from urdir.model.engine.requests.answer_text import AnswerText
 from urdir.model.engine.requests.choices import Choose
 from urdir.model.engine.requests.limits import Limits
-from urdir.model.engine.requests.request import Ending, Finish, Piece, Request
+from urdir.model.engine.requests.request import Ending, Finish, Item, Piece, Request
 from urdir.model.engine.session import Session
 from urdir.model.text.tokenizer import Tokenizer
 
@@ -95,13 +97,21 @@ class Generation:
         with AnswerLoop(self.session, self.tokenizer, limits, choose=self.choose) as loop:
             answer = loop.answer_to(self.request)
             loop.add(answer)
+            items: list[Item] = []
+            take: Callable[[Item], None] = items.append
+            if self.tokenizer is not None:
+                stop = partial(loop.stop, answer)
+                take = AnswerText(self.tokenizer, self.request, items.append, stop)
             while True:
                 try:
                     loop.turn()
                 except Exception as error:
                     loop.fail(error)
                 self.statistics.cached_tokens = answer.cached
-                for item in loop.take_items().get(answer, ()):
+                while told := loop.take_items().get(answer):  # again for the ending of a stop
+                    for item in told:
+                        take(item)
+                for item in items:
                     if isinstance(item, Exception):
                         raise item
                     if isinstance(item, Ending):
@@ -110,3 +120,4 @@ class Generation:
                         self.statistics.accepted_tokens = item.accepted_tokens
                         return
                     yield item
+                items.clear()

@@ -108,14 +108,18 @@ class Loading(Owner):
             session.steps.record(shapes)
 
     def warm_up(self, on_graph: Callable[[], None], **likely: Any) -> WarmUp:
-        """What records the likeliest steps, now or later; ``likely`` is for `likely_shapes`."""
-        from urdir.model.engine.requests.warm_up import WarmUp, likely_shapes
+        """What records the steps of a first request, and the likeliest others, now or later;
+        ``likely`` is for `likely_shapes`."""
+        from urdir.model.engine.batch import Output
+        from urdir.model.engine.requests.warm_up import WarmUp, first_shapes, likely_shapes
 
         session = self._parts.session
         states = session.storage.shared_states
         divided = states is not None and states.places > 0
         shapes = likely_shapes(session.shapes, **likely, divided=divided)
-        return WarmUp(session.steps, shapes, on_graph=on_graph)
+        first = likely.get("outputs", (Output.SAMPLE,))[0]
+        needed = first_shapes(session.shapes, first, divided)
+        return WarmUp(session.steps, shapes, on_graph, needed)
 
     def finish(self) -> tuple[EngineParts, ExitStack]:
         """Wait for the weights: all parts, and what closes them. It can be done once."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 from urdir.model.engine.budget import SessionBudget
 from urdir.model.engine.draft_room import with_draft_room
 from urdir.model.engine.runner import Observer, Steps
+from urdir.model.engine.speculation.open_source import open_source
 from urdir.model.engine.stages import ChainedSteps, Place, building_layers
 from urdir.model.engine.step import building
 from urdir.model.lower.paper import PaperWorkspace
@@ -86,7 +87,7 @@ class Rank(Owner):
             self.source = None
             if drafter is not None:
                 sources = [rank.source for rank in followers if rank.source is not None]
-                opened = drafter.open(self.parts, cache, stream, sources)
+                opened = open_source(drafter, self.parts, cache, stream, sources)
                 self.source = owners.enter_context(opened)
             steps = [(rank.steps, rank.stream) for rank in followers]
             graphs, build = budget.graphs, partial(building, source=self.source)

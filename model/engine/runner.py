@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from urdir.driver.plan import Plan
     from urdir.driver.stream import Stream
 
-#: Kernels that are compiled concurrently while a graph is prepared. A new request may wait for
-#: these; each of their threads holds the interpreter for a moment.
-_TOGETHER = 4
+#: Kernels that are compiled concurrently while a graph is prepared: a new request may wait for
+#: these.
+_TOGETHER = 12
 #: Makes the plan of a shape, in pieces.
 Build = Callable[[StepParts, StepShape], Work["Plan"]]
 

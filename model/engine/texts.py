@@ -1,9 +1,11 @@
-"""The tokeniser and the chat template of an open file."""
+"""The tokeniser and the chat template of a file."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from urdir.model.owner import Owner
@@ -29,13 +31,18 @@ class Texts(Owner):
         source: str | None = None,
         process: TemplateProcess | None = None,
     ) -> None:
-        self._file = file
+        self.file = file
         self._read_tokenizer = read_tokenizer
         self._source = source
         self._process = process
         self._tokenizer: Tokenizer | None = None
         self._template: ChatTemplate | None = None
         self._owners = ExitStack()
+
+    @property
+    def name(self) -> str:
+        """general.name of the file, or its stem."""
+        return self.file.metadata.optional("general.name", str, Path(self.file.path).stem)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -52,7 +59,7 @@ class Texts(Owner):
 
             source = self._source
             if source is None:
-                source = find_template(self._file, lambda: self.tokenizer)
+                source = find_template(self.file, lambda: self.tokenizer)
             opened = ChatTemplate(source, self.tokenizer, self._process)
             self._template = self._owners.enter_context(opened)
         return self._template
@@ -60,3 +67,22 @@ class Texts(Owner):
     def close(self) -> None:
         """End the template's process. Idempotent."""
         self._owners.close()
+
+
+@contextmanager
+def open_texts(
+    path: str | os.PathLike[str] | None,
+    quantize: str | None = None,
+    chat_template: str | None = None,
+) -> Iterator[Texts]:
+    """The texts of a model that is not loaded here; see `EngineOptions`. Raises ModelError."""
+    from urdir.model.engine.pieces import open_file
+    from urdir.model.text.named_templates import template_text
+    from urdir.model.text.tokenizer import Tokenizer
+
+    source = None if chat_template is None else template_text(chat_template)
+    with (
+        open_file(path, quantize) as file,
+        Texts(file, lambda: Tokenizer.of(file), source) as texts,
+    ):
+        yield texts

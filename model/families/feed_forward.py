@@ -34,17 +34,18 @@ class Router:
     """The routing of tokens to experts, and the weights of the chosen ones.
 
     Scores of the logits are "softmax", "sigmoid", or the logits themselves, with a softmax over the
-    chosen ones ("softmax_selected"). The ``used`` highest scores are chosen. ``choice_bias``
-    (experts,) is added for the choice only; a choice among groups takes the ``groups_used`` best of
-    ``groups``, by the sum of a group's two best scores, or its best one (``by_best``). The chosen
-    scores are the weights: divided by their sum (``normalize``), times ``scale``, times the
-    expert's ``expert_scale`` (experts,). ``by_logits`` chooses by logits. ``reads`` names the
-    router's input: that of the FFN, that of the layer, or a norm of its own (``norm``).
+    chosen ones ("softmax_selected"), or over those near each of two ("sparsemixer", `Selection`).
+    The ``used`` highest scores are chosen. ``choice_bias`` (experts,) is added for the choice only;
+    a choice among groups takes the ``groups_used`` best of ``groups``, by the sum of a group's two
+    best scores, or its best one (``by_best``). The chosen scores are the weights: divided by their
+    sum (``normalize``), times ``scale``, times the expert's ``expert_scale`` (experts,).
+    ``by_logits`` chooses by logits. ``reads`` names the router's input: that of the FFN, that of
+    the layer, or a norm of its own (``norm``).
     """
 
     linear: Linear
     used: int
-    scoring: Literal["softmax", "sigmoid", "softmax_selected"] = "softmax"
+    scoring: Literal["softmax", "sigmoid", "softmax_selected", "sparsemixer"] = "softmax"
     choice_bias: StoredVector | None = None
     groups: int = 1
     groups_used: int = 1

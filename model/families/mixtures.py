@@ -30,7 +30,7 @@ from urdir.model.families.reader import Presence, Reader
 from urdir.model.families.stored import Linear
 from urdir.ptxgen.kernels.activation import Activation, Clamp
 
-Scoring = Literal["softmax", "sigmoid", "softmax_selected"]
+Scoring = Literal["softmax", "sigmoid", "softmax_selected", "sparsemixer"]
 #: Tensors of a dense FFN, and of a mixture.
 DENSE = ("ffn_gate.weight", "ffn_up.weight", "ffn_down.weight")
 EXPERTS = (

@@ -14,9 +14,6 @@ from urdir.model.graph.tensor import Tensor
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.experts.selection import Selection
 
-#: Where weights are divided by their sum, the least that it counts as.
-LEAST_SUM = 6.103515625e-5
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Route(Op):
@@ -41,32 +38,10 @@ class Route(Op):
     def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
         of = self.router
         logits = _with_bias(at, of.linear, x[0] @ at.matrix(of.linear.matrix).T * of.norm_scale)
-        match of.scoring:
-            case "softmax":
-                scores = _softmax(logits)
-            case "sigmoid":
-                scores = 1.0 / (1.0 + np.exp(-logits))
-            case _:
-                scores = logits
-        choice = logits if of.by_logits else scores
-        if of.choice_bias is not None:
-            choice = choice + at.vector(of.choice_bias)
-        if of.groups > 1:
-            grouped = choice.reshape(len(choice), of.groups, -1)
-            best = np.sort(grouped, axis=2)[:, :, -2:].sum(axis=2)
-            kept = np.argsort(-best, axis=1, kind="stable")[:, : of.groups_used]
-            mask = np.full(grouped.shape, -np.inf)
-            np.put_along_axis(mask, kept[:, :, None], 0.0, axis=1)
-            choice = (grouped + mask).reshape(choice.shape)
-        chosen = np.argsort(-choice, axis=1, kind="stable")[:, : of.used]
-        weights = np.take_along_axis(scores, chosen, axis=1)
-        if of.scoring == "softmax_selected":
-            weights = _softmax(weights)
-        if of.normalize:
-            weights = weights / np.maximum(weights.sum(axis=1, keepdims=True), LEAST_SUM)
-        weights = weights * of.scale * self.scale
-        if of.expert_scale is not None:
-            weights = weights * at.vector(of.expert_scale)[chosen]
+        bias = None if of.choice_bias is None else at.vector(of.choice_bias)
+        factors = None if of.expert_scale is None else at.vector(of.expert_scale)
+        chosen, weights = of.selection(logits, bias, factors)
+        weights = weights * self.scale
         y = np.zeros((len(logits), of.experts))
         np.put_along_axis(y, chosen, weights, axis=1)
         return y
@@ -124,9 +99,3 @@ class Experts(Op):
 
 def _with_bias(at: Evaluation, of: Linear, x: Floats) -> Floats:
     return x if of.bias is None else x + at.vector(of.bias)
-
-
-def _softmax(x: Floats) -> Floats:
-    weights = np.exp(x - x.max(axis=-1, keepdims=True))
-    made: Floats = weights / weights.sum(axis=-1, keepdims=True)
-    return made

@@ -12,7 +12,7 @@ from urdir.model.graph.tensor import Tensor
 from urdir.model.lower.arguments import without_none
 from urdir.model.lower.chain import Chain
 from urdir.model.lower.lowering import Begun, Lowering
-from urdir.model.lower.requests import request_of, takes_few_normed
+from urdir.model.lower.requests import next_norm, request_of, takes_few_normed
 from urdir.model.lower.states import StateStep, convolution, scan
 from urdir.model.lower.vectors import Vectors, after, gate_of, rows_of, with_norm
 from urdir.model.memory.exchange import RankExchange
@@ -86,7 +86,7 @@ def append_few(
     if exchange is not None:
         request = request.plus(Send(exchange.gives))
         at.sent.add(chain.y)
-    begins = _begun_norm(at, chain)
+    begins = next_norm(at, chain)
     if begins is not None and request.can_begin_norm:
         request = request.plus(BeginNorm())
         if request.can_pack and _takes_packed(at, chain.rows):
@@ -173,15 +173,6 @@ def _sends(
     ends = replace(request_of(at, chain.rows, matrices), ends_block=True)
     fits = chain.rows == 1 and ends.fits_gemv
     return exchange if fits and exchange.shape.takes_one_launch(matrices[0].rows) else None
-
-
-def _begun_norm(at: Lowering, chain: Chain) -> NormLayer | None:
-    """The norm that follows the sum, where the launch may begin it."""
-    following = at.following()
-    if chain.residual is None or not isinstance(following, Norm) or following.x is not chain.y:
-        return None
-    norm = at.norm(following.of)
-    return norm if norm.is_scaled_rms and at.begins_block(following) else None
 
 
 def _takes_packed(at: Lowering, rows: int) -> bool:

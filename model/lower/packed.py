@@ -7,14 +7,17 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from urdir.model.lower.chain import Chain
-from urdir.model.lower.lowering import Lowering
-from urdir.model.lower.requests import biases
+from urdir.model.lower.lowering import Begun, Lowering
+from urdir.model.lower.requests import biases, packs_next_norm
 from urdir.model.lower.stream import append_norm
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.linear.epilogue.heads import HeadPlaces, Heads
+from urdir.ptxgen.kernels.linear.epilogue.norm import BeginNorm
 from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
 from urdir.ptxgen.kernels.linear.pack import Pack
 from urdir.ptxgen.kernels.linear.packed_choice import choose_packed
+from urdir.ptxgen.kernels.linear.prologue.norm import begun as rest_of_norm
+from urdir.ptxgen.kernels.linear.steps import Step
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
@@ -29,6 +32,9 @@ def append_packed(at: Lowering, chain: Chain, matrices: Sequence[Matrix], packs:
     pair, residual = chain.pair is not None, chain.residual
     (first, *rest) = matrices
     others = [] if pair else rest
+    begun, begins = _begun(at, chain), packs_next_norm(at, chain, matrices)
+    steps: list[Step] = [rest_of_norm(begun.norm.norm)] if begun is not None else []
+    steps += [BeginNorm()] if begins is not None else []
     kernel = _choose_packed(
         at.limits,
         first.format,
@@ -37,10 +43,15 @@ def append_packed(at: Lowering, chain: Chain, matrices: Sequence[Matrix], packs:
         chain.rows,
         *biases((first, *others)),
         *chain.epilogue,
-        *([PackedVectors()] if packs else []),
+        *steps,
+        *([PackedVectors()] if packs or begins is not None else []),
         others=tuple((matrix.format, matrix.rows) for matrix in others),
     )
-    launch: dict[str, Slice | None] = {"x": packed_vectors(at, chain, first.cols)}
+    launch: dict[str, Slice | None] = {}
+    if begun is None:
+        launch["x"] = packed_vectors(at, chain, first.cols)
+    else:
+        launch |= {"x": begun.scaled, "x_summary": begun.summary}
     for number, (matrix, y) in enumerate(zip((first, *others), chain.results, strict=True)):
         n = str(number or "")
         launch |= {f"weights{n}": matrix.data, f"bias{n}": matrix.bias}
@@ -51,7 +62,19 @@ def append_packed(at: Lowering, chain: Chain, matrices: Sequence[Matrix], packs:
         launch["residual"] = at.place(residual.a)
     if packs:
         at.packed[chain.y] = at.place(chain.y)
+    if begins is not None:
+        left = Begun(begins, at.work["scaled"], at.work["summary"], packed=True)
+        launch |= {"next_norm": begins.weight, "scaled": left.scaled, "y_summary": left.summary}
+        at.begun = {chain.y: left}  # the buffers are those of one norm
     at.launch(kernel, chain.label, **launch)
+
+
+def _begun(at: Lowering, chain: Chain) -> Begun | None:
+    """What the launch before has left of the norm of a chain, if it has begun it."""
+    left = at.begun.get(chain.x)
+    if left is None or chain.norm is None or left.norm != at.norm(chain.norm.of):
+        return None
+    return left
 
 
 def append_packed_heads(

@@ -51,10 +51,10 @@ async def load_engine(
 ) -> tuple[list[Reply], DeviceUse]:
     """Have all requests answered by an engine with several sequences, which is closed then; see
     `run_load`. A file without a vocabulary has no text, and its answers are tokens alone."""
-    service = AsyncService(engine, lambda _: None, limits, has_text=Tokenizer.is_there(engine.file))
+    service = AsyncService(engine, None, limits, has_text=Tokenizer.is_there(engine.file))
     try:
         replies = await run_load(partial(_ask, service), case, asks, on_reply)
-        return replies, DeviceUse.of(service.metrics())
+        return replies, DeviceUse.of(await service.metrics())
     finally:
         await service.close()
 

@@ -61,19 +61,35 @@ def time_decoding(
     return timing
 
 
+def time_beside(
+    session: Session,
+    prompts: Sequence[Sequence[int]],
+    others: Sequence[Sequence[int]],
+    limits: Limits,
+) -> Timing:
+    """The time in which the ``others``, prompts of one step each by the ``limits``, get a token
+    each beside answers to ``prompts``."""
+    with _Answers(session, limits) as answers:
+        answers.add(prompts, len(prompts) // 4 + 4 * len(others) + 32)
+        answers.turn_until(lambda: answers.begun == len(prompts))
+        wanted = answers.ended + len(others)
+        return answers.timed(lambda: answers.add(others, 1), lambda: answers.ended >= wanted)
+
+
 class _Answers:
     """Requests to a loop of their own."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, limits: Limits | None = None) -> None:
         self._session = session
+        self._limits = limits
         self._counts: Counter[Answer] = Counter()
         self.ended = 0
 
     def __enter__(self) -> _Answers:
         shapes, sequences = self._session.shapes, self._session.sequences
         one = sequences == 1
-        limits = Limits.for_one(shapes) if one else Limits.for_throughput(shapes, sequences)
-        self._loop = AnswerLoop(self._session, None, limits)
+        usual = Limits.for_one(shapes) if one else Limits.for_throughput(shapes, sequences)
+        self._loop = AnswerLoop(self._session, None, self._limits or usual)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -14,6 +14,8 @@ COMMON_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768,
 CHUNKS = (8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 #: The same for steps with several prompt segments: rows that choose a token, rows of prompts.
 COARSE_ROWS, COARSE_CHUNKS = (0, 16, 64, 128, 256, 512), (128, 512, 1024, 2048)
+#: The fewest rows that choose a token in a finer shape of such a step (`fine_chunk`).
+FINE_ROWS = 8
 #: Maximum rows of a step with drafts: beyond them one more costs as much as a token gains.
 MOST_DRAFTED = 64
 #: Maximum rows of a prompt step, if memory allows.
@@ -29,6 +31,13 @@ def row_bucket(rows: int) -> int:
     power of two."""
     at = bisect_left(ROWS, rows)
     return ROWS[at] if at < len(ROWS) else 1 << (rows - 1).bit_length()
+
+
+def fine_chunk(rows: int) -> int:
+    """Rows of prompts of a finer shape for a step with several prompt segments, whose graphs are
+    recorded while steps of coarse ones run: an eighth more at most, or 15 rows."""
+    step = max(16, (1 << (rows - 1).bit_length()) // 16)
+    return -(-rows // step) * step
 
 
 def choosing_rows(sequences: int) -> int:

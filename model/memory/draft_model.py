@@ -58,7 +58,7 @@ class DraftModel:
         if self.held:
             sizes["begun"] = 4 * sequences
             sizes["held"] = 4 * sequences * held_slots(drafts.most) * self.held
-        if self.streams:
+        if self.streams and not self.shares_cache:
             sizes["ring"] = 4 * sequences * RING_SLOTS * self.stream * len(self.streams)
             sizes["ring_at"] = 4 * sequences * RING_SLOTS
         return {name: size for name, size in sizes.items() if size}

@@ -25,6 +25,11 @@ async def together(
 
     Raises the first error of a request and cancels the others.
     """
+    if len(requests) == 1:  # the usual case, without tasks in between
+        async with aclosing(_timed(service, requests[0], metrics)) as only:
+            async for known in only:
+                yield [(0, known)]
+        return
     queue: _Queue = asyncio.Queue(_AHEAD)
     pumps = [
         asyncio.create_task(_pump(service, request, index, queue, metrics))
@@ -52,16 +57,25 @@ async def together(
 async def _pump(
     service: AsyncService, request: Request, index: int, queue: _Queue, metrics: ServerMetrics
 ) -> None:
-    """Move a request's items to ``queue``, and record their times."""
-    clock = TokenClock(metrics)
+    """Move a request's items to ``queue``."""
     try:
-        async with aclosing(service.generate(request)) as items:
+        async with aclosing(_timed(service, request, metrics)) as items:
             async for item in items:
-                if isinstance(item, Piece):
-                    clock.came(len(item.choices))
                 await queue.put((index, item))
     except Exception as error:  # raised by the reader of the queue
         await queue.put((index, error))
+
+
+async def _timed(
+    service: AsyncService, request: Request, metrics: ServerMetrics
+) -> AsyncGenerator[Piece | Ending, None]:
+    """A request's items; their times are recorded."""
+    clock = TokenClock(metrics)
+    async with aclosing(service.generate(request)) as items:
+        async for item in items:
+            if isinstance(item, Piece):
+                clock.came(len(item.choices))
+            yield item
 
 
 class Usage:

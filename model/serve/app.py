@@ -13,11 +13,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from urdir.driver.errors import DriverError
-from urdir.model.engine.requests.answer_loop import DeviceLostError
+from urdir.model.engine.requests.device_lost import DeviceLostError
 from urdir.model.errors import ModelError
+from urdir.model.serve.access import Access
 from urdir.model.serve.endpoints import Endpoints
 from urdir.model.serve.errors import ApiError, api_error
-from urdir.model.serve.guard import Access, Guard, error_response
+from urdir.model.serve.guard import Guard, error_response
 from urdir.model.serve.interface import AsyncService
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.metrics import ServerMetrics
@@ -52,8 +53,8 @@ _REFUSED = {
 def make_app(
     service: AsyncService, access: Access, limits: Limits, metrics: ServerMetrics
 ) -> ASGIApp:
-    """Build the application that answers with ``service``, restricted by ``access``; ``metrics``
-    belong to the same service."""
+    """Build the application that answers with ``service``, restricted by ``access``;
+    ``metrics`` count."""
     endpoints = Endpoints(service, limits, metrics)
     routes = [
         *([Route("/", page)] if access.page else []),
@@ -77,7 +78,7 @@ def make_app(
             Exception: _failed,
         },
     )
-    app = Guard(app, access, limits, metrics, [route.path for route in routes])
+    app = Guard(app, access, limits, metrics.counts)
     if access.origins:
         app = CORSMiddleware(
             app,

@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from starlette.requests import Request
 
+from urdir.model.serve.counts import Counts
 from urdir.model.serve.errors import ApiError, overloaded
 from urdir.model.serve.interface import Json
 from urdir.model.serve.json_reader import JsonReader, JsonTooLargeError
@@ -21,9 +22,9 @@ class Bodies:
     A small body is always accepted: the limit on open requests bounds their number.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, counts: Counts) -> None:
         self._limits = limits
-        self._held = 0  # bytes above the free allowance of each body
+        self._counts = counts  # of bytes above the free allowance of each body
 
     @contextlib.asynccontextmanager
     async def body(self, request: Request) -> AsyncGenerator[bytearray, None]:
@@ -40,7 +41,7 @@ class Bodies:
             await self._read(request, body)
             yield body
         finally:
-            self._held -= self._counted(len(body))
+            self._counts.add("body_bytes", -self._counted(len(body)))
 
     def _check_announced(self, length: str) -> None:
         if not length.isdecimal() or len(length) > 18 or int(length) > self._limits.body:
@@ -63,15 +64,15 @@ class Bodies:
             self._refuse_size()
         more = self._counted(size) - self._counted(len(body))
         self._check_room(more)
-        self._held += more
+        self._counts.add("body_bytes", more)
         body += part
 
     def _counted(self, size: int) -> int:
         return max(0, size - self._limits.small_body)
 
     def _check_room(self, more: int) -> None:
-        if more and self._held + more > self._limits.bodies:
-            raise overloaded(f"{self._held:,} bytes of large requests are being prepared")
+        if more and (held := self._counts.open("body_bytes")) + more > self._limits.bodies:
+            raise overloaded(f"{held:,} bytes of large requests are being prepared")
 
     def _refuse_size(self) -> NoReturn:
         raise ApiError(

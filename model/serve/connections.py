@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from urdir.model.errors import ModelError
+from urdir.model.serve.counts import Counts
 
 try:
     import resource
@@ -36,19 +37,19 @@ class Connection(Protocol):
 
 
 class Connections:
-    """Limits open connections to ``most``. A further one replaces the connection that has been idle
-    longest, or is refused if all are busy."""
+    """Limits open connections of all processes to ``most``. A further one replaces the connection
+    of its process that has been idle longest, or is refused if all are busy."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, counts: Counts) -> None:
         self._most = most
-        self._open = 0
+        self._counts = counts
         self._waiting: dict[Connection, None] = {}  # idle connections, the longest idle first
 
     def opened(self, connection: Connection) -> None:
         """Add a connection that waits for its first request; it may be closed at once."""
-        self._open += 1
+        self._counts.add("connections", 1)
         self.waits(connection)
-        if self._open <= self._most:
+        if self._counts.open("connections") <= self._most:
             return
         longest = next(iter(self._waiting))
         del self._waiting[longest]
@@ -68,7 +69,7 @@ class Connections:
 
     def closed(self, connection: Connection) -> None:
         """Remove a connection."""
-        self._open -= 1
+        self._counts.add("connections", -1)
         self._waiting.pop(connection, None)
 
 

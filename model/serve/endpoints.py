@@ -45,7 +45,7 @@ class Endpoints:
         self._model = service.model
         self._limits = limits
         self._metrics = metrics
-        self._bodies = Bodies(limits)
+        self._bodies = Bodies(limits, metrics.counts)
         self._text = TextThread()
 
     async def health(self, request: Request) -> Response:
@@ -53,14 +53,15 @@ class Endpoints:
         if (lost := self._service.lost) is not None:
             raise lost
         health: Json = {"status": "ok"}
-        now = self._service.metrics()
+        now = await self._service.metrics()
         if now.graphs_wanted:
             health["graphs"] = {"recorded": now.graphs_recorded, "of": now.graphs_wanted}
         return JsonResponse(health)
 
     async def metrics(self, request: Request) -> Response:
         """GET /metrics."""
-        return Response(self._metrics.text(), media_type=self._metrics.content_type)
+        text = self._metrics.text(await self._service.metrics())
+        return Response(text, media_type=self._metrics.content_type)
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
@@ -126,8 +127,12 @@ class Endpoints:
 
     async def _prepare_completions(self, body: bytearray, caller: bytes) -> AnswerResponse:
         async with self._turn(body, read_completion) as (asked, run):
-            tokens = partial(self._tokens, special=asked.special)
-            prompts = [await run(partial(tokens, prompt)) for prompt in asked.prompts]
+            prompts = [
+                await run(partial(encode_text, self._model, prompt, asked.special))
+                if isinstance(prompt, str)
+                else prompt
+                for prompt in asked.prompts
+            ]
             echoes = [""] * len(prompts)
             if asked.echo:
                 echoes = [await run(partial(self._text_of, prompt)) for prompt in asked.prompts]
@@ -139,22 +144,18 @@ class Endpoints:
         )
         constraint = None
         if (form := asked.form) is not None:
-            constraint = await asyncio.to_thread(
-                self._model.constraint, form.kind, form.source, None
+            constraint = await self._checked(
+                partial(self._model.constraint, form.kind, form.source, None)
             )
         return self._response(caller, prompts, parameters, shape, constraint)
-
-    def _tokens(self, prompt: str | tuple[int, ...], special: bool) -> tuple[int, ...]:
-        return encode_text(self._model, prompt, special) if isinstance(prompt, str) else prompt
 
     def _text_of(self, prompt: str | tuple[int, ...]) -> str:
         return prompt if isinstance(prompt, str) else self._model.tokenizer.decode(prompt)
 
     async def _prepare_chat(self, body: bytearray, caller: bytes) -> AnswerResponse:
         async with self._turn(body, read_chat) as (asked, run):
-            prompt = await run(partial(self._render, asked))
-            tokens = await run(lambda: tuple(template_of(self._model).tokens(prompt)))
-        constraint = await asyncio.to_thread(asked.constraint, self._model, prompt)
+            prompt, tokens = await run(partial(self._render, asked))
+        constraint = await self._checked(partial(asked.constraint, self._model, prompt))
         parameters = asked.parameters
         shape = ChatShape(
             self._model,
@@ -165,11 +166,18 @@ class Endpoints:
         )
         return self._response(caller, [tokens], parameters, shape, constraint, self._model.shown)
 
-    def _render(self, asked: ChatRequest) -> Prompt:
-        """The conversation as text."""
+    async def _checked(self, make: Callable[[], Constraint | None]) -> Constraint | None:
+        """The constraint that ``make`` makes, which the engine takes. Raises ModelError."""
+        constraint = await asyncio.to_thread(make)
+        if constraint is not None:
+            await self._service.check(constraint)
+        return constraint
+
+    def _render(self, asked: ChatRequest) -> tuple[Prompt, tuple[int, ...]]:
+        """The conversation as text, and its tokens."""
         prompt = asked.conversation.render(self._model)
         check_length(self._model, prompt.text)
-        return prompt
+        return prompt, tuple(template_of(self._model).tokens(prompt))
 
     def _response(
         self,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from urdir.driver.errors import DriverError
-from urdir.model.engine.requests.answer_loop import DeviceLostError
+from urdir.model.engine.requests.device_lost import DeviceLostError
 from urdir.model.errors import (
     BusyError,
     ConstraintError,

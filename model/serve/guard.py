@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from urdir.model.serve.access import Access
+from urdir.model.serve.counts import ROUTES, Counts
 from urdir.model.serve.errors import ApiError, overloaded
 from urdir.model.serve.json_response import JsonResponse
 from urdir.model.serve.limits import Limits
-from urdir.model.serve.metrics import ServerMetrics
 from urdir.model.serve.prefix_scope import ANYBODY, CALLER, digest
 
 #: Paths without a key: the health check, and the page, which prompts for one.
 OPEN_PATHS = frozenset({"/", "/health"})
-
-
-@dataclass(frozen=True, slots=True)
-class Access:
-    """Access control. ``hosts`` are the names that browsers may use for the server, against DNS
-    rebinding: pages that point a name of their own at this machine. None: any name.
-    """
-
-    api_keys: tuple[str, ...] = ()  # empty: no key needed
-    origins: tuple[str, ...] = ()  # of other pages with access (CORS)
-    hosts: frozenset[str] | None = None
-    page: bool = True  # whether the chat page is served
 
 
 class Guard:
@@ -42,28 +29,24 @@ class Guard:
         app: ASGIApp,
         access: Access,
         limits: Limits,
-        metrics: ServerMetrics,
-        routes: Sequence[str],
+        counts: Counts,
     ) -> None:
-        """``routes`` are the paths that are counted by name."""
         self._app = app
         self._access = access
         self._keys = [key.encode() for key in access.api_keys]
         self._limits = limits
-        self._metrics = metrics
-        self._routes = frozenset(routes)
-        self._open = 0
+        self._counts = counts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
         if scope["type"] != "http":
             return
         path = scope["path"]
-        route = path if path in self._routes else "other"
+        route = path if path in ROUTES else "other"
 
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
-                self._metrics.count_response(route, message["status"])
+                self._counts.count_response(route, message["status"])
             await send(message)
 
         try:
@@ -71,11 +54,11 @@ class Guard:
         except ApiError as error:
             await error_response(error)(scope, receive, counted)
             return
-        self._open += 1
+        self._counts.add("requests", 1)
         try:
             await self._app({**scope, CALLER: caller}, receive, counted)
         finally:
-            self._open -= 1
+            self._counts.add("requests", -1)
 
     def _check(self, scope: Scope) -> bytes:
         """The digest of the caller's key; ApiError if access is denied."""
@@ -84,8 +67,8 @@ class Guard:
         if scope["path"] in OPEN_PATHS:
             return ANYBODY
         caller = self._check_key(dict(scope["headers"]).get(b"authorization", b""))
-        if self._open >= self._limits.open_requests:
-            raise overloaded(f"{self._open} requests are open, which is the limit")
+        if (count := self._counts.open("requests")) >= self._limits.open_requests:
+            raise overloaded(f"{count} requests are open, which is the limit")
         return caller
 
     def _check_host(self, host: str) -> None:

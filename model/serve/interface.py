@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from urdir.model.engine.requests.metrics import Metrics
 from urdir.model.engine.requests.request import Ending, Piece, Request
 from urdir.model.engine.sampling_settings import OPENAI, SamplingSettings
-from urdir.model.text.answers import AnswerParser
-from urdir.model.text.chat import ChatTemplate, Prompt
-from urdir.model.text.constraints import Constraint
-from urdir.model.text.tokenizer import Tokenizer
-from urdir.model.text.tool_calls import Tools
+
+if TYPE_CHECKING:
+    from urdir.model.text.answers import AnswerParser
+    from urdir.model.text.chat import ChatTemplate, Prompt
+    from urdir.model.text.constraints import Constraint
+    from urdir.model.text.tokenizer import Tokenizer
+    from urdir.model.text.tool_calls import Tools
 
 Json = dict[str, Any]
 """A JSON object."""
@@ -80,7 +82,7 @@ class ServedModel(Protocol):
         replace it; ``many`` allows several.
 
         ``source`` is a schema, a pattern, a grammar or a list of texts. Thread-safe. Raises
-        ModelError for a bad source.
+        ModelError for a source that cannot be one; `AsyncService.check` compiles it.
         """
 
     def required_call(
@@ -109,8 +111,11 @@ class AsyncService(Protocol):
     def lost(self) -> Exception | None:
         """The `DeviceLostError` after which nothing is answered any more, or None."""
 
-    def metrics(self) -> Metrics:
-        """Current metrics."""
+    async def check(self, constraint: Constraint) -> None:
+        """Compile a constraint before requests have it. Raises ModelError for a bad one."""
+
+    async def metrics(self) -> Metrics:
+        """Current metrics. Raises what `lost` has."""
 
     async def drain(self) -> None:
         """Wait until all open requests are answered."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import encodings.utf_8_sig  # noqa: F401  not imported by the first request, which would wait
 import json
 from typing import Any, NoReturn
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, Info
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from urdir.model.engine.requests.metrics import Metrics
-from urdir.model.serve.interface import AsyncService
-
-#: Bucket bounds in seconds, at most a factor of two apart.
-_FIRST_TOKEN = (0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60)
-_NEXT_TOKEN = (0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2)
+from urdir.model.serve.counts import Counts
 
 _GAUGES = {
     "running": "Running requests.",
@@ -47,54 +49,64 @@ _BY_PLACE = {
 
 
 class ServerMetrics:
-    """Histograms of the server, and the metrics of its service."""
+    """Metrics of the server, all of its processes together, and of its service."""
 
     content_type = CONTENT_TYPE_LATEST
 
-    def __init__(self, service: AsyncService) -> None:
-        self._registry = CollectorRegistry()
-        self._registry.register(_ServiceCollector(service))
-        self.first_token = Histogram(
-            "urdir_time_to_first_token_seconds",
-            "From receiving a request to its first token.",
-            buckets=_FIRST_TOKEN,
-            registry=self._registry,
-        )
-        self.next_token = Histogram(
-            "urdir_inter_token_seconds",
-            "Between tokens of an answer.",
-            buckets=_NEXT_TOKEN,
-            registry=self._registry,
-        )
-        self._responses = Counter(
-            "urdir_http_responses", "Responses.", ["route", "status"], registry=self._registry
-        )
-
-    def count_response(self, route: str, status: int) -> None:
-        """Count a response."""
-        self._responses.labels(route, str(status)).inc()
+    def __init__(self, counts: Counts | None = None) -> None:
+        self.counts = counts or Counts()
+        self._replica = ""
 
     def say_whose(self, replica: str) -> None:
         """Add a label for this replica."""
-        Info("urdir_replica", "The replica of these metrics.", registry=self._registry).info(
-            {"id": replica}
-        )
+        self._replica = replica
 
-    def samples(self) -> Iterator[Sample]:
+    def collect(self, now: Metrics) -> Iterator[Metric]:
+        """All metrics, with those of the service as they are ``now``."""
+        counts = self.counts
+        yield from _service_metrics(now)
+        for name, help_text, times in (
+            (
+                "urdir_time_to_first_token_seconds",
+                "From receiving a request to its first token.",
+                counts.first_token,
+            ),
+            (
+                "urdir_inter_token_seconds",
+                "Between tokens of an answer.",
+                counts.next_token,
+            ),
+        ):
+            buckets, total = times.buckets()
+            yield HistogramMetricFamily(name, help_text, buckets=buckets, sum_value=total)
+        responses = CounterMetricFamily(
+            "urdir_http_responses", "Responses.", labels=["route", "status"]
+        )
+        for route, status, number in counts.responses():
+            responses.add_metric([route, str(status)], number)
+        yield responses
+        if self._replica:
+            info = InfoMetricFamily("urdir_replica", "The replica of these metrics.")
+            info.add_metric([], {"id": self._replica})
+            yield info
+
+    def samples(self, now: Metrics) -> Iterator[Sample]:
         """All samples: name, labels and value."""
-        for metric in self._registry.collect():
+        for metric in self.collect(now):
             yield from metric.samples
 
-    def text(self) -> bytes:
+    def text(self, now: Metrics) -> bytes:
         """All metrics in Prometheus's text format."""
-        return generate_latest(self._registry)
+        registry = CollectorRegistry()
+        registry.register(_Now([*self.collect(now)]))
+        return generate_latest(registry)
 
 
 class TokenClock:
     """Measures the times between the tokens of one answer."""
 
     def __init__(self, metrics: ServerMetrics) -> None:
-        self._metrics = metrics
+        self._counts = metrics.counts
         self._last = time.perf_counter()
         self._is_first = True
 
@@ -106,26 +118,29 @@ class TokenClock:
         pause, self._last = now - self._last, now
         if self._is_first:
             self._is_first = False
-            self._metrics.first_token.observe(pause)
-            return
-        for _ in range(tokens):
-            self._metrics.next_token.observe(pause / tokens)
+            self._counts.first_token.observe(pause)
+            self._counts.next_token.observe(0.0, tokens - 1)
+        else:
+            self._counts.next_token.observe(pause / tokens, tokens)
 
 
-class _ServiceCollector(Collector):
-    """Reads the service's metrics when Prometheus scrapes."""
+class _Now(Collector):
+    """Metrics that were collected."""
 
-    def __init__(self, service: AsyncService) -> None:
-        self._service = service
+    def __init__(self, metrics: list[Metric]) -> None:
+        self._metrics = metrics
 
     def collect(self) -> Iterable[Metric]:
-        now: Metrics = self._service.metrics()
-        for name, help_text in _GAUGES.items():
-            yield GaugeMetricFamily(f"urdir_{name}", help_text, getattr(now, name))
-        for name, help_text in _COUNTERS.items():
-            yield CounterMetricFamily(f"urdir_{name}", help_text, getattr(now, name))
-        for name, help_text in _BY_PLACE.items():
-            counter = CounterMetricFamily(f"urdir_{name}", help_text, labels=["place"])
-            for place, count in enumerate(getattr(now, name), 1):
-                counter.add_metric([str(place)], count)
-            yield counter
+        return self._metrics
+
+
+def _service_metrics(now: Metrics) -> Iterator[Metric]:
+    for name, help_text in _GAUGES.items():
+        yield GaugeMetricFamily(f"urdir_{name}", help_text, getattr(now, name))
+    for name, help_text in _COUNTERS.items():
+        yield CounterMetricFamily(f"urdir_{name}", help_text, getattr(now, name))
+    for name, help_text in _BY_PLACE.items():
+        counter = CounterMetricFamily(f"urdir_{name}", help_text, labels=["place"])
+        for place, count in enumerate(getattr(now, name), 1):
+            counter.add_metric([str(place)], count)
+        yield counter

@@ -14,8 +14,9 @@ from ray import serve
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.metrics import Gauge
 
+from urdir.model.engine.requests.metrics import Metrics
+from urdir.model.serve.access import Access
 from urdir.model.serve.app import make_app
-from urdir.model.serve.guard import Access
 from urdir.model.serve.interface import AsyncService
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.metrics import ServerMetrics
@@ -73,7 +74,7 @@ class Replica:
         self, open_service: Callable[[], AsyncService], access: Access, limits: Limits
     ) -> None:
         self._service = open_service()
-        self._metrics = ServerMetrics(self._service)
+        self._metrics = ServerMetrics()
         self._metrics.say_whose(serve.get_replica_context().replica_id.unique_id)
         self._figures = _Figures(self._metrics)
         self._access, self._limits = access, limits
@@ -87,9 +88,9 @@ class Replica:
 
         Also exports the replica's metrics.
         """
-        self._figures.export()
         if (lost := self._service.lost) is not None:
             raise lost
+        self._figures.export(await self._service.metrics())
 
     async def __del__(self) -> None:
         """Answer open requests, until the time limit, when Ray releases the replica."""
@@ -104,9 +105,9 @@ class _Figures:
         self._metrics = metrics
         self._gauges: dict[str, Gauge] = {}
 
-    def export(self) -> None:
+    def export(self, now: Metrics) -> None:
         """Export the current values."""
-        for sample in self._metrics.samples():
+        for sample in self._metrics.samples(now):
             if sample.name not in self._gauges:
                 self._gauges[sample.name] = Gauge(sample.name, tag_keys=tuple(sample.labels))
             self._gauges[sample.name].set(sample.value, tags=sample.labels)

@@ -1,23 +1,25 @@
-"""`ServedModel` of an open engine."""
+"""`ServedModel` of a file's texts."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Protocol
 
-from urdir.model.errors import TemplateError
+from urdir.model.errors import ModelError, TemplateError
 from urdir.model.serve.interface import ConstraintKind, Defaults
+from urdir.model.serve.tokens import longest_token
 from urdir.model.text.answers import AnswerFormat, AnswerParser, find_answer_format
-from urdir.model.text.chat import ChatTemplate, Prompt
+from urdir.model.text.chat import ChatTemplate, Message, Prompt
 from urdir.model.text.constraints import Constraint
 from urdir.model.text.gbnf import as_lark
+from urdir.model.text.tokenizer import Tokenizer
 from urdir.model.text.tool_calls import Tools
 from urdir.model.text.tool_choice import after_thoughts, required_call
 
 if TYPE_CHECKING:
-    from urdir.model.engine.engine import Engine
-    from urdir.model.engine.requests.service import Service
+    from urdir.model.files.model_file import ModelFile
 
 _KINDS: dict[ConstraintKind, Callable[[Any], Constraint]] = {
     "json_object": lambda _: Constraint.json_object(),
@@ -28,24 +30,40 @@ _KINDS: dict[ConstraintKind, Callable[[Any], Constraint]] = {
 }
 
 
+class NamedTexts(Protocol):
+    """What is read of a model's file; an `Engine` has it."""
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+
+    @property
+    def file(self) -> ModelFile:
+        """The file."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The file's tokeniser."""
+
+    @property
+    def template(self) -> ChatTemplate:
+        """The chat template. Raises TemplateError without one."""
+
+
 class EngineModel:
     """See `ServedModel`. ``names`` are the model's names for clients, by default the file's name.
     ``defaults`` apply to its requests.
-
-    The ``service`` compiles a constraint when it is made: a bad one is refused before anything is
-    queued.
     """
 
     def __init__(
-        self, engine: Engine, names: Iterable[str], service: Service, defaults: Defaults
+        self, texts: NamedTexts, names: Iterable[str], context: int, defaults: Defaults
     ) -> None:
-        self.names = tuple(dict.fromkeys(names)) or (engine.name,)
+        self.names = tuple(dict.fromkeys(names)) or (texts.name,)
         self.defaults = defaults
         self.created = int(time.time())
-        self.context = engine.session.context
-        self.tokenizer = engine.tokenizer
-        self.template = _template(engine)
-        self._service = service
+        self.context = context
+        self.tokenizer = texts.tokenizer
+        self.template = _template(texts)
         source = self.template.source if self.template else ""
         self._format = find_answer_format(source) if source else AnswerFormat()
 
@@ -72,21 +90,27 @@ class EngineModel:
             constraint = after_thoughts(
                 constraint, self._format, prompt.before, prompt.begun, tools=tools, many=many
             )
-        return self._checked(constraint)
+        return constraint
 
     def required_call(
         self, tools: Tools, prompt: Prompt, name: str | None, many: bool
     ) -> Constraint:
         """See `ServedModel`."""
-        return self._checked(required_call(self._format, tools, prompt.text, name=name, many=many))
-
-    def _checked(self, constraint: Constraint) -> Constraint:
-        self._service.compiler.matcher(constraint)
-        return constraint
+        return required_call(self._format, tools, prompt.text, name=name, many=many)
 
 
-def _template(engine: Engine) -> ChatTemplate | None:
+def warm_up(texts: NamedTexts) -> None:
+    """Do for the first time what every request does: with a large vocabulary it takes 0.3 s."""
+    longest_token(texts.tokenizer)
+    template = _template(texts)
+    with suppress(ModelError):  # requests report it
+        texts.tokenizer.encode("Hi", parse_special=True)
+        if template is not None:
+            template.tokens(template.render([Message("user", "Hi")]))
+
+
+def _template(texts: NamedTexts) -> ChatTemplate | None:
     try:
-        return engine.template
+        return texts.template
     except TemplateError:
         return None

@@ -1,10 +1,9 @@
-"""Server process: the socket, signals, and loss of the device."""
+"""Server of one process: signals, and loss of the device."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import signal
 import socket
 import sys
@@ -14,45 +13,18 @@ from dataclasses import replace
 
 import uvicorn
 
-from urdir.model.errors import ModelError
+from urdir.model.serve.access import Access
 from urdir.model.serve.app import make_app
 from urdir.model.serve.connections import Connections, accept, room
-from urdir.model.serve.guard import Access
+from urdir.model.serve.counts import Counts
 from urdir.model.serve.interface import AsyncService
 from urdir.model.serve.limits import Limits
+from urdir.model.serve.loops import run_in_loop
 from urdir.model.serve.metrics import ServerMetrics
 from urdir.model.serve.protocol import http_protocol
 
-_BACKLOG = 2048  # connections waiting to be accepted
 _HANG_UP_SECONDS = 5.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket at ``host`` (a name or an address); port 0: any free one.
-
-    Raises ModelError if that fails.
-    """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise ModelError(
-            f"cannot listen on {host}: {error.strerror}: give another --host"
-        ) from None
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(_BACKLOG)
-    except OSError as error:
-        listener.close()
-        flag = "--host" if error.errno == errno.EADDRNOTAVAIL else "--port"
-        raise ModelError(
-            f"cannot listen on {host}:{port}: {error.strerror}: give another {flag}"
-        ) from None
-    return listener
 
 
 def serve(
@@ -83,7 +55,7 @@ def serve(
         finally:
             await service.close()
 
-    asyncio.run(run())
+    run_in_loop(run())
     if service.lost is not None:
         raise service.lost
 
@@ -99,10 +71,12 @@ class Server(uvicorn.Server):
         access: Access,
         limits: Limits,
         exit_on_device_loss: bool = False,
+        counts: Counts | None = None,
     ) -> None:
+        counts = counts or Counts()
         config = uvicorn.Config(
-            make_app(service, access, limits, ServerMetrics(service)),
-            http=http_protocol(limits, Connections(limits.connections)),
+            make_app(service, access, limits, ServerMetrics(counts)),
+            http=http_protocol(limits, Connections(limits.connections, counts)),
             ws="none",
             lifespan="off",
             access_log=False,

@@ -26,7 +26,7 @@ def encode_text(
 
 def check_length(model: ServedModel, text: str) -> None:
     """Refuse a text that cannot fit before tokenising it, which takes seconds for a megabyte."""
-    if len(text) > model.context * _longest_token(model.tokenizer):
+    if len(text) > model.context * longest_token(model.tokenizer):
         raise ContextFullError(
             f"a text of {len(text):,} characters does not fit the context of {model.context} tokens"
         )
@@ -41,7 +41,7 @@ def check_tokens(model: ServedModel, count: int) -> None:
 
 
 @cache
-def _longest_token(tokenizer: Tokenizer) -> int:
+def longest_token(tokenizer: Tokenizer) -> int:
     """Length of the longest token in bytes."""
     return max(len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size))
 

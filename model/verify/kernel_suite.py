@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -62,7 +62,7 @@ class _Suite:
         return [
             pytest.param(spec, id=f"{kind.name}-{name}")
             for kind in cls.kernels
-            for name, spec in kind.examples().items()
+            for name, spec in _examples(kind).items()
         ]
 
     @classmethod
@@ -212,6 +212,16 @@ class KernelSuite(TextSuite, EmulatorSuite, SanitizerSuite, GpuSuite):
 
     Set ``kernels`` to the spec classes under test.
     """
+
+
+#: The examples of kernels under test: every test of a suite takes them.
+_KNOWN: dict[type[KernelSpec], Mapping[str, KernelSpec]] = {}
+
+
+def _examples(kind: type[KernelSpec]) -> Mapping[str, KernelSpec]:
+    if kind not in _KNOWN:
+        _KNOWN[kind] = kind.examples()
+    return _KNOWN[kind]
 
 
 def targets(spec: KernelSpec) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -144,3 +145,22 @@ def test_pieces_for_other_threads() -> None:
     work.close()
     second.run()
     assert [line[0] for line in seen] == ["0"]
+
+
+def test_items_are_made_here_while_others_are_worked_on() -> None:
+    """With their count, before which nothing is known of them."""
+    makers, started = set[threading.Thread](), threading.Event()
+
+    def made() -> Iterator[int]:
+        for number in range(6):
+            makers.add(threading.current_thread())
+            if number == 5:  # the first is worked on before the last is made
+                assert started.wait(10)
+            yield number
+
+    def work(number: int) -> int:
+        started.set()
+        return number * number
+
+    assert in_threads(work, made(), 6) == [n * n for n in range(6)]
+    assert makers == {threading.current_thread()}

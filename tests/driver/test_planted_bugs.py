@@ -6,6 +6,7 @@ harness compares their outputs; some bugs are found before anything runs.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,8 +54,13 @@ class Mutant:
         return text
 
 
+@functools.cache
+def examples(kernel: str) -> Any:
+    return kernels()[kernel].examples()
+
+
 def example(kernel: str, name: str) -> Any:
-    return kernels()[kernel].examples()[name]
+    return examples(kernel)[name]
 
 
 def sanitized() -> Device:

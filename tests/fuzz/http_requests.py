@@ -20,14 +20,16 @@ from urdir.model.engine.sampling_settings import DEFAULTS, SETTINGS
 from urdir.model.errors import ModelError
 from urdir.model.files.demo import demo_model
 from urdir.model.files.gguf import Gguf
+from urdir.model.serve.access import Access
 from urdir.model.serve.app import make_app
-from urdir.model.serve.guard import Access
 from urdir.model.serve.interface import Defaults, Metrics
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.metrics import ServerMetrics
 from urdir.model.serve.served_model import EngineModel
 from urdir.model.text.chat import ChatTemplate
+from urdir.model.text.constraints import Constraint
 from urdir.model.text.matcher import ConstraintCompiler
+from urdir.model.text.text_stream import TextStream
 from urdir.model.text.tokenizer import Tokenizer
 
 _TEMPLATE = """\
@@ -123,7 +125,7 @@ class HttpTarget:
         with Gguf(demo_model()) as gguf:
             tokenizer = Tokenizer.of(gguf)
         self._service = _MadeUp(tokenizer)
-        self._app = make_app(self._service, Access(), Limits(), ServerMetrics(self._service))
+        self._app = make_app(self._service, Access(), Limits(), ServerMetrics())
         self._loop = asyncio.new_event_loop()
         for path, bodies in _BODIES.items():  # starts threads and processes; each must be good
             for body in bodies:
@@ -219,7 +221,7 @@ class _MadeUp:
             name="demo", session=session, tokenizer=tokenizer, template=template
         )
         self.compiler = ConstraintCompiler(tokenizer)
-        self.model = EngineModel(cast(Any, engine), (), cast(Any, self), Defaults())
+        self.model = EngineModel(cast(Any, engine), (), 512, Defaults())
         self._tokenizer = tokenizer
         self._ids = tokenizer.encode(_ANSWER, parse_special=True)[:_MOST_TOKENS]
 
@@ -229,7 +231,8 @@ class _MadeUp:
         matcher = None
         if request.constraint is not None:
             matcher = self.compiler.matcher(request.constraint)
-        answer = Answer(request, self._tokenizer, matcher, lambda item: None)
+        answer = Answer(request, self._tokenizer.end_ids, matcher, lambda item: None)
+        stream = TextStream(self._tokenizer, request.stops, request.shown)
         finish, count = Finish.LENGTH, 0
         for token in self._ids[: request.limit]:
             if (mask := answer.mask(self._tokenizer.vocab_size)) is not None:
@@ -238,19 +241,23 @@ class _MadeUp:
                 finish = Finish.END
                 break
             count += 1
-            choice = _choice(token, request)
-            yield Piece(answer.push(choice), (choice,))
-            if answer.stopped_by is not None:
+            answer.accept(token)
+            yield Piece(stream.push(token), (_choice(token, request),))
+            if stream.stopped_by is not None:
                 finish = Finish.STOP
                 break
-        yield Piece(answer.finish(), ())
-        yield Ending(finish, len(request.prompt), 0, count, answer.stopped_by)
+        yield Piece(stream.finish(), ())
+        yield Ending(finish, len(request.prompt), 0, count, stream.stopped_by)
 
     @property
     def lost(self) -> None:
         """There is no device."""
 
-    def metrics(self) -> Metrics:
+    async def check(self, constraint: Constraint) -> None:
+        """Compile it."""
+        self.compiler.matcher(constraint)
+
+    async def metrics(self) -> Metrics:
         """Nothing runs."""
         return Metrics()
 

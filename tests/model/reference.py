@@ -230,6 +230,8 @@ class Reference:
         weights = np.take_along_axis(scores, chosen, axis=1)
         if of.scoring == "softmax_selected":
             weights = _softmax(weights)
+        if of.scoring == "sparsemixer":
+            weights = _sparse_weights(logits, chosen)
         if of.normalize:
             weights = weights / np.maximum(weights.sum(axis=1, keepdims=True), 6.103515625e-5)
         weights = weights * of.scale
@@ -509,6 +511,19 @@ def _sigmoid(x: Floats) -> Floats:
 
 def _silu(x: Floats) -> Floats:
     return x * _sigmoid(x)
+
+
+def _sparse_weights(logits: Floats, chosen: Any) -> Floats:
+    """Weights of two experts by the definition of the paper's authors: two masked softmaxes."""
+    rows = np.arange(len(logits))
+    found = []
+    for place in range(2):
+        left = logits.copy()
+        left[rows[:, None], chosen[:, :place]] = -np.inf
+        best = left.max(axis=1, keepdims=True)
+        is_far = (best - left) / np.maximum(np.abs(logits), best) > 0.02
+        found.append(_softmax(np.where(is_far, -np.inf, left))[rows, chosen[:, place]])
+    return np.stack(found, axis=1)
 
 
 def _softmax(x: Floats) -> Floats:

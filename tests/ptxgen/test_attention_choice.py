@@ -12,6 +12,7 @@ from urdir.ptxgen.kernels.attention.choice import decode_attention, length_bucke
 from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
+from urdir.ptxgen.kernels.attention.kv_types import KvDtype
 from urdir.ptxgen.kernels.attention.latent_decode import LatentDecode
 from urdir.ptxgen.kernels.attention.own_token import QK_NORM, OwnToken
 from urdir.ptxgen.kernels.attention.scores import Scores
@@ -273,6 +274,26 @@ def test_few_rows_are_spread_over_the_sms(
     )
     grid = spec.launch_shape.grid
     assert grid[0] * grid[1] == ctas
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype", "target", "warps"),
+    [
+        (32, "f16", "sm_90a", 8),  # 256 CTAs, two of 132 SMs each
+        (34, "f16", "sm_90a", 4),
+        (512, "q8_0", "sm_100a", 4),
+        (64, "f32", "sm_90a", 8),  # which tensor cores do not multiply
+        (64, "f16", "sm_89", 8),
+    ],
+)
+def test_many_rows_have_fewer_warps_each(
+    rows: int, dtype: KvDtype, target: str, warps: int
+) -> None:
+    layout = KvLayout(rows, 8, 512, 128, dtype)
+    spec = decode_attention(32, layout, 512, 132, rows=rows, target=target)
+    assert isinstance(spec, IncrementalAttention)
+    assert spec.warps == warps
+    assert spec.launch_shape.threads == 32 * warps
 
 
 @pytest.mark.parametrize("max_len", [512, 4096, 1 << 20])

@@ -178,7 +178,7 @@ def test_a_pair_has_the_same_bits_among_any_others(device: Device) -> None:
         ({"mixture": Mixture(3, 2, 16), "rows": 40}, "a multiple of 16"),
         (
             {"mixture": Mixture(3, 2, 16), "epilogue": (Weighted(), PackedVectors())},
-            "without residual and weights",
+            "one product, without weights",
         ),
         ({"epilogue": (Weighted(),)}, "only products of experts have weights"),
         ({"mixture": Mixture(3, 2, 16), "batch": 600_000}, "more than 65535"),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.linear import wgmma_choice
 from urdir.ptxgen.kernels.linear.epilogue.activation import Gated
 from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
 from urdir.ptxgen.kernels.linear.packed_parts import Mixture, takes_packed
@@ -90,3 +92,20 @@ def test_tiles_of_experts_of_any_type_find_room(name: str, height: int) -> None:
         product = GemmWgmma.of(*shape, *steps, mixture=Mixture(128, 8, height))
         made = choose_wgmma(product, SMS)
         assert made.cut.vectors == height
+
+
+@pytest.mark.parametrize(
+    ("name", "vectors", "sharers"),
+    [("gate_up", 2048, 2), ("qkv", 512, 2), ("gate_up", 64, 1), ("qkv", 128, 1)],
+)
+def test_pairs_of_ctas_may_share_activations(
+    name: str, vectors: int, sharers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not those with few vectors, and not CTAs that share the columns."""
+    product = chosen("Q4_K", vectors, **PRODUCTS[name])
+    monkeypatch.setattr(wgmma_choice, "SHARERS", 2)
+    shared = wgmma_choice._sharing(product)
+    assert shared.cut.sharers == sharers
+    assert shared.launch_shape.cluster[1] == sharers
+    odd = replace(product, rows=64 * (2 * product.cut.row_groups + 1), epilogue=())
+    assert wgmma_choice._sharing(odd).cut.sharers == 1 + (odd.row_ctas % 2 == 0) * (sharers - 1)

@@ -4,7 +4,7 @@
     ---------------------------------------------   ------------------
     plans step n + 1, writes its rows, queues it    step n
     waits for step n
-    reads its tokens: text, endings, pieces         step n + 1
+    reads its tokens: pieces, endings               step n + 1
     ...
 
 If only a few answers continue, a step here is a launch of several steps. The consumer turns the
@@ -19,15 +19,16 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from urdir.driver.errors import DriverError, loses_device
-from urdir.model.engine.requests.answer import Answer, Item
+from urdir.driver.errors import loses_device
+from urdir.model.engine.requests.answer import Answer
 from urdir.model.engine.requests.choices import Choose, DeviceChoices, HostChoices
+from urdir.model.engine.requests.device_lost import DeviceLostError
 from urdir.model.engine.requests.launcher import Launcher
 from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.metrics import Metrics
 from urdir.model.engine.requests.open_answers import OpenAnswers
 from urdir.model.engine.requests.reader import Reader
-from urdir.model.engine.requests.request import Request
+from urdir.model.engine.requests.request import Item, Request
 from urdir.model.engine.requests.scheduler import Scheduler
 from urdir.model.errors import ModelError
 from urdir.model.owner import Owner
@@ -39,16 +40,13 @@ if TYPE_CHECKING:
     from urdir.model.text.tokenizer import Tokenizer
 
 
-class DeviceLostError(DriverError):
-    """A kernel faulted or the GPU failed: nothing can run on it until the model is opened again."""
-
-
 class AnswerLoop(Owner):
     """Answers requests with the sequences of ``session``, used exclusively.
 
-    Without a ``tokenizer`` answers have tokens but no text, and no token ends one. If ``choose`` is
-    given, the host samples tokens from logits with it. The loop owns ``clock``, which times the
-    steps for `metrics`. Raises ModelError if the sequences are in use.
+    Answers have tokens; `AnswerText` makes text of them. Without a ``tokenizer`` no token ends one,
+    and there are no constraints. If ``choose`` is given, the host samples tokens from logits with
+    it. The loop owns ``clock``, which times the steps for `metrics`. Raises ModelError if the
+    sequences are in use.
     """
 
     def __init__(
@@ -66,7 +64,7 @@ class AnswerLoop(Owner):
         self._lost: Exception | None = None
         self._compiler: ConstraintCompiler | None = None
         self._compiler_lock = threading.Lock()
-        end_ids = frozenset(() if tokenizer is None else tokenizer.end_ids)
+        self._end_ids = end_ids = frozenset(() if tokenizer is None else tokenizer.end_ids)
         with ExitStack() as owners:
             owners.enter_context(session.in_use())
             owners.callback(self._close_compiler)
@@ -107,7 +105,7 @@ class AnswerLoop(Owner):
             matcher = self.compiler.matcher(request.constraint)
             # nothing but an end may come once the text is whole
             request = replace(request, settings=replace(request.settings, min_tokens=0))
-        return Answer(request, self._tokenizer, matcher, deliver, on_host=self._on_host)
+        return Answer(request, self._end_ids, matcher, deliver, on_host=self._on_host)
 
     @property
     def compiler(self) -> ConstraintCompiler:
@@ -132,6 +130,11 @@ class AnswerLoop(Owner):
     def cancel(self, answer: Answer) -> None:
         """End a request that has not ended; nothing more is delivered for it."""
         self._answers.cancel(answer)
+
+    def stop(self, answer: Answer) -> None:
+        """End a request that has not ended because its text has a stop string; its ending is
+        delivered."""
+        self._answers.stop(answer)
 
     # ---- rounds ----
 

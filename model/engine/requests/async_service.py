@@ -1,4 +1,4 @@
-"""A service for asyncio: answers as asynchronous iterators, cancelled by closing them."""
+"""A service for asyncio, by an engine of this process."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable
 from typing import Generic, TypeVar
 
-from urdir.model.engine.requests.answer import Answer, Item
+from urdir.model.engine.requests.answer import Answer
+from urdir.model.engine.requests.answering import Answering
 from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.metrics import Metrics
-from urdir.model.engine.requests.request import Ending, Piece, Request
+from urdir.model.engine.requests.request import Ending, Item, Piece, Request
 from urdir.model.engine.requests.service import OpenModel, Service
 from urdir.model.engine.requests.warm_up import WarmUp
+from urdir.model.text.constraints import Constraint
 
 _Model = TypeVar("_Model")
 
 
-class AsyncAnswers:
-    """Answers requests with an engine, used exclusively until closed.
+class AsyncAnswers(Answering[Answer]):
+    """Answers requests with an engine of this process, used exclusively until closed.
 
-    Without text answers have tokens only, and no vocabulary is needed. To be used and closed in one
-    event loop.
+    Without text answers have tokens only, and no vocabulary is needed.
     """
 
     def __init__(
@@ -31,58 +32,39 @@ class AsyncAnswers:
         warm_up: WarmUp | None = None,
         has_text: bool = True,
     ) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None  # of those who wait for answers
-        self._open = 0
-        self._is_idle = asyncio.Event()
-        self._is_idle.set()
         tokenizer = engine.tokenizer if has_text else None
+        super().__init__(tokenizer)
+        self._loop: asyncio.AbstractEventLoop | None = None  # of those who wait for answers
         self._service = Service(engine, tokenizer, limits, self._post, warm_up)
 
-    async def generate(self, request: Request) -> AsyncGenerator[Piece | Ending, None]:
-        """Pieces, and an ending last; closing it cancels the request.
-
-        Raises, at the first item: BusyError, ContextFullError, SettingsError; at any: ModelError,
-        DriverError.
-        """
+    async def _begin(self, request: Request, deliver: Callable[[Item], None]) -> Answer:
         self._loop = asyncio.get_running_loop()
-        items: asyncio.Queue[Item] = asyncio.Queue()
-        answer: Answer | None = None
-        self._open += 1
-        self._is_idle.clear()
-        try:
-            answer = await self._answer_to(request, items.put_nowait)
-            self._service.add(answer)
-            while True:
-                item = await items.get()
-                if isinstance(item, Exception):
-                    raise item
-                yield item
-                if isinstance(item, Ending):
-                    return
-        finally:
-            if answer is not None:
-                self._service.cancel(answer)
-            self._open -= 1
-            if not self._open:
-                self._is_idle.set()
-
-    async def _answer_to(self, request: Request, deliver: Callable[[Item], None]) -> Answer:
+        make = self._service.answer_to
         if request.constraint is None:
-            return self._service.answer_to(request, deliver)
-        return await asyncio.to_thread(self._service.answer_to, request, deliver)
+            answer = make(request, deliver)
+        else:
+            answer = await asyncio.to_thread(make, request, deliver)
+        self._service.add(answer)
+        return answer
+
+    def _stop(self, begun: Answer) -> None:
+        self._service.stop(begun)
+
+    def _cancel(self, begun: Answer) -> None:
+        self._service.cancel(begun)
+
+    async def check(self, constraint: Constraint) -> None:
+        """Compile a constraint, which is kept for a while. Raises ModelError for a bad one."""
+        await asyncio.to_thread(self._service.compiler.matcher, constraint)
 
     @property
     def lost(self) -> Exception | None:
         """See `Service.lost`."""
         return self._service.lost
 
-    def metrics(self) -> Metrics:
+    async def metrics(self) -> Metrics:
         """Counts and gauges of now."""
         return self._service.metrics()
-
-    async def drain(self) -> None:
-        """Wait until every request is answered."""
-        await self._is_idle.wait()
 
     async def close(self) -> None:
         """End what runs. Idempotent."""
@@ -96,20 +78,19 @@ class AsyncAnswers:
 
 
 class AsyncService(AsyncAnswers, Generic[_Model]):
-    """The same by an engine that it owns; ``model``, what its users know of it, is made by
-    ``describe``."""
+    """The same by an engine that it owns; ``model`` is what its users know of it."""
 
     def __init__(
         self,
         engine: OpenModel,
-        describe: Callable[[Service], _Model],
+        model: _Model,
         limits: Limits | None = None,
         warm_up: WarmUp | None = None,
         has_text: bool = True,
     ) -> None:
         super().__init__(engine, limits, warm_up, has_text)
         self._engine = engine
-        self.model = describe(self._service)
+        self.model = model
 
     async def close(self) -> None:
         """End what runs, free the device. Idempotent."""

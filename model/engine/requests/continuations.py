@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 
-from urdir.model.engine.requests.answer import Item
 from urdir.model.engine.requests.limits import Limits
-from urdir.model.engine.requests.request import Ending, Piece, Request, TokenChoice
+from urdir.model.engine.requests.request import Ending, Item, Piece, Request, TokenChoice
 from urdir.model.engine.requests.service import OpenModel, Service
 from urdir.model.engine.sampling_settings import SamplingSettings
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -34,6 +35,9 @@ log = logging.getLogger("urdir.engine")
 _OUTPUTS = (Output.LOGITS, Output.LOGPROBS, Output.SAMPLE, Output.GREEDY)
 #: Tokens between two searches for the graphs that an answer needs: fewer than the look-ahead.
 _STRIDE = LOOK_AHEAD // 4
+#: A shape is recorded after so many steps that took a slower one, if as much of the memory for
+#: graphs is left; a step with prompts is slower if more than this share of its rows is padding.
+_OFTEN, _SPARE, _PADDING = 4, 0.25, 0.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +79,11 @@ class Launcher(Owner):
         self._ahead: RunAhead[_Launch] = RunAhead(session.parts.device, session.stream)
         self.clock = clock
         self._look_ahead: Callable[[], bool] = _done
-        self._expected: tuple[int, Output, int, int, bool, int] | None = None
+        self._expected: tuple[object, ...] | None = None
         self._next: StepShape | None = None  # the step after the first token of an answer alone
         self._last: tuple[int, Output] | None = None  # length and output of the last step
+        self._wishes: Counter[StepShape] = Counter()  # steps that took another shape than these
+        self._wished: StepShape | None = None  # which of them is to be recorded
         self._begun_at: float | None = None  # when the oldest launch has begun, where that is known
         if scheduler.drafting is not None:
             scheduler.drafting.is_ready = self._is_drafted_ready
@@ -222,8 +228,8 @@ class Launcher(Owner):
         wanted = {self._answers[number].output for number in plan.choosers}
         output = next((kind for kind in _OUTPUTS if kind in wanted), Output.NONE)
         shape = self._session.shapes.of_batch(plan.batch, plan.longest, output)
-        if shape.drafts or _is_fine(shape):
-            shape = self._recorded(shape)
+        if self._session.steps.observer is None:
+            shape = self._ready(plan, shape)
         several = None
         if len(plan.choosers) <= FEW:
             several = self._session.graphs.several(shape, plan.longest)
@@ -247,10 +253,9 @@ class Launcher(Owner):
         wished = 0 if self._scheduler.drafting is None else self._scheduler.drafting.wished
         end, longest = self._scheduler.end(last), last.longest
         if longest < end and not last.requests and not self._scheduler.queued:
-            following = self._session.shapes.decode(rows, longest + 1, output)
-            self._next = self._recorded(following) if _is_fine(following) else following
+            self._next = self._following(rows, longest + 1, output)
         self._last = longest, output
-        expected = (rows, output, longest // _STRIDE, end, drafted, wished)
+        expected = (rows, output, longest // _STRIDE, end, drafted, wished, self._wished)
         if expected != self._expected:
             self._expected = expected
             steps = AT_ONCE if choosers <= FEW and output.is_token else 1
@@ -263,7 +268,15 @@ class Launcher(Owner):
                 pieces.append(partial(prepare, wished, output, longest, end, steps, True))
             if drafted:
                 pieces.append(partial(prepare, choosers, output, longest, end, steps))
+            if self._wished is not None:
+                pieces.append(partial(self._session.steps.prepare, self._wished))
             self._look_ahead = partial(_first, pieces)
+
+    def _following(self, rows: int, length: int, output: Output) -> StepShape:
+        """What a decode step of so many rows will be launched by."""
+        shape = self._session.shapes.decode(rows, length, output)
+        found = [self._recorded(of) if _is_fine(of) else of for of in _including(shape)]
+        return next((of for of in found if self._session.steps.is_recorded(of)), found[0])
 
     def _catching_up(self, longest: int, end: int) -> list[Callable[[], bool]]:
         """What prepares the steps that pass missed tokens through a draft model that rests."""
@@ -284,6 +297,39 @@ class Launcher(Owner):
             shapes = (replace(shape, rows=count) for count in rows)
             return next((each for each in shapes if steps.is_recorded(each)), shape)
         return shape
+
+    def _ready(self, plan: StepPlan, shape: StepShape) -> StepShape:
+        """The shape, or a recorded one that serves as well: with other numbers of rows; or of steps
+        that draw tokens, which include greedy ones, until ``shape`` is recorded."""
+        for each in _including(shape):
+            found = each
+            if shape.drafts or _is_fine(shape):
+                found = self._recorded(each)
+            elif plan.batch.segments and len(plan.members) > 1:
+                found = self._with_less_padding(plan, each)
+            if self._session.steps.is_recorded(found):
+                if each is not shape:
+                    self._wish(shape)
+                return found
+        return shape
+
+    def _with_less_padding(self, plan: StepPlan, shape: StepShape) -> StepShape:
+        """The finer shape of a step with prompts beside others, if it is recorded. Where such steps
+        come often, it will be."""
+        fine = self._session.shapes.of_batch(plan.batch, plan.longest, shape.output, fine=True)
+        if fine.rows >= shape.rows:
+            return shape
+        if self._session.steps.is_recorded(fine):
+            return fine
+        if shape.rows > fine.rows * (1 + _PADDING):
+            self._wish(fine)
+        return shape
+
+    def _wish(self, shape: StepShape) -> None:
+        """Steps by another shape would be faster: one that comes often is recorded."""
+        self._wishes[shape] += 1
+        if self._wishes[shape] >= _OFTEN and self._session.steps.free_share > _SPARE:
+            self._wished = shape
 
     def _is_drafted_ready(self, rows: int) -> bool:
         """Whether a step of so many rows, with drafts, takes no preparation now."""
@@ -367,6 +413,13 @@ def _in_advance() -> Iterator[None]:
 def _is_fine(shape: StepShape) -> bool:
     """Whether a decode step has a number of rows whose graphs are not recorded ahead."""
     return not shape.prompt and shape.rows not in COMMON_ROWS
+
+
+def _including(shape: StepShape) -> tuple[StepShape, ...]:
+    """The shape, and that of steps whose output includes its own."""
+    if shape.output is not Output.GREEDY or shape.drafts:
+        return (shape,)
+    return shape, replace(shape, output=Output.SAMPLE)
 
 
 def _first(pieces: Sequence[Callable[[], bool]]) -> bool:

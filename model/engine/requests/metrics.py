@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from urdir.model.engine.requests.scheduler import Scheduler
-from urdir.model.engine.step_clock import StepClock
-
 if TYPE_CHECKING:
+    from urdir.model.engine.requests.scheduler import Scheduler
+    from urdir.model.engine.step_clock import StepClock
     from urdir.model.memory.pages import PagePool
     from urdir.model.memory.prefix_states import PrefixStates
 

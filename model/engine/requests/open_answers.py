@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from urdir.driver.errors import loses_device
-from urdir.model.engine.requests.answer import Answer, Item
-from urdir.model.engine.requests.request import Piece
+from urdir.model.engine.requests.answer import Answer
+from urdir.model.engine.requests.request import Finish, Item, Piece
 from urdir.model.engine.requests.scheduler import Scheduler
 
 
@@ -67,9 +67,13 @@ class OpenAnswers:
         try:
             yield
         except Exception as error:
-            if loses_device(error):
-                raise
-            self.fail(self._answers[number], error)
+            self.fail_alone(number, error)
+
+    def fail_alone(self, number: int, error: Exception) -> None:
+        """End one request by an error that was caught. Raises one that loses the device."""
+        if loses_device(error):
+            raise error
+        self.fail(self._answers[number], error)
 
     def fail(self, answer: Answer, error: Exception) -> None:
         """End one request with an error."""
@@ -101,6 +105,13 @@ class OpenAnswers:
             self.ended(answer)
             self._scheduler.cancel(answer.number)
         self._items.pop(answer, None)
+
+    def stop(self, answer: Answer) -> None:
+        """End a request that has not ended because its text has a stop string."""
+        if self._answers.get(answer.number) is answer:
+            self.ended(answer)
+            if (ending := self._scheduler.cancel(answer.number, Finish.STOP)) is not None:
+                self.tell(answer, ending)
 
     def cancel_all(self) -> None:
         """End all requests without delivering anything."""

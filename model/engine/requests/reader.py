@@ -1,8 +1,7 @@
-"""The half of a service that reads: a step's tokens become text, and the endings of answers."""
+"""The half of a service that reads: the tokens of a step, and the endings of answers."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from urdir.model.engine.requests.choices import Choices
@@ -38,8 +37,10 @@ class Reader:
             if outcome.token == INVALID_TOKEN:
                 self._fail(outcome.request, sequences[outcome.row])
                 continue
-            with self._answers.alone(outcome.request):
+            try:  # `alone` would take longer than the rest
                 self._tell(outcome, self._choice(outcome, sequences[outcome.row]))
+            except Exception as error:
+                self._answers.fail_alone(outcome.request, error)
 
     def _fail(self, number: int, sequence: int) -> None:
         """No token could be chosen for an answer."""
@@ -56,21 +57,11 @@ class Reader:
         return TokenChoice(outcome.token, *known)
 
     def _tell(self, outcome: Outcome, choice: TokenChoice) -> None:
-        """Turn a token into text, and the end of an answer into its ending."""
+        """Collect a token, and the ending of an answer."""
         answer, ending = self._answers[outcome.request], outcome.ending
-        choices: tuple[TokenChoice, ...] = ()
-        text = ""
         if ending is None or ending.finish is not Finish.END:
-            text = answer.push(choice)
-            choices = (choice._replace(text=text) if text else choice,)
-            if (stop := answer.stopped_by) is not None:  # before any other end by the same token
-                ended = self._scheduler.cancel(answer.number) if ending is None else ending
-                assert ended is not None
-                ending = replace(ended, finish=Finish.STOP, stopped_by=stop)
+            answer.accept(choice.token)
+            self._answers.tell(answer, Piece("", (choice,)))
         if ending is not None:
-            text += answer.finish()
             self._answers.ended(answer)
-        if text or choices:
-            self._answers.tell(answer, Piece(text, choices))
-        if ending is not None:
             self._answers.tell(answer, ending)

@@ -99,3 +99,7 @@ class Ending:
     stopped_by: str | None = None
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+
+
+#: What comes out of a request: pieces, and last an ending or what went wrong.
+Item = Piece | Ending | Exception

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 
 from urdir.model.engine.batch import Batch, Segment
 from urdir.model.engine.requests.admission import Admission
@@ -117,15 +116,13 @@ class Scheduler:
             task.acceptance = self.drafting.begin()
         return task.number
 
-    def cancel(
-        self, request: int, finish: Finish = Finish.INTERRUPTED, stopped_by: str | None = None
-    ) -> Ending | None:
+    def cancel(self, request: int, finish: Finish = Finish.INTERRUPTED) -> Ending | None:
         """End a request now: its user left, or its text has a stop string (``finish`` STOP). None
         for one that has ended."""
         task = self.tasks.by_number.get(request)
         if task is None:
             return None
-        return replace(self.tasks.end(task, finish), stopped_by=stopped_by)
+        return self.tasks.end(task, finish)
 
     def dropped(self) -> dict[int, Exception]:
         """The requests that were ended here since this was last called, and why: they waited too

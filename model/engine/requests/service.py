@@ -13,11 +13,12 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Protocol
 
 from urdir.driver.errors import DriverError
-from urdir.model.engine.requests.answer import Answer, Item
+from urdir.model.engine.requests.answer import Answer
 from urdir.model.engine.requests.answer_loop import AnswerLoop
+from urdir.model.engine.requests.answer_text import AnswerText
 from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.metrics import Metrics
-from urdir.model.engine.requests.request import Request
+from urdir.model.engine.requests.request import Item, Request
 from urdir.model.engine.requests.warm_up import WarmUp
 from urdir.model.engine.step_clock import StepClock
 from urdir.model.owner import Owner
@@ -52,8 +53,8 @@ class Service(Owner):
     """Answers requests with the sequences of ``engine``, used exclusively.
 
     ``post`` hands work to the thread that takes items (by default it is done at once). Without a
-    ``tokenizer`` answers have tokens but no text, and no token ends one. An idle service works on
-    its ``warm_up``, then sleeps. Raises ModelError if the sequences are in use.
+    ``tokenizer`` answers have no text, and no token ends one. An idle service works on its
+    ``warm_up``, then sleeps. Raises ModelError if the sequences are in use.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Service(Owner):
         limits = limits or Limits.for_latency(session.shapes)
         clock = StepClock(session.parts.device, session.stream)
         self._loop = AnswerLoop(session, tokenizer, limits, clock=clock)
+        self._tokenizer = tokenizer
         self._post = post
         self._warm_up = warm_up or WarmUp(session.steps, ())
         self._failure: DriverError | None = None  # of the end
@@ -79,14 +81,17 @@ class Service(Owner):
     # ---- from other threads ----
 
     def submit(self, request: Request, deliver: Callable[[Item], None]) -> Answer:
-        """Queue a request whose items go to ``deliver``. An item that is an error (BusyError,
-        ContextFullError, ...) rejects or ends it. Raises what `AnswerLoop.answer_to` raises."""
+        """Queue a request whose items, with text, go to ``deliver``. An item that is an error
+        (BusyError, ContextFullError, ...) rejects or ends it. Compiling a constraint may take a
+        second or two. Raises what `AnswerLoop.answer_to` raises."""
+        if self._tokenizer is not None:
+            deliver = AnswerText(self._tokenizer, request, deliver, lambda: self.stop(answer))
         answer = self.answer_to(request, deliver)
         self.add(answer)
         return answer
 
     def answer_to(self, request: Request, deliver: Callable[[Item], None]) -> Answer:
-        """The first half of `submit`, which may compile a constraint."""
+        """The first half of `submit`, for items without text; it may compile a constraint."""
         return self._loop.answer_to(request, deliver)
 
     def add(self, answer: Answer) -> None:
@@ -101,6 +106,10 @@ class Service(Owner):
     def cancel(self, answer: Answer) -> None:
         """End a request that has not ended; nothing more is delivered for it."""
         self._inbox.put(lambda: self._loop.cancel(answer))
+
+    def stop(self, answer: Answer) -> None:
+        """End a request because its text has a stop string; its ending is delivered."""
+        self._inbox.put(lambda: self._loop.stop(answer))
 
     @property
     def lost(self) -> Exception | None:

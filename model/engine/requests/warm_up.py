@@ -1,8 +1,9 @@
 """Graphs of likely steps, recorded before a request needs them.
 
-The first step of a shape is recorded when it is needed, which delays all users: by 20 to 40 ms with
-an 8B model, by 300 ms if kernels have to be compiled (H200). So an idle service records likely
-graphs in short pieces; a new request waits for at most one piece.
+The first step of a shape is recorded when it is needed, which delays all users: by 100 ms with an
+8B model, by 300 ms if kernels have to be compiled (H200). So an idle service records likely graphs
+in short pieces; a new request waits for at most one piece. Those of one user's first request are
+recorded before a service is ready.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 
 from urdir.driver.errors import DriverError
 from urdir.driver.module import Tell
@@ -28,11 +29,13 @@ log = logging.getLogger("urdir.engine")
 _MOST = 192
 #: The share of the memory for graphs that is left to shapes that requests need.
 _LEFT = 1 / 4
+#: Graphs of the first request that are recorded together: their kernels are compiled side by side.
+_TOGETHER = 8
 
 
 class WarmUp:
     """Records graphs of ``steps`` for the first ``shapes`` in their order; calls ``on_graph`` after
-    each.
+    each. A service is not ready before those of the ``needed`` shapes are recorded.
 
     It ends when three quarters of the memory for graphs are full, or when one cannot be made: the
     step that needs it tries again, and its requests end with the error.
@@ -43,9 +46,11 @@ class WarmUp:
         steps: Steps,
         shapes: Iterable[StepShape],
         on_graph: Callable[[], None] = lambda: None,
+        needed: Iterable[StepShape] = (),
     ) -> None:
         self._steps = steps
-        self._shapes = deque(islice(dict.fromkeys(shapes), _MOST))
+        self._needed = len(first := dict.fromkeys(needed))
+        self._shapes = deque(islice(dict.fromkeys(chain(first, shapes)), _MOST))
         self._on_graph = on_graph
         #: Graphs that are recorded.
         self.recorded = 0
@@ -56,33 +61,44 @@ class WarmUp:
         return len(self._shapes)
 
     def run(self, seconds: float, tell: Tell = lambda done, total: None) -> None:
-        """Record graphs one by one for ``seconds``; ``tell`` receives recorded and total counts.
-        Nothing runs: weights need not be loaded yet."""
+        """Record the needed graphs, and others one by one until ``seconds`` are over; ``tell``
+        receives recorded and total counts. Nothing runs: weights need not be loaded yet."""
         end = time.monotonic() + seconds
-        while self.left and time.monotonic() < end:
-            self._do(lambda shape: self._steps.record([shape]))
+        while self.left and (self.recorded < self._needed or time.monotonic() < end):
+            together = min(_TOGETHER, self._needed - self.recorded)
+            self._do(self._steps.record, max(1, together))
             tell(self.recorded, self.recorded + self.left)
 
     def work(self, seconds: float) -> None:
         """Record in small pieces for ``seconds``, or until a piece waits for another thread."""
         end = time.monotonic() + seconds
         while self.left and not self._steps.is_waiting and time.monotonic() < end:
-            self._do(self._steps.prepare)
+            self._do(lambda shapes: self._steps.prepare(shapes[0]))
 
-    def _do(self, work: Callable[[StepShape], bool | None]) -> None:
-        """Do a piece of the next graph; ``work`` returns whether more is left."""
+    def _do(self, work: Callable[[Sequence[StepShape]], bool | None], count: int = 1) -> None:
+        """Do a piece of the next ``count`` graphs; ``work`` returns whether more is left."""
         if self._steps.free_share <= _LEFT:
             self._shapes.clear()
         try:
-            if self._shapes and not work(self._shapes[0]):
-                self._shapes.popleft()
-                self.recorded += 1
-                self._on_graph()
+            shapes = [*islice(self._shapes, count)]
+            if shapes and not work(shapes):
+                for _ in shapes:
+                    self._shapes.popleft()
+                    self.recorded += 1
+                    self._on_graph()
         except DriverError:
             self._shapes.clear()
         except Exception:
             log.exception("no more steps are recorded ahead")
             self._shapes.clear()
+
+
+def first_shapes(
+    shapes: ShapeBuckets, output: Output = Output.SAMPLE, divided: bool = False
+) -> Iterator[StepShape]:
+    """Shapes of one user's first request: a short prompt and its answer."""
+    yield from _answering(shapes, 1, shapes.lengths[0], output, ())
+    yield from _asking(shapes, shapes.lengths[0], output, divided)
 
 
 def likely_shapes(
@@ -95,7 +111,8 @@ def likely_shapes(
     """Shapes of the steps of a service, the likeliest first, some of them again and again.
 
     In every round sequences are longer, and there are more of them, than in the one before. Of the
-    ``outputs`` the first is the likeliest: OpenAI's clients sample by default.
+    ``outputs`` all of the first come first: OpenAI's clients sample by default, and steps that
+    sample serve greedy answers as well.
     Beside answers a step takes up to ``mixed_rows`` rows of prompts. These may be ``divided``: then
     their parts are of any length, not of as many rows as a step takes. There are at ``most`` so
     many users with so many tokens each.
@@ -105,15 +122,15 @@ def likely_shapes(
     users = common_rows(min(most_users, shapes.rows))
     enough = bisect_left(shapes.lengths, min(longest, shapes.lengths[-1]))
     lengths = shapes.lengths[: enough + 1]
-    for reach in range(max(len(lengths), len(users))):
-        near, few = lengths[: reach + 1], users[: 2 * reach + 1]
-        for output in outputs:
+    for output in outputs:
+        for reach in range(max(len(lengths), len(users))):
+            near, few = lengths[: reach + 1], users[: 2 * reach + 1]
             for length in near:
                 for count in few:
                     yield from _answering(shapes, count, length, output, new_rows)
                 yield from _asking(shapes, length, output, divided)
                 yield from _asking_together(shapes, length, output) if reach else ()
-        yield from _asking_long(shapes, near[-1])
+            yield from _asking_long(shapes, near[-1])
 
 
 def _answering(

@@ -15,13 +15,14 @@ import math
 from dataclasses import replace
 
 from urdir.model.errors import ConfigError
-from urdir.model.families.dense import decoder, mixer, rms_decoder, shared_rope
+from urdir.model.families.dense import decoder, mixer, shared_rope
 from urdir.model.families.description import Description
 from urdir.model.families.feed_forward import Mixture
 from urdir.model.families.layers import Block, Branch, LayerConfig
-from urdir.model.families.mixtures import dense_width, expert_width, mixture, router
+from urdir.model.families.mixtures import Scoring, dense_width, expert_width, mixture, router
 from urdir.model.families.parts import GELU, dense, layer_norm, model, rms_norm
 from urdir.model.families.reader import Reader
+from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.rotation import RopeScaling
 
 
@@ -58,14 +59,24 @@ def dbrx(file: Reader) -> Description:
 
 
 def phimoe(file: Reader) -> Description:
-    """Phi-3.5-MoE (arXiv 2404.14219): biases in norms, attention output and logits."""
+    """Phi-3.5-MoE (arXiv 2404.14219): biases in norms, attention output and logits. In llama.cpp
+    norms are RMS norms and weights a softmax; a folder has the published LayerNorm and sparse
+    mixer (arXiv 2409.12136)."""
     attends = mixer(file, shared_rope(file, "half", factors=True), output_bias="required")
     if not file.has("output.bias"):
         raise ConfigError("tensor 'output.bias' is missing")
-    return rms_decoder(
+    scores: Scoring = "sparsemixer" if file.of_folder else "softmax"
+    norm = Norm("layer" if file.of_folder else "rms", file.rms())
+
+    def network(index: int) -> Mixture:
+        route = router(file, index, scores, normalize=not file.of_folder)
+        return mixture(file, index, route, dense_width(file, index))
+
+    return decoder(
         file,
+        norm,
         attends,
-        lambda index: _softmax_experts(file, index),
+        network,
         norm_bias="required",
         output="required",
     )

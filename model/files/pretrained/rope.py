@@ -53,6 +53,7 @@ def read_rope(fields: Fields, found: Found, family: Family, head_dim: int) -> No
         dim = _integer(found.get("attention.key_length_swa"), head_dim)
         found["own.local_rope"] = True
         _Rope(fields, found, "_swa", dim, local, share, context).read(kinds.get(_LOCAL, {}))
+    found.pop("own.short_factors", None)
 
 
 class _Rope:
@@ -195,12 +196,16 @@ def _longrope(of: _Rope, rope: Fields) -> None:
     if short != long:
         raise UnsupportedError(f"{rope.path}: 'short_mscale' differs from 'long_mscale'")
     of.scale(rope.take("attention_factor", float) or short or usual)
-    of.found["own.rope_original"] = original
+    short_only = of.found.get("own.short_factors", False)
     for name in ("long", "short"):
         factors = rope.items(f"{name}_factor", float)
         if factors is None or len(factors) != of.dim // 2:
             raise rope.wrong(f"{name}_factor", f"not {of.dim // 2} numbers: {factors}")
-        of.divide(factors, f"rope_factors_{name}")
+        if not short_only:
+            of.divide(factors, f"rope_factors_{name}")
+            of.found["own.rope_original"] = original
+        elif name == "short":
+            of.divide(factors)
 
 
 def _proportional(of: _Rope, rope: Fields) -> None:

@@ -138,8 +138,8 @@ def _tensor(
         parts = tuple(_shaped(part, layout.shape(keys), path) for part in parts)
     shape = parts[0].shape
     turns = layout.transposed
-    transposed = turns if isinstance(turns, bool) else turns(keys, shape)
-    transposed = transposed and parts[0].dtype in GGML_TYPES  # rows of blocks are outputs
+    turned = turns if isinstance(turns, bool) else turns(keys, shape)
+    transposed = turned and parts[0].dtype in GGML_TYPES  # rows of blocks are outputs
     if transposed:
         if len(shape) < 2:
             raise SafetensorsError(f"{path}: tensor '{parts[0].name}' {shape} is not a matrix")

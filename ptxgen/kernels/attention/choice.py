@@ -42,6 +42,8 @@ ONE_RING_NBYTES, NARROW = 85 << 10, 128
 #: Rows of a sequence that share a read of its keys at most: of narrow heads, and of wider ones. The
 #: sums of more do not fit the registers of the only CTA of an SM.
 RUN, WIDER_RUN = 4, 2
+#: CTAs of eight warps, with narrow heads, that an SM holds.
+CTAS_PER_SM = 2
 #: Minimum keys of a chunk, and for several rows the approximate number (see `FlashDecode`). 32 rows
 #: of 4,128 keys take 123 us in a chunk each, 134 in three, 136 in five; with q8_0 74 and 86.
 LEAST_KEYS, MOST_KEYS = 64, 2048
@@ -163,7 +165,7 @@ def decode_attention(
             return wide
     whole = SINGLE_KEYS if rows == 1 else INCREMENTAL_KEYS
     if min(scores.span or max_keys, max_keys) <= whole:
-        return _spread(incremental, sm_count)
+        return _narrowed(_spread(incremental, sm_count), sm_count, target)
     split = split_attention(incremental, max_keys, sm_count)
     if run > 1 and (shared := _shared(split, run, sm_count, target)) is not None:
         return shared
@@ -302,6 +304,18 @@ def _spread(spec: IncrementalAttention, sm_count: int) -> IncrementalAttention:
             break
         spec = fewer
     return spec
+
+
+def _narrowed(spec: IncrementalAttention, sm_count: int, target: str) -> IncrementalAttention:
+    """The kernel with half the warps per CTA where there are more CTAs than SMs hold with all: SMs
+    then hold twice as many rows, and each merges fewer sums."""
+    ctas = spec.layout.kv_heads * spec.rows * spec.tiles
+    multiplies = spec.suits_tensor_cores and max(spec.head_dim, spec.value_dim) <= NARROW
+    if not target or not multiplies or ctas <= CTAS_PER_SM * sm_count:
+        return spec
+    if Target.parse(target).sm not in LARGE_SHARED:
+        return spec
+    return replace(spec, warps=spec.warps // 2)
 
 
 def fills_sms(keys: int) -> bool:

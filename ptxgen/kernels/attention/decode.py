@@ -66,6 +66,11 @@ class DecodeAttention(RowsWithTokens):
         return self.rows % GROUP == 0 and self.heads * self.value_dim % TILE_COLS == 0
 
     @property
+    def warps(self) -> int:
+        """Warps of a CTA."""
+        return WARPS
+
+    @property
     def lanes(self) -> int:
         """Lanes that share a key: head_dim / 8 (or value_dim / 8, if larger), rounded up to a power
         of two (the rest is idle); at most a warp."""
@@ -86,7 +91,7 @@ class DecodeAttention(RowsWithTokens):
         """Query heads per CTA, a power of two (the last tile of a KV head may have fewer)."""
         fit = MAX_TILE // max(self.pieces)
         if self.suits_tensor_cores:
-            fit = min(MAX_TILE, self.sums_room // (4 * WARPS * (self.value_dim + 2)))
+            fit = min(MAX_TILE, self.sums_room // (4 * self.warps * (self.value_dim + 2)))
         most = min(self.most_heads, 1 << (fit.bit_length() - 1), self.lanes)
         return min(most, 1 << (self.group - 1).bit_length())
 
@@ -103,7 +108,7 @@ class DecodeAttention(RowsWithTokens):
     @property
     def keys_per_pass(self) -> int:
         """Keys that a CTA takes at once, one per lane group."""
-        return WARPS * (32 // self.lanes)
+        return self.warps * (32 // self.lanes)
 
     @property
     def suits_tensor_cores(self) -> bool:

@@ -29,6 +29,8 @@ class IncrementalAttention(DecodeAttention):
     ``max_len`` on marks a padding row: zeros.
     """
 
+    warps: int = WARPS
+
     name = "incremental_attention"
     template = ("urdir.templates", "attention/incremental_attention.ptx.j2")
 
@@ -50,7 +52,7 @@ class IncrementalAttention(DecodeAttention):
     def launch_shape(self) -> LaunchShape:
         return LaunchShape(
             grid=(self.layout.kv_heads * self.tiles, self.rows, 1),
-            block=(32 * WARPS, 1, 1),
+            block=(32 * self.warps, 1, 1),
             shared_bytes=self.queries_at + self.queries_nbytes,
             prefers_shared=True,
         )
@@ -175,6 +177,12 @@ class IncrementalAttention(DecodeAttention):
                 4, KvLayout(1, 2, 70, 80, "f16"), token=OwnToken(Rotation(32, "half"))
             ),
             "rope rows": cls(4, KvLayout(2, 1, 131, 128, "f16"), rows=3, token=whole),
+            "rope four warps": cls(
+                8, KvLayout(2, 2, 192, 128, "f16", 16, 27), rows=8, token=whole, packs=True, warps=4
+            ),
+            "rope q8_0 four warps": cls(
+                4, KvLayout(2, 1, 131, 64, "q8_0"), rows=3, scores=Scores(window=70), warps=4
+            ),
             "rope q8_0": cls(8, KvLayout(1, 2, 70, 128, "q8_0"), token=whole, most_heads=2),
             "rope q8_0 window": cls(
                 2, KvLayout(3, 2, 41, 96, "q8_0"), rows=4, scores=Scores(window=13), token=half

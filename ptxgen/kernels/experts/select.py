@@ -91,5 +91,7 @@ SELECTIONS: Mapping[str, tuple[int, Selection]] = {
     "sqrt of softplus": (2, Selection(70, 6, "sqrt_softplus", True, 1.5, bias=True)),
     "512, scaled": (2, Selection(512, 32, normalised=True, expert_scale=True)),
     "all of them": (2, Selection(31, 31, "sigmoid", bias=True)),
+    "a sparse mixer": (3, Selection(16, 2, "sparsemixer", near=0.3)),
+    "a wide sparse mixer": (2, Selection(70, 2, "sparsemixer", near=0.3)),
     "groups by their best": (3, Selection(160, 6, groups=8, groups_used=3, by_best=True)),
 }  # fmt: skip

@@ -16,8 +16,8 @@ MAX_EXPERTS = 512
 #: What the sum of a row's weights is at least before they are divided by it: the smallest f16.
 LEAST_SUM = 6.103515625e-5
 
-Scoring = Literal["softmax", "sigmoid", "softmax_selected", "sqrt_softplus"]
-SCORINGS = ("softmax", "sigmoid", "softmax_selected", "sqrt_softplus")
+Scoring = Literal["softmax", "sigmoid", "softmax_selected", "sqrt_softplus", "sparsemixer"]
+SCORINGS = ("softmax", "sigmoid", "softmax_selected", "sqrt_softplus", "sparsemixer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,10 @@ class Selection:
        ``normalised``: divided by their sum, which counts as 6.1e-5 at least. Then times ``scale``,
        and times a number per expert if ``expert_scale``.
 
+    "sparsemixer" (Liu et al. 2024, arXiv 2409.12136, section 3) takes two: the best logit, then the
+    best of the others. The weight of either is its softmax over the logits s that are left and with
+    (best - s) / max(|s|, best) at most ``near``.
+
     The order of these is that of llama.cpp's llm_graph_context::build_moe_ffn.
     """
 
@@ -49,6 +53,7 @@ class Selection:
     groups_used: int = 1
     expert_scale: bool = False
     by_best: bool = False
+    near: float = 0.02
 
     def __post_init__(self) -> None:
         if self.scoring not in SCORINGS:
@@ -57,6 +62,9 @@ class Selection:
             raise PtxgenError(
                 f"{self.used} of {self.experts} experts: 1 to {MAX_USED} of {MAX_EXPERTS} at most"
             )
+        plain = not self.bias and self.groups == 1 and not self.normalised
+        if self.scoring == "sparsemixer" and not (plain and self.used == 2):
+            raise PtxgenError("a sparse mixer takes two experts by their logits alone")
         if self.groups == 1:
             return
         if not 1 <= self.groups_used <= self.groups or self.experts % self.groups:
@@ -81,7 +89,8 @@ class Selection:
     def chooses_by_logits(self) -> bool:
         """Whether logits are in the order of the choice: what scores are is not needed for it."""
         plain = self.scoring == "softmax" and not self.bias and self.groups == 1
-        return self.by_logits or self.scoring == "softmax_selected" or plain
+        by_logits = self.scoring in ("softmax_selected", "sparsemixer")
+        return self.by_logits or by_logits or plain
 
     def scores(self, logits: Array) -> Array:
         """The scores of logits (rows, experts), f64."""
@@ -91,7 +100,7 @@ class Selection:
                 return _softmax(logits)
             case "sigmoid":
                 return 1.0 / (1.0 + np.exp(-logits))
-            case "softmax_selected":
+            case "softmax_selected" | "sparsemixer":
                 return logits
             case "sqrt_softplus":
                 return np.sqrt(np.logaddexp(0.0, logits))
@@ -110,12 +119,25 @@ class Selection:
         weight = np.take_along_axis(scores, expert, axis=1)
         if self.scoring == "softmax_selected":
             weight = _softmax(weight)
+        elif self.scoring == "sparsemixer":
+            weight = self._sparse_weights(np.asarray(logits, np.float64), expert)
         if self.normalised:
             weight = weight / np.maximum(weight.sum(axis=1, keepdims=True), LEAST_SUM)
         weight = weight * self.scale
         if expert_scale is not None:
             weight = weight * expert_scale[expert]
         return expert.astype(np.uint32), weight
+
+    def _sparse_weights(self, logits: Array, expert: Array) -> Array:
+        """The weights of the two chosen experts, (rows, 2)."""
+        left, weights = logits.copy(), []
+        for chosen in expert.T[:, :, None]:
+            best = np.take_along_axis(left, chosen, axis=1)
+            is_near = best - left <= self.near * np.maximum(np.abs(logits), best)
+            sums = np.where(is_near, np.exp(left - best), 0.0).sum(axis=1, keepdims=True)
+            weights.append(1.0 / sums)
+            np.put_along_axis(left, chosen, -np.inf, axis=1)
+        return np.concatenate(weights, axis=1)
 
     def _allowed(self, choice: Array) -> Array:
         """Whether an expert is of one of the best groups, (rows, experts)."""

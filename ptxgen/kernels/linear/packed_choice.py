@@ -13,7 +13,7 @@ from urdir.ptxgen.kernels.linear.packed_parts import takes_packed
 from urdir.ptxgen.kernels.linear.products.gemm_mma import GemmMma
 from urdir.ptxgen.kernels.linear.products.gemm_wgmma import GemmWgmma
 from urdir.ptxgen.kernels.linear.products.packed_product import PackedProduct
-from urdir.ptxgen.kernels.linear.steps import Epilogue, find
+from urdir.ptxgen.kernels.linear.steps import Step, find
 from urdir.ptxgen.target import Target
 from urdir.ptxgen.weights.formats import Format
 
@@ -33,8 +33,13 @@ def packs_mixtures(limits: Limits, formats: tuple[Format, ...]) -> bool:
     return limits.target in wgmma_choice.TARGETS and takes_packed(formats)
 
 
+def begins_norms(limits: Limits) -> bool:
+    """Whether such products begin the norm that follows, and complete one that is begun."""
+    return limits.target in wgmma_choice.TARGETS
+
+
 def choose_packed(
-    limits: Limits, fmt: Format, rows: int, cols: int, batch: int, *steps: Epilogue, **fields: Any
+    limits: Limits, fmt: Format, rows: int, cols: int, batch: int, *steps: Step, **fields: Any
 ) -> PackedProduct:
     """The product with these ``steps``, in any order, cut for the device: `GemmWgmma` on devices
     with wgmma, else `GemmMma`. That of `Heads` is cut as if there were all vectors that they have
@@ -48,9 +53,10 @@ def choose_packed(
     if heads is not None and batch < heads.room:
         whole = choose_packed(limits, fmt, rows, cols, heads.room, *steps, **fields)
         return replace(whole, batch=batch)
-    given, in_order = (fmt, rows, cols, batch), PackedProduct.in_order(*steps)
+    given = (fmt, rows, cols, batch)
     if limits.target in wgmma_choice.TARGETS:
+        in_order = GemmWgmma.in_order(*steps)
         product = GemmWgmma.of(*given, wgmma_choice.any_cut(batch), *in_order, **fields)
         return wgmma_choice.choose_wgmma(product, limits.sms)
-    mma = GemmMma.of(*given, mma_choice.any_cut(batch), *in_order, **fields)
+    mma = GemmMma.of(*given, mma_choice.any_cut(batch), *GemmMma.in_order(*steps), **fields)
     return mma_choice.choose_mma(mma, limits)

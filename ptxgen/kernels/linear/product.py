@@ -9,6 +9,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
+from urdir.ptxgen.kernels.linear.epilogue.norm import BeginNorm
 from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
 from urdir.ptxgen.kernels.linear.prologue.norm import BegunNorm, Normed, norm_text
 from urdir.ptxgen.kernels.linear.steps import (
@@ -114,6 +115,11 @@ class MainLoop(Product):
     def summarised(self) -> bool:
         """Whether x comes with the norm begun."""
         return self.has(BegunNorm)
+
+    @property
+    def summarises(self) -> bool:
+        """Whether the launch begins the norm that follows."""
+        return self.has(BeginNorm)
 
     @property
     def eps(self) -> float:

@@ -12,7 +12,6 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Bounded, Gated, Scaled
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
-from urdir.ptxgen.kernels.linear.epilogue.norm import BeginNorm
 from urdir.ptxgen.kernels.linear.epilogue.pack import PackedOutput
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.product import MainLoop
@@ -152,11 +151,6 @@ class LinearSpec(MainLoop):
     def has_minimums(self) -> bool:
         """Whether some matrix' groups have an additive term."""
         return any(fmt.has_minimums for fmt in self.formats)
-
-    @property
-    def summarises(self) -> bool:
-        """Whether the launch begins the norm that follows."""
-        return self.has(BeginNorm)
 
     @property
     def packed(self) -> bool:

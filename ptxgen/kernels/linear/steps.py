@@ -161,6 +161,9 @@ class Product(KernelSpec):
     epilogue: tuple[Epilogue, ...] = ()
     others: tuple[tuple[Format, int], ...] = ()
 
+    #: Whether x is many vectors packed as f16 (`weights.packed`).
+    packs_many: ClassVar[bool] = False
+
     @property
     def cluster(self) -> int:
         """CTAs of a cluster that share the columns."""

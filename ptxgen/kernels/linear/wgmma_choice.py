@@ -50,6 +50,8 @@ FEW, MOST = 64, 128
 SPLIT_SHAPES, SPLIT_MOST = ((1, 2),), 96
 #: Stages of weights, and stages of activations and their slices, deepest first.
 RINGS = ((4, 3, 4), (3, 2, 4), (2, 2, 4), (3, 4, 1), (2, 4, 1), (2, 3, 1), (1, 3, 1))
+#: CTAs that share the activations of more than `FEW` vectors, 1 or 2: two are not measured.
+SHARERS = 1
 #: us: of a CTA for a tile of an operand, per vector, of a warpgroup alone, and of a cluster.
 TILE, PER_VECTOR, ALONE, ALONE_PER_VECTOR, CLUSTER = 0.25, 0.0041, 0.7, 0.002, 2.2
 #: us by which four splits in a cluster must be faster than two.
@@ -64,7 +66,17 @@ BEGIN = 2.0
 def choose_wgmma(product: GemmWgmma, sms: int) -> GemmWgmma:
     """The product, cut for a device with ``sms`` SMs; the cut that it has does not matter."""
     ways = [replace(product, cut=cut) for cut in _cuts(product, sms)]
-    return min(ways, key=lambda way: estimate(way, sms))
+    return _sharing(min(ways, key=lambda way: estimate(way, sms)))
+
+
+def _sharing(product: GemmWgmma) -> GemmWgmma:
+    """The product with CTAs that share activations, if there are pairs of them."""
+    cut = product.cut
+    if cut.vectors <= FEW or cut.x_slices > 1 or cut.cluster > 1 or product.mixture is not None:
+        return product
+    if cut.vectors % (SHARERS * GROUP) or product.row_ctas % SHARERS:
+        return product
+    return replace(product, cut=replace(cut, sharers=SHARERS))
 
 
 def any_cut(batch: int) -> WgmmaCut:

@@ -21,8 +21,8 @@ class StreamRing(HeldRows):
     sequence.
 
     A kernel that ``takes`` has them back, for any rows: x0[r], ... from the ring, zeros where that
-    has another position. ``place[r]`` is p, or IDLE for padding and where p is not before the
-    pending token, at known[s] - 1.
+    has a later position. ``place[r]`` is p, or IDLE for padding, where p is not before the pending
+    token, at known[s] - 1, and where it was never kept: the ring has an earlier position, or none.
     """
 
     streams: int = 1
@@ -73,7 +73,8 @@ class StreamRing(HeldRows):
         place = np.full(self.rows, IDLE, np.uint32)
         for row, at, p in rows:
             if p < self.max_len and p + 1 < inputs["known"][at[0]]:
-                place[row] = p
+                if p <= inputs["ring_at"][at] < self.max_len:
+                    place[row] = p
                 if inputs["ring_at"][at] == p:
                     streams[:, row] = inputs["ring"][at]
         return {"place": place, **{f"x{i}": x for i, x in enumerate(streams)}}
@@ -87,6 +88,7 @@ class StreamRing(HeldRows):
         rows["ring"] = rng.standard_normal((*sizes, self.streams, self.cols)).astype(np.float32)
         turns = rng.integers(0, 2 + self.max_len // self.slots, sizes)
         rows["ring_at"] = (self.slots * turns + np.arange(self.slots)).astype(np.uint32)
+        rows["ring_at"][rng.random(sizes) < 0.2] = IDLE
         for s, p in zip(rows["sequence"], rows["position"], strict=True):
             if p < self.max_len and rng.random() < 0.6:
                 rows["ring_at"][s, p % self.slots] = p

@@ -15,6 +15,7 @@ import gguf
 import numpy as np
 import pytest
 
+from urdir.driver.device import Device
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.realizar import EagerSteps
 from urdir.model.errors import SettingsError, UnsupportedError
@@ -28,6 +29,13 @@ from urdir.model.files.metadata import Metadata
 from urdir.model.verify.conformance import relative_rms
 
 DATA = Path(__file__).parents[2] / "data"
+
+
+@pytest.fixture(scope="module")
+def device(device_name: str) -> Iterator[Device]:
+    """A device for the tests of a file, which so share compiled kernels."""
+    with Device.open(device_name) as opened:
+        yield opened
 
 
 @dataclass(frozen=True)

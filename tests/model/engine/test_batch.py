@@ -132,3 +132,20 @@ def test_a_step_is_named_by_what_it_does() -> None:
     prompts = [StepShape(64, 512, output, prompt=64).kind for output in Output]
     assert prompts == ["prompt", *(f"prompt {name}" for name in names)]
     assert [o for o in Output if o.is_token] == list(outputs[1:])
+
+
+@given(decode=st.integers(0, 256), prompts=st.lists(st.integers(1, 600), min_size=1, max_size=3))
+def test_fine_shapes_have_room_and_little_padding(decode: int, prompts: list[int]) -> None:
+    shapes = ShapeBuckets.of(chunks_of(exact=False), 1024, 300, 16)
+    segments = tuple(Segment(decode + i, 0, count, chooses=True) for i, count in enumerate(prompts))
+    batch = Batch(tuple(range(decode)), segments)
+    coarse, fine = (shapes.of_batch(batch, 1024, Output.GREEDY, f) for f in (False, True))
+    rows = shapes.segment_rows(segments)
+    assert fine.prompt >= rows
+    assert fine.decode >= decode
+    assert fine.segments >= len(prompts)
+    assert fine.outputs >= decode + len(prompts)
+    if decode or len(prompts) > 1:
+        assert fine.prompt - rows <= max(15, rows / 8)
+        assert fine.decode - decode < max(8, decode / 8)
+        assert fine.rows <= coarse.rows

@@ -31,12 +31,6 @@ PLAIN = SamplingSettings(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=11
 
 
 @pytest.fixture(scope="module")
-def device(device_name: str) -> Iterator[Device]:
-    with Device.open(device_name) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
 def weights(device: Device) -> Iterator[Weights]:
     path = Path(__file__).parents[2] / "data" / "golden" / "nano-llama-q8_0.gguf"
     with Gguf(path) as gguf, Weights.load(gguf, Config.of(gguf), device) as loaded:

@@ -36,12 +36,6 @@ from urdir.model.memory.session_settings import SessionSettings
 
 
 @pytest.fixture(scope="module")
-def device(device_name: str) -> Iterator[Device]:
-    with Device.open(device_name) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
 def same(device: Device, random_model: Callable[..., Any]) -> Iterator[Two]:
     """A random model of two layers that is its own draft: a draft fails only where keys lack."""
     shape = Shape("llama", 2, 64, 4, 2, 32, 64, VOCABULARY, False)

@@ -28,12 +28,6 @@ PAGED = SessionSettings(64, exact=True, sequences=3, page_len=16)
 
 
 @pytest.fixture(scope="module")
-def device(device_name: str) -> Iterator[Device]:
-    with Device.open(device_name) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
 def weights(device: Device, reference_file: Any) -> Iterator[Weights]:
     """Attention, the delta rule and convolutions."""
     with (

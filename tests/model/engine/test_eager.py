@@ -41,12 +41,6 @@ def contiguous_and_pages(page_len: int) -> pytest.MarkDecorator:
 
 
 @pytest.fixture(scope="module")
-def device(device_name: str) -> Iterator[Device]:
-    with Device.open(device_name) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
 def weights(device: Device) -> Iterator[Weights]:
     path = Path(__file__).parent.parent.parent / "data" / "golden" / "nano-llama-q4_k_m.gguf"
     with Gguf(path) as gguf:

@@ -22,9 +22,8 @@ from urdir.model.engine.batch import Batch, Output, Segment, StepShape
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.generate import Generation
 from urdir.model.engine.realizar import EagerSteps
-from urdir.model.engine.requests.answer import Item
-from urdir.model.engine.requests.answer_loop import DeviceLostError
-from urdir.model.engine.requests.request import Piece, Request
+from urdir.model.engine.requests.device_lost import DeviceLostError
+from urdir.model.engine.requests.request import Item, Piece, Request
 from urdir.model.engine.requests.service import Service
 from urdir.model.engine.sampling_settings import GREEDY, SamplingSettings
 from urdir.model.engine.session import Session

@@ -105,7 +105,7 @@ def rounds_of(session: Session, request: Request, monkeypatch: pytest.MonkeyPatc
         "eagle3-d2t",
         "simple-small",
         pytest.param("simple-small.pmin", marks=pytest.mark.full),
-        pytest.param("gemma4assistant-e", marks=pytest.mark.slow),
+        pytest.param("gemma4assistant-e", marks=pytest.mark.full),
         pytest.param("dflash-d2t", marks=pytest.mark.slow),
         pytest.param("dspark-anchor", marks=pytest.mark.slow),
         pytest.param("dspark-bonus", marks=pytest.mark.full),
@@ -156,12 +156,6 @@ def test_rounds_of_an_answer_are_llama_cpp_s(
 
 
 # ---- answers with and without ----
-
-
-@pytest.fixture(scope="module")
-def device(device_name: str) -> Iterator[Device]:
-    with Device.open(device_name) as opened:
-        yield opened
 
 
 @dataclass(frozen=True)
@@ -292,7 +286,7 @@ def test_answers_are_the_same(device: Device, two: Two, seed: int) -> None:
     assert counted is None or (counted.drafted >= drafted and counted.accepted >= accepted)
 
 
-@pytest.mark.parametrize("p_min", [0.0, 0.2])
+@pytest.mark.parametrize("p_min", [pytest.param(0.0, marks=pytest.mark.full), 0.2])
 def test_a_plain_draft_is_accepted_as_often_as_the_rule_says(
     device: Device, similar: Two, monkeypatch: pytest.MonkeyPatch, p_min: float
 ) -> None:
@@ -370,7 +364,7 @@ def test_a_prefix_is_shared_with_its_drafts_keys(device: Device, similar: Two) -
     assert drafted_of([second])[1] == drafted_of([first])[1] > 0
 
 
-@pytest.mark.turns(7, which=5)
+@pytest.mark.turns(7, which=3)
 @pytest.mark.sanitizer
 @pytest.mark.slow
 def test_replayed_steps_equal_launches_one_by_one(device: Device, two: Two) -> None:
@@ -485,7 +479,7 @@ def test_heads_that_draft_the_first_tokens_alone(
         for tokens in (0, 50):
             pair = two.pair
             drafter = Drafter(replace(pair.model, tokens=tokens), two.own, pair.launches)
-            with Session(device, two.target, settings, drafter=drafter) as session:
+            with Session(device, two.target, settings, drafters=[drafter]) as session:
                 found.append(rounds_of(session, request, monkeypatch))
     chosen: list[list[int]] = [[t for r in rounds for t in r.chosen] for rounds in found]
     length = min(map(len, chosen))

@@ -32,12 +32,6 @@ ROUNDED, EXACT = 2e-3, 1e-5
 
 
 @pytest.fixture(scope="module")
-def device(device_name: str) -> Iterator[Device]:
-    with Device.open(device_name) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
 def gguf() -> Iterator[Gguf]:
     path = Path(__file__).parent.parent.parent / "data" / "golden" / "nano-llama-q8_0.gguf"
     with Gguf(path) as opened:

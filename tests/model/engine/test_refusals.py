@@ -280,7 +280,8 @@ def test_the_command_line_refuses_a_template(
 ) -> None:  # fmt: skip
     change, _, message = TEMPLATES[kind]
     path = changed(change)
-    prompt = ["-p", "Hello"] if command == "run" else ["--port", "0"] if command == "serve" else []
+    words = {"run": ["-p", "Hello"], "serve": ["--port", "0", "--api-workers", "0"]}
+    prompt = words.get(command, [])
     if command == "serve" and kind == "no template":  # there are completions
         with pytest.raises(OpenedError):
             cli(command, "-m", path, *prompt)
@@ -290,9 +291,9 @@ def test_the_command_line_refuses_a_template(
     assert message in err
     assert ("--chat-template NAME, urdir run --raw" in err) == (kind == "no template")
     if command == "run":
-        for words in (["--raw"], ["--chat-template", "chatml"]):
+        for more in (["--raw"], ["--chat-template", "chatml"]):
             with pytest.raises(OpenedError):
-                cli(command, "-m", path, *prompt, *words)
+                cli(command, "-m", path, *prompt, *more)
 
 
 @pytest.mark.parametrize("command", ["run", "chat", "serve", "bench", "logits"])
@@ -301,7 +302,7 @@ def test_the_command_line_refuses_a_vocabulary(
 ) -> None:  # fmt: skip
     change, _, message = VOCABULARY["not a pair"]
     words = {
-        "run": ["-p", "Hello"], "serve": ["--port", "0"],
+        "run": ["-p", "Hello"], "serve": ["--port", "0", "--api-workers", "0"],
         "logits": ["--tokens", "1", "--output", "x.npy"],
     }.get(command, [])  # fmt: skip
     code, out, err = cli(command, "-m", changed(change), *words)

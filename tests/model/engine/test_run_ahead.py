@@ -32,18 +32,13 @@ from urdir.model.files.gguf import Gguf
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
 
+DATA = Path(__file__).parents[2] / "data"
 DRAWN = SamplingSettings(temperature=1.5, seed=5)
 
 
-@pytest.fixture
-def device(device_name: str) -> Iterator[Device]:
-    with Device.open(device_name) as opened:
-        yield opened
-
-
-@pytest.fixture
-def weights(data: Path, device: Device) -> Iterator[Weights]:
-    with Gguf(data / "golden" / "nano-llama-q8_0.gguf") as gguf:
+@pytest.fixture(scope="module")
+def weights(device: Device) -> Iterator[Weights]:
+    with Gguf(DATA / "golden" / "nano-llama-q8_0.gguf") as gguf:
         config = replace(Config.of(gguf), context_length=1024)
         with Weights.load(gguf, config, device) as loaded:
             yield loaded

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from urdir.model.engine.batch import Batch, Output, StepShape
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.requests.answer import Answer
 from urdir.model.engine.requests.answer_loop import AnswerLoop
+from urdir.model.engine.requests.answer_text import AnswerText
 from urdir.model.engine.requests.limits import Limits
-from urdir.model.engine.requests.request import Ending, Piece, Request, TokenChoice
+from urdir.model.engine.requests.request import Ending, Item, Piece, Request, TokenChoice
 from urdir.model.engine.sampling_settings import GREEDY, SamplingSettings
 from urdir.model.engine.session import Session
 from urdir.model.engine.speculation.step_costs import StepCosts
@@ -39,12 +41,6 @@ CONTEXT, VOCABULARY = 96, 37
 PLAIN = SessionSettings(CONTEXT, exact=True, sequences=4)
 #: Always as many drafts as there may be, and as many as pay.
 FIXED, CHOSEN = DraftSettings(most=3, least=3), DraftSettings(most=7)
-
-
-@pytest.fixture(scope="module")
-def device(device_name: str) -> Iterator[Device]:
-    with Device.open(device_name) as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +76,14 @@ class Given:
     def tokens(self) -> list[int]:
         return [choice.token for choice in self.choices]
 
+    def take(self, item: Item) -> None:
+        if isinstance(item, Piece):
+            self.choices += item.choices
+            self.text += item.text
+        else:
+            assert isinstance(item, Ending)
+            self.ending = item
+
     def check_equal(self, other: Given) -> None:
         """All but log-probabilities is equal; these to rounding: steps of several rows take other
         kernels."""
@@ -112,20 +116,20 @@ def given(
         loop._compiler = compiler
         answers = [loop.answer_to(request) for request in requests]
         found: dict[Answer, Given] = {each: Given() for each in answers}
+        takers: dict[Answer, Callable[[Item], None]] = {}
         for each in answers:
+            takers[each] = take = found[each].take
+            if tokenizer is not None:
+                takers[each] = AnswerText(tokenizer, each.request, take, partial(loop.stop, each))
             loop.add(each)
         while not loop.is_idle:
             loop.turn()
-            for each, items in loop.take_items().items():
-                for item in items:
-                    if isinstance(item, Piece):
-                        found[each].choices += item.choices
-                        found[each].text += item.text
-                    else:
-                        assert isinstance(item, Ending)
-                        found[each].ending = item
-                if answers.index(each) in left and len(found[each].choices) >= 5:
-                    loop.cancel(each)
+            while told := loop.take_items():  # again for the endings of stops
+                for each, items in told.items():
+                    for item in items:
+                        takers[each](item)
+                    if answers.index(each) in left and len(found[each].choices) >= 5:
+                        loop.cancel(each)
         assert session.parts.state.drafts is None or loop.metrics().steps > 0
     return [found[each] for each in answers]
 

@@ -58,12 +58,6 @@ def windowed(config: Config, **fields: Any) -> Config:
     return replace(config, layers=(LayerConfig((Block((branch,)), after)), *others))
 
 
-@pytest.fixture(scope="module")
-def device(device_name: str) -> Iterator[Device]:
-    with Device.open(device_name) as opened:
-        yield opened
-
-
 @pytest.fixture(scope="module", params=["window", "chunk"])
 def made(request: pytest.FixtureRequest, device: Device, reference_model: Any) -> Iterator[Made]:
     """Layer 0 looks back on five keys, or to the last multiple of five; layer 1 on all."""

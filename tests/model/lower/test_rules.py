@@ -73,8 +73,10 @@ def test_one_launch_has_the_norm_all_products_and_the_gate() -> None:
         assert few["ffn_gate_up"].gated
         assert few["ffn_down"].residual
         many = kernels(session, 64, prompt=64)
-        assert {"attn_qkv.norm", "blk.0.ffn_gate_up.norm"} <= many.keys()
+        assert [label for label in many if label.endswith(".norm")] == ["blk.0.attn_qkv.norm"]
         assert many["blk.0.ffn_gate_up"].gated
+        assert many["blk.0.ffn_gate_up"].summarised
+        assert many["blk.0.attn_output"].summarises
 
 
 def test_gate_and_up_of_different_types_are_not_one_product() -> None:

@@ -23,7 +23,7 @@ from urdir.ptxgen.tools.assemble import assemble, is_available
 
 CONTEXT = 1024
 #: Layers whose kernels are those of all.
-LAYERS = 8
+LAYERS = 6
 MORE_LAYERS = {"lfm2-8b-a1b": 12, "nemotron-h-8b": 12}
 #: Where layers differ by the types of their weights alone.
 BY_TYPE = {"llama-3.1-70b", "gemma-3-27b"}

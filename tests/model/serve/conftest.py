@@ -17,10 +17,11 @@ import pytest
 from urdir.model.engine.requests.request import Ending, Finish, Piece, Request, TokenChoice
 from urdir.model.errors import ConstraintError
 from urdir.model.files.gguf import Gguf
-from urdir.model.serve.guard import Access
+from urdir.model.serve.access import Access
 from urdir.model.serve.interface import Defaults, Metrics
 from urdir.model.serve.limits import Limits
-from urdir.model.serve.server import Server, listen
+from urdir.model.serve.listening import listen
+from urdir.model.serve.server import Server
 from urdir.model.text.answers import AnswerFormat, AnswerParser, find_answer_format
 from urdir.model.text.chat import ChatTemplate, Prompt
 from urdir.model.text.text_stream import TextStream
@@ -126,7 +127,10 @@ class ToyService:
         top = tuple((token + i, -0.5 - i) for i in range(request.settings.logprobs))
         return TokenChoice(token, -0.5, top)
 
-    def metrics(self) -> Metrics:
+    async def check(self, constraint: object) -> None:
+        pass
+
+    async def metrics(self) -> Metrics:
         return Metrics(queued=3, running=self.running, pages_used=7, pages_total=99, steps=12)
 
     async def drain(self) -> None:

@@ -23,7 +23,7 @@ from urdir.model.cli import main
 from urdir.model.commands import serve as command
 from urdir.model.engine.options import EngineOptions
 from urdir.model.engine.requests import async_service
-from urdir.model.serve.guard import Access
+from urdir.model.serve.access import Access
 from urdir.model.serve.interface import Defaults
 from urdir.model.text.named_templates import named_template
 
@@ -56,7 +56,7 @@ from pathlib import Path
 from urdir.model import demo_model
 from urdir.model.cli import main
 from urdir.model.commands import serve
-from urdir.model.engine.requests.answer_loop import DeviceLostError
+from urdir.model.engine.requests.device_lost import DeviceLostError
 from urdir.model.files.gguf import Gguf
 from urdir.model.text.chat import ChatTemplate
 from urdir.model.text.tokenizer import Tokenizer
@@ -72,7 +72,7 @@ with ChatTemplate.of(gguf, tokenizer) as template:
         toys.ToyModel(tokenizer, template), delay=float(sys.argv[2]), lost=lost
     )
     serve.open_service = lambda args, template: service
-    code = main(["serve", "--port", "0", *sys.argv[4:]])
+    code = main(["serve", "--port", "0", "--api-workers", "0", *sys.argv[4:]])
 print(code, *service.ended, service.cancelled)
 """
 
@@ -264,9 +264,9 @@ def test_names_of_the_server(
         found.append(access)
 
     monkeypatch.setattr("urdir.model.serve.server.serve", serve)
-    monkeypatch.setattr("urdir.model.serve.server.listen", lambda *where: socket.socket())
+    monkeypatch.setattr("urdir.model.serve.listening.listen", lambda *where: socket.socket())
     monkeypatch.setattr("urdir.model.commands.serve.open_service", lambda *more: None)
-    assert main(["serve", *flags]) == 0
+    assert main(["serve", "--api-workers", "0", *flags]) == 0
     assert found == [Access((), (), None if hosts is None else frozenset(hosts))]
 
 
@@ -275,19 +275,19 @@ def test_flags_of_access_and_of_requests(
 ) -> None:
     found: list[Any] = []
     monkeypatch.setattr("urdir.model.serve.server.serve", lambda *given: found.append(given[2:4]))
-    monkeypatch.setattr("urdir.model.serve.server.listen", lambda *where: socket.socket())
+    monkeypatch.setattr("urdir.model.serve.listening.listen", lambda *where: socket.socket())
     options = stand_in(monkeypatch)
     monkeypatch.setattr(
         async_service,
         "AsyncService",
-        lambda engine, make, **more: found.append((make(None), more["limits"])),
+        lambda engine, model, **more: found.append((model, more["limits"])),
     )
     (tmp_path / "keys").write_text("# of the team\none\n\n two \n")
     words = ["--api-key", "a, b", "--api-key-file", tmp_path / "keys", "--cors-origins", "x,y"]
     words += ["--no-webui", "-to", "600", "--temp", "0.6", "-s", "7", "-n", "9", "-rea", "off"]
     words += ["--chat-template", "chatml", "-np", "-1", "-b", "64"]
     words += ["--no-prefix-sharing"]
-    assert cli("serve", *words)[::2] == (0, ROOM)
+    assert cli("serve", "--api-workers", "0", *words)[::2] == (0, ROOM)
     (opened,), (model, queue), (access, limits) = options, *found
     assert not queue.share_prefixes
     assert (access.api_keys, access.origins) == (("a", "b", "one", "two"), ("x", "y"))
@@ -319,12 +319,12 @@ def test_names_of_the_model(
 ) -> None:
     found: list[Any] = []
     monkeypatch.setattr("urdir.model.serve.server.serve", lambda *given: None)
-    monkeypatch.setattr("urdir.model.serve.server.listen", lambda *where: socket.socket())
+    monkeypatch.setattr("urdir.model.serve.listening.listen", lambda *where: socket.socket())
     stand_in(monkeypatch)
     monkeypatch.setattr(
-        async_service, "AsyncService", lambda engine, make, **more: found.append(make(None))
+        async_service, "AsyncService", lambda engine, model, **more: found.append(model)
     )
-    assert main(["serve", *flags]) == 0
+    assert main(["serve", "--api-workers", "0", *flags]) == 0
     assert found[0].names == names
 
 

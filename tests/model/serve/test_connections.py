@@ -18,6 +18,7 @@ from urdir.model.errors import ModelError
 from urdir.model.serve import connections as module
 from urdir.model.serve import protocol
 from urdir.model.serve.connections import Connections, accept, room
+from urdir.model.serve.counts import Counts
 
 CHAT = "/v1/chat/completions"
 HI = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -62,7 +63,7 @@ class _Link:
 def test_who_makes_room() -> None:
     log: list[str] = []
     a, b, c, d, e = (_Link(log, name) for name in "abcde")
-    links = Connections(2)
+    links = Connections(2, Counts())
     links.opened(a)
     links.opened(b)
     links.works(a)

@@ -17,7 +17,7 @@ from urdir.model.errors import ModelError, SettingsError
 from urdir.model.measure.http_events import HttpServer, ServerError
 from urdir.model.measure.load import Ask, LoadCase, Reply, plan_load, run_load, summarise
 from urdir.model.measure.load_server import ask_server
-from urdir.model.serve.guard import Access
+from urdir.model.serve.access import Access
 
 Cli = Callable[..., tuple[int, str, str]]
 

@@ -15,8 +15,8 @@ from urdir.driver import bindings
 from urdir.model.commands import serve as command
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.requests.async_service import AsyncService
+from urdir.model.serve.access import Access
 from urdir.model.serve.app import make_app
-from urdir.model.serve.guard import Access
 from urdir.model.serve.interface import Defaults
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.metrics import ServerMetrics
@@ -35,16 +35,14 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def open_service() -> AsyncService[EngineModel]:
     engine = Engine.open(device="emulator", sequences=2, page_len=16, context=64)
-    return AsyncService(engine, lambda owner: EngineModel(engine, (), owner, Defaults()))
+    return AsyncService(engine, EngineModel(engine, (), 64, Defaults()))
 
 
 @pytest.mark.slow
 def test_everybody_is_told(api: Any) -> None:
     async def run() -> tuple[list[httpx.Response], list[httpx.Response]]:
         service = open_service()
-        transport = httpx.ASGITransport(
-            make_app(service, Access(), Limits(), ServerMetrics(service))
-        )
+        transport = httpx.ASGITransport(make_app(service, Access(), Limits(), ServerMetrics()))
         async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:
 
             async def ask(**more: Any) -> httpx.Response:
@@ -92,7 +90,7 @@ def test_the_command_ends(
     client: list[threading.Thread] = []
     monkeypatch.setattr(command, "open_service", lambda *_: open_service())
     monkeypatch.setattr(command, "_greet", lose)
-    code, out, err = cli("serve", "--port", "0", "--exit-on-device-loss")
+    code, out, err = cli("serve", "--port", "0", "--api-workers", "0", "--exit-on-device-loss")
     client[0].join(20)
     assert statuses == [200, 200, 503]
     assert (code, out) == (1, "")

@@ -13,7 +13,7 @@ import pytest
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.requests.async_service import AsyncAnswers, AsyncService
 from urdir.model.engine.requests.limits import Limits
-from urdir.model.serve.guard import Access
+from urdir.model.serve.access import Access
 from urdir.model.serve.interface import Defaults
 from urdir.model.serve.served_model import EngineModel
 
@@ -98,7 +98,7 @@ def begin(engine: Engine, run_server: Any) -> Iterator[Callable[..., Cached]]:
         def start(access: Access, **limits: Any) -> Cached:
             service = AsyncService(
                 engine,
-                lambda service: EngineModel(engine, (), service, Defaults()),
+                EngineModel(engine, (), engine.session.context, Defaults()),
                 Limits.for_latency(engine.session.shapes, **limits),
             )
             owners.callback(lambda: asyncio.run(AsyncAnswers.close(service)))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import fields
 from typing import Any
+from unittest.mock import AsyncMock
 
 import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from urdir.model.serve.guard import Access
+from urdir.model.serve.access import Access
 from urdir.model.serve.interface import Metrics
 
 HI = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -77,7 +78,7 @@ def test_tokens_with_their_pieces(server: Any) -> None:
 def test_health(server: Any) -> None:
     """test_lost_device.py has the other answer."""
     assert server.http().get("/health").json() == {"status": "ok"}
-    server.service.metrics = lambda: Metrics(graphs_recorded=12, graphs_wanted=192)
+    server.service.metrics = AsyncMock(return_value=Metrics(graphs_recorded=12, graphs_wanted=192))
     with_graphs = {"status": "ok", "graphs": {"recorded": 12, "of": 192}}
     assert server.http().get("/health").json() == with_graphs
 
@@ -88,7 +89,7 @@ def test_metrics(start: Any) -> None:
     by_place = {"drafted_tokens": (9, 5), "accepted_tokens": (7, 2)}
     counts = {each.name: 100 + i for i, each in enumerate(fields(Metrics))}
     now = Metrics(**(counts | by_place))
-    server.service.metrics = lambda: now
+    server.service.metrics = AsyncMock(return_value=now)
     server.openai().chat.completions.create(model="toy", **HI)
     list(server.openai().chat.completions.create(model="toy", stream=True, n=2, **HI))
     server.http().get("/nowhere")

@@ -19,6 +19,7 @@ import httpx
 import pytest
 
 from urdir.model.commands import values
+from urdir.model.serve.interface import Metrics
 from urdir.model.serve.metrics import ServerMetrics
 
 QUESTION = {
@@ -38,7 +39,7 @@ from urdir.model.commands.serve import application
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.requests.async_service import AsyncService
 from urdir.model.serve import replicas
-from urdir.model.serve.guard import Access
+from urdir.model.serve.access import Access
 from urdir.model.serve.interface import Defaults
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.served_model import EngineModel
@@ -57,7 +58,7 @@ def open_service():
             return RuntimeError("lost") if self.is_lost else None
 
     engine = Engine.open(device="emulator", sequences=2, context=256, text=True)
-    return Service(engine, lambda owner: EngineModel(engine, (), owner, Defaults()))
+    return Service(engine, EngineModel(engine, (), 64, Defaults()))
 
 serve.start(http_options=HTTPOptions(port=port))
 assert isinstance(application({"flags": "--device emulator --replicas 0-3"}), serve.Application)
@@ -112,15 +113,15 @@ def test_without_the_extra_one_line_says_what_to_install() -> None:
     assert "pip install 'urdir[ray]'" in done.stderr
 
 
-def test_figures_say_whose_they_are(service: Any) -> None:
-    metrics = ServerMetrics(service)
+def test_figures_say_whose_they_are() -> None:
+    metrics, now = ServerMetrics(), Metrics(pages_total=99)
     metrics.say_whose("abc")
-    metrics.count_response("/", 200)
-    samples = {(s.name, *s.labels.items()): s.value for s in metrics.samples()}
+    metrics.counts.count_response("/", 200)
+    samples = {(s.name, *s.labels.items()): s.value for s in metrics.samples(now)}
     assert samples["urdir_replica_info", ("id", "abc")] == 1
     assert samples["urdir_http_responses_total", ("route", "/"), ("status", "200")] == 1
     assert samples["urdir_pages_total",] == 99
-    assert b'urdir_replica_info{id="abc"} 1.0\n' in metrics.text()
+    assert b'urdir_replica_info{id="abc"} 1.0\n' in metrics.text(now)
 
 
 class Cluster:

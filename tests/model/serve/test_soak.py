@@ -199,7 +199,7 @@ def test_nothing_grows_and_nothing_is_wrong(
     assert engine.session.shapes.lengths == (CONTEXT,)
     limits = replace(Limits.for_latency(engine.session.shapes), wait_seconds=3600)
     service = AsyncService(
-        engine, lambda owner: EngineModel(engine, ["demo"], owner, Defaults()), limits
+        engine, EngineModel(engine, ["demo"], engine.session.context, Defaults()), limits
     )
     try:
         with run_server(service) as server:
@@ -207,8 +207,8 @@ def test_nothing_grows_and_nothing_is_wrong(
                 HttpServer.parse(server.url), time.monotonic() + pytestconfig.getoption("--soak")
             )
             asyncio.run(load.run())
-            server.wait_for(lambda: service.metrics().running == 0)
-        metrics = service.metrics()
+            server.wait_for(lambda: asyncio.run(service.metrics()).running == 0)
+        metrics = asyncio.run(service.metrics())
     finally:
         asyncio.run(service.close())
     late = len(load.memory) * 2 // 3

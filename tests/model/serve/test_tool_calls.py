@@ -18,8 +18,10 @@ from urdir.model.errors import ModelError
 from urdir.model.serve.interface import Defaults
 from urdir.model.serve.served_model import EngineModel
 from urdir.model.text.chat import ChatTemplate
+from urdir.model.text.constraints import Constraint
 from urdir.model.text.matcher import ConstraintCompiler
 from urdir.model.text.named_templates import named_template
+from urdir.model.text.text_stream import TextStream
 from urdir.model.text.tokenizer import Tokenizer
 
 CITY = {
@@ -52,7 +54,7 @@ class Service:
             template=template,
         )
         self.compiler = compiler
-        self.model = EngineModel(cast(Any, engine), (), cast(Any, self), Defaults())
+        self.model = EngineModel(cast(Any, engine), (), 4096, Defaults())
         self.requests: list[Request] = []
         self.answer = ""
         self.lost = None
@@ -64,13 +66,14 @@ class Service:
         matcher = None
         if request.constraint is not None:
             matcher = self.compiler.matcher(request.constraint)
-        answer = Answer(request, self._tokenizer, matcher, lambda item: None)
+        answer = Answer(request, self._tokenizer.end_ids, matcher, lambda item: None)
+        stream = TextStream(self._tokenizer, request.stops, request.shown)
         count = 0
         for token in self._tokens(answer):
-            choice = TokenChoice(token)
+            answer.accept(token)
             count += 1
-            yield Piece(answer.push(choice), (choice,))
-        yield Piece(answer.finish(), ())
+            yield Piece(stream.push(token), (TokenChoice(token),))
+        yield Piece(stream.finish(), ())
         yield Ending(Finish.END, len(request.prompt), 0, count, None)
 
     def _tokens(self, answer: Answer) -> Iterator[int]:
@@ -93,7 +96,10 @@ class Service:
     async def close(self) -> None:
         """Nothing is open."""
 
-    def metrics(self) -> Any:
+    async def check(self, constraint: Constraint) -> None:
+        self.compiler.matcher(constraint)
+
+    async def metrics(self) -> Any:
         raise ModelError("none")
 
 

@@ -63,6 +63,12 @@ FAMILIES: Mapping[str, Family] = {
             ("ffn_gate_up_exps.weight", "ffn_down_exps.weight"), Layout(transposed=turned_experts)
         ),
     ),
+    # the class of transformers takes the short factors at any length
+    "phimoe": Family(
+        "phimoe",
+        implied={"own.short_factors": True},
+        fixed={"router_jitter_noise": (0.01,)},
+    ),
     "olmoe": Family("olmoe", fixed={"clip_qkv": ()}, steps=(_OWN_NORM,)),
     "granitemoe": GRANITE_MOE,
     "granitemoeshared": GRANITE_MOE,

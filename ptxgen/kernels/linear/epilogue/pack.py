@@ -33,20 +33,20 @@ class PackedOutput(Epilogue):
             )
 
     def stored(self, param: Param, product: Product) -> Param:
-        if param.name != self.of(product):
+        if param.name != packed_param(product):
             return param
         return Param(param.name, "f16", few_shape(product.rows), Access.INOUT)
 
     def of(self, product: Product) -> str:
-        """The parameter that is packed."""
-        return "y" if product.step("begin_norm") is None else "scaled"
+        """The parameter that is packed, for templates."""
+        return packed_param(product)
 
     def make_inputs(self, product: Product, rng: np.random.Generator) -> dict[str, Any]:
         before = rng.standard_normal((GROUP, product.rows))
-        return {self.of(product): pack_few(before, self.order)}
+        return {packed_param(product): pack_few(before, self.order)}
 
     def apply(self, y: Array, of: Reference) -> Array:
-        name = self.of(of.product)
+        name = packed_param(of.product)
         made = of.outputs["scaled"] if name == "scaled" else y.astype(np.float32)
         of.outputs[name] = with_few(of.inputs[name], made, self.order)
         return y
@@ -54,29 +54,39 @@ class PackedOutput(Epilogue):
 
 @dataclass(frozen=True, slots=True)
 class PackedVectors(Epilogue):
-    """y is packed for the next product of many vectors (`weights.packed`)."""
+    """y, or ``scaled`` of a `BeginNorm`, is packed for the next product of many vectors
+    (`weights.packed`)."""
 
     stem = "packed_vectors"
 
     @property
     def text(self) -> str:
-        return "y is f16 (ptxgen/weights/packed.py)"
+        return "y, or scaled, is f16 (ptxgen/weights/packed.py)"
 
     def check(self, product: Product) -> None:
-        if product.others or product.residual or product.step("weighted") is not None:
+        adds = product.residual and product.step("begin_norm") is None
+        if product.others or adds or product.step("weighted") is not None:
             raise PtxgenError(
-                f"{product.name}: packed_vectors are of one product, without residual and weights"
+                f"{product.name}: packed_vectors are of one product, without weights, with a "
+                "residual only after begin_norm"
             )
 
     def stored(self, param: Param, product: Product) -> Param:
-        if param.name != "y":
+        if param.name != packed_param(product):
             return param
         access = Access.INOUT if product.pair_shape else Access.OUT
-        return Param("y", "f16", packed_shape(product.vectors, product.rows), access)
+        return Param(param.name, "f16", packed_shape(product.vectors, product.rows), access)
 
     def make_inputs(self, product: Product, rng: np.random.Generator) -> dict[str, Any]:
-        return {"y": pack(rng.standard_normal((product.vectors, product.rows)))}
+        name = packed_param(product)
+        return {name: pack(rng.standard_normal((product.vectors, product.rows)))}
 
     def apply(self, y: Array, of: Reference) -> Array:
-        of.outputs["y"] = pack(y)
+        name = packed_param(of.product)
+        of.outputs[name] = pack(y if name == "y" else of.outputs[name])
         return y
+
+
+def packed_param(product: Product) -> str:
+    """The parameter that a product leaves packed."""
+    return "y" if product.step("begin_norm") is None else "scaled"

@@ -125,8 +125,8 @@ class GemmMma(PackedProduct):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.mixture is not None:
-            raise PtxgenError(f"{self.name}: not for mixtures")
+        if self.mixture is not None or self.summarises:
+            raise PtxgenError(f"{self.name}: not for mixtures, and no begin_norm")
 
     # ---- shared memory: for each split its stages of weights; then of activations ----
 

@@ -9,6 +9,7 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Gated
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
+from urdir.ptxgen.kernels.linear.epilogue.norm import BeginNorm
 from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
@@ -16,6 +17,8 @@ from urdir.ptxgen.kernels.linear.packed_parts import Mixture
 from urdir.ptxgen.kernels.linear.products.packed_examples import end_examples, small_examples
 from urdir.ptxgen.kernels.linear.products.packed_product import PackedProduct
 from urdir.ptxgen.kernels.linear.products.packed_tiling import BANDS
+from urdir.ptxgen.kernels.linear.prologue.norm import BegunNorm, begun
+from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.ptx.architecture import SM_REGISTERS
 from urdir.ptxgen.spec import LaunchShape
 from urdir.ptxgen.weights.formats import FORMATS
@@ -25,6 +28,8 @@ from urdir.ptxgen.weights.packed import GROUP, GROUP_NBYTES, TILE_SLICES
 WARPGROUP = 128
 #: Registers of a thread except those of sums.
 OTHER_REGISTERS = 64
+#: Registers of the weights of a slice.
+SLICE_REGISTERS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,9 @@ class WgmmaCut:
     of the columns. The ``cluster`` CTAs of a cluster share the columns, each has a run of tiles.
     Each split has ``weight_stages`` stages of one tile of weights, and ``x_stages`` stages of
     ``x_slices`` slices of activations. ``resident``: CTAs of an SM.
+
+    The two ``sharers`` of a cluster have the same vectors and other rows: each copies half of the
+    activations to both.
     """
 
     row_groups: int
@@ -46,6 +54,7 @@ class WgmmaCut:
     x_stages: int = 3
     x_slices: int = 1
     resident: int = 1
+    sharers: int = 1
 
     #: Of 16 rows, that a warp has.
     operands = 1
@@ -59,6 +68,8 @@ class WgmmaCut:
             or (self.splits > 1 and self.x_slices < TILE_SLICES)
             or not 1 <= self.cluster <= 8
             or min(self.weight_stages, self.x_stages) < 1
+            or self.sharers not in (1, 2)
+            or (self.sharers > 1 and (self.cluster, self.x_slices, self.vectors % 16) != (1, 1, 0))
         ):
             raise PtxgenError(f"impossible cut of a product: {self}")
 
@@ -94,6 +105,14 @@ class WgmmaCut:
         return self.vectors // 2 + OTHER_REGISTERS
 
     @property
+    def overlaps(self) -> bool:
+        """Whether the weights of a slice are made while the products of the slice before run: where
+        there are registers for both, and another stage of activations than that of these products.
+        """
+        has_room = self.used_registers + SLICE_REGISTERS <= self.registers
+        return has_room and self.x_stages > 1
+
+    @property
     def bands(self) -> int:
         """Bands of a stage of weights."""
         return BANDS * self.row_groups
@@ -104,6 +123,18 @@ class GemmWgmma(PackedProduct):
     """A `PackedProduct` by `wgmma`: a warpgroup of producers, and some that multiply."""
 
     cut: WgmmaCut
+
+    prologues = (BegunNorm,)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.cut.sharers > 1 and (self.mixture is not None or self.row_ctas % self.cut.sharers):
+            raise PtxgenError(f"{self.name}: {self.row_ctas} CTAs cannot share activations by two")
+
+    @property
+    def row_ctas(self) -> int:
+        """CTAs along the rows of all matrices."""
+        return self.parts[-1].first_cta + self.parts[-1].ctas
 
     name = "gemm_wgmma"
     template = ("urdir.templates", "linear/products/gemm_wgmma.ptx.j2")
@@ -146,21 +177,31 @@ class GemmWgmma(PackedProduct):
         return self.barriers_at + 16 * self.slots
 
     @property
+    def factors_at(self) -> int:
+        """Where the factors of a norm that has begun lie, f32 for each vector, after the barrier of
+        the `factor_warps` that make them."""
+        return self.pairs_at + 8
+
+    #: Warps that make them: those that copy nothing.
+    factor_warps = 2
+
+    @property
     def shared_bytes(self) -> int:
         """Bytes of dynamic shared memory."""
         goes_down = self.mixture is not None and not self.packs
-        return self.pairs_at + (8 * self.cut.vectors if goes_down else 0)
+        factors = 8 + 4 * self.cut.vectors if self.summarised else 0
+        return self.pairs_at + (8 * self.cut.vectors if goes_down else 0) + factors
 
     @property
     def launch_shape(self) -> LaunchShape:
         cut = self.cut
-        rows, tiles = self.parts[-1].first_cta + self.parts[-1].ctas, self.tiles
+        rows, tiles = self.row_ctas, self.tiles
         # Tiles beyond the last come last, and those of one expert read their x at a time.
         across, down = (tiles, rows) if self.mixture is None else (rows, tiles)
         return LaunchShape(
             grid=(cut.cluster * across, down, 1),
             block=(cut.threads, 1, 1),
-            cluster=(cut.cluster, 1, 1),
+            cluster=(cut.cluster, cut.sharers, 1),
             shared_bytes=self.shared_bytes,
             resident=cut.resident,
         )
@@ -180,6 +221,22 @@ def _examples(cls: type[GemmWgmma]) -> Iterator[tuple[str, GemmWgmma]]:
     cut = WgmmaCut(1, 24, 2, 2, x_slices=4, x_stages=2)
     yield "cluster", cls.of(q6_k, 65, 1280, 20, cut, Residual())
     wide, packed = replace(small, vectors=16), PackedVectors()
+    adds = (Residual(), BeginNorm(), packed)
+    yield "begins norm", cls.of(q4_k, 256, 288 * 8, 19, WgmmaCut(2, 24), Bias(), *adds)
+    several = WgmmaCut(1, 24, 2, 2, x_slices=4, x_stages=2)
+    yield "cluster begins norm", cls.of(q6_k, 512, 1280, 40, several, *adds)
+    parts = WgmmaCut(1, 16, 4, 2, 1, 2, x_slices=4)
+    yield "few parts begin norm", cls.of(q8, 256, 2304, 13, parts, *adds)
+    sharing = WgmmaCut(1, 16, sharers=2)
+    yield "shared", cls.of(q8, 200, 1280, 40, sharing, Bias(), others=((q6_k, 64), (f16, 60)))
+    yield (
+        "shared, two row groups",
+        cls.of(*(q4_k, 256, 1280, 33, WgmmaCut(2, 32, x_stages=2, sharers=2)), *adds),
+    )
+    rms = begun(Norm("rms", 1e-5))
+    yield "norm begun", cls.of(q8, 70, 512, 37, replace(small, vectors=24), rms, Bias())
+    yield "norm begun, gated", cls.of(q4_k, 96, 768, 30, WgmmaCut(2, 16), rms, Gated(), packed)
+    yield "norm begun, three", cls.of(q4_k, 192, 512, 12, wide, rms, others=((q6_k, 33), (f16, 64)))
     yield from end_examples(cls, small, wide, WgmmaCut(2, 16))
     up, limited = Mixture(7, 2, 16), Gated(Activation("swiglu_oai", limit=1.5))
     cut = WgmmaCut(2, 16, weight_stages=2, x_stages=2)

@@ -68,6 +68,7 @@ class PackedProduct(PackedTiling):
         if self.mixture is not None:
             return {"y": self._of_experts(self.mixture, x, inputs)}
         outputs: dict[str, Array] = {}
+        x = self.multiplied({**inputs, "x": x}, outputs)
         for part in self.parts:
             names = (f"weights{part.suffix}", *self.matrices[1:])
             weights = [part.layout.unpack(inputs[n]).astype(np.float64) for n in names]

@@ -10,6 +10,7 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Bounded, Gated, Scaled
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.heads import Heads
+from urdir.ptxgen.kernels.linear.epilogue.norm import BeginNorm
 from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
@@ -20,7 +21,7 @@ from urdir.ptxgen.kernels.linear.packed_parts import (
     takes_packed,
 )
 from urdir.ptxgen.kernels.linear.product import MainLoop
-from urdir.ptxgen.kernels.linear.steps import Epilogue, Part
+from urdir.ptxgen.kernels.linear.steps import Epilogue, Part, Prologue
 from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.weights.formats import Format
 from urdir.ptxgen.weights.layout import TILE_ROWS, Layout
@@ -44,10 +45,12 @@ class PackedTiling(MainLoop):
     cols: int
     batch: int
     cut: PackedCut
+    prologue: tuple[Prologue, ...] = ()
     epilogue: tuple[Epilogue, ...] = ()
     others: tuple[tuple[Format, int], ...] = ()
     mixture: Mixture | None = None
 
+    packs_many = True
     epilogues: ClassVar[tuple[type[Epilogue], ...]] = (
         Bias,
         Gated,
@@ -56,6 +59,7 @@ class PackedTiling(MainLoop):
         Residual,
         Bounded,
         Weighted,
+        BeginNorm,
         PackedVectors,
         Heads,
     )

@@ -11,8 +11,10 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.prologue.packed import PackedInput
 from urdir.ptxgen.kernels.linear.steps import Product, Prologue, Reference
 from urdir.ptxgen.kernels.norm import Norm
-from urdir.ptxgen.kernels.summary import SUMMARY, summary
+from urdir.ptxgen.kernels.summary import PACKED_SUMMARY, SUMMARY, packed_squares, summary
 from urdir.ptxgen.spec import Access, Array, Param
+from urdir.ptxgen.weights.layout import TILE_COLS
+from urdir.ptxgen.weights.packed import pack
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,8 @@ class BegunNorm(Prologue):
     """x is v times the weights of an RMSNorm, the output of a launch with `BeginNorm`. Its
     ``x_summary`` (2, batch, cols / 16) f32 has the squares of v, from which a factor follows.
 
-    The summary of a packed x has the squares only, (1, batch, cols / 16).
+    The summary of a packed x has the squares only, (1, batch, cols / 16); of many packed vectors
+    (1, batch, cols / 32), in the packed order.
     """
 
     eps: float
@@ -69,13 +72,25 @@ class BegunNorm(Prologue):
     def text(self) -> str:
         return "x / sqrt(mean(v^2) + eps): x is v * norm, and the squares of v are in x_summary"
 
+    def check(self, product: Product) -> None:
+        if product.packs_many and (product.cols % TILE_COLS or product.pair_shape):
+            raise PtxgenError(
+                f"{product.name}: begun_norm of {product.cols} columns: multiples of {TILE_COLS}, "
+                "without experts"
+            )
+
     def params(self, product: Product) -> tuple[Param, ...]:
-        shape = (1 if product.has(PackedInput) else 2, "batch", product.cols // SUMMARY)
+        if product.packs_many:
+            shape = (1, "batch", product.cols // PACKED_SUMMARY)
+        else:
+            shape = (1 if product.has(PackedInput) else 2, "batch", product.cols // SUMMARY)
         return (Param("x_summary", "f32", shape, Access.IN),)
 
     def make_inputs(self, product: Product, rng: np.random.Generator) -> dict[str, Any]:
         norm = rng.standard_normal(product.cols).astype(np.float32)
         vectors = rng.standard_normal((product.batch, product.cols)).astype(np.float32)
+        if product.packs_many:
+            return {"x": pack(vectors * norm), "x_summary": packed_squares(vectors)}
         planes = summary(vectors * norm, vectors)
         if (packed := product.find(PackedInput)) is not None:
             return {"x": packed.pack(vectors * norm, product), "x_summary": planes[1:]}

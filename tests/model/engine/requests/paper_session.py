@@ -59,7 +59,7 @@ class PaperStorage:
 class PaperSteps:
     """Graphs of the shapes that ``is_recorded`` says; nothing is left to prepare."""
 
-    graph_bytes, is_waiting, observer = 0, False, None
+    graph_bytes, is_waiting, observer, free_share = 0, False, None, 1.0
 
     def __init__(self, shapes: ShapeBuckets, is_recorded: Callable[[StepShape], bool]) -> None:
         self._shapes = shapes
@@ -127,7 +127,7 @@ class PaperSession:
         assert all(sequence in batch.choosing for sequence in masks)
         self.launched.append(shape)
 
-    def begin_drafts(self, sequence: int, length: int) -> None: ...
+    def begin_drafts(self, sequence: int, length: int, p_min: float | None = None) -> None: ...
 
     def in_use(self) -> AbstractContextManager[None]:
         return nullcontext()

@@ -18,9 +18,8 @@ import pytest
 
 from urdir.driver.errors import CudaError, OutOfMemoryError
 from urdir.model.engine.engine import Engine
-from urdir.model.engine.requests.answer import Item
 from urdir.model.engine.requests.limits import Limits
-from urdir.model.engine.requests.request import Ending, Piece, Request
+from urdir.model.engine.requests.request import Ending, Item, Piece, Request
 from urdir.model.engine.requests.service import Service
 from urdir.model.engine.sampling_settings import GREEDY
 

@@ -13,8 +13,7 @@ from urdir.driver.errors import DriverError
 from urdir.driver.stream import Stream
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.realizar import EagerSteps
-from urdir.model.engine.requests.answer import Item
-from urdir.model.engine.requests.request import Ending, Finish, Piece, Request
+from urdir.model.engine.requests.request import Ending, Finish, Item, Piece, Request
 from urdir.model.engine.requests.service import Service
 from urdir.model.engine.run_ahead import AT_ONCE
 from urdir.model.engine.sampling_settings import GREEDY, SamplingSettings

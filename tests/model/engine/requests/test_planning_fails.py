@@ -14,7 +14,7 @@ from tests.model.engine.requests.test_context_ends import run
 from urdir.driver.errors import CudaError
 from urdir.model.engine.batch import ShapeBuckets, StepShape
 from urdir.model.engine.requests.answer import Answer
-from urdir.model.engine.requests.answer_loop import DeviceLostError
+from urdir.model.engine.requests.device_lost import DeviceLostError
 from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.request import Ending, Request
 from urdir.model.engine.requests.scheduler import Scheduler
@@ -109,10 +109,12 @@ def fail_shape(session: PaperSession, patch: pytest.MonkeyPatch, error: Exceptio
     """Of the one that is longest."""
     works = ShapeBuckets.of_batch
 
-    def of_batch(shapes: ShapeBuckets, batch: Any, length: int, output: Any) -> StepShape:
+    def of_batch(
+        shapes: ShapeBuckets, batch: Any, length: int, *more: Any, **named: Any
+    ) -> StepShape:
         if length >= 100:
             raise error
-        return works(shapes, batch, length, output)
+        return works(shapes, batch, length, *more, **named)
 
     patch.setattr(ShapeBuckets, "of_batch", of_batch)
 
@@ -234,17 +236,16 @@ def test_a_request_that_is_not_taken_fails_alone(
     assert [type(end) for end in ends] == [Ending, UnforeseenError, Ending]
 
 
-def test_text_that_fails_is_one_answer_s(
+def test_a_token_that_is_refused_is_one_answer_s(
     session: PaperSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    error = UnforeseenError("text")
+    error = UnforeseenError("token")
 
-    def push(answer: Answer, choice: Any) -> str:
+    def accept(answer: Answer, token: int) -> None:
         if MARK in answer.request.prompt:
             raise error
-        return ""
 
-    monkeypatch.setattr(Answer, "push", push)
+    monkeypatch.setattr(Answer, "accept", accept)
     with session.answers() as loop:
         ends = run(loop, list(zip(REQUESTS, TURNS, strict=True)))[1]
     assert [type(end) for end in ends] == [Ending, UnforeseenError, Ending]
@@ -256,10 +257,10 @@ def test_an_error_that_no_request_has_alone_ends_what_has_begun(
 ) -> None:
     error, shapes = UnforeseenError("together"), session.shapes
 
-    def of_batch(batch: Any, length: int, output: Any) -> StepShape:
+    def of_batch(batch: Any, *more: Any, **named: Any) -> StepShape:
         if len(batch.decode) > 1:
             raise error
-        return ShapeBuckets.of_batch(shapes, batch, length, output)
+        return ShapeBuckets.of_batch(shapes, batch, *more, **named)
 
     session.shapes = SimpleNamespace(of_batch=of_batch, decode=shapes.decode)  # type: ignore[assignment]
     twice = [REQUESTS[0], REQUESTS[2]]

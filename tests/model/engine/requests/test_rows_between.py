@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tests.model.engine.requests.paper_session import TOKEN, PaperSession
 from tests.model.engine.requests.test_context_ends import run
-from urdir.model.engine.batch import ShapeBuckets, StepShape
+from urdir.model.engine.batch import Output, ShapeBuckets, StepShape
 from urdir.model.engine.requests.request import Ending, Request
 from urdir.model.engine.sampling_settings import GREEDY
-from urdir.model.memory.buckets import chunks_of, common_rows
+from urdir.model.memory.buckets import COARSE_CHUNKS, chunks_of, common_rows
 
 SEQUENCES, CONTEXT = 70, 300
 AHEAD = common_rows(SEQUENCES)
@@ -58,3 +58,44 @@ def test_a_step_without_any_graph_has_its_own_rows() -> None:
     launched = {shape.rows for shape in session.launched if not shape.prompt}
     assert max(launched) == 72
     assert max(shape.rows for shape in asked if not shape.prompt) == 72
+
+
+def test_steps_with_prompts_get_finer_graphs_where_they_come_often() -> None:
+    """20 answers, and 12 prompts of 130 tokens beside them, one after the other."""
+    shapes = ShapeBuckets.of(chunks_of(exact=False), CONTEXT, SEQUENCES, 16)
+    ready: set[StepShape] = set()
+
+    def is_recorded(shape: StepShape) -> bool:
+        return not shape.prompt or shape.prompt in COARSE_CHUNKS or shape in ready
+
+    session = PaperSession(shapes, CONTEXT, SEQUENCES, is_recorded)
+    session.steps.prepare = lambda shape: bool(ready.add(shape))
+    session.storage.room = SEQUENCES * CONTEXT
+    answer = Request(prompt=(1, 2), settings=GREEDY, limit=200, ignore_end=True)
+    newcomer = Request(prompt=(1,) * 130, settings=GREEDY, limit=1)
+    requests = [(answer, 0)] * 20 + [(newcomer, 10 + 6 * number) for number in range(12)]
+    with session.answers() as loop:
+        run(loop, requests)
+    mixed = [(s.decode, s.prompt) for s in session.launched if s.decode and s.prompt > 128]
+    assert len(mixed) == 12
+    assert mixed[:3] == [(64, 512)] * 3
+    assert mixed[-6:] == [(24, 144)] * 6
+    assert {shape.prompt for shape in ready if shape.prompt} == {144}
+
+
+def test_greedy_answers_take_steps_that_draw_until_theirs_are_recorded() -> None:
+    """Which include them: nobody waits for a graph."""
+    shapes = ShapeBuckets.of(chunks_of(exact=False), CONTEXT, 4, 16)
+    ready: set[StepShape] = set()
+
+    def is_recorded(shape: StepShape) -> bool:
+        return shape.output is Output.SAMPLE or shape in ready
+
+    session = PaperSession(shapes, CONTEXT, 4, is_recorded)
+    session.steps.prepare = lambda shape: bool(ready.add(shape))
+    request = Request(prompt=(1,) * 20, settings=GREEDY, limit=60, ignore_end=True)
+    with session.answers() as loop:
+        run(loop, [(request, 0)])
+    outputs = [shape.output for shape in session.launched]
+    assert outputs[:4] == [Output.SAMPLE] * 4
+    assert outputs[-4:] == [Output.GREEDY] * 4

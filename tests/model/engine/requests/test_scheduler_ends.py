@@ -37,8 +37,8 @@ def test_a_stop_string_is_the_callers_to_see() -> None:
     for _ in range(4):
         server.plan()
         server.complete()
-    ending = server.scheduler.cancel(number, Finish.STOP, "so")
-    assert ending == Ending(Finish.STOP, 2, 0, 4, "so")
+    ending = server.scheduler.cancel(number, Finish.STOP)
+    assert ending == Ending(Finish.STOP, 2, 0, 4)
     assert server.plan() is None
 
 

@@ -18,10 +18,9 @@ from typing import Any
 import pytest
 
 from urdir.model.engine.engine import Engine
-from urdir.model.engine.requests.answer import Item
 from urdir.model.engine.requests.async_service import AsyncAnswers, AsyncService
 from urdir.model.engine.requests.limits import Limits
-from urdir.model.engine.requests.request import Ending, Finish, Piece, Request
+from urdir.model.engine.requests.request import Ending, Finish, Item, Piece, Request
 from urdir.model.engine.requests.service import Service
 from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.errors import BusyError, ConstraintError, ContextFullError, ModelError
@@ -363,7 +362,7 @@ def test_answers_are_asynchronous_iterators(device_name: str) -> None:
     async def run() -> tuple[list[str], int]:
         engine = Engine.open(device=device_name, sequences=3, page_len=16, context=128)
         prompt = tuple(engine.tokenizer.encode("By the old mill"))
-        service = AsyncService(engine, lambda _: Nothing())
+        service = AsyncService(engine, Nothing())
         request = Request(prompt=prompt, settings=GREEDY, limit=6)
         closed = service.generate(Request(prompt=prompt, settings=GREEDY))
         assert isinstance(await anext(closed), Piece)
@@ -372,7 +371,7 @@ def test_answers_are_asynchronous_iterators(device_name: str) -> None:
         with pytest.raises(ContextFullError):
             await anext(service.generate(Request(prompt=(5,) * 200)))
         await service.drain()
-        running = service.metrics().running
+        running = (await service.metrics()).running
         await service.close()
         return texts, running
 

@@ -160,13 +160,13 @@ def test_nothing_grows_and_nothing_is_wrong(
         memory.append((resident, total - free))
 
     async def run() -> tuple[Load, Any]:
-        service = AsyncService(engine, lambda _: None, limits)
+        service = AsyncService(engine, None, limits)
         try:
             load = Load(service, questions, time.monotonic() + seconds)
             await load.run(engine.session.sequences * 3 // 2, note)
             await service.drain()
             await until_idle(service)
-            return load, service.metrics()
+            return load, await service.metrics()
         finally:
             await service.close()
 
@@ -183,6 +183,6 @@ def test_nothing_grows_and_nothing_is_wrong(
 async def until_idle(service: AsyncService[Any]) -> None:
     """Requests whose users have left end soon after."""
     end = time.monotonic() + 60
-    while service.metrics().running or service.metrics().queued:
+    while (now := await service.metrics()).running or now.queued:
         assert time.monotonic() < end, "it did not happen in time"
         await asyncio.sleep(0.01)

@@ -26,9 +26,8 @@ from urdir.driver.cache import CacheWarning
 from urdir.driver.emulator.api import FUNCTIONS
 from urdir.driver.errors import DriverError
 from urdir.model.engine.engine import Engine
-from urdir.model.engine.requests.answer import Item
-from urdir.model.engine.requests.answer_loop import DeviceLostError
-from urdir.model.engine.requests.request import Ending, Piece, Request
+from urdir.model.engine.requests.device_lost import DeviceLostError
+from urdir.model.engine.requests.request import Ending, Item, Piece, Request
 from urdir.model.engine.requests.service import Service
 from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.families import synthetic

@@ -14,7 +14,7 @@ from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.request import Request
 from urdir.model.engine.requests.scheduler import Scheduler
 from urdir.model.engine.requests.step_plan import Chosen
-from urdir.model.engine.requests.warm_up import WarmUp, likely_shapes
+from urdir.model.engine.requests.warm_up import WarmUp, first_shapes, likely_shapes
 from urdir.model.engine.run_ahead import AT_ONCE
 from urdir.model.engine.sampling_settings import GREEDY
 from urdir.model.engine.session import Session
@@ -29,12 +29,11 @@ def test_the_likeliest_shapes_come_first() -> None:
     shapes = ShapeBuckets.of(chunks_of(exact=False), 32768, 256, 16)
     likely = list(dict.fromkeys(likely_shapes(shapes)))
     first = likely[:24]
-    for output in (Output.SAMPLE, Output.GREEDY):
-        assert shapes.decode(1, 200, output) in first
-        assert shapes.decode(1, 200, output, AT_ONCE) in first
-        for tokens in (5, 100, 250):
-            batch = Batch((), (Segment(0, 0, tokens, chooses=True),))
-            assert shapes.of_batch(batch, tokens, output) in first
+    assert shapes.decode(1, 200, Output.SAMPLE) in first
+    assert shapes.decode(1, 200, Output.SAMPLE, AT_ONCE) in first
+    for tokens in (5, 100, 250):
+        batch = Batch((), (Segment(0, 0, tokens, chooses=True),))
+        assert shapes.of_batch(batch, tokens, Output.SAMPLE) in first
     long = Batch((), (Segment(0, 0, 2048),))
     assert shapes.of_batch(long, 2048, Output.NONE) in likely[:32]
     assert shapes.of_batch(long, 30_000, Output.NONE) in likely
@@ -155,6 +154,28 @@ def test_it_takes_the_time_it_is_given(session: Session, monkeypatch: pytest.Mon
     finish(warm_up)
     assert session.steps.is_recorded(SHAPES[2])
     assert (warm_up.recorded, warm_up.left) == (3, 0)
+
+
+def test_what_a_first_request_needs_takes_the_time_it_needs(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, done = count(), list[tuple[int, int]]()
+    monkeypatch.setattr("urdir.model.engine.requests.warm_up.time.monotonic", lambda: next(clock))
+    warm_up = WarmUp(session.steps, SHAPES, needed=[SHAPES[2], SHAPES[1], SHAPES[2]])
+    warm_up.run(0, lambda *of: done.append(of))
+    assert done == [(2, 3)]
+    assert [session.steps.is_recorded(shape) for shape in SHAPES] == [False, True, True]
+
+
+def test_one_users_first_request_needs_nothing_more() -> None:
+    """A prompt of up to 256 tokens, and an answer that stays below as many."""
+    shapes = ShapeBuckets.of(chunks_of(exact=False), 4096, 64, 16)
+    needed = set(first_shapes(shapes))
+    for tokens in (1, 17, 128, 255):
+        prompt = Batch((), (Segment(0, 0, tokens, chooses=True),))
+        assert shapes.of_batch(prompt, tokens, Output.SAMPLE) in needed
+    assert {shapes.decode(1, 256, Output.SAMPLE, steps) for steps in (1, AT_ONCE)} <= needed
+    assert len(needed) < 12
 
 
 def test_it_takes_no_place_of_others(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:

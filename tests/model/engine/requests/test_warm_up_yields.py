@@ -13,8 +13,7 @@ import pytest
 
 from urdir.driver.errors import CudaError
 from urdir.model.engine.batch import Batch, Output, Segment, StepShape
-from urdir.model.engine.requests.answer import Item
-from urdir.model.engine.requests.request import Ending, Piece, Request
+from urdir.model.engine.requests.request import Ending, Item, Piece, Request
 from urdir.model.engine.requests.service import Service
 from urdir.model.engine.requests.warm_up import WarmUp
 from urdir.model.engine.runner import Steps

@@ -1,0 +1,64 @@
+"""Steps with rows of prompts beside answers, compared with steps of each alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from urdir.model.engine.requests.limits import Limits
+from urdir.model.engine.session import Session
+from urdir.model.measure.timed_answers import time_beside, time_decoding
+from urdir.ptxgen.spec import ceil_div
+
+#: Steps of one measurement, runs of each, the best of which counts.
+_STEPS, _RUNS = 16, 3
+#: Sequences for prompts: one that begins while the ends of those before are still to be read.
+SPARE = 6
+
+
+@dataclass(frozen=True, slots=True)
+class MixedRow:
+    """ms of a step of ``sequences`` answers with ``rows`` of a prompt (``mixed_ms``), and of the
+    same answers and the same prompt alone. ``excess``: how much longer it takes than both, as a
+    part of their sum."""
+
+    sequences: int
+    rows: int
+    decode_ms: float
+    prompt_ms: float
+    mixed_ms: float
+    excess: float
+
+
+def session_size(cases: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """Sequences of a session for such cases, and their context."""
+    most, rows = max(n for n, _ in cases), max(rows for _, rows in cases)
+    return most + SPARE, max(rows, most // 4) + 8 * _STEPS
+
+
+def mixed_rows(session: Session, cases: Sequence[tuple[int, int]]) -> Iterator[MixedRow]:
+    """Time (sequences, rows of a prompt) on a session with `SPARE` more sequences."""
+    for sequences, rows in cases:
+        prompts = [[int(token)] for token in _tokens(session, sequences)]
+        spread = min(sequences - 1, 15 + sequences // 16)
+        decode = min(
+            time_decoding(session, prompts, _STEPS, spread).seconds / _STEPS for _ in range(_RUNS)
+        )
+        alone, beside = (_beside(session, of, rows) for of in ([], prompts))
+        excess = beside / (decode + alone) - 1
+        yield MixedRow(sequences, rows, 1e3 * decode, 1e3 * alone, 1e3 * beside, excess)
+
+
+def _beside(session: Session, prompts: Sequence[Sequence[int]], rows: int) -> float:
+    """Seconds of a step with a prompt of so many rows beside answers to ``prompts``."""
+    usual = Limits.for_throughput(session.shapes, session.sequences)
+    most = usual.alignment * ceil_div(rows, usual.alignment)
+    limits = replace(usual, prompt_rows=most, mixed_rows=most, share_prefixes=False)
+    asked = [[int(token) for token in _tokens(session, rows)] for _ in range(_STEPS)]
+    return min(time_beside(session, prompts, asked, limits).seconds / _STEPS for _ in range(_RUNS))
+
+
+def _tokens(session: Session, count: int) -> np.ndarray:
+    return np.random.default_rng(count).integers(0, session.parts.config.vocab_size, count)

@@ -1,0 +1,288 @@
+"""The engine's end of the connections to front ends: calls come in, rounds go out.
+
+A thread reads the calls. Rounds are written by the service's own thread, one for each front end and
+step; what a front end does not read in time waits here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from urdir.model.owner import Owner
+from urdir.model.serve.apart import wire
+
+if TYPE_CHECKING:
+    from urdir.model.engine.requests.answer import Answer
+    from urdir.model.engine.requests.metrics import Metrics
+    from urdir.model.engine.requests.request import Item, Request
+    from urdir.model.text.matcher import ConstraintCompiler
+
+log = logging.getLogger("urdir.serve")
+_CHUNK = 1 << 18  # bytes read at once
+_COMPILING = 32  # calls that wait for a constraint
+
+
+class Engine(Protocol):
+    """What desks need of a `Service`."""
+
+    @property
+    def compiler(self) -> ConstraintCompiler:
+        """Of constraints."""
+
+    @property
+    def lost(self) -> Exception | None:
+        """Why nothing is answered any more."""
+
+    def answer_to(self, request: Request, deliver: Callable[[Item], None]) -> Answer:
+        """See `Service`."""
+
+    def add(self, answer: Answer) -> None:
+        """See `Service`."""
+
+    def stop(self, answer: Answer) -> None:
+        """See `Service`."""
+
+    def cancel(self, answer: Answer) -> None:
+        """See `Service`."""
+
+    def metrics(self) -> Metrics:
+        """See `Service`."""
+
+
+class Desk:
+    """The connection to one front end. ``compilers`` run what takes long."""
+
+    def __init__(self, connection: socket.socket, compilers: ThreadPoolExecutor) -> None:
+        connection.setblocking(False)
+        self.connection = connection
+        self.is_ready = threading.Event()  # once it has the texts, or their failure
+        self.failure: wire.Failure | None = None
+        self._compilers = compilers
+        self._frames = wire.Frames()
+        self._answers: dict[int, Answer | None] = {}  # None: its constraint is being compiled
+        self._told: list[wire.Told] = []
+        self._lock = threading.Lock()  # of what follows
+        self._unsent = bytearray()
+        self.is_open = True
+
+    # ---- the thread of calls ----
+
+    def receive(self, engine: Engine) -> bool:
+        """Take the calls that arrived; False at the end of the connection."""
+        try:
+            data = self.connection.recv(_CHUNK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            data = b""
+        try:
+            for body in self._frames.push(data):
+                self._take(engine, wire.decode_call(body))
+        except Exception as error:  # ends the front end, not the thread
+            log.error("a call of a front end failed: %s", error, exc_info=error)
+            return False
+        return bool(data)
+
+    def _take(self, engine: Engine, call: wire.Call) -> None:
+        match call:
+            case wire.Ask():
+                self._answers[call.number] = None
+                if call.constraint is None:
+                    self._ask(engine, call)
+                else:
+                    self._compilers.submit(self._ask, engine, call)
+            case wire.Stop():
+                if (answer := self._answers.get(call.number)) is not None:
+                    engine.stop(answer)
+            case wire.Cancel():
+                with self._lock:
+                    answer = self._answers.pop(call.number, None)
+                if answer is not None:
+                    engine.cancel(answer)
+            case wire.Check():
+                self._compilers.submit(self._reply, call.number, partial(_check, engine, call))
+            case wire.Query():
+                self._reply(call.number, partial(_query, engine, call))
+            case wire.Ready():
+                self.failure = call.failure
+                self.is_ready.set()
+
+    def _ask(self, engine: Engine, call: wire.Ask) -> None:
+        try:
+            answer = engine.answer_to(call.request, partial(self._collect, call.number))
+        except Exception as error:
+            self._answers.pop(call.number, None)
+            self.send(wire.Round([wire.Told.of(call.number, error)]))
+            return
+        with self._lock:
+            if call.number not in self._answers:  # cancelled meanwhile
+                return
+            self._answers[call.number] = answer
+        engine.add(answer)
+
+    def _reply(self, number: int, job: Callable[[], wire.Told]) -> None:
+        try:
+            told = job()
+        except Exception as error:
+            told = wire.Told.of(number, error)
+        self.send(wire.Round([told]))
+
+    def leave(self, engine: Engine) -> None:
+        """The front end is gone: cancel its answers."""
+        with self._lock:
+            self.is_open = False
+            answers, self._answers = self._answers, {}
+            self.connection.close()
+        for answer in answers.values():
+            if answer is not None:
+                engine.cancel(answer)
+
+    # ---- the thread of the service ----
+
+    def _collect(self, number: int, item: Item) -> None:
+        told = wire.Told.of(number, item)
+        if told.ending is not None or told.failure is not None:
+            self._answers.pop(number, None)
+        self._told.append(told)
+
+    def flush(self) -> None:
+        """Send what was collected."""
+        if self._told:
+            told, self._told = self._told, []
+            self.send(wire.Round(told))
+
+    # ---- any thread ----
+
+    def send(self, message: wire.Round) -> None:
+        """Send a round, or keep what the connection does not take now."""
+        data = wire.frame(message)
+        with self._lock:
+            if not self.is_open:
+                return
+            if self._unsent:
+                self._unsent += data
+                return
+            with suppress(BlockingIOError, ConnectionError):  # the reader finds the end
+                data = data[self.connection.send(data) :]
+            self._unsent += data
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether the connection did not take all."""
+        return bool(self._unsent)
+
+    def resend(self) -> None:
+        """Send some of what was kept."""
+        with self._lock, suppress(BlockingIOError, ConnectionError):
+            if self.is_open:
+                del self._unsent[: self.connection.send(self._unsent)]
+
+
+def _check(engine: Engine, call: wire.Check) -> wire.Told:
+    engine.compiler.matcher(call.constraint)
+    return wire.Told(call.number)
+
+
+def _query(engine: Engine, call: wire.Query) -> wire.Told:
+    if engine.lost is not None:
+        raise engine.lost
+    return wire.Told(call.number, metrics=engine.metrics())
+
+
+class Desks(Owner):
+    """The connections to all front ends, and the thread that reads them once there is an engine."""
+
+    def __init__(self) -> None:
+        self._desks: tuple[Desk, ...] = ()
+        self._lock = threading.Lock()  # of changes of these
+        self._selector = selectors.DefaultSelector()
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_write, False)
+        self._selector.register(self._wake_read, selectors.EVENT_READ)
+        self._compilers = ThreadPoolExecutor(_COMPILING, "constraints")
+        self._thread: threading.Thread | None = None
+        self._is_closing = False
+
+    def open(self, connection: socket.socket) -> Desk:
+        """Add a front end."""
+        desk = Desk(connection, self._compilers)
+        with self._lock:
+            self._desks = (*self._desks, desk)
+        self._wake()
+        return desk
+
+    def post(self, work: Callable[[], None]) -> None:
+        """Deliver the items of a round of the service, in its thread; see `Service`."""
+        work()
+        is_late = False
+        for desk in self._desks:
+            desk.flush()
+            is_late |= desk.has_unsent
+        if is_late:
+            self._wake()
+
+    def start(self, engine: Engine) -> None:
+        """Begin to read."""
+        self._thread = threading.Thread(target=self._run, args=[engine], name="calls", daemon=True)
+        self._thread.start()
+
+    def order(self, order: Literal["drain", "abort"]) -> None:
+        """Have all front ends end."""
+        for desk in self._desks:
+            desk.send(wire.Round(order=order))
+
+    def close(self) -> None:
+        """Close the connections. Idempotent."""
+        if self._is_closing:
+            return
+        self._is_closing = True
+        self._wake()
+        if self._thread is not None:
+            self._thread.join()
+        self._compilers.shutdown(wait=False, cancel_futures=True)
+        for desk in self._desks:
+            desk.connection.close()
+        self._selector.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def _wake(self) -> None:
+        with suppress(BlockingIOError):
+            os.write(self._wake_write, b".")
+
+    def _run(self, engine: Engine) -> None:
+        known: dict[Desk, int] = {}
+        while not self._is_closing:
+            for desk in self._desks:
+                self._watch(known, desk)
+            for key, events in self._selector.select():
+                desk = key.data
+                if desk is None:
+                    os.read(self._wake_read, 4096)
+                    continue
+                if events & selectors.EVENT_WRITE:
+                    desk.resend()
+                if events & selectors.EVENT_READ and not desk.receive(engine):
+                    self._selector.unregister(desk.connection)
+                    del known[desk]
+                    with self._lock:
+                        self._desks = tuple(each for each in self._desks if each is not desk)
+                    desk.leave(engine)
+
+    def _watch(self, known: dict[Desk, int], desk: Desk) -> None:
+        """Wait for calls, and for room where something is unsent."""
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if desk.has_unsent else 0)
+        if desk not in known:
+            self._selector.register(desk.connection, wanted, desk)
+        elif known[desk] != wanted:
+            self._selector.modify(desk.connection, wanted, desk)
+        known[desk] = wanted

@@ -1,0 +1,163 @@
+"""The engine's process: the scheduler, the device, and the front ends that it starts."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import socket
+import sys
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from multiprocessing import connection as waiting
+from typing import TYPE_CHECKING, Any, Literal
+
+from urdir.model.errors import ModelError
+from urdir.model.serve.apart import wire
+from urdir.model.serve.apart.desks import Desk, Desks
+from urdir.model.serve.apart.settings import CANNOT_SERVE, Settings
+from urdir.model.serve.counts import Counts
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from multiprocessing.context import SpawnProcess
+
+    from urdir.model.engine.requests.service import Service
+
+_TICK_SECONDS = 0.1  # between looks at the device
+_HANG_UP_SECONDS = 10.0  # for front ends to end
+_context = multiprocessing.get_context("spawn")
+
+
+def run_engine(settings: Settings, listener: socket.socket, control: Connection) -> None:
+    """Serve until ``control`` says to end. It gets "serving", and at the end a `wire.Failure` or
+    None."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # the first process takes them
+        signal.signal(number, signal.SIG_IGN)
+    failure = None
+    try:
+        _Engine(settings, listener, control).run()
+    except (Exception, KeyboardInterrupt) as error:
+        failure = wire.Failure.of(error)
+    with suppress(OSError):  # the first process is gone
+        control.send(failure)
+
+
+def _run_front(*given: Any) -> None:
+    """What a front end needs is imported in its process alone."""
+    from urdir.model.serve.apart.front_process import run_front
+
+    run_front(*given)
+
+
+@dataclass(slots=True)
+class _Process:
+    """A front end: its process, its connection, its row of counts."""
+
+    process: SpawnProcess
+    desk: Desk
+    row: int
+
+
+class _Engine:
+    """See `run_engine`."""
+
+    def __init__(self, settings: Settings, listener: socket.socket, control: Connection) -> None:
+        self._settings = settings
+        self._listener = listener
+        self._control = control
+        self._desks = Desks()
+        self._table: Any = _context.RawArray("d", settings.workers * Counts.WIDTH)
+        self._order: Literal["", "drain", "abort"] = ""
+        self._context = 0
+
+    def run(self) -> None:
+        """Open the engine beside the front ends, and serve. Raises what ends it."""
+        with ExitStack() as owners:
+            owners.callback(self._listener.close)
+            fronts = [self._start(row) for row in range(self._settings.workers)]
+            owners.callback(self._end, fronts)
+            engine, service = self._settings.open_engine(self._desks.post)
+            owners.callback(engine.close)
+            owners.callback(service.close)
+            owners.callback(self._desks.close)
+            self._desks.start(service)
+            self._wait_until_ready(fronts)
+            self._context = engine.session.context
+            for front in fronts:
+                front.desk.send(wire.Round(context=self._context))
+            self._settings.greet(engine.name, self._context)
+            self._control.send("serving")
+            self._watch(fronts, service)
+            if service.lost is not None:
+                raise service.lost
+        if self._order == "abort":
+            raise KeyboardInterrupt
+
+    def _start(self, row: int) -> _Process:
+        """Start a front end, which inherits that signals are ignored."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = _context.Process(
+                target=_run_front,
+                args=(self._settings.front, theirs, self._listener, self._table, row),
+                name=f"front-end-{row}",
+                daemon=True,
+            )
+            process.start()
+        return _Process(process, self._desks.open(ours), row)
+
+    def _wait_until_ready(self, fronts: list[_Process]) -> None:
+        """Wait until all front ends have read the model's texts. Raises ModelError if one ends."""
+        for front in fronts:
+            while not front.desk.is_ready.wait(_TICK_SECONDS):
+                if front.process.exitcode is not None:
+                    raise ModelError("a process that serves HTTP does not start: see above")
+            if front.desk.failure is not None:
+                raise front.desk.failure.error
+
+    def _watch(self, fronts: list[_Process], service: Service) -> None:
+        """Replace front ends that end, until all are to end. Raises ModelError for one that would
+        end again."""
+        while any(front.process.is_alive() for front in fronts) or not self._order:
+            self._obey()
+            sentinels = [front.process.sentinel for front in fronts]
+            waiting.wait([*sentinels, self._control], _TICK_SECONDS)
+            if service.lost is not None and self._settings.exit_on_device_loss:
+                self._give("drain")
+            for index, front in enumerate(fronts):
+                if not self._order and front.process.exitcode is not None:
+                    fronts[index] = self._replaced(front)
+
+    def _replaced(self, front: _Process) -> _Process:
+        code = front.process.exitcode
+        if code == CANNOT_SERVE or not front.desk.is_ready.is_set():
+            raise ModelError("a process that serves HTTP does not start: see above")
+        print(f"urdir: a front end has ended ({code}), another begins", file=sys.stderr)
+        new = self._start(front.row)
+        new.desk.send(wire.Round(context=self._context))
+        return new
+
+    def _obey(self) -> None:
+        """Take orders of the first process, whose end is one."""
+        while self._control.poll():
+            try:
+                order = self._control.recv()
+            except EOFError:
+                order = "abort"
+            self._give(order)
+            if order == "abort":
+                return
+
+    def _give(self, order: Literal["drain", "abort"]) -> None:
+        if self._order not in (order, "abort"):
+            self._order = order
+            self._desks.order(order)
+
+    def _end(self, fronts: list[_Process]) -> None:
+        """Wait for the front ends, whose connections are closed."""
+        self._desks.close()
+        for front in fronts:
+            front.process.join(_HANG_UP_SECONDS)
+            if front.process.is_alive():
+                front.process.kill()
+                front.process.join()

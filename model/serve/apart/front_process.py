@@ -1,0 +1,78 @@
+"""The process of a front end: a server that answers with an engine in another process."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from urdir.model.engine.requests.device_lost import DeviceLostError
+from urdir.model.errors import ModelError
+from urdir.model.serve.apart import wire
+from urdir.model.serve.apart.link import EngineLink
+from urdir.model.serve.apart.settings import CANNOT_SERVE, Front
+from urdir.model.serve.connections import room
+from urdir.model.serve.counts import Counts
+from urdir.model.serve.loops import run_in_loop
+from urdir.model.serve.served_model import EngineModel, NamedTexts, warm_up
+from urdir.model.serve.server import Server
+
+#: Longest time that a thread runs while the event loop waits (seconds): tokenising is in a thread.
+_SWITCH_SECONDS = 0.0005
+
+
+def run_front(
+    front: Front, connection: socket.socket, listener: socket.socket, table: Any, own: int
+) -> None:
+    """Serve until the engine's process says to end, or is gone.
+
+    ``table`` is the shared memory of `Counts`, of which row ``own`` is this process's.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):  # the engine's process says when to end
+        signal.signal(number, signal.SIG_IGN)
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    counts = Counts(np.frombuffer(table).reshape(-1, Counts.WIDTH), own)
+    with ExitStack() as owners:
+        try:
+            texts = owners.enter_context(front.open_texts())
+            warm_up(texts)
+        except ModelError as error:
+            connection.sendall(wire.frame(wire.Ready(wire.Failure.of(error))))
+            sys.exit(1)
+        try:
+            run_in_loop(_serve(front, texts, connection, listener, counts))
+        except DeviceLostError:  # the engine's process says why
+            sys.exit(1)
+        except ModelError as error:
+            print(f"urdir: error: {error}", file=sys.stderr)
+            sys.exit(CANNOT_SERVE)
+
+
+async def _serve(
+    front: Front,
+    texts: NamedTexts,
+    connection: socket.socket,
+    listener: socket.socket,
+    counts: Counts,
+) -> None:
+    link = await EngineLink.connect(texts.tokenizer, connection)
+    context = await link.context
+    defaults = front.defaults(texts.file.metadata)
+    link.model = EngineModel(texts, front.names(texts.name), context, defaults)
+    limits = replace(front.limits, connections=room(front.limits.connections))
+    server = Server(link, front.access, limits, counts=counts)
+
+    def end(aborts: bool) -> None:
+        server.should_exit = True
+        server.force_exit = server.force_exit or aborts
+
+    link.on_order = end
+    await server.serve([listener])
+    if server.force_exit:
+        await server.hang_up()
+    await link.close()

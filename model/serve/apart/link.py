@@ -1,0 +1,135 @@
+"""A front end's connection to the engine's process: the service that its server answers with."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+from collections.abc import Callable
+from typing import cast
+
+from urdir.model.engine.requests.answering import Answering
+from urdir.model.engine.requests.device_lost import DeviceLostError
+from urdir.model.engine.requests.metrics import Metrics
+from urdir.model.engine.requests.request import Item, Request
+from urdir.model.serve.apart import wire
+from urdir.model.serve.interface import ServedModel
+from urdir.model.text.constraints import Constraint
+from urdir.model.text.tokenizer import Tokenizer
+
+
+class EngineLink(Answering[int], asyncio.Protocol):
+    """An `AsyncService` by the engine at the other end of a socket.
+
+    ``on_order`` is called when the server is to end: True if its answers are to be aborted. When
+    the engine's process ends, all open answers end with an error.
+    """
+
+    model: ServedModel  # set once the context is known
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        super().__init__(tokenizer)
+        self.lost: Exception | None = None
+        self.on_order: Callable[[bool], None] = lambda aborts: None
+        self.context: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._numbers = itertools.count()
+        self._deliver: dict[int, Callable[[Item], None]] = {}
+        self._replies: dict[int, asyncio.Future[wire.Told]] = {}
+        self._frames = wire.Frames()
+        self._transport: asyncio.Transport
+
+    @classmethod
+    async def connect(cls, tokenizer: Tokenizer | None, connection: socket.socket) -> EngineLink:
+        """Begin to listen to the engine."""
+        link = cls(tokenizer)
+        await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=connection)
+        link._send(wire.Ready())
+        return link
+
+    # ---- the server's side ----
+
+    async def check(self, constraint: Constraint) -> None:
+        """See `AsyncService`."""
+        await self._reply(lambda number: wire.Check(number, constraint))
+
+    async def metrics(self) -> Metrics:
+        """See `AsyncService`."""
+        metrics = (await self._reply(wire.Query)).metrics
+        assert metrics is not None
+        return metrics
+
+    async def close(self) -> None:
+        """Close the connection; the engine goes on."""
+        self._transport.close()
+
+    async def _begin(self, request: Request, deliver: Callable[[Item], None]) -> int:
+        number = next(self._numbers)
+        self._send(wire.Ask.of(number, request))
+        self._deliver[number] = deliver
+        return number
+
+    def _stop(self, begun: int) -> None:
+        self._send(wire.Stop(begun))
+
+    def _cancel(self, begun: int) -> None:
+        if self._deliver.pop(begun, None) is not None and self.lost is None:
+            self._send(wire.Cancel(begun))
+
+    async def _reply(self, call: Callable[[int], wire.Call]) -> wire.Told:
+        """The answer to a call. Raises its failure."""
+        number = next(self._numbers)
+        self._send(call(number))
+        self._replies[number] = reply = asyncio.get_running_loop().create_future()
+        try:
+            told: wire.Told = await reply
+        finally:
+            del self._replies[number]
+        if told.failure is not None:
+            raise told.failure.error
+        return told
+
+    def _send(self, call: wire.Call) -> None:
+        if self.lost is not None:
+            raise self.lost
+        self._transport.write(wire.frame(call))
+
+    # ---- the engine's side ----
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.Protocol`."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is not derived from it
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        for body in self._frames.push(data):
+            self._take(wire.decode_round(body))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        self.lost = DeviceLostError("the engine has ended")
+        if not self.context.done():
+            self.context.set_exception(self.lost)
+        for number in (*self._deliver, *self._replies):
+            self._tell(wire.Told(number, failure=wire.Failure.of(self.lost)))
+        self.on_order(False)
+
+    def _take(self, found: wire.Round) -> None:
+        for told in found.told:
+            self._tell(told)
+        if found.context and not self.context.done():
+            self.context.set_result(found.context)
+        if found.order:
+            self.on_order(found.order == "abort")
+
+    def _tell(self, told: wire.Told) -> None:
+        """Pass on what is new of a call, unless it was cancelled."""
+        if (reply := self._replies.get(told.number)) is not None:
+            if not reply.done():
+                reply.set_result(told)
+            return
+        if (deliver := self._deliver.get(told.number)) is None:
+            return
+        if told.ending is not None or told.failure is not None:
+            del self._deliver[told.number]
+        for item in told.items():
+            deliver(item)

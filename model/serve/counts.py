@@ -1,0 +1,92 @@
+"""Counts of all processes that serve HTTP, in memory that they share."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from http import HTTPStatus
+
+import numpy as np
+from numpy.typing import NDArray
+
+#: Bucket bounds in seconds, at most a factor of two apart.
+FIRST_TOKEN = (0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60)
+NEXT_TOKEN = (0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2)
+#: Paths whose responses are counted by name; all others are "other".
+ROUTES = (
+    *("/", "/health", "/metrics", "/v1/models", "/v1/models/{name:path}", "/v1/completions"),
+    *("/v1/chat/completions", "/tokenize", "/detokenize", "other"),
+)
+_STATUSES = tuple(int(status) for status in HTTPStatus)
+#: What is open now: requests, connections, bytes of large bodies.
+_GAUGES = ("requests", "connections", "body_bytes")
+_SIZE = len(_GAUGES) + len(FIRST_TOKEN) + len(NEXT_TOKEN) + 4 + len(ROUTES) * len(_STATUSES)
+
+
+class Counts:
+    """The counts of one process, row ``own`` of a table; sums are over all rows.
+
+    ``table`` is (processes, `Counts.WIDTH`) f64, by default of this process alone. A process writes
+    its own row, so nothing is locked. One that replaces another goes on with its counters.
+    """
+
+    WIDTH = _SIZE
+
+    def __init__(self, table: NDArray[np.float64] | None = None, own: int = 0) -> None:
+        self._table = np.zeros((1, _SIZE)) if table is None else table
+        self._own = self._table[own]
+        self._own[: len(_GAUGES)] = 0
+        at = len(_GAUGES)
+        self.first_token = Times(self, at, FIRST_TOKEN)
+        at += len(FIRST_TOKEN) + 2
+        self.next_token = Times(self, at, NEXT_TOKEN)
+        self._responses = at + len(NEXT_TOKEN) + 2
+
+    def add(self, gauge: str, change: float) -> None:
+        """Change what this process has open of "requests", "connections" or "body_bytes"."""
+        self._own[_GAUGES.index(gauge)] += change
+
+    def open(self, gauge: str) -> int:
+        """What all processes have open."""
+        return int(self._table[:, _GAUGES.index(gauge)].sum())
+
+    def count_response(self, route: str, status: int) -> None:
+        """Count a response."""
+        known = status if status in _STATUSES else int(HTTPStatus.INTERNAL_SERVER_ERROR)
+        row = ROUTES.index(route) * len(_STATUSES) + _STATUSES.index(known)
+        self._own[self._responses + row] += 1
+
+    def responses(self) -> Iterator[tuple[str, int, float]]:
+        """Route, status and number of the responses of all processes."""
+        sums = self._table[:, self._responses :].sum(0).reshape(len(ROUTES), -1)
+        for route, status in np.argwhere(sums):
+            yield ROUTES[route], _STATUSES[status], float(sums[route, status])
+
+    def change(self, column: int, by: float) -> None:
+        """Change a value of this process."""
+        self._own[column] += by
+
+    def sums(self, first: int, count: int) -> NDArray[np.float64]:
+        """Sums of some columns over all processes, (count,) f64."""
+        sums: NDArray[np.float64] = self._table[:, first : first + count].sum(0)
+        return sums
+
+
+class Times:
+    """A histogram of seconds; ``bounds`` are the upper ends of its buckets."""
+
+    def __init__(self, counts: Counts, first: int, bounds: tuple[float, ...]) -> None:
+        self._counts = counts
+        self._first = first
+        self._bounds = bounds
+
+    def observe(self, seconds: float, times: int = 1) -> None:
+        """Add a time, as often as said."""
+        self._counts.change(self._first + bisect_left(self._bounds, seconds), times)
+        self._counts.change(self._first + len(self._bounds) + 1, seconds * times)
+
+    def buckets(self) -> tuple[list[tuple[str, float]], float]:
+        """How many times are at most each bound, "+Inf" last, and the sum of all."""
+        *numbers, total = self._counts.sums(self._first, len(self._bounds) + 2).tolist()
+        names = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
+        return list(zip(names, np.cumsum(numbers).tolist(), strict=True)), total

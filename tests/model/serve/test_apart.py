@@ -1,0 +1,408 @@
+"""HTTP in processes of its own: answers, errors, ends of processes, many streams, slow readers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import MISSING, fields, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from urdir.model.engine.requests.request import Request
+from urdir.model.engine.sampling_settings import SamplingSettings
+from urdir.model.serve.apart import wire
+from urdir.model.text.constraints import Constraint
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+PROGRAM = Path(__file__).with_name("apart_server.py")
+ASKED: dict[str, Any] = {"model": "paced", "prompt": "By the old mill", "max_tokens": 8, "seed": 5}
+DEADLY = 666
+
+
+class Apart:
+    """A server of `apart_server`, in processes of its own."""
+
+    def __init__(self, *flags: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(PROGRAM), *flags],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self.url = self.process.stdout.readline().strip()
+        assert self.url, self.process.communicate()
+        self.port = int(self.url.rpartition(":")[2])
+        self.http = httpx.Client(base_url=self.url, timeout=30, trust_env=False)
+
+    def ask(self, **more: Any) -> httpx.Response:
+        return self.http.post("/v1/completions", json=ASKED | more)
+
+    @property
+    def engine(self) -> int:
+        """The engine's process, which has front ends."""
+        (engine,) = (pid for pid in children(self.process.pid) if children(pid))
+        return engine
+
+    @property
+    def fronts(self) -> list[int]:
+        return children(self.engine)
+
+    def end(self) -> tuple[int, str]:
+        """Exit code and stderr, once it has ended."""
+        _, errors = self.process.communicate(timeout=30)
+        return self.process.returncode, errors
+
+
+def children(pid: int) -> list[int]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+            if int(parent) == pid and b"spawn_main" in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+    return sorted(found)
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Apart]]:
+    servers: list[Apart] = []
+
+    def begin(*flags: str) -> Apart:
+        servers.append(Apart(*flags))
+        return servers[-1]
+
+    yield begin
+    for server in servers:
+        server.http.close()
+        if server.process.poll() is None:
+            server.process.terminate()
+            time.sleep(0.1)
+            server.process.terminate()
+            server.end()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Apart]:
+    """One for the tests that leave it whole."""
+    server = Apart("--sequences", "1000", "--step", "0.005")
+    yield server
+    body = ASKED | {"max_tokens": 100, "stream": True}
+    with server.http.stream("POST", "/v1/completions", json=body) as response:
+        lines = response.iter_lines()
+        next(lines)
+        server.process.terminate()  # what is open is answered
+        assert [line for line in lines if line][-1] == "data: [DONE]"
+    server.http.close()
+    code, errors = server.end()
+    assert code == 0, errors
+    assert errors.count("a front end has ended (-9), another begins") <= 1
+    assert "Traceback" not in errors
+
+
+def figure(server: Apart, name: str) -> float:
+    lines = server.http.get("/metrics").text.splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
+
+
+def test_answers(server: Apart) -> None:
+    """Of all kinds; a seed repeats one, whichever process is asked, and log-probabilities come."""
+    first = server.ask().json()
+    assert first["usage"]["completion_tokens"] == 8
+    assert first["choices"][0]["finish_reason"] == "length"
+    text = first["choices"][0]["text"]
+    for _ in range(6):
+        with httpx.Client(base_url=server.url, trust_env=False) as other:
+            again = other.post("/v1/completions", json=ASKED | {"n": 2}).json()["choices"]
+        assert again[0]["text"] == text != again[1]["text"]
+    (choice,) = server.ask(logprobs=2).json()["choices"]
+    assert choice["logprobs"]["token_logprobs"] == [-0.5] * 8
+    assert "".join(choice["logprobs"]["tokens"]) == choice["text"] == text
+    stop = text[3:6]
+    (choice,) = server.ask(stop=[stop], max_tokens=4000).json()["choices"]
+    assert (choice["text"], choice["stop_reason"]) == (text[: text.index(stop)], stop)
+    with httpx.Client(trust_env=False, timeout=30) as http:
+        client = openai.OpenAI(
+            base_url=f"{server.url}/v1", api_key="none", max_retries=0, http_client=http
+        )
+        chunks = list(client.completions.create(stream=True, **ASKED))
+        assert "".join(chunk.choices[0].text for chunk in chunks) == text
+        chat = client.chat.completions.create(
+            model="paced", messages=[{"role": "user", "content": "Hi"}], max_tokens=3
+        )
+    assert chat.usage is not None
+    assert chat.usage.completion_tokens == 3
+
+
+def test_errors_have_their_kind(server: Apart) -> None:
+    full = server.ask(prompt=[300] * 5000)
+    assert (full.status_code, full.json()["error"]["code"]) == (400, "context_length_exceeded")
+    good = server.ask(structured_outputs={"choice": ["yes"]})
+    assert good.status_code == 200
+    bad = server.ask(structured_outputs={"choice": ["refused"]})
+    assert (bad.status_code, bad.json()["error"]["code"]) == (400, "invalid_constraint")
+
+
+def test_counts_are_of_all_processes(server: Apart) -> None:
+    def ask(number: int) -> None:
+        with httpx.Client(base_url=server.url, trust_env=False) as http:
+            assert http.post("/v1/completions", json=ASKED).status_code == 200
+
+    counted = 'urdir_http_responses_total{route="/v1/completions",status="200"}'
+    names = ("urdir_time_to_first_token_seconds_count", "urdir_inter_token_seconds_count")
+    before = [figure(server, name) for name in (counted, *names, "urdir_generated_tokens_total")]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(ask, range(24)))
+    after = [figure(server, name) for name in (counted, *names, "urdir_generated_tokens_total")]
+    assert [b - a for a, b in zip(before, after, strict=True)] == [24, 24, 24 * 7, 24 * 8]
+    assert server.http.get("/health").json() == {"status": "ok"}
+
+
+def test_a_client_that_leaves_is_cancelled(server: Apart) -> None:
+    with server.http.stream(
+        "POST", "/v1/completions", json=ASKED | {"max_tokens": 4000, "stream": True}
+    ) as response:
+        lines = response.iter_lines()  # held: its end closes the stream
+        next(lines)
+        assert figure(server, "urdir_running") == 1
+    wait_for(lambda: figure(server, "urdir_running") == 0)
+
+
+@pytest.mark.slow
+def test_limits_are_of_all_processes(start: Callable[..., Apart]) -> None:
+    """One answer runs and one waits, for which the queue has room; then three requests are open."""
+    server = start("--open", "3", "--sequences", "1", "--queue", "1", "--step", "0.01")
+    body = ASKED | {"max_tokens": 4000, "stream": True}
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(server.http.stream("POST", "/v1/completions", json=body))
+        lines = first.iter_lines()  # held: its end closes the stream
+        next(lines)
+        waits = threading.Thread(target=ask_and_drop, args=(server, body))
+        waits.start()
+        wait_for(lambda: figure(server, "urdir_queued") == 1)
+        full = server.ask()
+        assert (full.status_code, full.headers["Retry-After"]) == (429, "3")
+        third = stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+        third.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Type: application/json\r\nContent-Length: 9\r\n\r\n"
+        )
+        wait_for(lambda: server.http.get("/metrics").status_code == 429)
+        refused = server.ask()
+        assert (refused.status_code, refused.headers["Retry-After"]) == (429, "1")
+        assert "3 requests are open" in refused.text
+    server.http.close()
+    server.process.terminate()
+    time.sleep(0.1)
+    server.process.terminate()
+    waits.join()
+
+
+def ask_and_drop(server: Apart, body: dict[str, Any]) -> None:
+    with suppress(httpx.HTTPError):
+        httpx.post(f"{server.url}/v1/completions", json=body, timeout=60, trust_env=False)
+
+
+def test_a_front_end_that_dies_is_replaced(server: Apart) -> None:
+    """Its answers end with an error, those of the other go on."""
+    text = server.ask(max_tokens=200).json()["choices"][0]["text"]
+    found: list[str | None] = []
+
+    def ask() -> None:
+        with httpx.Client(base_url=server.url, trust_env=False, timeout=30) as http:
+            try:
+                reply = http.post("/v1/completions", json=ASKED | {"max_tokens": 200})
+                found.append(reply.json()["choices"][0]["text"])
+            except httpx.HTTPError:
+                found.append(None)
+
+    threads = [threading.Thread(target=ask) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    wait_for(lambda: figure(server, "urdir_running") == 12)
+    before = server.fronts
+    os.kill(before[0], signal.SIGKILL)
+    for thread in threads:
+        thread.join()
+    assert set(found) == {None, text}
+    wait_for(lambda: len(server.fronts) == 2)
+    assert server.fronts[0] == before[1]
+    server.http.close()
+    server.http = httpx.Client(base_url=server.url, timeout=30, trust_env=False)
+    assert figure(server, "urdir_running") == 0
+    for _ in range(4):
+        assert server.ask().status_code == 200
+
+
+@pytest.mark.slow
+def test_an_engine_that_dies_ends_all(start: Callable[..., Apart]) -> None:
+    """With its cause and exit code 1."""
+    server = start("--step", "0.01")
+    lines: list[str] = []
+
+    def listen() -> None:
+        body = ASKED | {"max_tokens": 4000, "stream": True}
+        with httpx.stream(
+            "POST", f"{server.url}/v1/completions", json=body, trust_env=False
+        ) as response:
+            lines.extend(response.iter_lines())
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+    wait_for(lambda: len(lines) > 4)
+    fronts = server.fronts
+    refused = server.ask(seed=DEADLY)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "device_lost")
+    thread.join()
+    assert json.loads([line for line in lines if line][-1].removeprefix("data: "))["error"]
+    code, errors = server.end()
+    assert code == 1
+    assert "the engine's process has ended: killed by SIGKILL" in errors
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in fronts))
+
+
+@pytest.mark.slow
+def test_a_second_signal_aborts_what_is_open(start: Callable[..., Apart]) -> None:
+    server = start("--step", "0.01")
+    body = ASKED | {"max_tokens": 4000, "stream": True}
+    with server.http.stream("POST", "/v1/completions", json=body) as response:
+        lines = response.iter_lines()
+        next(lines)
+        server.process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        assert next(lines) == ""  # it goes on
+        assert next(lines)
+        server.process.send_signal(signal.SIGINT)
+        with pytest.raises(httpx.HTTPError):
+            list(lines)
+    code, errors = server.end()
+    assert code == 130
+    assert errors.count("finishing open requests") == 1
+    assert "Traceback" not in errors
+
+
+@pytest.mark.slow
+def test_many_streams(server: Apart) -> None:
+    """1,000 at once are whole."""
+    expected = server.ask().json()["choices"][0]["text"]
+
+    async def run() -> list[tuple[dict[int, str], int]]:
+        return await asyncio.gather(*(streamed(server) for _ in range(1000)))
+
+    assert {texts[0] for texts, _ in asyncio.run(run())} == {expected}
+
+
+@pytest.mark.slow
+def test_a_slow_reader_delays_nobody(server: Apart) -> None:
+    """The engine goes on to the end of the answer; what waited comes in few events."""
+    more = {"max_tokens": 400, "logprobs": 20, "n": 16}  # 15 MB, more than the system buffers
+    expected = server.ask(**more).json()["choices"]
+
+    def is_answered() -> bool:
+        return figure(server, "urdir_running") == 0
+
+    async def wait() -> None:
+        await asyncio.to_thread(wait_for, lambda: not is_answered())
+        await asyncio.to_thread(wait_for, is_answered)
+
+    texts, events = asyncio.run(streamed(server, wait, **more))
+    assert texts == {choice["index"]: choice["text"] for choice in expected}
+    assert events < 16 * 390
+
+
+async def streamed(
+    server: Apart, until: Callable[[], Awaitable[None]] | None = None, **more: Any
+) -> tuple[dict[int, str], int]:
+    """The texts of streamed answers and their number of events; nothing is read ``until``."""
+    body = json.dumps(ASKED | {"stream": True} | more).encode()
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect(("127.0.0.1", server.port))
+    reader, writer = await asyncio.open_connection(sock=connection, limit=1024)
+    writer.write(
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+        b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    )
+    if until is not None:
+        await until()
+    lines = (await reader.read()).split(b"\n")
+    writer.close()
+    await writer.wait_closed()
+    assert lines.count(b"data: [DONE]") == 1
+    events = [json.loads(line[6:]) for line in lines if line.startswith(b"data: {")]
+    texts: dict[int, str] = defaultdict(str)
+    for (choice,) in (event["choices"] for event in events):
+        texts[choice["index"]] += choice["text"]
+    return texts, len(events)
+
+
+def test_a_file_that_is_refused(tmp_path: Path) -> None:
+    """By the command, once, whichever process finds it."""
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF")
+    command = [sys.executable, "-m", "urdir.model", "serve", "--port", "0", "--device", "emulator"]
+    command += ["-m", str(tmp_path / "bad.gguf"), "--api-workers", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.fullmatch(r"urdir: error: .*bad\.gguf.*\n", done.stderr)
+
+
+def test_requests_arrive_as_they_are() -> None:
+    """All of them but what makes text."""
+    settings = SamplingSettings(seed=(1 << 64) - 1, logit_bias=((5, -1.5), (7, 2.0)), logprobs=3)
+    constraint = Constraint.choice(["yes", "nó"])
+    request = Request(
+        prompt=(1, 2, 1 << 20),
+        settings=settings,
+        limit=7,
+        stops=("a",),
+        ignore_end=True,
+        constraint=constraint,
+        shown=frozenset({"<b>"}),
+        scope=b"\xff\0",
+        drafts=False,
+        draft_p_min=0.25,
+    )
+    unlike = [
+        each.name
+        for each in fields(Request)
+        if each.default is not MISSING and getattr(request, each.name) == each.default
+    ]
+    assert unlike == []  # a new field is to be sent, too
+    (body,) = wire.Frames().push(wire.frame(wire.Ask.of(3, request)))
+    call = wire.decode_call(body)
+    assert isinstance(call, wire.Ask)
+    assert call.request == replace(request, stops=(), shown=frozenset())
+
+
+def test_frames_are_cut_anywhere() -> None:
+    calls = [wire.Stop(1), wire.Cancel(2), wire.Query(1 << 40), wire.Ready()]
+    data = b"".join(map(wire.frame, calls))
+    for size in (1, 3, 7, len(data)):
+        frames, found = wire.Frames(), []
+        for at in range(0, len(data), size):
+            found += map(wire.decode_call, frames.push(data[at : at + size]))
+        assert found == calls
