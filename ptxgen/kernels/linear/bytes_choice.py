@@ -46,7 +46,8 @@ def any_cut(batch: int) -> BytesCut:
 def estimate(product: GemmBytes, sms: int) -> float:
     """us on an H200."""
     cut = product.cut
-    waves = ceil_div(_ctas(product), sms - (IDLE if max(cut.sharers, cut.cluster) > 2 else 0))
+    used = sms - (IDLE if max(cut.sharers, cut.cluster) > 2 else 0)
+    waves = ceil_div(_ctas(product), max(1, used))
     copied = cut.bands * product.layout.tile_nbytes + 256 * cut.vectors / cut.sharers
     made = 0.0 if product.of_floats else WEIGHTS + PER_ROWS * cut.row_groups
     tile = max(cut.row_groups * cut.vectors * PRODUCT, made, copied / NBYTES)
