@@ -24,6 +24,7 @@ COMMANDS = (
     "show",
     "pull",
     "list",
+    "quantize",
     "logits",
     "bench",
     "check",

@@ -112,7 +112,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 def add_quantize(parser: argparse.ArgumentParser) -> None:
     """--quantize."""
-    from urdir.model.files.quantised import QUANTISED
+    from urdir.model.files.wanted_types import QUANTISED
 
     parser.add_argument(
         "--quantize",

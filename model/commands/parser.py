@@ -19,11 +19,9 @@ from urdir.model.environment import flag_variables
 
 #: Commands of other programs that do not exist here, and what to use instead.
 ABSENT = {
-    "quantize": "urdir does not write model files; --quantize makes safetensors smaller while they "
-    "are loaded",
     "perplexity": "perplexity is not measured; urdir logits writes the logits of a text's tokens",
     "embedding": "embeddings are not computed; urdir logits writes logits",
-    "imatrix": "urdir does not quantise files, so that it has no use for an importance matrix",
+    "imatrix": "urdir quantises without an importance matrix",
     "finetune": "urdir runs models, it does not train them",
     "convert": "nothing to convert: GGUF files and safetensors folders run as they are",
     "create": "there are no model recipes: give the file, and --system-prompt, --temp ...",

@@ -11,9 +11,9 @@ from typing import Any
 
 from urdir.model.errors import ConfigError, UnsupportedError
 from urdir.model.families.attention import Attention, Latent
-from urdir.model.families.parts import rms_norm
 from urdir.model.families.reader import Reader
 from urdir.model.families.stored import Linear
+from urdir.ptxgen.kernels.norm import Norm
 
 
 def latent_head_dims(file: Reader) -> tuple[int, int]:
@@ -25,6 +25,11 @@ def latent_head_dims(file: Reader) -> tuple[int, int]:
             "convert the model again"
         )
     return key, value
+
+
+def latent_norm(file: Reader) -> Norm:
+    """The norm of latent vectors; a folder may have another epsilon for it."""
+    return Norm("rms", file.own("latent_eps", float, file.rms()))
 
 
 def latent_attention(
@@ -44,7 +49,7 @@ def latent_attention(
 
     ``scale`` defaults to 1 / sqrt(key dimension); ``options`` are fields of `Attention`.
     """
-    hidden, norm, latent = file.hidden, rms_norm(file), file.size("attention.kv_lora_rank")
+    hidden, norm, latent = file.hidden, latent_norm(file), file.size("attention.kv_lora_rank")
     key_dim, value_dim = latent_head_dims(file)
     own = key_dim - shared
     if own < 1 or shared < 1:

@@ -18,7 +18,7 @@ MIXED = ("q4_k_m", "mxfp4_moe")
 _FALLBACK = {
     **{"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"},
     **dict.fromkeys(("Q2_K", "Q3_K", "TQ1_0", "TQ2_0"), "Q4_0"),
-    **{"E4M3G128": "E4M3G32", "E2M1G256": "E2M1G64", "W4G128": "W8G32"},
+    **{"E4M3R256": "E4M3G128", "E4M3G128": "E4M3G32", "E2M1G256": "E2M1G64", "W4G128": "W8G32"},
     **{name: "IQ4_NL" for name in FORMATS if name.startswith("IQ") and name != "IQ4_NL"},
 }
 #: Matrices that are never quantised; the last one keeps its published type.

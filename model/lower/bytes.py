@@ -1,10 +1,11 @@
-"""Launches of products of many rows as signed bytes, of matrices that were chosen for it."""
+"""Launches of products of many rows as signed bytes, of matrices that were chosen for it, and as
+floats of eight bits, of those that are."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from urdir.model.lower.chain import Chain
 from urdir.model.lower.lowering import Lowering
@@ -14,12 +15,15 @@ from urdir.ptxgen.kernels.linear.bytes_choice import any_cut, choose_bytes
 from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
 from urdir.ptxgen.kernels.linear.pack_bytes import PackBytes
 from urdir.ptxgen.kernels.linear.products.gemm_bytes import GemmBytes
+from urdir.ptxgen.kernels.linear.products.gemm_e4m3 import GemmE4m3
+from urdir.ptxgen.weights import eights
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
 
 # One object for equal kernels, with its cached properties.
 _gemm_bytes = lru_cache(maxsize=1024)(GemmBytes.of)
+_gemm_e4m3 = lru_cache(maxsize=1024)(GemmE4m3.of)
 _pack_bytes = lru_cache(maxsize=64)(PackBytes)
 
 
@@ -30,18 +34,23 @@ def append_bytes(at: Lowering, chain: Chain, matrices: Sequence[Matrix], packs: 
     (first, *rest) = matrices
     others = [] if pair else rest
     leaves = (PackedVectors(),) if packs else ()
+    of_floats = eights.are_e4m3(first.format)
     steps = GemmBytes.in_order(*biases((first, *others)), *chain.epilogue, *leaves)
     shape = (first.format, first.rows, first.cols, chain.rows, any_cut(chain.rows))
     shapes = tuple((matrix.format, matrix.rows) for matrix in others)
-    kernel = choose_bytes(_gemm_bytes(*shape, *steps, others=shapes), at.limits.sms)
-    launch: dict[str, Slice | None] = _packed_bytes(at, chain, first.cols)
+    product = (_gemm_e4m3 if of_floats else _gemm_bytes)(*shape, *steps, others=shapes)
+    kernel = choose_bytes(product, at.limits.sms)
+    element: Literal["s8", "e4m3"] = "e4m3" if of_floats else "s8"
+    launch: dict[str, Slice | None] = _packed_bytes(at, chain, first.cols, element)
     for number, (matrix, y) in enumerate(zip((first, *others), chain.results, strict=True)):
         n = str(number or "")
-        launch |= {f"weights{n}": matrix.data, f"row_scales{n}": matrix.scales}
+        launch[f"weights{n}"] = matrix.data
+        launch |= {} if of_floats else {f"row_scales{n}": matrix.scales}
         launch[f"bias{n}"] = matrix.bias
         launch[f"y{n}"] = at.place(y).slice(0, kernel.nbytes(kernel.param(f"y{n}")))
     if pair:
-        launch |= {"up": rest[0].data, "up_row_scales": rest[0].scales, "up_bias": rest[0].bias}
+        launch |= {"up": rest[0].data, "up_bias": rest[0].bias}
+        launch |= {} if of_floats else {"up_row_scales": rest[0].scales}
     if residual is not None:
         launch["residual"] = at.place(residual.a)
     if packs:
@@ -49,7 +58,9 @@ def append_bytes(at: Lowering, chain: Chain, matrices: Sequence[Matrix], packs: 
     at.launch(kernel, chain.label, **launch)
 
 
-def _packed_bytes(at: Lowering, chain: Chain, cols: int) -> dict[str, Slice | None]:
+def _packed_bytes(
+    at: Lowering, chain: Chain, cols: int, element: Literal["s8", "e4m3"]
+) -> dict[str, Slice | None]:
     """The vectors of a product as bytes, and their scales, by a launch."""
     norm, label, source = chain.norm, f"{chain.label}.pack", at.place(chain.x)
     packed = norm is None and chain.x in at.packed
@@ -60,7 +71,7 @@ def _packed_bytes(at: Lowering, chain: Chain, cols: int) -> dict[str, Slice | No
     elif norm is not None:
         label = f"{chain.label}.norm"
     layer = None if norm is None else at.norm(norm.of)
-    kernel = _pack_bytes(chain.rows, cols, layer and layer.norm, packed)
+    kernel = _pack_bytes(chain.rows, cols, layer and layer.norm, packed, element)
     made = {"y": at.work["packed bytes"], "scales": at.work["packed scales"]}
     weights = {} if layer is None else {"weight": layer.weight, "bias": layer.bias}
     at.launch(kernel, label, x=source, **made, **weights)

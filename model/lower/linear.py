@@ -112,7 +112,7 @@ def _lower_packed(at: Lowering, chain: Chain, matrices: list[Matrix]) -> bool:
     if chain.pair is not None or (find(chain.ends, Activated) and len(matrices) == 1):
         following = _next_matrix(at, chain.y)
     leaves_packed = following is not None and packs(at, chain.rows, [following])
-    append = append_bytes if takes_bytes(chain.rows, matrices) else append_packed
+    append = append_bytes if takes_bytes(at, chain.rows, matrices) else append_packed
     append(at, chain, matrices, leaves_packed)
     return True
 

@@ -12,9 +12,11 @@ from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.linear import bytes_choice, packed_choice
 from urdir.ptxgen.kernels.linear.choice import LinearRequest
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
+from urdir.ptxgen.kernels.linear.pack_bytes import PackBytes
 from urdir.ptxgen.kernels.linear.prologue.norm import Normed
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 from urdir.ptxgen.kernels.linear.steps import Step
+from urdir.ptxgen.weights import eights
 from urdir.ptxgen.weights.halves import Halves
 from urdir.ptxgen.weights.layout import TILE_COLS
 from urdir.ptxgen.weights.packed_few import Order
@@ -48,10 +50,16 @@ def packs(at: Lowering, rows: int, matrices: Sequence[Matrix]) -> bool:
     return at.takes_gemm(rows) and packed_choice.packs(at.limits, formats)
 
 
-def takes_bytes(rows: int, matrices: Sequence[Matrix]) -> bool:
+def takes_bytes(at: Lowering, rows: int, matrices: Sequence[Matrix]) -> bool:
     """Whether a product that ``packs`` takes bytes, made of packed activations."""
     many = rows >= bytes_choice.LEAST_ROWS
-    return many and all(matrix.scales is not None for matrix in matrices)
+    return many and all(of.scales is not None or takes_e4m3(at, of) for of in matrices)
+
+
+def takes_e4m3(at: Lowering, matrix: Matrix) -> bool:
+    """Whether a matrix is multiplied with activations as floats of eight bits."""
+    on_device = at.limits.target in bytes_choice.TARGETS
+    return on_device and eights.are_e4m3(matrix.format) and PackBytes.can_pack(matrix.cols)
 
 
 def packs_few(

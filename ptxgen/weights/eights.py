@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from urdir.ptxgen.spec import ceil_div
+from urdir.ptxgen.weights import e4m3
 from urdir.ptxgen.weights.format import Format
 from urdir.ptxgen.weights.formats import UNIT
 from urdir.ptxgen.weights.halves import Halves
@@ -44,8 +45,14 @@ Floats = npt.NDArray[np.float32]
 
 
 def can_be_bytes(fmt: Format) -> bool:
-    """Whether kernels make bytes of weights of this type: of integers with factors."""
+    """Whether kernels make bytes of weights of this type: of quants with factors."""
     return fmt.arithmetic == "integers"
+
+
+def are_e4m3(fmt: Format) -> bool:
+    """Whether quants are multiplied as they are with activations as E4M3 numbers: floats of eight
+    bits with a scale a row."""
+    return fmt.of_rows
 
 
 # ---- weights ----
@@ -130,6 +137,19 @@ def pack_bytes(x: npt.NDArray[Any]) -> tuple[Bytes, Floats]:
     inverse[~np.isfinite(inverse)] = 0
     rounded = np.rint(x.astype(np.float64) * inverse[:, None].astype(np.float64)).astype(np.int8)
     return place_bytes(rounded), largest * np.float32(1 / MOST)
+
+
+def pack_e4m3(x: npt.NDArray[Any]) -> tuple[npt.NDArray[np.uint8], Floats]:
+    """Activations (vectors, cols) f32 -> E4M3 numbers of `bytes_shape`, and scales (vectors,): the
+    largest number is the largest magnitude."""
+    x = x.astype(np.float32)
+    largest = np.abs(x).max(axis=1)
+    with np.errstate(divide="ignore", over="ignore"):
+        inverse = np.float32(e4m3.MOST) / largest
+    inverse[~np.isfinite(inverse)] = 0
+    numbers = e4m3.to_e4m3(x * inverse[:, None])
+    placed = place_bytes(numbers.view(np.int8)).view(np.uint8)
+    return placed, largest * np.float32(1 / e4m3.MOST)
 
 
 def place_bytes(x: Bytes) -> Bytes:

@@ -40,6 +40,8 @@ class Format:
     table: tuple[int, ...] = ()
     #: Weights are multiplied by ``2 ** -halvings``.
     halvings: int = 0
+    #: Whether ``d`` is the same in all blocks of a row.
+    of_rows: bool = False
     #: Bytes of a block after ``expansion.expand``, which ``planes`` describe; 0: as in GGUF.
     expanded: int = 0
 
@@ -48,7 +50,7 @@ class Format:
 
     def __repr__(self) -> str:
         """Name and digest of the description, so that a spec key changes when a layout does."""
-        late = ("table", "halvings", "expanded")
+        late = ("table", "halvings", "of_rows", "expanded")
         fields = [
             getattr(self, f.name)
             for f in dataclasses.fields(self)

@@ -137,16 +137,17 @@ def _integer(bits: int, group: int) -> Format:
     return replace(made, planes=tuple(planes))
 
 
-def _e4m3(group: int) -> Format:
+def _e4m3(group: int, of_rows: bool = False) -> Format:
     """Floats of eight bits, ``group`` of them with a factor: d as f32, quants in order of columns.
+    ``of_rows``: a row's factors are all the same.
 
     Read as the upper bits of f16 numbers, they are 2^-8 of what they should be, which is 2^-24
     times an integer: that integer is the quant (`halves`).
     """
     quants = Field(8, _at(4), tuple(8 << k for k in range(group.bit_length() - 1)))
     return _quantised(
-        f"E4M3G{group}", OWN_TYPES + group // UNIT, group, 4 + group,
-        quants=[quants], single=0, element="e4m3", halvings=16,
+        f"E4M3{'R' if of_rows else 'G'}{group}", OWN_TYPES + group // UNIT, group, 4 + group,
+        quants=[quants], single=0, element="e4m3", halvings=16, of_rows=of_rows,
     )  # fmt: skip
 
 
@@ -298,6 +299,7 @@ _ALL = (
     _e4m3(32),
     _e2m1(256),
     _e2m1(64),
+    _e4m3(256, of_rows=True),
 )  # fmt: skip
 
 #: Every supported type by its GGUF name, and those of quantised folders that have kernels of their
@@ -348,6 +350,7 @@ def random_blocks(fmt: Format, count: int, rng: np.random.Generator, scale: floa
             factors = scale * rng.uniform(0.01, 0.1, count) * rng.choice([-1.0, 1.0], count)
             if fmt.has_singles:  # quants or factors are E4M3: no NaN
                 blocks[blocks & 0x7F == 0x7F] = 0
+                factors = np.full(count, factors[0]) if fmt.of_rows else factors
                 factors /= 16
             halves = factors.astype(np.float32 if fmt.has_singles else np.float16)
             blocks[:, at : at + halves.itemsize] = halves.view(np.uint8).reshape(count, -1)

@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.spec import ceil_div
+from urdir.ptxgen.weights.e4m3 import e4m3
 from urdir.ptxgen.weights.expansion import expand
 from urdir.ptxgen.weights.fields import Plane
 from urdir.ptxgen.weights.formats import UNIT, Bytes, Format
@@ -286,18 +287,6 @@ class Layout:
                 field = (items[:, byte] >> shift) & part.target.mask
                 by_item[:, index] |= field << part.shift
         return numbers
-
-
-@functools.cache
-def e4m3() -> npt.NDArray[np.float32]:
-    """The value of each byte as OCP's E4M3, (256,) f32. Bytes that are NaN stand for 480, as they
-    do to the kernels."""
-    byte = np.arange(256)
-    exponent, mantissa = byte >> 3 & 15, byte & 7
-    whole = np.where(exponent, 8 + mantissa, mantissa).astype(np.float32)
-    sizes = np.ldexp(whole, np.maximum(exponent, 1) - 10)
-    values: npt.NDArray[np.float32] = np.where(byte < 128, sizes, -sizes)
-    return values
 
 
 def plane_run(plane: Plane) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,36 @@ Array = npt.NDArray[Any]
 def bf16_to_f32(bits: Array) -> Array:
     """bf16 bits to float32, exact."""
     return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+@functools.cache
+def _e4m3_values() -> Array:
+    """The value of each byte as E4M3, (256,) float32."""
+    byte = np.arange(256)
+    exponent, mantissa = byte >> 3 & 15, byte & 7
+    sizes = np.ldexp(
+        np.where(exponent, 8 + mantissa, mantissa).astype(np.float64), np.maximum(exponent, 1) - 10
+    )
+    sizes[byte & 127 == 127] = np.nan
+    values: Array = np.where(byte < 128, sizes, -sizes).astype(np.float32)
+    return values
+
+
+def e4m3_to_f32(bits: Array) -> Array:
+    """E4M3 bytes to float32, exact."""
+    values: Array = _e4m3_values()[bits]
+    return values
+
+
+def f64_to_e4m3(x: Array) -> Array:
+    """Round float64 once to E4M3 bytes, to even; the largest beyond it, NaN is 0x7F."""
+    sizes = _e4m3_values()[:127].astype(np.float64)
+    between = (sizes[1:] + sizes[:-1]) / 2
+    found = np.searchsorted(between, np.abs(x))
+    ties = between[np.minimum(found, 125)] == np.abs(x)
+    found += ties & (found % 2 == 1)
+    found = np.where(np.isnan(x), 127, found + 128 * np.signbit(x))
+    return found.astype(np.uint8)
 
 
 def f64_to_bf16(x: Array, mode: str = "rn") -> Array:

@@ -181,3 +181,22 @@ def _narrow_two(e: Emitter, m: re.Match[str]) -> None:
     view = "f2" if m[3] == "f16" else "u2"
     for at, wide in enumerate(wides):
         e.line(f"{result}.view({view})[{at}::2] = narrow({wide}, {m[3]!r}, {m[1]!r})")
+
+
+@operation(r"cvt\.rn\.satfinite\.e4m3x2\.f32", 89, (8, 1))
+def _narrow_to_e4m3(e: Emitter, m: re.Match[str]) -> None:
+    """The first source goes to the high byte."""
+    d, a, b = e.operands
+    result = e.target(d, "u2")
+    for at, operand in enumerate((b, a)):
+        e.line(f"{result}.view('u1')[{at}::2] = f64_to_e4m3({_as_f64(e, operand, 'f32', False)})")
+
+
+@operation(r"cvt\.rn\.f16x2\.e4m3x2", 89, (8, 1))
+def _widen_e4m3(e: Emitter, m: re.Match[str]) -> None:
+    """The high byte becomes the high half."""
+    d, a = e.operands
+    result, source = e.target(d, "u4"), e.source(a, "u2")
+    for at in range(2):
+        byte = f"({source} >> u2({8 * at})).astype('u1')"
+        e.line(f"{result}.view('f2')[{at}::2] = e4m3_to_f32({byte})")

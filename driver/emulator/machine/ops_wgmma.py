@@ -50,6 +50,20 @@ def _multiply_bytes(e: Emitter, m: re.Match[str]) -> None:
     _product(e, n, "s32", "s8")
 
 
+@operation(
+    r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k32\.f32\.e4m3\.e4m3",
+    90, (8, 0), warpgroup=True, only=_HOPPER,
+)  # fmt: skip
+def _multiply_e4m3(e: Emitter, m: re.Match[str]) -> None:
+    n = int(m[1])
+    if n % 8 or not 8 <= n <= 256:
+        raise e.fail(f"N is a multiple of 8 from 8 to 256, not {n}")
+    if len(e.operands) != 6:
+        raise e.fail("wrong number of operands")
+    scales = [_one_of(e, i, (1, -1)) for i in e.operands[4:]]
+    _product(e, n, "f32", "e4m3", scales[0] * scales[1])
+
+
 def _product(
     e: Emitter,
     n: int,

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from urdir.driver.emulator.machine.formats import bf16_to_f32
+from urdir.driver.emulator.machine.formats import bf16_to_f32, e4m3_to_f32
 
 Array = npt.NDArray[Any]
 
@@ -91,11 +91,13 @@ def from_rows(rows: Array, kind: str, extent: int, is_transposed: bool) -> Array
     if is_transposed:
         return np.swapaxes(values(rows, kind).reshape(-1, K, extent), 1, 2)
     found = values(rows, kind)
-    return found.reshape(-1, extent, 2 * K if kind == "s8" else K)
+    return found.reshape(-1, extent, K if kind in ("f16", "bf16") else 2 * K)
 
 
 def values(bits: Array, kind: str) -> Array:
-    """f16, bf16 (as f32) or s8 values, from memory of any element size."""
+    """f16, bf16 and e4m3 (as f32) or s8 values, from memory of any element size."""
+    if kind == "e4m3":
+        return e4m3_to_f32(bits.view(np.uint8))
     if kind == "bf16":
         return bf16_to_f32(bits.view(np.uint16))
     return bits.view(np.int8 if kind == "s8" else np.float16)

@@ -59,7 +59,7 @@ class Acceptance:
 
     @property
     def is_steady(self) -> bool:
-        """Whether most first drafts stand, so that several steps can be launched at once."""
+        """Whether most first drafts are accepted, so that several steps can be launched at once."""
         return self._is_proven and self._likely[0] >= 0.5
 
     @property
@@ -68,11 +68,12 @@ class Acceptance:
         return self._tries > 0 and not self._is_proven
 
     def most(self, drafts: int) -> int:
-        """Drafts of a step, ``drafts`` at most: one while it is unlikely that any stands."""
+        """Drafts of a step, ``drafts`` at most: one while it is unlikely that any is
+        accepted."""
         return drafts if self._is_proven or self._likely[0] >= 0.5 else 1
 
     def learn(self, wanted: int, accepted: int) -> None:
-        """Of ``wanted`` drafts the first ``accepted`` stood. One that was not found did not."""
+        """Learn from ``wanted`` drafts, the first ``accepted`` of them accepted, the others not."""
         for place in range(min(wanted, accepted + 1)):
             if place == len(self._likely):
                 self._likely.append(self.at(place))
@@ -116,7 +117,7 @@ class Drafting:
 
     Steps for whose rows ``is_ready`` are chosen alone, unless the settings ask for more drafts;
     ``wished`` are the rows that would be chosen if all were. ``rest`` is that of a draft model that
-    steps without drafts leave out. ``likely`` is how often first drafts of all answers stood.
+    steps without drafts leave out. ``likely``: how often first drafts of all answers were accepted.
     """
 
     def __init__(
@@ -140,11 +141,12 @@ class Drafting:
         return None if state.drafts is None else cls(state.drafts, state.rows, rest=rest)
 
     def begin(self) -> Acceptance:
-        """What is known of a new answer's drafts: how often those of others stood."""
+        """What is known of a new answer's drafts: how often those of others were
+        accepted."""
         return Acceptance(self.likely)
 
     def learn(self, answer: Acceptance, wanted: int, accepted: int) -> None:
-        """Of ``wanted`` drafts of an answer in a step the first ``accepted`` stood."""
+        """Learn from the ``wanted`` drafts of an answer, the first ``accepted`` accepted."""
         answer.learn(wanted, accepted)
         self.likely += _SHARED_WEIGHT * (bool(accepted) - self.likely)
 

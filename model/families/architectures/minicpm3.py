@@ -15,8 +15,9 @@ import math
 from urdir.model.families.attention import Attention, Latent
 from urdir.model.families.dense import rms_decoder, shared_rope
 from urdir.model.families.description import Description
+from urdir.model.families.latent import latent_norm
 from urdir.model.families.mixtures import plain_dense
-from urdir.model.families.parts import head_dims, rms_norm
+from urdir.model.families.parts import head_dims
 from urdir.model.families.reader import Reader
 from urdir.model.families.rope import RopeConfig
 
@@ -37,7 +38,7 @@ def minicpm3(file: Reader) -> Description:
 def _attention(file: Reader, layer: int, rope: RopeConfig) -> Attention:
     """MLA of a layer. The file stores a head's key rows beside its value rows (attn_kv_b);
     absorbing them into the query needs their transpose. A head may rotate as a whole."""
-    hidden, norm, (key_dim, value_dim) = file.hidden, rms_norm(file), head_dims(file)
+    hidden, norm, (key_dim, value_dim) = file.hidden, latent_norm(file), head_dims(file)
     heads, still = file.size_at("attention.head_count", layer), key_dim - rope.dim
     latent, rank = file.size("attention.kv_lora_rank"), file.size("attention.q_lora_rank")
     queries = file.linear("attn_q_b", layer, heads * key_dim, rank, bias="absent")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +70,11 @@ def family_of(config: Mapping[str, Any], path: Path) -> Family:
     """The family of a text decoder; UnsupportedError if unknown."""
     name = config.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
+        near = ", ".join(get_close_matches(str(name)[:60], FAMILIES, 3))
+        hint = f"; near it: {near}" if near else ""
         raise UnsupportedError(
-            f"{path}: model_type {shown(name)!r} is not supported (supported: "
-            f"{', '.join(FAMILIES)})"
+            f"{path}: model_type {shown(name)!r} is not supported ({len(FAMILIES)} are, "
+            f"see model/MODELS.md{hint})"
         )
     family = FAMILIES[name]
     if family.without_experts is not None and not config.get("num_local_experts"):

@@ -24,7 +24,9 @@ from urdir.model.owner import Owner
 
 
 class SafetensorsModel(Owner):
-    """config.json, tokenizer.json and *.safetensors as a ``ModelFile``: GGUF's keys, names, types.
+    """config.json, vocabulary and *.safetensors as a ``ModelFile``: keys and tensors have the names
+    that families read (`family`), types are ggml's. ``ignored_fields`` of config.json have no
+    effect, ``unused_tensors`` belong to other parts of the model.
 
     Matrices are converted row by row while read. They get the type ``quantize`` ("q8_0", "q4_0",
     ...; None: as stored). ``name`` is the model's name (None: the folder's).

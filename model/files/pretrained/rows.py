@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from urdir.model.files.quantised import quantizer
 from urdir.model.files.safetensors import ITEM_NBYTES, StoredTensor
 from urdir.model.files.tensor_types import tensor_type, type_number
 from urdir.ptxgen.weights.formats import format_of
@@ -161,12 +162,7 @@ def row_bytes(rows: Rows, type_id: int) -> Any:
         if rows.order is None and len(rows.parts) == 1 and not rows.transposed:
             return rows.parts[0].data
         return RowBytes(rows.raw, rows.count, row_nbytes, at_once)
-    from gguf.constants import GGMLQuantizationType
-    from gguf.quants import quantize
-
-    kind = GGMLQuantizationType(type_id)
-
-    def make(first: int, last: int) -> Bytes:
-        return quantize(rows.floats(first, last), kind).view(np.uint8)  # type: ignore[no-any-return]
-
-    return RowBytes(make, rows.count, row_nbytes, at_once)
+    make = quantizer(type_id)
+    return RowBytes(
+        lambda first, last: make(rows.floats(first, last)), rows.count, row_nbytes, at_once
+    )

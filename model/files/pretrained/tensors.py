@@ -24,9 +24,9 @@ from urdir.model.files.open_file import FileBytes
 from urdir.model.files.pretrained.layouts import Layout
 from urdir.model.files.pretrained.places import Place
 from urdir.model.files.pretrained.rows import GGML_TYPES, RowBytes, Rows, row_bytes
-from urdir.model.files.quantised import quantised_type
+from urdir.model.files.quantised import Recipe
 from urdir.model.files.safetensors import ITEM_NBYTES, StoredTensor
-from urdir.model.files.tensor_types import TENSOR_TYPES, type_number
+from urdir.model.files.tensor_types import type_number
 
 #: Tensors that become F32: vectors in the description, whatever their stored rank, and routers.
 _F32 = re.compile(
@@ -48,7 +48,11 @@ def make_tensors(
     Raises UnsupportedError for an unsupported dtype, SafetensorsError or ConfigError for
     inconsistent tensors.
     """
-    wanted = None if quantize is None else quantised_type(quantize)
+    wanted = None
+    if quantize is not None:
+        layers = keys.get("block_count")
+        assert isinstance(layers, int)
+        wanted = Recipe(quantize, layers, "output.weight" not in places)
     kept: list[str] = []
     tensors = {}
     orders: dict[str, NDArray[np.intp]] = {}
@@ -57,7 +61,8 @@ def make_tensors(
         tensors[name] = tensor = _tensor(name, parts, place.layout, keys, wanted, path)
         if parts[0].order is not None:
             orders[name.removesuffix(".weight")] = _column_order(parts, path)
-        if wanted not in (None, tensor.type_id) and isinstance(tensor.data, RowBytes | FileBytes):
+        is_matrix = isinstance(tensor.data, RowBytes | FileBytes)
+        if wanted and is_matrix and wanted.type_of(name, tensor.shape[-1]) is None:
             kept.append(name)
     if kept:
         warnings.warn(
@@ -126,7 +131,7 @@ def _tensor(
     parts: tuple[StoredTensor, ...],
     layout: Layout,
     keys: Mapping[str, Value],
-    wanted: int | None,
+    wanted: Recipe | None,
     path: Path,
 ) -> Tensor:
     if layout.shape is not None:
@@ -150,8 +155,8 @@ def _tensor(
     if len(shape) < 2 or _F32.search(name) or layout.values or layout.factors:
         return vector(name, _values(rows, layout, keys, path, name).reshape(shape))
     type_id = type_number(rows.dtype)
-    if wanted is not None and rows.width % TENSOR_TYPES[wanted].block == 0:
-        type_id = wanted
+    if wanted is not None and (made := wanted.type_of(name, rows.width)) is not None:
+        type_id = made
     data = row_bytes(rows, type_id)
     return Tensor(name, type_id, shape, 0, len(data), data)
 

@@ -86,9 +86,9 @@ def _read(path: Path) -> dict[bytes, int]:
         try:
             token, rank = base64.b64decode(words[0], validate=True), int(words[1][:9])
         except (IndexError, ValueError, binascii.Error):
-            raise SafetensorsError(f"{path}: line {number} is no token with its rank") from None
+            raise SafetensorsError(f"{path}: line {number} lacks a token or its rank") from None
         if len(words) != 2 or not token or token in ranks or not 0 <= rank < TOKENS.most:
-            raise SafetensorsError(f"{path}: line {number} is no token with its rank")
+            raise SafetensorsError(f"{path}: line {number} lacks a token or its rank")
         TOKEN_NBYTES.check(len(token), str(path), SafetensorsError)
         ranks[token] = rank
     return ranks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -12,7 +12,8 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.pack import MAX_THREADS, NORMED_ROWS, TILE_THREADS
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
-from urdir.ptxgen.weights.eights import MOST, bytes_shape, pack_bytes
+from urdir.ptxgen.weights import e4m3
+from urdir.ptxgen.weights.eights import MOST, bytes_shape, pack_bytes, pack_e4m3
 from urdir.ptxgen.weights.layout import TILE_COLS
 from urdir.ptxgen.weights.packed import GROUP, pack, packed_shape, unpack
 
@@ -20,8 +21,9 @@ from urdir.ptxgen.weights.packed import GROUP, pack, packed_shape, unpack
 @dataclass(frozen=True)
 class PackBytes(KernelSpec):
     """x (rows, cols) f32 as bytes in the order of `eights`, and what a byte of each vector stands
-    for; with a ``norm`` the normalised rows, with its ``weight`` and ``bias`` (cols,) f32.
-    ``packed``, without a norm: x is f16 as products of f16 take it (`packed`).
+    for; or as E4M3 numbers (``element``), and what 1 stands for. With a ``norm`` the normalised
+    rows, with its ``weight`` and ``bias`` (cols,) f32. ``packed``, without a norm: x is f16 as
+    products of f16 take it (`packed`).
 
     A vector with an infinity or a NaN gets a scale that is one, so that no product of it is finite.
     Raises PtxgenError for more columns than a CTA holds (`can_pack`).
@@ -31,6 +33,7 @@ class PackBytes(KernelSpec):
     cols: int
     norm: Norm | None = None
     packed: bool = False
+    element: Literal["s8", "e4m3"] = "s8"
 
     name = "pack_bytes"
     template = ("urdir.templates", "linear/pack_bytes.ptx.j2")
@@ -66,10 +69,20 @@ class PackBytes(KernelSpec):
             (True, x),
             (norm and norm.weight, Param("weight", "f32", ("cols",), Access.IN)),
             (norm and norm.bias, Param("bias", "f32", ("cols",), Access.IN)),
-            (True, Param("y", "s8", bytes_shape(self.rows, self.cols), Access.OUT)),
+            (True, Param("y", self.stored, bytes_shape(self.rows, self.cols), Access.OUT)),
             (True, Param("scales", "f32", ("launched",), Access.OUT)),
         )
         return tuple(param for present, param in given if present)
+
+    @property
+    def stored(self) -> str:
+        """The type of y's elements in memory."""
+        return "s8" if self.element == "s8" else "u8"
+
+    @property
+    def most(self) -> int:
+        """The largest number."""
+        return MOST if self.element == "s8" else e4m3.MOST
 
     @property
     def launched(self) -> int:
@@ -119,13 +132,14 @@ class PackBytes(KernelSpec):
     @property
     def tolerance(self) -> Tolerance:
         """Bit for bit, but that a byte may be rounded otherwise after a norm."""
-        return Tolerance(rtol=1.01 / MOST if self.norm else 0)
+        step = 9 if self.element == "e4m3" else 1.01  # of bytes: 0x38 and 0x37 are 1 and 15 / 16
+        return Tolerance(rtol=step / MOST if self.norm else 0)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         x = unpack(inputs["x"], self.rows, self.cols) if self.packed else inputs["x"]
         if self.norm is not None:
             x = self.norm(x, inputs.get("weight"), inputs.get("bias"))
-        y, scales = pack_bytes(x)
+        y, scales = pack_bytes(x) if self.element == "s8" else pack_e4m3(x)
         return {"y": y, "scales": np.pad(scales, (0, self.launched - self.rows))}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
@@ -149,6 +163,9 @@ class PackBytes(KernelSpec):
             "vectors": cls(16, 512),
             "8448 columns": cls(3, 8448),
             "packed": cls(9, 288, packed=True),
+            "E4M3": cls(9, 260, element="e4m3"),
+            "packed E4M3": cls(9, 288, packed=True, element="e4m3"),
+            "rms E4M3": cls(8, 512, rms, element="e4m3"),
             "packed, two runs a thread": cls(11, 8704, packed=True),
             "rms": cls(8, 256, rms),
             "rms of odd rows": cls(11, 1284, rms),

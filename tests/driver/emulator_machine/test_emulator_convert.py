@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -184,6 +185,25 @@ def test_packed_narrowing(machine: Any, rng: Any, kind: str) -> None:
     with np.errstate(all="ignore"):
         high, low = (x.astype(dtype).view("u2").astype("u4") for x in (a, b))
     machine.check(f"cvt.rn.{kind}x2.f32 %d, %a, %b;", "u4", high << 16 | low, a, b)
+
+
+def test_packed_narrowing_to_eight_bits(machine: Any, rng: Any) -> None:
+    """To the nearest, ties to even, the largest instead of more; any NaN is 0x7F."""
+    near = np.arange(-500, 500, 0.5).astype("f4") / np.float32(8)
+    a, b = wide_floats(rng, 10, "f4"), np.resize(near, N)
+    bytes_of = []
+    for x in (a, b):
+        with np.errstate(all="ignore"):
+            rounded = np.clip(x, -448, 448).astype(ml_dtypes.float8_e4m3fn).view("u1")
+        bytes_of.append(np.where(np.isnan(x), 0x7F, rounded).astype("u4"))
+    code = "cvt.rn.satfinite.e4m3x2.f32 %h, %a, %b; cvt.u32.u16 %d, %h;"
+    machine = replace(machine, version="8.1")
+    machine.check(code, "u4", bytes_of[0] << 8 | bytes_of[1], a, b)
+    both = rng.integers(0, 1 << 16, N).astype("u4")
+    both[both & 0x7F == 0x7F] = 0  # no NaN, whose bits are not said
+    both[both >> 8 & 0x7F == 0x7F] = 0
+    halves = both.astype("u2").view(ml_dtypes.float8_e4m3fn).astype(np.float16).view("u4")
+    machine.check("cvt.u16.u32 %h, %a; cvt.rn.f16x2.e4m3x2 %d, %h;", "u4", halves, both)
 
 
 def test_move_packs_and_unpacks(machine: Any, rng: Any) -> None:

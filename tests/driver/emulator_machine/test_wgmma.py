@@ -107,14 +107,21 @@ def test_a_in_registers(machine: Any, rng: Any, n: int, kind: str) -> None:
     np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.parametrize("kind", ["s8", "e4m3"])
 @pytest.mark.parametrize("n", [8, 24, 96, 256])
-def test_bytes(machine: Any, rng: Any, n: int) -> None:
+def test_bytes(machine: Any, rng: Any, n: int, kind: str) -> None:
     """Two steps of the depth, A in registers (PTX ISA 9.7.15.5.1.2, figures of .k32); sums keep
     their lower 32 bits."""
     ctas, groups, steps = 2, 2, 2
     a = rng.integers(-128, 128, (ctas * groups, 64, 64)).astype("i1")
     b = rng.integers(-128, 128, (ctas, n, 64)).astype("i1")
     c = rng.integers(-(2**31), 2**31, (ctas * groups, 64, n)).astype("i4")
+    of_sums = "s32" if kind == "s8" else "f32"
+    values, end = [x.astype("i8") for x in (a, b, c)], ""
+    if kind == "e4m3":
+        values = [rng.integers(-16, 17, x.shape).astype("i8") for x in (a, b, c)]
+        a, b = (x.astype("f4").astype(ml_dtypes.float8_e4m3fn).view("i1") for x in values[:2])
+        c, end = values[2].astype("f4").view("i4"), ", 1, 1"
     rows, column = 16 * WARP + GROUP, 4 * THREAD[:, None] + np.arange(4)
     registers = [
         a[:, rows[:, None] + 8 * (i % 2), 32 * step + 16 * (i // 2) + column].copy().view("u4")
@@ -126,15 +133,16 @@ def test_bytes(machine: Any, rng: Any, n: int) -> None:
         four = "{" + ", ".join(f"%a{4 * step + i}" for i in range(4)) + "}"
         body += (
             f"mov.b64 %desc, {descriptor(32 * n * step, leading=16 * n, stride=128)};"
-            f"wgmma.mma_async.sync.aligned.m64n{n}k32.s32.s8.s8 {listed('d', n // 2)},"
-            f"{four}, %desc, %yes;\n"
+            f"wgmma.mma_async.sync.aligned.m64n{n}k32.{of_sums}.{kind}.{kind} "
+            f"{listed('d', n // 2)}, {four}, %desc, %yes{end};\n"
         )
     body += COMMIT + WAIT + "\n" + save(n // 2)
     params = {"a": machine.upload(np.concatenate(registers, axis=2)), "b": machine.upload(tiles)}
     params |= {"c": machine.upload(np.stack([c[:, *place(i)] for i in range(n // 2)], axis=2))}
     out = machine.upload(np.zeros((ctas * groups, 128, n // 2), "i4"))
     machine.run(body, params | {"out": out}, ctas=ctas, threads=128 * groups, shared_bytes=64 * n)
-    want = a.astype("i8") @ np.repeat(b, groups, 0).astype("i8").swapaxes(1, 2) + c
+    want = values[0] @ np.repeat(values[1], groups, 0).swapaxes(1, 2) + values[2]
+    want = want.astype("f4").view("i4") if kind == "e4m3" else want
     got = machine.download(out, "i4", want.size).reshape(ctas * groups, 128, n // 2)
     expected = np.stack([want[:, *place(i)] for i in range(n // 2)], axis=2).astype("i4")
     np.testing.assert_array_equal(got, expected)

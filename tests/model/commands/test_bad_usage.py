@@ -45,7 +45,7 @@ Cli = Callable[..., tuple[int, str, str]]
         (("logits", "demo", "--tokens", "1,2048", "-o", "x.npy"), "2048"),
         (("check", "--kernel", "ad"), "did you mean add"),
         (("check", "--kernel", "add", "--gpus", "2"), "--kernel"),
-        (("quantize", "x"), "does not write"),
+        (("quantize", "x"), "OUT.gguf"),
         (("embedding", "x"), "not computed"),
         (("perplexity", "x"), "not measured"),
         (("run", "--lora", "x"), "LoRA"),

@@ -64,7 +64,7 @@ def _positions(device: str, total: int, full: bool) -> int:
     return total if full or device == "cuda" else FEW
 
 
-@pytest.mark.turns(2)
+@pytest.mark.turns(3)
 @pytest.mark.references("golden", LLAMA_CPP_ERROR)
 def test_exact_mode_matches_golden(
     name: str, device_name: str, pytestconfig: pytest.Config, golden: Golden, supported: Any
@@ -78,7 +78,7 @@ def test_exact_mode_matches_golden(
     assert error <= EXACT_RELATIVE_RMS
 
 
-@pytest.mark.turns(2)
+@pytest.mark.turns(3, which=1)
 @pytest.mark.references(
     "golden", [*reversed(LLAMA_CPP_ERROR)]
 )  # of which the exact test has others
@@ -131,7 +131,7 @@ def test_replay_equals_eager_bit_for_bit(
 QUANTISED = [name for name in LLAMA_CPP_ERROR if "-q" in name]
 
 
-@pytest.mark.turns(2)
+@pytest.mark.turns(3, which=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", QUANTISED)
 def test_batched_steps_stay_within_the_allowance(

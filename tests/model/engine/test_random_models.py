@@ -317,7 +317,7 @@ RANKS = {
 
 
 #: Tokens after which logits are looked at: of prompts, and of single ones.
-COUNTS = (1, 2, 19, 20, 21)
+COUNTS = (1, 2, 20, 21)
 
 
 def logits(eager: EagerSteps, tokens: list[int]) -> np.ndarray:

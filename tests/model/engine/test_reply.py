@@ -70,13 +70,13 @@ def test_drawn_answers_differ_and_their_seed_repeats_them() -> None:
     wild = SamplingSettings(temperature=20.0, top_k=0, top_p=1.0, min_p=0.0)
     exact: Any = {"exact": True, "kv_dtype": "f32", "sequences": 2, "cache_folder": None}
     with Engine.open("demo", device="emulator", **exact) as engine:
-        ask = partial(engine.chat, [QUESTION], limit=3)
+        ask = partial(engine.chat, [QUESTION], limit=2)
         _, *replies = [ask(settings=wild) for _ in range(3)]
         assert len({reply.content for reply in replies}) == 2
         again = ask(settings=replace(wild, seed=replies[0].statistics.seed))
         assert again.content == replies[0].content
-        assert len({engine.generate("Once", settings=wild, limit=3) for _ in range(2)}) == 2
-        many = partial(engine.generate_all, ["Once", "Once"], limit=3)
+        assert len({engine.generate("Once", settings=wild, limit=2) for _ in range(2)}) == 2
+        many = partial(engine.generate_all, ["Once", "Once"], limit=2)
         _, drawn = list(many(settings=wild)), list(many(settings=wild))
         first, second = drawn
         assert first.text != second.text

@@ -212,6 +212,28 @@ KINDS: Mapping[str, Kind] = {
 }
 
 
+def wide_floats(source: Path, folder: Path, width: int = 256) -> Path:
+    """A folder of floats like ``source``, one layer of that width, with random weights."""
+    config = json.loads((source / "config.json").read_text())
+    config |= {"num_hidden_layers": 1, "hidden_size": width, "intermediate_size": width}
+    sizes = {128: width, 192: width}  # heads are as wide as they were
+    rng, tensors = np.random.default_rng(1), {}
+    for name, tensor in read_folder(source).items():
+        if ".layers.1." in name:
+            continue
+        shape = [sizes.get(size, size) for size in tensor.shape]
+        if "self_attn" in name:
+            kept = 1 if "o_proj" in name else 0
+            shape[kept] = tensor.shape[kept]
+        values = rng.standard_normal(shape) * (0.06 if len(shape) > 1 else 0.1) + (len(shape) < 2)
+        tensors[name] = values.astype(ml_dtypes.bfloat16)
+    folder.mkdir()
+    shutil.copy(source / "tokenizer.json", folder)
+    (folder / "config.json").write_text(json.dumps(config))
+    write_safetensors(folder / "model.safetensors", tensors)
+    return folder
+
+
 def quantised(source: Path, kind: Kind, folder: Path, seed: int = 0) -> tuple[Path, Path]:
     """A folder quantised in that way, but for embedding and head, and one of the same weights as
     F32."""

@@ -190,3 +190,19 @@ def test_a_configuration_that_is_no_object_is_refused(data: Path, tmp_path: Path
     (path / "config.json").write_text(json.dumps(config | {"quantization_config": ["awq"]}))
     with pytest.raises(ModelError, match="quantization_config is not an object"):
         SafetensorsModel(path)
+
+
+def test_a_configuration_in_a_file_of_its_own(data: Path, tmp_path: Path) -> None:
+    """Where older versions of modelopt wrote it."""
+    path = _folder(data, tmp_path, "nvfp4-modelopt")
+    config = json.loads((path / "config.json").read_text())
+    found = config.pop("quantization_config")
+    del found["quant_method"]
+    (path / "config.json").write_text(json.dumps(config))
+    beside = path / "hf_quant_config.json"
+    beside.write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": found}))
+    with SafetensorsModel(path) as model:
+        assert model.tensors["blk.0.attn_q.weight"].type_name == "E2M1G64"
+    beside.write_text(json.dumps({"quantization": {**found, "rotation": 1}}))
+    with pytest.raises(ModelError, match=r"hf_quant_config\.json: .*'rotation'"):
+        SafetensorsModel(path)

@@ -244,6 +244,7 @@ CASES = {
 
 
 @every_mode
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("case", CASES)
 def test_a_mixture_is_the_weighted_sum_of_its_experts(
     bench: ExpertsBench, case: str, allowed: float
@@ -251,6 +252,7 @@ def test_a_mixture_is_the_weighted_sum_of_its_experts(
     check_mixture(bench, case, allowed)
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("case", ["qwen3", "llama 4"])
 @pytest.mark.parametrize(
     ("rows", "exact", "together", "allowed"),

@@ -14,8 +14,10 @@ Floats = NDArray[np.float32]
 
 
 def e4m3_type(cols: int, block_cols: int | None = None) -> Format | None:
-    """The type for rows of ``cols`` E4M3 numbers with a scale for each ``block_cols`` of them;
-    None if there is none."""
+    """The type for rows of ``cols`` E4M3 numbers with a scale for each ``block_cols`` of them, or
+    for all; None if there is none."""
+    if block_cols is None and cols % 256 == 0:
+        return FORMATS["E4M3R256"]
     for group in (128, 32):
         if cols % group == 0 and (block_cols is None or block_cols % group == 0):
             return FORMATS[f"E4M3G{group}"]

@@ -51,10 +51,10 @@ def by_inputs(parts: Parts, scheme: Scheme) -> StoredTensor:
     else:
         stored = parts.take_of_module("qweight", ("I32",), (None, rows))
         cols = stored.shape[0] * 32 // bits
-    whole = Whole(stored, rows)
+    whole = Whole(stored)
 
     def packed(first: int, last: int) -> Bytes:
-        raw = whole.take(last - first).view("<u4").reshape(stored.shape)
+        raw = whole.take(last == rows).view("<u4").reshape(stored.shape)
         if not scheme.interleaved:
             return np.ascontiguousarray(raw[:, first:last].T).view(np.uint8)
         begin, end = first // 8, -(-last // 8)

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from urdir.model.errors import SafetensorsError, UnsupportedError
 from urdir.model.files.pretrained.rows import RowBytes
 from urdir.model.files.safetensors import ITEM_NBYTES, StoredTensor
+from urdir.ptxgen.weights.e4m3 import e4m3
 from urdir.ptxgen.weights.formats import Format
-from urdir.ptxgen.weights.layout import e4m3
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -125,20 +125,19 @@ def rows_of(tensor: StoredTensor, first: int, last: int) -> Bytes:
 
 
 class Whole:
-    """All of a tensor, read when first needed and forgotten once ``count`` of its columns were.
-    Thread-safe."""
+    """All of a tensor, read when first needed and forgotten with its last part. Thread-safe."""
 
-    def __init__(self, tensor: StoredTensor, count: int) -> None:
-        self._tensor, self._left, self._count = tensor, count, count
+    def __init__(self, tensor: StoredTensor) -> None:
+        self._tensor = tensor
         self._lock = threading.Lock()
         self._kept: Bytes | None = None
 
-    def take(self, columns: int) -> Bytes:
-        """The bytes, for so many columns."""
+    def take(self, is_last: bool) -> Bytes:
+        """The bytes; ``is_last``: for the last part, after which they are not kept."""
         with self._lock:
             if self._kept is None:
                 self._kept = np.ascontiguousarray(self._tensor.data[: len(self._tensor.data)])
-            found, self._left = self._kept, self._left - columns
-            if self._left <= 0:
-                self._kept, self._left = None, self._count
+            found = self._kept
+            if is_last:
+                self._kept = None
         return found

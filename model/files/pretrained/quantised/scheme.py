@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from urdir.model.errors import ConfigError, UnsupportedError
+from urdir.model.files.pretrained.tokens import read_json
 
 #: Fields that say how activations or caches are quantised, or how the weights were made: neither
 #: changes how they are read. Activations stay floats.
@@ -59,7 +60,7 @@ class Scheme:
 
 
 def read_scheme(config: Mapping[str, Any], path: Path) -> Scheme | None:
-    """The scheme of a model's configuration (``path`` is for messages), None for a model of floats.
+    """The scheme of a model's configuration, the file ``path``; None for a model of floats.
 
     Raises UnsupportedError for a method, format or field that is not known, ConfigError for an
     impossible value.
@@ -68,6 +69,9 @@ def read_scheme(config: Mapping[str, Any], path: Path) -> Scheme | None:
     found = config.get("quantization_config", config.get("compression_config"))
     if found is None and isinstance(outer, dict):
         found = outer.get("quantization_config")
+    beside = path.with_name("hf_quant_config.json")
+    if found is None and beside.exists():  # older folders of modelopt
+        path, found = beside, read_json(beside).get("quantization")
     if found is None:
         return None
     if not isinstance(found, dict):

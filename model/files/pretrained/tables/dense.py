@@ -8,7 +8,7 @@ from dataclasses import replace
 from urdir.model.files.pretrained.family import Family
 from urdir.model.files.pretrained.layouts import Layout, plus_one
 from urdir.model.files.pretrained.names import NORMS_AROUND
-from urdir.model.files.pretrained.steps import (
+from urdir.model.files.pretrained.steps.common import (
     gemma4_layers,
     has_windows,
     one_base,

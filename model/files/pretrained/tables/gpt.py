@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from urdir.model.files.pretrained.family import Family
 from urdir.model.files.pretrained.layouts import Layout, after
-from urdir.model.files.pretrained.steps import (
+from urdir.model.files.pretrained.steps.common import (
     alibi,
     bigcode_heads,
     default_width,

@@ -6,16 +6,15 @@ from collections.abc import Mapping
 
 from urdir.model.files.pretrained.family import Family
 from urdir.model.files.pretrained.layouts import Layout, column, exp, negated_exp
-from urdir.model.files.pretrained.steps import (
-    every_last_is_full,
-    flag,
+from urdir.model.files.pretrained.steps.common import flag
+from urdir.model.files.pretrained.steps.mixtures import (
     grouped,
-    kimi_layers,
     latent_heads,
     minicpm_scales,
     mlp_layers,
     scored,
 )
+from urdir.model.files.pretrained.steps.recurrent import every_last_is_full, kimi_layers
 
 _EXPERTS = {"n_shared_experts": "expert_shared_count"}
 _KIMI_EXPERTS = {"num_shared_experts": "expert_shared_count"}

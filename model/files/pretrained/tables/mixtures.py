@@ -8,10 +8,10 @@ import numpy as np
 
 from urdir.model.files.pretrained.family import Family
 from urdir.model.files.pretrained.layouts import Floats, Keys, Layout, halves, turned_experts
-from urdir.model.files.pretrained.steps import (
+from urdir.model.files.pretrained.steps.common import flag
+from urdir.model.files.pretrained.steps.mixtures import (
     cohere_experts,
     ernie_layers,
-    flag,
     llama4_attention,
     mimo_heads,
     mlp_layers,

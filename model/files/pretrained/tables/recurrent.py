@@ -19,10 +19,10 @@ from urdir.model.files.pretrained.layouts import (
     taps,
 )
 from urdir.model.files.pretrained.names import MIXER, under
-from urdir.model.files.pretrained.steps import (
+from urdir.model.files.pretrained.steps.common import flag
+from urdir.model.files.pretrained.steps.recurrent import (
     bamba_layers,
     delta_layers,
-    flag,
     heads_where,
     inner_size,
     jamba_layers,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
@@ -21,6 +22,7 @@ from urdir.ptxgen.kernels.linear.steps import Reference
 from urdir.ptxgen.ptx.architecture import SM_REGISTERS
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance, ceil_div
 from urdir.ptxgen.weights import eights
+from urdir.ptxgen.weights.e4m3 import e4m3
 from urdir.ptxgen.weights.formats import FORMATS, random_blocks
 from urdir.ptxgen.weights.layout import TILE_ROWS
 from urdir.ptxgen.weights.packed import GROUP
@@ -109,14 +111,17 @@ class GemmBytes(PackedTiling):
 
     cut: BytesCut
 
+    #: Whether weights and activations are floats of eight bits (`GemmE4m3`).
+    of_floats = False
     name = "gemm_bytes"
     template = ("urdir.templates", "linear/products/gemm_bytes.ptx.j2")
     epilogues = (Bias, Gated, Activated, Scaled, Residual, Bounded, PackedVectors)
 
     def __post_init__(self) -> None:
-        if not all(eights.can_be_bytes(fmt) for fmt in self.formats) or self.mixture is not None:
+        takes = eights.are_e4m3 if self.of_floats else eights.can_be_bytes
+        if not all(takes(fmt) for fmt in self.formats) or self.mixture is not None:
             raise PtxgenError(f"{self.name}: for quantised weights, and no mixtures")
-        if self.cols > eights.MOST_COLS:
+        if self.cols > eights.MOST_COLS and not self.of_floats:
             raise PtxgenError(f"{self.name}: {self.cols} columns: up to {eights.MOST_COLS}")
         super().__post_init__()
         ctas = self.launch_shape.grid[1]
@@ -181,8 +186,9 @@ class GemmBytes(PackedTiling):
 
     @property
     def params(self) -> tuple[Param, ...]:
+        x_shape = eights.bytes_shape(self.batch, self.cols)
         params = [
-            Param("x", "s8", eights.bytes_shape(self.batch, self.cols), Access.IN),
+            Param("x", "u8" if self.of_floats else "s8", x_shape, Access.IN),
             Param("x_scales", "f32", ("padded",), Access.IN),
         ]
         params += [p for step in self.fused for p in step.params(self)]
@@ -190,7 +196,8 @@ class GemmBytes(PackedTiling):
             of_rows = (2, TILE_ROWS * part.layout.bands)
             for weights, scales in self.names_of(part):
                 params.append(Param(weights, "u8", (part.layout.nbytes,), Access.IN))
-                params.append(Param(scales, "f32", of_rows, Access.IN))
+                if not self.of_floats:
+                    params.append(Param(scales, "f32", of_rows, Access.IN))
             params += [p for step in self.epilogue_of(part) for p in step.part_params(self, part)]
             params.append(Param(f"y{part.suffix}", "f32", ("products", part.rows), Access.OUT))
         for step in self.fused:
@@ -209,32 +216,46 @@ class GemmBytes(PackedTiling):
         return Tolerance(rtol=2e-5 + (2.0**-11 if self.packs else 0))
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        x = eights.unplace_bytes(inputs["x"], self.batch, self.cols).astype(np.float64)
+        x = self._numbers_of(eights.unplace_bytes(inputs["x"].view(np.int8), self.batch, self.cols))
         x *= inputs["x_scales"][: self.batch, None]
         outputs: dict[str, Array] = {}
         for part in self.parts:
             products = []
             for weights, scales in self.names_of(part):
-                own = inputs[scales]
-                matrix = eights.weight_bytes(part.layout, inputs[weights], own)
-                products.append(x @ (matrix * own[0, : part.rows, None].astype(np.float64)).T)
+                products.append(x @ self._matrix(part, inputs[weights], inputs.get(scales)).T)
             y = np.stack(products) if self.gated else products[0]
             for step in self.epilogue_of(part):
                 y = step.apply(y, Reference(self, part, inputs, outputs))
             outputs.setdefault(f"y{part.suffix}", y.astype(np.float32))
         return outputs
 
+    def _numbers_of(self, x: eights.Bytes) -> npt.NDArray[np.float64]:
+        """Bytes of activations, without their scales."""
+        if self.of_floats:
+            return e4m3()[x.view(np.uint8)].astype(np.float64)
+        return x.astype(np.float64)
+
+    def _matrix(
+        self, part: PackedPart, weights: npt.NDArray[np.uint8], scales: eights.Floats | None
+    ) -> npt.NDArray[np.float64]:
+        """The weights as they are multiplied."""
+        if scales is None:
+            return part.layout.unpack(weights).astype(np.float64)
+        matrix = eights.weight_bytes(part.layout, weights, scales).astype(np.float64)
+        return matrix * scales[0, : part.rows, None]
+
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         x = rng.standard_normal((self.batch, self.cols))
         inputs: dict[str, Any] = {}
-        inputs["x"], scales = eights.pack_bytes(x)
+        inputs["x"], scales = (eights.pack_e4m3 if self.of_floats else eights.pack_bytes)(x)
         inputs["x_scales"] = np.pad(scales, (0, self.padded - self.batch))
         for part in self.parts:
             layout = part.layout
             for weights, of_rows in self.names_of(part):
                 count = layout.rows * layout.cols // layout.format.block
                 inputs[weights] = layout.pack(random_blocks(layout.format, count, rng))
-                inputs[of_rows] = eights.row_scales(layout, inputs[weights])
+                if not self.of_floats:
+                    inputs[of_rows] = eights.row_scales(layout, inputs[weights])
         for p in self.params:
             if p.name not in inputs and p.access is Access.IN:
                 inputs[p.name] = rng.standard_normal(self.shape_of(p)).astype(np.float32)

@@ -1,0 +1,47 @@
+"""`urdir quantize`: write a GGUF file with other types."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from urdir.model.commands import options
+from urdir.model.commands.report import size_text
+from urdir.model.errors import SettingsError
+
+EXAMPLES = """\
+  urdir quantize model-f16.gguf model-q4_k_m.gguf           llama.cpp's recipe Q4_K_M
+  urdir quantize model-f16.gguf model-q6_k.gguf --type q6_k   one type
+
+Metadata are copied. A folder needs no file: --quantize makes its matrices smaller while they
+are loaded.
+"""
+
+
+def add_parser(commands: options.Subparsers) -> None:
+    """Declare the command."""
+    from urdir.model.files.wanted_types import QUANTISED
+
+    parser = options.add_command(
+        commands, "quantize", run, "write a GGUF file with matrices of other types", EXAMPLES
+    )
+    parser.add_argument("source", metavar="MODEL.gguf", type=Path)
+    parser.add_argument("out", metavar="OUT.gguf", type=Path)
+    types = [name for name in QUANTISED if name != "fp8"]  # GGUF lacks it
+    parser.add_argument(
+        "--type", choices=types, default="q4_k_m", help=f"{', '.join(types)} (q4_k_m)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the file, with a progress bar on stderr."""
+    from urdir.model.files.requantise import requantise
+    from urdir.model.progress import Progress
+
+    if args.source.is_dir():
+        raise SettingsError(f"{args.source}: a folder; --quantize {args.type} loads it so")
+    size = args.source.stat().st_size if args.source.exists() else 0
+    with Progress("quantising", size) as progress:
+        requantise(args.source, args.out, args.type, progress.advance)
+    print(f"{args.out}: {size_text(args.out.stat().st_size)}, {size_text(size)} before")
+    return 0

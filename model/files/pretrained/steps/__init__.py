@@ -1,0 +1,1 @@
+"""What a family's table lists as ``steps``: functions for fields that are no rename."""

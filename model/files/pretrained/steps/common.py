@@ -1,0 +1,127 @@
+"""Fields of config.json that are no rename: attention and FFNs."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from urdir.model.files.pretrained.family import Found, Step
+from urdir.model.files.pretrained.fields import Fields
+
+
+def number(found: Found, key: str) -> int:
+    """A size that another key follows from; 0 if absent or no integer."""
+    value = found.get(key, 0)
+    return value if type(value) is int else 0
+
+
+def layers_of(fields: Fields, found: Found) -> int:
+    """The number of layers, checked before a list of that length is made."""
+    layers = number(found, "block_count")
+    if not 0 < layers < 1 << 16:
+        raise fields.wrong("num_hidden_layers", layers)
+    return layers
+
+
+def square_root(name: str) -> Step:
+    """Scores are divided by the square root of the field."""
+
+    def step(fields: Fields, found: Found) -> None:
+        value = fields.take(name, float)
+        if value is not None:
+            if value <= 0:
+                raise fields.wrong(name, value)
+            found["own.score_scale"] = value**-0.5
+
+    return step
+
+
+def rotates(fields: Fields, found: Found) -> None:
+    """Layers without RoPE: ``no_rope_layers`` (1: with RoPE), or every n-th layer."""
+    layers = layers_of(fields, found)
+    flags = fields.items("no_rope_layers", int)
+    every = fields.take("no_rope_layer_interval", int) or 4
+    if flags is not None and len(flags) not in (0, layers):
+        raise fields.wrong("no_rope_layers", f"{len(flags)} flags for {layers} layers")
+    flags = flags or [int((layer + 1) % every != 0) for layer in range(layers)]
+    found["own.rotates"] = np.array(flags) != 0
+
+
+def flag(name: str, key: str) -> Step:
+    """A key for a boolean field."""
+
+    def step(fields: Fields, found: Found) -> None:
+        value = fields.take(name, bool)
+        if value is not None:
+            found[key] = value
+
+    return step
+
+
+def one_base(fields: Fields, found: Found) -> None:
+    """The bases of RoPE in each layer, which must be one."""
+    bases = fields.items("layer_rope_theta", float)
+    rope = fields.given("rope_parameters", dict, {})
+    if bases and set(bases) != {fields.given("rope_theta", float, rope.get("rope_theta"))}:
+        raise fields.refused("layer_rope_theta", "the base of 'rope_parameters' is supported")
+
+
+def has_windows(fields: Fields, found: Found) -> None:
+    """Whether some layers have sliding windows, whatever the number of layers."""
+    found["own.has_windows"] = fields.has("sliding_window")
+
+
+def default_width(factor: int) -> Step:
+    """An FFN ``factor`` times as wide as the hidden size, unless a width is given."""
+
+    def step(fields: Fields, found: Found) -> None:
+        hidden = number(found, "embedding_length")
+        found.setdefault("feed_forward_length", factor * hidden)
+
+    return step
+
+
+def falcon_heads(fields: Fields, found: Found) -> None:
+    """KV heads of Falcon: one, or as many as given in the newer layout."""
+    heads = found.pop("attention.head_count_kv", None)
+    newer = fields.given("new_decoder_architecture", bool, False)
+    single = fields.given("multi_query", bool, True)
+    queries = number(found, "attention.head_count")
+    found["attention.head_count_kv"] = (heads or queries) if newer else 1 if single else queries
+
+
+def bigcode_heads(fields: Fields, found: Found) -> None:
+    """KV heads of StarCoder: one, or one for each query head."""
+    single = fields.given("multi_query", bool, True)
+    found["attention.head_count_kv"] = 1 if single else number(found, "attention.head_count")
+
+
+def alibi(fields: Fields, found: Found) -> None:
+    """MPT's biases of scores, and its learned positions without them."""
+    if fields.given("attn_config.alibi", bool, False):
+        found["attention.max_alibi_bias"] = fields.given("attn_config.alibi_bias_max", float, 8.0)
+    else:
+        raise fields.refused("attn_config.alibi", "only ALiBi is supported")
+
+
+def gemma4_layers(fields: Fields, found: Found) -> None:
+    """Gemma 4's sizes by layer: full-attention layers have wider heads and their own number of
+    them, and layers that reuse keys and values may have a wider FFN."""
+    layers, kinds = layers_of(fields, found), fields.items("layer_types", str)
+    if kinds is None or len(kinds) != layers:
+        raise fields.wrong("layer_types", kinds)
+    dim = fields.size("head_dim", 256)
+    wide = fields.size("global_head_dim", dim)
+    for kind in ("key", "value"):
+        found[f"attention.{kind}_length"] = wide
+        found[f"attention.{kind}_length_swa"] = dim
+    heads = number(found, "attention.head_count_kv")
+    full = fields.take("num_global_key_value_heads", int)
+    if not fields.given("attention_k_eq_v", bool, False) or full is None:
+        full = heads
+    counts = [full if kind == "full_attention" else heads for kind in kinds]
+    found["attention.head_count_kv"] = np.array(counts, np.int32)
+    width = number(found, "feed_forward_length")
+    shared = layers - number(found, "attention.shared_kv_layers")
+    twice = fields.given("use_double_wide_mlp", bool, False)
+    widths = [2 * width if twice and layer >= shared else width for layer in range(layers)]
+    found["feed_forward_length"] = np.array(widths, np.int32)

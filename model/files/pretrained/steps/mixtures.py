@@ -1,0 +1,136 @@
+"""Fields of mixtures of experts and of latent attention."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from urdir.model.files.pretrained.family import Found, Step
+from urdir.model.files.pretrained.fields import Fields
+from urdir.model.files.pretrained.rope import magnitude
+from urdir.model.files.pretrained.steps.common import layers_of, number, rotates
+
+_FULL = "full_attention"
+_SCORINGS = {"softmax": 1, "sigmoid": 2, "noaux_tc": 2}
+
+
+def shared_experts(count: str) -> Step:
+    """The width of the FFN beside the experts: as many experts as the field says."""
+
+    def step(fields: Fields, found: Found) -> None:
+        number_of = fields.take_number(count) or 0
+        width = number(found, "expert_feed_forward_length") or number(found, "feed_forward_length")
+        found["expert_shared_feed_forward_length"] = int(number_of) * width
+
+    return step
+
+
+def mlp_layers(fields: Fields, found: Found) -> None:
+    """Which layers are dense: the first ones, by ``mlp_layer_types``."""
+    kinds, layers = fields.items("mlp_layer_types", str), layers_of(fields, found)
+    if kinds is None:
+        return
+    dense = kinds.count("dense")
+    if kinds != ["dense"] * dense + ["sparse"] * (layers - dense):
+        raise fields.refused("mlp_layer_types", "dense layers, then sparse ones are supported")
+    found["leading_dense_block_count"] = dense
+
+
+def ernie_layers(fields: Fields, found: Found) -> None:
+    """The last layer with experts must be the last one."""
+    last = fields.take_number("moe_layer_end_index")
+    if last is not None and last not in (-1, number(found, "block_count") - 1):
+        raise fields.refused("moe_layer_end_index", "experts up to the last layer are supported")
+
+
+def llama4_attention(fields: Fields, found: Found) -> None:
+    """Chunks and RoPE by layer, temperature of the layers without, and QK norms."""
+    rotates(fields, found)
+    kinds = fields.items("layer_types", str)
+    turning = [bool(flag) for flag in np.asarray(found["own.rotates"]).tolist()]
+    usual = ["chunked_attention" if turns else "full_attention" for turns in turning]
+    if kinds is not None and kinds != usual:
+        raise fields.refused("layer_types", "chunks in layers with RoPE alone are supported")
+    found["own.chunk"] = fields.size("attention_chunk_size", 8192)
+    found["own.qk_norm"] = fields.given("use_qk_norm", bool, True)
+    if fields.given("attn_temperature_tuning", bool, True):
+        found["own.temperature_scale"] = fields.given("attn_scale", float, 0.1)
+        found["own.temperature_length"] = fields.size("floor_scale", 8192)
+    fields.take("floor_scale", int), fields.take("attn_scale", float)
+
+
+def latent_heads(fields: Fields, found: Found) -> None:
+    """Sizes of MLA's heads, and YaRN's factor of scores (DeepSeek: the square of the recommended
+    magnitude for ``mscale_all_dim``)."""
+    still, turning = fields.size("qk_nope_head_dim"), fields.size("qk_rope_head_dim")
+    found["attention.key_length_mla"] = still + turning
+    found["attention.value_length_mla"] = fields.size("v_head_dim")
+    found["rope.dimension_count"] = turning
+    found["attention.kv_lora_rank"] = fields.size("kv_lora_rank")
+    found["own.latent_eps"] = 1e-6  # of the classes, whatever rms_norm_eps is
+    if rank := fields.take("q_lora_rank", int):
+        found["attention.q_lora_rank"] = rank
+    fields.ignore(("qk_head_dim", "head_dim"))
+    if not fields.given("rope_interleave", bool, True):
+        found["own.rope_style"] = "half"
+    for name in ("attention.key_length", "attention.value_length", "attention.head_count_kv"):
+        found.pop(name, None)
+    rope = fields.given("rope_scaling", dict, {}) or fields.given("rope_parameters", dict, {})
+    scaling = Fields(rope, fields.path)
+    kind = scaling.take("rope_type", str) or scaling.take("type", str)
+    every, factor = scaling.take("mscale_all_dim", float), scaling.take("factor", float)
+    if kind == "yarn" and every and factor:
+        scale = magnitude(factor, every) ** 2 / math.sqrt(still + turning)
+        found["own.score_scale"] = scale
+
+
+def scored(fields: Fields, found: Found) -> None:
+    """The scoring of experts by name."""
+    kind = fields.take("scoring_func", str) or "softmax"
+    if kind not in _SCORINGS:
+        raise fields.refused("scoring_func", f"{', '.join(_SCORINGS)} are supported")
+    found["expert_gating_func"] = _SCORINGS[kind]
+
+
+def grouped(fields: Fields, found: Found) -> None:
+    """How groups of experts are chosen: by the sum of their two best, or by their best one."""
+    method = fields.take("topk_method", str) or "noaux_tc"
+    if method == "greedy":
+        found.pop("expert_group_count", None)
+        found.pop("expert_group_used_count", None)
+    elif method == "group_limited_greedy":
+        if number(found, "expert_group_count") > 1:
+            found["own.groups_by_best"] = True
+    elif method != "noaux_tc":
+        raise fields.refused("topk_method", "greedy, group_limited_greedy, noaux_tc are supported")
+
+
+def mimo_heads(fields: Fields, found: Found) -> None:
+    """MiMo-V2's value heads are narrower, and its windowed layers have twice as many KV heads."""
+    found["attention.value_length"] = fields.size("v_head_dim")
+    kinds, layers = fields.items("layer_types", str), layers_of(fields, found)
+    if kinds is None or len(kinds) != layers or set(kinds) - {_FULL, "sliding_attention"}:
+        raise fields.wrong("layer_types", kinds)
+    heads = number(found, "attention.head_count_kv")
+    counts = [heads if kind == _FULL else 2 * heads for kind in kinds]
+    found["attention.head_count_kv"] = np.array(counts, np.int32)
+
+
+def cohere_experts(fields: Fields, found: Found) -> None:
+    """Command A+'s scores of experts, and the width of its dense layers."""
+    kind = fields.given("expert_selection_fn", str, "softmax")
+    if kind not in ("softmax", "sigmoid"):
+        raise fields.refused("expert_selection_fn", "softmax and sigmoid are supported")
+    found["expert_gating_func"] = _SCORINGS[kind]
+    found["expert_weights_norm"] = fields.given("norm_topk_prob", bool, True)
+    width = number(found, "expert_feed_forward_length")
+    found["feed_forward_length"] = fields.take("prefix_dense_intermediate_size", int) or width
+
+
+def minicpm_scales(fields: Fields, found: Found) -> None:
+    """MiniCPM 3's heads, and its scales, which must be those of the published model."""
+    found["attention.key_length"] = found.pop("attention.key_length_mla")
+    found["attention.value_length"] = found.pop("attention.value_length_mla")
+    for name, value in (("scale_emb", 12), ("scale_depth", 1.4), ("dim_model_base", 256)):
+        fields.fix(name, (value, float(value)))

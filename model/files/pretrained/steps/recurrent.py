@@ -1,0 +1,200 @@
+"""Fields of models with recurrent mixers: which layers have them, and their sizes."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from urdir.model.files.pretrained.family import Found, Step
+from urdir.model.files.pretrained.fields import Fields
+from urdir.model.files.pretrained.steps.common import layers_of, number
+
+_FULL = "full_attention"
+
+
+def kimi_layers(fields: Fields, found: Found) -> None:
+    """Kimi Linear's layers, counted from 1, and sizes of its delta rules."""
+    heads = number(found, "attention.head_count")
+    delta = fields.items("linear_attn_config.kda_layers", int) or []
+    full = fields.items("linear_attn_config.full_attn_layers", int) or []
+    layers = layers_of(fields, found)
+    if sorted(delta + full) != list(range(1, layers + 1)):
+        raise fields.wrong("linear_attn_config.kda_layers", f"{delta} and {full}")
+    if fields.size("linear_attn_config.num_heads") != heads:
+        raise fields.refused("linear_attn_config.num_heads", f"{heads} are supported")
+    found["kda.head_dim"] = fields.size("linear_attn_config.head_dim")
+    found["ssm.conv_kernel"] = fields.size("linear_attn_config.short_conv_kernel_size")
+    found["attention.head_count_kv"] = np.array(
+        [0 if layer + 1 in delta else heads for layer in range(layers)], np.int32
+    )
+
+
+def every_last_is_full(name: str, default: int) -> Step:
+    """Delta rules in all but the last of every ``name`` layers."""
+
+    def step(fields: Fields, found: Found) -> None:
+        heads, layers = number(found, "attention.head_count"), layers_of(fields, found)
+        every = fields.size(name, default)
+        counts = [heads if (layer + 1) % every == 0 else 0 for layer in range(layers)]
+        found["attention.head_count_kv"] = np.array(counts, np.int32)
+
+    return step
+
+
+def heads_where(kinds: tuple[str, ...], field: str = "layer_types") -> Step:
+    """KV heads in layers of those kinds, none in others."""
+
+    def step(fields: Fields, found: Found) -> None:
+        layers, given = layers_of(fields, found), fields.items(field, str)
+        if given is None or len(given) != layers:
+            raise fields.wrong(field, given)
+        set_heads(fields, found, [kind in kinds for kind in given])
+
+    return step
+
+
+def set_heads(fields: Fields, found: Found, has: list[bool]) -> None:
+    """KV heads in some layers, none in others."""
+    queries = number(found, "attention.head_count")
+    heads = number(found, "attention.head_count_kv") or queries
+    found["attention.head_count_kv"] = np.array([heads if one else 0 for one in has], np.int32)
+
+
+def jamba_layers(fields: Fields, found: Found) -> None:
+    """Jamba's attention layers by period and offset."""
+    every, first = fields.size("attn_layer_period", 8), fields.given("attn_layer_offset", int, 4)
+    layers = layers_of(fields, found)
+    set_heads(fields, found, [layer % every == first for layer in range(layers)])
+    found["ssm.inner_size"] = fields.size("mamba_expand", 2) * number(found, "embedding_length")
+
+
+def bamba_layers(fields: Fields, found: Found) -> None:
+    """Bamba's attention layers by number."""
+    full = fields.items("attn_layer_indices", int) or []
+    set_heads(fields, found, [layer in full for layer in range(layers_of(fields, found))])
+
+
+def inner_size(fields: Fields, found: Found) -> None:
+    """The width of a state-space mixer: its heads together, or a multiple of the hidden size."""
+    expand = fields.take("mamba_expand", int) or fields.take("expand", int)
+    dim = fields.take("mamba_d_head", int) or fields.take("mamba_head_dim", int)
+    hidden = number(found, "embedding_length")
+    own = fields.take("mamba_d_ssm", int)
+    found["ssm.inner_size"] = own or (
+        dim * number(found, "ssm.time_step_rank") if dim else (expand or 2) * hidden
+    )
+
+
+def nemotron_layers(fields: Fields, found: Found) -> None:
+    """Nemotron-H's layers: M is a Mamba-2 mixer, * attention, - an FFN, E experts; newer
+    configurations list them by name."""
+    names = {"mamba": "M", "linear_attention": "M", "attention": "*", _FULL: "*", "mlp": "-"}
+    names["moe"] = "E"
+    kinds = fields.items("layers_block_type", str) or fields.items("layer_types", str)
+    pattern = fields.take("hybrid_override_pattern", str)
+    if pattern is None:
+        pattern = "".join(names.get(kind, "?") for kind in kinds or ())
+    layers = layers_of(fields, found)
+    if len(pattern) != layers or set(pattern) - set("M*-E") or {"-", "E"} <= set(pattern):
+        raise fields.refused("hybrid_override_pattern", "M, *, and either - or E are supported")
+    width = number(found, "feed_forward_length")
+    set_heads(fields, found, [kind == "*" for kind in pattern])
+    found["feed_forward_length"] = np.array([width if k in "-E" else 0 for k in pattern], np.int32)
+    if "E" not in pattern:
+        for key in [key for key in found if key.startswith("expert_")]:
+            del found[key]
+
+
+def lfm2_layers(fields: Fields, found: Found) -> None:
+    """LFM2's attention layers, and the width of its FFN."""
+    full = fields.items("full_attn_idxs", int)
+    kinds = fields.items("layer_types", str)
+    layers = layers_of(fields, found)
+    if kinds is not None:
+        full = [layer for layer, kind in enumerate(kinds) if kind == "full_attention"]
+    set_heads(fields, found, [layer in (full or ()) for layer in range(layers)])
+    width = fields.take("block_ff_dim", int) or number(found, "feed_forward_length")
+    if fields.given("block_auto_adjust_ff_dim", bool, False):
+        width = int(2 * width / 3)
+        width = int(fields.given("block_ffn_dim_multiplier", float, 1.0) * width)
+        each = fields.size("block_multiple_of", 256)
+        width = -(-width // each) * each
+    fields.ignore(("block_ffn_dim_multiplier", "block_multiple_of"))
+    found["feed_forward_length"] = width
+
+
+def delta_layers(fields: Fields, found: Found) -> None:
+    """Qwen3-Next's layers: delta rules, with attention in every nth, and sizes of theirs."""
+    layers = layers_of(fields, found)
+    kinds = fields.items("layer_types", str)
+    every = fields.size("full_attention_interval", 4)
+    kinds = kinds or ["full_attention" if (layer + 1) % every == 0 else "linear_attention"
+                      for layer in range(layers)]  # fmt: skip
+    if len(kinds) != layers or set(kinds) - {"linear_attention", "full_attention"}:
+        raise fields.wrong("layer_types", kinds)
+    found["attention.recurrent_layers"] = np.array(kinds) == "linear_attention"
+    found["ssm.state_size"] = fields.size("linear_key_head_dim")
+    found["ssm.group_count"] = fields.size("linear_num_key_heads")
+    found["ssm.time_step_rank"] = values = fields.size("linear_num_value_heads")
+    found["ssm.inner_size"] = values * fields.size("linear_value_head_dim")
+    found["ssm.conv_kernel"] = fields.size("linear_conv_kernel_dim")
+
+
+def minimax_layers(fields: Fields, found: Found) -> None:
+    """MiniMax-01's layers, and the scale of its residuals, which must be one for all."""
+    kinds, layers = fields.items("layer_types", str), layers_of(fields, found)
+    if kinds is None:
+        kinds = [
+            "full_attention" if (i + 1) % 2 == 0 else "linear_attention" for i in range(layers)
+        ]
+    if len(kinds) != layers:
+        raise fields.wrong("layer_types", kinds)
+    found["attention.recurrent_layers"] = np.array(kinds) == "linear_attention"
+    names = [f"{of}_alpha_factor" for of in ("full_attn", "linear_attn", "mlp")]
+    scales = {fields.given(name, float, 1.0) for name in names}
+    if len(scales) != 1:
+        raise fields.refused(names[0], "one factor for all networks is supported")
+    found["residual_scale"] = scales.pop()
+
+
+def time_step_rank(fields: Fields, found: Found) -> None:
+    """Mamba's low rank, "auto" for a sixteenth of the hidden size."""
+    if not fields.has("time_step_rank"):
+        return
+    hidden = number(found, "embedding_length")
+    if fields.is_text("time_step_rank"):
+        fields.fix("time_step_rank", ("auto",))
+        found["ssm.time_step_rank"] = -(-hidden // 16)
+    else:
+        found["ssm.time_step_rank"] = fields.size("time_step_rank")
+
+
+def position_kind(fields: Fields, found: Found) -> None:
+    """Granite 4's attention layers have RoPE, or no positions."""
+    kind = fields.given("position_embedding_type", str, "rope")
+    if kind not in ("rope", "nope"):
+        raise fields.refused("position_embedding_type", "rope and nope are supported")
+    found["rope.scaling.finetuned"] = kind == "rope"
+
+
+def multipliers(fields: Fields, found: Found) -> None:
+    """Falcon-H1's factors of vectors: those of attention become factors of scores and results, the
+    others multiply rows of matrices (`layouts`)."""
+
+    def given(name: str) -> float:
+        return fields.given(name, float, 1.0)
+
+    dim = number(found, "attention.key_length") or 1
+    into, outof = given("attention_in_multiplier"), given("attention_out_multiplier")
+    found["own.score_scale"] = into * into * given("key_multiplier") / math.sqrt(dim)
+    found["own.value_scale"] = into * outof
+    found["own.embedding_scale"] = given("embedding_multiplier")
+    found["own.logit_scale"] = given("lm_head_multiplier")
+    mlp = fields.items("mlp_multipliers", float) or [1.0, 1.0]
+    ssm = fields.items("ssm_multipliers", float) or [1.0] * 5
+    if len(mlp) != 2 or len(ssm) != 5:
+        raise fields.wrong("ssm_multipliers", f"{len(ssm)} numbers, mlp_multipliers {len(mlp)}")
+    found["own.multipliers"] = np.array(
+        [*mlp, *ssm, given("ssm_in_multiplier"), given("ssm_out_multiplier")]
+    )

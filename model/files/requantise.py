@@ -1,0 +1,103 @@
+"""GGUF files of other types: the same metadata, quantised matrices."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from urdir.model.errors import ModelError, UnsupportedError
+from urdir.model.files.gguf import Gguf, Tensor
+from urdir.model.files.quantised import Recipe, quantizer
+from urdir.model.files.tensor_types import OWN_TYPES, tensor_type
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.weights.formats import format_of
+from urdir.ptxgen.weights.layout import Layout
+
+#: Tensors that keep their types, as in llama.cpp: norms, routers, convolutions, learned positions,
+#: and what has one dimension.
+_KEPT = re.compile(
+    r"_norm|ffn_gate_inp|ssm_conv1d|shortconv|position_embd|token_types|time_mix_|attn_rel_b"
+)
+_CHUNK_VALUES = 1 << 22  # quantised at once
+
+
+def requantise(
+    source: Path, out: Path, kind: str, advance: Callable[[int], None] = lambda nbytes: None
+) -> None:
+    """Write the GGUF file ``source`` as ``out`` with matrices of the type or recipe ``kind``.
+
+    ``advance`` gets the bytes of each tensor that was read. Raises SettingsError for an unknown
+    type, UnsupportedError for a type that GGUF lacks and for split files, ModelError for a file
+    that exists; nothing is left of ``out`` then.
+    """
+    from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
+
+    with Gguf(source) as gguf:
+        layers = gguf.metadata.optional(f"{gguf.architecture}.block_count", int, 0)
+        recipe = Recipe(kind, layers, "output.weight" not in gguf.tensors)
+        types = {name: _type_of(tensor, recipe) for name, tensor in gguf.tensors.items()}
+        if own := [name for name, of in types.items() if of in OWN_TYPES]:
+            raise UnsupportedError(
+                f"{out}: GGUF has no type {tensor_type(types[own[0]]).name} (tensor '{own[0]}')"
+            )
+        if gguf.metadata.optional("split.count", int, 0) > 1:
+            raise UnsupportedError(f"{source}: one of several parts; join them with gguf-split")
+        if out.exists():
+            raise ModelError(f"{out}: exists already")
+        writer = GGUFWriter(out, gguf.architecture)
+        try:
+            for field in GGUFReader(source).fields.values():
+                if field.name.startswith("GGUF.") or field.name == "general.architecture":
+                    continue
+                array = field.types[0] == GGUFValueType.ARRAY
+                sub_type = field.types[-1] if array else None
+                writer.add_key_value(field.name, field.contents(), field.types[0], sub_type)
+            for name, tensor in gguf.tensors.items():
+                of = tensor_type(types[name])
+                nbytes = int(np.prod(tensor.shape)) // of.block * of.nbytes
+                stored = (*tensor.shape[:-1], nbytes // int(np.prod(tensor.shape[:-1])))
+                raw_type = GGMLQuantizationType(types[name])
+                writer.add_tensor_info(name, stored, np.dtype(np.uint8), nbytes, raw_type)
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_ti_data_to_file()
+            for name, tensor in gguf.tensors.items():
+                writer.write_tensor_data(_blocks(tensor, types[name]))
+                advance(tensor.nbytes)
+            writer.close()
+        except BaseException:
+            writer.close()
+            out.unlink(missing_ok=True)
+            raise
+
+
+def _type_of(tensor: Tensor, recipe: Recipe) -> int:
+    matrix = len(tensor.shape) > 1 and tensor.name.endswith("weight")
+    if not matrix or _KEPT.search(tensor.name):
+        return tensor.type_id
+    try:
+        format_of(tensor.type_id)
+    except PtxgenError:
+        return tensor.type_id
+    found = recipe.type_of(tensor.name, tensor.shape[-1])
+    return tensor.type_id if found is None else found
+
+
+def _blocks(tensor: Tensor, type_id: int) -> NDArray[np.uint8]:
+    """The tensor's bytes as that type."""
+    if type_id == tensor.type_id:
+        return tensor.data[: len(tensor.data)]
+    fmt, width, make = format_of(tensor.type_id), tensor.shape[-1], quantizer(type_id)
+    rows = int(np.prod(tensor.shape[:-1]))
+    row_nbytes, at_once = tensor.nbytes // rows, max(1, _CHUNK_VALUES // width)
+    pieces = []
+    for first in range(0, rows, at_once):
+        last = min(first + at_once, rows)
+        layout = Layout(fmt, last - first, width)
+        read = tensor.data[first * row_nbytes : last * row_nbytes]
+        pieces.append(make(layout.unpack(layout.pack(read))).reshape(-1))
+    return np.concatenate(pieces)

@@ -1,0 +1,48 @@
+"""Matrix products (GEMM) of many activation vectors of floats of eight bits, on Hopper's tensor
+cores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from urdir.ptxgen.kernels.linear.epilogue.activation import Gated
+from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
+from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
+from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
+from urdir.ptxgen.kernels.linear.products.gemm_bytes import BytesCut, GemmBytes
+from urdir.ptxgen.spec import Tolerance
+from urdir.ptxgen.weights.formats import FORMATS
+
+
+@dataclass(frozen=True)
+class GemmE4m3(GemmBytes):
+    """As `GemmBytes`, of weights that are E4M3 numbers with a scale a row, multiplied as they are,
+    and activations that are (`PackBytes`). Sums are f32, over all columns.
+
+    Hopper's tensor cores keep 14 bits of a sum's mantissa: far more than activations have.
+    """
+
+    of_floats = True
+    name = "gemm_e4m3"
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """Tensor cores align products to the largest, and keep 14 bits; f16 rounds a packed y."""
+        return Tolerance(rtol=2.0**-12 + (2.0**-11 if self.packs else 0))
+
+    @classmethod
+    def examples(cls) -> Mapping[str, GemmE4m3]:
+        return dict(_examples(cls))
+
+
+def _examples(cls: type[GemmE4m3]) -> Iterator[tuple[str, GemmE4m3]]:
+    fmt = FORMATS["E4M3R256"]
+    small, paired = BytesCut(1, 8, 2, 2), BytesCut(2, 16)
+    yield "smallest", cls(fmt, 8, 256, 1, small)
+    yield "bias", cls.of(fmt, 70, 512, 5, small, Bias())
+    yield "large tile", cls(fmt, 200, 768, 300, BytesCut(2, 192, 2, 4, sets=2))
+    yield "gated", cls.of(fmt, 96, 512, 30, paired, Gated(), PackedVectors())
+    yield "two matrices", cls(fmt, 192, 256, 12, paired, others=((fmt, 33),))
+    yield "cluster", cls.of(fmt, 70, 1280, 40, BytesCut(1, 32, 2, 2, cluster=2), Residual())
+    yield "shared activations", cls(fmt, 250, 1280, 75, BytesCut(1, 32, 2, 3, sharers=2))

@@ -1,0 +1,63 @@
+"""GGUF files written with other types."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf as reference
+import numpy as np
+import pytest
+
+from urdir.model.errors import ModelError, SettingsError, UnsupportedError
+from urdir.model.files.gguf import Gguf, Tensor
+from urdir.model.files.requantise import requantise
+
+SOURCE = "nano-llama-q8_0.gguf"
+
+
+def _values(tensor: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    raw = tensor.data[: len(tensor.data)].reshape(*tensor.shape[:-1], -1)
+    kind = reference.GGMLQuantizationType(tensor.type_id)
+    raw = raw.view(np.float32) if tensor.type_name == "F32" else raw
+    return reference.quants.dequantize(raw, kind).reshape(tensor.shape)
+
+
+@pytest.mark.parametrize(("kind", "most"), [("q4_k_m", 0.09), ("q6_k", 0.025), ("f16", 1e-3)])
+def test_weights_are_near_and_metadata_equal(
+    data: Path, tmp_path: Path, kind: str, most: float
+) -> None:
+    out = tmp_path / "out.gguf"
+    read: list[int] = []
+    requantise(data / "golden" / SOURCE, out, kind, read.append)
+    types = set()
+    with Gguf(data / "golden" / SOURCE) as before, Gguf(out) as after:
+        assert list(after.tensors) == list(before.tensors)
+        assert sum(read) == sum(tensor.nbytes for tensor in before.tensors.values())
+        keys = [key for key, _ in before.metadata.items()]
+        assert [key for key, _ in after.metadata.items()] == keys
+        for key, value in before.metadata.items():
+            np.testing.assert_array_equal(after.metadata.require(key, object), value)
+        for name, old in before.tensors.items():
+            new = after.tensors[name]
+            assert new.shape == old.shape
+            types.add(new.type_name)
+            wanted, found = _values(old), _values(new)
+            assert ((found - wanted) ** 2).mean() <= most**2 * (wanted**2).mean()
+            if len(old.shape) == 1:
+                assert bytes(new.data[:]) == bytes(old.data[:])
+    kinds = {"q4_k_m": {"Q4_K", "Q6_K"}, "q6_k": {"Q6_K"}, "f16": {"F16"}}[kind]
+    assert types <= kinds | {"F32", "Q5_0", "Q8_0"}
+    assert types & kinds
+
+
+def test_what_is_refused_leaves_no_file(data: Path, tmp_path: Path) -> None:
+    source, out = data / "golden" / SOURCE, tmp_path / "out.gguf"
+    with pytest.raises(UnsupportedError, match="GGUF has no type E4M3"):
+        requantise(source, out, "fp8")
+    with pytest.raises(SettingsError, match="cannot quantise to 'q9'"):
+        requantise(source, out, "q9")
+    assert not out.exists()
+    out.write_bytes(b"kept")
+    with pytest.raises(ModelError, match="exists already"):
+        requantise(source, out, "q6_k")
+    assert out.read_bytes() == b"kept"
