@@ -154,7 +154,8 @@ class Endpoints:
 
     async def _prepare_chat(self, body: bytearray, caller: bytes) -> AnswerResponse:
         async with self._turn(body, read_chat) as (asked, run):
-            prompt, tokens = await run(partial(self._render, asked))
+            prompt = await run(partial(self._render, asked))
+            tokens = await run(lambda: tuple(template_of(self._model).tokens(prompt)))
         constraint = await self._checked(partial(asked.constraint, self._model, prompt))
         parameters = asked.parameters
         shape = ChatShape(
@@ -173,11 +174,11 @@ class Endpoints:
             await self._service.check(constraint)
         return constraint
 
-    def _render(self, asked: ChatRequest) -> tuple[Prompt, tuple[int, ...]]:
-        """The conversation as text, and its tokens."""
+    def _render(self, asked: ChatRequest) -> Prompt:
+        """The conversation as text."""
         prompt = asked.conversation.render(self._model)
         check_length(self._model, prompt.text)
-        return prompt, tuple(template_of(self._model).tokens(prompt))
+        return prompt
 
     def _response(
         self,
