@@ -178,7 +178,7 @@ class IncrementalAttention(DecodeAttention):
             ),
             "rope rows": cls(4, KvLayout(2, 1, 131, 128, "f16"), rows=3, token=whole),
             "rope four warps": cls(
-                8, KvLayout(2, 2, 192, 128, "f16", 16, 27), rows=8, token=whole, packs=True, warps=4
+                8, KvLayout(8, 2, 48, 128, "f16", 16, 27), rows=8, token=whole, packs=True, warps=4
             ),
             "rope q8_0 four warps": cls(
                 4, KvLayout(2, 1, 131, 64, "q8_0"), rows=3, scores=Scores(window=70), warps=4

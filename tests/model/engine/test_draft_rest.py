@@ -178,7 +178,7 @@ def test_a_prefix_that_the_draft_missed_is_passed_before_drafts(
             (before,) = given(session, [first])
         after = (*prompt, *before.tokens, 7)
         gaps = counted(monkeypatch)
-        second = Request(prompt=after, settings=GREEDY, limit=22, ignore_end=True)
+        second = Request(prompt=after, settings=GREEDY, limit=40, ignore_end=True)
         (found,) = given(session, [second])
     with same.session(device, replace(settings, drafts=None)) as session:
         (expected,) = given(session, [second])

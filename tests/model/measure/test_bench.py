@@ -231,7 +231,7 @@ def test_a_profile_is_of_as_many_sequences_as_are_asked_for(
 
     monkeypatch.setattr("urdir.driver.execute.profile", profile)
     rows = profile_step(engine.session, 1e9, 3)
-    plan = engine.session.steps.bound(StepShape(4, 256, Output.GREEDY)).plan
+    plan = engine.session.steps.bound(StepShape(3, 256, Output.GREEDY)).plan
     assert sum(row.bytes_moved for row in rows) == sum(op.bytes_moved() for op in plan)
     assert {row.sequences for row in rows} == {3}
     assert any("gemm_small" in row.role for row in rows)
