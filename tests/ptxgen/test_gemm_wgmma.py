@@ -30,8 +30,8 @@ TYPES = [fmt for fmt in FORMATS.values() if fmt.element != "f32"]
 #: What rounding to f16 changes at most.
 UNIT = 2.0**-11
 #: RMS errors of products of f16 weights; of weights that are rounded to f16 as their groups' scales
-#: are before, sqrt(2 / 3) of a unit; where a minimum, rounded too, outweighs the sum; of weights with
-#: a scale a row, whose error, up to a unit, all of a row have: sqrt(1 + 1 / 3).
+#: are before, sqrt(2 / 3) of a unit; where a minimum, rounded too, outweighs the sum; and where a
+#: row has one scale, whose error, up to a unit, all of it has: sqrt(1 + 1 / 3).
 PLAIN, ROUNDED, SCALED, OF_ROWS = 1e-6, 0.82 * UNIT, 1.8 * UNIT, 1.16 * UNIT
 
 
