@@ -67,7 +67,7 @@ def sanitized() -> Device:
     return Device.open("emulator", api=emulated(sanitize=True))
 
 
-GIVE_BACK = "@%elected mbarrier.arrive.release.cta.shared::cta.b64 _, [%x_barrier+32];"
+GIVE_BACK = "@%frees mbarrier.arrive.release.cta.shared::cta.b64 _, [%x_before+32];"
 PUBLISH = "fence.release.sync_restrict::shared::cta.cluster;"
 ARRIVE, WAIT = "barrier.cluster.arrive.relaxed.aligned;", "barrier.cluster.wait.acquire.aligned;"
 NORM, WIDE_NORM = (
@@ -501,8 +501,8 @@ BUGS: dict[str, tuple[Any, list[tuple[str, str]], type[Exception], str]] = {
     ),
     "a place of activations given back too early": (
         example("gemm_wgmma", "Q4_K"),
-        [(f"wgmma.wait_group.sync.aligned 0;\n    {GIVE_BACK}",
-          f"{GIVE_BACK}\n    wgmma.wait_group.sync.aligned 0;")] * 4,
+        [(f"wgmma.wait_group.sync.aligned 1;\n    {GIVE_BACK}",
+          f"{GIVE_BACK}\n    wgmma.wait_group.sync.aligned 1;")] * 4,
         CudaError,
         r"race: .*cp.async.bulk.* writes .* which .*wgmma.mma_async.* may still read; hint: "
         "wgmma.wait_group",

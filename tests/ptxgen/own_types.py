@@ -15,12 +15,12 @@ E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6],
 
 def is_own(fmt: Format) -> bool:
     """Whether GGUF lacks the type."""
-    return re.fullmatch(r"(W\d|E\dM\d)G\d+", fmt.name) is not None
+    return re.fullmatch(r"(W\d|E\dM\d)[GR]\d+", fmt.name) is not None
 
 
 def dequantized(fmt: Format, blocks: Bytes) -> npt.NDArray[np.float32]:
     """Blocks (count, bytes) -> weights (count, block) f32."""
-    kind, size = fmt.name.split("G")
+    kind, size = re.split("[GR]", fmt.name)
     if kind == "E4M3":
         scale = np.ascontiguousarray(blocks[:, :4]).view(np.float32)
         return scale * blocks[:, 4:].view(ml_dtypes.float8_e4m3fn).astype(np.float32)

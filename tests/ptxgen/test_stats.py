@@ -91,6 +91,8 @@ def test_the_mix_of_every_kernel_is_complete(kernel: type[KernelSpec]) -> None:
             "experts_gemm_small",
             "flash_decode",
             "gemm",
+            "gemm_bytes",
+            "gemm_e4m3",
             "gemm_mma",
             "gemm_small",
             "gemm_wgmma",

@@ -134,9 +134,9 @@ def test_commands(data: Path, tmp_path: Path, cli: Callable[..., tuple[int, str,
     asked = ("run", "-m", folder, "-p", "a", "-n", "2", "--temp", "0")
     code, out, err = cli(*asked, "--quantize", "q8_0")
     assert code == 0, err
-    code, _, err = cli(*asked, "--quantize", "q4_k")
+    code, _, err = cli(*asked, "--quantize", "q3_k")
     assert code == 2
-    assert "q4_k" in err
+    assert "q3_k" in err
     code, out, err = cli("logits", folder, "--tokens", "1,2", "--output", tmp_path / "x.npy")
     assert (code, np.load(tmp_path / "x.npy").shape) == (0, (2, 320))
 

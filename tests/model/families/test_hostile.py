@@ -151,7 +151,7 @@ def check(value: Any) -> None:
             check_turns(value)
         for field in fields(value):
             check(getattr(value, field.name))
-    elif isinstance(value, tuple | list):
+    elif isinstance(value, tuple | list | frozenset):
         for item in value:
             check(item)
     elif isinstance(value, float):

@@ -144,6 +144,7 @@ class Case:
     change: Callable[[Values], Values]
     keys: dict[str, str]
     fields: dict[str, Any]
+    tolerance: float
 
 
 def _case(
@@ -152,10 +153,11 @@ def _case(
     names: Callable[[str], str],
     change: Callable[[Values], Values],
     keys: dict[str, str] = _RMS,
+    tolerance: float = TOLERANCE,
     **fields: Any,
 ) -> Any:
     sizes = _SIZES if "rms_norm_eps" in keys or model_type == "gpt2" else _WITHOUT_HEADS
-    case = Case(golden, model_type, names, change, {**sizes, **keys}, fields)
+    case = Case(golden, model_type, names, change, {**sizes, **keys}, fields, tolerance)
     return pytest.param(case, id=model_type)
 
 
@@ -236,7 +238,8 @@ CASES = [
          "expert_shared_count", "moe_intermediate_size": "expert_feed_forward_length",
          "first_k_dense_replace": "leading_dense_block_count", "norm_topk_prob":
          "expert_weights_norm", "qk_rope_head_dim": "rope.dimension_count"},
-        qk_nope_head_dim=128),
+        qk_nope_head_dim=128,
+        tolerance=3e-5),  # transformers norms latent vectors with another eps than llama.cpp
     _case("qwen3next-moe", "qwen3_next", _names(**_NEXT), _by_key_head,
           {**_RMS, **_EXPERTS, "moe_intermediate_size": "expert_feed_forward_length",
            "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
@@ -280,8 +283,9 @@ def test_logits_are_llama_cpp_s(
     said = {n: np.asarray(v).tolist() for n, v in found.items() if v is not None}
     said |= {"model_type": case.model_type, "tie_word_embeddings": False, **case.fields}
     folder = make_folder(said, dict(_published(case.change(stored), case.names)))
-    saved = np.load(data / "families" / f"{case.golden}.npz")
+    with np.load(data / "families" / f"{case.golden}.npz") as golden:
+        saved = dict(golden)
     with SafetensorsModel(folder) as model:
         logits = reference_model(model, Config.of(model), CONTEXT).logits(saved["tokens"])
     error = np.sqrt(np.mean((logits - saved["logits"]) ** 2)) / saved["logits"].std()
-    assert error < TOLERANCE
+    assert error < case.tolerance

@@ -200,11 +200,11 @@ class GemmSmall(TiledSpec):
         RMS error, 1 / sqrt(12) of a multiple, is 3e-5 or 5e-5 of them. The worst of many products
         is off by as much of the largest product, of few by three times that. Gated, the relative
         errors of both factors add up. Packed ones: see `PackedProduct`. With float weights each is
-        rounded to 16 bits of its own, with E4M3 quants to f16.
+        rounded to 16 bits of its own, with E4M3 quants to f16, by up to 2^-11.
         """
         packing = 2.0**-11 * bool(self.packs)
-        if self.has_floats:  # 2^-17 of an activation, or 2^-12
-            least = 2e-5 if self.format.is_float else 2.0**-12
+        if self.has_floats:
+            least = 2e-5 if self.format.is_float else 2.0**-11
             return Tolerance(rtol=least * self.pair + packing)
         if self.packed:
             made = [Halves(fmt) for fmt in self.formats]
