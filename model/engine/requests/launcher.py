@@ -43,11 +43,13 @@ _OFTEN, _SPARE, _PADDING = 4, 0.25, 0.03
 @dataclass(frozen=True, slots=True)
 class _Step:
     """What will be launched: the rows of ``plan`` by ``shape``, or by ``several``, several steps
-    after one another, if that is given and the rows can go on so."""
+    after one another, if that is given and the rows can go on so. The rows want ``output``, which
+    that of the shape may include."""
 
     plan: StepPlan
     shape: StepShape
     several: StepShape | None
+    output: Output
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +143,7 @@ class Launcher(Owner):
                 session.storage.keep_prefix(segment.sequence, segment.end)
         self._ahead.queued(_Launch(plans, shape, span))
         with _in_advance():
-            self._expect(plans[-1], shape)
+            self._expect(plans[-1], shape, step.output)
         return True
 
     def wait(self) -> Sequence[StepPlan]:
@@ -233,7 +235,7 @@ class Launcher(Owner):
         several = None
         if len(plan.choosers) <= FEW:
             several = self._session.graphs.several(shape, plan.longest)
-        return _Step(plan, shape, several)
+        return _Step(plan, shape, several, output)
 
     def _repeated(self, step: _Step) -> tuple[list[StepPlan], StepShape]:
         """A few answers go on by several steps at once, where nothing can change meanwhile: the
@@ -243,9 +245,10 @@ class Launcher(Owner):
         more = self._scheduler.repeat(step.plan, step.several.steps - 1)
         return [step.plan, *more], step.several if more else step.shape
 
-    def _expect(self, last: StepPlan, shape: StepShape) -> None:
-        """Note which steps will follow, if what chooses a token in the last one goes on."""
-        choosers, output = len(last.choosers), shape.output
+    def _expect(self, last: StepPlan, shape: StepShape, output: Output) -> None:
+        """Note which steps will follow, if what chooses a token in the last one goes on: by
+        ``output``, with drafts, or as by ``shape``."""
+        choosers = len(last.choosers)
         self._next = None
         if not choosers:
             return
@@ -255,19 +258,20 @@ class Launcher(Owner):
         if longest < end and not last.requests and not self._scheduler.queued:
             self._next = self._following(rows, longest + 1, output)
         self._last = longest, output
-        expected = (rows, output, longest // _STRIDE, end, drafted, wished, self._wished)
+        outputs = shape.output, output
+        expected = (rows, outputs, longest // _STRIDE, end, drafted, wished, self._wished)
         if expected != self._expected:
             self._expected = expected
             steps = AT_ONCE if choosers <= FEW and output.is_token else 1
             prepare = self._session.graphs.prepare
             pieces: list[Callable[[], bool]] = [
-                partial(prepare, rows, output, longest, end, steps, drafted),
+                partial(prepare, rows, shape.output, longest, end, steps, drafted),
                 *self._catching_up(longest, end),
             ]
             if wished > rows:
                 pieces.append(partial(prepare, wished, output, longest, end, steps, True))
             if drafted:
-                pieces.append(partial(prepare, choosers, output, longest, end, steps))
+                pieces.append(partial(prepare, choosers, shape.output, longest, end, steps))
             if self._wished is not None:
                 pieces.append(partial(self._session.steps.prepare, self._wished))
             self._look_ahead = partial(_first, pieces)
