@@ -105,10 +105,9 @@ class WgmmaCut:
         return self.vectors // 2 + OTHER_REGISTERS
 
     @property
-    def overlaps(self) -> bool:
-        """Whether the weights of a slice are made while the products of the slice before run: where
-        there are registers for both, and another stage of activations than that of these products.
-        """
+    def may_overlap(self) -> bool:
+        """Whether there are registers for the weights of a slice while the products of the slice
+        before run, and another stage of activations than that of these products."""
         has_room = self.used_registers + SLICE_REGISTERS <= self.registers
         return has_room and self.x_stages > 1
 
@@ -130,6 +129,13 @@ class GemmWgmma(PackedProduct):
         super().__post_init__()
         if self.cut.sharers > 1 and (self.mixture is not None or self.row_ctas % self.cut.sharers):
             raise PtxgenError(f"{self.name}: {self.row_ctas} CTAs cannot share activations by two")
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether the weights of a slice are made while the products of the slice before run. Float
+        weights are only loaded, and their activations have few stages: one more in use costs more.
+        """
+        return self.cut.may_overlap and not any(fmt.is_float for fmt in self.formats)
 
     @property
     def row_ctas(self) -> int:
