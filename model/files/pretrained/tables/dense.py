@@ -137,7 +137,9 @@ FAMILIES: Mapping[str, Family] = {
     "granite_swa": GRANITE_SWA,
     "granitemoe_swa": GRANITE_SWA,
     "paddleocr_vl_text": Family("paddleocr", tied=True),
-    "smollm3": Family("smollm3", defaults={"use_sliding_window": False}, steps=(rotates,), tied=True),
+    "smollm3": Family(
+        "smollm3", defaults={"use_sliding_window": False}, steps=(rotates,), tied=True
+    ),
     "ministral3": Family("mistral3"),
     "arcee": Family("arcee", activations=("relu2",)),
     "apertus": Family(
