@@ -94,7 +94,8 @@ def read_vocabulary(
     defaults: Defaults,
     is_word: Callable[[str], bool] = lambda token: False,
 ) -> Vocabulary:
-    """Read `tokenizer.ggml.{tokens,token_type,*_token_id,add_*_token}`.
+    """Read `tokenizer.ggml.{tokens,token_type,*_token_id,add_*_token}`, and the tokens that end
+    answers of a folder's model, `tokenizer.huggingface.end_token_ids`.
 
     Tokens known as markup become control tokens whatever the file says, unless `is_word`.
     Raises ConfigError or TokenizerError, naming the missing or wrong key.
