@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ Floats = NDArray[np.float32]
 #: What a type becomes where its block does not divide rows, as in llama.cpp; then FP8's.
 _OTHERS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "E4M3R256": "E4M3G128",
            "E4M3G128": "E4M3G32"}  # fmt: skip
+_LAYER = re.compile(r"blk\.(\d{1,9})\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +42,9 @@ class Recipe:
 
     def type_of(self, tensor: str, width: int) -> int | None:
         """The type's number for rows of ``width`` values; None where no type fits them."""
-        wanted: str | None = {"q4_k_m": self._mixed(tensor), "fp8": "E4M3R256"}.get(
-            self.name, self.name.upper()
-        )
+        wanted: str | None = "E4M3R256" if self.name == "fp8" else self.name.upper()
+        if self.name == "q4_k_m":
+            wanted = self._mixed(tensor)
         while wanted is not None and width % tensor_type(type_number(wanted)).block:
             wanted = _OTHERS.get(wanted)
         return None if wanted is None else type_number(wanted)
@@ -54,7 +56,8 @@ class Recipe:
         if role == "attn_qkv.weight":
             return "Q5_K"
         if role == "attn_v.weight" or role.startswith("ffn_down"):
-            return "Q6_K" if self._takes_more(int(tensor.split(".")[1])) else "Q4_K"
+            layer = _LAYER.match(tensor)
+            return "Q6_K" if layer and self._takes_more(int(layer[1])) else "Q4_K"
         return "Q4_K"
 
     def _takes_more(self, layer: int) -> bool:

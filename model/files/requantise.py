@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +16,13 @@ from urdir.model.errors import ModelError, UnsupportedError
 from urdir.model.files.gguf import Gguf, Tensor
 from urdir.model.files.quantised import Recipe, quantizer
 from urdir.model.files.tensor_types import OWN_TYPES, tensor_type
+from urdir.model.foreign import foreign, one_line
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.weights.formats import format_of
 from urdir.ptxgen.weights.layout import Layout
+
+if TYPE_CHECKING:
+    from gguf import GGUFWriter
 
 #: Tensors that keep their types, as in llama.cpp: norms, routers, convolutions, learned positions,
 #: and what has one dimension.
@@ -32,9 +39,10 @@ def requantise(
 
     ``advance`` gets the bytes of each tensor that was read. Raises SettingsError for an unknown
     type, UnsupportedError for a type that GGUF lacks and for split files, ModelError for a file
-    that exists; nothing is left of ``out`` then.
+    that exists, and for metadata that gguf's package does not write; nothing is left of ``out``
+    then.
     """
-    from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
+    from gguf import GGMLQuantizationType, GGUFWriter
 
     with Gguf(source) as gguf:
         layers = gguf.metadata.optional(f"{gguf.architecture}.block_count", int, 0)
@@ -50,12 +58,8 @@ def requantise(
             raise ModelError(f"{out}: exists already")
         writer = GGUFWriter(out, gguf.architecture)
         try:
-            for field in GGUFReader(source).fields.values():
-                if field.name.startswith("GGUF.") or field.name == "general.architecture":
-                    continue
-                array = field.types[0] == GGUFValueType.ARRAY
-                sub_type = field.types[-1] if array else None
-                writer.add_key_value(field.name, field.contents(), field.types[0], sub_type)
+            with _translated(source):
+                _copy_metadata(source, writer)
             for name, tensor in gguf.tensors.items():
                 of = tensor_type(types[name])
                 nbytes = int(np.prod(tensor.shape)) // of.block * of.nbytes
@@ -63,7 +67,8 @@ def requantise(
                 raw_type = GGMLQuantizationType(types[name])
                 writer.add_tensor_info(name, stored, np.dtype(np.uint8), nbytes, raw_type)
             writer.write_header_to_file()
-            writer.write_kv_data_to_file()
+            with _translated(source):
+                writer.write_kv_data_to_file()
             writer.write_ti_data_to_file()
             for name, tensor in gguf.tensors.items():
                 writer.write_tensor_data(_blocks(tensor, types[name]))
@@ -73,6 +78,35 @@ def requantise(
             writer.close()
             out.unlink(missing_ok=True)
             raise
+
+
+def _copy_metadata(source: Path, writer: GGUFWriter) -> None:
+    from gguf import GGUFReader, GGUFValueType
+
+    for field in GGUFReader(source).fields.values():
+        if field.name.startswith("GGUF.") or field.name == "general.architecture":
+            continue
+        arrays = field.types.count(GGUFValueType.ARRAY)
+        if arrays > 1 or (arrays and not len(field.data)):
+            kind = "an array of arrays" if arrays > 1 else "an empty array"
+            raise UnsupportedError(
+                f"{source}: '{field.name}' is {kind}, which cannot be written; take a file without"
+            )
+        sub_type = field.types[-1] if arrays else None
+        writer.add_key_value(field.name, field.contents(), field.types[0], sub_type)
+
+
+@contextmanager
+def _translated(source: Path) -> Iterator[None]:
+    """ModelError for what gguf's package raises for metadata that it cannot read or write."""
+    what = f"{source}: metadata cannot be copied"
+    with foreign(what, ModelError):
+        try:
+            yield
+        except UnicodeError:
+            raise
+        except (ValueError, TypeError, LookupError, struct.error) as cause:
+            raise ModelError(f"{what}: {one_line(str(cause))}") from cause
 
 
 def _type_of(tensor: Tensor, recipe: Recipe) -> int:

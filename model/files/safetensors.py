@@ -102,6 +102,7 @@ def _span(name: str, entry: object, path: Path) -> tuple[int, int]:
 
     if not name or not name.isprintable():  # it is printed in error messages
         raise fail("has no printable name")
+    limits.NAME_LENGTH.check(len(name), f"{path}: tensor {name[:80]!r}", SafetensorsError)
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise fail("has other fields than dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]

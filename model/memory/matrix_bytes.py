@@ -48,7 +48,7 @@ def with_bytes(config: D, file: ModelFile, arithmetic: str) -> D:
         if isinstance(of, StoredMatrix) and can_be_bytes(of, file.tensors[of.name])
     ]
     limit, errors = LARGEST_ERROR[arithmetic], row_errors(matrices, file)
-    refused = {of.name for of, error in errors.items() if error > limit}
+    refused = {of.name for of, error in errors.items() if not error <= limit}  # NaN
     return replace(config, as_bytes=frozenset(of.name for of in matrices) - refused)
 
 

@@ -94,7 +94,8 @@ def read_vocabulary(
     defaults: Defaults,
     is_word: Callable[[str], bool] = lambda token: False,
 ) -> Vocabulary:
-    """Read `tokenizer.ggml.{tokens,token_type,*_token_id,add_*_token}`.
+    """Read `tokenizer.ggml.{tokens,token_type,*_token_id,add_*_token}`, and the tokens that end
+    answers of a folder's model, `tokenizer.huggingface.end_token_ids`.
 
     Tokens known as markup become control tokens whatever the file says, unless `is_word`.
     Raises ConfigError or TokenizerError, naming the missing or wrong key.
@@ -113,6 +114,9 @@ def read_vocabulary(
         for name, default in zip(_ADDS, (defaults.adds_bos, defaults.adds_eos), strict=True)
     )
     given = [i for i in (eos, eot, eom) if i is not None]
+    of_folder = metadata.optional("tokenizer.huggingface.end_token_ids", np.ndarray, None)
+    if of_folder is not None:
+        given += [i for i in of_folder.tolist() if type(i) is int and 0 <= i < len(tokens)]
     end_ids = find_end_ids(id_of, given, {name: role(name) for name in FILL_ROLES})
     types = read_types(metadata, len(tokens))
     for name, token_id in find_markup(id_of, end_ids).items():

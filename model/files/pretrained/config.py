@@ -166,8 +166,10 @@ def _head_dim(fields: Fields, found: Found, family: Family) -> int:
 
 def _windows(fields: Fields, found: Found, family: Family, layers: int) -> None:
     """The sliding window of each layer, or of none."""
-    fields.take("sliding_window_size", int)
-    window = fields.take("sliding_window", int) or 0
+    window, size = (fields.take(f"sliding_window{end}", int) for end in ("", "_size"))
+    if window is not None and size is not None and size != window:
+        raise fields.wrong("sliding_window_size", f"{size}, 'sliding_window' is {window}")
+    window = window or size or 0
     if window >= 1 << 31:
         raise fields.wrong("sliding_window", window)
     used = fields.given("use_sliding_window", bool, True)

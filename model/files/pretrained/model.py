@@ -14,6 +14,7 @@ from urdir.model.files.gguf import Tensor
 from urdir.model.files.metadata import Metadata, Value
 from urdir.model.files.pretrained.config import family_of, read_config, text_config
 from urdir.model.files.pretrained.drafts import EAGLE3, is_draft, split_fields, take_token_map
+from urdir.model.files.pretrained.fields import shown
 from urdir.model.files.pretrained.places import find_places
 from urdir.model.files.pretrained.quantised.modules import merge_parts
 from urdir.model.files.pretrained.quantised.scheme import read_scheme
@@ -119,6 +120,6 @@ def _check_vocabulary(config: Mapping[str, Any], tensors: Mapping[str, Tensor], 
     embedding = tensors.get("token_embd.weight")
     if embedding is not None and config.get("vocab_size") not in (None, embedding.shape[0]):
         raise ConfigError(
-            f"{path}: 'vocab_size' is {config['vocab_size']}, the embedding has "
+            f"{path}: 'vocab_size' is {shown(config['vocab_size'])}, the embedding has "
             f"{embedding.shape[0]} rows"
         )

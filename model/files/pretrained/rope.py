@@ -19,7 +19,6 @@ from urdir.model.files.limits import HEAD_WIDTH
 from urdir.model.files.pretrained.family import Family, Found
 from urdir.model.files.pretrained.fields import Fields, shown
 
-Divisors = NDArray[np.float32]
 #: Names of the objects for each kind of layer; the second ones' keys end in "_swa".
 _FULL, _LOCAL = "full_attention", "sliding_attention"
 #: Fields that other parts of a configuration repeat.
@@ -90,7 +89,9 @@ class _Rope:
         if share is not None and kind != "proportional" and given is None:
             self.dim = int(share * self.head_dim)
         HEAD_WIDTH.check(self.dim, f"{rope.path}: RoPE", ConfigError)
-        if self.dim < 2 or not 1.0 < self.base < 1e30:
+        if self.dim % 2:
+            raise ConfigError(f"{rope.path}: RoPE of {self.dim} values, expected an even number")
+        if self.dim < 2 or not 1.001 < self.base < 1e30:
             raise rope.wrong("rope_theta", f"{self.base} for {self.dim} values")
         self.found[f"rope.dimension_count{self.suffix}"] = self.dim
         self.share = share
@@ -131,7 +132,7 @@ def _dynamic(of: _Rope, rope: Fields) -> None:
     rope.ignore(("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"))
     rope.ignore(("original_max_position_embeddings",))
     if alpha := rope.take("alpha", float):
-        if not _is_usual(alpha) or of.dim < 4:
+        if not is_usual(alpha) or of.dim < 4:
             raise rope.wrong("alpha", alpha)
         base = of.base * alpha ** (of.dim / (of.dim - 2))
         of.found[f"rope.freq_base{of.suffix}"] = base
@@ -156,7 +157,7 @@ def _yarn(of: _Rope, rope: Fields) -> None:
     factor = rope.take("factor", float) or of.fields.size("max_position_embeddings") / context
     fast, slow = (rope.take(name, float) or usual
                   for name, usual in (("beta_fast", 32.0), ("beta_slow", 1.0)))  # fmt: skip
-    if not (all(_is_usual(value) for value in (factor, fast, slow)) and 0 < context < 1 << 31):
+    if not (all(is_usual(value) for value in (factor, fast, slow)) and 0 < context < 1 << 31):
         raise rope.wrong("rope_scaling", f"no scaling: {factor}, {fast}, {slow}, {context}")
     ends = [of.dim * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(of.base))
             for turns in (fast, slow)]  # fmt: skip
@@ -167,6 +168,9 @@ def _yarn(of: _Rope, rope: Fields) -> None:
     of.divide(1 / (ramp / factor + 1 - ramp))
     given = rope.take("attention_factor", float)
     each, every = rope.take("mscale", float), rope.take("mscale_all_dim", float)
+    for name, value in (("mscale", each), ("mscale_all_dim", every)):
+        if value and not is_usual(value):
+            raise rope.wrong(name, value)
     usual = magnitude(factor, each) / magnitude(factor, every) if each and every else None
     of.scale(given or usual or magnitude(factor, 1.0))
     if beta := rope.take("llama_4_scaling_beta", float):
@@ -189,7 +193,7 @@ def _longrope(of: _Rope, rope: Fields) -> None:
     factor = rope.take("factor", float)
     if factor is None or of.original is not None:
         factor = context / original
-    if not _is_usual(factor):
+    if not is_usual(factor):
         raise rope.wrong("factor", factor)
     usual = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
     short, long = (rope.take(f"{name}_mscale", float) for name in ("short", "long"))
@@ -216,7 +220,7 @@ def _proportional(of: _Rope, rope: Fields) -> None:
         of.found[f"own.rope_still{of.suffix}"] = turning
 
 
-def _is_usual(value: float) -> bool:
+def is_usual(value: float) -> bool:
     """Whether formulas can be computed with a factor."""
     return 2.0**-20 < value < 2.0**20
 
@@ -227,7 +231,7 @@ def _integer(value: object, default: int) -> int:
 
 def _positive(rope: Fields, name: str) -> float:
     value = rope.require(name, float)
-    if not _is_usual(value):
+    if not is_usual(value):
         raise rope.wrong(name, value)
     return value
 

@@ -18,6 +18,7 @@ from urdir.model.errors import SafetensorsError
 from urdir.model.files.limits import JSON_NBYTES, TOKENS
 from urdir.model.files.metadata import StringArray, Value
 from urdir.model.files.open_file import read_whole
+from urdir.model.files.pretrained.fields import shown
 
 #: Numbers of fields: of the model, of a piece, of the trainer's and the normaliser's specification.
 _PIECE, _TRAINER, _NORMALIZER = 1, 2, 3
@@ -46,10 +47,10 @@ def sentencepiece_metadata(path: Path, settings: Mapping[str, Any]) -> dict[str,
             texts.append(_message(piece.get(_TEXT, b""), path))
             scores.append(_float(piece.get(_SCORE, b"\0\0\0\0"), path))
             types.append(_small(piece.get(_TYPE, _NORMAL), path))
+            TOKENS.check(len(texts), str(path), SafetensorsError)
         elif number in (_TRAINER, _NORMALIZER):
             inner = trainer if number == _TRAINER else normalizer
             inner.update(_fields(_message(value, path), path))
-    TOKENS.check(len(texts), str(path), SafetensorsError)
     _add(texts, scores, types, settings, path)
     kind = _KINDS.get(_small(trainer.get(_MODEL_TYPE, 1), path))
     charsmap = _message(normalizer.get(_CHARSMAP, b""), path)
@@ -88,7 +89,7 @@ def added_tokens(settings: Mapping[str, Any], path: Path) -> dict[int, tuple[byt
     for number, token in (added if isinstance(added, dict) else {}).items():
         content = token.get("content") if isinstance(token, dict) else None
         if not number.isdecimal() or len(number) > 9 or not isinstance(content, str):
-            raise SafetensorsError(f"{path}: an added token is {str(number)[:20]}: {token!r:.60}")
+            raise SafetensorsError(f"{path}: an added token is {shown(number)}: {shown(token)}")
         found[int(number)] = content.encode("utf-8", "replace"), token.get("special") is True
     return dict(sorted(found.items()))
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -135,10 +136,13 @@ def _tensor(
     path: Path,
 ) -> Tensor:
     if layout.shape is not None:
-        parts = tuple(_shaped(part, layout.shape(keys), path) for part in parts)
+        with _fitting(name, "its shape does", path):
+            stored_as = layout.shape(keys)
+        parts = tuple(_shaped(part, stored_as, path) for part in parts)
     shape = parts[0].shape
     turns = layout.transposed
-    turned = turns if isinstance(turns, bool) else turns(keys, shape)
+    with _fitting(name, f"{shape} does", path):
+        turned = turns if isinstance(turns, bool) else turns(keys, shape)
     transposed = turned and parts[0].dtype in GGML_TYPES  # rows of blocks are outputs
     if transposed:
         if len(shape) < 2:
@@ -179,15 +183,26 @@ def _of_rows(
     name: str,
 ) -> NDArray[Any]:
     """The order or the factors of rows; ConfigError where sizes do not fit the tensor."""
-    try:
+    with _fitting(name, f"{count} rows do", path):
         return made(keys, count)
-    except (KeyError, ValueError, ZeroDivisionError, TypeError) as error:
-        raise ConfigError(f"{path}: {name}: {count} rows do not fit the sizes: {error}") from None
+
+
+@contextmanager
+def _fitting(name: str, what: str, path: Path) -> Iterator[None]:
+    """ConfigError where sizes of the configuration are missing or do not fit a tensor."""
+    try:
+        yield
+    except KeyError as error:
+        raise ConfigError(f"{path}: {name}: {what} not fit: no size {error} is given") from None
+    except (ValueError, ArithmeticError, TypeError) as error:
+        raise ConfigError(f"{path}: {name}: {what} not fit the sizes: {error}") from None
 
 
 def _shaped(part: StoredTensor, shape: tuple[int, ...], path: Path) -> StoredTensor:
     """The tensor with another shape of as many elements."""
     count, known = math.prod(part.shape), math.prod(size for size in shape if size != -1)
+    if min(shape, default=0) < -1 or shape.count(-1) > 1:
+        raise ConfigError(f"{path}: tensor '{part.name}' has no shape {shape}: wrong sizes")
     keeps_rows = part.dtype in ITEM_NBYTES or shape[-1] == part.shape[-1]
     if known < 1 or count % known or (-1 not in shape and count != known) or not keeps_rows:
         raise SafetensorsError(f"{path}: tensor '{part.name}' is {part.shape}, expected {shape}")

@@ -19,7 +19,7 @@ import numpy as np
 from urdir.model.errors import SafetensorsError, UnsupportedError
 from urdir.model.files.limits import JSON_NBYTES, TOKEN_NBYTES, TOKENS
 from urdir.model.files.metadata import Value
-from urdir.model.files.open_file import read_whole
+from urdir.model.files.open_file import OpenFile, read_whole
 from urdir.model.files.pretrained.sentencepiece import added_tokens, strings
 
 #: Names of expressions that cut text, by model type.
@@ -32,13 +32,13 @@ _CUTS = {
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
 #: Finding the merges of a token takes time with the square of its length: some 10 million steps for
 #: published vocabularies.
-_MOST_STEPS = 1 << 28
+_MOST_STEPS = 1 << 25
 
 
 def is_tiktoken(path: Path) -> bool:
     """Whether a file begins with a token in base64 and its rank."""
-    with path.open("rb") as file:
-        words = file.readline(8192).split()
+    file = OpenFile(path, "a vocabulary", SafetensorsError)
+    words = file.read(0, min(8192, len(file))).tobytes().partition(b"\n")[0].split()
     return len(words) == 2 and words[1].isdigit()
 
 
@@ -81,16 +81,22 @@ def _read(path: Path) -> dict[bytes, int]:
     """The rank of each token."""
     data = read_whole(path, "a tiktoken file", JSON_NBYTES, SafetensorsError)
     ranks: dict[bytes, int] = {}
+    taken: set[int] = set()
     for number, line in enumerate(data.splitlines(), 1):
         words = line.split()
-        try:
-            token, rank = base64.b64decode(words[0], validate=True), int(words[1][:9])
-        except (IndexError, ValueError, binascii.Error):
-            raise SafetensorsError(f"{path}: line {number} lacks a token or its rank") from None
-        if len(words) != 2 or not token or token in ranks or not 0 <= rank < TOKENS.most:
+        if len(words) != 2 or not words[1].isdigit() or len(words[1]) > 9:
             raise SafetensorsError(f"{path}: line {number} lacks a token or its rank")
+        try:
+            token, rank = base64.b64decode(words[0], validate=True), int(words[1])
+        except binascii.Error:
+            raise SafetensorsError(f"{path}: line {number} lacks a token or its rank") from None
+        if not token or rank >= TOKENS.most:
+            raise SafetensorsError(f"{path}: line {number} lacks a token or its rank")
+        if token in ranks or rank in taken:
+            raise SafetensorsError(f"{path}: line {number} has a token or rank of a line before")
         TOKEN_NBYTES.check(len(token), str(path), SafetensorsError)
         ranks[token] = rank
+        taken.add(rank)
     return ranks
 
 

@@ -18,6 +18,7 @@ from urdir.model.files.json_text import parse_json
 from urdir.model.files.limits import JSON_NBYTES
 from urdir.model.files.metadata import Value
 from urdir.model.files.open_file import read_whole
+from urdir.model.files.pretrained.fields import shown
 from urdir.model.files.pretrained.sentencepiece import sentencepiece_metadata
 from urdir.model.files.pretrained.tiktoken import is_tiktoken, tiktoken_metadata
 
@@ -52,11 +53,7 @@ def text_metadata(folder: Path, config: Mapping[str, Any]) -> dict[str, Value]:
     bos = generation.get("bos_token_id", config.get("bos_token_id"))
     if type(bos) is int:
         found["tokenizer.ggml.bos_token_id"] = bos
-    ends = generation.get("eos_token_id", config.get("eos_token_id"))
-    ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
-    if not all(type(end) is int and 0 <= end < 1 << 31 for end in ends):
-        raise SafetensorsError(f"{folder}: eos_token_id is {str(ends)[:60]}, expected token ids")
-    if ends:
+    if ends := _end_ids(folder, config, generation):
         found["tokenizer.huggingface.end_token_ids"] = np.array(ends, np.int32)
     if isinstance(adds_bos := settings.get("add_bos_token"), bool):
         found["tokenizer.ggml.add_bos_token"] = adds_bos
@@ -66,6 +63,15 @@ def text_metadata(folder: Path, config: Mapping[str, Any]) -> dict[str, Value]:
         if isinstance(token, str):
             found[f"tokenizer.huggingface.{role}"] = token
     return found
+
+
+def _end_ids(folder: Path, config: Mapping[str, Any], generation: Mapping[str, Any]) -> list[int]:
+    """The tokens that end an answer."""
+    ends = generation.get("eos_token_id", config.get("eos_token_id"))
+    ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    if not all(type(end) is int and 0 <= end < 1 << 31 for end in ends):
+        raise SafetensorsError(f"{folder}: eos_token_id is {shown(ends)}, expected token ids")
+    return ends
 
 
 def _sampling(generation: Mapping[str, Any]) -> dict[str, Value]:
@@ -93,11 +99,14 @@ def _other_vocabulary(
         found = tiktoken_metadata(path, settings, config.get("model_type"))
     else:
         found = sentencepiece_metadata(path, settings)
+    bos = generation.get("bos_token_id", config.get("bos_token_id"))
+    bos = bos[0] if isinstance(bos, list) and bos else bos
+    if type(bos) is int:
+        found["tokenizer.ggml.bos_token_id"] = bos
+    if ends := _end_ids(folder, config, generation):
+        found["tokenizer.ggml.eos_token_id"] = ends[0]
+        found["tokenizer.huggingface.end_token_ids"] = np.array(ends, np.int32)
     for role in ("bos", "eos"):
-        given = generation.get(f"{role}_token_id", config.get(f"{role}_token_id"))
-        given = given[0] if isinstance(given, list) and given else given
-        if type(given) is int:
-            found[f"tokenizer.ggml.{role}_token_id"] = given
         if isinstance(adds := settings.get(f"add_{role}_token"), bool):
             found[f"tokenizer.ggml.add_{role}_token"] = adds
     return found

@@ -98,6 +98,17 @@ def test_errors_of_rows_are_those_of_rounding(golden: Golden) -> None:
             assert found[of] == pytest.approx(np.sqrt(errors[rows].mean()), rel=1e-3)
 
 
+@pytest.mark.parametrize("error", [float("nan"), float("inf"), 1.0])
+def test_matrices_without_a_small_error_stay_f16(
+    golden: Golden, monkeypatch: pytest.MonkeyPatch, error: float
+) -> None:
+    monkeypatch.setattr(
+        matrix_bytes, "row_errors", lambda matrices, file: dict.fromkeys(matrices, error)
+    )
+    with Gguf(golden(NAME)[0]) as file:
+        assert not matrix_bytes.with_bytes(Config.of(file), file, "int8").as_bytes
+
+
 def test_matrices_with_large_errors_stay_f16(
     golden: Golden, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ import base64
 import json
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +17,9 @@ import pytest
 from urdir.model.errors import SafetensorsError, UnsupportedError
 from urdir.model.files.gguf import Gguf
 from urdir.model.files.metadata import Metadata
+from urdir.model.files.pretrained import sentencepiece
 from urdir.model.files.pretrained.sentencepiece import sentencepiece_metadata
-from urdir.model.files.pretrained.tiktoken import tiktoken_metadata
+from urdir.model.files.pretrained.tiktoken import is_tiktoken, tiktoken_metadata
 from urdir.model.files.pretrained.tokens import text_metadata
 from urdir.model.text.spelling import BYTE_ALPHABET
 from urdir.model.text.tokenizer import Tokenizer
@@ -79,7 +81,11 @@ def test_sentencepiece(vocab_file: Callable[[str], Path], tmp_path: Path) -> Non
     added = {str(count): {"content": "<|new|>", "special": True}, "1": {"content": "<s>"}}
     settings = {"added_tokens_decoder": added, "add_bos_token": True}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    found = _tokenizer(tmp_path, {"eos_token_id": 2})
+    found = _tokenizer(tmp_path, {"eos_token_id": [2, 5, 1 << 30]})
+    assert found.end_ids >= {2, 5}
+    assert 1 << 30 not in found.end_ids
+    with pytest.raises(SafetensorsError, match=r"eos_token_id is \['x'\], expected token ids"):
+        text_metadata(tmp_path, {"eos_token_id": ["x"]})
     for text in TEXTS:
         wanted = expected.encode(text, add_bos=True)
         assert found.encode(text, add_bos=True) == wanted, text
@@ -109,9 +115,25 @@ def test_files_that_are_no_sentencepiece_model(
     with pytest.raises(SafetensorsError, match=message):
         sentencepiece_metadata(path, {})
     path.write_bytes(data)
+    added = {"9": {"content": "\x1b[1m"}, "\x1b": {}}
+    for number, token in added.items():
+        with pytest.raises(SafetensorsError) as caught:
+            sentencepiece_metadata(path, {"added_tokens_decoder": {number: token}})
+        assert str(caught.value).isprintable()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sentencepiece, "TOKENS", replace(sentencepiece.TOKENS, most=2))
+        path.write_bytes(4 * data + b"\xff")  # too many, before the end is read
+        with pytest.raises(SafetensorsError, match="3 tokens of a vocabulary, at most 2"):
+            sentencepiece_metadata(path, {})
+        path.write_bytes(data)
     for added in ({"9": {"content": "x"}}, {"x": {"content": "x"}}, {"1": {"content": 3}}):
         with pytest.raises(SafetensorsError, match="added token"):
             sentencepiece_metadata(path, {"added_tokens_decoder": added})
+
+
+def test_a_vocabulary_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(SafetensorsError, match="no such file"):
+        is_tiktoken(tmp_path / "tiktoken.model")
 
 
 def test_tiktoken(demo_file: Path, tmp_path: Path) -> None:
@@ -134,7 +156,11 @@ def test_tiktoken(demo_file: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [b"", b"YQ==", b"YQ== x\n", b"YQ== 0\nYQ== 1\n", b"!! 0\n", b"YQ== 99999999\n"]
+    "text",
+    [
+        *(b"", b"YQ==", b"YQ== x\n", b"YQ== 0\nYQ== 1\n", b"!! 0\n", b"YQ== 99999999\n"),
+        *(b"YQ== 0\nYg== 0\n", b"YQ== 0000000001\n", b"YQ== -1\n", b"YQ== 1 1\n"),
+    ],
 )
 def test_files_that_are_no_tiktoken_vocabulary(text: bytes, tmp_path: Path) -> None:
     path = tmp_path / "tiktoken.model"

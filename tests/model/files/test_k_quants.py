@@ -80,3 +80,10 @@ def test_rows_that_a_type_does_not_fit_get_another_or_none() -> None:
 def test_other_names_are_refused() -> None:
     with pytest.raises(SettingsError, match="cannot quantise to 'q3_k'"):
         Recipe("q3_k", 4)
+
+
+@pytest.mark.parametrize("tensor", ["a.b.attn_v.weight", "ffn_down", "blk.x.ffn_down.weight"])
+@pytest.mark.parametrize(("name", "expected"), [("q4_k_m", "Q4_K"), ("fp8", "E4M3R256")])
+def test_names_without_a_layer(tensor: str, name: str, expected: str) -> None:
+    found = Recipe(name, 4).type_of(tensor, 256)
+    assert found == type_number(expected)

@@ -27,10 +27,13 @@ from urdir.model.files.metadata import Metadata
 from urdir.model.files.pretrained.config import read_config
 from urdir.model.files.pretrained.family import Family
 from urdir.model.files.pretrained.fields import Fields
+from urdir.model.files.pretrained.layouts import Layout, groups, halves, taps, turned_experts
 from urdir.model.files.pretrained.model import SafetensorsModel
 from urdir.model.files.pretrained.names import ENDS, LAYER
+from urdir.model.files.pretrained.places import Place
 from urdir.model.files.pretrained.rows import RowBytes, Rows
 from urdir.model.files.pretrained.tables import FAMILIES
+from urdir.model.files.pretrained.tensors import make_tensors
 from urdir.model.files.safetensors import StoredTensor, read_folder
 from urdir.model.files.source import open_model
 
@@ -42,6 +45,11 @@ LLAMA3_SCALING = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 8}
+LATENT = {
+    "model_type": "deepseek_v3", "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 4,
+    "kv_lora_rank": 4,
+}  # fmt: skip
 FOLDERS = ("llama-bf16", "qwen2-f16-sharded", "qwen3moe-bf16")
 _DTYPES = {"BF16": ml_dtypes.bfloat16, "F16": np.float16, "F32": np.float32}
 
@@ -289,6 +297,13 @@ def test_a_llama_configuration() -> None:
              "attention.value_length": 6, "rope.dimension_count": 6},
         ),
         ({"model_type": "mistral", "sliding_window": None}, {"context_length": 32}),
+        ({"model_type": "mistral", "sliding_window_size": 16}, {"own.windows": [16]}),
+        *(
+            ({"model_type": of, "sliding_window": 16, "use_sliding_window": used},
+             {"own.windows": [16] if used is True else None})
+            for of in ("qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "qwen2_vl_text")
+            for used in (True, "absent")
+        ),
         (
             {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2},
             {"expert_count": 8, "expert_used_count": 2},
@@ -432,6 +447,28 @@ def test_yarn_is_that_of_its_paper() -> None:
              "v_head_dim": 4, "kv_lora_rank": 4, "scoring_func": "odd"},
             "'scoring_func' is odd; softmax, sigmoid",
         ),
+        ({"model_type": "minimax", "layer_types": ["x" * 100]}, "'layer_types' is"),
+        ({"model_type": "granitemoehybrid", "layer_types": ["odd"]}, "mamba, linear_attention are"),
+        ({"head_dim": 65, "rope_scaling": LLAMA3_SCALING}, "RoPE of 65 values, expected an even"),
+        ({"rope_theta": 1 + 1e-15, "rope_scaling": YARN}, "'rope_theta' is 1.0"),
+        ({"rope_scaling": YARN | {"mscale": 1.0, "mscale_all_dim": -10 / math.log(2.0)}},
+         "'mscale_all_dim' is -14"),
+        ({**LATENT, "rope_scaling": YARN | {"mscale_all_dim": 1e200}}, "'mscale_all_dim' is 1e"),
+        ({"model_type": "granite_swa", "layer_rope_theta": [1.0], "rope_theta": "absent",
+          "rope_parameters": {"rope_theta": [1]}}, r"'rope_theta' is \[1\]"),
+        *(
+            ({"model_type": "gemma4_text", "hidden_act": "absent", "attention_k_eq_v": True,
+              "layer_types": ["full_attention"], "num_global_key_value_heads": heads},
+             "'num_global_key_value_heads' is")
+            for heads in (0, -1, 1 << 40)
+        ),
+        *(
+            ({"model_type": "lfm2", "hidden_act": "absent", "block_auto_adjust_ff_dim": True,
+              "block_ffn_dim_multiplier": factor}, "'block_ffn_dim_multiplier' is")
+            for factor in (0.0, -1.0, 1e308)
+        ),
+        ({"model_type": "mistral", "sliding_window": 16, "sliding_window_size": 8},
+         "'sliding_window_size' is 8, 'sliding_window' is 16"),
         ({"model_type": "nemotron_h", "hidden_act": "absent", "hybrid_override_pattern": "X"},
          "'hybrid_override_pattern' is X"),
     ],
@@ -524,6 +561,11 @@ def test_odd_values_are_refused_or_read(model_type: str) -> None:
         ({"model__layers__00__mlp__up_proj__weight": (2, 2)}, {}, "'model.layers.00.mlp"),
         ({"model__norm__scale": (2,)}, {}, "tensor 'model.norm.scale' is not supported"),
         ({"model__embed_tokens__weight": (4, 8)}, {}, "'vocab_size' is 3, the embedding has 4"),
+        (
+            {"model__embed_tokens__weight": (4, 8)},
+            {"vocab_size": "\x1b[1m"},
+            r"'vocab_size' is '\\x1b\[1m', the embedding has 4",
+        ),
         ({"h__0__attn__c_attn__weight": (8,)}, GPT2, r"c_attn.weight' \(8,\) is not a matrix"),
         (
             {"model__decoder__embed_positions__weight": (2, 8)},
@@ -574,6 +616,31 @@ def test_tensors_that_do_not_fit(
     config = {name: value for name, value in (CONFIG | fields).items() if value != "absent"}
     with pytest.raises(ModelError, match=message):
         SafetensorsModel(make_folder(config, _tensors(**shapes)))
+
+
+@pytest.mark.parametrize(
+    ("layout", "shape", "keys"),
+    [
+        (Layout(shape=groups), (8,), {}),
+        (Layout(shape=groups), (8,), {"ssm.group_count": -1}),
+        (Layout(shape=groups), (8,), {"ssm.group_count": 3}),
+        (Layout(shape=groups), (8,), {"ssm.group_count": math.inf}),
+        (Layout(shape=taps), (8, 1, 4), {"ssm.conv_kernel": -1}),
+        (Layout(shape=taps), (8, 1, 4), {"ssm.conv_kernel": -2}),
+        (Layout(transposed=turned_experts), (2, 8, 8), {"embedding_length": 8}),
+        (Layout(rows=halves), (8, 8), {"expert_feed_forward_length": 0}),
+    ],
+)
+def test_sizes_that_do_not_fit_a_tensor(
+    layout: Layout, shape: tuple[int, ...], keys: dict[str, Any]
+) -> None:
+    array = np.zeros(4 * math.prod(shape), np.uint8)
+    stored = {"a": StoredTensor("a", "F32", shape, array, "a.safetensors")}
+    with pytest.raises((ConfigError, SafetensorsError), match=r"^folder: .*(not fit|expected|'a')"):
+        make_tensors(
+            {"blk.0.b.weight": Place(("a",), layout)}, stored, keys, quantize=None,
+            path=Path("folder"),
+        )  # fmt: skip
 
 
 def test_a_dtype_that_is_not_converted(make_folder: Folders) -> None:

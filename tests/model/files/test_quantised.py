@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,10 @@ from tests.model.files.quantised_folders import KINDS, quantised, write_safetens
 from urdir.model.errors import ModelError
 from urdir.model.files.model_file import SHARED_ORDERS
 from urdir.model.files.pretrained.model import SafetensorsModel
-from urdir.model.files.safetensors import read_folder
+from urdir.model.files.pretrained.quantised.modules import merge_parts
+from urdir.model.files.pretrained.quantised.scheme import Scheme
+from urdir.model.files.safetensors import ITEM_NBYTES, StoredTensor, read_folder
+from urdir.model.files.tensor_types import type_number
 from urdir.ptxgen.weights.formats import format_of
 from urdir.ptxgen.weights.layout import Layout
 
@@ -128,6 +134,63 @@ def test_each_tensor_that_is_missing_or_of_another_shape_or_type_is_refused(
                 refused.append(str(error))
     assert len(refused) >= len(parts) * (len(changes) - 1)
     assert all("down_proj" in message for message in refused)
+
+
+def _stored(name: str, dtype: str, *shape: int) -> StoredTensor:
+    array = np.arange(math.prod(shape) * ITEM_NBYTES[dtype], dtype=np.uint32).astype(np.uint8)
+    return StoredTensor(name, dtype, shape, array, "a.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"a.weight_packed": ("U8",)}, "is MXFP4 and has 0 dimensions"),
+        ({"a.weight_blocks": ("U8", 16)}, "is MXFP4 and has 1 dimensions"),
+        (
+            {"a.weight_packed": ("I32", 12, 4), "a.weight_scale": ("F16", 12, 1),
+             "a.weight_zero_point": ("I32", 1, 1)},
+            "zero points of 12 rows of 4 bits, expected whole words",
+        ),
+        (
+            {"a.weight_packed": ("I32", 8, 4), "a.weight_scale": ("F16", 8, 1),
+             "a.weight": ("F16", 8, 32)},
+            "'a.weight' is stored twice, also as 'a.weight_packed'",
+        ),
+        (
+            {"a.weight_blocks": ("U8", 8, 1, 16), "a.weight_scales": ("U8", 8, 1),
+             "a.weight_packed": ("I32", 8, 4), "a.weight_scale": ("F16", 8, 1)},
+            "'a.weight' is stored twice",
+        ),
+    ],
+)  # fmt: skip
+def test_sets_of_tensors_that_are_refused(
+    tensors: dict[str, tuple[Any, ...]], message: str
+) -> None:
+    stored = {name: _stored(name, *of) for name, of in tensors.items()}
+    with pytest.raises(ModelError, match=message):
+        merge_parts(stored, Scheme("compressed-tensors", bits=4), Path("folder"))
+
+
+@pytest.mark.parametrize("width", [32, 64, 128, 65536])
+def test_scales_take_no_more_than_the_matrix(width: int) -> None:
+    rows, cols = 512, 192
+    blocks = -(-cols // width)
+    stored = {
+        "a.weight": _stored("a.weight", "F8_E4M3", rows, cols),
+        "a.weight_scale": replace(
+            _stored("a.weight_scale", "F32", rows, blocks),
+            data=np.arange(1, 1 + rows * blocks, dtype=np.float32).view(np.uint8),
+        ),
+    }
+    tracemalloc.start()
+    merged = merge_parts(stored, Scheme("fp8", block=(1, width)), Path("folder"))["a.weight"]
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+    fmt = format_of(type_number(merged.dtype))
+    found = merged.data[:].reshape(rows, cols // fmt.block, fmt.nbytes)[..., :4].copy()
+    scales = np.arange(1, 1 + rows * blocks, dtype=np.float32).reshape(rows, blocks)
+    each = scales[:, np.arange(0, cols, fmt.block) // width]
+    assert np.array_equal(found.view(np.float32)[..., 0], each)
 
 
 #: Tensors that are not needed, and not looked at.

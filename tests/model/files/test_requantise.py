@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import gguf as reference
@@ -48,6 +49,29 @@ def test_weights_are_near_and_metadata_equal(
     kinds = {"q4_k_m": {"Q4_K", "Q6_K"}, "q6_k": {"Q6_K"}, "f16": {"F16"}}[kind]
     assert types <= kinds | {"F32", "Q5_0", "Q8_0"}
     assert types & kinds
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        (b"a.nested", struct.pack("<IIQ", 9, 9, 1) + struct.pack("<IQB", 0, 1, 7), "of arrays"),
+        (b"a.empty", struct.pack("<IIQ", 9, 4, 0), "'a.empty' is an empty array"),
+        (b"a.text", struct.pack("<IQ", 8, 2) + b"\xff\xff", "metadata cannot be copied: .*utf-8"),
+    ],
+)
+def test_metadata_that_is_refused(tmp_path: Path, key: bytes, value: bytes, message: str) -> None:
+    pairs = [
+        struct.pack("<Q", 20) + b"general.architecture" + struct.pack("<IQ", 8, 5) + b"llama",
+        struct.pack("<Q", len(key)) + key + value,
+    ]
+    name = struct.pack("<Q", 13) + b"output.weight"
+    info = name + struct.pack("<IQQIQ", 2, 256, 2, 0, 0)
+    header = b"GGUF" + struct.pack("<IQQ", 3, 1, len(pairs)) + b"".join(pairs) + info
+    source, out = tmp_path / "in.gguf", tmp_path / "out.gguf"
+    source.write_bytes(header + bytes(-len(header) % 32) + bytes(2048))
+    with pytest.raises(ModelError, match=message):
+        requantise(source, out, "q6_k")
+    assert not out.exists()
 
 
 def test_what_is_refused_leaves_no_file(data: Path, tmp_path: Path) -> None:

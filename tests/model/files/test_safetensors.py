@@ -100,6 +100,7 @@ def test_a_file_made_by_hand(tmp_path: Path) -> None:
         (file_bytes({"a": [1]}, b"abcd"), "'a' has other fields"),
         (file_bytes({"": entry(0, 4, [4])}, b"abcd"), "no printable name"),
         (file_bytes({"a\nb": entry(0, 4, [4])}, b"abcd"), "no printable name"),
+        (file_bytes({"model." * 10**5: entry(0, 4, [4])}, b"abcd"), "600,000 characters of a name"),
         (file_bytes({"__metadata__": 3}), "__metadata__ is not an object"),
     ],
 )  # fmt: skip

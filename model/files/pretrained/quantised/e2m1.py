@@ -43,6 +43,8 @@ def mxfp4(parts: Parts, codes_end: str, scales_end: str) -> StoredTensor:
     """Codes (..., rows, cols / 32, 16) or (..., rows, cols / 2), exponents (..., rows, cols / 32)
     with a bias of 127."""
     codes = parts.take(codes_end, ("U8",))
+    if len(codes.shape) < 2:
+        raise parts.refuse(f"is MXFP4 and has {len(codes.shape)} dimensions")
     shape = (*codes.shape[:-2], 16 * codes.shape[-2]) if codes_end == "blocks" else codes.shape
     if len(shape) < 2 or shape[-1] % 16 or (codes_end == "blocks" and codes.shape[-1] != 16):
         raise parts.refuse(f"is MXFP4 of shape {codes.shape}")

@@ -31,7 +31,7 @@ def matrix(parts: Parts, scheme: Scheme) -> StoredTensor:
         height, width = scheme.block
         shape = (*outer, ceil_div(rows, height), ceil_div(cols, width))
         stored = floats(parts.take(end, SCALES, shape)).reshape(matrices, *shape[-2:])
-        scales = np.repeat(stored, width // fmt.block, axis=-1)[..., : cols // fmt.block]
+        scales = stored[..., np.arange(cols // fmt.block) * fmt.block // width]
     else:
         each = [(*outer, rows, 1), (*outer, rows), (*outer, 1, 1), (*outer, 1), tuple(outer), (1,)]
         stored = floats(parts.take(end, SCALES, *each)).reshape(-1)

@@ -80,6 +80,10 @@ def by_outputs(parts: Parts, scheme: Scheme) -> StoredTensor:
     groups = scales.shape[1]
     along = None
     if parts.has("zero_point"):
+        if rows * bits % 32:
+            raise parts.refuse(
+                f"has zero points of {rows} rows of {bits} bits, expected whole words"
+            )
         along = parts.take("zero_point", ("I32",), (rows * bits // 32, groups))
     order = None
     if parts.has("g_idx"):

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from urdir.model.errors import UnsupportedError
+from urdir.model.errors import SafetensorsError, UnsupportedError
 from urdir.model.files.pretrained.quantised import e2m1, e4m3, integers
 from urdir.model.files.pretrained.quantised.parts import Parts
 from urdir.model.files.pretrained.quantised.scheme import Scheme
@@ -46,9 +46,12 @@ def merge_parts(
         if name not in rest or (base := _base(rest[name], rest)) is None:
             continue
         parts = Parts(base, rest, path)
-        merged[base] = _matrix(parts, scheme)
+        matrix = _matrix(parts, scheme)
         for taken in parts.taken:
             del rest[taken]
+        if base in rest or base in merged:
+            raise SafetensorsError(f"{path}: tensor '{base}' is stored twice, also as '{name}'")
+        merged[base] = matrix
     return rest | merged
 
 

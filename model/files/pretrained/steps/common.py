@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from urdir.model.files.limits import HEADS
 from urdir.model.files.pretrained.family import Found, Step
 from urdir.model.files.pretrained.fields import Fields
 
@@ -60,8 +61,10 @@ def flag(name: str, key: str) -> Step:
 def one_base(fields: Fields, found: Found) -> None:
     """The bases of RoPE in each layer, which must be one."""
     bases = fields.items("layer_rope_theta", float)
-    rope = fields.given("rope_parameters", dict, {})
-    if bases and set(bases) != {fields.given("rope_theta", float, rope.get("rope_theta"))}:
+    rope = Fields(fields.given("rope_parameters", dict, {}), fields.path)
+    theta = fields.take("rope_theta", float)
+    theta = rope.take("rope_theta", float) if theta is None else theta
+    if bases and set(bases) != {theta}:
         raise fields.refused("layer_rope_theta", "the base of 'rope_parameters' is supported")
 
 
@@ -116,6 +119,8 @@ def gemma4_layers(fields: Fields, found: Found) -> None:
         found[f"attention.{kind}_length_swa"] = dim
     heads = number(found, "attention.head_count_kv")
     full = fields.take("num_global_key_value_heads", int)
+    if full is not None and not 0 < full <= HEADS.most:
+        raise fields.wrong("num_global_key_value_heads", full)
     if not fields.given("attention_k_eq_v", bool, False) or full is None:
         full = heads
     counts = [full if kind == "full_attention" else heads for kind in kinds]

@@ -8,7 +8,7 @@ import numpy as np
 
 from urdir.model.files.pretrained.family import Found, Step
 from urdir.model.files.pretrained.fields import Fields
-from urdir.model.files.pretrained.rope import magnitude
+from urdir.model.files.pretrained.rope import is_usual, magnitude
 from urdir.model.files.pretrained.steps.common import layers_of, number, rotates
 
 _FULL = "full_attention"
@@ -81,6 +81,8 @@ def latent_heads(fields: Fields, found: Found) -> None:
     kind = scaling.take("rope_type", str) or scaling.take("type", str)
     every, factor = scaling.take("mscale_all_dim", float), scaling.take("factor", float)
     if kind == "yarn" and every and factor:
+        if not is_usual(every):
+            raise scaling.wrong("mscale_all_dim", every)
         scale = magnitude(factor, every) ** 2 / math.sqrt(still + turning)
         found["own.score_scale"] = scale
 

@@ -42,13 +42,17 @@ def every_last_is_full(name: str, default: int) -> Step:
     return step
 
 
-def heads_where(kinds: tuple[str, ...], field: str = "layer_types") -> Step:
-    """KV heads in layers of those kinds, none in others."""
+def heads_where(
+    kinds: tuple[str, ...], others: tuple[str, ...], field: str = "layer_types"
+) -> Step:
+    """KV heads in layers of those kinds, none in those of the others."""
 
     def step(fields: Fields, found: Found) -> None:
         layers, given = layers_of(fields, found), fields.items(field, str)
         if given is None or len(given) != layers:
             raise fields.wrong(field, given)
+        if set(given).difference(kinds, others):
+            raise fields.refused(field, f"{', '.join(kinds + others)} are supported")
         set_heads(fields, found, [kind in kinds for kind in given])
 
     return step
@@ -71,7 +75,7 @@ def jamba_layers(fields: Fields, found: Found) -> None:
 
 def bamba_layers(fields: Fields, found: Found) -> None:
     """Bamba's attention layers by number."""
-    full = fields.items("attn_layer_indices", int) or []
+    full = set(fields.items("attn_layer_indices", int) or ())
     set_heads(fields, found, [layer in full for layer in range(layers_of(fields, found))])
 
 
@@ -108,16 +112,19 @@ def nemotron_layers(fields: Fields, found: Found) -> None:
 
 def lfm2_layers(fields: Fields, found: Found) -> None:
     """LFM2's attention layers, and the width of its FFN."""
-    full = fields.items("full_attn_idxs", int)
+    full = set(fields.items("full_attn_idxs", int) or ())
     kinds = fields.items("layer_types", str)
     layers = layers_of(fields, found)
     if kinds is not None:
-        full = [layer for layer, kind in enumerate(kinds) if kind == "full_attention"]
-    set_heads(fields, found, [layer in (full or ()) for layer in range(layers)])
+        full = {layer for layer, kind in enumerate(kinds) if kind == "full_attention"}
+    set_heads(fields, found, [layer in full for layer in range(layers)])
     width = fields.take("block_ff_dim", int) or number(found, "feed_forward_length")
     if fields.given("block_auto_adjust_ff_dim", bool, False):
         width = int(2 * width / 3)
-        width = int(fields.given("block_ffn_dim_multiplier", float, 1.0) * width)
+        factor = fields.given("block_ffn_dim_multiplier", float, 1.0)
+        if not 0 < factor < 1024:
+            raise fields.wrong("block_ffn_dim_multiplier", factor)
+        width = int(factor * width)
         each = fields.size("block_multiple_of", 256)
         width = -(-width // each) * each
     fields.ignore(("block_ffn_dim_multiplier", "block_multiple_of"))
@@ -148,7 +155,7 @@ def minimax_layers(fields: Fields, found: Found) -> None:
         kinds = [
             "full_attention" if (i + 1) % 2 == 0 else "linear_attention" for i in range(layers)
         ]
-    if len(kinds) != layers:
+    if len(kinds) != layers or set(kinds) - {"linear_attention", "full_attention"}:
         raise fields.wrong("layer_types", kinds)
     found["attention.recurrent_layers"] = np.array(kinds) == "linear_attention"
     names = [f"{of}_alpha_factor" for of in ("full_attn", "linear_attn", "mlp")]

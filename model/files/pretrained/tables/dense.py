@@ -118,7 +118,7 @@ GEMMA4 = Family(
 )
 _QWEN_VL = Family(
     "qwen2vl",
-    defaults={"rms_norm_eps": 1e-6},
+    defaults={"rms_norm_eps": 1e-6, "use_sliding_window": False},
     ignored=frozenset(
         {f"{of}_token_id" for of in ("vision_start", "vision_end", "vision", "image", "video")}
     ),
@@ -129,15 +129,17 @@ FAMILIES: Mapping[str, Family] = {
     "mistral": LLAMA,
     "internlm3": LLAMA,
     "cwm": LLAMA,
-    "qwen2": Family("qwen2"),
-    "qwen3": Family("qwen3"),
+    "qwen2": Family("qwen2", defaults={"use_sliding_window": False}),
+    "qwen3": Family("qwen3", defaults={"use_sliding_window": False}),
     **dict.fromkeys(("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), _QWEN_VL),
     "qwen3_vl_text": Family("qwen3vl"),
     "granite": Family("granite", keys=GRANITE_KEYS, implied={"logit_scale": 1.0}),
     "granite_swa": GRANITE_SWA,
     "granitemoe_swa": GRANITE_SWA,
     "paddleocr_vl_text": Family("paddleocr", tied=True),
-    "smollm3": Family("smollm3", steps=(rotates,), tied=True),
+    "smollm3": Family(
+        "smollm3", defaults={"use_sliding_window": False}, steps=(rotates,), tied=True
+    ),
     "ministral3": Family("mistral3"),
     "arcee": Family("arcee", activations=("relu2",)),
     "apertus": Family(

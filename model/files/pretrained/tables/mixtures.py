@@ -51,10 +51,12 @@ def _by_expert(keys: Keys) -> tuple[int, ...]:
     return (int(keys["expert_count"]), -1, int(keys["embedding_length"]))
 
 
+_NO_WINDOW = {"use_sliding_window": False}
+
 FAMILIES: Mapping[str, Family] = {
     "mixtral": Family("llama"),
-    "qwen2_moe": Family("qwen2moe", fixed=_ALL_LAYERS, steps=(_OWN_NORM,)),
-    "qwen3_moe": Family("qwen3moe", fixed=_ALL_LAYERS, steps=(_OWN_NORM,)),
+    "qwen2_moe": Family("qwen2moe", defaults=_NO_WINDOW, fixed=_ALL_LAYERS, steps=(_OWN_NORM,)),
+    "qwen3_moe": Family("qwen3moe", defaults=_NO_WINDOW, fixed=_ALL_LAYERS, steps=(_OWN_NORM,)),
     "qwen3_vl_moe_text": Family(
         "qwen3vlmoe",
         fixed=_ALL_LAYERS,

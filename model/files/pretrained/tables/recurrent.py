@@ -157,7 +157,11 @@ _GRANITE = Family(
         **GRANITE_KEYS,
         "shared_intermediate_size": "expert_shared_feed_forward_length",
     },
-    steps=(inner_size, heads_where(("attention", "full_attention")), position_kind),
+    steps=(
+        inner_size,
+        heads_where(("attention", "full_attention"), ("mamba", "linear_attention")),
+        position_kind,
+    ),
     fixed={**_SSM_FIXED, "normalization_function": ("rmsnorm",)},
     layouts=_MAMBA2,
 )
