@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 import socket
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -53,6 +54,15 @@ def run_front(
             sys.exit(CANNOT_SERVE)
 
 
+class _Server(Server):
+    """Takes no signals, which a terminal sends to all processes."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """In place of handlers."""
+        yield
+
+
 async def _serve(
     front: Front,
     texts: NamedTexts,
@@ -65,13 +75,15 @@ async def _serve(
     defaults = front.defaults(texts.file.metadata)
     link.model = EngineModel(texts, front.names(texts.name), context, defaults)
     limits = replace(front.limits, connections=room(front.limits.connections))
-    server = Server(link, front.access, limits, counts=counts)
+    server = _Server(link, front.access, limits, counts=counts)
 
     def end(aborts: bool) -> None:
         server.should_exit = True
         server.force_exit = server.force_exit or aborts
 
     link.on_order = end
+    if link.ordered is not None:  # with the first round
+        end(link.ordered)
     await server.serve([listener])
     if server.force_exit:
         await server.hang_up()

@@ -28,6 +28,7 @@ import pytest
 from urdir.model.engine.requests.request import Request
 from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.serve.apart import wire
+from urdir.model.serve.apart.link import EngineLink
 from urdir.model.text.constraints import Constraint
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -45,6 +46,7 @@ class Apart:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            start_new_session=True,  # a group of processes, as in a terminal
         )
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().strip()
@@ -298,11 +300,11 @@ def test_a_second_signal_aborts_what_is_open(start: Callable[..., Apart]) -> Non
     with server.http.stream("POST", "/v1/completions", json=body) as response:
         lines = response.iter_lines()
         next(lines)
-        server.process.send_signal(signal.SIGINT)
+        os.killpg(server.process.pid, signal.SIGINT)
         time.sleep(0.3)
         assert next(lines) == ""  # it goes on
         assert next(lines)
-        server.process.send_signal(signal.SIGINT)
+        os.killpg(server.process.pid, signal.SIGINT)
         with pytest.raises(httpx.HTTPError):
             list(lines)
     code, errors = server.end()
@@ -374,6 +376,22 @@ def test_a_file_that_is_refused(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert re.fullmatch(r"urdir: error: .*bad\.gguf.*\n", done.stderr)
+
+
+def test_an_order_with_the_first_round_is_remembered() -> None:
+    """Nothing hears it yet."""
+
+    async def run() -> tuple[int, bool | None]:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            link = await EngineLink.connect(None, ours)
+            rounds = [wire.Round(context=64), wire.Round(order="abort")]
+            theirs.sendall(b"".join(map(wire.frame, rounds)))
+            context = await link.context
+        await asyncio.sleep(0.01)  # the end of the connection is no order to drain
+        return context, link.ordered
+
+    assert asyncio.run(run()) == (64, True)
 
 
 def test_requests_arrive_as_they_are() -> None:
