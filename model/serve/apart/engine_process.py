@@ -37,7 +37,7 @@ def run_engine(settings: Settings, listener: socket.socket, control: Connection)
     try:
         _Engine(settings, listener, control).run()
     except (Exception, KeyboardInterrupt) as error:
-        failure = wire.Failure.of(error)
+        failure = wire.Failure.of_end(error)
     with suppress(OSError):  # the first process is gone
         control.send(failure)
 
@@ -130,6 +130,8 @@ class _Engine:
 
     def _replaced(self, front: _Process) -> _Process:
         code = front.process.exitcode
+        if front.desk.failure is not None:
+            raise front.desk.failure.error
         if code == CANNOT_SERVE or not front.desk.is_ready.is_set():
             raise ModelError("a process that serves HTTP does not start: see above")
         print(f"urdir: a front end has ended ({code}), another begins", file=sys.stderr)

@@ -378,6 +378,19 @@ def test_a_file_that_is_refused(tmp_path: Path) -> None:
     assert re.fullmatch(r"urdir: error: .*bad\.gguf.*\n", done.stderr)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flags", "words"), [(("-ngl", "3"), "6 layers"), (("--device", "abacus"), "abacus")]
+)
+def test_bad_usage_that_the_engine_finds(flags: tuple[str, ...], words: str) -> None:
+    command = [sys.executable, "-m", "urdir.model", "serve", "--port", "0", "--device", "emulator"]
+    command += ["--api-workers", "1", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_an_order_with_the_first_round_is_remembered() -> None:
     """Nothing hears it yet."""
 
