@@ -304,6 +304,8 @@ def test_a_second_signal_aborts_what_is_open(start: Callable[..., Apart]) -> Non
         time.sleep(0.3)
         assert next(lines) == ""  # it goes on
         assert next(lines)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", server.port))
         os.killpg(server.process.pid, signal.SIGINT)
         with pytest.raises(httpx.HTTPError):
             list(lines)
@@ -311,6 +313,22 @@ def test_a_second_signal_aborts_what_is_open(start: Callable[..., Apart]) -> Non
     assert code == 130
     assert errors.count("finishing open requests") == 1
     assert "Traceback" not in errors
+
+
+@pytest.mark.slow
+def test_a_third_signal_ends_all_at_once(start: Callable[..., Apart]) -> None:
+    """Also front ends that do nothing end with the engine, once they go on."""
+    server = start("--workers", "1")
+    engine, (front,) = server.engine, server.fronts
+    os.kill(front, signal.SIGSTOP)
+    for _ in range(3):
+        server.process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+    assert server.process.wait(5) == 130
+    assert not Path(f"/proc/{engine}").exists()
+    os.kill(front, signal.SIGCONT)
+    wait_for(lambda: not Path(f"/proc/{front}").exists())
+    assert "Traceback" not in server.end()[1]
 
 
 @pytest.mark.slow
