@@ -28,6 +28,7 @@ import pytest
 from urdir.model.engine.requests.request import Request
 from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.serve.apart import wire
+from urdir.model.serve.apart.desks import Desks
 from urdir.model.serve.apart.link import EngineLink
 from urdir.model.text.constraints import Constraint
 
@@ -423,6 +424,26 @@ def test_an_order_with_the_first_round_is_remembered() -> None:
         return context, link.ordered
 
     assert asyncio.run(run()) == (64, True)
+
+
+def test_what_is_unsent_follows() -> None:
+    """Whichever thread sent it; nothing is sent once all is closed."""
+    engine: Any = None  # no calls
+    ours, theirs = socket.socketpair()
+    rounds = [wire.Round([wire.Told(number, tuple(range(100_000)))]) for number in range(20)]
+    with theirs, Desks() as desks:
+        theirs.settimeout(20)
+        desk = desks.open(ours)
+        desks.start(engine)
+        for each in rounds:
+            desk.send(each)
+        frames, found = wire.Frames(), []
+        while len(found) < len(rounds):
+            found += map(wire.decode_round, frames.push(theirs.recv(1 << 18)))
+    assert found == rounds
+    desk.send(rounds[0])
+    desks.order("drain")
+    desks.close()
 
 
 def test_requests_arrive_as_they_are() -> None:
