@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -25,6 +26,7 @@ import httpx
 import openai
 import pytest
 
+from urdir.model import demo_model
 from urdir.model.engine.requests.request import Request
 from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.serve.apart import wire
@@ -265,6 +267,21 @@ def test_a_front_end_that_dies_is_replaced(server: Apart) -> None:
     assert figure(server, "urdir_running") == 0
     for _ in range(4):
         assert server.ask().status_code == 200
+
+
+@pytest.mark.slow
+def test_a_model_that_has_gone_ends_all(start: Callable[..., Apart], tmp_path: Path) -> None:
+    """The front end in place of one that dies cannot read it; there is no third."""
+    file = tmp_path / "demo.gguf"
+    shutil.copy(demo_model(), file)
+    server = start("--model", str(file), "--workers", "1")
+    file.unlink()
+    os.kill(server.fronts[0], signal.SIGKILL)
+    code, errors = server.end()
+    assert code == 1
+    assert errors.count("another begins") == 1
+    assert re.search(r"^error: .*demo\.gguf", errors, re.MULTILINE)
+    assert "Traceback" not in errors
 
 
 @pytest.mark.slow
