@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from urdir.model.commands import options
-from urdir.model.commands.options import UsageError
 from urdir.model.environment import Environment, read_environment
+from urdir.model.errors import SettingsError
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
@@ -78,8 +78,8 @@ def service_options(
 
 
 def load(args: argparse.Namespace, wanted: EngineOptions) -> Loading:
-    """Begin to load a model's weights. Raises UsageError if ``-ngl`` requests fewer layers on the
-    GPU than the model has."""
+    """Begin to load a model's weights. Raises SettingsError if ``-ngl`` requests fewer layers on
+    the GPU than the model has."""
     from urdir.model.engine.loading import Loading
 
     with ExitStack() as unless_done:
@@ -121,7 +121,7 @@ def check_layers(args: argparse.Namespace, config: Config) -> None:
     """Refuse fewer layers on the GPU than the model has."""
     asked, layers = getattr(args, "gpu_layers", None), config.n_layers
     if asked is not None and asked < layers:
-        raise UsageError(
+        raise SettingsError(
             f"-ngl {asked}: all {layers} layers go to the GPU, none stays on the CPU: leave it out"
         )
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ray.serve import Application
 
     from urdir.model.engine.engine import Engine
+    from urdir.model.engine.options import EngineOptions
     from urdir.model.engine.requests.limits import Limits as EngineLimits
     from urdir.model.engine.requests.service import Service
     from urdir.model.engine.requests.warm_up import WarmUp
@@ -50,9 +51,6 @@ _CONTEXT_HELP = (
 )
 #: Seconds of warm-up while weights are loaded; the rest is done while the server is idle.
 _WARM_UP_SECONDS = 2.0
-#: The longest that a thread runs while others wait (default 5 ms): rendering a kernel or recording
-#: a graph must not delay the threads that serve requests.
-_SWITCH_SECONDS = 0.0005
 #: Packages of the extra without which nothing is served.
 _EXTRA = ("msgspec", "prometheus_client", "starlette", "uvicorn")
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
@@ -142,6 +140,8 @@ def application(arguments: dict[str, str]) -> Application:
 def _serve_here(args: argparse.Namespace) -> None:
     from urdir.model.serve.listening import listen
 
+    if args.api_workers and sys.platform == "win32":
+        raise UsageError("--api-workers on Windows: all is in one process there, leave it out")
     open_service, access, limits = _server(args)
     with listen(args.host, args.port) as listener:
         host, port = listener.getsockname()[:2]
@@ -168,6 +168,8 @@ def _serve_apart(
     from urdir.model.serve.apart.supervisor import serve_apart
 
     template = prompts.given_template(args)
+    _engine_options(args, template)  # raise UsageError here, not in each process
+    _defaults(args, {})
     names = partial(_names, args)
     host, port = listener.getsockname()[:2]
     front = Front(
@@ -209,7 +211,7 @@ def _served(name: str, context: int) -> str:
 
 
 def _usual_workers() -> int:
-    """How many processes serve HTTP: 25 us of a core a token, and the engine needs one."""
+    """How many processes serve HTTP: 50 us of a core a token, and the engine needs one."""
     if not hasattr(os, "sched_getaffinity"):  # Windows and macOS
         return 0
     return min(max(len(os.sched_getaffinity(0)) // 4, 1), 8)
@@ -251,17 +253,10 @@ def _open_engine(
     """The engine, the limits of its scheduler, and what is left of its warm-up."""
     from urdir.model.engine.engine import Engine
     from urdir.model.engine.requests.limits import Limits
+    from urdir.model.serve.apart.settings import SWITCH_SECONDS
 
-    sys.setswitchinterval(_SWITCH_SECONDS)
-    usual = service_options(args, args.model, args.ctx_size)
-    wanted = replace(
-        usual,
-        drafts=options.drafts(args),
-        draft=options.draft(args),
-        chat=None,
-        chat_template=template,
-    )
-    with load(args, wanted) as loading:
+    sys.setswitchinterval(SWITCH_SECONDS)
+    with load(args, _engine_options(args, template)) as loading:
         warm_up = begin_warm_up(loading, _WARM_UP_SECONDS)
         engine = Engine(loading)
     if args.verbose:
@@ -269,6 +264,16 @@ def _open_engine(
     print_room(engine)
     limits = Limits.for_latency(engine.session.shapes, share_prefixes=args.share_prefixes)
     return engine, limits, warm_up
+
+
+def _engine_options(args: argparse.Namespace, template: str | None) -> EngineOptions:
+    return replace(
+        service_options(args, args.model, args.ctx_size),
+        drafts=options.drafts(args),
+        draft=options.draft(args),
+        chat=None,
+        chat_template=template,
+    )
 
 
 def _names(args: argparse.Namespace, name: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Server of one process: signals, and loss of the device."""
+"""A server of HTTP: alone in its process with an engine, or as a front end of one elsewhere."""
 
 from __future__ import annotations
 

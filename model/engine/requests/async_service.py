@@ -63,7 +63,9 @@ class AsyncAnswers(Answering[Answer]):
         return self._service.lost
 
     async def metrics(self) -> Metrics:
-        """Counts and gauges of now."""
+        """Counts and gauges of now. Raises what `lost` has."""
+        if self.lost is not None:
+            raise self.lost
         return self._service.metrics()
 
     async def close(self) -> None:

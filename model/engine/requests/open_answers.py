@@ -107,11 +107,13 @@ class OpenAnswers:
         self._items.pop(answer, None)
 
     def stop(self, answer: Answer) -> None:
-        """End a request that has not ended because its text has a stop string."""
-        if self._answers.get(answer.number) is answer:
+        """End a request that has not ended because its text has a stop string. One that the
+        scheduler dropped is left to `fail_dropped`."""
+        if self._answers.get(answer.number) is not answer:
+            return
+        if (ending := self._scheduler.cancel(answer.number, Finish.STOP)) is not None:
             self.ended(answer)
-            if (ending := self._scheduler.cancel(answer.number, Finish.STOP)) is not None:
-                self.tell(answer, ending)
+            self.tell(answer, ending)
 
     def cancel_all(self) -> None:
         """End all requests without delivering anything."""

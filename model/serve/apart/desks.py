@@ -59,14 +59,18 @@ class Engine(Protocol):
 
 
 class Desk:
-    """The connection to one front end. ``compilers`` run what takes long."""
+    """The connection to one front end. ``compilers`` run what takes long; ``wake`` has the thread
+    of calls look for what is unsent."""
 
-    def __init__(self, connection: socket.socket, compilers: ThreadPoolExecutor) -> None:
+    def __init__(
+        self, connection: socket.socket, compilers: ThreadPoolExecutor, wake: Callable[[], None]
+    ) -> None:
         connection.setblocking(False)
         self.connection = connection
         self.is_ready = threading.Event()  # once it has the texts, or their failure
         self.failure: wire.Failure | None = None
         self._compilers = compilers
+        self._wake = wake
         self._frames = wire.Frames()
         self._answers: dict[int, Answer | None] = {}  # None: its constraint is being compiled
         self._told: list[wire.Told] = []
@@ -127,7 +131,7 @@ class Desk:
             if call.number not in self._answers:  # cancelled meanwhile
                 return
             self._answers[call.number] = answer
-        engine.add(answer)
+            engine.add(answer)  # before it can be cancelled; this never waits
 
     def _reply(self, number: int, job: Callable[[], wire.Told]) -> None:
         try:
@@ -138,10 +142,9 @@ class Desk:
 
     def leave(self, engine: Engine) -> None:
         """The front end is gone: cancel its answers."""
+        self.close()
         with self._lock:
-            self.is_open = False
             answers, self._answers = self._answers, {}
-            self.connection.close()
         for answer in answers.values():
             if answer is not None:
                 engine.cancel(answer)
@@ -174,6 +177,9 @@ class Desk:
             with suppress(BlockingIOError, ConnectionError):  # the reader finds the end
                 data = data[self.connection.send(data) :]
             self._unsent += data
+            is_late = bool(data)
+        if is_late:
+            self._wake()
 
     @property
     def has_unsent(self) -> bool:
@@ -185,6 +191,12 @@ class Desk:
         with self._lock, suppress(BlockingIOError, ConnectionError):
             if self.is_open:
                 del self._unsent[: self.connection.send(self._unsent)]
+
+    def close(self) -> None:
+        """Close the connection; nothing more is sent. Idempotent."""
+        with self._lock:
+            self.is_open = False
+            self.connection.close()
 
 
 def _check(engine: Engine, call: wire.Check) -> wire.Told:
@@ -203,18 +215,18 @@ class Desks(Owner):
 
     def __init__(self) -> None:
         self._desks: tuple[Desk, ...] = ()
-        self._lock = threading.Lock()  # of changes of these
+        self._lock = threading.Lock()  # of changes of these, and of the pipe
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
         self._selector.register(self._wake_read, selectors.EVENT_READ)
         self._compilers = ThreadPoolExecutor(_COMPILING, "constraints")
         self._thread: threading.Thread | None = None
-        self._is_closing = False
+        self._is_closing = self._is_closed = False
 
     def open(self, connection: socket.socket) -> Desk:
         """Add a front end."""
-        desk = Desk(connection, self._compilers)
+        desk = Desk(connection, self._compilers, self._wake)
         with self._lock:
             self._desks = (*self._desks, desk)
         self._wake()
@@ -223,12 +235,8 @@ class Desks(Owner):
     def post(self, work: Callable[[], None]) -> None:
         """Deliver the items of a round of the service, in its thread; see `Service`."""
         work()
-        is_late = False
         for desk in self._desks:
             desk.flush()
-            is_late |= desk.has_unsent
-        if is_late:
-            self._wake()
 
     def start(self, engine: Engine) -> None:
         """Begin to read."""
@@ -250,14 +258,17 @@ class Desks(Owner):
             self._thread.join()
         self._compilers.shutdown(wait=False, cancel_futures=True)
         for desk in self._desks:
-            desk.connection.close()
+            desk.close()
         self._selector.close()
-        os.close(self._wake_read)
-        os.close(self._wake_write)
+        with self._lock:  # the service may go on
+            self._is_closed = True
+            os.close(self._wake_read)
+            os.close(self._wake_write)
 
     def _wake(self) -> None:
-        with suppress(BlockingIOError):
-            os.write(self._wake_write, b".")
+        with self._lock, suppress(BlockingIOError):
+            if not self._is_closed:
+                os.write(self._wake_write, b".")
 
     def _run(self, engine: Engine) -> None:
         known: dict[Desk, int] = {}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import signal
 import socket
 import sys
+import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from multiprocessing import connection as waiting
@@ -37,7 +39,7 @@ def run_engine(settings: Settings, listener: socket.socket, control: Connection)
     try:
         _Engine(settings, listener, control).run()
     except (Exception, KeyboardInterrupt) as error:
-        failure = wire.Failure.of(error)
+        failure = wire.Failure.of_end(error)
     with suppress(OSError):  # the first process is gone
         control.send(failure)
 
@@ -68,6 +70,7 @@ class _Engine:
         self._desks = Desks()
         self._table: Any = _context.RawArray("d", settings.workers * Counts.WIDTH)
         self._order: Literal["", "drain", "abort"] = ""
+        self._deadline = math.inf  # of front ends that are to abort
         self._context = 0
 
     def run(self) -> None:
@@ -118,7 +121,9 @@ class _Engine:
     def _watch(self, fronts: list[_Process], service: Service) -> None:
         """Replace front ends that end, until all are to end. Raises ModelError for one that would
         end again."""
-        while any(front.process.is_alive() for front in fronts) or not self._order:
+        while not self._order or (
+            any(front.process.is_alive() for front in fronts) and time.monotonic() < self._deadline
+        ):
             self._obey()
             sentinels = [front.process.sentinel for front in fronts]
             waiting.wait([*sentinels, self._control], _TICK_SECONDS)
@@ -130,7 +135,10 @@ class _Engine:
 
     def _replaced(self, front: _Process) -> _Process:
         code = front.process.exitcode
-        if code == CANNOT_SERVE or not front.desk.is_ready.is_set():
+        is_ready = front.desk.is_ready.wait(_TICK_SECONDS)  # what it said last may be unread
+        if front.desk.failure is not None:
+            raise front.desk.failure.error
+        if code == CANNOT_SERVE or not is_ready:
             raise ModelError("a process that serves HTTP does not start: see above")
         print(f"urdir: a front end has ended ({code}), another begins", file=sys.stderr)
         new = self._start(front.row)
@@ -151,13 +159,17 @@ class _Engine:
     def _give(self, order: Literal["drain", "abort"]) -> None:
         if self._order not in (order, "abort"):
             self._order = order
+            self._listener.close()  # refuses clients, who would wait for front ends that end
+            if order == "abort":
+                self._deadline = time.monotonic() + _HANG_UP_SECONDS
             self._desks.order(order)
 
     def _end(self, fronts: list[_Process]) -> None:
         """Wait for the front ends, whose connections are closed."""
         self._desks.close()
+        deadline = time.monotonic() + _HANG_UP_SECONDS
         for front in fronts:
-            front.process.join(_HANG_UP_SECONDS)
+            front.process.join(max(0.0, deadline - time.monotonic()))
             if front.process.is_alive():
                 front.process.kill()
                 front.process.join()

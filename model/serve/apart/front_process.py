@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 import socket
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -15,15 +16,12 @@ from urdir.model.engine.requests.device_lost import DeviceLostError
 from urdir.model.errors import ModelError
 from urdir.model.serve.apart import wire
 from urdir.model.serve.apart.link import EngineLink
-from urdir.model.serve.apart.settings import CANNOT_SERVE, Front
+from urdir.model.serve.apart.settings import CANNOT_SERVE, SWITCH_SECONDS, Front
 from urdir.model.serve.connections import room
 from urdir.model.serve.counts import Counts
 from urdir.model.serve.loops import run_in_loop
 from urdir.model.serve.served_model import EngineModel, NamedTexts, warm_up
 from urdir.model.serve.server import Server
-
-#: Longest time that a thread runs while the event loop waits (seconds): tokenising is in a thread.
-_SWITCH_SECONDS = 0.0005
 
 
 def run_front(
@@ -35,7 +33,7 @@ def run_front(
     """
     for number in (signal.SIGINT, signal.SIGTERM):  # the engine's process says when to end
         signal.signal(number, signal.SIG_IGN)
-    sys.setswitchinterval(_SWITCH_SECONDS)
+    sys.setswitchinterval(SWITCH_SECONDS)
     counts = Counts(np.frombuffer(table).reshape(-1, Counts.WIDTH), own)
     with ExitStack() as owners:
         try:
@@ -53,6 +51,15 @@ def run_front(
             sys.exit(CANNOT_SERVE)
 
 
+class _Server(Server):
+    """Takes no signals, which a terminal sends to all processes."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """In place of handlers."""
+        yield
+
+
 async def _serve(
     front: Front,
     texts: NamedTexts,
@@ -65,13 +72,15 @@ async def _serve(
     defaults = front.defaults(texts.file.metadata)
     link.model = EngineModel(texts, front.names(texts.name), context, defaults)
     limits = replace(front.limits, connections=room(front.limits.connections))
-    server = Server(link, front.access, limits, counts=counts)
+    server = _Server(link, front.access, limits, counts=counts)
 
     def end(aborts: bool) -> None:
         server.should_exit = True
         server.force_exit = server.force_exit or aborts
 
     link.on_order = end
+    if link.ordered is not None:  # with the first round
+        end(link.ordered)
     await server.serve([listener])
     if server.force_exit:
         await server.hang_up()

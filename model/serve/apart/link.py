@@ -21,8 +21,9 @@ from urdir.model.text.tokenizer import Tokenizer
 class EngineLink(Answering[int], asyncio.Protocol):
     """An `AsyncService` by the engine at the other end of a socket.
 
-    ``on_order`` is called when the server is to end: True if its answers are to be aborted. When
-    the engine's process ends, all open answers end with an error.
+    ``on_order`` is called when the server is to end: True if its answers are to be aborted;
+    ``ordered`` is the order so far. When the engine's process ends, all open answers end with an
+    error.
     """
 
     model: ServedModel  # set once the context is known
@@ -31,6 +32,7 @@ class EngineLink(Answering[int], asyncio.Protocol):
         super().__init__(tokenizer)
         self.lost: Exception | None = None
         self.on_order: Callable[[bool], None] = lambda aborts: None
+        self.ordered: bool | None = None
         self.context: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._numbers = itertools.count()
         self._deliver: dict[int, Callable[[Item], None]] = {}
@@ -111,7 +113,7 @@ class EngineLink(Answering[int], asyncio.Protocol):
             self.context.set_exception(self.lost)
         for number in (*self._deliver, *self._replies):
             self._tell(wire.Told(number, failure=wire.Failure.of(self.lost)))
-        self.on_order(False)
+        self._order(False)
 
     def _take(self, found: wire.Round) -> None:
         for told in found.told:
@@ -119,7 +121,11 @@ class EngineLink(Answering[int], asyncio.Protocol):
         if found.context and not self.context.done():
             self.context.set_result(found.context)
         if found.order:
-            self.on_order(found.order == "abort")
+            self._order(found.order == "abort")
+
+    def _order(self, aborts: bool) -> None:
+        self.ordered = self.ordered or aborts
+        self.on_order(aborts)
 
     def _tell(self, told: wire.Told) -> None:
         """Pass on what is new of a call, unless it was cancelled."""

@@ -32,7 +32,8 @@ _context = multiprocessing.get_context("spawn")
 
 
 def serve_apart(settings: Settings, listener: socket.socket) -> None:
-    """Answer requests until SIGINT or SIGTERM, then finish open ones; a second one aborts them.
+    """Answer requests until SIGINT or SIGTERM, then finish open ones; a second one aborts them,
+    a third one ends all processes at once.
 
     Raises the error that ends the engine's process, KeyboardInterrupt after a second signal, or
     after the first one before anything is served.
@@ -83,14 +84,13 @@ class _Signals:
         except (EOFError, ConnectionError):
             process.join()
             raise ModelError(f"the engine's process has ended: {_why(process)}") from None
-        finally:
-            self.has_ended = self._serves
+        self.has_ended = self._serves
         if said is not None:
             raise said.cause
 
     def take(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal."""
-        if not self._serves:
+        if not self._serves or self._orders == 2:
             raise KeyboardInterrupt
         if not self._orders:
             print("\nfinishing open requests; press Ctrl-C again to abort them", file=sys.stderr)

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
 
-from urdir.driver.errors import DriverError
+from urdir.driver.errors import DeviceNameError, DriverError
 from urdir.model import errors
 from urdir.model.engine.requests.device_lost import DeviceLostError
 from urdir.model.engine.requests.metrics import Metrics
 from urdir.model.engine.requests.request import Ending, Item, Piece, Request, TokenChoice
 from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.text.constraints import Constraint
+from urdir.ptxgen.errors import PtxgenError, SettingError
 
 log = logging.getLogger("urdir.serve")
 _LENGTH = struct.Struct("<I")
@@ -38,7 +39,16 @@ class Failure:
     @classmethod
     def of(cls, error: BaseException) -> Failure:
         """The message for an error; one that no client may read is logged here."""
-        kind = next((kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _KINDS), "")
+        return cls._of(error, _KINDS)
+
+    @classmethod
+    def of_end(cls, error: BaseException) -> Failure:
+        """The message for what ends a process; one that the command does not report is logged."""
+        return cls._of(error, _ENDS)
+
+    @classmethod
+    def _of(cls, error: BaseException, kinds: Mapping[str, object]) -> Failure:
+        kind = next((kind.__name__ for kind in type(error).__mro__ if kind.__name__ in kinds), "")
         if not kind:
             log.error("the engine: %s", error, exc_info=error)
         return cls(kind, str(error), getattr(error, "retry_after", 0.0))
@@ -46,26 +56,35 @@ class Failure:
     @property
     def cause(self) -> BaseException:
         """What ended a process."""
-        return _KINDS[self.kind]() if self.kind == "KeyboardInterrupt" else self.error
+        if self.kind in _KINDS or not self.kind:
+            return self.error
+        return _ENDS[self.kind](self.words)
 
     @property
     def error(self) -> Exception:
         """The error to raise."""
         if self.kind == "BusyError":
             return errors.BusyError(self.words, self.retry_after)
-        kind = _KINDS.get(self.kind, RuntimeError)
-        return kind(self.words) if issubclass(kind, Exception) else RuntimeError(self.words)
+        return _KINDS.get(self.kind, RuntimeError)(self.words)
 
 
 #: Errors that a front end tells apart (`serve.errors`), by their names.
-_KINDS: dict[str, type[BaseException]] = {
+_KINDS: dict[str, type[Exception]] = {
     kind.__name__: kind
     for kind in (
         *(errors.ModelError, errors.BusyError, errors.ContextFullError, errors.ConstraintError),
         *(errors.SettingsError, errors.UnsupportedError, errors.TokenizerError),
-        *(errors.TemplateError, errors.HubNameError, DriverError, DeviceLostError),
-        KeyboardInterrupt,
+        *(errors.TemplateError, errors.NoTemplateError, errors.HubNameError),
+        *(DriverError, DeviceLostError),
     )
+}
+#: Errors that the command tells apart (`cli`).
+_ENDS: dict[str, type[BaseException]] = {
+    **_KINDS,
+    **{
+        kind.__name__: kind
+        for kind in (KeyboardInterrupt, DeviceNameError, PtxgenError, SettingError, OSError)
+    },
 }
 
 

@@ -172,6 +172,7 @@ def greet(port: int, name: str, context: int) -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--model", help="whose texts front ends have (default: the demo model)")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--step", type=float, default=0.002)
     parser.add_argument("--prompt", type=float, default=0.002)
@@ -189,7 +190,7 @@ def defaults(metadata: object) -> Defaults:
 def main() -> int:
     args = parse()
     limits = replace(Limits(), open_requests=args.open)
-    front = Front(partial(open_texts, None), names, defaults, Access(), limits)
+    front = Front(partial(open_texts, args.model), names, defaults, Access(), limits)
     with listen("127.0.0.1", args.port) as listener:
         port = listener.getsockname()[1]
         settings = Settings(partial(open_paced, args), front, args.workers, partial(greet, port))

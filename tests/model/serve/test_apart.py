@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -25,9 +26,12 @@ import httpx
 import openai
 import pytest
 
+from urdir.model import demo_model
 from urdir.model.engine.requests.request import Request
 from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.serve.apart import wire
+from urdir.model.serve.apart.desks import Desks
+from urdir.model.serve.apart.link import EngineLink
 from urdir.model.text.constraints import Constraint
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -45,6 +49,7 @@ class Apart:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            start_new_session=True,  # a group of processes, as in a terminal
         )
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().strip()
@@ -265,6 +270,21 @@ def test_a_front_end_that_dies_is_replaced(server: Apart) -> None:
 
 
 @pytest.mark.slow
+def test_a_model_that_has_gone_ends_all(start: Callable[..., Apart], tmp_path: Path) -> None:
+    """The front end in place of one that dies cannot read it; there is no third."""
+    file = tmp_path / "demo.gguf"
+    shutil.copy(demo_model(), file)
+    server = start("--model", str(file), "--workers", "1")
+    file.unlink()
+    os.kill(server.fronts[0], signal.SIGKILL)
+    code, errors = server.end()
+    assert code == 1
+    assert errors.count("another begins") == 1
+    assert re.search(r"^error: .*demo\.gguf", errors, re.MULTILINE)
+    assert "Traceback" not in errors
+
+
+@pytest.mark.slow
 def test_an_engine_that_dies_ends_all(start: Callable[..., Apart]) -> None:
     """With its cause and exit code 1."""
     server = start("--step", "0.01")
@@ -298,17 +318,35 @@ def test_a_second_signal_aborts_what_is_open(start: Callable[..., Apart]) -> Non
     with server.http.stream("POST", "/v1/completions", json=body) as response:
         lines = response.iter_lines()
         next(lines)
-        server.process.send_signal(signal.SIGINT)
+        os.killpg(server.process.pid, signal.SIGINT)
         time.sleep(0.3)
         assert next(lines) == ""  # it goes on
         assert next(lines)
-        server.process.send_signal(signal.SIGINT)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", server.port))
+        os.killpg(server.process.pid, signal.SIGINT)
         with pytest.raises(httpx.HTTPError):
             list(lines)
     code, errors = server.end()
     assert code == 130
     assert errors.count("finishing open requests") == 1
     assert "Traceback" not in errors
+
+
+@pytest.mark.slow
+def test_a_third_signal_ends_all_at_once(start: Callable[..., Apart]) -> None:
+    """Also front ends that do nothing end with the engine, once they go on."""
+    server = start("--workers", "1")
+    engine, (front,) = server.engine, server.fronts
+    os.kill(front, signal.SIGSTOP)
+    for _ in range(3):
+        server.process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+    assert server.process.wait(5) == 130
+    assert not Path(f"/proc/{engine}").exists()
+    os.kill(front, signal.SIGCONT)
+    wait_for(lambda: not Path(f"/proc/{front}").exists())
+    assert "Traceback" not in server.end()[1]
 
 
 @pytest.mark.slow
@@ -374,6 +412,55 @@ def test_a_file_that_is_refused(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert re.fullmatch(r"urdir: error: .*bad\.gguf.*\n", done.stderr)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flags", "words"), [(("-ngl", "3"), "6 layers"), (("--device", "abacus"), "abacus")]
+)
+def test_bad_usage_that_the_engine_finds(flags: tuple[str, ...], words: str) -> None:
+    command = [sys.executable, "-m", "urdir.model", "serve", "--port", "0", "--device", "emulator"]
+    command += ["--api-workers", "1", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_order_with_the_first_round_is_remembered() -> None:
+    """Nothing hears it yet."""
+
+    async def run() -> tuple[int, bool | None]:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            link = await EngineLink.connect(None, ours)
+            rounds = [wire.Round(context=64), wire.Round(order="abort")]
+            theirs.sendall(b"".join(map(wire.frame, rounds)))
+            context = await link.context
+        await asyncio.sleep(0.01)  # the end of the connection is no order to drain
+        return context, link.ordered
+
+    assert asyncio.run(run()) == (64, True)
+
+
+def test_what_is_unsent_follows() -> None:
+    """Whichever thread sent it; nothing is sent once all is closed."""
+    engine: Any = None  # no calls
+    ours, theirs = socket.socketpair()
+    rounds = [wire.Round([wire.Told(number, tuple(range(100_000)))]) for number in range(20)]
+    with theirs, Desks() as desks:
+        theirs.settimeout(20)
+        desk = desks.open(ours)
+        desks.start(engine)
+        for each in rounds:
+            desk.send(each)
+        frames, found = wire.Frames(), []
+        while len(found) < len(rounds):
+            found += map(wire.decode_round, frames.push(theirs.recv(1 << 18)))
+    assert found == rounds
+    desk.send(rounds[0])
+    desks.order("drain")
+    desks.close()
 
 
 def test_requests_arrive_as_they_are() -> None:

@@ -360,6 +360,13 @@ def test_the_demo_model_answers_several_at_once() -> None:
         (("--ray", "--exit-on-device-loss"), 2, "Ray replaces such replicas itself"),
         (("--api-key", ""), 2, "--api-key is empty"),
         (("--alias", "a,,b"), 2, "'a,,b' has an empty name"),
+        (("--api-workers", "1", "-ctk", "q8_0", "-ctv", "f16"), 2, "stored alike"),
+        (("--api-workers", "1", "--spec-type", "draft-eagle3"), 2, "with -md"),
+        (
+            ("--api-workers", "1", "--logit-bias", "5+1", "--logit-bias", "5-1"),
+            2,
+            "(see urdir serve",
+        ),
         (("--api-key-file", "/nowhere"), 1, "--api-key-file /nowhere"),
         (("--host", "192.0.2.1"), 1, "give another --host"),
         (("--host", "no.such.name.invalid"), 1, "cannot listen on no.such.name.invalid"),
@@ -372,3 +379,12 @@ def test_bad_flags(
     assert (result[0], result[1]) == (code, "")
     assert words in result[2]
     assert result[2].count("\n") == 1
+
+
+def test_windows_has_one_process(
+    cli: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    code, _, errors = cli("serve", "--api-workers", "2")
+    assert (code, errors.count("\n")) == (2, 1)
+    assert "--api-workers on Windows" in errors

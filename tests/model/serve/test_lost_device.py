@@ -51,7 +51,7 @@ def test_everybody_is_told(api: Any) -> None:
             sound = [await http.get("/health"), await ask()]
             api.inject("launch", 60)  # within the second step
             failed = await asyncio.gather(ask(), ask(n=2), ask())
-            lost = [*failed, await http.get("/health"), await ask()]
+            lost = [*failed, await http.get("/health"), await http.get("/metrics"), await ask()]
         await service.close()
         return sound, lost
 
