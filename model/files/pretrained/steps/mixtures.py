@@ -9,10 +9,13 @@ import numpy as np
 from urdir.model.files.pretrained.family import Found, Step
 from urdir.model.files.pretrained.fields import Fields
 from urdir.model.files.pretrained.rope import is_usual, magnitude
-from urdir.model.files.pretrained.steps.common import layers_of, number, rotates
+from urdir.model.files.pretrained.steps.common import flag, layers_of, number, rotates
 
 _FULL = "full_attention"
 _SCORINGS = {"softmax": 1, "sigmoid": 2, "noaux_tc": 2}
+#: Whether weights of experts are normed; the second of families that GGUF gives no choice.
+weights_norm = flag("norm_topk_prob", "expert_weights_norm")
+own_weights_norm = flag("norm_topk_prob", "own.weights_norm")
 
 
 def shared_experts(count: str) -> Step:

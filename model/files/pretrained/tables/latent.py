@@ -13,6 +13,7 @@ from urdir.model.files.pretrained.steps.mixtures import (
     minicpm_scales,
     mlp_layers,
     scored,
+    weights_norm,
 )
 from urdir.model.files.pretrained.steps.recurrent import every_last_is_full, kimi_layers
 
@@ -27,11 +28,10 @@ _DELTA = {
 }
 _DECAYS = {"ssm_a": Layout(values=negated_exp, shape=column)}
 
-_WEIGHTS_NORM = flag("norm_topk_prob", "expert_weights_norm")
 DEEPSEEK_V3 = Family(
     "deepseek2",
     keys=_EXPERTS,
-    steps=(latent_heads, mlp_layers, scored, grouped, _WEIGHTS_NORM),
+    steps=(latent_heads, mlp_layers, scored, grouped, weights_norm),
     defaults={"scoring_func": "sigmoid", "norm_topk_prob": True},
     rope="interleaved",
 )
@@ -52,7 +52,7 @@ FAMILIES: Mapping[str, Family] = {
         "mistral4",
         keys=_EXPERTS,
         implied={"expert_gating_func": 1},
-        steps=(latent_heads, mlp_layers, _WEIGHTS_NORM),
+        steps=(latent_heads, mlp_layers, weights_norm),
         defaults={"norm_topk_prob": True},
         rope="interleaved",
     ),

@@ -8,21 +8,19 @@ import numpy as np
 
 from urdir.model.files.pretrained.family import Family
 from urdir.model.files.pretrained.layouts import Floats, Keys, Layout, halves, turned_experts
-from urdir.model.files.pretrained.steps.common import flag
 from urdir.model.files.pretrained.steps.mixtures import (
     cohere_experts,
     ernie_layers,
     llama4_attention,
     mimo_heads,
     mlp_layers,
+    own_weights_norm,
     shared_experts,
+    weights_norm,
 )
 from urdir.model.files.pretrained.tables.dense import GRANITE_KEYS
 
 _SIGMOID = {"expert_gating_func": 2}
-_WEIGHTS_NORM = flag("norm_topk_prob", "expert_weights_norm")
-#: Of families that GGUF gives no choice.
-_OWN_NORM = flag("norm_topk_prob", "own.weights_norm")
 #: Every layer has experts.
 _ALL_LAYERS = {"decoder_sparse_step": (1,), "mlp_only_layers": ([],)}
 _SCORED = {
@@ -55,12 +53,16 @@ _NO_WINDOW = {"use_sliding_window": False}
 
 FAMILIES: Mapping[str, Family] = {
     "mixtral": Family("llama"),
-    "qwen2_moe": Family("qwen2moe", defaults=_NO_WINDOW, fixed=_ALL_LAYERS, steps=(_OWN_NORM,)),
-    "qwen3_moe": Family("qwen3moe", defaults=_NO_WINDOW, fixed=_ALL_LAYERS, steps=(_OWN_NORM,)),
+    "qwen2_moe": Family(
+        "qwen2moe", defaults=_NO_WINDOW, fixed=_ALL_LAYERS, steps=(own_weights_norm,)
+    ),
+    "qwen3_moe": Family(
+        "qwen3moe", defaults=_NO_WINDOW, fixed=_ALL_LAYERS, steps=(own_weights_norm,)
+    ),
     "qwen3_vl_moe_text": Family(
         "qwen3vlmoe",
         fixed=_ALL_LAYERS,
-        steps=(_OWN_NORM,),
+        steps=(own_weights_norm,),
         layouts=dict.fromkeys(
             ("ffn_gate_up_exps.weight", "ffn_down_exps.weight"), Layout(transposed=turned_experts)
         ),
@@ -71,7 +73,7 @@ FAMILIES: Mapping[str, Family] = {
         implied={"own.short_factors": True},
         fixed={"router_jitter_noise": (0.01,)},
     ),
-    "olmoe": Family("olmoe", fixed={"clip_qkv": ()}, steps=(_OWN_NORM,)),
+    "olmoe": Family("olmoe", fixed={"clip_qkv": ()}, steps=(own_weights_norm,)),
     "granitemoe": GRANITE_MOE,
     "granitemoeshared": GRANITE_MOE,
     "dots1": Family(
@@ -79,7 +81,7 @@ FAMILIES: Mapping[str, Family] = {
         keys={"n_shared_experts": "expert_shared_count"},
         implied=_SIGMOID,
         fixed=_SCORED,
-        steps=(mlp_layers, _WEIGHTS_NORM),
+        steps=(mlp_layers, weights_norm),
     ),
     "glm4_moe": Family(
         "glm4moe",
@@ -87,7 +89,7 @@ FAMILIES: Mapping[str, Family] = {
         keys={"n_shared_experts": "expert_shared_count"},
         implied=_SIGMOID,
         fixed={**_SCORED, "use_qk_norm": (True, False)},
-        steps=(mlp_layers, _WEIGHTS_NORM),
+        steps=(mlp_layers, weights_norm),
         defaults={"partial_rotary_factor": 0.5},
     ),
     "solar_open": Family(
@@ -95,7 +97,7 @@ FAMILIES: Mapping[str, Family] = {
         names={"post_attention_layernorm": "post_attention_norm"},
         keys={"n_shared_experts": "expert_shared_count"},
         implied=_SIGMOID,
-        steps=(mlp_layers, _WEIGHTS_NORM),
+        steps=(mlp_layers, weights_norm),
     ),
     "ernie4_5_moe": Family(
         "ernie4_5-moe",
@@ -215,7 +217,7 @@ FAMILIES: Mapping[str, Family] = {
         keys={"num_shared_experts": ""},
         implied=_SIGMOID,
         fixed={"num_shared_experts": (1,)},
-        steps=(mlp_layers, _WEIGHTS_NORM),
+        steps=(mlp_layers, weights_norm),
         windows="pattern",
     ),
     "laguna": Family(
@@ -233,7 +235,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "mellum": Family(
         "mellum",
-        steps=(_OWN_NORM,),
+        steps=(own_weights_norm,),
         ignored=frozenset({"mlp_layer_types", "mtp_layer_types", "mtp_mlp_layer_types"}),
         windows="pattern",
     ),

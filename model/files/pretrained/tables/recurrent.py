@@ -19,7 +19,7 @@ from urdir.model.files.pretrained.layouts import (
     taps,
 )
 from urdir.model.files.pretrained.names import MIXER, under
-from urdir.model.files.pretrained.steps.common import flag
+from urdir.model.files.pretrained.steps.mixtures import own_weights_norm, weights_norm
 from urdir.model.files.pretrained.steps.recurrent import (
     bamba_layers,
     delta_layers,
@@ -68,11 +68,10 @@ _MIXER_KEYS = {
 }
 _MIXER_FIXED = {"use_bias": (False,), "use_conv_bias": (True,), "rms_norm": (True,)}
 _QWEN_FIXED = {"decoder_sparse_step": (1,), "mlp_only_layers": ([],)}
-_OWN_NORM = flag("norm_topk_prob", "own.weights_norm")
 _QWEN35 = Family(
     "qwen35",
     names={"post_attention_layernorm": "post_attention_norm"},
-    steps=(delta_layers, _OWN_NORM),
+    steps=(delta_layers, own_weights_norm),
     fixed={**_QWEN_FIXED, "attn_output_gate": (True,)},
     ignored=frozenset({"mtp_use_dedicated_embeddings"}),
     layouts=_DELTA,
@@ -287,7 +286,7 @@ FAMILIES: Mapping[str, Family] = {
             "rms_norm_eps": "attention.layer_norm_rms_epsilon",
             "n_shared_experts": "",
         },
-        steps=(inner_size, nemotron_layers, flag("norm_topk_prob", "expert_weights_norm")),
+        steps=(inner_size, nemotron_layers, weights_norm),
         fixed={
             "use_bias": (False,),
             "use_conv_bias": (True,),
@@ -321,7 +320,7 @@ FAMILIES: Mapping[str, Family] = {
             "post_attention_layernorm": "post_attention_norm",
             "linear_attn.in_proj_qkvz": ("attn_qkv", "attn_gate"),
         },
-        steps=(delta_layers, _OWN_NORM),
+        steps=(delta_layers, own_weights_norm),
         fixed=_QWEN_FIXED,
         layouts={
             **_DELTA,
