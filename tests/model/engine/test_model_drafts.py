@@ -331,7 +331,7 @@ def test_the_context_ends_within_drafts(device: Device, similar: Two) -> None:
     assert [len(each.tokens) for each in found] == [2, 3, 4, 6, 8]
 
 
-@pytest.mark.turns(7, which=2)
+@pytest.mark.turns(7)
 @pytest.mark.slow
 def test_answers_that_are_preempted_go_on_the_same(device: Device, two: Two) -> None:
     """Pages run out, also for drafts."""
