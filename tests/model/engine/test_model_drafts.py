@@ -107,7 +107,7 @@ def rounds_of(session: Session, request: Request, monkeypatch: pytest.MonkeyPatc
         pytest.param("simple-small.pmin", marks=pytest.mark.full),
         pytest.param("gemma4assistant-e", marks=pytest.mark.full),
         pytest.param("dflash-d2t", marks=pytest.mark.slow),
-        pytest.param("dspark-anchor", marks=pytest.mark.slow),
+        pytest.param("dspark-anchor", marks=pytest.mark.full),  # logits: test_block_drafts.py
         pytest.param("dspark-bonus", marks=pytest.mark.full),
         pytest.param("mtp-mimo2", marks=pytest.mark.full),  # two heads
         pytest.param("mtp-qwen35-own", marks=pytest.mark.full),  # recurrent layers
