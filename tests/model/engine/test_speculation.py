@@ -240,6 +240,7 @@ def test_the_context_ends_within_drafts(without: Session, fixed: Session) -> Non
         assert len(found.tokens) == rest + 1
 
 
+@pytest.mark.full  # test_model_drafts.py and test_drafted_states.py have it, too
 def test_answers_that_are_preempted_go_on_the_same(device: Device, weights: Weights) -> None:
     """Pages run out, also for drafts."""
     rng = np.random.default_rng(5)
