@@ -151,7 +151,7 @@ def test_a_replayed_graph_drafts_the_same_block(block: Opened) -> None:
 
 
 @of_each
-@pytest.mark.turns(4, which=(0, 3))
+@pytest.mark.turns(6, which=(0, 3))
 @pytest.mark.slow
 @pytest.mark.parametrize("exact", [True, False])
 def test_sequences_draft_together_as_each_alone(block: Opened, exact: bool) -> None:

@@ -107,7 +107,7 @@ def rounds_of(session: Session, request: Request, monkeypatch: pytest.MonkeyPatc
         pytest.param("simple-small.pmin", marks=pytest.mark.full),
         pytest.param("gemma4assistant-e", marks=pytest.mark.full),
         pytest.param("dflash-d2t", marks=pytest.mark.slow),
-        pytest.param("dspark-anchor", marks=pytest.mark.slow),
+        pytest.param("dspark-anchor", marks=pytest.mark.full),  # logits: test_block_drafts.py
         pytest.param("dspark-bonus", marks=pytest.mark.full),
         pytest.param("mtp-mimo2", marks=pytest.mark.full),  # two heads
         pytest.param("mtp-qwen35-own", marks=pytest.mark.full),  # recurrent layers
@@ -331,7 +331,7 @@ def test_the_context_ends_within_drafts(device: Device, similar: Two) -> None:
     assert [len(each.tokens) for each in found] == [2, 3, 4, 6, 8]
 
 
-@pytest.mark.turns(7, which=2)
+@pytest.mark.turns(7)
 @pytest.mark.slow
 def test_answers_that_are_preempted_go_on_the_same(device: Device, two: Two) -> None:
     """Pages run out, also for drafts."""
