@@ -31,6 +31,8 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.weights.expansion import write_factors
 from urdir.ptxgen.weights.fields import Field, Part, Plane
 from urdir.ptxgen.weights.format import UNIT, Format
+from urdir.ptxgen.weights.grid_formats import grid_types
+from urdir.ptxgen.weights.grids import parts
 from urdir.ptxgen.weights.planes import Numbers, code_plane, quant_plane, scale_plane
 
 __all__ = ["FORMATS", "UNIT", "Bytes", "Format", "format_of", "random_blocks"]
@@ -89,29 +91,6 @@ def _quantised(
     )
     planes.append(Plane("factors", block // UNIT, 2 * len(halves), parts))
     return Format(name, ggml_type, block, nbytes, tuple(planes), **values)
-
-
-def _expanded(
-    name: str,
-    ggml_type: int,
-    nbytes: int,
-    table: tuple[int, ...],
-    *,
-    group: int = UNIT,
-    halvings: int = 0,
-) -> Format:
-    """A type with 256 weights per block that is expanded at load: see `expansion`."""
-    widths = (4,) if len(table) == 16 else (2, 1)
-    quants, at = [], 0
-    for width in widths:
-        quants.append(Field(width, 8 * at, tuple(width << k for k in range(8))))
-        at += 32 * width
-    scale = Field(8, 8 * at, (8, 16, 32, 64)[: 3 if group == UNIT else 4])
-    d = at + 256 // group
-    return _quantised(
-        name, ggml_type, 256, nbytes, quants=quants, d=d, numbers=[[("scale", 0, scale)]],
-        group=group, table=table, halvings=halvings, expanded=d + 2,
-    )  # fmt: skip
 
 
 def _integer(bits: int, group: int) -> Format:
@@ -193,10 +172,6 @@ _K_NUMBERS = (
 
 # Floats of four bits (OCP's E2M1), doubled, and the steps of IQ4_NL and IQ4_XS.
 _E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-# Levels of the grids of IQ2 and IQ3; -1, 0 and 1 of IQ1's, times eight, plus or minus one.
-_IQ2 = (8, 25, 43, 0, -8, -25, -43, 0)
-_IQ3_XXS = (4, 12, 20, 28, 36, 44, 52, 62)
-_IQ1 = (-7, 1, 9, 0, -9, -1, 7, 0)
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 _ALL = (
@@ -287,13 +262,7 @@ _ALL = (
         "TQ1_0", 34, 256, 54, expanded=66, d=64, offset=1,
         quants=[Field(2, 0, (*_BYTES, 2, 4, _at(32)))],
     ),
-    _expanded("IQ2_XXS", 16, 66, _IQ2, halvings=3),
-    _expanded("IQ2_XS", 17, 74, _IQ2, group=16, halvings=3),
-    _expanded("IQ2_S", 22, 82, _IQ2, group=16, halvings=3),
-    _expanded("IQ3_XXS", 18, 98, (*_IQ3_XXS, *(-v for v in _IQ3_XXS)), halvings=2),
-    _expanded("IQ3_S", 21, 110, (*range(1, 16, 2), *range(-1, -16, -2))),
-    _expanded("IQ1_S", 19, 50, _IQ1, halvings=3),
-    _expanded("IQ1_M", 29, 56, _IQ1, group=16, halvings=3),
+    *grid_types(),
     *(_integer(bits, group) for bits, group in ((4, 128), (3, 64), (8, 32))),
     _e4m3(128),
     _e4m3(32),
@@ -340,6 +309,10 @@ def random_blocks(fmt: Format, count: int, rng: np.random.Generator, scale: floa
         factors = scale * rng.uniform(0.01, 0.1, count) * rng.choice([-1.0, 1.0], count)
         write_factors(fmt, blocks, factors.astype(np.float16))
         return blocks
+    if fmt.grid:
+        factors = scale * rng.uniform(0.01, 0.1, count) * rng.choice([-1.0, 1.0], count)
+        _write(blocks, next(part for _, part in parts(fmt.stored, "d")), factors.astype(np.float16))
+        return blocks
     for number in ("d", "m"):
         for _, part in fmt.parts(number):
             at = part.source.start // 8
@@ -355,3 +328,12 @@ def random_blocks(fmt: Format, count: int, rng: np.random.Generator, scale: floa
             halves = factors.astype(np.float32 if fmt.has_singles else np.float16)
             blocks[:, at : at + halves.itemsize] = halves.view(np.uint8).reshape(count, -1)
     return blocks
+
+
+def _write(blocks: Bytes, part: Part, values: npt.NDArray[np.float16]) -> None:
+    """Write a number of 16 bits (count,) to the fields of blocks (count, bytes)."""
+    for index in range(part.count):
+        at, shift = divmod(part.source.position(index), 8)
+        field = values.view(np.uint16) >> part.target.position(index) & part.source.mask
+        blocks[:, at] &= 0xFF ^ part.source.mask << shift
+        blocks[:, at] |= (field << shift).astype(np.uint8)

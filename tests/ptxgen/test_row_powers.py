@@ -40,6 +40,9 @@ def _factors(fmt: Format, blocks: Bytes, number: str) -> npt.NDArray[np.float64]
             elif fmt.has_singles:
                 singles = np.ascontiguousarray(blocks[:, :, at : at + 4]).view(np.float32)
                 found.append(singles[:, :, 0].astype(np.float64))
+            elif fmt.name == "IQ1_M":  # half a byte in every other one
+                bits = (blocks[:, :, 49::2] >> 4).astype(np.uint16) << np.array([0, 4, 8, 12])
+                found.append(bits.sum(axis=2, dtype=np.uint16).view(np.float16).astype(np.float64))
             else:
                 halves = np.ascontiguousarray(blocks[:, :, at : at + 2]).view(np.float16)
                 found.append(halves[:, :, 0].astype(np.float64))
@@ -82,6 +85,10 @@ def _adversarial(fmt: Format, layout: Layout) -> Bytes:
     size = dtype.itemsize
     for row, value in enumerate(values):
         half = np.array([value], dtype).view(np.uint8)
+        if fmt.name == "IQ1_M":
+            last = rows[row, slice(None) if row in (3, 4) else slice(-1, None)]
+            last[:, 49::2] = last[:, 49::2] & 15 | np.array([half & 15, half >> 4]).T.reshape(-1) << 4
+            continue
         for place in places:
             if row in (3, 4):  # all are as small
                 rows[row, :, place : place + size] = half

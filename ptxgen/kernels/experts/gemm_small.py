@@ -142,6 +142,7 @@ class ExpertsGemmSmall(QuartetProduct):
             "down early": cls(q4_k, 4, 2, 80, 1024, 3, down=True, early=True, sms=4, warps=3),
             "parts": cls.of(q6_k, 3, 2, 48, 1024, 8, bias, weighted, **parts),
             "integers": cls.of(FORMATS["W4G128"], 5, 2, 48, 384, 3, rms, Gated(), sms=3),
+            "codebook": cls.of(FORMATS["IQ3_S"], 4, 2, 48, 512, 3, rms, Gated(), sms=3),
             "a part a block": cls.of(mxfp4, 5, 2, 16, 736, 4, bias, down=True, splits=3, sms=9),
         }
 

@@ -22,6 +22,8 @@ from urdir.ptxgen.kernels.linear.products.gemv_room import (
     Activations,
 )
 from urdir.ptxgen.spec import LaunchShape, Tolerance, ceil_div
+from urdir.ptxgen.weights.formats import Format
+from urdir.ptxgen.weights.grids import entries_nbytes
 from urdir.ptxgen.weights.layout import TILE_COLS, TILE_ROWS, TILE_UNITS, Layout
 from urdir.ptxgen.weights.tiles import Tile
 
@@ -90,6 +92,11 @@ class ExpertsSpec(CutOptions, ExpertsShape):
         raise NotImplementedError
 
     @property
+    def shared_grids(self) -> tuple[Format, ...]:
+        """The type, if its codebook's entries are in shared memory."""
+        return (self.format,) if self.format.grid and self.activations == "i16" else ()
+
+    @property
     def record_nbytes(self) -> int:
         """Bytes of a unit's activations."""
         return RECORD_NBYTES[self.activations]
@@ -112,6 +119,7 @@ class ExpertsSpec(CutOptions, ExpertsShape):
             sums=4 * TILE_ROWS,
             warp_squares=8 if self.norm_first else 4,
             activations=self.record_nbytes * TILE_UNITS * self.blocks,
+            tables=entries_nbytes(fmt.grid for fmt in self.shared_grids),
         )
 
     @property

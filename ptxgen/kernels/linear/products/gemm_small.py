@@ -25,6 +25,7 @@ from urdir.ptxgen.kernels.linear.spec import MAX_BATCH, LinearSpec
 from urdir.ptxgen.spec import Tolerance, ceil_div
 from urdir.ptxgen.target import since
 from urdir.ptxgen.weights.format import UNIT, Format
+from urdir.ptxgen.weights.grids import entries_nbytes
 from urdir.ptxgen.weights.halves import Halves
 from urdir.ptxgen.weights.layout import TILE_COLS, TILE_UNITS, Layout
 from urdir.ptxgen.weights.packed_few import Order
@@ -110,6 +111,7 @@ class GemmSmall(TiledSpec):
             sums=self.partial_nbytes,
             warp_squares=4 * MAX_BATCH,
             warp_activations=4 * TILE_COLS if self.scales_x else 0,  # the norm's weights of a block
+            tables=entries_nbytes(fmt.grid for fmt in self.formats),
             partials=None,
         )
         options = self.options

@@ -11,6 +11,7 @@ from urdir.ptxgen.kernels.linear.spec import LinearSpec
 from urdir.ptxgen.ptx.architecture import CLUSTERS_SINCE
 from urdir.ptxgen.spec import LaunchShape
 from urdir.ptxgen.target import since
+from urdir.ptxgen.weights.formats import Format
 
 OPTIONS = {field.name for field in fields(CutOptions)}
 
@@ -71,6 +72,11 @@ class TiledSpec(LinearSpec):
     def passes(self) -> int:
         """Passes over a CTA's rows."""
         return self.cut.rows.passes
+
+    @property
+    def shared_grids(self) -> tuple[Format, ...]:
+        """The types whose codebooks' entries are in shared memory."""
+        return tuple(fmt for fmt in self.formats if fmt.grid)
 
     @property
     def cut(self) -> Cut:
