@@ -19,7 +19,6 @@ from urdir.ptxgen.render.jinja import environment
 from urdir.ptxgen.render.kernel import Kernel, Param
 from urdir.ptxgen.target import Target
 
-
 #: A table in global memory: a variable of the module, which templates declare in the kernel.
 _TABLE = re.compile(r"^\.global [^;]*;\n", re.MULTILINE)
 

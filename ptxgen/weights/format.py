@@ -159,10 +159,15 @@ class Format:
         return self.factors.name == "singles"
 
     @property
+    def has_e4m3_factors(self) -> bool:
+        """Whether every group has a factor of eight bits (E4M3)."""
+        return any(plane.name == "factors_e4m3" for plane in self.planes)
+
+    @property
     def has_group_factors(self) -> bool:
         """Whether every group has its own ``d``, or a factor of it, and no scale."""
         of_groups = any(len(part.target.strides) > 1 for _, part in self.parts("d"))
-        return self.has("factor") or (of_groups and not self.has_singles)
+        return self.has_e4m3_factors or (of_groups and not self.has_singles)
 
     @property
     def stored_nbytes(self) -> int:

@@ -10,8 +10,8 @@ The value of a weight is ``d * (scale - scale_offset) * (q - offset) + min_sign 
 ``d`` and ``m`` (f16) per block, ``scale`` and ``minimum`` per group of 16 or 32 weights; a type
 without group scales has ``scale = minimum = 1``. Types with a ``table`` use ``table[q]`` instead of
 ``q - offset``. MXFP4's ``d`` is a power of two, whose exponent is in the block; NVFP4 has a ``d``
-for each group, of eight bits in GGUF. Types of folders have blocks of our own: what belongs to a
-group, side by side (`_integer`, `_e4m3`, `_e2m1`).
+of eight bits (E4M3) for each group. Types with a codebook: `grid_formats`. Types of folders have
+blocks of our own: what belongs to a group, side by side (`_integer`, `_e4m3`, `_e2m1`).
 
 Source of the block layouts: ggml's ``block_q4_K`` and its relatives, as the ``gguf`` package's
 ``quants`` module decodes them; type numbers: ``gguf.GGMLQuantizationType``.
@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.weights.expansion import write_factors
+from urdir.ptxgen.weights.e4m3 import MOST, to_e4m3
 from urdir.ptxgen.weights.fields import Field, Part, Plane
 from urdir.ptxgen.weights.format import UNIT, Format
 from urdir.ptxgen.weights.grid_formats import grid_types
@@ -58,8 +58,8 @@ def _quantised(
 ) -> Format:
     """A quantised type; ``d`` and ``m`` are byte offsets of f16 numbers in the block, ``exponent``
     that of a byte instead, ``numbers`` the planes of its groups' scales and minimums.
-    ``group_factors``: one ``d`` for each group of 16. ``single``: ``d`` is an f32 number there,
-    ``factors``: E4M3 numbers by which groups multiply it.
+    ``group_factors``: one ``d`` for each group of 16, an E4M3 number. ``single``: ``d`` is an f32
+    number there, ``factors``: E4M3 numbers by which groups multiply it.
     """
     planes, shift, group = [], 0, values.get("group", UNIT)
     for plane_name, source in zip(("low", "high"), quants, strict=False):
@@ -81,8 +81,8 @@ def _quantised(
         planes.append(Plane("exponents", 1, 1, (part,)))
         return Format(name, ggml_type, block, nbytes, tuple(planes), **values)
     if group_factors:
-        part = Part("d", 0, Field(8, 8 * d, (8, 16, 32)), Field(8, 0, (8, 16)))
-        planes.append(Plane("factors", 1, 4, (part,)))
+        part = Part("d", 0, Field(8, 8 * d, (8, 16), nan=0x7F), Field(8, 0, (8,)))
+        planes.append(Plane("factors_e4m3", 1, 2, (part,)))
         return Format(name, ggml_type, block, nbytes, tuple(planes), **values)
     halves = [("d", d)] + ([("m", m)] if m is not None else [])
     parts = tuple(
@@ -236,8 +236,8 @@ _ALL = (
         quants=[Field(4, _at(1), _HALVES)],
     ),
     _quantised(
-        "NVFP4", 40, 64, 36, expanded=40, d=0, group_factors=True, group=16, table=_E2M1,
-        quants=[Field(4, _at(8), (8, 16, 32, 4, _at(8), _at(16)))],
+        "NVFP4", 40, 64, 36, d=0, group_factors=True, group=16, table=_E2M1,
+        quants=[Field(4, _at(4), (8, 16, 32, 4, _at(8), _at(16)))],
     ),
     _quantised(
         "IQ4_NL", 20, 32, 18, d=0, table=_IQ4,
@@ -305,13 +305,17 @@ def random_blocks(fmt: Format, count: int, rng: np.random.Generator, scale: floa
         dtype = np.float16 if fmt.element == "f16" else np.float32
         return values.astype(dtype).view(np.uint8).reshape(count, fmt.nbytes)
     blocks = rng.integers(0, 256, (count, fmt.nbytes), dtype=np.uint8)
-    if fmt.expanded:
+    if fmt.grid or fmt.expanded:
         factors = scale * rng.uniform(0.01, 0.1, count) * rng.choice([-1.0, 1.0], count)
-        write_factors(fmt, blocks, factors.astype(np.float16))
+        if fmt.expanded:
+            blocks[:, 52:] = factors.astype(np.float16).view(np.uint8).reshape(-1, 2)
+        else:
+            _, part = next(parts(fmt.stored, "d"))
+            _write(blocks, part, factors.astype(np.float16))
         return blocks
-    if fmt.grid:
-        factors = scale * rng.uniform(0.01, 0.1, count) * rng.choice([-1.0, 1.0], count)
-        _write(blocks, next(part for _, part in parts(fmt.stored, "d")), factors.astype(np.float16))
+    if fmt.has_e4m3_factors and not fmt.has_singles:
+        sizes = scale * rng.uniform(0.01, 0.1, count)[:, None] * np.array([1, 0.5, 2, 0.75])
+        blocks[:, :4] = to_e4m3(np.minimum(2 * sizes, MOST))
         return blocks
     for number in ("d", "m"):
         for _, part in fmt.parts(number):

@@ -73,7 +73,8 @@ class Grid:
         levels = (words >> shifts & np.uint32((1 << width) - 1)).reshape(len(index), -1)
         if not self.values:
             return np.where(minus, -levels.astype(np.int8), levels).astype(np.int8)
-        return np.array(self.values, np.int8)[levels + np.uint32(4) * minus]
+        values: npt.NDArray[np.int8] = np.array(self.values, np.int8)[levels + np.uint32(4) * minus]
+        return values
 
 
 @functools.cache
@@ -96,7 +97,8 @@ def signs_of(words: npt.NDArray[np.uint32], signs: Signs) -> npt.NDArray[np.bool
     bits = words[:, None, None] >> places & np.uint32(1)
     if signs == "seven":
         bits[:, :, 7] = bits[:, :, :7].sum(axis=2) & 1
-    return bits.reshape(len(words), 32) != 0
+    minus: npt.NDArray[np.bool_] = bits.reshape(len(words), 32) != 0
+    return minus
 
 
 @dataclass(frozen=True, slots=True)

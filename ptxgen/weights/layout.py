@@ -3,8 +3,8 @@
 A matrix (rows, cols) is cut into units of 32 consecutive weights of a row. A tile is 16 rows x 8
 units; the tiles of 16 rows (a band) are contiguous. Each plane of the format holds one item
 (quants, scales, factors) for every unit or every few units. In a tile the planes are contiguous, in
-a plane the rows. Together the planes take as many bytes as the GGUF blocks, except for types that
-`expansion` lists, and IQ4_XS. The last tiles are padded with zeros.
+a plane the rows. Together the planes take as many bytes as the GGUF blocks, except for TQ1_0
+(`expansion`), IQ1_M and IQ4_XS. The last tiles are padded with zeros.
 
 A tile is one run because a copy by the engine that moves tiles to shared memory costs about 69
 cycles of an SM whatever its size (H200). Runs are multiples of 32 bytes; a matrix starts 256-byte
@@ -271,6 +271,9 @@ class Layout:
             return each
         if self.format.has_singles:
             return np.repeat(items.view(np.float32), plane.units, axis=0)
+        if self.format.has_e4m3_factors:  # the values of NVFP4's table are doubled
+            sizes: npt.NDArray[np.float32] = np.float32(0.5) * e4m3()[items & 0x7F]
+            return sizes
         halves = items.view(np.float16)
         if self.format.has_group_factors:
             return halves.astype(np.float32)
@@ -335,5 +338,7 @@ def pack_plane(fmt: Format, plane: Plane, blocks: Bytes) -> Bytes:
                 at, from_shift = divmod(part.source.position(item * part.count + index), 8)
                 byte, to_shift = divmod(part.target.position(index), 8)
                 field = ((blocks[:, at] >> from_shift) & part.source.mask) ^ flip
+                if part.source.nan is not None:
+                    field[field == part.source.nan] = 0
                 items[:, item, byte] |= field << to_shift
     return items.reshape(-1, plane.nbytes)

@@ -160,7 +160,9 @@ class Tile:
     def runs(self) -> tuple[Run, ...]:
         """A run of each plane."""
         at = self.layout.offsets
-        return tuple(Run(plane, at[plane.name], self.as_halves) for plane in self.format.tile_planes)
+        return tuple(
+            Run(plane, at[plane.name], self.as_halves) for plane in self.format.tile_planes
+        )
 
     @cached_property
     def quads(self) -> tuple[tuple[Run, Quads], ...]:

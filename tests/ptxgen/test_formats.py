@@ -23,7 +23,6 @@ from urdir.ptxgen.weights.layout import TILE_ROWS, TILE_UNITS, Layout
 QUANTISED = [f for f in FORMATS.values() if not f.is_float]
 #: Bits of a weight on the device, where they are more than in GGUF.
 LARGER = {
-    "NVFP4": 5,
     "TQ1_0": 2.0625,
     "IQ1_M": 1.8125,
     "IQ4_XS": 4.3125,
