@@ -16,9 +16,9 @@ ggml's blocks, as the ``gguf`` package's ``quants`` decodes them; its grids are 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -154,6 +154,23 @@ def upper(planes: tuple[Plane, ...]) -> Upper | None:
     return Upper(plane, first.target.start, first.target.strides[0], width)
 
 
-def entries_nbytes(grids: Iterable[Grid | None]) -> int:
-    """Bytes of the entries of all different grids."""
-    return sum(grid.nbytes for grid in {grid for grid in grids if grid is not None})
+class HasGrid(Protocol):
+    """A type, perhaps with a codebook."""
+
+    @property
+    def grid(self) -> Grid | None: ...
+
+
+def entries_nbytes(formats: Iterable[HasGrid]) -> int:
+    """Bytes of the entries of all different codebooks of these types."""
+    return sum(grid.nbytes for grid in {fmt.grid for fmt in formats} if grid is not None)
+
+
+def with_entries(nbytes: int, formats: Collection[HasGrid]) -> int:
+    """``nbytes`` of shared memory for other things, and then the entries of these types."""
+    return aligned(nbytes) + entries_nbytes(formats) if formats else nbytes
+
+
+def aligned(nbytes: int) -> int:
+    """As many bytes, or as many more as a copy of entries needs."""
+    return nbytes + 15 & -16

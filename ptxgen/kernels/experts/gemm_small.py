@@ -22,6 +22,7 @@ from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance
 from urdir.ptxgen.weights.formats import FORMATS
+from urdir.ptxgen.weights.grids import with_entries
 from urdir.ptxgen.weights.layout import TILE_COLS
 
 
@@ -95,7 +96,7 @@ class ExpertsGemmSmall(QuartetProduct):
         return LaunchShape(
             grid=(self.ctas, 1, 1),
             block=(32 * self.cta_warps, 1, 1),
-            shared_bytes=self.list_at + self.list_nbytes,
+            shared_bytes=with_entries(self.list_at + self.list_nbytes, self.shared_grids),
             resident=1,
             prefers_shared=True,
         )

@@ -111,7 +111,7 @@ class GemmSmall(TiledSpec):
             sums=self.partial_nbytes,
             warp_squares=4 * MAX_BATCH,
             warp_activations=4 * TILE_COLS if self.scales_x else 0,  # the norm's weights of a block
-            tables=entries_nbytes(fmt.grid for fmt in self.formats),
+            tables=entries_nbytes(self.formats),
             partials=None,
         )
         options = self.options
@@ -161,6 +161,10 @@ class GemmSmall(TiledSpec):
         """Rounds of a block's tiles (one of each matrix of a pair) that a warp loads after its next
         block's activations: see `LATE_TILES`."""
         return (self.cut.ring.slots - self.cut.ring.filled) // self.pair
+
+    @property
+    def biased_grids(self) -> bool:
+        return self.packed
 
     @property
     def lane_vectors(self) -> int:

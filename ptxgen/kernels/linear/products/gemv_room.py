@@ -61,7 +61,7 @@ def footprint(
     """Each CTA has the activations of its blocks."""
     cta_blocks = ceil_div(ceil_div(cols, TILE_COLS), cluster)
     formats = tuple(formats)
-    tables = entries_nbytes(fmt.grid for fmt in formats) if activations == "i16" else 0
+    tables = entries_nbytes(formats) if activations == "i16" else 0
     return Footprint(
         tile=max(Layout(fmt, 1, cols).tile_nbytes for fmt in formats),
         sums=4 * TILE_ROWS,
