@@ -21,7 +21,7 @@ WARPGROUP, WARPGROUP_QUERIES = 128, 64
 LINE = 64
 #: Maximum head width of each cache type. f16 is copied; other types are converted, and their
 #: prefetched values take registers: wider heads, or f32, need more than there are.
-WIDEST: Mapping[KvDtype, int] = {"f16": 256, "bf16": 192, "q8_0": 128}
+WIDEST: Mapping[KvDtype, int] = {"f16": 256, "bf16": 192, "q8_0": 128, "fp8": 128, "q4_0": 128}
 #: Alignment of tiles: the period of swizzling.
 ALIGNMENT = 1024
 
@@ -95,7 +95,7 @@ class PrefillWgmma(PromptAttention):
         if not self.serves(self.layout):
             raise PtxgenError(
                 f"attention on wgmma takes heads of 64 to {WIDEST} values, a multiple of 16: not "
-                f"{self.layout.dtype}, head_dim {self.head_dim}, value_dim {self.value_dim}"
+                f"{self.layout.dtype} and {self.layout.values.dtype}, head_dim {self.head_dim}, value_dim {self.value_dim}"
             )
 
         if self.packs and not self.can_pack:
@@ -138,8 +138,13 @@ class PrefillWgmma(PromptAttention):
     @staticmethod
     def serves(layout: KvLayout) -> bool:
         """Whether the kernel supports a cache."""
-        dims, widest = (layout.head_dim, layout.values_per_head), WIDEST.get(layout.dtype, 0)
-        return all(64 <= dim <= widest and dim % 16 == 0 for dim in dims)
+        return all(
+            64 <= dim <= WIDEST.get(dtype, 0) and dim % 16 == 0
+            for dtype, dim in (
+                (layout.dtype, layout.head_dim),
+                (layout.values.dtype, layout.values_per_head),
+            )
+        )
 
     @property
     def targets(self) -> tuple[str, ...]:

@@ -166,6 +166,16 @@ class PrepareTokens(KernelSpec):
         return max((self.slots(n) * self.rounds(n) + self.warps for n in normed), default=0)
 
     @property
+    def scaled_heads(self) -> int:
+        """Heads of a CTA, at most, that have one scale each."""
+        scaled = [
+            name
+            for name in self.counts
+            if name != "q" and self.layout.cache_of(name).format.scales_heads
+        ]
+        return max((self.slots(name) * self.rounds(name) for name in scaled), default=0)
+
+    @property
     def turns_eights(self) -> bool:
         """Whether a thread's eight values rotate in the same way, with eight others or each
         other."""
