@@ -189,14 +189,15 @@ def _encode_q4_0(x: Floats) -> tuple[Array, Array]:
         scales = steps.astype(np.float16)
     quants = np.clip(np.nan_to_num(np.trunc(quants), nan=0.0), 0, 15).astype(np.uint8)
     eights = quants.reshape(*x.shape[:-1], x.shape[-1] // 8, 2, 4)
-    return (eights[..., 0, :] | eights[..., 1, :] << 4).reshape(*x.shape[:-1], -1), scales
+    return (eights[..., 0, :] | eights[..., 1, :] << 4).reshape(*x.shape[:-1], x.shape[-1] // 2), scales
 
 
 def _decode_q4_0(elements: Array, scales: Array | None) -> Floats:
     assert scales is not None
-    words = elements.reshape(*elements.shape[:-1], -1, 1, 4)
+    *outer, nbytes = elements.shape
+    words = elements.reshape(*outer, nbytes // 4, 1, 4)
     quants = np.concatenate([words & 15, words >> 4], axis=-2).astype(np.int8) - 8
-    return _scaled(quants.reshape(*elements.shape[:-1], -1), scales)
+    return _scaled(quants.reshape(*outer, 2 * nbytes), scales)
 
 
 def _encode_fp8(x: Floats) -> tuple[Array, Array]:
@@ -211,7 +212,8 @@ def _encode_fp8(x: Floats) -> tuple[Array, Array]:
         bits = (x * inverse * np.float32(2.0**-120)).view(np.uint32)
     sizes = bits & np.uint32(0x7FFFFFFF)
     rounded = (sizes + np.uint32(0x7FFFF) + (sizes >> 20 & 1)) >> 20
-    return (rounded | bits >> 24 & 0x80).astype(np.uint8), scales
+    signs = np.where(rounded == 0, 0, bits >> 24 & 0x80)  # zeros have none
+    return (rounded | signs).astype(np.uint8), scales
 
 
 def _decode_fp8(elements: Array, scales: Array | None) -> Floats:
