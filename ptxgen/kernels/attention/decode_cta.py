@@ -172,7 +172,7 @@ class DecodeCta:
         self.slabs = {"k": ceil_div(self.head_dim, 128), "v": ceil_div(self.value_dim, 128)}
         # the halves of a tile multiplied together: registers hold one of wide heads
         widest = max(self.head_dim, self.value_dim)
-        is_wide = widest > 192 and len(self.integers) < 2
+        is_wide = widest > 192 and not self.integers
         self.halves: tuple[tuple[int, ...], ...] = ((0,), (1,)) if is_wide else ((0, 1),)
         # eight bits are small: whole slabs, if there is memory for enough of them
         is_small = all(of.bits <= 8 for of in self.formats.values())
