@@ -67,8 +67,9 @@ class EngineOptions:
 
     The cache stores keys as ``kv_dtype`` and values as ``value_dtype`` (None: as keys): f32, f16,
     bf16, q8_0, fp8 or q4_0 (`kv_formats`). ``exact`` keeps activations in f32. ``sequences`` fit at
-    once. Their cache is made of ``pages`` of ``page_len`` tokens (0: contiguous). Up to ``chunk`` tokens
-    of a prompt (2048, split by layers 256) are processed at once, fewer where memory is short.
+    once. Their cache is made of ``pages`` of ``page_len`` tokens (0: contiguous). Up to ``chunk``
+    tokens of a prompt (2048, split by layers 256) are processed at once, fewer where memory is
+    short.
 
     ``memory_share``, of the free memory, is for many users: the cache has as many pages of
     ``page_len`` tokens (64) as fit; ``sequences`` (None) are 256, fewer if recurrent layers have

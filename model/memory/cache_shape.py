@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Self
 
+from urdir.model.errors import SettingsError
 from urdir.model.families.attention import Attention
 from urdir.model.families.config import Config
-from urdir.model.errors import SettingsError
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.ptxgen.kernels.attention.kv_formats import FORMATS
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
@@ -182,8 +182,8 @@ def _layout(
     ends_with_value = mixer.latent is not None and mixer.latent.absorb is not None
     if ends_with_value and values != keys:
         raise SettingsError(
-            f"value_dtype {values} of {keys} keys: values of this model (latent attention) are part "
-            f"of its keys, choose one type for both"
+            f"value_dtype {values} of {keys} keys: values of latent attention are part of "
+            f"its keys, choose one type for both"
         )
     for name, dtype, dim in (("keys", keys, mixer.key_dim), ("values", values, mixer.value_dim)):
         if dim % (unit := FORMATS[dtype].unit):

@@ -22,8 +22,9 @@ class SessionSettings:
     """Room for ``sequences`` of up to ``context`` tokens each; SettingsError names the field and
     the value that is out of range.
 
-    Caches store keys as ``kv_dtype`` and values as ``value_dtype``; ``exact`` keeps activations in f32. With a ``page_len``
-    caches are made of ``pages`` of as many tokens, by default enough for all sequences at once.
+    Caches store keys as ``kv_dtype`` and values as ``value_dtype``; ``exact`` keeps activations in
+    f32. With a ``page_len`` caches are made of ``pages`` of as many tokens, by default enough for
+    all sequences at once.
     Prompt steps have room for ``chunk`` tokens, if the context has. A sequence of a model with
     recurrent layers keeps a state, to which it can be cut. With ``shared_states`` it can be cut
     to 0 only: they are kept for requests with a common prefix. With ``drafts`` steps verify

@@ -87,7 +87,7 @@ def test_q8_0_rounds_by_the_scale_it_stores() -> None:
 
 
 def test_fp8_has_the_least_power_of_two_that_fits_a_head() -> None:
-    """Against ml_dtypes' E4M3, where it is exact: e.g. ties."""
+    """Ties go to even; magnitudes from 2^-6 of the scale on keep four bits."""
     x = np.zeros((5, 64), np.float32)
     x[0, :3] = [448, 2**-9, -(2**-10)]  # the second of these is a tie with zero
     x[1, :3] = [448.1, 17, 19]
@@ -104,7 +104,9 @@ def test_fp8_has_the_least_power_of_two_that_fits_a_head() -> None:
     assert np.isnan(back[4]).all()
     np.testing.assert_allclose(back[2:4], x[2:4], rtol=2**-4, atol=2e24)
     rng = np.random.default_rng(1)
-    heads = rng.standard_normal((50, 96)).astype(np.float32) * np.exp2(rng.integers(-60, 60, (50, 1)))
+    heads = rng.standard_normal((50, 96)).astype(np.float32) * np.exp2(
+        rng.integers(-60, 60, (50, 1))
+    )
     heads = heads.astype(np.float32)
     elements, scales = FORMATS["fp8"].encode(heads)
     assert scales is not None

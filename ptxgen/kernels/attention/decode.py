@@ -34,9 +34,10 @@ class DecodeAttention(RowsWithTokens):
     From sm_80 on tensor cores multiply if `suits_tensor_cores`, with queries and weights as the sum
     of two 16-bit floats. With quants as keys, queries are, per 32 dims, the sum of two 8-bit
     integers times scales; with quants as values, weights times scales of values are a 16-bit float.
-    Weights times scales are finite for values up to 16,000. Scaled queries of an f16 cache become infinite from 65,536 on, and an infinity in a key
-    makes NaN. Otherwise a lane group takes a key, a lane eight of its dims (two or three times
-    eight above 256 dims); values contained in keys are read once.
+    Weights times scales are finite for values up to 16,000. Scaled queries of f16 operands become
+    infinite from 65,536 on, and an infinity in a key makes NaN. Otherwise a lane group takes a key,
+    a lane eight of its dims (two or three times eight above 256 dims); values contained in keys are
+    read once.
 
     With ``packs`` the output has the form that the next product takes: rows of heads * value_dim
     values as packed f16 (`weights.packed`); see `can_pack`.
@@ -116,9 +117,9 @@ class DecodeAttention(RowsWithTokens):
         ring no shorter than a tile of keys; two f16 scales are copied at once, and must belong to
         the same slot, as do 16 bytes of elements.
 
-        A single head without scales of one row is less work for lanes. On an H200 256 keys (32 heads,
-        8 KV heads of 128 values, f16) take 3.6 us in lanes, on tensor cores 3.8; eight rows of them
-        (16 heads, 8 KV heads of 256 values) 13.8 and 7.7.
+        A single head without scales of one row is less work for lanes. On an H200 256 keys (32
+        heads, 8 KV heads of 128 values, f16) take 3.6 us in lanes, on tensor cores 3.8; eight rows
+        of them (16 heads, 8 KV heads of 256 values) 13.8 and 7.7.
         """
         if 0 < self.layout.capacity < TILE_KEYS or self.value_dim > MAX_MMA_VALUES:
             return False
@@ -205,16 +206,18 @@ class DecodeAttention(RowsWithTokens):
         The inputs are the cache's own values: the rest is f32 arithmetic and ex2.approx (2^-22
         relative). On tensor cores queries and weights are the sum of two f16 (2^-22) or two bf16
         (2^-16); weights times scales of quants are rounded to f16, queries of quants to 2^-16 of
-        the largest of 32 dims; low parts of weights times scales of fp8 keep 2^-25 in 2^-5. A soft-cap adds the error of tanh (4e-7) times the cap. A rope adds the error of
-        sines (2^-20.5) in every term of a score; a norm or a temperature that of its factor
-        (2^-22), ALiBi that of its slope, times the distance of keys that still matter. Packed
-        values are rounded to f16.
+        the largest of 32 dims. Of weights times scales of heads low parts may be subnormal: an
+        error of 2^-25, of weights from 2^4 on times scales. A soft-cap adds the error of tanh
+        (4e-7) times the cap. A rope adds the error of sines (2^-20.5) in every term of a score; a
+        norm or a temperature that of its factor (2^-22), ALiBi that of its slope, times the
+        distance of keys that still matter. Packed values are rounded to f16.
         """
         turned = 3e-5 * max(1.0, self.rope.magnitude) ** 2 if self.rope else 0.0
         factor = 1e-5 if self.token and (self.token.qk_norm or self.token.temperature) else 0.0
         slope = 1e-5 if self.scores.max_bias else 0.0
         parts = max(
-            {"bf16": 4 * 2.0**-16, "s8": 2.0**-11}.get(of.operand, 0.0) for of in self.layout.formats
+            {"bf16": 4 * 2.0**-16, "s8": 2.0**-11}.get(of.operand, 0.0)
+            for of in self.layout.formats
         )
         cap = 4e-7 * self.scores.softcap
         rounded = 2.0**-11 if self.packs else 0.0

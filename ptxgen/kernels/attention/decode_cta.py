@@ -142,7 +142,7 @@ class DecodeCta:
         dims = {"k": self.head_dim, "v": self.value_dim}
         in_words = not any(dims[name] % 64 for name in self.halved)
         self.asynchronous = self.target.sm >= 80 and in_words and fewest <= MAX_STATIC_SHARED
-        is_long = self.asynchronous and any(of.bits == 32 for of in self.formats.values())
+        is_long = self.asynchronous and self.piece_bytes > 16 * threads
         self.ahead = 1 if (wide and not self.keeps_keys) or is_long else 2
         self.together = self.step = self.ahead * spec.keys_per_pass
         self.stage_bytes = self.ahead * pieces * self.piece_bytes
@@ -166,9 +166,7 @@ class DecodeCta:
         self.strip_count = ceil_div(self.head_dim, 32)
         self.block_count = ceil_div(self.value_dim, 64)
         # few integer queries stay in registers
-        self.holds_queries = (
-            "k" in self.integers and self.strip_count <= 4 and self.rows == 1
-        )
+        self.holds_queries = "k" in self.integers and self.strip_count <= 4 and self.rows == 1
         self.slabs = {"k": ceil_div(self.head_dim, 128), "v": ceil_div(self.value_dim, 128)}
         # the halves of a tile multiplied together: registers hold one of wide heads
         widest = max(self.head_dim, self.value_dim)
@@ -192,7 +190,9 @@ class DecodeCta:
         self.row_bytes = {
             name: min(
                 self.slab_bytes[name],
-                max(eights * self.load_bytes[name], 1 << (self._bytes_of(name) - 1).bit_length(), 64),
+                max(
+                    eights * self.load_bytes[name], 1 << (self._bytes_of(name) - 1).bit_length(), 64
+                ),
             )
             for name, eights in (("k", 4), ("v", 8))
         }

@@ -41,9 +41,9 @@ class KvFormat:
 
     ``operand`` is the form in which tensor cores multiply elements: "f16", "bf16", or "s8" (scales
     then belong to groups); "" if they do not. ``group`` values share a scale of type ``scale``: 0
-    without scales, -1 for all of a head. Before architecture ``operands_since`` operands are 2^-8 of
-    the elements. ``encode`` maps f32 (..., dim) to the bytes of elements
-    (..., dim * bits / 8) and the scales (..., n), ``decode`` is the inverse, exact in f32.
+    without scales, -1 for all of a head. Before architecture ``operands_since`` operands are 2^-8
+    of the elements. ``encode`` maps f32 (..., dim) to the bytes of elements (..., dim * bits / 8)
+    and the scales (..., n), ``decode`` is the inverse, exact in f32.
     """
 
     name: KvDtype
@@ -189,7 +189,9 @@ def _encode_q4_0(x: Floats) -> tuple[Array, Array]:
         scales = steps.astype(np.float16)
     quants = np.clip(np.nan_to_num(np.trunc(quants), nan=0.0), 0, 15).astype(np.uint8)
     eights = quants.reshape(*x.shape[:-1], x.shape[-1] // 8, 2, 4)
-    return (eights[..., 0, :] | eights[..., 1, :] << 4).reshape(*x.shape[:-1], x.shape[-1] // 2), scales
+    return (eights[..., 0, :] | eights[..., 1, :] << 4).reshape(
+        *x.shape[:-1], x.shape[-1] // 2
+    ), scales
 
 
 def _decode_q4_0(elements: Array, scales: Array | None) -> Floats:

@@ -69,7 +69,9 @@ class KvLayout:
             if not 8 <= dim <= 1024 or dim % 8:
                 raise PtxgenError(f"{name} {dim} of a KV cache must be a multiple of 8 in 8..1024")
             if dim % (unit := FORMATS[dtype].unit):
-                raise PtxgenError(f"{name} {dim} of a {dtype} KV cache must be a multiple of {unit}")
+                raise PtxgenError(
+                    f"{name} {dim} of a {dtype} KV cache must be a multiple of {unit}"
+                )
         if min(self.sequences, self.kv_heads, self.max_len) < 1:
             raise PtxgenError(
                 f"empty KV cache: sequences {self.sequences}, kv_heads {self.kv_heads}, "
@@ -148,8 +150,14 @@ class KvLayout:
     def values(self) -> KvLayout:
         """The layout of the cache with V."""
         dims = self.head_dim if self.values_in_keys else self.values_per_head
-        changes = {"head_dim": dims, "value_dim": 0, "values_in_keys": False, "value_dtype": None}
-        return replace(self, dtype=self.value_dtype or self.dtype, **changes)
+        return replace(
+            self,
+            dtype=self.value_dtype or self.dtype,
+            head_dim=dims,
+            value_dim=0,
+            values_in_keys=False,
+            value_dtype=None,
+        )
 
     @property
     def value_start(self) -> int:
@@ -249,7 +257,7 @@ class KvLayout:
     # ---- numpy ----
 
     def empty(self, byte: int = 0xFF) -> Array:
-        """A cache of equal bytes; 0xFF reads as NaN in every type (by scales, where there are some)."""
+        """A cache of equal bytes; 0xFF reads as NaN in every type (by its scales, if any)."""
         return np.full(self.nbytes, byte, np.uint8).view(self.numpy_dtype).reshape(self.shape)
 
     def slots_of(

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
+from urdir.ptxgen.kernels.attention.cache_examples import with_caches
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.prompt import PromptAttention
 from urdir.ptxgen.kernels.attention.scores import Scores
@@ -105,7 +106,7 @@ class PrefillAttention(PromptAttention):
     @classmethod
     def examples(cls) -> Mapping[str, PrefillAttention]:
         latent = partial(KvLayout, values_in_keys=True)
-        return {
+        examples = {
             "one row": cls(1, KvLayout(1, 1, 1, 16, "f16"), rows=1),
             "head_dim 64": cls(2, KvLayout(2, 1, 100, 64, "f16"), rows=17),
             "bf16 softcap": cls(
@@ -149,3 +150,12 @@ class PrefillAttention(PromptAttention):
                 2, KvLayout(2, 1, 320, 64, "bf16", 16, 18, capacity=128), 50, Scores(chunk=70)
             ),
         }
+        others = {
+            "pages window": "fp8",
+            "latent": "fp8",
+            "head_dim 72": "f32 fp8",
+            "ring": "q4_0",
+            "value_dim": "f16 q4_0",
+            "head_dim 512": "q8_0 q4_0",
+        }
+        return with_caches(examples, others)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.attention.cache_examples import with_caches
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.kv_types import KvDtype
 from urdir.ptxgen.kernels.attention.prompt import PromptAttention
@@ -95,7 +96,8 @@ class PrefillWgmma(PromptAttention):
         if not self.serves(self.layout):
             raise PtxgenError(
                 f"attention on wgmma takes heads of 64 to {WIDEST} values, a multiple of 16: not "
-                f"{self.layout.dtype} and {self.layout.values.dtype}, head_dim {self.head_dim}, value_dim {self.value_dim}"
+                f"{self.layout.dtype} and {self.layout.values.dtype}, head_dim {self.head_dim}, "
+                f"value_dim {self.value_dim}"
             )
 
         if self.packs and not self.can_pack:
@@ -216,7 +218,7 @@ class PrefillWgmma(PromptAttention):
 
     @classmethod
     def examples(cls) -> Mapping[str, PrefillWgmma]:
-        return {
+        examples = {
             "one tile": cls(2, KvLayout(2, 1, 40, 64, "f16"), rows=7),
             "head_dim 128": cls(8, KvLayout(2, 2, 300, 128, "f16"), rows=41),
             "pages window": cls(
@@ -249,3 +251,11 @@ class PrefillWgmma(PromptAttention):
                 2, KvLayout(2, 1, 640, 64, "f16", 16, 36, capacity=256), 50, Scores(window=130)
             ),
         }
+        others = {
+            "head_dim 128": "fp8",
+            "pages window": "fp8 f16",
+            "head_dim 80 softcap": "bf16 fp8",
+            "ring of pages": "q4_0",
+            "packs": "f16 q4_0",
+        }
+        return with_caches(examples, others)
