@@ -96,8 +96,8 @@ class PrefillWgmma(PromptAttention):
         if not self.serves(self.layout):
             raise PtxgenError(
                 f"attention on wgmma takes heads of 64 to {WIDEST} values, a multiple of 16: not "
-                f"{self.layout.dtype} and {self.layout.values.dtype}, head_dim {self.head_dim}, "
-                f"value_dim {self.value_dim}"
+                f"{' and '.join({of.name: of for of in self.layout.formats})}, "
+                f"head_dim {self.head_dim}, value_dim {self.value_dim}"
             )
 
         if self.packs and not self.can_pack:
