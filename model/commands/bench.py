@@ -163,7 +163,8 @@ def _run_mixed(args: argparse.Namespace) -> int:
     part = report.Section("mixed", report.MIXED_COLUMNS, (MixedRow,))
     wanted = replace(
         engine_options(args, _source(args), context),
-        kv_dtype=options.kv_dtype(args),
+        kv_dtype=args.cache_type_k or "f16",
+        value_dtype=args.cache_type_v or "f16",
         sequences=sequences,
         chunk=options.chunk(args),
     )
@@ -321,7 +322,8 @@ def _draft_source(args: argparse.Namespace) -> str | SyntheticModel | None:
 def _open_engine(args: argparse.Namespace, part: BenchCase) -> Engine:
     wanted = replace(
         engine_options(args, _source(args), part.context),
-        kv_dtype=options.kv_dtype(args),
+        kv_dtype=args.cache_type_k or "f16",
+        value_dtype=args.cache_type_v or "f16",
         sequences=part.most_sequences,
         chunk=options.chunk(args),
         drafts=part.drafts,
