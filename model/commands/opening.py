@@ -73,6 +73,7 @@ def service_options(
         kv_dtype=options.kv_dtype(args),
         sequences=args.parallel,
         memory_share=args.gpu_memory_share,
+        prefix_host_memory=args.prefix_host_memory,
         chunk=options.chunk(args),
     )
 

@@ -5,7 +5,7 @@ Layers with a window have a ring in a contiguous cache; in pages they are a `Win
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from urdir.driver.errors import DriverError
@@ -16,7 +16,7 @@ from urdir.model.memory.pages import PagePool, Path
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 
 if TYPE_CHECKING:
-    from urdir.driver.memory import Arena
+    from urdir.driver.memory import Arena, Slice
     from urdir.driver.stream import Stream
 
 
@@ -81,18 +81,22 @@ class Group:
         self._copy_slots(source, target)
         self._written[target] = self._written[source]
 
-    def _copy_slots(self, source: int, target: int) -> None:
-        """Copy a whole sequence (contiguous) or page (paged) within every layer."""
+    def planes(self) -> Iterator[tuple[Slice, int, int]]:
+        """Of every array of every layer: its memory, and where the values, or their scales, of
+        sequences (contiguous) or pages (paged) begin, of so many bytes each."""
         for index, layer in self._layers.items():
             for name, layout in layer.arrays.items():
                 _, heads, length = layout.slot_shape
                 cache = self._arena[f"{name}.{index}"]
-                planes = [(0, heads * length * layout.row_nbytes)]
+                yield cache, 0, heads * length * layout.row_nbytes
                 if layout.scale_row_nbytes:
-                    planes.append((layout.scales_offset, heads * length * layout.scale_row_nbytes))
-                for offset, nbytes in planes:
-                    place = cache.slice(offset + target * nbytes, nbytes)
-                    place.copy_from(cache.slice(offset + source * nbytes, nbytes), self._stream)
+                    yield cache, layout.scales_offset, heads * length * layout.scale_row_nbytes
+
+    def _copy_slots(self, source: int, target: int) -> None:
+        """Copy a whole sequence (contiguous) or page (paged) within every layer."""
+        for cache, offset, nbytes in self.planes():
+            place = cache.slice(offset + target * nbytes, nbytes)
+            place.copy_from(cache.slice(offset + source * nbytes, nbytes), self._stream)
 
 
 class PagedGroup(Group):

@@ -60,10 +60,12 @@ class CountedPages(ABC):
 
     def take(self, count: int) -> list[int]:
         """Take ``count`` unreferenced pages, evicting their prefixes. Raises ContextFullError,
-        without effect."""
+        without effect, and DriverError, without taking a page."""
         self.check_room(count)
-        while len(self._unused) < count:
-            self._evict(next(iter(self._kept)))
+        if len(self._unused) < count:
+            while len(self._unused) < count:
+                self._evict(next(iter(self._kept)))
+            self._evicted()
         taken = [self._unused.pop() for _ in range(count)]
         for page in taken:
             self._users[page] = 1
@@ -101,3 +103,8 @@ class CountedPages(ABC):
     @abstractmethod
     def _evict(self, page: int) -> None:
         """Make a kept page unused."""
+
+    @abstractmethod
+    def _evicted(self) -> None:
+        """All pages that had to be evicted are, and nothing has been written to them yet. Raises
+        DriverError."""

@@ -26,7 +26,9 @@ from urdir.model.errors import ContextFullError, ModelError
 from urdir.model.memory.cache_groups import Group, LeadingGroup, PagedGroup
 from urdir.model.memory.cache_shape import CacheShape
 from urdir.model.memory.counted_pages import CountedPages
+from urdir.model.memory.host_pages import HostPages
 from urdir.model.memory.open_groups import open_groups
+from urdir.model.memory.pages import Move, PagePool, Path
 from urdir.model.memory.queued_writes import QueuedWrites
 from urdir.model.memory.window_group import WindowGroup
 from urdir.model.owner import Owner
@@ -74,7 +76,8 @@ class KvCache(Owner):
     """Keys and values of every layer, in the layout of ``shape``; empty at first.
 
     Copies within the cache and changes of its tables are queued on ``stream``. Operations also
-    apply to the ``followers``: the caches of other ranks, with other heads of the same tokens."""
+    apply to the ``followers``: the caches of other ranks, with other heads of the same tokens.
+    Pages that are evicted move to ``host_nbytes`` of host memory."""
 
     def __init__(
         self,
@@ -82,6 +85,7 @@ class KvCache(Owner):
         shape: CacheShape,
         stream: Stream,
         followers: Sequence[KvCache] = (),
+        host_nbytes: int = 0,
     ) -> None:
         self.shape = shape
         self._followers = tuple(followers)
@@ -94,6 +98,11 @@ class KvCache(Owner):
         leading = [group for group in self._groups if isinstance(group, LeadingGroup)]
         self._leading = leading[0] if leading and shape.share_len else None
         self._windows = [group for group in self._groups if isinstance(group, WindowGroup)]
+        self.host: HostPages | None = None
+        if host_nbytes and self._leading is not None:
+            groups = [self._leading, *self._windows]
+            self.host = HostPages(device, stream, groups, host_nbytes)
+            self._leading.pool.host = self.host
 
     def layout(self, layer: int) -> KvLayout:
         """The layout of the keys and values that a layer uses."""
@@ -187,6 +196,7 @@ class KvCache(Owner):
         """`match` in this cache, without followers."""
         if self._leading is not None:
             path = self._leading.pool.find(tokens, scope)
+            self._restore(self._leading.pool, path)
             for window in self._windows:
                 window.check_begin(path, end)
             found = self._leading.begin(sequence, path, end, spare)
@@ -198,6 +208,33 @@ class KvCache(Owner):
         for group in self._groups:
             group.reserve(sequence, 0, end, 0)
         return 0
+
+    def _restore(self, pool: PagePool, path: Path) -> None:
+        """Bring the pages of a path that are in host memory back to the device."""
+        if self.host is None:
+            return
+        length = path.tokens(self.share_len)
+        needed = [path.all_nodes[of.pool.first_block(length) :] for of in self._windows]
+        pool.check_restore(path)
+        for window, nodes in zip(self._windows, needed, strict=True):
+            window.pool.check_restore(nodes)
+        claimed = pool.restore(path)
+        if not claimed:
+            return
+        restored = [
+            set(window.pool.restore(nodes))
+            for window, nodes in zip(self._windows, needed, strict=True)
+        ]
+        moves = []
+        for node, slot in claimed:
+            windows = zip(self._windows, restored, strict=True)
+            pages = [of.pool.page(node) if node in nodes else None for of, nodes in windows]
+            moves.append(Move(node, slot, (node.page, *pages)))
+        try:
+            self.host.give(moves)
+        except DriverError:
+            pool.give_up(claimed)
+            raise
 
     def publish(self, sequence: int, tokens: Sequence[int], scope: bytes = b"") -> None:
         """Share ``tokens``, which a sequence holds from its first position, with others of
@@ -252,7 +289,8 @@ class KvCache(Owner):
 
     def close(self) -> None:
         """Free the cache. Idempotent."""
-        close_all([self._writes] if self._arena is None else [self._writes, self._arena])
+        parts = [self.host, self._writes, self._arena]
+        close_all([part for part in parts if part is not None])
 
     def _check_sequence(self, sequence: int) -> None:
         sequences = self.shape.sequences

@@ -10,7 +10,9 @@ Each *scope*, a byte string, has its own tree: sequences share within a scope on
 the pages and the eviction order.
 
 A page without references is *unused*, or *kept* for its prefix until it is evicted. The least
-recently used page is evicted first, and a page before its parent.
+recently used page is evicted first, and a page before its parent. With a *host* the contents of a
+page that is evicted move to a slot there, and back once a sequence begins with them: nodes below
+one in a slot are all in slots. A node whose slot is needed leaves the tree.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from operator import attrgetter, ne
 from typing import Protocol
 from weakref import WeakValueDictionary
 
+from urdir.driver.errors import DriverError
 from urdir.model.memory.counted_pages import CountedPages
 
 #: A partial page is shared by a copy, which takes as long as computing a few tokens: the minimum,
@@ -40,6 +43,11 @@ class Path:
     common: int
     wanted: int
     followed: int
+
+    @property
+    def all_nodes(self) -> list[Node]:
+        """The nodes of all cached tokens."""
+        return self.nodes if self.part is None else [*self.nodes, self.part]
 
     def tokens(self, page_len: int) -> int:
         """Number of cached tokens."""
@@ -69,6 +77,39 @@ class Window(Protocol):
     def detach(self, node: Node) -> None:
         """A node has left the tree."""
 
+    def send(self, node: Node) -> int | None:
+        """A node moves to the host: the page whose contents do, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A node's ``slot`` in host memory, and its ``pages`` on the device, of the leading layers and
+    of each window (None: none)."""
+
+    node: Node
+    slot: int
+    pages: tuple[int | None, ...]
+
+
+class Host(Protocol):
+    """Slots in host memory for pages that are evicted (`HostPages`)."""
+
+    def put(self, node: Node) -> tuple[int, Node | None]:
+        """A slot for a node, and the node that has to leave it."""
+
+    def claim(self, node: Node) -> int:
+        """The slot of a node, which leaves it; it stays filled until it is freed."""
+
+    def free(self, slot: int) -> None:
+        """A claimed slot is of no use any more, once queued copies have run."""
+
+    def drop(self, node: Node) -> None:
+        """A node that may have a slot has left the tree."""
+
+    def receive(self, moves: Sequence[Move]) -> None:
+        """Queue copies of pages to slots, before what is written to the pages from now on. Raises
+        DriverError."""
+
 
 class PagePool(CountedPages):
     """``pages`` pages of ``page_len`` tokens, numbered from 0, and their prefix tree; bookkeeping
@@ -77,9 +118,17 @@ class PagePool(CountedPages):
     ``queries`` and ``hits`` count the tokens looked up and found by `match`.
     """
 
-    def __init__(self, pages: int, page_len: int, windows: Sequence[Window] = ()) -> None:
+    def __init__(
+        self,
+        pages: int,
+        page_len: int,
+        windows: Sequence[Window] = (),
+        host: Host | None = None,
+    ) -> None:
         super().__init__(pages, page_len)
         self.queries = self.hits = 0
+        self.host = host
+        self._moves: list[Move] = []
         self._windows = tuple(windows)
         self._nodes: list[Node | None] = [None] * pages
         # By scope; a root lives while a page of it is cached, which refers to it.
@@ -134,6 +183,40 @@ class PagePool(CountedPages):
         self.queries += path.wanted
         self.hits += found
         return Match(shared + taken, found, None if taken[:1] == [source] else source)
+
+    def check_restore(self, path: Path) -> None:
+        """Raise ContextFullError unless there is room for all nodes of a path."""
+        held = [node.page for node in path.all_nodes if node.is_on_device]
+        self.check_room(len(path.all_nodes) - len(held) + self.unreferenced(held))
+
+    def restore(self, path: Path) -> list[tuple[Node, int]]:
+        """Take pages, which are kept then, for the nodes of a path that are in slots of the host:
+        these nodes, and their slots, which the caller copies and frees. Raises ContextFullError,
+        without effect, and DriverError, after which the tree lacks the nodes."""
+        hosted = [node for node in path.all_nodes if not node.is_on_device]
+        if not hosted or self.host is None:
+            return []
+        self.check_restore(path)
+        held = [node.page for node in path.all_nodes if node.is_on_device]
+        self.share(held)
+        claimed = [(node, self.host.claim(node)) for node in hosted]
+        try:
+            pages = self.take(len(hosted))
+        except DriverError:
+            self.give_up(claimed)
+            self.release(held)
+            raise
+        for node, page in zip(hosted, pages, strict=True):
+            node.page, self._nodes[page] = page, node
+        self.release([*held, *pages])
+        return claimed
+
+    def give_up(self, claimed: Sequence[tuple[Node, int]]) -> None:
+        """Nodes of a path, which leave the tree, were not copied from their slots."""
+        assert self.host is not None
+        for _, slot in claimed:
+            self.host.free(slot)
+        self._forget(claimed[0][0])
 
     def publish(
         self, tokens: Sequence[int], pages: Sequence[int], scope: bytes = b""
@@ -191,6 +274,8 @@ class PagePool(CountedPages):
         if at < len(parent.children):
             after = parent.children[at]
             if after.tokens[: len(tokens)] == tokens:
+                if not after.is_on_device and after.tokens == tokens:
+                    self._adopt(after, page)
                 return after
         node = self._nodes[page]
         if node is None:
@@ -200,6 +285,16 @@ class PagePool(CountedPages):
             node.tokens = tokens
         insort(parent.children, node, key=_TOKENS)
         return node
+
+    def _adopt(self, node: Node, page: int) -> None:
+        """A page that was computed anew is that of a node in a slot of the host."""
+        if (known := self._nodes[page]) is not None:  # by the first of its tokens
+            self._forget(known)
+        assert self.host is not None
+        self.host.drop(node)
+        for window in self._windows:
+            window.detach(node)
+        node.page, self._nodes[page] = page, node
 
     def _lacking(self, nodes: Sequence[Node], length: int) -> int | None:
         """The last of ``nodes``, the pages of ``length`` tokens, that a window lacks and needs."""
@@ -212,7 +307,34 @@ class PagePool(CountedPages):
     def _evict(self, page: int) -> None:
         oldest = self._nodes[page]
         assert oldest is not None
-        self._forget(oldest)
+        if self.host is None:
+            self._forget(oldest)
+            return
+        slot, lost = self.host.put(oldest)
+        if lost is not None:
+            self._moves = [move for move in self._moves if move.node is not lost]
+            self._forget(lost)
+        windows = tuple([window.send(oldest) for window in self._windows])
+        self._moves.append(Move(oldest, slot, (page, *windows)))
+        oldest.page, self._nodes[page] = -1, None
+        self._leave(page)
+
+    def _evicted(self) -> None:
+        moves, self._moves = self._moves, []
+        if not moves or self.host is None:
+            return
+        try:
+            self.host.receive(moves)
+        except DriverError:
+            for move in moves:  # each node before its parent
+                self._forget(move.node)
+            raise
+
+    def _leave(self, page: int) -> None:
+        """An unreferenced page is not kept any more."""
+        del self._kept[page]
+        self._unused.append(page)
+        self.evictions += 1
 
     def _is_whole(self, page: int) -> bool:
         node = self._nodes[page]
@@ -234,18 +356,20 @@ class PagePool(CountedPages):
             node = lost.pop()
             lost += node.children
             node.children.clear()  # otherwise the cycle would keep the root alive
-            self._nodes[node.page] = None
             for window in self._windows:
                 window.detach(node)
+            if not node.is_on_device:
+                if self.host is not None:
+                    self.host.drop(node)
+                continue
+            self._nodes[node.page] = None
             if not self._users[node.page]:
-                del self._kept[node.page]
-                self._unused.append(node.page)
-                self.evictions += 1
+                self._leave(node.page)
 
 
 class Node:
     """A page that holds ``tokens`` after those of its ancestors; or a root, without parent and
-    page."""
+    page. ``page`` is -1 while it is in a slot of the host."""
 
     __slots__ = ("__weakref__", "children", "page", "parent", "tokens")
 
@@ -254,6 +378,11 @@ class Node:
         self.tokens = tokens
         self.page = page
         self.children: list[Node] = []  # sorted by tokens, which are distinct
+
+    @property
+    def is_on_device(self) -> bool:
+        """Whether it has a page."""
+        return self.page >= 0
 
     def remove(self, child: Node) -> None:
         """Remove a child."""

@@ -21,6 +21,7 @@ class WindowPages(CountedPages):
         super().__init__(pages, page_len)
         self.span = span
         self._pages: dict[Node, int] = {}
+        self._hosted: set[Node] = set()  # nodes whose pages are in slots of the host
         self._nodes: list[Node | None] = [None] * pages
 
     def first_block(self, length: int) -> int:
@@ -31,7 +32,11 @@ class WindowPages(CountedPages):
         """The last of ``nodes``, the pages of ``length`` tokens, that is missing of those that the
         next token attends to; None if none is."""
         blocks = range(len(nodes) - 1, self.first_block(length) - 1, -1)
-        return next((at for at in blocks if nodes[at] not in self._pages), None)
+        return next((at for at in blocks if not self._has(nodes[at])), None)
+
+    def page(self, node: Node) -> int | None:
+        """The page of a node, if it has one."""
+        return self._pages.get(node)
 
     def of(self, nodes: Sequence[Node]) -> list[int]:
         """The pages of nodes, which have some."""
@@ -49,8 +54,36 @@ class WindowPages(CountedPages):
         if node is not None and len(node.tokens) > filled:
             self.detach(node)
 
+    def send(self, node: Node) -> int | None:
+        """A node moves to the host: the page whose contents do, too. It can be taken then."""
+        page = self._pages.get(node)
+        if page is not None:
+            self.detach(node)
+            self._hosted.add(node)
+        return page
+
+    def check_restore(self, nodes: Sequence[Node]) -> None:
+        """Raise ContextFullError unless there is room for the pages of all ``nodes``."""
+        held = [self._pages[node] for node in nodes if node in self._pages]
+        self.check_room(len(nodes) - len(held) + self.unreferenced(held))
+
+    def restore(self, nodes: Sequence[Node]) -> list[Node]:
+        """Take pages, which are kept then, for those of ``nodes``, in order, that are in slots of
+        the host: which these are. Raises ContextFullError, without effect."""
+        self.check_restore(nodes)
+        hosted = [node for node in nodes if node in self._hosted]
+        held = [self._pages[node] for node in nodes if node in self._pages]
+        self.share(held)
+        pages = self.take(len(hosted))
+        for node, page in zip(hosted, pages, strict=True):
+            self._hosted.remove(node)
+            self.attach(node, page)
+        self.release([*held, *pages])
+        return hosted
+
     def detach(self, node: Node) -> None:
         """A node has left the tree, or lost its page here."""
+        self._hosted.discard(node)
         if (page := self._pages.pop(node, None)) is None:
             return
         self._nodes[page] = None
@@ -71,6 +104,9 @@ class WindowPages(CountedPages):
         if page in self._kept:
             self._kept.move_to_end(page)
 
+    def _has(self, node: Node) -> bool:
+        return node in self._pages or node in self._hosted
+
     def _is_known(self, page: int) -> bool:
         return self._nodes[page] is not None
 
@@ -78,3 +114,6 @@ class WindowPages(CountedPages):
         node = self._nodes[page]
         assert node is not None
         self.detach(node)
+
+    def _evicted(self) -> None:
+        """Nothing is left of their contents."""

@@ -119,13 +119,13 @@ def test_any_requests_are_answered_as_alone(engine: Engine, drafts: DraftSetting
     """With common beginnings, some cancelled, in few pages, so that some are preempted, and with
     drafts."""
     rng, asked = random.Random(7), []
-    with sharing(engine, pages=14, drafts=drafts) as session:
+    with sharing(engine, pages=11, drafts=drafts) as session:
         opened = Opened(session, Letters())
         with Service(opened, None, patient(session)) as service:
-            for number in range(14):
+            for number in range(8):
                 start, length = rng.choice([0, 0, 40]), rng.randrange(10, 70)
                 prompt = (*TOKENS[start : start + length], *TOKENS[number : number + 3])
-                request = requested(prompt, rng.randrange(1, 40))
+                request = requested(prompt, rng.randrange(1, 24))
                 asked.append((request, ask(service, prompt, request.limit or 0)))
                 if rng.random() < 0.3:
                     service.cancel(service.submit(request, lambda _: None))
