@@ -16,7 +16,7 @@ from urdir.model.commands.bench_printers import Printer, print_report, printer
 from urdir.model.commands.opening import engine_options, open_device, open_engine
 from urdir.model.commands.report import installed_version
 from urdir.model.engine.options import MODEL_DRAFTS, NGRAM
-from urdir.model.memory.draft_settings import DraftSettings
+from urdir.model.memory.draft_settings import FIRST_TOKENS, DraftSettings
 from urdir.model.progress import Progress
 from urdir.ptxgen.kernels.speculation.limits import MOST_DRAFTS
 
@@ -127,9 +127,9 @@ def add_parser(commands: options.Subparsers) -> None:
     parser.add_argument(
         "--draft-vocab",
         type=values.whole_number(0),
-        default=0,
         metavar="N",
-        help="the model's own heads draft its first N tokens alone (0: all)",
+        help="the model's own heads draft its first N tokens alone (0: all; by default "
+        f"{FIRST_TOKENS} of twice as many)",
     )
     parser.add_argument(
         "--accept",
