@@ -72,7 +72,7 @@ async def _serve(
     defaults = front.defaults(texts.file.metadata)
     link.model = EngineModel(texts, front.names(texts.name), context, defaults)
     limits = replace(front.limits, connections=room(front.limits.connections))
-    server = _Server(link, front.access, limits, counts=counts)
+    server = _Server(link, front.access, limits, counts=counts, keeping=link)
 
     def end(aborts: bool) -> None:
         server.should_exit = True

@@ -14,6 +14,7 @@ from urdir.model.engine.requests.metrics import Metrics
 from urdir.model.engine.requests.request import Item, Request
 from urdir.model.serve.apart import wire
 from urdir.model.serve.interface import ServedModel
+from urdir.model.serve.kept import Action
 from urdir.model.text.constraints import Constraint
 from urdir.model.text.tokenizer import Tokenizer
 
@@ -59,6 +60,10 @@ class EngineLink(Answering[int], asyncio.Protocol):
         metrics = (await self._reply(wire.Query)).metrics
         assert metrics is not None
         return metrics
+
+    async def keep(self, action: Action, name: bytes, value: bytes = b"") -> bytes | None:
+        """See `Keeping`: the engine's process keeps it for all front ends."""
+        return (await self._reply(lambda number: wire.Keep(number, action, name, value))).kept
 
     async def close(self) -> None:
         """Close the connection; the engine goes on."""

@@ -32,6 +32,7 @@ from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.serve.apart import wire
 from urdir.model.serve.apart.desks import Desks
 from urdir.model.serve.apart.link import EngineLink
+from urdir.model.serve.kept import Store
 from urdir.model.text.constraints import Constraint
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -161,6 +162,21 @@ def test_answers(server: Apart) -> None:
         )
     assert chat.usage is not None
     assert chat.usage.completion_tokens == 3
+
+
+def test_a_response_is_known_to_all_front_ends(server: Apart) -> None:
+    body = {"model": "paced", "input": "Hi", "max_output_tokens": 3}
+    first = server.http.post("/v1/responses", json=body).json()
+    for _ in range(8):
+        with httpx.Client(base_url=server.url, trust_env=False) as other:
+            assert other.get(f"/v1/responses/{first['id']}").json() == first
+            follows = {**body, "previous_response_id": first["id"]}
+            next_one = other.post("/v1/responses", json=follows)
+            assert next_one.json()["usage"]["input_tokens"] > first["usage"]["input_tokens"]
+    assert server.http.delete(f"/v1/responses/{first['id']}").json()["deleted"]
+    for _ in range(4):
+        with httpx.Client(base_url=server.url, trust_env=False) as other:
+            assert other.get(f"/v1/responses/{first['id']}").status_code == 404
 
 
 def test_errors_have_their_kind(server: Apart) -> None:
@@ -448,7 +464,7 @@ def test_what_is_unsent_follows() -> None:
     engine: Any = None  # no calls
     ours, theirs = socket.socketpair()
     rounds = [wire.Round([wire.Told(number, tuple(range(100_000)))]) for number in range(20)]
-    with theirs, Desks() as desks:
+    with theirs, Desks(Store(0, 0.0)) as desks:
         theirs.settimeout(20)
         desk = desks.open(ours)
         desks.start(engine)

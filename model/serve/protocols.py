@@ -1,0 +1,29 @@
+"""The protocols: the paths of each, and what reads their requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from urdir.model.serve.anthropic import count_tokens, read_message
+from urdir.model.serve.asked import Asked, Follows
+from urdir.model.serve.chats import read_chat
+from urdir.model.serve.completions import read_completion
+from urdir.model.serve.fields import Fields
+from urdir.model.serve.interface import Json, ServedModel
+from urdir.model.serve.limits import Limits
+from urdir.model.serve.responses import read_response
+from urdir.model.serve.tokens import detokenize, tokenize
+
+#: Paths that answer a POST with what the model writes.
+ANSWERED: Mapping[str, Callable[[Fields, ServedModel, Limits], Asked | Follows]] = {
+    "/v1/chat/completions": read_chat,
+    "/v1/completions": read_completion,
+    "/v1/messages": read_message,
+    "/v1/responses": read_response,
+}
+#: Paths that answer a POST without the model.
+JOBS: Mapping[str, Callable[[Fields, ServedModel, Limits], Json]] = {
+    "/tokenize": tokenize,
+    "/detokenize": detokenize,
+    "/v1/messages/count_tokens": count_tokens,
+}
