@@ -73,7 +73,7 @@ class Answer:
     echo: str = ""
     parallel: bool = True
     blocks: list[Block] = field(default_factory=list)
-    tokens: list[TokenChoice] = field(default_factory=list)  # if they have log-probabilities
+    tokens: list[TokenChoice] = field(default_factory=list)
     reasoning_tokens: int = 0  # whose text is reasoning
     stopped_by: str | None = None
     reason: Reason = Reason.END
@@ -84,8 +84,7 @@ class Answer:
 
     def push(self, piece: Piece) -> list[Event]:
         """Add a piece; what is new."""
-        if piece.choices and piece.choices[0].logprob is not None:
-            self.tokens += piece.choices
+        self.tokens += piece.choices
         deltas = as_content(piece.text) if self.parser is None else self.parser.push(piece.text)
         if any(delta.reasoning for delta in deltas):
             self.reasoning_tokens += len(piece.choices)

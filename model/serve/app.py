@@ -24,12 +24,12 @@ from urdir.model.serve.kept import Keeping, KeepingHere, Kept, Store
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.metrics import ServerMetrics
 from urdir.model.serve.page import page
-from urdir.model.serve.protocols import ANSWERED, JOBS
+from urdir.model.serve.protocols import ANSWERED, FIXED, JOBS
 from urdir.model.serve.stream import log
 
 #: Endpoints of other APIs that clients may try -> why they are missing.
 _REFUSED = {
-    "/api/": "has OpenAI's API only; use /v1/chat/completions",
+    "/api/": "has one model, and no embeddings",
     "/apply-template": "does not return rendered prompts; use /v1/chat/completions",
     "/completion": "has OpenAI's API only; use /v1/completions",
     "/embedding": "has no embeddings",
@@ -71,6 +71,7 @@ def make_app(
     ]
     posts = {path: endpoints.answered(read) for path, read in ANSWERED.items()}
     posts |= {path: endpoints.text_job(job) for path, job in JOBS.items()}
+    routes += [Route(path, endpoints.fixed(make)) for path, make in FIXED.items()]
     routes += [Route(path, endpoint, methods=["POST"]) for path, endpoint in posts.items()]
     app: ASGIApp = Starlette(
         routes=routes,

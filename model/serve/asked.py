@@ -33,6 +33,7 @@ class Asked:
     shape: Callable[[ServedModel, Parameters, Sequence[Answer]], Shape]
     echo: bool = False
     special: bool = True
+    earlier: tuple[int, ...] = ()  # tokens before each input
 
     @property
     def is_chat(self) -> bool:

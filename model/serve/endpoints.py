@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -93,6 +94,14 @@ class Endpoints:
         await self._kept.get(request.scope[CALLER], request.path_params["name"])
         raise ApiError("the response has ended: close its connection to cancel one that runs")
 
+    def fixed(self, make: Callable[[ServedModel], Json]) -> Callable[[Request], object]:
+        """A GET endpoint of facts of the model."""
+
+        async def endpoint(request: Request) -> Response:
+            return JsonResponse(make(self._model))
+
+        return endpoint
+
     def text_job(
         self, job: Callable[[Fields, ServedModel, Limits], Json]
     ) -> Callable[[Request], object]:
@@ -108,18 +117,20 @@ class Endpoints:
         return endpoint
 
     def answered(
-        self, read: Callable[[Fields, ServedModel, Limits], Asked | Follows]
+        self, read: Callable[[Fields, ServedModel, Limits], Asked | Follows | Json]
     ) -> Callable[[Request], object]:
-        """A POST endpoint that answers what ``read`` reads in a body."""
+        """A POST endpoint that answers what ``read`` reads in a body, or with what it returns."""
 
-        async def prepare(body: bytearray, caller: bytes) -> AnswerResponse:
+        async def prepare(body: bytearray, caller: bytes) -> AnswerResponse | Response:
             async with self._turn(body, read) as (asked, run):
+                if isinstance(asked, dict):
+                    return JsonResponse(asked)
                 if isinstance(asked, Follows):
                     asked = asked.then(await self._kept.get(caller, asked.name))
                 begun = [await self._begin(each, asked, run) for each in asked.inputs]
             return await self._response(caller, asked, begun)
 
-        async def endpoint(request: Request) -> AnswerResponse:
+        async def endpoint(request: Request) -> AnswerResponse | Response:
             return await self._prepared(request, prepare)
 
         return endpoint
@@ -154,10 +165,12 @@ class Endpoints:
 
     async def _begin(self, source: Conversation | Text, asked: Asked, run: Run) -> Begun:
         """An input as the model reads it."""
-        if not isinstance(source, Conversation):
-            return await run(partial(Begun.of_text, self._model, source, asked.special))
-        rendered = await run(partial(render, self._model, source))
-        return await run(partial(Begun.of_conversation, self._model, source, rendered))
+        if isinstance(source, Conversation):
+            rendered = await run(partial(render, self._model, source))
+            begun = await run(partial(Begun.of_conversation, self._model, source, rendered))
+        else:
+            begun = await run(partial(Begun.of_text, self._model, source, asked.special))
+        return replace(begun, tokens=asked.earlier + begun.tokens) if asked.earlier else begun
 
     async def _response(
         self, caller: bytes, asked: Asked, inputs: Sequence[Begun]

@@ -16,8 +16,14 @@ _TEXTS = {
     "tool_call_id": "tool_call_id",
     "reasoning": "reasoning_content",  # vLLM
     "reasoning_content": "reasoning_content",
+    "thinking": "reasoning_content",  # ollama
+    "tool_name": "name",
 }
-_UNSUPPORTED = {"function_call": "use 'tool_calls'", "audio": "only text is supported"}
+_UNSUPPORTED = {
+    "function_call": "use 'tool_calls'",
+    "audio": "only text is supported",
+    "images": "only text is supported",
+}
 #: Types of parts, and the field of their text.
 _TEXT_PARTS = {
     **dict.fromkeys(("text", "input_text", "output_text"), "text"),
@@ -44,7 +50,7 @@ def _read_message(message: Fields, template: str, reader: JsonReader) -> Message
     if role is None:
         message.fail("role", "is missing")
     for name, why in _UNSUPPORTED.items():
-        if message.raw(name) is not None:
+        if message.raw(name) not in (None, []):
             message.fail(name, f"is not supported: {why}", "unsupported_parameter")
     more: Json = {}
     for name, called in _TEXTS.items():
@@ -97,6 +103,8 @@ def _read_call(call: Fields, reader: JsonReader) -> Json:
 
 def read_arguments(function: Fields, reader: JsonReader) -> Any:
     """Arguments as an object, or unchanged if an answer had something else."""
+    if isinstance(given := function.raw("arguments"), dict):  # ollama
+        return given
     arguments = function.text("arguments") or "{}"
     try:
         value = reader.read(arguments.encode())

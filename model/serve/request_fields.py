@@ -41,7 +41,7 @@ class RequestField:
 
     name: str
     endpoints: tuple[str, ...]
-    origins: str  # of O (OpenAI), A (Anthropic), V (vLLM), L (llama-server)
+    origins: str  # of O (OpenAI), A (Anthropic), M (ollama), V (vLLM), L (llama-server)
     handling: Handling
     note: str
     neutral: tuple[Any, ...] = ()
@@ -52,8 +52,11 @@ MESSAGES, RESPONSES = "messages", "responses"
 _BOTH = (CHAT, TEXT)
 #: One answer to a conversation, in other words than OpenAI's first ones.
 _OTHERS = (MESSAGES, RESPONSES)
+OLLAMA_CHAT, OLLAMA_GENERATE, OLLAMA_OPTIONS = "api/chat", "api/generate", "options"
+_OLLAMA = (OLLAMA_CHAT, OLLAMA_GENERATE)
 _CHATS = (CHAT, TOKENS, *_OTHERS)
 ALL = (*_BOTH, *_OTHERS)
+_SAMPLERS = (*ALL, OLLAMA_OPTIONS)
 UNSET: tuple[Any, ...] = (False, "", [], {})  # what a field has that is left empty
 _CHAINS = (  # llama-server's orders of samplers, which is the one here
     ["dry", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
@@ -167,14 +170,29 @@ _SERVED: tuple[_Row, ...] = (
      "`custom` tools; `auto`, `any`, `tool`, `none`, with `disable_parallel_tool_use`"),
     ("thinking", (MESSAGES,), "A",
      "the template's `enable_thinking`; `budget_tokens` is accepted, and without effect"),
+    ("messages tools", (OLLAMA_CHAT,), "M",
+     "text only; calls have `tool_calls`, results `tool_name`"),
+    ("prompt system context", (OLLAMA_GENERATE,), "M",
+     "a text; the tokens of a conversation, which an answer has at its end"),
+    ("raw", (OLLAMA_GENERATE,), "M", "true: without the template"),
+    ("format", _OLLAMA, "M", "`json`, or a schema"),
+    ("think", _OLLAMA, "M",
+     "the template's `enable_thinking`, and `reasoning_effort` for `low`, `medium`, `high`"),
+    ("stream", _OLLAMA, "M", "lines of JSON; the default"),
+    ("logprobs top_logprobs", _OLLAMA, "M", "up to 20"),
+    ("model options", _OLLAMA, "M",
+     "a name of the model, also with `:latest`; settings, by ollama's names"),
+    ("temperature top_k top_p min_p repeat_penalty repeat_last_n presence_penalty "
+     "frequency_penalty seed stop", (OLLAMA_OPTIONS,), "M", "as elsewhere; `stop` has up to 16"),
+    ("num_predict", (OLLAMA_OPTIONS,), "M", "default, and -1: the rest of the context"),
     ("output_config output_config.effort output_config.format", (MESSAGES,), "A",
      "the template's `reasoning_effort`; a `json_schema`"),
 )  # fmt: skip
 
 #: Names, endpoints, origins, why; then the values that change nothing.
 _REFUSED: tuple[tuple[str, tuple[str, ...], str, str, tuple[Any, ...]], ...] = (
-    ("mirostat", ALL, "L", "no such sampler: use `top_p` or `min_p`", (0,)),
-    ("typical_p", ALL, "L", "no such sampler: use `top_p` or `min_p`", (1,)),
+    ("mirostat", _SAMPLERS, "LM", "no such sampler: use `top_p` or `min_p`", (0,)),
+    ("typical_p", _SAMPLERS, "LM", "no such sampler: use `top_p` or `min_p`", (1,)),
     ("xtc_probability dynatemp_range", ALL, "L", "no such sampler: use `temperature`", (0,)),
     ("top_n_sigma adaptive_target", ALL, "L", "no such sampler: use `min_p`", (-1, 0)),
     ("dry_multiplier", ALL, "L",
@@ -238,6 +256,10 @@ _REFUSED: tuple[tuple[str, tuple[str, ...], str, str, tuple[Any, ...]], ...] = (
     ("text.verbosity", (RESPONSES,), "O", "say in a message how long the answer is to be",
      ("medium",)),
     ("moderation image", (RESPONSES,), "O", "this server answers with text", UNSET),
+    ("tfs_z", (OLLAMA_OPTIONS,), "M", "no such sampler: use `top_p` or `min_p`", (1,)),
+    ("suffix", (OLLAMA_GENERATE,), "M", "use /infill", UNSET),
+    ("template", (OLLAMA_GENERATE,), "M", "the server's own template is used", UNSET),
+    ("images width height steps", (OLLAMA_GENERATE,), "M", "only text is supported", ([], 0)),
     ("container mcp_servers", (MESSAGES,), "A", "the server has no tools", UNSET),
 )  # fmt: skip
 
@@ -279,6 +301,12 @@ _NO_EFFECT: tuple[_Row, ...] = (
      "OpenAI's accounting"),
     ("prediction", (CHAT,), "O", "a matter of speed"),
     ("model", (TOKENS, DETOKENIZE), "V", "there is one"),
+    ("keep_alive", _OLLAMA, "M", "the model is there as long as the server"),
+    ("numa num_ctx num_batch num_gpu main_gpu low_vram logits_all vocab_only use_mmap use_mlock "
+     "embedding_only num_thread num_keep", (OLLAMA_OPTIONS,), "M",
+     "flags of the server decide how a model is loaded"),
+    ("mirostat_tau mirostat_eta penalize_newline", (OLLAMA_OPTIONS,), "M",
+     "parts of samplers that are refused"),
     ("cache_control", (MESSAGES,), "A", "caches are shared wherever prompts begin alike"),
     ("metadata service_tier inference_geo speed diagnostics user_profile_id workspace_id",
      (MESSAGES,), "A", "Anthropic's accounting"),
@@ -307,7 +335,7 @@ def _all() -> Iterator[RequestField]:
 FIELDS: tuple[RequestField, ...] = tuple(_all())
 _BY_ENDPOINT = {
     endpoint: {field.name: field for field in FIELDS if endpoint in field.endpoints}
-    for endpoint in (*ALL, TOKENS, DETOKENIZE)
+    for endpoint in (*ALL, TOKENS, DETOKENIZE, *_OLLAMA, OLLAMA_OPTIONS)
 }
 
 

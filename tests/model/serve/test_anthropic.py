@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -239,9 +240,10 @@ def test_the_key_of_anthropics_clients(start: Any) -> None:
 
 
 @pytest.fixture
-def client(server: Any) -> Any:
+def client(server: Any) -> Iterator[Any]:
     anthropic = pytest.importorskip("anthropic")
-    return anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client:
+        yield client
 
 
 def test_the_official_client(server: Any, client: Any) -> None:

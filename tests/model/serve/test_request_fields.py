@@ -16,6 +16,9 @@ from urdir.model.serve.request_fields import (
     DETOKENIZE,
     FIELDS,
     MESSAGES,
+    OLLAMA_CHAT,
+    OLLAMA_GENERATE,
+    OLLAMA_OPTIONS,
     RESPONSES,
     TEXT,
     TOKENS,
@@ -33,6 +36,9 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
     DETOKENIZE: ("/detokenize", {"tokens": [5]}),
     MESSAGES: ("/v1/messages", {"messages": [{"role": "user", "content": "Hi"}]}),
     RESPONSES: ("/v1/responses", {"input": "Hi"}),
+    OLLAMA_CHAT: ("/api/chat", {"messages": [{"role": "user", "content": "Hi"}]}),
+    OLLAMA_GENERATE: ("/api/generate", {"prompt": "Hi"}),
+    OLLAMA_OPTIONS: ("/api/generate", {"prompt": "Hi"}),
 }
 VALUES = (True, False, 2, 0.5, "none", ["x"], {"a": 1})
 WRONG = [[{}]]  # of no field's type
@@ -52,7 +58,10 @@ def fields_of(handling: Handling) -> list[tuple[str, str]]:
 def param_of(reply: Any) -> str:
     """The field that an error is about; Anthropic's errors name it in words alone."""
     error = reply.json()["error"]
-    return str(error["param"] if "param" in error else error["message"].split("'")[1])
+    if "param" in error:
+        return str(error["param"])
+    words = error if isinstance(error, str) else error["message"]
+    return str(words.split("'")[1].removeprefix("options."))
 
 
 def post(server: Any, endpoint: str, name: str, value: Any, **more: Any) -> Any:
@@ -69,12 +78,17 @@ def post(server: Any, endpoint: str, name: str, value: Any, **more: Any) -> Any:
                                        "chat_template_kwargs", "reasoning_effort", "documents",
                                        "tools", "tool_choice", "parallel_tool_calls"):  # fmt: skip
         body = BODIES[CHAT][1]
-    return server.http().post(path, json={**body, "seed": 1, **changed, **more})
+    if endpoint == OLLAMA_OPTIONS:
+        changed = {"options": {"seed": 1, **changed}}
+    seed = {"options": {"seed": 1}} if path.startswith("/api/") else {"seed": 1}
+    return server.http().post(path, json={**body, **seed, **changed, **more})
 
 
 @pytest.mark.parametrize("whose", DOCUMENTED)
 def test_every_documented_field_is_in_the_table(whose: str) -> None:
-    letter = {"openai": "O", "anthropic": "A", "vllm": "V", "llama_server": "L"}[whose]
+    letter = {"openai": "O", "anthropic": "A", "ollama": "M", "vllm": "V", "llama_server": "L"}[
+        whose
+    ]
     for endpoint, names in DOCUMENTED[whose].items():
         if endpoint != "source":
             rows = {name: BY_NAME.get((endpoint, name)) for name in names}
@@ -105,8 +119,9 @@ def test_what_is_refused_has_values_that_pass(server: Any, endpoint: str, name: 
             assert reply.status_code == 400, (value, reply.text)
             error = reply.json()["error"]
             assert param_of(reply) == name
-            assert error.get("code", "unsupported_parameter") == "unsupported_parameter"
-            assert field.note in error["message"]
+            if "code" in error:
+                assert error["code"] == "unsupported_parameter"
+            assert field.note in (error if isinstance(error, str) else error["message"])
     assert server.service.requests == []
     parent = (
         {"structured_outputs": {"regex": "a"}} if name.startswith("structured_outputs.") else {}
@@ -122,8 +137,7 @@ def test_what_is_refused_has_values_that_pass(server: Any, endpoint: str, name: 
 
 @pytest.mark.parametrize(("endpoint", "name"), fields_of(Handling.NO_EFFECT))
 def test_what_has_no_effect(server: Any, endpoint: str, name: str) -> None:
-    path, body = BODIES[endpoint]
-    plain = server.http().post(path, json={**body, "seed": 1})
+    plain = post(server, endpoint, "field_of_tomorrow", None)
     values = VALUES if name != "model" else ("toy",)
     for value in values:
         reply = post(server, endpoint, name, value)
