@@ -30,14 +30,9 @@ from urdir.model.serve.stream import log
 #: Endpoints of other APIs that clients may try -> why they are missing.
 _REFUSED = {
     "/api/": "has one model, and no embeddings",
-    "/apply-template": "does not return rendered prompts; use /v1/chat/completions",
-    "/completion": "has OpenAI's API only; use /v1/completions",
     "/embedding": "has no embeddings",
-    "/infill": "has no infilling; use /v1/completions",
     "/lora-adapters": "has no LoRA adapters",
-    "/props": "has no settings to change; /v1/models has the context",
     "/rerank": "has no reranking",
-    "/slots": "has no slots; /metrics counts running and queued requests",
     "/v1/audio": "has no audio",
     "/v1/batches": "has no batches; send requests concurrently",
     "/v1/embeddings": "has no embeddings",
@@ -63,7 +58,10 @@ def make_app(
     routes = [
         *([Route("/", page)] if access.page else []),
         Route("/health", endpoints.health),
+        Route("/v1/health", endpoints.health),
         Route("/metrics", endpoints.metrics),
+        Route("/slots", endpoints.slots),
+        Route("/models", endpoints.models),
         Route("/v1/models", endpoints.models),
         Route("/v1/models/{name:path}", endpoints.model),
         Route("/v1/responses/{name}", endpoints.response, methods=["GET", "DELETE"]),

@@ -19,6 +19,13 @@ Text = str | tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class Mixed:
+    """Texts, in which no control token begins, and token ids between them."""
+
+    parts: tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Asked:
     """A request: ``parameters.n`` answers to each of ``inputs``, which are conversations of a chat,
     or texts and token ids to be continued. ``shape`` makes the response of its protocol.
@@ -27,7 +34,7 @@ class Asked:
     ``special`` and the model wants it.
     """
 
-    inputs: tuple[Conversation | Text, ...]
+    inputs: tuple[Conversation | Text | Mixed, ...]
     parameters: Parameters
     form: Format | None
     shape: Callable[[ServedModel, Parameters, Sequence[Answer]], Shape]
@@ -53,15 +60,20 @@ class Follows:
 class Begun:
     """An input as the model reads it."""
 
-    source: Conversation | Text
+    source: Conversation | Text | Mixed
     tokens: tuple[int, ...]
     rendered: Prompt | None = None
 
     @classmethod
-    def of_text(cls, model: ServedModel, text: Text, special: bool) -> Begun:
+    def of_text(cls, model: ServedModel, text: Text | Mixed, special: bool) -> Begun:
         """A text or its tokens."""
         if isinstance(text, str):
             return cls(text, encode_text(model, text, special))
+        if isinstance(text, Mixed):
+            ids = [*encode_text(model, "", special)]
+            for part in text.parts:
+                ids += [part] if isinstance(part, int) else encode_text(model, part, False, False)
+            return cls(text, tuple(ids))
         return cls(text, text)
 
     @classmethod

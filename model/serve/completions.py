@@ -7,7 +7,7 @@ from typing import Any
 
 from urdir.model.engine.requests.request import Piece
 from urdir.model.serve.answer import Answer, Event, Kind, text_of
-from urdir.model.serve.asked import Asked
+from urdir.model.serve.asked import Asked, Text
 from urdir.model.serve.choices import ChoicesShape
 from urdir.model.serve.fields import Fields
 from urdir.model.serve.formats import read_format
@@ -33,13 +33,18 @@ def read_completion(fields: Fields, model: ServedModel, limits: Limits) -> Asked
     if any(fields.raw(name) is not None for name in _LIMITS):
         limit = read_limit(fields, model, *_LIMITS)
     parameters = read_parameters(fields, model, limits, limit, logprobs)
-    given = _given_prompts(fields)
-    if len(given) * parameters.n > limits.answers:
-        fields.fail("prompt", f"and 'n' request more than {limits.answers} answers")
-    prompts = tuple(_read_prompt(prompt, model) for prompt in given)
+    prompts = read_prompts(fields, model, limits.answers // parameters.n)
     special = fields.raw("add_special_tokens") is None or fields.flag("add_special_tokens")
     form = read_format(fields, limits)
     return Asked(prompts, parameters, form, CompletionShape, echo, special)
+
+
+def read_prompts(fields: Fields, model: ServedModel, most: int) -> tuple[Text, ...]:
+    """The prompts, ``most`` of them at most; ApiError for other values."""
+    given = _given_prompts(fields)
+    if len(given) > most:
+        fields.fail("prompt", f"has {len(given)} prompts, at most {most} are answered")
+    return tuple(_read_prompt(prompt, model) for prompt in given)
 
 
 def _given_prompts(fields: Fields) -> list[Any]:
@@ -54,7 +59,7 @@ def _given_prompts(fields: Fields) -> list[Any]:
     return [value]
 
 
-def _read_prompt(prompt: Any, model: ServedModel) -> str | tuple[int, ...]:
+def _read_prompt(prompt: Any, model: ServedModel) -> Text:
     if isinstance(prompt, str):
         return prompt
     if isinstance(prompt, list):

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from urdir.model.engine.requests.request import Request as EngineRequest
 from urdir.model.serve.answer import Answer
 from urdir.model.serve.answers import together
-from urdir.model.serve.asked import Asked, Begun, Follows, Text, render
+from urdir.model.serve.asked import Asked, Begun, Follows, Mixed, Text, render
 from urdir.model.serve.bodies import Bodies, parse_body
 from urdir.model.serve.conversations import Conversation
 from urdir.model.serve.errors import ApiError, unknown_model
@@ -25,6 +25,7 @@ from urdir.model.serve.interface import AsyncService, Json, ServedModel
 from urdir.model.serve.json_response import JsonResponse
 from urdir.model.serve.kept import Kept
 from urdir.model.serve.limits import Limits
+from urdir.model.serve.llama_server import slots
 from urdir.model.serve.metrics import ServerMetrics
 from urdir.model.serve.prefix_scope import CALLER
 from urdir.model.serve.stream import AnswerResponse, while_connected
@@ -67,6 +68,10 @@ class Endpoints:
         """GET /metrics."""
         text = self._metrics.text(await self._service.metrics())
         return Response(text, media_type=self._metrics.content_type)
+
+    async def slots(self, request: Request) -> Response:
+        """GET /slots."""
+        return JsonResponse(slots(self._model, await self._service.metrics()))
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
@@ -163,7 +168,7 @@ class Endpoints:
             async with self._text.turn() as run:
                 yield await run(job), run
 
-    async def _begin(self, source: Conversation | Text, asked: Asked, run: Run) -> Begun:
+    async def _begin(self, source: Conversation | Text | Mixed, asked: Asked, run: Run) -> Begun:
         """An input as the model reads it."""
         if isinstance(source, Conversation):
             rendered = await run(partial(render, self._model, source))

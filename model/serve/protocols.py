@@ -11,6 +11,7 @@ from urdir.model.serve.completions import read_completion
 from urdir.model.serve.fields import Fields
 from urdir.model.serve.interface import Json, ServedModel
 from urdir.model.serve.limits import Limits
+from urdir.model.serve.llama_server import apply_template, props, read_infill, read_native
 from urdir.model.serve.ollama import (
     read_generate,
     read_ollama_chat,
@@ -28,6 +29,9 @@ ANSWERED: Mapping[str, Callable[[Fields, ServedModel, Limits], Asked | Follows |
     "/v1/completions": read_completion,
     "/v1/messages": read_message,
     "/v1/responses": read_response,
+    "/completion": read_native,
+    "/completions": read_native,
+    "/infill": read_infill,
     "/api/chat": read_ollama_chat,
     "/api/generate": read_generate,
 }
@@ -36,10 +40,12 @@ JOBS: Mapping[str, Callable[[Fields, ServedModel, Limits], Json]] = {
     "/tokenize": tokenize,
     "/detokenize": detokenize,
     "/v1/messages/count_tokens": count_tokens,
+    "/apply-template": apply_template,
     "/api/show": show,
 }
 #: Paths that answer a GET with facts of the model.
 FIXED: Mapping[str, Callable[[ServedModel], Json]] = {
+    "/props": props,
     "/api/version": version,
     "/api/tags": tags,
     "/api/ps": running,

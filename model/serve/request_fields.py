@@ -49,7 +49,8 @@ class RequestField:
 
 CHAT, TEXT, TOKENS, DETOKENIZE = "chat", "completions", "tokenize", "detokenize"
 MESSAGES, RESPONSES = "messages", "responses"
-_BOTH = (CHAT, TEXT)
+NATIVE, INFILL = "completion", "infill"
+_BOTH = (CHAT, TEXT, NATIVE)
 #: One answer to a conversation, in other words than OpenAI's first ones.
 _OTHERS = (MESSAGES, RESPONSES)
 OLLAMA_CHAT, OLLAMA_GENERATE, OLLAMA_OPTIONS = "api/chat", "api/generate", "options"
@@ -107,7 +108,7 @@ _SERVED: tuple[_Row, ...] = (
     ("tools tool_choice parallel_tool_calls", (CHAT, TOKENS, RESPONSES), "OVL",
      "calls are read in the model's own form, and come whole. A template without a known one gets"
      " tools as text. `required` or a named function constrains the answer"),
-    ("prompt", (TEXT,), "OVL",
+    ("prompt", (TEXT, NATIVE), "OVL",
      "a text, token ids, or a list of either; control tokens in it are parsed"),
     ("prompt add_special_tokens return_token_strs", (TOKENS,), "V",
      "a text; BOS, where the model wants one (default: true); whether `token_strs` come, too"),
@@ -154,6 +155,12 @@ _SERVED: tuple[_Row, ...] = (
      "structured_outputs.disable_any_whitespace", ALL, "V",
      "blanks between the parts of JSON"),
     ("json_schema grammar", ALL, "L", "llama-server's names of these"),
+    ("n_probs", (NATIVE, INFILL), "L", "up to 20, in `completion_probabilities`"),
+    ("return_tokens", (NATIVE, INFILL), "L", "true: `tokens` has the ids"),
+    ("input_prefix input_suffix input_extra", (INFILL,), "L",
+     "texts before and after the gap, and of other files, for models with such tokens"),
+    ("n_predict prompt", (INFILL,), "L", "`prompt` goes on from the text before the gap"),
+    ("temperature top_k top_p min_p seed stop stream", (INFILL,), "L", "as for /completion"),
     ("input instructions", (RESPONSES,), "O",
      "a text, or items: `message`, `reasoning`, `function_call`, `function_call_output`"),
     ("previous_response_id", (RESPONSES,), "O",
@@ -200,11 +207,12 @@ _REFUSED: tuple[tuple[str, tuple[str, ...], str, str, tuple[Any, ...]], ...] = (
     ("samplers", ALL, "L",
      "the order of samplers is llama.cpp's usual one, with those that there are", _CHAINS),
     ("min_keep n_indent", ALL, "L", "not supported by the samplers", (0,)),
-    ("n_probs", ALL, "L", "use `logprobs`", (0,)),
+    ("n_probs", (CHAT, TEXT, *_OTHERS), "L", "use `logprobs`", (0,)),
     ("post_sampling_probs", ALL, "L", "log-probabilities are the model's", UNSET),
     ("t_max_predict_ms", ALL, "L", "use `max_tokens`", (0, -1)),
     ("lora", ALL, "L", "LoRA adapters are not supported", ([],)),
-    ("return_tokens", ALL, "L", "token ids are not returned: use /tokenize", UNSET),
+    ("return_tokens", (CHAT, TEXT, *_OTHERS), "L",
+     "token ids are not returned: use /tokenize", UNSET),
     ("return_token_ids return_tokens_as_token_ids", ALL, "V",
      "token ids are not returned: use /tokenize", UNSET),
     ("return_prompt_text", (CHAT,), "V", "prompts are not returned: use /tokenize", UNSET),
@@ -301,6 +309,8 @@ _NO_EFFECT: tuple[_Row, ...] = (
      "OpenAI's accounting"),
     ("prediction", (CHAT,), "O", "a matter of speed"),
     ("model", (TOKENS, DETOKENIZE), "V", "there is one"),
+    ("samplers n_indent t_max_prompt_ms t_max_predict_ms cache_prompt id_slot n_cache_reuse",
+     (INFILL,), "L", "matters of speed, which editors send"),
     ("keep_alive", _OLLAMA, "M", "the model is there as long as the server"),
     ("numa num_ctx num_batch num_gpu main_gpu low_vram logits_all vocab_only use_mmap use_mlock "
      "embedding_only num_thread num_keep", (OLLAMA_OPTIONS,), "M",
@@ -335,7 +345,7 @@ def _all() -> Iterator[RequestField]:
 FIELDS: tuple[RequestField, ...] = tuple(_all())
 _BY_ENDPOINT = {
     endpoint: {field.name: field for field in FIELDS if endpoint in field.endpoints}
-    for endpoint in (*ALL, TOKENS, DETOKENIZE, *_OLLAMA, OLLAMA_OPTIONS)
+    for endpoint in (*ALL, INFILL, TOKENS, DETOKENIZE, *_OLLAMA, OLLAMA_OPTIONS)
 }
 
 

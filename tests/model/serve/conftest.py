@@ -46,9 +46,7 @@ class ToyModel:
     context: int = 512
     defaults: Defaults = field(default_factory=Defaults)
     answer_format: AnswerFormat = field(default_factory=AnswerFormat)
-    facts: Facts = field(
-        default_factory=lambda: Facts("llama", 1_000_000, 2_000_000_000, "Q4_K_M")
-    )
+    facts: Facts = field(default_factory=lambda: Facts("llama", 1_000_000, 2_000_000_000, "Q4_K_M"))
     fill: FillTokens | None = None
 
     @property

@@ -122,8 +122,6 @@ def test_metrics(start: Any) -> None:
         ("POST", "/v1/moderations", 404, "no moderation"),
         ("GET", "/v1/files", 404, "no files"),
         ("POST", "/embeddings", 404, "no embeddings"),
-        ("POST", "/completion", 404, "use /v1/completions"),
-        ("GET", "/slots", 404, "/metrics counts"),
         ("GET", "/elsewhere", 404, "no such endpoint: GET /elsewhere"),
         ("GET", CHAT, 405, f"no such endpoint: GET {CHAT}"),
     ],

@@ -15,7 +15,9 @@ from urdir.model.serve.request_fields import (
     CHAT,
     DETOKENIZE,
     FIELDS,
+    INFILL,
     MESSAGES,
+    NATIVE,
     OLLAMA_CHAT,
     OLLAMA_GENERATE,
     OLLAMA_OPTIONS,
@@ -24,6 +26,7 @@ from urdir.model.serve.request_fields import (
     TOKENS,
     Handling,
 )
+from urdir.model.text.fill import FillTokens
 
 TESTS = Path(__file__).parents[2]
 DOCUMENTED = {
@@ -36,6 +39,8 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
     DETOKENIZE: ("/detokenize", {"tokens": [5]}),
     MESSAGES: ("/v1/messages", {"messages": [{"role": "user", "content": "Hi"}]}),
     RESPONSES: ("/v1/responses", {"input": "Hi"}),
+    NATIVE: ("/completion", {"prompt": "Hi"}),
+    INFILL: ("/infill", {"input_prefix": "a", "input_suffix": "b"}),
     OLLAMA_CHAT: ("/api/chat", {"messages": [{"role": "user", "content": "Hi"}]}),
     OLLAMA_GENERATE: ("/api/generate", {"prompt": "Hi"}),
     OLLAMA_OPTIONS: ("/api/generate", {"prompt": "Hi"}),
@@ -51,7 +56,7 @@ def fields_of(handling: Handling) -> list[tuple[str, str]]:
         key
         for key, field in BY_NAME.items()
         if field.handling is handling
-        and not (field.endpoints == ALL and key[0] in (MESSAGES, RESPONSES))
+        and not (field.endpoints == ALL and key[0] in (MESSAGES, RESPONSES, NATIVE))
     ]
 
 
@@ -78,6 +83,7 @@ def post(server: Any, endpoint: str, name: str, value: Any, **more: Any) -> Any:
                                        "chat_template_kwargs", "reasoning_effort", "documents",
                                        "tools", "tool_choice", "parallel_tool_calls"):  # fmt: skip
         body = BODIES[CHAT][1]
+    server.model.fill = FillTokens(5, 6, 7)
     if endpoint == OLLAMA_OPTIONS:
         changed = {"options": {"seed": 1, **changed}}
     seed = {"options": {"seed": 1}} if path.startswith("/api/") else {"seed": 1}
