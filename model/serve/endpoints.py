@@ -22,7 +22,7 @@ from urdir.model.serve.errors import ApiError, unknown_model
 from urdir.model.serve.fields import Fields
 from urdir.model.serve.formats import Format
 from urdir.model.serve.interface import AsyncService, Json, ServedModel
-from urdir.model.serve.json_response import JsonResponse
+from urdir.model.serve.json_response import JsonResponse, iso_time
 from urdir.model.serve.kept import Kept
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.llama_server import slots
@@ -76,7 +76,8 @@ class Endpoints:
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
         data = [self._model_json(name) for name in self._model.names]
-        return JsonResponse({"object": "list", "data": data})
+        ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"], "has_more": False}
+        return JsonResponse({"object": "list", "data": data} | ends)
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/NAME."""
@@ -131,7 +132,8 @@ class Endpoints:
                 if isinstance(asked, dict):
                     return JsonResponse(asked)
                 if isinstance(asked, Follows):
-                    asked = asked.then(await self._kept.get(caller, asked.name))
+                    kept = await self._kept.get(caller, asked.name)
+                    asked = await run(partial(asked.then, kept))
                 begun = [await self._begin(each, asked, run) for each in asked.inputs]
             return await self._response(caller, asked, begun)
 
@@ -214,6 +216,9 @@ class Endpoints:
         return {
             "id": name,
             "object": "model",
+            "type": "model",  # Anthropic
+            "display_name": self._model.names[0],
+            "created_at": iso_time(self._model.created),
             "created": self._model.created,
             "owned_by": "urdir",
             "max_model_len": self._model.context,  # vLLM

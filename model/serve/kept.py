@@ -35,6 +35,7 @@ class Store:
         if action != "drop" and (kept := known if action == "get" else value) is not None:
             self._values[name] = time.monotonic(), kept
             self._bytes += len(kept)
+            self._forget(0.0)
         return known
 
     def _take(self, name: bytes) -> bytes | None:

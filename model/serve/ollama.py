@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 from urdir.model.engine.requests.request import Piece, TokenChoice
@@ -17,6 +16,7 @@ from urdir.model.serve.errors import ApiError, ollama_error
 from urdir.model.serve.fields import Fields
 from urdir.model.serve.formats import Format, read_source
 from urdir.model.serve.interface import Json, ServedModel
+from urdir.model.serve.json_response import iso_time
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.logprobs import chat_logprobs
 from urdir.model.serve.messages import read_messages
@@ -57,7 +57,7 @@ def read_ollama_chat(fields: Fields, model: ServedModel, limits: Limits) -> Aske
     messages = read_messages(fields, template_of(model).source, limits)
     tools = read_tools(fields, limits)
     chat = make_conversation(fields, model, messages, tools, _read_thinking(fields))
-    return _asked(fields, model, limits, chat, ChatShape)
+    return _asked(fields, model, limits, chat, ChatLines)
 
 
 def read_generate(fields: Fields, model: ServedModel, limits: Limits) -> Asked | Json:
@@ -78,7 +78,7 @@ def read_generate(fields: Fields, model: ServedModel, limits: Limits) -> Asked |
         messages.append(Message("user", prompt))
         variables = _read_thinking(fields)
         source = make_conversation(fields, model, messages, Tools(), variables)
-    return replace(_asked(fields, model, limits, source, GenerateShape), earlier=earlier)
+    return replace(_asked(fields, model, limits, source, GenerateLines), earlier=earlier)
 
 
 def _asked(
@@ -86,7 +86,7 @@ def _asked(
     model: ServedModel,
     limits: Limits,
     source: Conversation | str,
-    shape: type[_LinesShape],
+    shape: type[_Lines],
 ) -> Asked:
     check_model(_name(fields), model)
     options = fields.object("options") or Fields({})
@@ -127,7 +127,7 @@ def _read_thinking(fields: Fields) -> Json:
 # ---- answers ----
 
 
-class _LinesShape(Shape):
+class _Lines(Shape):
     """A line for each piece, and a last one that says why the answer ended."""
 
     framing = LINES
@@ -166,7 +166,12 @@ class _LinesShape(Shape):
         return ollama_error(error)
 
     def _line(self, content: Json, *, done: bool) -> Json:
-        return {"model": self.model.names[0], "created_at": _now(), **content, "done": done}
+        return {
+            "model": self.model.names[0],
+            "created_at": iso_time(time.time()),
+            **content,
+            "done": done,
+        }
 
     def _logprobs(self, tokens: Sequence[TokenChoice]) -> Json:
         if self.parameters.settings.logprobs is None or not tokens:
@@ -188,7 +193,7 @@ class _LinesShape(Shape):
         }
 
 
-class ChatShape(_LinesShape):
+class ChatLines(_Lines):
     """Lines of /api/chat."""
 
     def content(self, text: str, thinking: str, calls: Sequence[Block]) -> Json:
@@ -201,7 +206,7 @@ class ChatShape(_LinesShape):
         return {"message": message}
 
 
-class GenerateShape(_LinesShape):
+class GenerateLines(_Lines):
     """Lines of /api/generate."""
 
     def content(self, text: str, thinking: str, calls: Sequence[Block]) -> Json:
@@ -218,14 +223,6 @@ def _call(block: Block) -> Json:
     return {"id": block.id, "function": function}
 
 
-def _now() -> str:
-    return _time(time.time())
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
-
-
 def _nanoseconds(seconds: float) -> int:
     return round(1e9 * seconds)
 
@@ -233,7 +230,7 @@ def _nanoseconds(seconds: float) -> int:
 def _loaded(model: ServedModel) -> Json:
     return {
         "model": model.names[0],
-        "created_at": _now(),
+        "created_at": iso_time(time.time()),
         "done": True,
         "done_reason": "load",
     }
@@ -280,7 +277,7 @@ def show(fields: Fields, model: ServedModel, limits: Limits) -> Json:
             f"{family}.context_length": model.context,
         },
         "capabilities": can,
-        "modified_at": _time(model.created),
+        "modified_at": iso_time(model.created),
     }
 
 
@@ -288,7 +285,7 @@ def _entry(model: ServedModel, name: str) -> Json:
     return {
         "name": name,
         "model": name,
-        "modified_at": _time(model.created),
+        "modified_at": iso_time(model.created),
         "size": model.facts.bytes,
         "digest": "",
         "details": _details(model),

@@ -236,6 +236,14 @@ def test_the_key_of_anthropics_clients(start: Any) -> None:
         assert reply.status_code == status
 
 
+def test_a_client_that_leaves_ends_its_answer(server: Any) -> None:
+    server.service.delay, server.service.repeat = 0.01, 60
+    body = {"model": "toy", "messages": HI, "stream": True}
+    with server.http().stream("POST", PATH, json=body) as reply:
+        next(reply.iter_lines())
+    server.wait_for(lambda: server.service.cancelled == 1)
+
+
 # ---- the official client ----
 
 
@@ -250,6 +258,7 @@ def test_the_official_client(server: Any, client: Any) -> None:
     answer = client.messages.create(model="toy", max_tokens=200, messages=HI)
     assert answer.content[0].text == "2 plus 3 is 5."
     assert answer._request_id
+    assert [model.id for model in client.models.list()] == ["toy", "a/b-GGUF"]
     server.service.answer, server.model.answer_format = CALLS, HERMES
     with client.messages.stream(model="toy", max_tokens=200, messages=HI, tools=TOOLS) as stream:
         kinds = [event.type for event in stream]
