@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
+from urdir.model.engine.requests.metrics import Metrics
 from urdir.model.engine.requests.request import Request as EngineRequest
 from urdir.model.serve.answer import Answer
 from urdir.model.serve.answers import together
@@ -47,31 +48,41 @@ class Endpoints:
         self, service: AsyncService, limits: Limits, metrics: ServerMetrics, kept: Kept
     ) -> None:
         self._service = service
-        self._model = service.model
         self._limits = limits
         self._metrics = metrics
         self._kept = kept
         self._bodies = Bodies(limits, metrics.counts)
         self._text = TextThread()
 
+    @property
+    def _model(self) -> ServedModel:
+        """The model. Raises ApiError while it is loaded."""
+        return self._service.model
+
     async def health(self, request: Request) -> Response:
-        """GET /health. Raises the error of all requests once the device is lost."""
+        """GET /health. Raises the error of all requests before the model is loaded, and once the
+        device is lost."""
         if (lost := self._service.lost) is not None:
             raise lost
         health: Json = {"status": "ok"}
-        now = await self._service.metrics()
+        now = await self._metrics_now()
         if now.graphs_wanted:
             health["graphs"] = {"recorded": now.graphs_recorded, "of": now.graphs_wanted}
         return JsonResponse(health)
 
     async def metrics(self, request: Request) -> Response:
         """GET /metrics."""
-        text = self._metrics.text(await self._service.metrics())
+        text = self._metrics.text(await self._metrics_now())
         return Response(text, media_type=self._metrics.content_type)
 
     async def slots(self, request: Request) -> Response:
         """GET /slots."""
-        return JsonResponse(slots(self._model, await self._service.metrics()))
+        return JsonResponse(slots(self._model, await self._metrics_now()))
+
+    async def _metrics_now(self) -> Metrics:
+        """Of the service, once it has a model."""
+        assert self._model
+        return await self._service.metrics()
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""

@@ -65,6 +65,17 @@ def overloaded(why: str, seconds: float = 1.0) -> ApiError:
     )
 
 
+def loading() -> ApiError:
+    """The error before there is a model to answer with."""
+    return ApiError(
+        "loading: the model is being read",
+        status=503,
+        kind="unavailable_error",
+        code="loading",
+        headers={"Retry-After": "1"},
+    )
+
+
 def api_error(error: Exception) -> ApiError:
     """Convert any error to a response; internal errors reveal nothing to clients."""
     match error:

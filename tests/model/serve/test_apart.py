@@ -179,6 +179,34 @@ def test_a_response_is_known_to_all_front_ends(server: Apart) -> None:
             assert other.get(f"/v1/responses/{first['id']}").status_code == 404
 
 
+def test_while_the_model_is_loaded() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, str(PROGRAM), "--port", str(port), "--load", "600"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
+            wait_for(lambda: is_open(port))
+            health = http.get("/health", timeout=30)
+            assert (health.status_code, health.json()["error"]["code"]) == (503, "loading")
+            assert health.headers["retry-after"] == "1"
+            for path in ("/v1/completions", "/v1/messages", "/api/generate"):
+                assert http.post(path, json=ASKED).status_code == 503
+            assert http.get("/metrics").status_code == 503
+        process.terminate()
+        assert process.wait(timeout=30) == 130
+        wait_for(lambda: not is_open(port))
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def is_open(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
+
+
 def test_errors_have_their_kind(server: Apart) -> None:
     full = server.ask(prompt=[300] * 5000)
     assert (full.status_code, full.json()["error"]["code"]) == (400, "context_length_exceeded")
