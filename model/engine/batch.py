@@ -13,6 +13,7 @@ from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.memory.buckets import (
     COARSE_CHUNKS,
     COARSE_ROWS,
+    COMMON_ROWS,
     FINE_ROWS,
     fine_chunk,
     row_bucket,
@@ -51,6 +52,15 @@ class Output(Enum):
     def is_token(self) -> bool:
         """True where the device itself supplies the next token."""
         return self in (Output.GREEDY, Output.SAMPLE, Output.LOGPROBS)
+
+
+class Grain(Enum):
+    """How far the rows of a step with several segments are rounded up. Graphs of coarse shapes are
+    recorded ahead, others while steps of these run."""
+
+    COARSE = "coarse"
+    MIDDLE = "middle"
+    FINE = "fine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,12 +215,14 @@ class ShapeBuckets:
         keys = self.keys(end)
         return StepShape(rows, keys, Output.NONE, prompt=rows, draft_only=True), end
 
-    def of_batch(self, batch: Batch, length: int, output: Output, fine: bool = False) -> StepShape:
+    def of_batch(
+        self, batch: Batch, length: int, output: Output, grain: Grain = Grain.COARSE
+    ) -> StepShape:
         """The shape of one step of a batch, after which its longest sequence has ``length`` tokens.
         Its segments fit the largest chunk.
 
-        Where there is more than one segment, rows are rounded up further, unless the shape is to be
-        ``fine``: there are many combinations.
+        Where there is more than one segment, rows are rounded up by the ``grain``: there are many
+        combinations.
         """
         segments = batch.segments
         if not segments:
@@ -221,12 +233,12 @@ class ShapeBuckets:
         if not batch.decode and len(segments) == 1:
             return self._of_one_prompt(segments[0].start, segments[0].end, length, output)
         rows = self.segment_rows(segments)
-        if fine:
-            prompt, rounded = min(fine_chunk(rows), self.chunks[-1]), self._fine
-        else:
-            prompt = min(self._chunk(next(c for c in COARSE_CHUNKS if c >= rows)), self.chunks[-1])
-            rounded = self._coarse
-        decode, outputs = rounded(len(batch.decode)), rounded(len(batch.choosing))
+        if grain is Grain.COARSE:
+            rows = next(c for c in COARSE_CHUNKS if c >= rows)
+        prompt = self._chunk(rows)
+        if grain is Grain.FINE:
+            prompt = min(prompt, fine_chunk(rows))
+        decode, outputs = (self._rounded(len(of), grain) for of in (batch.decode, batch.choosing))
         most = min(self.rows, ceil_div(prompt, self.alignment))
         rows, walk = decode + prompt, self.walked(decode + prompt, [s.end for s in segments])
         keys = self.keys(length, 2) if batch.decode or not walk.count else self.lengths[-1]
@@ -292,10 +304,13 @@ class ShapeBuckets:
     def _chunk(self, rows: int) -> int:
         return next((c for c in self.chunks if c >= rows), self.chunks[-1])
 
-    def _fine(self, rows: int) -> int:
-        """The same in a finer shape."""
-        return min(self.rows, max(FINE_ROWS, row_bucket(rows))) if rows else 0
-
-    def _coarse(self, rows: int) -> int:
+    def _rounded(self, rows: int, grain: Grain) -> int:
         """Rows that choose a token in a step with several segments."""
-        return min(self.rows, next(c for c in (*COARSE_ROWS, self.rows) if c >= rows))
+        if grain is Grain.COARSE:
+            return min(self.rows, next(c for c in (*COARSE_ROWS, self.rows) if c >= rows))
+        if not rows:
+            return 0
+        rows = max(FINE_ROWS, row_bucket(rows))
+        if grain is Grain.MIDDLE:
+            rows = next((c for c in COMMON_ROWS if c >= rows), rows)
+        return min(self.rows, rows)
