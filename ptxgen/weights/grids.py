@@ -158,7 +158,8 @@ class HasGrid(Protocol):
     """A type, perhaps with a codebook."""
 
     @property
-    def grid(self) -> Grid | None: ...
+    def grid(self) -> Grid | None:
+        """The codebook, if there is one."""
 
 
 def entries_nbytes(formats: Iterable[HasGrid]) -> int:
