@@ -75,6 +75,7 @@ def service_options(
         value_dtype=args.cache_type_v or "f16",
         sequences=args.parallel,
         memory_share=args.gpu_memory_share,
+        prefix_host_memory=args.prefix_host_memory,
         chunk=options.chunk(args),
     )
 

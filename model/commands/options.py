@@ -66,6 +66,13 @@ def add_many(group: argparse._ArgumentGroup) -> None:
         metavar="X",
         help="of the memory that is free: for weights and cache (0.9)",
     )
+    group.add_argument(
+        "--prefix-host-memory",
+        type=values.byte_size,
+        default=0,
+        metavar="SIZE",
+        help="host memory, such as 16G, for prefixes that leave the GPU's cache (0: none)",
+    )
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:

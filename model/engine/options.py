@@ -74,7 +74,8 @@ class EngineOptions:
     ``memory_share``, of the free memory, is for many users: the cache has as many pages of
     ``page_len`` tokens (64) as fit; ``sequences`` (None) are 256, fewer if recurrent layers have
     large states, some of which are kept for requests with a common prefix; the context is up to
-    32768.
+    32768. Pages of prefixes that make room for others move to ``prefix_host_memory`` bytes of
+    page-locked host memory (0: none), and back when a prompt begins with them.
 
     ``drafts``: steps verify drafts of the next tokens, so that one may take several: the answers
     are the same (`DraftSettings`). ``draft`` says whose: "ngram", those of earlier text; "mtp", of
@@ -107,6 +108,7 @@ class EngineOptions:
     page_len: int = 0
     pages: int | None = None
     chunk: int | None = None
+    prefix_host_memory: int = 0
     drafts: DraftSettings | None = None
     draft: str | os.PathLike[str] | SyntheticModel | None = None
     text: bool = False
@@ -155,6 +157,7 @@ class EngineOptions:
             page_len=self.page_len or (PAGE_LEN if self.memory_share else 0),
             pages=self.pages,
             chunk=self.chunk or chunk,
+            prefix_host_memory=self.prefix_host_memory,
             drafts=self.drafts,
         )
 

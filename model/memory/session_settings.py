@@ -27,7 +27,8 @@ class SessionSettings:
     all sequences at once.
     Prompt steps have room for ``chunk`` tokens, if the context has. A sequence of a model with
     recurrent layers keeps a state, to which it can be cut. With ``shared_states`` it can be cut
-    to 0 only: they are kept for requests with a common prefix. With ``drafts`` steps verify
+    to 0 only: they are kept for requests with a common prefix. Pages that are evicted move to
+    ``prefix_host_memory`` bytes, of all devices together. With ``drafts`` steps verify
     drafts of the next tokens, those of ``draft_model`` or of earlier text.
     """
 
@@ -41,6 +42,7 @@ class SessionSettings:
     pages: int | None = None
     chunk: int = MOST_CHUNK
     shared_states: int | None = None  # None: each sequence has its own
+    prefix_host_memory: int = 0  # bytes
     drafts: DraftSettings | None = None  # None: every step takes one token of a sequence
     draft_model: DraftModel | None = None
 
@@ -53,6 +55,11 @@ class SessionSettings:
                 raise SettingsError(f"{name} is {getattr(self, name)}: expected 1 or more")
         if self.shared_states is not None and self.shared_states < 0:
             raise SettingsError(f"shared_states is {self.shared_states}: expected 0 or more")
+        if self.prefix_host_memory < 0 or (self.prefix_host_memory and not self.page_len):
+            wanted = "0 or more bytes, beside pages"
+            raise SettingsError(
+                f"prefix_host_memory is {self.prefix_host_memory}: expected {wanted}"
+            )
         length = self.page_len
         if length and (length < MIN_PAGE_LEN or length & (length - 1)):
             raise SettingsError(
