@@ -78,8 +78,10 @@ class Grid:
         shifts = width * np.arange(self.weights, dtype=np.uint32)
         levels = (words >> shifts & np.uint32((1 << width) - 1)).reshape(len(index), -1)
         if not self.values:
-            return np.where(minus, -levels.astype(np.int8), levels).astype(np.int8)
-        values: npt.NDArray[np.int8] = np.array(self.values, np.int8)[levels + np.uint32(4) * minus]
+            signed = np.where(minus, -levels.astype(np.int8), levels)
+            return signed.astype(np.int8)
+        codes = levels + np.uint32(4) * minus
+        values: npt.NDArray[np.int8] = np.array(self.values, np.int8)[codes]
         return values
 
 
@@ -167,7 +169,7 @@ class HasGrid(Protocol):
 
     @property
     def grid(self) -> Grid | None:
-        """The codebook."""
+        """The codebook, if there is one."""
 
 
 def entries_nbytes(formats: Iterable[HasGrid]) -> int:
