@@ -78,8 +78,8 @@ class Grid:
         shifts = width * np.arange(self.weights, dtype=np.uint32)
         levels = (words >> shifts & np.uint32((1 << width) - 1)).reshape(len(index), -1)
         if not self.values:
-            signed = np.where(minus, -levels.astype(np.int8), levels)
-            return signed.astype(np.int8)
+            sizes: npt.NDArray[np.int8] = levels.astype(np.int8)
+            return np.where(minus, -sizes, sizes)
         codes = levels + np.uint32(4) * minus
         values: npt.NDArray[np.int8] = np.array(self.values, np.int8)[codes]
         return values
