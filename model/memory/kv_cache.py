@@ -29,6 +29,7 @@ from urdir.model.memory.counted_pages import CountedPages
 from urdir.model.memory.host_pages import HostPages
 from urdir.model.memory.open_groups import open_groups
 from urdir.model.memory.pages import Move, PagePool, Path
+from urdir.model.memory.prefix_copy import Bytes, read_pages, write_pages
 from urdir.model.memory.queued_writes import QueuedWrites
 from urdir.model.memory.window_group import WindowGroup
 from urdir.model.owner import Owner
@@ -88,7 +89,7 @@ class KvCache(Owner):
         host_nbytes: int = 0,
     ) -> None:
         self.shape = shape
-        self._followers = tuple(followers)
+        self.followers = tuple(followers)
         self._writes = QueuedWrites(device, stream)
         sizes = shape.sizes()  # empty for a model without attention
         self._arena = device.arena(sizes, "KV cache") if sizes else None
@@ -162,7 +163,7 @@ class KvCache(Owner):
             group.check_room(sequence, start, end)
         for group in self._groups:
             group.reserve(sequence, start, end, start if stored is None else stored)
-        for cache in self._followers:
+        for cache in self.followers:
             cache.reserve(sequence, start, end, stored=stored)
         return min([self.shape.max_len, *(group.writable(end) for group in self._groups)])
 
@@ -183,7 +184,7 @@ class KvCache(Owner):
             raise ModelError(f"sequence {sequence} holds tokens: truncate it to 0 first")
         try:
             found = self._match(sequence, tokens, end, spare, scope)
-            for cache in self._followers:
+            for cache in self.followers:
                 cache.match(sequence, tokens, end, spare, scope)
         except DriverError:  # from a copy
             self.truncate(sequence, 0)
@@ -246,8 +247,70 @@ class KvCache(Owner):
             if last is not None:
                 for window in self._windows:
                     window.publish(sequence, len(tokens), last, pages)
-        for cache in self._followers:
+        for cache in self.followers:
             cache.publish(sequence, tokens, scope)
+
+    def read_prefix(self, tokens: Sequence[int], scope: bytes) -> tuple[int, list[Bytes]]:
+        """How many of ``tokens`` are cached in ``scope``, and the bytes of their pages: of the
+        layers that keep all tokens, and of each window those that the next token attends to.
+        Raises ContextFullError without room for those that are in host memory, and DriverError."""
+        if self._leading is None:
+            return (0 if self._groups else len(tokens)), []
+        pool = self._leading.pool
+        path = pool.find(tokens, scope)
+        self._restore(pool, path)
+        length = path.tokens(self.share_len)
+        arrays = read_pages(self._leading, [node.page for node in path.all_nodes])
+        for window in self._windows:
+            nodes = path.all_nodes[window.pool.first_block(length) :]
+            arrays += read_pages(window, window.pool.of(nodes))
+        return length, arrays
+
+    def prefix_shapes(self, length: int) -> list[tuple[int, int]]:
+        """The shapes of the arrays that `read_prefix` has for so many tokens."""
+        shapes = []
+        for group in [] if self._leading is None else [self._leading, *self._windows]:
+            first = group.pool.first_block(length) if isinstance(group, WindowGroup) else 0
+            pages = -(-length // self.share_len) - first
+            shapes += [(pages, nbytes) for _, _, nbytes in group.planes()]
+        return shapes
+
+    def write_prefix(self, tokens: Sequence[int], arrays: Sequence[Bytes], scope: bytes) -> None:
+        """Cache what `read_prefix` read for others of ``scope``. Raises ContextFullError, without
+        effect, and DriverError."""
+        if self._leading is None:
+            return
+        left, taken = list(arrays), list[tuple[PagedGroup, list[int], int]]()
+        groups: list[PagedGroup] = [self._leading, *self._windows]
+        shapes = self.prefix_shapes(len(tokens))
+        try:
+            for group in groups:
+                planes = len(list(group.planes()))
+                pages = group.pool.take(shapes[0][0] if planes else self._blocks(tokens))
+                taken.append((group, pages, self._blocks(tokens) - len(pages)))
+                write_pages(group, pages, left[:planes])
+                del left[:planes], shapes[:planes]
+            (_, pages, _), *windows = taken
+            last = self._leading.pool.publish(tokens, pages, scope)
+            for (_, held, first), window in zip(windows, self._windows, strict=True):
+                if last is not None:
+                    window.keep(last, first, held, pages, len(tokens))
+        finally:
+            for group, held, _ in taken:
+                group.pool.release(held)
+
+    def erase_prefix(self, tokens: Sequence[int], scope: bytes) -> int:
+        """Evict the end of a cached prefix, as far as no sequence and no longer prefix has it.
+        Returns how many of ``tokens`` were cached."""
+        if self._leading is None:
+            return 0
+        path = self._leading.pool.find(tokens, scope)
+        self._leading.pool.erase(path)
+        return path.tokens(self.share_len)
+
+    def _blocks(self, tokens: Sequence[int]) -> int:
+        """Pages of so many tokens."""
+        return -(-len(tokens) // self.share_len)
 
     def kept(self, sequence: int, length: int) -> int:
         """The length to which `truncate` can cut the first ``length`` tokens: all, or 0 if a layer
@@ -265,7 +328,7 @@ class KvCache(Owner):
             )
         for group in self._groups:
             group.truncate(sequence, length)
-        for cache in self._followers:
+        for cache in self.followers:
             cache.truncate(sequence, length)
 
     def fork(self, source: int, target: int, length: int) -> None:
@@ -274,7 +337,7 @@ class KvCache(Owner):
         self._check_sequence(target)
         for group in self._groups:
             group.fork(source, target, length)
-        for cache in self._followers:
+        for cache in self.followers:
             cache.fork(source, target, length)
 
     def pages(self, sequence: int, layer: int = 0) -> tuple[int, ...]:

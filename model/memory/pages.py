@@ -218,6 +218,13 @@ class PagePool(CountedPages):
             self.host.free(slot)
         self._forget(claimed[0][0])
 
+    def erase(self, path: Path) -> None:
+        """Remove the last nodes of a path that have no reference and no other node after them."""
+        for node in reversed(path.all_nodes):
+            if node.children or (node.is_on_device and self._users[node.page]):
+                return
+            self._forget(node)
+
     def publish(
         self, tokens: Sequence[int], pages: Sequence[int], scope: bytes = b""
     ) -> Node | None:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from urdir.driver.errors import DriverError
 from urdir.model.memory.kv_cache import KvCache
 from urdir.model.memory.pages import common_length
+from urdir.model.memory.prefix_copy import Bytes, PrefixBytes
 from urdir.model.memory.prefix_states import PrefixStates
 from urdir.model.memory.recurrent_state import RecurrentState
 from urdir.model.memory.shared_states import SharedStates
@@ -44,6 +45,7 @@ class SequenceStorage:
         # last possible state.
         self._left: list[tuple[bytes, tuple[int, ...]]] = [_NOTHING] * places
         self._reached = [0] * places
+        self._ended: list[tuple[bytes, tuple[int, ...]]] = [_NOTHING] * places
 
     @property
     def most_tokens(self) -> int:
@@ -118,10 +120,52 @@ class SequenceStorage:
         self.publish(sequence, tokens, scope)
         if self._shared is not None:
             self._shared.end(sequence)
+        self._ended[sequence] = (scope, tuple(tokens))
         if self._cache.pools or not tokens:
             self.truncate(sequence, 0, reached)
         else:
             self._left[sequence], self._reached[sequence] = (scope, tuple(tokens)), reached
+
+    # ---- saved prefixes ----
+
+    def ended(self, sequence: int) -> tuple[bytes, tuple[int, ...]]:
+        """What a sequence held when it last ended, with its scope."""
+        return self._ended[sequence]
+
+    def read_prefix(self, tokens: Sequence[int], scope: bytes) -> PrefixBytes:
+        """What is cached of ``tokens`` in ``scope``; none may be. Raises ContextFullError,
+        DriverError."""
+        state: list[Bytes] = []
+        if self._shared is not None:
+            found, place = self._find_state(self._shared, tokens, scope)
+            tokens = tokens[:found]
+            state = self._states.read(place) if found else []
+        found, arrays = self._cache.read_prefix(tokens, scope)
+        return PrefixBytes(tuple(tokens[:found]), [*arrays, *state])
+
+    def prefix_shapes(self, length: int) -> list[tuple[int, ...]]:
+        """The shapes of the arrays of a prefix of so many tokens."""
+        shapes: list[tuple[int, ...]] = [*self._cache.prefix_shapes(length)]
+        if self._shared is not None and length:
+            arrays = self._states.shape.layers.values()
+            shapes += [(nbytes,) for layer in arrays for nbytes in layer.values()]
+        return shapes
+
+    def write_prefix(self, sequence: int, prefix: PrefixBytes, scope: bytes) -> None:
+        """Cache a prefix for others of ``scope``, as what ``sequence`` held when it last ended.
+        Raises ContextFullError, and DriverError."""
+        pages = len(self._cache.prefix_shapes(len(prefix.tokens)))
+        self._cache.write_prefix(prefix.tokens, prefix.arrays[:pages], scope)
+        if self._shared is not None and (place := self._shared.known.take()) is not None:
+            self._states.write(place, prefix.arrays[pages:])
+            self._shared.known.know(prefix.tokens, place, scope)
+        self._ended[sequence] = scope, prefix.tokens
+
+    def erase(self, sequence: int) -> int:
+        """Evict what a sequence held when it last ended; how many tokens that were."""
+        scope, tokens = self._ended[sequence]
+        self._ended[sequence] = _NOTHING
+        return self._cache.erase_prefix(tokens, scope)
 
     # ---- active sequences ----
 
@@ -157,10 +201,7 @@ class SequenceStorage:
         scope: bytes,
     ) -> int:
         """`match` for an empty slot, limited to prefixes that have both pages and a state."""
-        held = self._cache.known(tokens, scope)
-        found, place = shared.known.find(
-            *(tokens, held, scope), lambda length: self._cache.finds(tokens[:length], scope)
-        )
+        found, place = self._find_state(shared, tokens, scope)
         self._cache.match(sequence, tokens[:found], end, spare, scope)
         if found:
             try:
@@ -169,3 +210,12 @@ class SequenceStorage:
                 self._cache.truncate(sequence, 0)
                 raise
         return found
+
+    def _find_state(
+        self, shared: SharedStates, tokens: Sequence[int], scope: bytes
+    ) -> tuple[int, int]:
+        """The longest prefix with both pages and a state: its length, and the state's slot."""
+        held = self._cache.known(tokens, scope)
+        return shared.known.find(
+            *(tokens, held, scope), lambda length: self._cache.finds(tokens[:length], scope)
+        )

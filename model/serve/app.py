@@ -36,7 +36,7 @@ _REFUSED = {
     "/lora-adapters": "has no LoRA adapters",
     "/props": "has no settings to change; /v1/models has the context",
     "/rerank": "has no reranking",
-    "/slots": "has no slots; /metrics counts running and queued requests",
+    "/slots": "lists no slots: POST /slots/N?action=save|restore|erase; /metrics counts requests",
     "/v1/audio": "has no audio",
     "/v1/batches": "has no batches; send requests concurrently",
     "/v1/embeddings": "has no embeddings",
@@ -64,6 +64,7 @@ def make_app(
         Route("/v1/models/{name:path}", endpoints.model),
         Route("/v1/completions", endpoints.completions, methods=["POST"]),
         Route("/v1/chat/completions", endpoints.chat, methods=["POST"]),
+        Route("/slots/{slot:int}", endpoints.slot, methods=["POST"]),
         Route("/tokenize", endpoints.text_job(tokenize), methods=["POST"]),
         Route("/detokenize", endpoints.text_job(detokenize), methods=["POST"]),
     ]

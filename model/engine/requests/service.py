@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from queue import Empty, SimpleQueue
@@ -19,8 +20,10 @@ from urdir.model.engine.requests.answer_text import AnswerText
 from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.metrics import Metrics
 from urdir.model.engine.requests.request import Item, Request
+from urdir.model.engine.requests.slots import SlotAction, SlotDone
 from urdir.model.engine.requests.warm_up import WarmUp
 from urdir.model.engine.step_clock import StepClock
+from urdir.model.errors import ModelError
 from urdir.model.owner import Owner
 from urdir.model.progress import Progress
 
@@ -110,6 +113,26 @@ class Service(Owner):
     def stop(self, answer: Answer) -> None:
         """End a request because its text has a stop string; its ending is delivered."""
         self._inbox.put(lambda: self._loop.stop(answer))
+
+    def act_on_slot(self, action: SlotAction) -> SlotDone:
+        """Save, restore or erase the prefix of a slot between two steps, and wait for that. Raises
+        what `slots.act_on_slot` does, and ModelError once the service is closed."""
+        done: Future[SlotDone] = Future()
+
+        def work() -> None:
+            try:
+                done.set_result(self._loop.act_on_slot(action))
+            except Exception as error:
+                done.set_exception(error)
+
+        if self._is_closing:
+            raise ModelError("the service is closed")
+        self._inbox.put(work)
+        while True:
+            with suppress(TimeoutError):
+                return done.result(timeout=1.0)
+            if not self._thread.is_alive():
+                raise ModelError("the service is closed")
 
     @property
     def lost(self) -> Exception | None:

@@ -18,6 +18,7 @@ from urdir.model import errors
 from urdir.model.engine.requests.device_lost import DeviceLostError
 from urdir.model.engine.requests.metrics import Metrics
 from urdir.model.engine.requests.request import Ending, Item, Piece, Request, TokenChoice
+from urdir.model.engine.requests.slots import SlotAction, SlotDone
 from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.text.constraints import Constraint
 from urdir.ptxgen.errors import PtxgenError, SettingError
@@ -74,6 +75,7 @@ _KINDS: dict[str, type[Exception]] = {
     for kind in (
         *(errors.ModelError, errors.BusyError, errors.ContextFullError, errors.ConstraintError),
         *(errors.SettingsError, errors.UnsupportedError, errors.TokenizerError),
+        errors.PrefixFileError,
         *(errors.TemplateError, errors.NoTemplateError, errors.HubNameError),
         *(DriverError, DeviceLostError),
     )
@@ -148,7 +150,14 @@ class Query(msgspec.Struct, tag=True, array_like=True):
     number: int
 
 
-Call = Ready | Ask | Stop | Cancel | Check | Query
+class Slot(msgspec.Struct, tag=True, array_like=True):
+    """The answer has what was done, or a failure."""
+
+    number: int
+    action: SlotAction
+
+
+Call = Ready | Ask | Stop | Cancel | Check | Query | Slot
 
 # ---- from the engine ----
 
@@ -163,6 +172,7 @@ class Told(msgspec.Struct, array_like=True, omit_defaults=True):
     ending: Ending | None = None
     failure: Failure | None = None
     metrics: Metrics | None = None
+    done: SlotDone | None = None
 
     @classmethod
     def of(cls, number: int, item: Item) -> Told:
