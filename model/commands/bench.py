@@ -16,7 +16,7 @@ from urdir.model.commands.bench_printers import Printer, print_report, printer
 from urdir.model.commands.opening import engine_options, open_device, open_engine
 from urdir.model.commands.report import installed_version
 from urdir.model.engine.options import MODEL_DRAFTS, NGRAM
-from urdir.model.memory.draft_settings import DraftSettings
+from urdir.model.memory.draft_settings import FIRST_TOKENS, DraftSettings
 from urdir.model.progress import Progress
 from urdir.ptxgen.kernels.speculation.limits import MOST_DRAFTS
 
@@ -127,9 +127,9 @@ def add_parser(commands: options.Subparsers) -> None:
     parser.add_argument(
         "--draft-vocab",
         type=values.whole_number(0),
-        default=0,
         metavar="N",
-        help="the model's own heads draft its first N tokens alone (0: all)",
+        help="the model's own heads draft its first N tokens alone (0: all; by default "
+        f"{FIRST_TOKENS} of twice as many)",
     )
     parser.add_argument(
         "--accept",
@@ -199,7 +199,8 @@ def _run_section(
     """Print the rows that are ``measured`` of a session with these options."""
     wanted = replace(
         engine_options(args, _source(args), context),
-        kv_dtype=options.kv_dtype(args),
+        kv_dtype=args.cache_type_k or "f16",
+        value_dtype=args.cache_type_v or "f16",
         chunk=options.chunk(args),
         **session,
     )
@@ -357,7 +358,8 @@ def _draft_source(args: argparse.Namespace) -> str | SyntheticModel | None:
 def _open_engine(args: argparse.Namespace, part: BenchCase) -> Engine:
     wanted = replace(
         engine_options(args, _source(args), part.context),
-        kv_dtype=options.kv_dtype(args),
+        kv_dtype=args.cache_type_k or "f16",
+        value_dtype=args.cache_type_v or "f16",
         sequences=part.most_sequences,
         chunk=options.chunk(args),
         drafts=part.drafts,

@@ -12,10 +12,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Self
 
+from urdir.model.errors import SettingsError
 from urdir.model.families.attention import Attention
 from urdir.model.families.config import Config
 from urdir.model.memory.device_state import mailbox_slots
 from urdir.model.memory.session_settings import SessionSettings
+from urdir.ptxgen.kernels.attention.kv_formats import FORMATS
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 
 if TYPE_CHECKING:
@@ -223,19 +225,33 @@ def _layer(
 ) -> CachedLayer:
     """The cache of a layer: with a window only if that is shorter than the longest sequence."""
     capacity = 1 << (span - 1 + rows - 1).bit_length() if span else max_len
-    page_len, dtype = settings.page_len, settings.kv_dtype
+    keys = settings.kv_dtype
+    values = settings.value_dtype or keys
+    page_len = settings.page_len
     is_short = capacity < max_len
     start = mixer.key_dim - mixer.value_dim
     ends_with_value = mixer.latent is not None and mixer.latent.absorb is not None
+    if ends_with_value and values != keys:
+        raise SettingsError(
+            f"value_dtype {values} of {keys} keys: values of latent attention are part of "
+            f"its keys, choose one type for both"
+        )
+    for name, dtype, dim in (("keys", keys, mixer.key_dim), ("values", values, mixer.value_dim)):
+        if dim % (unit := FORMATS[dtype].unit):
+            raise SettingsError(
+                f"{name} of {dim} dimensions cannot be {dtype}, whose groups have {unit} values: "
+                f"choose f16, bf16, f32 or fp8"
+            )
     layout = KvLayout(
         settings.sequences,
         mixer.kv_heads,
         max_len,
         mixer.key_dim,
-        dtype=dtype,
+        dtype=keys,
         value_dim=0 if mixer.value_dim == mixer.key_dim else mixer.value_dim,
         capacity=capacity if is_short and not page_len else 0,
-        values_in_keys=ends_with_value and not (dtype == "q8_0" and start % 64),
+        values_in_keys=ends_with_value and start % FORMATS[keys].value_unit == 0,
+        value_dtype=None if values == keys else values,
     )
     layout = in_pages(layout, page_len, settings.pages)
     if not (is_short and page_len):

@@ -115,23 +115,18 @@ class PrefixFiles:
                 raise PrefixFileError(f"{name!r} is of another {field}: {found!r}, not {wanted!r}")
         count = header.get("tokens")
         if type(count) is not int or not 0 <= count <= most_tokens:
-            raise PrefixFileError(
-                f"{name!r} has {str(count)[:80]} tokens: up to {most_tokens:,} fit"
-            )
+            found = str(count)[:80]
+            raise PrefixFileError(f"{name!r} has {found} tokens: up to {most_tokens:,} fit")
         sizes = [4 * count, *(int(np.prod(shape)) for shape in shapes(count))]
         if nbytes != source.tell() + sum(sizes):
-            raise PrefixFileError(
-                f"{name!r} has {nbytes:,} bytes: it is cut off, or has something else"
-            )
+            raise PrefixFileError(f"{name!r} is cut off, or has something else, too")
         digest, parts = blake2b(digest_size=32), []
         for size in sizes:
             part = np.fromfile(source, np.uint8, size)
             digest.update(part.data)
             parts.append(part)
         if digest.hexdigest() != header.get("content"):
-            raise PrefixFileError(
-                f"{name!r} was changed since it was written: its digest is another"
-            )
+            raise PrefixFileError(f"{name!r} was changed since it was written")
         tokens = tuple(int(token) for token in parts[0].view("<u4"))
         pairs = zip(parts[1:], shapes(count), strict=True)
         return PrefixBytes(tokens, [part.reshape(shape) for part, shape in pairs]), nbytes
@@ -145,8 +140,8 @@ class PrefixFiles:
 
     @contextmanager
     def _at(self, name: str) -> Iterator[tuple[int, str]]:
-        """The folder, open, and the name of a file in it. Raises PrefixFileError for a name that may be
-        elsewhere, and what the system says."""
+        """The folder, open, and the name of a file in it. Raises PrefixFileError for a name that
+        may be elsewhere, and what the system says."""
         if not _NAME.fullmatch(name):
             raise PrefixFileError(
                 f"filename {name[:80]!r}: expected letters, digits, '.', '_' and '-', no folder"

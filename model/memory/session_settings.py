@@ -22,8 +22,9 @@ class SessionSettings:
     """Room for ``sequences`` of up to ``context`` tokens each; SettingsError names the field and
     the value that is out of range.
 
-    Caches store ``kv_dtype``; ``exact`` keeps activations in f32. With a ``page_len``
-    caches are made of ``pages`` of as many tokens, by default enough for all sequences at once.
+    Caches store keys as ``kv_dtype`` and values as ``value_dtype``; ``exact`` keeps activations in
+    f32. With a ``page_len`` caches are made of ``pages`` of as many tokens, by default enough for
+    all sequences at once.
     Prompt steps have room for ``chunk`` tokens, if the context has. A sequence of a model with
     recurrent layers keeps a state, to which it can be cut. With ``shared_states`` it can be cut
     to 0 only: they are kept for requests with a common prefix. Pages that are evicted move to
@@ -34,6 +35,7 @@ class SessionSettings:
     context: int
     kv_dtype: KvDtype = "f16"
     _: KW_ONLY
+    value_dtype: KvDtype | None = None  # None: as keys
     exact: bool = False
     sequences: int = 1
     page_len: int = 0  # 0: contiguous; else a power of two
@@ -45,8 +47,9 @@ class SessionSettings:
     draft_model: DraftModel | None = None
 
     def __post_init__(self) -> None:
-        if self.kv_dtype not in KV_DTYPES:
-            raise SettingsError(f"kv_dtype is {self.kv_dtype!r}: expected {', '.join(KV_DTYPES)}")
+        for name in ("kv_dtype", "value_dtype"):
+            if (dtype := getattr(self, name)) not in (*KV_DTYPES, None):
+                raise SettingsError(f"{name} is {dtype!r}: expected {', '.join(KV_DTYPES)}")
         for name in ("context", "sequences", "chunk"):
             if getattr(self, name) < 1:
                 raise SettingsError(f"{name} is {getattr(self, name)}: expected 1 or more")

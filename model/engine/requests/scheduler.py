@@ -113,7 +113,7 @@ class Scheduler:
         task = self._admission.add(request)
         task.waits |= self._waits
         if self.drafting is not None and request.drafts and not self._waits:
-            task.acceptance = self.drafting.begin()
+            task.acceptance = self.drafting.begin(request.prompt)
         return task.number
 
     def cancel(self, request: int, finish: Finish = Finish.INTERRUPTED) -> Ending | None:
@@ -238,7 +238,7 @@ class Scheduler:
         task.accepted += accepted
         self.counts.count_drafts(chosen.drafts, accepted)
         if self.drafting is not None and task.acceptance is not None:
-            self.drafting.learn(task.acceptance, wanted, accepted)
+            self.drafting.learn(task.acceptance, wanted, chosen.tokens)
 
     def _decode_rows(self) -> list[Task]:
         """The answers that go on, each with room for its next token."""

@@ -20,6 +20,7 @@ from urdir.model.engine.requests.metrics import Metrics
 from urdir.model.engine.requests.request import Ending, Item, Piece, Request, TokenChoice
 from urdir.model.engine.requests.slots import SlotAction, SlotDone
 from urdir.model.engine.sampling_settings import SamplingSettings
+from urdir.model.serve.kept import Action
 from urdir.model.text.constraints import Constraint
 from urdir.ptxgen.errors import PtxgenError, SettingError
 
@@ -157,7 +158,16 @@ class Slot(msgspec.Struct, tag=True, array_like=True):
     action: SlotAction
 
 
-Call = Ready | Ask | Stop | Cancel | Check | Query | Slot
+class Keep(msgspec.Struct, tag=True, array_like=True):
+    """An action on what front ends keep together; the answer has what `Store.do` returns."""
+
+    number: int
+    action: Action
+    name: bytes
+    value: bytes = b""
+
+
+Call = Ready | Ask | Stop | Cancel | Check | Query | Keep | Slot
 
 # ---- from the engine ----
 
@@ -173,6 +183,7 @@ class Told(msgspec.Struct, array_like=True, omit_defaults=True):
     failure: Failure | None = None
     metrics: Metrics | None = None
     done: SlotDone | None = None
+    kept: bytes | None = None
 
     @classmethod
     def of(cls, number: int, item: Item) -> Told:

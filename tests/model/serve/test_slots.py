@@ -57,8 +57,7 @@ def test_a_caller_acts_on_what_is_his(start: Any) -> None:
         ("0?action=save", {}, "filename", 400),
         ("0?action=save", {"filename": 7}, "filename", 400),
         ("9?action=erase", {}, "slot 9: there are 2", 400),
-        ("x?action=erase", {}, "lists no slots", 404),
-        ("", {}, "lists no slots", 404),
+        ("x?action=erase", {}, "/slots/x", 404),
     ],
 )
 def test_bad_actions_are_refused(

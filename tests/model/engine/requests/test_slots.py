@@ -41,7 +41,7 @@ def opened(file: Path, device_name: str, tmp_path: Path) -> Iterator[Callable[..
     engines: list[Engine] = []
 
     def make(**fields: Any) -> Engine:
-        wanted: dict[str, Any] = {"context": 96, "page_len": 16, "memory_share": 0.01}
+        wanted: dict[str, Any] = {"context": 96, "page_len": 16, "memory_share": 0.5}
         wanted |= {"sequences": 2, "exact": True, "kv_dtype": "f32", "chunk": 16}
         wanted |= {"prefix_dir": tmp_path / "saved", "prefix_host_memory": 1 << 20}
         engines.append(Engine.open(file, device=device_name, **(wanted | fields)))
