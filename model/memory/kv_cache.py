@@ -223,7 +223,7 @@ class KvCache(Owner):
         if not claimed:
             return
         restored = [
-            set(window.pool.restore(nodes))
+            set(window.pool.restore(nodes, [node for node, _ in claimed]))
             for window, nodes in zip(self._windows, needed, strict=True)
         ]
         moves = []

@@ -294,7 +294,7 @@ class PagePool(CountedPages):
         return node
 
     def _adopt(self, node: Node, page: int) -> None:
-        """A page that was computed anew is that of a node in a slot of the host."""
+        """A node in a slot of the host has a page again: it was computed once more."""
         if (known := self._nodes[page]) is not None:  # by the first of its tokens
             self._forget(known)
         assert self.host is not None

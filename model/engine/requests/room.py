@@ -41,7 +41,7 @@ class Room:
 
     def takes(self, task: Task, end: int, planned: Container[int]) -> bool:
         """Reserve room for the rows of a prompt up to ``end``, in layers that have none for all of
-        it; False where there is none now. Younger requests with no rows in the step, whose requests
+        it; False if there is too little at present. Younger requests with no rows in the step, whose requests
         are ``planned``, are preempted for it."""
         while True:
             with suppress(ContextFullError):

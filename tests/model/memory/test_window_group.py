@@ -113,7 +113,7 @@ class Windows(RuleBasedStateMachine):
         shape: Any = SimpleNamespace(sequences=SEQUENCES, max_len=MOST, share_len=PAGE)
         vars(self.cache).update(
             shape=shape,
-            _followers=(),
+            followers=(),
             _groups=[window, leading],
             _leading=leading,
             _windows=[window],
@@ -284,6 +284,7 @@ class WindowsWithHost(Windows):
     @invariant()
     def slots_are_filled_or_unused(self) -> None:
         host: Any = self.cache.host
+        assert self.window.group.pool._hosted <= host._slots.keys()
         assert sorted([*host._unused, *host._slots.values()]) == [*range(self.slots)]
 
 
