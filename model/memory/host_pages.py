@@ -7,6 +7,7 @@ those that read it.
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.driver.stream import Stream
     from urdir.model.memory.cache_groups import Group
+
+
+#: Pages that are copied to measure the rate.
+_MEASURED = 32
 
 
 class HostSlots:
@@ -67,6 +72,7 @@ class HostPages(HostSlots, Owner):
     def __init__(
         self, device: Device, stream: Stream, groups: Sequence[Group], nbytes: int
     ) -> None:
+        self._groups = tuple(groups)
         self._planes = [list(group.planes()) for group in groups]
         self._offsets = [0]
         for planes in self._planes:
@@ -83,6 +89,25 @@ class HostPages(HostSlots, Owner):
         self._pinned = device.pinned(self.count * slot_nbytes, "prefixes")
         self._copies = device.create_stream("prefixes")
         self._event = device.create_event("prefixes")
+        # an emulated device copies and computes at other rates than a GPU
+        self._seconds = 0.0 if device.is_emulated else self._measure()
+
+    def pays(self, seconds: float) -> bool:
+        """Whether a token comes back sooner than it is computed in so many seconds (0: it is not
+        known how many)."""
+        return not seconds or self._seconds < seconds
+
+    def _measure(self) -> float:
+        """Seconds in which a token comes back: slots are copied to pages, which are empty."""
+        leading = self._groups[0].layout
+        count = min(_MEASURED, self.count, *(group.layout.pages for group in self._groups))
+        pages = (tuple([number] * len(self._groups)) for number in range(count))
+        nothing = Node(None, (), -1)
+        moves = [Move(nothing, slot, of) for slot, of in enumerate(pages)]
+        begun = time.perf_counter()
+        self._copy(moves, to_device=True)
+        self._copies.synchronize()
+        return (time.perf_counter() - begun) / (count * leading.page_len)
 
     def receive(self, moves: Sequence[Move]) -> None:
         """Queue copies of pages to slots, before what is written to the pages from now on. Raises

@@ -25,11 +25,10 @@ from urdir.driver.errors import DriverError
 from urdir.model.errors import ContextFullError, ModelError
 from urdir.model.memory.cache_groups import Group, LeadingGroup, PagedGroup
 from urdir.model.memory.cache_shape import CacheShape
+from urdir.model.memory.cached_prefixes import CachedPrefixes
 from urdir.model.memory.counted_pages import CountedPages
 from urdir.model.memory.host_pages import HostPages
 from urdir.model.memory.open_groups import open_groups
-from urdir.model.memory.pages import Move, PagePool, Path
-from urdir.model.memory.prefix_copy import Bytes, read_pages, write_pages
 from urdir.model.memory.queued_writes import QueuedWrites
 from urdir.model.memory.window_group import WindowGroup
 from urdir.model.owner import Owner
@@ -96,14 +95,15 @@ class KvCache(Owner):
         self._groups: Sequence[Group] = ()
         if self._arena is not None:
             self._groups = open_groups(self._arena, stream, shape, self._writes)
+        #: What sequences share; None: nothing.
+        self.prefixes: CachedPrefixes | None = None
         leading = [group for group in self._groups if isinstance(group, LeadingGroup)]
-        self._leading = leading[0] if leading and shape.share_len else None
-        self._windows = [group for group in self._groups if isinstance(group, WindowGroup)]
-        self.host: HostPages | None = None
-        if host_nbytes and self._leading is not None:
-            groups = [self._leading, *self._windows]
-            self.host = HostPages(device, stream, groups, host_nbytes)
-            self._leading.pool.host = self.host
+        if leading and shape.share_len:
+            windows = [group for group in self._groups if isinstance(group, WindowGroup)]
+            host = None
+            if host_nbytes:
+                host = HostPages(device, stream, [*leading, *windows], host_nbytes)
+            self.prefixes = CachedPrefixes(leading[0], windows, host)
 
     def layout(self, layer: int) -> KvLayout:
         """The layout of the keys and values that a layer uses."""
@@ -138,13 +138,13 @@ class KvCache(Owner):
         pages."""
         if not self._groups:
             return len(tokens)
-        return 0 if self._leading is None else self._leading.pool.known(tokens, scope)
+        return 0 if self.prefixes is None else self.prefixes.known(tokens, scope)
 
     def finds(self, tokens: Sequence[int], scope: bytes = b"") -> bool:
         """Whether `match` would find all of ``tokens``, which fill whole pages."""
-        if self._leading is None:
+        if self.prefixes is None:
             return not self._groups
-        return self._leading.pool.find(tokens, scope).tokens(self.share_len) == len(tokens)
+        return self.prefixes.finds(tokens, scope)
 
     @property
     def pools(self) -> tuple[CountedPages, ...]:
@@ -195,122 +195,22 @@ class KvCache(Owner):
         self, sequence: int, tokens: Sequence[int], end: int, spare: int, scope: bytes
     ) -> int:
         """`match` in this cache, without followers."""
-        if self._leading is not None:
-            path = self._leading.pool.find(tokens, scope)
-            self._restore(self._leading.pool, path)
-            for window in self._windows:
-                window.check_begin(path, end)
-            found = self._leading.begin(sequence, path, end, spare)
-            for window in self._windows:
-                window.begin(sequence, path, end)
-            return found
+        if self.prefixes is not None:
+            return self.prefixes.match(sequence, tokens, end, spare, scope)
         for group in self._groups:
             group.check_room(sequence, 0, end, spare)
         for group in self._groups:
             group.reserve(sequence, 0, end, 0)
         return 0
 
-    def _restore(self, pool: PagePool, path: Path) -> None:
-        """Bring the pages of a path that are in host memory back to the device."""
-        if self.host is None:
-            return
-        length = path.tokens(self.share_len)
-        needed = [path.all_nodes[of.pool.first_block(length) :] for of in self._windows]
-        pool.check_restore(path)
-        for window, nodes in zip(self._windows, needed, strict=True):
-            window.pool.check_restore(nodes)
-        claimed = pool.restore(path)
-        if not claimed:
-            return
-        restored = [
-            set(window.pool.restore(nodes, [node for node, _ in claimed]))
-            for window, nodes in zip(self._windows, needed, strict=True)
-        ]
-        moves = []
-        for node, slot in claimed:
-            windows = zip(self._windows, restored, strict=True)
-            pages = [of.pool.page(node) if node in nodes else None for of, nodes in windows]
-            moves.append(Move(node, slot, (node.page, *pages)))
-        try:
-            self.host.give(moves)
-        except DriverError:
-            pool.give_up(claimed)
-            raise
-
     def publish(self, sequence: int, tokens: Sequence[int], scope: bytes = b"") -> None:
         """Share ``tokens``, which a sequence holds from its first position, with others of
         ``scope``."""
         self._check_sequence(sequence)
-        if self._leading is not None:
-            pages = self._leading.pages(sequence)
-            last = self._leading.pool.publish(tokens, pages, scope)
-            if last is not None:
-                for window in self._windows:
-                    window.publish(sequence, len(tokens), last, pages)
+        if self.prefixes is not None:
+            self.prefixes.publish(sequence, tokens, scope)
         for cache in self.followers:
             cache.publish(sequence, tokens, scope)
-
-    def read_prefix(self, tokens: Sequence[int], scope: bytes) -> tuple[int, list[Bytes]]:
-        """How many of ``tokens`` are cached in ``scope``, and the bytes of their pages: of the
-        layers that keep all tokens, and of each window those that the next token attends to.
-        Raises ContextFullError without room for those that are in host memory, and DriverError."""
-        if self._leading is None:
-            return (0 if self._groups else len(tokens)), []
-        pool = self._leading.pool
-        path = pool.find(tokens, scope)
-        self._restore(pool, path)
-        length = path.tokens(self.share_len)
-        arrays = read_pages(self._leading, [node.page for node in path.all_nodes])
-        for window in self._windows:
-            nodes = path.all_nodes[window.pool.first_block(length) :]
-            arrays += read_pages(window, window.pool.of(nodes))
-        return length, arrays
-
-    def prefix_shapes(self, length: int) -> list[tuple[int, int]]:
-        """The shapes of the arrays that `read_prefix` has for so many tokens."""
-        shapes = []
-        for group in [] if self._leading is None else [self._leading, *self._windows]:
-            first = group.pool.first_block(length) if isinstance(group, WindowGroup) else 0
-            pages = -(-length // self.share_len) - first
-            shapes += [(pages, nbytes) for _, _, nbytes in group.planes()]
-        return shapes
-
-    def write_prefix(self, tokens: Sequence[int], arrays: Sequence[Bytes], scope: bytes) -> None:
-        """Cache what `read_prefix` read for others of ``scope``. Raises ContextFullError, without
-        effect, and DriverError."""
-        if self._leading is None:
-            return
-        left, taken = list(arrays), list[tuple[PagedGroup, list[int], int]]()
-        groups: list[PagedGroup] = [self._leading, *self._windows]
-        shapes = self.prefix_shapes(len(tokens))
-        try:
-            for group in groups:
-                planes = len(list(group.planes()))
-                pages = group.pool.take(shapes[0][0] if planes else self._blocks(tokens))
-                taken.append((group, pages, self._blocks(tokens) - len(pages)))
-                write_pages(group, pages, left[:planes])
-                del left[:planes], shapes[:planes]
-            (_, pages, _), *windows = taken
-            last = self._leading.pool.publish(tokens, pages, scope)
-            for (_, held, first), window in zip(windows, self._windows, strict=True):
-                if last is not None:
-                    window.keep(last, first, held, pages, len(tokens))
-        finally:
-            for group, held, _ in taken:
-                group.pool.release(held)
-
-    def erase_prefix(self, tokens: Sequence[int], scope: bytes) -> int:
-        """Evict the end of a cached prefix, as far as no sequence and no longer prefix has it.
-        Returns how many of ``tokens`` were cached."""
-        if self._leading is None:
-            return 0
-        path = self._leading.pool.find(tokens, scope)
-        self._leading.pool.erase(path)
-        return path.tokens(self.share_len)
-
-    def _blocks(self, tokens: Sequence[int]) -> int:
-        """Pages of so many tokens."""
-        return -(-len(tokens) // self.share_len)
 
     def kept(self, sequence: int, length: int) -> int:
         """The length to which `truncate` can cut the first ``length`` tokens: all, or 0 if a layer
@@ -352,7 +252,8 @@ class KvCache(Owner):
 
     def close(self) -> None:
         """Free the cache. Idempotent."""
-        parts = [self.host, self._writes, self._arena]
+        host = None if self.prefixes is None else self.prefixes.host
+        parts = [host, self._writes, self._arena]
         close_all([part for part in parts if part is not None])
 
     def _check_sequence(self, sequence: int) -> None:

@@ -146,11 +146,15 @@ class PagePool(CountedPages):
         """How many of ``tokens`` are in cached whole pages of ``scope``."""
         return len(self._find(tuple(tokens), scope)[0]) * self.page_len
 
-    def find(self, tokens: Sequence[int], scope: bytes = b"") -> Path:
-        """The longest usable prefix of ``tokens`` in ``scope``."""
+    def find(self, tokens: Sequence[int], scope: bytes = b"", *, has_slots: bool = True) -> Path:
+        """The longest usable prefix of ``tokens`` in ``scope``; without ``has_slots`` of pages on
+        the device alone."""
         size = self.page_len
         nodes, part, common = self._find(tuple(tokens), scope)
         followed = len(nodes) * size + common
+        if not has_slots:
+            part, common = (part, common) if part and part.is_on_device else (None, 0)
+            nodes = [node for node in nodes if node.is_on_device]
         if part is not None and self._lacking([*nodes, part], followed) is not None:
             part, common = None, 0
         if part is None:

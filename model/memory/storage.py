@@ -126,6 +126,11 @@ class SequenceStorage:
         else:
             self._left[sequence], self._reached[sequence] = (scope, tuple(tokens)), reached
 
+    def learn(self, tokens: int, seconds: float) -> None:
+        """A step computed so many tokens of prompts in that time."""
+        if self._cache.prefixes is not None:
+            self._cache.prefixes.learn(tokens, seconds)
+
     # ---- saved prefixes ----
 
     def ended(self, sequence: int) -> tuple[bytes, tuple[int, ...]]:
@@ -140,12 +145,15 @@ class SequenceStorage:
             found, place = self._find_state(self._shared, tokens, scope)
             tokens = tokens[:found]
             state = self._states.read(place) if found else []
-        found, arrays = self._cache.read_prefix(tokens, scope)
+        found, arrays = len(tokens), list[Bytes]()
+        if (prefixes := self._cache.prefixes) is not None:
+            found, arrays = prefixes.read(tokens, scope)
         return PrefixBytes(tuple(tokens[:found]), [*arrays, *state])
 
     def prefix_shapes(self, length: int) -> list[tuple[int, ...]]:
         """The shapes of the arrays of a prefix of so many tokens."""
-        shapes: list[tuple[int, ...]] = [*self._cache.prefix_shapes(length)]
+        prefixes = self._cache.prefixes
+        shapes = list[tuple[int, ...]](() if prefixes is None else prefixes.shapes(length))
         if self._shared is not None and length:
             arrays = self._states.shape.layers.values()
             shapes += [(nbytes,) for layer in arrays for nbytes in layer.values()]
@@ -154,8 +162,10 @@ class SequenceStorage:
     def write_prefix(self, sequence: int, prefix: PrefixBytes, scope: bytes) -> None:
         """Cache a prefix for others of ``scope``, as what ``sequence`` held when it last ended.
         Raises ContextFullError, and DriverError."""
-        pages = len(self._cache.prefix_shapes(len(prefix.tokens)))
-        self._cache.write_prefix(prefix.tokens, prefix.arrays[:pages], scope)
+        pages = 0
+        if (prefixes := self._cache.prefixes) is not None:
+            pages = len(prefixes.shapes(len(prefix.tokens)))
+            prefixes.write(prefix.tokens, prefix.arrays[:pages], scope)
         if self._shared is not None and (place := self._shared.known.take()) is not None:
             self._states.write(place, prefix.arrays[pages:])
             self._shared.known.know(prefix.tokens, place, scope)
@@ -165,7 +175,9 @@ class SequenceStorage:
         """Evict what a sequence held when it last ended; how many tokens that were."""
         scope, tokens = self._ended[sequence]
         self._ended[sequence] = _NOTHING
-        return self._cache.erase_prefix(tokens, scope)
+        states = 0 if self._shared is None else self._shared.known.erase(tokens, scope)
+        prefixes = self._cache.prefixes
+        return states if prefixes is None else prefixes.erase(tokens, scope)
 
     # ---- active sequences ----
 

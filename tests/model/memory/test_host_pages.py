@@ -14,6 +14,7 @@ from urdir.driver.errors import CudaError
 from urdir.driver.stream import Stream
 from urdir.model.errors import ModelError
 from urdir.model.memory.cache_shape import CacheShape
+from urdir.model.memory.host_pages import HostPages
 from urdir.model.memory.kv_cache import KvCache
 from urdir.model.memory.pages import PagePool
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
@@ -33,9 +34,14 @@ def evict(cache: KvCache) -> None:
         pool.release(pool.take(pool.free))
 
 
+def host_of(cache: KvCache) -> HostPages:
+    assert cache.prefixes is not None
+    assert cache.prefixes.host is not None
+    return cache.prefixes.host
+
+
 def slots(cache: KvCache) -> int:
-    assert cache.host is not None
-    return cache.host.used
+    return host_of(cache).used
 
 
 @pytest.mark.parametrize("layers", [1, 3])
@@ -149,8 +155,40 @@ def test_no_page_or_slot_is_lost_where_a_copy_fails(
             go_there_and_back()
         cache.truncate(1, 0)
         assert all(pool.free == pool.pages for pool in cache.pools)
-        host = cache.host
-        assert host is not None
+        host = host_of(cache)
         assert len(host._unused) + host.used == host.count
         found = cache.match(1, IDS[:60], 61)
         assert found == 0 or call == "cuStreamWaitEvent"
+
+
+def test_pages_come_back_only_where_that_is_faster(emulator: Device, stream: Stream) -> None:
+    """What is on the device is found anyway; what was computed once more is."""
+    shape = shape_of(config_of(), "f32", page_len=PAGE)
+    with KvCache(emulator, shape, stream, host_nbytes=1 << 20) as cache:
+        cache.reserve(0, 0, 60)
+        cache.publish(0, IDS[:60])
+        cache.truncate(0, 0)
+        evict(cache)
+        host, prefixes = host_of(cache), cache.prefixes
+        assert prefixes is not None
+        host._seconds = 1e-3
+        for _ in range(30):
+            prefixes.learn(100, 0.05)
+        assert cache.match(1, IDS[:60], 61) == 0
+        cache.reserve(1, 0, 20)
+        cache.publish(1, IDS[:PAGE])
+        assert cache.match(0, IDS[:60], 61) == PAGE
+        cache.truncate(0, 0)
+        for _ in range(30):
+            prefixes.learn(100, 0.2)
+        assert cache.match(0, IDS[:60], 61) == 60
+
+
+def test_the_rate_is_measured(emulator: Device, stream: Stream) -> None:
+    shape = shape_of(config_of(), page_len=PAGE)
+    with KvCache(emulator, shape, stream, host_nbytes=1 << 20) as cache:
+        host = host_of(cache)
+        seconds = host._measure()
+        host._seconds = seconds
+        assert 0 < seconds < 1
+        assert [host.pays(of) for of in (0, seconds / 2, 2 * seconds)] == [True, False, True]
