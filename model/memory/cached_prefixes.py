@@ -67,6 +67,11 @@ class CachedPrefixes:
             for window in self.windows:
                 window.publish(sequence, len(tokens), last, pages)
 
+    def evict(self) -> None:
+        """Evict all pages that no sequence holds. Raises DriverError."""
+        for group in self.groups:
+            group.pool.release(group.pool.take(group.pool.free))
+
     # ---- as bytes ----
 
     def read(self, tokens: Sequence[int], scope: bytes) -> tuple[int, list[Bytes]]:

@@ -19,6 +19,7 @@ from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
+    from urdir.driver.memory import Slice
     from urdir.driver.stream import Stream
     from urdir.model.memory.cache_groups import Group
 
@@ -33,7 +34,8 @@ class HostSlots:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._unused = list(reversed(range(count)))
+        # a prefix is evicted from its end on: its slots then have the order of its pages
+        self._unused = list(range(count))
         self._slots: OrderedDict[Node, int] = OrderedDict()
 
     @property
@@ -73,20 +75,22 @@ class HostPages(HostSlots, Owner):
         self, device: Device, stream: Stream, groups: Sequence[Group], nbytes: int
     ) -> None:
         self._groups = tuple(groups)
-        self._planes = [list(group.planes()) for group in groups]
-        self._offsets = [0]
-        for planes in self._planes:
-            size = sum(size for _, _, size in planes)
-            self._offsets.append(self._offsets[-1] + size)
-        slot_nbytes = self._offsets[-1]
+        slot_nbytes = sum(size for group in groups for _, _, size in group.planes())
         if nbytes < slot_nbytes:
             raise ModelError(
                 f"{nbytes:,} bytes of host memory for prefixes: a page takes {slot_nbytes:,}"
             )
         super().__init__(nbytes // slot_nbytes)
-        self.slot_nbytes = slot_nbytes
+        # of each plane of each group: its memory, start, bytes of a page, and where slots are
+        self._planes: list[list[tuple[Slice, int, int, int]]] = []
+        at = 0
+        for group in groups:
+            self._planes.append([])
+            for memory, start, size in group.planes():
+                self._planes[-1].append((memory, start, size, at))
+                at += self.count * size
         self._steps = stream
-        self._pinned = device.pinned(self.count * slot_nbytes, "prefixes")
+        self._pinned = device.pinned(at, "prefixes")
         self._copies = device.create_stream("prefixes")
         self._event = device.create_event("prefixes")
         # an emulated device copies and computes at other rates than a GPU
@@ -134,13 +138,25 @@ class HostPages(HostSlots, Owner):
         then.wait(self._event)
 
     def _copy(self, moves: Sequence[Move], *, to_device: bool) -> None:
-        for move in moves:
-            at = move.slot * self.slot_nbytes
-            for page, planes, offset in zip(move.pages, self._planes, self._offsets, strict=False):
-                place = at + offset
-                if page is None:
-                    continue
-                for memory, start, nbytes in planes:
-                    copy = memory.upload_async if to_device else memory.download_async
-                    copy(self._pinned, nbytes, start + page * nbytes, self._copies, place)
-                    place += nbytes
+        """Queue copies; pages and slots that follow one another are copied at once."""
+        for number, planes in enumerate(self._planes):
+            pages = ((move.pages[number], move.slot) for move in moves)
+            runs = _runs([(page, slot) for page, slot in pages if page is not None])
+            for memory, start, size, at in planes:
+                copy = memory.upload_async if to_device else memory.download_async
+                for page, slot, count in runs:
+                    place = at + slot * size
+                    copy(self._pinned, count * size, start + page * size, self._copies, place)
+
+
+def _runs(pairs: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """Pairs (page, slot), in runs of consecutive ones of both: the first, and how many."""
+    runs: list[tuple[int, int, int]] = []
+    for page, slot in sorted(pairs):
+        if runs:
+            first, begun, count = runs[-1]
+            if (page, slot) == (first + count, begun + count):
+                runs[-1] = first, begun, count + 1
+                continue
+        runs.append((page, slot, 1))
+    return runs

@@ -205,7 +205,7 @@ class PagePool(CountedPages):
         self.share(held)
         claimed = [(node, self.host.claim(node)) for node in hosted]
         try:
-            pages = self.take(len(hosted))
+            pages = sorted(self.take(len(hosted)))  # copies of neighbours are joined
         except DriverError:
             self.give_up(claimed)
             self.release(held)

@@ -75,7 +75,7 @@ class WindowPages(CountedPages):
         hosted = [node for node in nodes if node in self._hosted]
         held = [self._pages[node] for node in nodes if node in self._pages]
         self.share(held)
-        pages = self.take(len(hosted))
+        pages = sorted(self.take(len(hosted)))
         for node, page in zip(hosted, pages, strict=True):
             self._hosted.remove(node)
             self.attach(node, page)

@@ -30,7 +30,6 @@ from urdir.model.engine.requests.open_answers import OpenAnswers
 from urdir.model.engine.requests.reader import Reader
 from urdir.model.engine.requests.request import Item, Request
 from urdir.model.engine.requests.scheduler import Scheduler
-from urdir.model.engine.requests.slots import SlotAction, SlotDone, act_on_slot
 from urdir.model.errors import ModelError
 from urdir.model.owner import Owner
 
@@ -187,10 +186,6 @@ class AnswerLoop(Owner):
     def lost(self) -> Exception | None:
         """Why no request is answered any more: the device is lost. None while they are."""
         return self._lost
-
-    def act_on_slot(self, action: SlotAction) -> SlotDone:
-        """Save, restore or erase the prefix of a slot; see `act_on_slot`."""
-        return act_on_slot(self._session, action)
 
     def metrics(self) -> Metrics:
         """Counts and gauges of about now."""

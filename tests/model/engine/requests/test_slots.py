@@ -104,4 +104,4 @@ def test_a_file_of_another_cache_is_refused(file: Path, opened: Callable[..., En
     ):
         service.act_on_slot(SlotAction("restore", 0, "a"))
     with pytest.raises(ModelError, match="the service is closed"):
-        service.act_on_slot(SlotAction("restore", 0, "a"))
+        service.act_on_slot(SlotAction("erase", 0))
