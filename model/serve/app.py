@@ -66,6 +66,7 @@ def make_app(
         Route("/v1/models/{name:path}", endpoints.model),
         Route("/v1/responses/{name}", endpoints.response, methods=["GET", "DELETE"]),
         Route("/v1/responses/{name}/cancel", endpoints.cancel_response, methods=["POST"]),
+        Route("/slots/{slot:int}", endpoints.slot, methods=["POST"]),
     ]
     posts = {path: endpoints.answered(read) for path, read in ANSWERED.items()}
     posts |= {path: endpoints.text_job(job) for path, job in JOBS.items()}

@@ -238,6 +238,10 @@ class Launcher(Owner):
         now, begun = time.perf_counter(), self._begun_at
         self._begun_at = now if self._ahead else None
         drafting = self._scheduler.drafting
+        if begun is not None and launch.shape.prompt and not launch.shape.decode:
+            segments = launch.plans[0].batch.segments
+            tokens = sum(segment.end - segment.start for segment in segments)
+            self._session.storage.learn(tokens, now - begun)
         if drafting is None or begun is None or launch.shape.prompt:
             return
         seconds, rows = (now - begun) / len(launch.plans), launch.shape.rows

@@ -18,6 +18,7 @@ from urdir.model import errors
 from urdir.model.engine.requests.device_lost import DeviceLostError
 from urdir.model.engine.requests.metrics import Metrics
 from urdir.model.engine.requests.request import Ending, Item, Piece, Request, TokenChoice
+from urdir.model.engine.requests.slots import SlotAction, SlotDone
 from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.serve.kept import Action
 from urdir.model.text.constraints import Constraint
@@ -75,6 +76,7 @@ _KINDS: dict[str, type[Exception]] = {
     for kind in (
         *(errors.ModelError, errors.BusyError, errors.ContextFullError, errors.ConstraintError),
         *(errors.SettingsError, errors.UnsupportedError, errors.TokenizerError),
+        errors.PrefixFileError,
         *(errors.TemplateError, errors.NoTemplateError, errors.HubNameError),
         *(DriverError, DeviceLostError),
     )
@@ -149,6 +151,13 @@ class Query(msgspec.Struct, tag=True, array_like=True):
     number: int
 
 
+class Slot(msgspec.Struct, tag=True, array_like=True):
+    """The answer has what was done, or a failure."""
+
+    number: int
+    action: SlotAction
+
+
 class Keep(msgspec.Struct, tag=True, array_like=True):
     """An action on what front ends keep together; the answer has what `Store.do` returns."""
 
@@ -158,7 +167,7 @@ class Keep(msgspec.Struct, tag=True, array_like=True):
     value: bytes = b""
 
 
-Call = Ready | Ask | Stop | Cancel | Check | Query | Keep
+Call = Ready | Ask | Stop | Cancel | Check | Query | Keep | Slot
 
 # ---- from the engine ----
 
@@ -173,6 +182,7 @@ class Told(msgspec.Struct, array_like=True, omit_defaults=True):
     ending: Ending | None = None
     failure: Failure | None = None
     metrics: Metrics | None = None
+    done: SlotDone | None = None
     kept: bytes | None = None
 
     @classmethod
