@@ -34,7 +34,7 @@ _REFUSED = {
     "/lora-adapters": "has no LoRA adapters",
     "/rerank": "has no reranking",
     "/v1/audio": "has no audio",
-    "/v1/batches": "has no batches; send requests concurrently",
+    "/v1/batches": "has no batches; use urdir batch, or send requests concurrently",
     "/v1/embeddings": "has no embeddings",
     "/v1/files": "stores no files",
     "/v1/fine_tuning": "has no training",
