@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from urdir.model.serve.interface import AsyncService, Json
 
 EXAMPLES = """\
-  urdir batch requests.jsonl answers.jsonl -m model.gguf
-  urdir batch requests.jsonl answers.jsonl -m demo --at-once 64
+  urdir batch in.jsonl out.jsonl -m model.gguf
 
 A line is a request, as OpenAI's batches have it; `url` is a path of `urdir serve`:
   {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions",

@@ -1,4 +1,4 @@
-"""`urdir serve`: an HTTP server with OpenAI's protocol and a chat page."""
+"""`urdir serve`: an HTTP server with many protocols and a chat page."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ EXAMPLES = """\
   urdir serve -hf org/repo-GGUF --host 0.0.0.0 --api-key-file keys.txt
   urdir serve -m model.gguf --ray --replicas 4   on four GPUs of a Ray cluster
 
-Ask it with any OpenAI client, with a browser, or so:
+Ask it with a client of OpenAI, Anthropic or ollama, with a browser, or so:
   curl http://127.0.0.1:8080/v1/chat/completions -H "Content-Type: application/json" \\
       -d '{"messages": [{"role": "user", "content": "What is 2 plus 3?"}]}'
 """
@@ -59,7 +59,7 @@ _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 def add_parser(commands: options.Subparsers) -> None:
     """Declare the command."""
     parser = options.add_command(
-        commands, "serve", run, "answer OpenAI clients and browsers over HTTP", EXAMPLES
+        commands, "serve", run, "answer clients and browsers over HTTP", EXAMPLES
     )
     options.add_file(parser, optional=True)
     add_opening_flags(parser)

@@ -1,11 +1,10 @@
-"""`urdir batch` with the demo model on the emulator, and its lines with a toy."""
+"""`urdir batch` with a toy; test_examples.py has the demo model."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -66,16 +65,3 @@ def test_a_file_of_both(tmp_path: Path, cli: Callable[..., tuple[int, str, str]]
     code, _, err = cli("batch", str(source), str(source))
     assert (code, "a file of their own" in err) == (2, True)
     assert source.read_text() == "{}"
-
-
-@pytest.mark.slow
-def test_the_demo_model(tmp_path: Path, cli: Callable[..., tuple[int, str, str]]) -> None:
-    source, answers = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    body: dict[str, Any] = {"temperature": 0, "max_tokens": 12}
-    body["messages"] = [{"role": "user", "content": "What is 2 plus 3?"}]
-    line = {"custom_id": "a", "url": "/v1/chat/completions", "body": body}
-    source.write_text(json.dumps(line))
-    code, out, err = cli("batch", str(source), str(answers), "--device", "emulator")
-    assert (code, out) == (0, "1 of 1 requests answered\n"), err
-    response = json.loads(answers.read_text())["response"]
-    assert response["body"]["choices"][0]["message"]["content"] == "2 plus 3 is 5."
