@@ -308,7 +308,7 @@ def test_each_head_with_a_norm_has_a_warp(
     assert isinstance(spec, IncrementalAttention)
     assert (spec.norms, spec.warps) == (norms, warps)
     if norms > 4:
-        with pytest.raises(PtxgenError, match="norms of .* heads by 4 warps"):
+        with pytest.raises(PtxgenError, match=r"norms of \d+ heads by 4 warps"):
             dataclasses.replace(spec, warps=4)
 
 

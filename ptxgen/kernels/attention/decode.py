@@ -74,7 +74,7 @@ class DecodeAttention(RowsWithTokens):
 
     @property
     def norms(self) -> int:
-        """Heads whose norms a CTA finds, each by a warp: its queries', the key's and the value's."""
+        """Heads whose norms a CTA finds, a warp each: its queries', the key's, the value's."""
         token = self.token
         if token is None or not (token.v_norm or (token.qk_norm and not token.norms_rows)):
             return 0
