@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 import numpy as np
@@ -19,6 +19,7 @@ from urdir.model.memory.buckets import (
     row_bucket,
 )
 from urdir.model.memory.device_state import StepRows
+from urdir.model.memory.draft_scope import DraftScope
 from urdir.model.memory.walk import NO_BLOCKS, Blocks, Walk
 from urdir.ptxgen.kernels.advance import IDLE
 from urdir.ptxgen.kernels.attention.choice import length_buckets, several_rows_buckets
@@ -110,7 +111,8 @@ class StepShape:
     sequences: their last tokens, and up to so many drafts of each. A step that ``begins`` has
     nothing but the first tokens of one sequence: these attend to each other alone. Prompts may
     ``walk`` over what is cached in blocks (`memory.walk`), beside which ``keys`` are those of other
-    rows. A ``draft_only`` step passes rows of a prompt through the draft model alone.
+    rows. A ``draft_only`` step passes rows of a prompt through the draft model alone. ``narrow``
+    drafts are of the first tokens of the vocabulary alone (`DraftScope`).
     """
 
     rows: int
@@ -124,6 +126,7 @@ class StepShape:
     walk: Blocks = NO_BLOCKS
     drafts: int = 0
     draft_only: bool = False
+    narrow: bool = False
 
     @property
     def decode(self) -> int:
@@ -150,7 +153,7 @@ class ShapeBuckets:
     steps, smallest first. At most ``rows`` rows choose a token. Segments begin at multiples of
     ``alignment`` rows. ``begin_apart``: a step that begins a sequence has a shape of its own. With
     a ``walk`` the prompts of others walk over what is cached. With ``drafts`` up to so many of each
-    sequence are verified.
+    sequence are verified, of the tokens that ``scope`` says.
     """
 
     chunks: tuple[int, ...]
@@ -160,6 +163,7 @@ class ShapeBuckets:
     begin_apart: bool = False
     walk: Walk | None = None
     drafts: int = 0
+    scope: DraftScope = field(default_factory=DraftScope)
 
     @classmethod
     def of(
@@ -189,7 +193,8 @@ class ShapeBuckets:
         rows and those of drafts, the longest of which then has ``length`` tokens.
         """
         keys, drafts = self.keys(length, rows), self.drafts if drafted else 0
-        return StepShape(row_bucket(rows), keys, output, steps, drafts=drafts)
+        narrow = drafts > 0 and self.scope.is_narrow
+        return StepShape(row_bucket(rows), keys, output, steps, drafts=drafts, narrow=narrow)
 
     def prompt(self, start: int, end: int, output: Output = Output.NONE) -> tuple[StepShape, int]:
         """The shape of the first prompt step of the tokens from ``start`` to ``end``, and where it

@@ -71,7 +71,7 @@ def read_parameters(
 
     Raises ApiError for a field that is out of range, or for another model than the one served.
     """
-    _check_model(fields, model)
+    check_model(fields.text("model"), model)
     stream = fields.flag("stream")
     options = fields.object("stream_options")
     if options is not None and not stream:
@@ -102,8 +102,8 @@ def _read_count(fields: Fields, limits: Limits) -> int:
     return count
 
 
-def _check_model(fields: Fields, model: ServedModel) -> None:
-    asked = fields.text("model")
+def check_model(asked: str | None, model: ServedModel) -> None:
+    """Raise ApiError for another model than the served one."""
     if asked is not None and asked not in model.names:
         raise unknown_model(asked, model.names)
 

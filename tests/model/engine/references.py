@@ -23,7 +23,7 @@ import pytest
 _PARTS = {".draft": "drafts have tests of their own", ".adapter": "adapters are not implemented"}
 _TARGET = ".target"
 #: Drafts that are models by themselves, and those that draft a block in one pass.
-_PLAIN, _BLOCK = "simple-", ("dflash-", "dspark-")
+_PLAIN, _BLOCK = "simple-", ("dflash-", "dflash2-", "dspark-")
 
 
 def golden_of(folder: Path, name: str) -> Path:

@@ -199,8 +199,8 @@ class GemmWgmma(PackedProduct):
     factor_warps = 2
 
     @property
-    def shared_bytes(self) -> int:
-        """Bytes of dynamic shared memory."""
+    def working_nbytes(self) -> int:
+        """Bytes of rings, barriers and what lies beside them."""
         goes_down = self.mixture is not None and not self.packs
         factors = 8 + 4 * self.cut.vectors if self.summarised else 0
         return self.pairs_at + (8 * self.cut.vectors if goes_down else 0) + factors
