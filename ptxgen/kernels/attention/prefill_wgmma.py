@@ -167,7 +167,7 @@ class PrefillWgmma(PromptAttention):
         """Keys per step: as many as fit the registers that the sums leave for scores and weights.
 
         All warps have 168 registers per thread. ``setmaxnreg``, with which copying warps could pass
-        theirs to multiplying ones, is ignored by the driver's linker (advice C7504)."""
+        theirs to multiplying ones (as in `GemmWgmma`), is not tried here."""
         if self.scores.max_bias:  # slopes, and the distances to keys
             return 80
         return 112 if self.out_dims <= 80 and self.head_dim <= 128 else 96

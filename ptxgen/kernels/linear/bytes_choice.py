@@ -1,7 +1,7 @@
 """How a product of signed bytes is cut for a device: an estimate of its time for each way.
 
-The numbers are computed, from the rates of an H200; `tests/bytes_cuts.py` measures each way. An 8B
-Q4_K_M model, tokens/s on an H200 (2026-11-28), int8 / f16, with clusters of four that share
+The numbers are computed, from the rates of an H200; `tests/product_cuts.py` measures each way. An
+8B Q4_K_M model, tokens/s on an H200 (2026-11-28), int8 / f16, with clusters of four that share
 activations, and CTAs of 64 rows, where these were estimated to be faster (o, down; all with up to
 512 rows): prompts of 512, 2,048, 8,192 tokens 31,850 / 38,313, 49,999 / 39,493, 45,295 / 35,238;
 128, 256, 512 sequences 28,016, 28,119, 30,180. Such cuts took about twice their estimate, so that
