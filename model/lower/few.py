@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from urdir.model.graph.ops import AllReduce, Gate, Norm, Op, Product
 from urdir.model.graph.recurrent import Convolve
 from urdir.model.graph.tensor import Tensor
+from urdir.model.lower.adapters import adapter_arguments
 from urdir.model.lower.arguments import without_none
 from urdir.model.lower.chain import Chain
 from urdir.model.lower.lowering import Begun, Lowering
@@ -100,6 +101,7 @@ def append_few(
         count = min(MAX_BATCH, chain.rows - first)
         kernel = choose_linear(source.asked(replace(request, batch=count)))
         launch = results.products(kernel, first) | results.epilogue(kernel, first)
+        launch |= adapter_arguments(at, chain.products, first, count, chain.pair is not None)
         launch |= {} if step is None else step.launch(at)
         launch |= {} if exchange is None else exchange.arguments_of(kernel)
         launch |= {} if begins is None else results.begun(kernel, begins)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from urdir.model.graph.adapters import Adapt
 from urdir.model.graph.experts import Experts, Route
 from urdir.model.graph.ops import Add, Norm, Op, Product
 from urdir.model.graph.tensor import Tensor
@@ -51,7 +52,7 @@ def lower_shared_norm(at: Lowering, ops: Sequence[Op]) -> bool:
     (norm,) = ops
     assert isinstance(norm, Norm)
     readers = at.readers(norm.y)
-    if not all(isinstance(op, Experts | Route | Product) for op in readers):
+    if not all(isinstance(op, Adapt | Experts | Route | Product) for op in readers):
         return False
     if not any(isinstance(op, Experts | Route) for op in readers):
         return False

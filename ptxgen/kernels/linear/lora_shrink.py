@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -53,13 +53,13 @@ class LoraShrink(RowThreads, KernelSpec):
         if self.rank % self.each or not 1 <= self.each <= MOST_EACH:
             raise PtxgenError(f"lora_shrink: {self.each} ranks a CTA of {self.rank}")
 
-    @classmethod
-    def cut(cls, batch: int, cols: int, matrices: int, rank: int, *more: Any) -> LoraShrink:
-        """One whose CTAs compute more ranks the more rows there are."""
-        each = 1
-        while each < MOST_EACH and rank % (2 * each) == 0 and batch * matrices * rank > each * CTAS:
+    @property
+    def cut(self) -> LoraShrink:
+        """The same with more ranks for a CTA the more rows there are."""
+        each, ranks = 1, self.batch * self.width
+        while each < MOST_EACH and self.rank % (2 * each) == 0 and ranks > each * CTAS:
             each *= 2
-        return cls(batch, cols, matrices, *more[:1], rank, *more[1:], each=each)
+        return replace(self, each=each)
 
     @property
     def width(self) -> int:
@@ -140,7 +140,7 @@ class LoraShrink(RowThreads, KernelSpec):
             "odd f32": cls(3, 53, 1, 2, 16, 4, "f32", each=4),
             "norm": cls(1, 4096, 3, 2, 16, 2, norm=rms),
             "no weight": cls(2, 300, 2, 2, 8, 2, "f32", norm=Norm("rms", 1e-6, weight=False)),
-            "many rows": cls.cut(70, 1028, 2, 32, 4, 9, "f16", rms),
+            "many rows": cls(70, 1028, 2, 4, 32, 9, norm=rms).cut,
             "long f32": cls(4, 8200, 1, 2, 24, 4, "f32", each=8),
         }
 

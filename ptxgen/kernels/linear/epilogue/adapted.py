@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,19 +18,20 @@ Element = Literal["f16", "f32"]
 
 @dataclass(frozen=True, slots=True)
 class Adapted(Epilogue):
-    """y += B a: each vector has the adapter in one of ``slots``, or none. ``lora`` (batch, rank of
-    all adapted matrices) f32 has the a of a vector for each of them (`LoraShrink`), ``lora_slot``
-    (batch,) u32 the number of its slot from 1 on, 0 for none.
+    """y += B a: each vector has the adapter in one of ``slots``, or none. ``lora`` (batch, several
+    ranks) f32 has the a of a vector for several matrices (`LoraShrink`), ``lora_slot`` (batch,) u32
+    the number of its slot from 1 on, 0 for none.
 
-    The matrices B of all slots are ``lora_b`` (slots, rows, rank), of the other product of a gated
-    pair ``lora_b_up``. ``of``: which of several matrices have some, a pair's other one included;
-    empty: all.
+    ``places`` says which a in ``lora`` is that of each matrix of the launch, a pair's other one
+    included; None for a matrix without adapters. There are ``count`` of them. The matrices B of all
+    slots are ``lora_b`` (slots, rows, rank), of the other product of a gated pair ``lora_b_up``.
     """
 
     slots: int
     rank: int
     element: Element = "f16"
-    of: tuple[bool, ...] = ()
+    places: tuple[int | None, ...] = (0,)
+    count: int = 1
 
     stem = "adapted"
 
@@ -41,34 +41,35 @@ class Adapted(Epilogue):
 
     def check(self, product: Product) -> None:
         matrices = product.pair + len(product.others)
-        if self.of and (len(self.of) != matrices or not any(self.of)):
-            raise PtxgenError(f"{product.name}: adapted is {self.of} of {matrices} matrices")
+        given = [place for place in self.places if place is not None]
+        if (
+            len(self.places) != matrices
+            or not given
+            or not 0 <= min(given) <= max(given) < self.count
+        ):
+            raise PtxgenError(
+                f"{product.name}: adapters at {self.places} of {self.count} for {matrices} matrices"
+            )
         check_slots(product.name, self.slots, self.rank)
 
-    def has(self, matrix: int) -> bool:
-        """Whether matrix number ``matrix`` of the launch is adapted."""
-        return not self.of or self.of[matrix]
-
-    def place(self, matrix: int) -> int:
-        """Where the a for a matrix begins in a row of ``lora``."""
-        return self.rank * sum(map(self.has, range(matrix)))
-
-    def width(self, product: Product) -> int:
+    @property
+    def width(self) -> int:
         """Values of a row of ``lora``."""
-        return self.place(product.pair + len(product.others))
+        return self.count * self.rank
 
     def of_part(self, part: Part) -> bool:
         # of a gated pair, which has no others, both are in the first part
-        return part.number > 0 and self.has(part.number) or part.number == 0
+        return part.number == 0 or self.places[part.number] is not None
 
     def matrices(self, product: Product, part: Part) -> tuple[tuple[int, str], ...]:
-        """The number and the parameter of each adapted matrix of a part."""
+        """Of each adapted matrix of a part where its a begins in ``lora``, and its parameter."""
         names = [(part.number, f"lora_b{part.suffix}"), (1, "lora_b_up")][: product.pair]
-        return tuple((number, name) for number, name in names if self.has(number))
+        found = [(self.places[number], name) for number, name in names]
+        return tuple((self.rank * place, name) for place, name in found if place is not None)
 
     def params(self, product: Product) -> tuple[Param, ...]:
         return (
-            Param("lora", "f32", ("batch", self.width(product)), Access.IN),
+            Param("lora", "f32", ("batch", self.width), Access.IN),
             Param("lora_slot", "u32", ("batch",), Access.IN),
         )
 
@@ -88,8 +89,7 @@ class Adapted(Epilogue):
     def apply(self, y: Array, of: Reference) -> Array:
         made = np.array(y, np.float64)
         products = made if of.product.gated else made[None]
-        for number, name in self.matrices(of.product, of.part):
-            first = self.place(number)
+        for first, name in self.matrices(of.product, of.part):
             each = of.inputs["lora"][:, first : first + self.rank].astype(np.float64)
             target = products[1 if name == "lora_b_up" else 0]
             for row, slot in enumerate(of.inputs["lora_slot"]):
@@ -113,12 +113,3 @@ def random_slots(count: int, slots: int, rng: np.random.Generator) -> Array:
 def element_dtype(element: Element) -> str:
     """The numpy type of values of adapters."""
     return {"f16": "float16", "f32": "float32"}[element]
-
-
-def adapted_where(
-    slots: int, rank: int, element: Element, given: Sequence[bool]
-) -> tuple[Adapted, ...]:
-    """The step for matrices of which these are adapted; none if no matrix is."""
-    if not any(given):
-        return ()
-    return (Adapted(slots, rank, element, () if all(given) else tuple(given)),)

@@ -52,10 +52,10 @@ def gemm_small_examples(cls: type[S]) -> dict[str, S]:
             q4_k, 80, 1024, Bias(), Adapted(3, 8), Residual(), BeginNorm(), tiles_each=2, batch=7
         ),
         "adapted, gated": cls.of(
-            q8, 53, 320, Adapted(2, 32, "f32"), Gated(), tiles_each=2, batch=3
+            q8, 53, 320, Adapted(2, 32, "f32", (0, 1), 2), Gated(), tiles_each=2, batch=3
         ),
         "some adapted": cls.of(
-            q6_k, 19, 768, Adapted(1, 16, of=(False, True)), others=((q4_k, 39),), batch=2
+            q6_k, 19, 768, Adapted(1, 16, places=(None, 0)), others=((q4_k, 39),), batch=2
         ),
         "packed cluster": cls.of(
             q6_k, 80, 4352, PackedInput(), Residual(), BeginNorm(), tiles_each=2, cluster=2

@@ -1,0 +1,81 @@
+"""Low-rank adapters of products: y = W x + B (A x), an A and a B for each row's adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from urdir.model.families.adapters import AdapterRoom
+from urdir.model.families.stored import Linear
+from urdir.model.graph.evaluation import Evaluation, Floats
+from urdir.model.graph.graph import Graph
+from urdir.model.graph.ops import Activate, Bound, Op, Product, Scale
+from urdir.model.graph.tensor import Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Adapt(Op):
+    """y (rows, rank of each matrix of ``of``) = scale * A x of each row's adapter; ``slot`` (rows,)
+    u32 is the number of its slot from 1 on, 0 for none."""
+
+    word = "adapt"
+    x: Tensor
+    of: tuple[Linear, ...]
+    slot: Tensor
+    room: AdapterRoom
+
+    def __post_init__(self) -> None:
+        self._check(self.y.width == len(self.of) * self.room.rank, "the ranks differ")
+        self._check(all(of.cols == self.x.width for of in self.of), "the columns differ")
+
+    @property
+    def reads(self) -> tuple[Tensor, ...]:
+        return (self.x,)
+
+    @property
+    def makes(self) -> tuple[Tensor, ...]:
+        return (self.y, self.slot)
+
+    def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
+        return at.shrunk(self.of, x[0], self.room.rank)
+
+
+def with_adapters(graph: Graph, room: AdapterRoom | None) -> Graph:
+    """The graph with the adapters of its products: those side by side that read the same tensor
+    share one operation."""
+    if room is None:
+        return graph
+    made, starts = Graph(), set(graph.starts)
+    for tensor in graph.inputs:
+        made.input(tensor)
+    adapted: dict[Op, Op] = {}
+    for number, op in enumerate(graph.ops):
+        if number in starts:
+            made.begin_layer()
+        if isinstance(op, Product) and op not in adapted:
+            group = [of for of in _group(graph.ops[number:], op) if room.has(of.of)]
+            if group:
+                _add(made, group, room, adapted)
+            adapted.setdefault(op, op)
+        made.add(adapted.get(op, op))
+    return made
+
+
+def _group(ops: Sequence[Op], first: Product) -> Iterator[Product]:
+    """The products from the first one on that read the same tensor under the same label."""
+    for op in ops:
+        if isinstance(op, Product) and op.x is first.x and op.label == first.label:
+            yield op
+        elif not isinstance(op, Activate | Bound | Scale):
+            return
+
+
+def _add(graph: Graph, group: Sequence[Product], room: AdapterRoom, adapted: dict[Op, Op]) -> None:
+    first = group[0]
+    rows = first.x.rows
+    y = Tensor("lora", rows, len(group) * room.rank)
+    slot = Tensor("lora slot", rows, 1, "u32")
+    of = tuple(product.of for product in group)
+    graph.add(Adapt(f"{first.label}.lora", y, first.x, of, slot, room))
+    for place, product in enumerate(group):
+        adapted[product] = replace(product, low=y, low_slot=slot, place=place, room=room)
