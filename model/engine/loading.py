@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from urdir.model.engine.requests.warm_up import WarmUp
     from urdir.model.engine.session import Session
     from urdir.model.families.config import Config
+    from urdir.model.files.adapter import Adapter
     from urdir.model.files.model_file import ModelFile
     from urdir.model.memory.weights import Weights
     from urdir.model.text.chat import ChatTemplate
     from urdir.model.text.tokenizer import Tokenizer
+    from urdir.ptxgen.kernels.linear.epilogue.adapted import Element
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +157,14 @@ def _open_parts(opening: Opening, options: EngineOptions) -> EngineParts:
         pair = _checked_pair(pair.at_context(context), len(devices))
         config = pair.config
     config = _with_bytes(config, file, devices[0], options)
+    adapters = _open_adapters(options, file)
+    if adapters or options.max_adapters is not None:
+        from urdir.model.layers.adaptable import room_for
+
+        element: Element = "f32" if options.exact else "f16"
+        given = [adapter for adapter, _ in adapters]
+        room = room_for(config, given, element, options.max_adapters, options.max_adapter_rank)
+        config = replace(config, adapters=room)
     shares = shares_of(config, file, len(devices), options.split)
     ranks = [*zip(shares, devices, strict=True)]
     announce(devices[0], file)
@@ -190,6 +200,8 @@ def _open_parts(opening: Opening, options: EngineOptions) -> EngineParts:
             drafters=drafters,
         )
     )
+    if session.adapters is not None:
+        session.adapters.load_all(adapters)
     if session.exchange is not None:
         devices.notes.append(session.exchange.describe_faults)
     return EngineParts(
@@ -197,6 +209,15 @@ def _open_parts(opening: Opening, options: EngineOptions) -> EngineParts:
         host_sampling=options.host_sampling,
         seconds=opening.seconds,
     )
+
+
+def _open_adapters(options: EngineOptions, file: ModelFile) -> list[tuple[Adapter, float]]:
+    """The adapters that are given, with their scales."""
+    if not options.adapters:
+        return []
+    from urdir.model.files.adapter import open_adapter
+
+    return [(open_adapter(path, file), scale) for path, scale in options.adapters]
 
 
 def _with_bytes(config: Config, file: ModelFile, device: Device, options: EngineOptions) -> Config:
