@@ -12,7 +12,7 @@ from urdir.model.errors import BusyError, SettingsError
 from urdir.model.memory.adapter_slots import write_slot
 
 if TYPE_CHECKING:
-    from urdir.model.files.adapter import Adapter
+    from urdir.model.files.low_rank import Adapter
     from urdir.model.memory.weights import Weights
 
 #: Names of adapters with their scales.

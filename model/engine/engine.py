@@ -191,10 +191,10 @@ class Engine(Owner):
         Raises ModelError for one that is not of the model, needs more room than there is, or has
         the name of another one."""
         from urdir.model.files.adapter import open_adapter
-        from urdir.model.layers.adaptable import adaptable, check_adapter
+        from urdir.model.layers.adaptable import adaptable, check_adapter, is_interleaved
 
         adapters = self._adapters()
-        adapter = open_adapter(path, self.file)
+        adapter = open_adapter(path, self.file, interleaved=is_interleaved(self.config))
         check_adapter(adapter, self.config, adaptable(self.config))
         adapters.add(name or adapter.name, adapter)
         return name or adapter.name

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from urdir.model.engine.requests.warm_up import WarmUp
     from urdir.model.engine.session import Session
     from urdir.model.families.config import Config
-    from urdir.model.files.adapter import Adapter
+    from urdir.model.files.low_rank import Adapter
     from urdir.model.files.model_file import ModelFile
     from urdir.model.memory.weights import Weights
     from urdir.model.text.chat import ChatTemplate
@@ -157,7 +157,7 @@ def _open_parts(opening: Opening, options: EngineOptions) -> EngineParts:
         pair = _checked_pair(pair.at_context(context), len(devices))
         config = pair.config
     config = _with_bytes(config, file, devices[0], options)
-    adapters = _open_adapters(options, file)
+    adapters = _open_adapters(options, file, config)
     if adapters or options.max_adapters is not None:
         from urdir.model.layers.adaptable import room_for
 
@@ -211,13 +211,19 @@ def _open_parts(opening: Opening, options: EngineOptions) -> EngineParts:
     )
 
 
-def _open_adapters(options: EngineOptions, file: ModelFile) -> list[tuple[Adapter, float]]:
+def _open_adapters(
+    options: EngineOptions, file: ModelFile, config: Config
+) -> list[tuple[Adapter, float]]:
     """The adapters that are given, with their scales."""
     if not options.adapters:
         return []
     from urdir.model.files.adapter import open_adapter
+    from urdir.model.layers.adaptable import is_interleaved
 
-    return [(open_adapter(path, file), scale) for path, scale in options.adapters]
+    turned = is_interleaved(config)
+    return [
+        (open_adapter(path, file, interleaved=turned), scale) for path, scale in options.adapters
+    ]
 
 
 def _with_bytes(config: Config, file: ModelFile, device: Device, options: EngineOptions) -> Config:

@@ -9,7 +9,7 @@ from urdir.model.errors import ConfigError, SettingsError, UnsupportedError
 from urdir.model.families.adapters import AdapterRoom, can_adapt, experts_of
 from urdir.model.families.config import Config
 from urdir.model.families.stored import StoredMatrix, stored_in
-from urdir.model.files.adapter import Adapter
+from urdir.model.files.low_rank import Adapter
 from urdir.model.graph.ops import Product
 from urdir.model.layers.builder import StepOps
 from urdir.model.layers.ends import embedding, head
@@ -27,6 +27,12 @@ def adaptable(config: Config) -> Mapping[str, StoredMatrix]:
     matrices = [op.of.matrix for op in step.graph.ops if isinstance(op, Product)]
     # the embedding looks its rows up, even where it is the output as well
     return {of.name: of for of in matrices if can_adapt(of) and of.name != config.embedding.name}
+
+
+def is_interleaved(config: Config) -> bool:
+    """Whether heads are rotated by neighbouring pairs."""
+    ropes = [rope for rope in config.ropes if rope.style == "interleaved"]
+    return bool(ropes)
 
 
 def room_for(

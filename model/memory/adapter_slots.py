@@ -10,7 +10,7 @@ import numpy as np
 from urdir.model.errors import ConfigError
 from urdir.model.families.adapters import experts_of
 from urdir.model.families.stored import Run, StoredMatrix
-from urdir.model.files.adapter import Floats, LowRank
+from urdir.model.files.low_rank import Floats, LowRank
 from urdir.model.memory.matrix_rows import row_runs
 
 if TYPE_CHECKING:
