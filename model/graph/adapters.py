@@ -53,10 +53,10 @@ def with_adapters(graph: Graph, room: AdapterRoom | None) -> Graph:
         if number in starts:
             made.begin_layer()
         if isinstance(op, Product) and op not in adapted:
-            group = [of for of in _group(graph.ops[number:], op) if room.has(of.of)]
-            if group:
-                _add(made, group, room, adapted)
-            adapted.setdefault(op, op)
+            group = [*_group(graph.ops[number:], op)]
+            adapted |= dict(zip(group, group, strict=True))
+            if some := [of for of in group if room.has(of.of)]:
+                _add(made, some, room, adapted)
         made.add(adapted.get(op, op))
     return made
 

@@ -25,7 +25,7 @@ class EagerSteps(Owner):
 
     ``tokens[s]`` are those of sequence s. The first ``lengths[s]`` are in the cache; the others are
     *pending*: the next step processes them. A prompt, and what a step chooses, is pending at first.
-    When this is closed, requests can resume from what the cache holds. Raises ModelError where the
+    All have the adapters of requests that name none. When this is closed, requests can resume from what the cache holds. Raises ModelError where the
     sequences are in use.
     """
 
@@ -39,6 +39,11 @@ class EagerSteps(Owner):
                 session.storage.match(sequence, (), 0)
                 owners.callback(self._release, sequence)
                 session.parts.state.write_sampling(sequence, GREEDY.words())
+            if session.adapters is not None:
+                place = session.adapters.take(session.adapters.chosen(None))
+                owners.callback(session.adapters.give_back, place)
+                for sequence in range(session.sequences):
+                    session.parts.state.write_adapter(sequence, *place)
             self._owners = owners.pop_all()
 
     # ---- tokens come and go ----
