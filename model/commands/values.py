@@ -77,6 +77,13 @@ def scaled_adapters(text: str) -> list[tuple[str, float]]:
     return found
 
 
+def rank_and_count(text: str) -> tuple[int, int]:
+    """An argparse type: RANK, or RANKxCOUNT."""
+    rank, _, count = text.partition("x")
+    number = whole_number(1, 1024)
+    return number(rank), number(count or "1")
+
+
 def number_pair(text: str) -> tuple[int, int]:
     """An argparse type: two numbers, both at least 1."""
     numbers = number_list(1)(text)

@@ -49,7 +49,7 @@ def room_for(
     for adapter in adapters:
         check_adapter(adapter, config, takes)
     names = {name for adapter in adapters for name in adapter.matrices} or set(takes)
-    least = max((adapter.rank for adapter in adapters), default=RANKS)
+    least = max((adapter.rank for adapter in adapters), default=1)
     if rank is not None and rank < least:
         raise SettingsError(f"room for adapters of rank {rank}: those given have rank {least}")
     rounded = -(-(rank or least) // RANKS) * RANKS

@@ -134,10 +134,10 @@ def two(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture(scope="module")
-def engine(base: Path, two: Any, emulator_name: str) -> Iterator[Engine]:
+def engine(base: Path, two: Any, device_name: str) -> Iterator[Engine]:
     with Engine.open(
         base,
-        device=emulator_name,
+        device=device_name,
         context=48,
         kv_dtype="f32",
         exact=True,
@@ -150,11 +150,6 @@ def engine(base: Path, two: Any, emulator_name: str) -> Iterator[Engine]:
         assert opened.session.adapters is not None
         opened.session.adapters.default = ()
         yield opened
-
-
-@pytest.fixture(scope="module")
-def emulator_name() -> str:
-    return "emulator"
 
 
 #: alpha / rank of both.
@@ -193,19 +188,19 @@ def test_rows_of_one_step_have_adapters_of_their_own(engine: Engine, two: Any, m
 
 @pytest.mark.parametrize("tokens", [3, 12])
 def test_prompts_and_rounded_activations(
-    base: Path, two: Any, merged: Any, emulator_name: str, tokens: int
+    base: Path, two: Any, merged: Any, device_name: str, tokens: int
 ) -> None:
     """Few rows and many; the products of many take packed activations."""
     wanted = merged(TOKENS[:tokens], *zip(two[1], SCALES, strict=True))[-1]
     with Engine.open(
-        base, device=emulator_name, context=16, adapters=[(f, 1.0) for f in two[0]]
+        base, device=device_name, context=16, adapters=[(f, 1.0) for f in two[0]]
     ) as opened:
         assert opened.config.adapters is not None
         with pytest.raises(ModelError, match="rank 13 together"):
             [*logits_after(opened.session, TOKENS[:tokens])]
     with Engine.open(
         base,
-        device=emulator_name,
+        device=device_name,
         context=16,
         adapters=[(f, 1.0) for f in two[0]],
         max_adapter_rank=16,
