@@ -135,8 +135,8 @@ def add_parser(commands: options.Subparsers) -> None:
         "--lora",
         type=values.rank_and_count,
         metavar="RANK[xCOUNT]",
-        help="LoRA adapters of random values and that rank on all products; sequences have one "
-        "each, by turns (16x8)",
+        help="LoRA adapters of random values and that rank on all products; each sequence has one "
+        "(16x8)",
     )
     options.add_device(parser)
     options.add_gpus(parser)

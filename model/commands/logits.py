@@ -41,7 +41,8 @@ def add_parser(commands: options.Subparsers) -> None:
         commands, "logits", run, "write the logits of every position of a token sequence", EXAMPLES
     )
     options.add_file(parser, optional=True)
-    options.add_llama_flags(parser, "model", "logits")
+    options.add_llama_flags(parser, "model")
+    options.add_adapters(parser)
     options.add_quantize(parser)
     parser.add_argument(
         "--tokens", required=True, metavar="1,2,3|@FILE", help="token ids, or a file of them"

@@ -106,7 +106,7 @@ class _Answers:
         return len(self._counts)
 
     def add(self, prompts: Sequence[Sequence[int]], limit: int) -> None:
-        """Request so many tokens after each prompt, with the loaded adapters by turns."""
+        """Request so many tokens after each prompt, with one of the loaded adapters each."""
         loaded = self._session.adapters
         names = [] if loaded is None else [*loaded.names]
         for number, prompt in enumerate(prompts):

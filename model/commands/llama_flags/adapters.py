@@ -6,13 +6,14 @@ from urdir.model.commands import values
 from urdir.model.commands.flags import Flag, Served
 from urdir.model.engine.options import MOST_RANK
 
-#: Commands that open an engine for answers or logits.
-_ENGINES = ("text", "server", "logits")
+#: Commands that answer.
+_ANSWERS = ("text", "server")
 
-SERVED: tuple[Flag, ...] = (
+#: Those that `urdir logits` has as well.
+GIVEN: tuple[Flag, ...] = (
     Served(
         "--lora",
-        _ENGINES,
+        _ANSWERS,
         "a LoRA adapter: a GGUF file or a folder of peft; several between commas; repeatable",
         {
             "type": values.adapters,
@@ -24,7 +25,7 @@ SERVED: tuple[Flag, ...] = (
     ),
     Served(
         "--lora-scaled",
-        _ENGINES,
+        _ANSWERS,
         "the same, times a scale; several between commas; repeatable",
         {
             "type": values.scaled_adapters,
@@ -34,6 +35,9 @@ SERVED: tuple[Flag, ...] = (
             "metavar": "FILE:SCALE",
         },
     ),
+)
+SERVED: tuple[Flag, ...] = (
+    *GIVEN,
     Served(
         "--lora-init-without-apply",
         ("server",),

@@ -104,7 +104,7 @@ def _pairs(folder: Path) -> dict[str, dict[str, StoredTensor]]:
     for name, tensor in stored.items():
         if (match := _PAIR.match(name)) is None:
             raise UnsupportedError(
-                f"{folder}: tensor '{name}' is no lora_A or lora_B of a linear module"
+                f"{folder}: tensor '{name}' is neither the lora_A nor the lora_B of a linear module"
             )
         if tensor.dtype not in GGML_TYPES:
             raise UnsupportedError(f"{folder}: tensor '{name}' has dtype {tensor.dtype}")
@@ -172,7 +172,7 @@ def _placed(
 
 
 def _neighbours(keys: Mapping[str, Any], name: str, rows: int) -> np.ndarray:
-    """Rows of heads in the order of GGUF files of such models: the halves of a head by turns."""
+    """Rows of heads in the order of GGUF files of such models: the halves of a head interleaved."""
     of_keys = "attention.head_count_kv" if "attn_k" in name else "attention.head_count"
     heads = keys.get(of_keys, keys["attention.head_count"])
     return np.arange(rows).reshape(int(heads), 2, -1).swapaxes(1, 2).reshape(-1)

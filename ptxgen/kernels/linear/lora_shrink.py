@@ -29,6 +29,10 @@ class LoraShrink(RowThreads, KernelSpec):
     its slot from 1 on (0: none) and ``adapter_scale`` (sequences,) f32 its scale. The A of matrix m
     is ``lora_a<m>`` (slots, rank, cols). Rows without an adapter get zeros; ``lora_slot`` (batch,)
     u32 repeats the slots by row. A CTA computes ``each`` of the ranks of a row.
+
+    With ``experts`` each pair of a row and one of the ``used`` ones in ``expert`` (batch, used) u32
+    is multiplied with the A of its expert: ``lora`` is (batch, used, ...), A (slots, experts, rank,
+    cols), and x (batch, used, cols) if ``by_pair``.
     """
 
     batch: int
@@ -39,6 +43,9 @@ class LoraShrink(RowThreads, KernelSpec):
     sequences: int
     element: Element = "f16"
     norm: Norm | None = None
+    experts: int = 0
+    used: int = 1
+    by_pair: bool = False
     each: int = 1
 
     name = "lora_shrink"
@@ -50,14 +57,17 @@ class LoraShrink(RowThreads, KernelSpec):
             raise PtxgenError(f"lora_shrink: {self.fields()}: all from 1")
         if self.norm is not None and (self.norm.kind != "rms" or self.norm.bias):
             raise PtxgenError(f"lora_shrink: {self.norm}: only an RMSNorm without bias")
+        if self.used < 1 or (not self.experts and (self.used > 1 or self.by_pair)):
+            raise PtxgenError(f"lora_shrink: {self.used} of {self.experts} experts")
         if self.rank % self.each or not 1 <= self.each <= MOST_EACH:
             raise PtxgenError(f"lora_shrink: {self.each} ranks a CTA of {self.rank}")
 
     @property
     def cut(self) -> LoraShrink:
         """The same with more ranks for a CTA the more rows there are."""
-        each, ranks = 1, self.batch * self.width
-        while each < MOST_EACH and self.rank % (2 * each) == 0 and ranks > each * CTAS:
+        each, ranks = 1, self.batch * self.used * self.width
+        most = MOST_EACH if self.warps <= 16 else MOST_EACH // 4  # registers
+        while each < most and self.rank % (2 * each) == 0 and ranks > each * CTAS:
             each *= 2
         return replace(self, each=each)
 
@@ -79,21 +89,23 @@ class LoraShrink(RowThreads, KernelSpec):
     @property
     def params(self) -> tuple[Param, ...]:
         weight = self.norm is not None and self.norm.weight
-        a = (self.slots, self.rank, "cols")
+        of = ("batch", "used") if self.experts else ("batch",)
+        a = (self.slots, *(("experts",) if self.experts else ()), self.rank, "cols")
         return (
-            Param("x", "f32", ("batch", "cols"), Access.IN),
+            Param("x", "f32", (*(of if self.by_pair else of[:1]), "cols"), Access.IN),
             *((Param("weight", "f32", ("cols",), Access.IN),) if weight else ()),
             Param("sequence", "u32", ("batch",), Access.IN),
             Param("adapter", "u32", ("sequences",), Access.IN),
             Param("adapter_scale", "f32", ("sequences",), Access.IN),
+            *((Param("expert", "u32", of, Access.IN),) if self.experts else ()),
             *(Param(f"lora_a{suffix}", self.element, a, Access.IN) for suffix in self.suffixes),
-            Param("lora", "f32", ("batch", self.width), Access.OUT),
+            Param("lora", "f32", (*of, self.width), Access.OUT),
             Param("lora_slot", "u32", ("batch",), Access.OUT),
         )
 
     @property
     def launch_shape(self) -> LaunchShape:
-        grid = (self.width // self.each, self.batch, 1)
+        grid = (self.width // self.each, self.batch * self.used, 1)
         return LaunchShape(grid=grid, block=(32 * self.warps, 1, 1))
 
     @property
@@ -105,13 +117,18 @@ class LoraShrink(RowThreads, KernelSpec):
         if self.norm is not None:
             x = self.norm(x, inputs.get("weight"))
         slots = inputs["adapter"][inputs["sequence"]]
-        lora = np.zeros((self.batch, self.width))
+        lora = np.zeros((self.batch, self.used, self.width))
+        x = x.reshape(self.batch, -1, self.cols)
         for row, slot in enumerate(slots):
-            if slot:
+            for number in range(self.used) if slot else ():
                 a = [inputs[f"lora_a{suffix}"][slot - 1] for suffix in self.suffixes]
+                if self.experts:
+                    a = [of[inputs["expert"][row, number]] for of in a]
                 scale = float(inputs["adapter_scale"][inputs["sequence"][row]])
-                lora[row] = scale * (np.concatenate(a).astype(np.float64) @ x[row])
-        return {"lora": lora.astype(np.float32), "lora_slot": slots.astype(np.uint32)}
+                of_pair = x[row, number if self.by_pair else 0]
+                lora[row, number] = scale * (np.concatenate(a).astype(np.float64) @ of_pair)
+        found = lora.astype(np.float32).reshape(self.shape_of(self.param("lora")))
+        return {"lora": found, "lora_slot": slots.astype(np.uint32)}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         dtype = np.dtype(element_dtype(self.element))
@@ -121,12 +138,15 @@ class LoraShrink(RowThreads, KernelSpec):
                 values = rng.standard_normal(self.shape_of(p))
                 inputs[p.name] = values.astype(dtype if p.name.startswith("lora_a") else np.float32)
         inputs["sequence"] = rng.integers(0, self.sequences, self.batch).astype(np.uint32)
+        if self.experts:
+            chosen = [rng.permutation(self.experts)[: self.used] for _ in range(self.batch)]
+            inputs["expert"] = np.array(chosen, np.uint32)
         adapter = np.arange(self.sequences) % (self.slots + 1)
         inputs["adapter"] = adapter[::-1].astype(np.uint32)
         return inputs
 
     def bytes_moved(self) -> int:
-        """With an adapter of its own for each row, as far as there are slots."""
+        """As if each row had an adapter of its own, up to the number of slots."""
         size = np.dtype(element_dtype(self.element)).itemsize
         used = min(self.batch, self.slots)
         return 4 * self.batch * (self.cols + self.width) + used * self.width * self.cols * size
@@ -141,7 +161,9 @@ class LoraShrink(RowThreads, KernelSpec):
             "norm": cls(1, 4096, 3, 2, 16, 2, norm=rms),
             "no weight": cls(2, 300, 2, 2, 8, 2, "f32", norm=Norm("rms", 1e-6, weight=False)),
             "many rows": cls(70, 1028, 2, 4, 32, 9, norm=rms).cut,
-            "long f32": cls(4, 8200, 1, 2, 24, 4, "f32", each=8),
+            "experts": cls(3, 96, 2, 2, 8, 3, experts=5, used=2).cut,
+            "pairs of experts": cls(2, 40, 1, 2, 8, 2, "f32", experts=4, used=3, by_pair=True),
+            "long f32": cls(4, 8200, 1, 2, 24, 4, "f32", each=4),
         }
 
     def flops(self) -> int:
