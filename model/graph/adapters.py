@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from urdir.model.families.adapters import AdapterRoom
 from urdir.model.families.stored import Linear
 from urdir.model.graph.evaluation import Evaluation, Floats
+from urdir.model.graph.experts import Experts, Route
 from urdir.model.graph.graph import Graph
 from urdir.model.graph.ops import Activate, Bound, Op, Product, Scale
 from urdir.model.graph.tensor import Tensor
@@ -56,7 +57,16 @@ def with_adapters(graph: Graph, room: AdapterRoom | None) -> Graph:
             group = [*_group(graph.ops[number:], op)]
             adapted |= dict(zip(group, group, strict=True))
             if some := [of for of in group if room.has(of.of)]:
-                _add(made, some, room, adapted)
+                adapt = _adapt(made, some[0].label, op.x, [of.of for of in some], room)
+                for place, of in enumerate(some):
+                    adapted[of] = replace(
+                        of, low=adapt.y, low_slot=adapt.slot, place=place, room=room
+                    )
+        elif isinstance(op, Route) and room.has(op.router.linear):
+            adapt = _adapt(made, op.label, op.x, [op.router.linear], room)
+            adapted[op] = replace(op, low=adapt.y, low_slot=adapt.slot, room=room)
+        elif isinstance(op, Experts) and any(of and room.has(of) for of in op.matrices):
+            adapted[op] = replace(op, room=room)
         made.add(adapted.get(op, op))
     return made
 
@@ -70,12 +80,8 @@ def _group(ops: Sequence[Op], first: Product) -> Iterator[Product]:
             return
 
 
-def _add(graph: Graph, group: Sequence[Product], room: AdapterRoom, adapted: dict[Op, Op]) -> None:
-    first = group[0]
-    rows = first.x.rows
-    y = Tensor("lora", rows, len(group) * room.rank)
-    slot = Tensor("lora slot", rows, 1, "u32")
-    of = tuple(product.of for product in group)
-    graph.add(Adapt(f"{first.label}.lora", y, first.x, of, slot, room))
-    for place, product in enumerate(group):
-        adapted[product] = replace(product, low=y, low_slot=slot, place=place, room=room)
+def _adapt(graph: Graph, label: str, x: Tensor, of: Sequence[Linear], room: AdapterRoom) -> Adapt:
+    y = Tensor("lora", x.rows, len(of) * room.rank)
+    made = Adapt(f"{label}.lora", y, x, tuple(of), Tensor("lora slot", x.rows, 1, "u32"), room)
+    graph.add(made)
+    return made

@@ -73,6 +73,14 @@ class Evaluation:
         y: Floats = low[:, : b.shape[1]] @ b.T
         return y
 
+    def adapted(self, of: Linear, expert: int, part: slice, x: Floats) -> Floats:
+        """B (A x) of one expert, with A (experts, rank, in) and B of all experts' rows."""
+        if of.matrix.name not in self._adapters:
+            return np.zeros(part.stop - part.start)
+        a, b = self._adapters[of.matrix.name]
+        y: Floats = b.reshape(-1, b.shape[-1])[part] @ (a[expert] @ x)
+        return y
+
     def turns(self, rope: RopeConfig) -> Any:
         """The table by which heads are rotated."""
         factors = None

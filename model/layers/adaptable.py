@@ -1,16 +1,17 @@
-"""Which tensors of a model take adapters: those of its products."""
+"""Which tensors of a model take adapters: those of its products, routers and experts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from urdir.model.errors import ConfigError, SettingsError, UnsupportedError
 from urdir.model.families.adapters import AdapterRoom, can_adapt, experts_of
 from urdir.model.families.config import Config
-from urdir.model.families.stored import StoredMatrix, stored_in
+from urdir.model.families.stored import Linear, StoredMatrix, stored_in
 from urdir.model.files.low_rank import Adapter
-from urdir.model.graph.ops import Product
+from urdir.model.graph.experts import Experts, Route
+from urdir.model.graph.ops import Op, Product
 from urdir.model.layers.builder import StepOps
 from urdir.model.layers.ends import embedding, head
 from urdir.model.layers.model import layers
@@ -23,10 +24,20 @@ def adaptable(config: Config) -> Mapping[str, StoredMatrix]:
     x = layers(step, embedding(step))
     assert x is not None
     head(step, x)
-    # columns in another order are those of a tensor that is made on the way
-    matrices = [op.of.matrix for op in step.graph.ops if isinstance(op, Product)]
+    matrices = [of.matrix for op in step.graph.ops for of in _matrices(op)]
     # the embedding looks its rows up, even where it is the output as well
     return {of.name: of for of in matrices if can_adapt(of) and of.name != config.embedding.name}
+
+
+def _matrices(op: Op) -> Iterator[Linear]:
+    """The matrices of an operation that take adapters: not those of experts whose input is
+    weighted, nor of a router whose products are scaled."""
+    if isinstance(op, Product):
+        yield op.of
+    elif isinstance(op, Route) and op.router.norm_scale == 1.0:
+        yield op.router.linear
+    elif isinstance(op, Experts) and not op.weigh_input:
+        yield from (of for of in op.matrices if of is not None)
 
 
 def is_interleaved(config: Config) -> bool:

@@ -1,4 +1,5 @@
-"""The second product of low-rank adapters where no product takes it as a step: of experts."""
+"""The second product of low-rank adapters where no product takes it as a step: of experts and of
+routers."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ class LoraExpand(KernelSpec):
 
     ``lora`` (batch, used, count * rank) f32 has the a at ``place`` (`LoraShrink`), ``lora_slot``
     (batch,) u32 the slots of rows from 1 on, 0 for none, ``expert`` (batch, used) u32 the experts.
-    B is ``lora_b`` (slots, experts, rows, rank).
+    If ``ordered``, y (pairs, rows) is in the ``order`` (batch, used) u32 of pairs (`GroupExperts`).
+    B is ``lora_b`` (slots, experts, rows, rank); of 1 expert there is no ``expert``.
     """
 
     batch: int
@@ -41,6 +43,7 @@ class LoraExpand(KernelSpec):
     place: int = 0
     count: int = 1
     summed: bool = False
+    ordered: bool = False
 
     name = "lora_expand"
     template = ("urdir.templates", "linear/lora_expand.ptx.j2")
@@ -64,7 +67,8 @@ class LoraExpand(KernelSpec):
             Param("lora", "f32", (*pairs, self.width), Access.IN),
             Param("lora_slot", "u32", ("batch",), Access.IN),
             Param("lora_b", self.element, (self.slots, "experts", *rows, "rank"), Access.IN),
-            Param("expert", "u32", pairs, Access.IN),
+            *((Param("expert", "u32", pairs, Access.IN),) if self.experts > 1 else ()),
+            *((Param("order", "u32", pairs, Access.IN),) if self.ordered else ()),
             *((Param("weight", "f32", pairs, Access.IN),) if self.summed else ()),
             Param("y", "f32", ("batch", *rows) if self.summed else (*pairs, *rows), Access.INOUT),
         )
@@ -82,13 +86,16 @@ class LoraExpand(KernelSpec):
         first = self.place * self.rank
         low = inputs["lora"].astype(np.float64)[..., first : first + self.rank]
         y = inputs["y"].astype(np.float64).copy()
+        order = inputs["order"].reshape(-1) if self.ordered else np.arange(self.batch * self.used)
+        places = np.argsort(order).reshape(self.batch, self.used)
         for row, slot in enumerate(inputs["lora_slot"]):
             for number in range(self.used) if slot else ():
-                b = inputs["lora_b"][slot - 1, inputs["expert"][row, number]].astype(np.float64)
+                expert = inputs["expert"][row, number] if self.experts > 1 else 0
+                b = inputs["lora_b"][slot - 1, expert].astype(np.float64)
                 if self.summed:
                     y[row] += float(inputs["weight"][row, number]) * (b @ low[row, number])
                 else:
-                    y[row, number] += b @ low[row, number]
+                    y.reshape(-1, self.rows)[places[row, number]] += b @ low[row, number]
         return {"y": y.astype(np.float32)}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
@@ -98,6 +105,11 @@ class LoraExpand(KernelSpec):
             values = rng.standard_normal(self.shape_of(p))
             inputs[p.name] = values.astype(dtype if p.name == "lora_b" else np.float32)
         inputs["lora_slot"] = random_slots(self.batch, self.slots, rng)
+        if self.ordered:
+            order = rng.permutation(self.batch * self.used).astype(np.uint32)
+            inputs["order"] = order.reshape(self.batch, self.used)
+        if self.experts == 1:
+            return inputs
         chosen = [rng.permutation(self.experts)[: self.used] for _ in range(self.batch)]
         inputs["expert"] = np.array(chosen, np.uint32)
         return inputs
@@ -106,7 +118,9 @@ class LoraExpand(KernelSpec):
     def examples(cls) -> Mapping[str, LoraExpand]:
         return {
             "one pair": cls(1, 5, 1, 8, 2, 1),
+            "no experts": cls(6, 9, 2, 8, 1, 1),
             "pairs": cls(5, 133, 2, 16, 4, 2, "f32", place=1, count=2),
+            "ordered": cls(4, 130, 2, 8, 4, 3, ordered=True),
             "summed": cls(3, 257, 2, 24, 6, 3, summed=True),
         }
 

@@ -32,7 +32,8 @@ class LoraShrink(RowThreads, KernelSpec):
 
     With ``experts`` each pair of a row and one of the ``used`` ones in ``expert`` (batch, used) u32
     is multiplied with the A of its expert: ``lora`` is (batch, used, ...), A (slots, experts, rank,
-    cols), and x (batch, used, cols) if ``by_pair``.
+    cols), and x (batch, used, cols) if ``by_pair``: in the ``order`` (batch, used) u32 of pairs if
+    ``ordered`` (`GroupExperts`).
     """
 
     batch: int
@@ -46,6 +47,7 @@ class LoraShrink(RowThreads, KernelSpec):
     experts: int = 0
     used: int = 1
     by_pair: bool = False
+    ordered: bool = False
     each: int = 1
 
     name = "lora_shrink"
@@ -57,7 +59,8 @@ class LoraShrink(RowThreads, KernelSpec):
             raise PtxgenError(f"lora_shrink: {self.fields()}: all from 1")
         if self.norm is not None and (self.norm.kind != "rms" or self.norm.bias):
             raise PtxgenError(f"lora_shrink: {self.norm}: only an RMSNorm without bias")
-        if self.used < 1 or (not self.experts and (self.used > 1 or self.by_pair)):
+        plain = self.used == 1 and not (self.by_pair or self.ordered)
+        if self.used < 1 or not (self.experts or plain):
             raise PtxgenError(f"lora_shrink: {self.used} of {self.experts} experts")
         if self.rank % self.each or not 1 <= self.each <= MOST_EACH:
             raise PtxgenError(f"lora_shrink: {self.each} ranks a CTA of {self.rank}")
@@ -98,6 +101,7 @@ class LoraShrink(RowThreads, KernelSpec):
             Param("adapter", "u32", ("sequences",), Access.IN),
             Param("adapter_scale", "f32", ("sequences",), Access.IN),
             *((Param("expert", "u32", of, Access.IN),) if self.experts else ()),
+            *((Param("order", "u32", of, Access.IN),) if self.ordered else ()),
             *(Param(f"lora_a{suffix}", self.element, a, Access.IN) for suffix in self.suffixes),
             Param("lora", "f32", (*of, self.width), Access.OUT),
             Param("lora_slot", "u32", ("batch",), Access.OUT),
@@ -118,6 +122,8 @@ class LoraShrink(RowThreads, KernelSpec):
             x = self.norm(x, inputs.get("weight"))
         slots = inputs["adapter"][inputs["sequence"]]
         lora = np.zeros((self.batch, self.used, self.width))
+        if self.ordered and self.by_pair:
+            x = x.reshape(-1, self.cols)[np.argsort(inputs["order"].reshape(-1))]
         x = x.reshape(self.batch, -1, self.cols)
         for row, slot in enumerate(slots):
             for number in range(self.used) if slot else ():
@@ -141,6 +147,9 @@ class LoraShrink(RowThreads, KernelSpec):
         if self.experts:
             chosen = [rng.permutation(self.experts)[: self.used] for _ in range(self.batch)]
             inputs["expert"] = np.array(chosen, np.uint32)
+        if self.ordered:
+            order = rng.permutation(self.batch * self.used).astype(np.uint32)
+            inputs["order"] = order.reshape(self.batch, self.used)
         adapter = np.arange(self.sequences) % (self.slots + 1)
         inputs["adapter"] = adapter[::-1].astype(np.uint32)
         return inputs
@@ -163,6 +172,9 @@ class LoraShrink(RowThreads, KernelSpec):
             "many rows": cls(70, 1028, 2, 4, 32, 9, norm=rms).cut,
             "experts": cls(3, 96, 2, 2, 8, 3, experts=5, used=2).cut,
             "pairs of experts": cls(2, 40, 1, 2, 8, 2, "f32", experts=4, used=3, by_pair=True),
+            "ordered": cls(
+                3, 40, 1, 2, 8, 2, experts=4, used=2, by_pair=True, ordered=True, norm=None
+            ),
             "long f32": cls(4, 8200, 1, 2, 24, 4, "f32", each=4),
         }
 

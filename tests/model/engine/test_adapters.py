@@ -39,8 +39,12 @@ MODULES = {
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small llama."""
-    path = tmp_path_factory.mktemp("adapters") / "llama.gguf"
-    path.write_bytes(lzma.decompress((DATA / "llama-dense.gguf.xz").read_bytes()))
+    return unpacked("llama-dense", tmp_path_factory.mktemp("adapters"))
+
+
+def unpacked(name: str, folder: Path) -> Path:
+    path = folder / f"{name}.gguf"
+    path.write_bytes(lzma.decompress((DATA / f"{name}.gguf.xz").read_bytes()))
     return path
 
 
@@ -49,11 +53,11 @@ def made(base: Path, seed: int, rank: int, *parts: str) -> dict[str, tuple[Any, 
     random, found = np.random.default_rng(seed), {}
     with Gguf(base) as file:
         for name, tensor in file.tensors.items():
-            if len(tensor.shape) == 2 and any(part in name for part in parts):
+            if len(tensor.shape) > 1 and any(part in name for part in parts):
                 dtype = np.float16 if len(found) % 2 else np.float32
-                rows, cols = tensor.shape
-                a = random.standard_normal((rank, cols)) / cols**0.5
-                b = random.standard_normal((rows, rank)) / rank**0.5
+                *experts, rows, cols = tensor.shape
+                a = random.standard_normal((*experts, rank, cols)) / cols**0.5
+                b = random.standard_normal((*experts, rows, rank)) / rank**0.5
                 found[name] = a.astype(dtype), b.astype(dtype)
     return found
 
@@ -104,8 +108,8 @@ def write_peft(folder: Path, matrices: Matrices, **fields: Any) -> Path:
 def merged(base: Path, reference_model: Any) -> Any:
     """Logits in float64 of the model with some adapters merged into its weights."""
 
-    def logits(tokens: list[int], *adapters: tuple[Matrices, float]) -> Any:
-        with Gguf(base) as file:
+    def logits(tokens: list[int], *adapters: tuple[Matrices, float], path: Path = base) -> Any:
+        with Gguf(path) as file:
             reference = reference_model(file, Config.of(file), 64)
             plain = reference._tensor
 
@@ -207,6 +211,28 @@ def test_prompts_and_rounded_activations(
     ) as opened:
         (found,) = logits_after(opened.session, TOKENS[:tokens])
     assert relative_rms(found, wanted) < 3e-3
+
+
+@pytest.mark.parametrize(("exact", "tokens"), [(True, 2), (False, 2), (False, 12)])
+def test_experts_and_routers(
+    tmp_path: Path, merged: Any, device_name: str, exact: bool, tokens: int
+) -> None:
+    """One row, few, and many, which are grouped by expert."""
+    path = unpacked("llama-moe", tmp_path)
+    matrices = made(path, 4, 4, "attn_v", "_exps.weight", "ffn_gate_inp")
+    file = write_gguf(tmp_path / "experts.gguf", matrices, alpha=2.0)
+    wanted = merged(TOKENS[: tokens + 1], (matrices, 2 / 4), path=path)[-2:]
+    with Engine.open(
+        path,
+        device=device_name,
+        context=16,
+        exact=exact,
+        kv_dtype="f32",
+        adapters=[(file, 1.0)],
+    ) as opened:
+        given = TOKENS[:tokens], TOKENS[tokens : tokens + 1]
+        found = np.stack(list(logits_after(opened.session, *given)))
+    assert relative_rms(found, wanted) < (2e-6 if exact else 5e-3)
 
 
 def _tokens(engine: Engine, adapters: Any) -> tuple[list[int], int]:
