@@ -11,7 +11,7 @@ from urdir.model.graph.recurrent import Convolve
 from urdir.model.graph.tensor import Tensor
 from urdir.model.lower.adapters import adapter_arguments
 from urdir.model.lower.arguments import without_none
-from urdir.model.lower.chain import Chain
+from urdir.model.lower.chain import Chain, adapted
 from urdir.model.lower.lowering import Begun, Lowering
 from urdir.model.lower.requests import next_norm, request_of, takes_few_normed
 from urdir.model.lower.states import StateStep, convolution, scan
@@ -54,7 +54,9 @@ def limits_allow(
             return False
     if chain.gain is not None:
         ends = replace(request_of(at, chain.rows, matrices), ends_block=True)
-        whole = matrices[0].bias is None and not matrices[0].is_partial
+        # biases and adapters come after the factor in the kernel
+        plain = matrices[0].bias is None and not adapted(chain.products)
+        whole = plain and not matrices[0].is_partial
         return whole and chain.rows == 1 and ends.fits_gemv
     return chain.then is None or goes_on(at, chain, request)
 
