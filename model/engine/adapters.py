@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from urdir.model.errors import BusyError, SettingsError
@@ -26,6 +28,28 @@ class AdapterPlace(NamedTuple):
 
     slot: int = 0
     scale: float = 1.0
+
+
+class AdapterScale(NamedTuple):
+    """An adapter, its file, and its scale in requests that name none."""
+
+    name: str
+    path: str
+    scale: float
+
+
+def adapter_names(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
+    """The names of adapters that are given together: those of their files, with a number where two
+    are the same."""
+    names: list[str] = []
+    for path in paths:
+        name, number = Path(path).absolute().name.removesuffix(".gguf"), 1
+        stem = name
+        while name in names:
+            number += 1
+            name = f"{stem}-{number}"
+        names.append(name)
+    return names
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +113,28 @@ class Adapters:
         self._last += 1
         self._loaded[name] = _Loaded(adapter, self._last)
 
+    def scales(self) -> tuple[AdapterScale, ...]:
+        """The loaded adapters in order, with their scales in requests that name none."""
+        chosen = dict(self.default)
+        return tuple(
+            AdapterScale(name, str(of.adapter.path), chosen.get(name, 0.0))
+            for name, of in self._loaded.items()
+        )
+
+    def set_scales(self, scales: Mapping[int, float]) -> None:
+        """Choose the scales of requests that name no adapters, by place; 0 of the others. Raises
+        SettingsError for a place that none has."""
+        names = [*self._loaded]
+        for place in scales:
+            if not 0 <= place < len(names):
+                raise SettingsError(f"no adapter {place}: {len(names)} are loaded")
+        self.default = tuple((names[place], scale) for place, scale in scales.items() if scale)
+
     def load_all(self, adapters: Sequence[tuple[Adapter, float]]) -> None:
         """Load adapters, each under its file's name (and a number, if another has that), for all
         requests that name none."""
-        for adapter, scale in adapters:
-            name, number = adapter.name, 1
-            while name in self._loaded:
-                number += 1
-                name = f"{adapter.name}-{number}"
+        names = adapter_names([adapter.path for adapter, _ in adapters])
+        for name, (adapter, scale) in zip(names, adapters, strict=True):
             self.add(name, adapter)
             self.default += ((name, scale),)
 

@@ -26,7 +26,8 @@ def adaptable(config: Config) -> Mapping[str, StoredMatrix]:
     head(step, x)
     matrices = [of.matrix for op in step.graph.ops for of in _matrices(op)]
     # the embedding looks its rows up, even where it is the output as well
-    return {of.name: of for of in matrices if can_adapt(of) and of.name != config.embedding.name}
+    takes = [of for of in matrices if can_adapt(of) and len(of.shape) > 1]
+    return {of.name: of for of in takes if of.name != config.embedding.name}
 
 
 def _matrices(op: Op) -> Iterator[Linear]:

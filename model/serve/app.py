@@ -33,7 +33,6 @@ _REFUSED = {
     "/completion": "has OpenAI's API only; use /v1/completions",
     "/embedding": "has no embeddings",
     "/infill": "has no infilling; use /v1/completions",
-    "/lora-adapters": "has no LoRA adapters",
     "/props": "has no settings to change; /v1/models has the context",
     "/rerank": "has no reranking",
     "/slots": "has no slots; /metrics counts running and queued requests",
@@ -64,6 +63,7 @@ def make_app(
         Route("/v1/models/{name:path}", endpoints.model),
         Route("/v1/completions", endpoints.completions, methods=["POST"]),
         Route("/v1/chat/completions", endpoints.chat, methods=["POST"]),
+        Route("/lora-adapters", endpoints.adapters, methods=["GET", "POST"]),
         Route("/tokenize", endpoints.text_job(tokenize), methods=["POST"]),
         Route("/detokenize", endpoints.text_job(detokenize), methods=["POST"]),
     ]

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -13,7 +14,7 @@ from starlette.responses import Response
 
 from urdir.model.engine.requests.request import Request as EngineRequest
 from urdir.model.serve.answers import Usage, together
-from urdir.model.serve.bodies import Bodies, parse_body
+from urdir.model.serve.bodies import Bodies, parse_body, parse_json
 from urdir.model.serve.chats import ChatRequest, ChatShape, read_chat
 from urdir.model.serve.completions import CompletionShape, read_completion
 from urdir.model.serve.conversations import template_of
@@ -23,7 +24,7 @@ from urdir.model.serve.interface import AsyncService, Json, ServedModel
 from urdir.model.serve.json_response import JsonResponse
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.metrics import ServerMetrics
-from urdir.model.serve.parameters import Parameters
+from urdir.model.serve.parameters import Parameters, read_scales
 from urdir.model.serve.prefix_scope import CALLER
 from urdir.model.serve.stream import AnswerResponse, Shape, while_connected
 from urdir.model.serve.text_thread import Run, TextThread
@@ -65,15 +66,32 @@ class Endpoints:
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
-        data = [self._model_json(name) for name in self._model.names]
+        names = (*self._model.names, *(name for name, _ in self._model.adapters))
+        data = [self._model_json(name) for name in names]
         return JsonResponse({"object": "list", "data": data})
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/NAME."""
         name = request.path_params["name"]
-        if name not in self._model.names:
-            raise unknown_model(name, self._model.names)
+        names = (*self._model.names, *(name for name, _ in self._model.adapters))
+        if name not in names:
+            raise unknown_model(name, names)
         return JsonResponse(self._model_json(name))
+
+    async def adapters(self, request: Request) -> Response:
+        """GET /lora-adapters: all adapters, with their scales in requests that name none, as
+        llama-server has them; POST sets these, 0 of those that are not in the list."""
+        scales = None
+        if request.method == "POST":
+            async with self._bodies.body(request) as body:
+                listed = Fields({"body": parse_json(body, self._limits)})
+            scales = read_scales(listed, "body", len(self._model.adapters)) or {}
+        found = await self._service.adapters(scales)
+        data: Any = [
+            {"id": place, "path": Path(of.path).name, "name": of.name, "scale": of.scale}
+            for place, of in enumerate(found)
+        ]
+        return JsonResponse(data)
 
     def text_job(
         self, job: Callable[[Fields, ServedModel, Limits], Json]

@@ -80,7 +80,10 @@ def _sampling_rows() -> Iterator[_Row]:
 
 #: Names, endpoints, origins, note. Names of a row are served together.
 _SERVED: tuple[_Row, ...] = (
-    ("model", _BOTH, "OVL", "a name of the model; another one is a 404, none is that model"),
+    ("model", _BOTH, "OVL",
+     "a name of the model, or of a LoRA adapter; another one is a 404, none is that model"),
+    ("lora", _BOTH, "L",
+     "a list of `{id, scale}`: the adapters of this answer, by their place in /lora-adapters"),
     ("messages", (CHAT, TOKENS), "OVL",
      "text only: parts of type `text` are joined by line breaks. `developer` becomes `system` "
      "where the template does not know it. A last message by the assistant is continued, unless "
@@ -162,7 +165,6 @@ _REFUSED: tuple[tuple[str, tuple[str, ...], str, str, tuple[Any, ...]], ...] = (
     ("n_probs", _BOTH, "L", "use `logprobs`", (0,)),
     ("post_sampling_probs", _BOTH, "L", "log-probabilities are the model's", UNSET),
     ("t_max_predict_ms", _BOTH, "L", "use `max_tokens`", (0, -1)),
-    ("lora", _BOTH, "L", "LoRA adapters are not supported", ([],)),
     ("return_tokens", _BOTH, "L", "token ids are not returned: use /tokenize", UNSET),
     ("return_token_ids return_tokens_as_token_ids", _BOTH, "V",
      "token ids are not returned: use /tokenize", UNSET),

@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from urdir.driver.errors import loses_device
-from urdir.model.engine.adapters import Choice
+from urdir.model.engine.adapters import AdapterScale, Choice
 from urdir.model.engine.requests.answer import Answer
 from urdir.model.engine.requests.choices import Choose, DeviceChoices, HostChoices
 from urdir.model.engine.requests.device_lost import DeviceLostError
@@ -143,6 +143,17 @@ class AnswerLoop(Owner):
         """End a request that has not ended because its text has a stop string; its ending is
         delivered."""
         self._answers.stop(answer)
+
+    def adapters(self, scales: Mapping[int, float] | None) -> tuple[AdapterScale, ...]:
+        """The LoRA adapters, after their ``scales`` in requests that name none are set, if given.
+        Callable from any thread. Raises SettingsError."""
+        if (adapters := self._session.adapters) is None:
+            if scales:
+                raise SettingsError("no adapters are loaded")
+            return ()
+        if scales is not None:
+            adapters.set_scales(scales)
+        return adapters.scales()
 
     # ---- rounds ----
 

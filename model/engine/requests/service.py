@@ -13,6 +13,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Protocol
 
 from urdir.driver.errors import DriverError
+from urdir.model.engine.adapters import AdapterScale
 from urdir.model.engine.requests.answer import Answer
 from urdir.model.engine.requests.answer_loop import AnswerLoop
 from urdir.model.engine.requests.answer_text import AnswerText
@@ -110,6 +111,10 @@ class Service(Owner):
     def stop(self, answer: Answer) -> None:
         """End a request because its text has a stop string; its ending is delivered."""
         self._inbox.put(lambda: self._loop.stop(answer))
+
+    def adapters(self, scales: Mapping[int, float] | None = None) -> tuple[AdapterScale, ...]:
+        """See `AnswerLoop.adapters`."""
+        return self._loop.adapters(scales)
 
     @property
     def lost(self) -> Exception | None:

@@ -11,7 +11,7 @@ import os
 import selectors
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -21,6 +21,7 @@ from urdir.model.owner import Owner
 from urdir.model.serve.apart import wire
 
 if TYPE_CHECKING:
+    from urdir.model.engine.adapters import AdapterScale
     from urdir.model.engine.requests.answer import Answer
     from urdir.model.engine.requests.metrics import Metrics
     from urdir.model.engine.requests.request import Item, Request
@@ -52,6 +53,9 @@ class Engine(Protocol):
         """See `Service`."""
 
     def cancel(self, answer: Answer) -> None:
+        """See `Service`."""
+
+    def adapters(self, scales: Mapping[int, float] | None) -> tuple[AdapterScale, ...]:
         """See `Service`."""
 
     def metrics(self) -> Metrics:
@@ -114,7 +118,7 @@ class Desk:
                     engine.cancel(answer)
             case wire.Check():
                 self._compilers.submit(self._reply, call.number, partial(_check, engine, call))
-            case wire.Query():
+            case wire.Query() | wire.Scales():
                 self._reply(call.number, partial(_query, engine, call))
             case wire.Ready():
                 self.failure = call.failure
@@ -204,7 +208,9 @@ def _check(engine: Engine, call: wire.Check) -> wire.Told:
     return wire.Told(call.number)
 
 
-def _query(engine: Engine, call: wire.Query) -> wire.Told:
+def _query(engine: Engine, call: wire.Query | wire.Scales) -> wire.Told:
+    if isinstance(call, wire.Scales):
+        return wire.Told(call.number, adapters=engine.adapters(call.scales))
     if engine.lost is not None:
         raise engine.lost
     return wire.Told(call.number, metrics=engine.metrics())

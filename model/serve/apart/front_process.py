@@ -70,7 +70,8 @@ async def _serve(
     link = await EngineLink.connect(texts.tokenizer, connection)
     context = await link.context
     defaults = front.defaults(texts.file.metadata)
-    link.model = EngineModel(texts, front.names(texts.name), context, defaults)
+    names = front.names(texts.name)
+    link.model = EngineModel(texts, names, context, defaults, front.adapters)
     limits = replace(front.limits, connections=room(front.limits.connections))
     server = _Server(link, front.access, limits, counts=counts)
 

@@ -15,6 +15,7 @@ import msgspec
 
 from urdir.driver.errors import DeviceNameError, DriverError
 from urdir.model import errors
+from urdir.model.engine.adapters import AdapterScale
 from urdir.model.engine.requests.device_lost import DeviceLostError
 from urdir.model.engine.requests.metrics import Metrics
 from urdir.model.engine.requests.request import Ending, Item, Piece, Request, TokenChoice
@@ -110,6 +111,7 @@ class Ask(msgspec.Struct, tag=True, array_like=True):
     scope: bytes
     drafts: bool
     draft_p_min: float | None
+    adapters: tuple[tuple[str, float], ...] | None
 
     @classmethod
     def of(cls, number: int, request: Request) -> Ask:
@@ -148,7 +150,14 @@ class Query(msgspec.Struct, tag=True, array_like=True):
     number: int
 
 
-Call = Ready | Ask | Stop | Cancel | Check | Query
+class Scales(msgspec.Struct, tag=True, array_like=True):
+    """The answer has the LoRA adapters, after their scales are set, if given; or a failure."""
+
+    number: int
+    scales: dict[int, float] | None
+
+
+Call = Ready | Ask | Stop | Cancel | Check | Query | Scales
 
 # ---- from the engine ----
 
@@ -163,6 +172,7 @@ class Told(msgspec.Struct, array_like=True, omit_defaults=True):
     ending: Ending | None = None
     failure: Failure | None = None
     metrics: Metrics | None = None
+    adapters: tuple[AdapterScale, ...] = ()
 
     @classmethod
     def of(cls, number: int, item: Item) -> Told:
