@@ -12,7 +12,7 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.epilogue.adapted import Element, check_slots, element_dtype
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.row_threads import RowThreads
-from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance
+from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
 
 #: CTAs of a launch from which on a CTA computes several ranks: two for each SM of a large GPU.
 CTAS = 264
@@ -34,6 +34,9 @@ class LoraShrink(RowThreads, KernelSpec):
     is multiplied with the A of its expert: ``lora`` is (batch, used, ...), A (slots, experts, rank,
     cols), and x (batch, used, cols) if ``by_pair``: in the ``order`` (batch, used) u32 of pairs if
     ``ordered`` (`GroupExperts`).
+
+    The next launch, which adds B a, may start at once: it waits for this one, and reads nothing
+    before that of the launch that makes x.
     """
 
     batch: int
@@ -69,10 +72,15 @@ class LoraShrink(RowThreads, KernelSpec):
     def cut(self) -> LoraShrink:
         """The same with more ranks for a CTA the more rows there are."""
         each, ranks = 1, self.batch * self.used * self.width
-        most = MOST_EACH if self.warps <= 16 else MOST_EACH // 4  # registers
-        while each < most and self.rank % (2 * each) == 0 and ranks > each * CTAS:
+        while each < MOST_EACH and self.rank % (2 * each) == 0 and ranks > each * CTAS:
             each *= 2
         return replace(self, each=each)
+
+    @property
+    def warps(self) -> int:
+        """Warps per CTA: 32 values per thread, so that an SM has room for the products before and
+        after it."""
+        return min(16, ceil_div(self.cols, 32 * 32))
 
     @property
     def width(self) -> int:
@@ -166,7 +174,7 @@ class LoraShrink(RowThreads, KernelSpec):
         return {
             "one row": cls(1, 64, 1, 1, 8, 1),
             "odd columns": cls(2, 37, 2, 3, 8, 3, norm=rms),
-            "odd f32": cls(3, 53, 1, 2, 16, 4, "f32", each=4),
+            "odd f32": cls(3, 53, 1, 2, 16, 4, "f32", each=8),
             "norm": cls(1, 4096, 3, 2, 16, 2, norm=rms),
             "no weight": cls(2, 300, 2, 2, 8, 2, "f32", norm=Norm("rms", 1e-6, weight=False)),
             "many rows": cls(70, 1028, 2, 4, 32, 9, norm=rms).cut,
@@ -175,7 +183,7 @@ class LoraShrink(RowThreads, KernelSpec):
             "ordered": cls(
                 3, 40, 1, 2, 8, 2, experts=4, used=2, by_pair=True, ordered=True, norm=None
             ),
-            "long f32": cls(4, 8200, 1, 2, 24, 4, "f32", each=4),
+            "long f32": cls(4, 8200, 1, 2, 24, 4, "f32", each=8),
         }
 
     def flops(self) -> int:
