@@ -23,6 +23,7 @@ from urdir.model.families.config import Config
 from urdir.model.files.adapter import open_adapter
 from urdir.model.files.gguf import Gguf
 from urdir.model.files.safetensors import read_safetensors
+from urdir.model.memory.draft_settings import DraftSettings
 from urdir.model.verify.conformance import relative_rms
 
 DATA = Path(__file__).parents[2] / "data" / "families"
@@ -272,6 +273,49 @@ def test_adapters_come_and_go(engine: Engine, base: Path, tmp_path: Path, merged
     for _ in before:
         wanted.append(int(np.argmax(merged(wanted, (other, 2 / 3))[-1])))
     assert before == wanted[len(TOKENS) :] != after
+
+
+@pytest.mark.parametrize("split", ["tensors", "layers"])
+def test_several_devices(
+    base: Path, two: Any, merged: Any, device_name: str, needs_gpus: Any, split: Any
+) -> None:
+    """Each has A and B of its columns and rows."""
+    needs_gpus(2)
+    wanted = merged(TOKENS[:5], (two[1][0], SCALES[0]), (two[1][1], -0.5 * SCALES[1]))[-2:]
+    with Engine.open(
+        base,
+        device=device_name,
+        gpus=2,
+        split=split,
+        context=16,
+        exact=True,
+        kv_dtype="f32",
+        adapters=[*zip(two[0], (1.0, -0.5), strict=True)],
+        max_adapter_rank=13,
+    ) as opened:
+        found = np.stack(list(logits_after(opened.session, TOKENS[:4], TOKENS[4:5])))
+    assert relative_rms(found, wanted) < 2e-6
+
+
+def test_drafts_are_verified_with_the_adapters(base: Path, two: Any, device_name: str) -> None:
+    answers = []
+    for drafts in (None, DraftSettings(most=2, least=2)):
+        with Engine.open(
+            base,
+            device=device_name,
+            context=48,
+            exact=True,
+            kv_dtype="f32",
+            adapters=[(two[0][0], 1.0)],
+            drafts=drafts,
+        ) as opened:
+            request = Request(prompt=(5, 6, 7, 8) * 3, settings=GREEDY, limit=8)
+            generation = Generation(opened.session, None, request)
+            for _ in generation.pieces():
+                pass
+            answers.append(generation.tokens)
+    assert generation.statistics.drafted_tokens > 0
+    assert answers[0] == answers[1]
 
 
 @pytest.mark.references("adapters", [])
