@@ -15,12 +15,14 @@ from urdir.model.lower.rows import Rows
 from urdir.model.lower.rule import Rule
 from urdir.model.lower.stream import append_norm
 from urdir.ptxgen.kernels.linear.lora_shrink import LoraShrink
+from urdir.ptxgen.kernels.linear.lora_shrink_rows import LEAST_ROWS, LoraShrinkRows
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
 
 # One object for equal kernels, with its cached properties.
 _shrink = lru_cache(maxsize=256)(LoraShrink)
+_shrink_rows = lru_cache(maxsize=256)(LoraShrinkRows)
 
 
 def lower_normed_adapt(at: Lowering, ops: Sequence[Op]) -> bool:
@@ -50,7 +52,8 @@ def lower_adapt(at: Lowering, ops: Sequence[Op]) -> bool:
     assert rows.adapter is not None
     layer = None if norm is None else at.norm(norm.of)
     room, sequences = of.room, rows.adapter.nbytes // 4
-    kernel = _shrink(
+    many = of.x.rows >= LEAST_ROWS
+    kernel = (_shrink_rows if many else _shrink)(
         *(of.x.rows, of.x.width, len(of.of), room.slots, room.rank, sequences, room.element),
         norm=layer and layer.norm,
     )
@@ -58,7 +61,7 @@ def lower_adapt(at: Lowering, ops: Sequence[Op]) -> bool:
     for suffix, linear in zip(kernel.suffixes, of.of, strict=True):
         matrices[f"lora_a{suffix}"] = at.parts.weights.lora(linear)[0]
     at.launch(
-        kernel.cut,
+        kernel if many else kernel.cut,
         of.label,
         x=x if norm is None else at.place(norm.x),
         weight=None if layer is None else layer.weight,

@@ -23,6 +23,7 @@ from urdir.model.families.config import Config
 from urdir.model.files.adapter import open_adapter
 from urdir.model.files.gguf import Gguf
 from urdir.model.files.safetensors import read_safetensors
+from urdir.model.lower import adapters as lower_adapters
 from urdir.model.memory.draft_settings import DraftSettings
 from urdir.model.verify.conformance import relative_rms
 
@@ -193,9 +194,15 @@ def test_rows_of_one_step_have_adapters_of_their_own(engine: Engine, two: Any, m
 
 @pytest.mark.parametrize("tokens", [3, 12])
 def test_prompts_and_rounded_activations(
-    base: Path, two: Any, merged: Any, device_name: str, tokens: int
+    base: Path,
+    two: Any,
+    merged: Any,
+    device_name: str,
+    tokens: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Few rows and many; the products of many take packed activations."""
+    monkeypatch.setattr(lower_adapters, "LEAST_ROWS", 12)  # those of `LoraShrinkRows`
     wanted = merged(TOKENS[:tokens], *zip(two[1], SCALES, strict=True))[-1]
     with Engine.open(
         base, device=device_name, context=16, adapters=[(f, 1.0) for f in two[0]]
