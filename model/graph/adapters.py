@@ -16,26 +16,16 @@ from urdir.model.graph.tensor import Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adapt(Op):
-    """y (rows, rank of each matrix of ``of``) = scale * A x of each row's adapter; ``slot`` (rows,)
-    u32 is the number of its slot from 1 on, 0 for none."""
+    """y (rows, rank of each matrix of ``of``) = scale * A x of each row's adapter."""
 
     word = "adapt"
     x: Tensor
     of: tuple[Linear, ...]
-    slot: Tensor
     room: AdapterRoom
 
     def __post_init__(self) -> None:
         self._check(self.y.width == len(self.of) * self.room.rank, "the ranks differ")
         self._check(all(of.cols == self.x.width for of in self.of), "the columns differ")
-
-    @property
-    def reads(self) -> tuple[Tensor, ...]:
-        return (self.x,)
-
-    @property
-    def makes(self) -> tuple[Tensor, ...]:
-        return (self.y, self.slot)
 
     def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
         return at.shrunk(self.of, x[0], self.room.rank)
@@ -59,12 +49,10 @@ def with_adapters(graph: Graph, room: AdapterRoom | None) -> Graph:
             if some := [of for of in group if room.has(of.of)]:
                 adapt = _adapt(made, some[0].label, op.x, [of.of for of in some], room)
                 for place, of in enumerate(some):
-                    adapted[of] = replace(
-                        of, low=adapt.y, low_slot=adapt.slot, place=place, room=room
-                    )
+                    adapted[of] = replace(of, low=adapt.y, place=place, room=room)
         elif isinstance(op, Route) and room.has(op.router.linear):
             adapt = _adapt(made, op.label, op.x, [op.router.linear], room)
-            adapted[op] = replace(op, low=adapt.y, low_slot=adapt.slot, room=room)
+            adapted[op] = replace(op, low=adapt.y, room=room)
         elif isinstance(op, Experts) and any(of and room.has(of) for of in op.matrices):
             adapted[op] = replace(op, room=room)
         made.add(adapted.get(op, op))
@@ -82,6 +70,6 @@ def _group(ops: Sequence[Op], first: Product) -> Iterator[Product]:
 
 def _adapt(graph: Graph, label: str, x: Tensor, of: Sequence[Linear], room: AdapterRoom) -> Adapt:
     y = Tensor("lora", x.rows, len(of) * room.rank)
-    made = Adapt(f"{label}.lora", y, x, tuple(of), Tensor("lora slot", x.rows, 1, "u32"), room)
+    made = Adapt(f"{label}.lora", y, x, tuple(of), room)
     graph.add(made)
     return made

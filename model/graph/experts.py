@@ -26,7 +26,6 @@ class Route(Op):
     router: Router
     scale: float = 1.0
     low: Tensor | None = None
-    low_slot: Tensor | None = None
     room: AdapterRoom | None = None
 
     def __post_init__(self) -> None:

@@ -131,14 +131,13 @@ class Norm(Op):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Product(Op):
-    """y = W x (+ bias) (+ B a of each row's adapter, with the a at a ``place`` of ``low`` and its
-    slot, as `Adapt` makes them)."""
+    """y = W x (+ bias) (+ B a of each row's adapter, with the a at a ``place`` of ``low``, as
+    `Adapt` makes it)."""
 
     word = "product"
     x: Tensor
     of: Linear
     low: Tensor | None = None
-    low_slot: Tensor | None = None
     place: int = 0
     room: AdapterRoom | None = None
 

@@ -25,6 +25,10 @@ _shrink = lru_cache(maxsize=256)(LoraShrink)
 _shrink_rows = lru_cache(maxsize=256)(LoraShrinkRows)
 
 
+#: The slots of rows, as the last launch for an A has left them.
+SLOTS = "lora slot"
+
+
 def lower_normed_adapt(at: Lowering, ops: Sequence[Op]) -> bool:
     """norm adapt: the norm that the products compute as well."""
     norm, of = ops
@@ -69,7 +73,7 @@ def lower_adapt(at: Lowering, ops: Sequence[Op]) -> bool:
         adapter=rows.adapter,
         adapter_scale=rows.adapter_scale,
         lora=at.place(of.y),
-        lora_slot=at.place(of.slot),
+        lora_slot=at.work[SLOTS],
         **matrices,
     )
     return True
@@ -93,13 +97,13 @@ def adapter_arguments(
     """What the step `Adapted` of a launch takes, for ``count`` vectors from ``first`` on."""
     launch: dict[str, Slice] = {}
     for number, of in enumerate(products):
-        if of.low is None or of.low_slot is None:
+        if of.low is None:
             continue
         suffix = "_up" if pair and number else number or ""
         launch[f"lora_b{suffix}"] = at.parts.weights.lora(of.of)[1]
         nbytes = 4 * of.low.width
         launch["lora"] = at.place(of.low).slice(first * nbytes, count * nbytes)
-        launch["lora_slot"] = at.place(of.low_slot).slice(4 * first, 4 * count)
+        launch["lora_slot"] = at.work[SLOTS].slice(4 * first, 4 * count)
     return launch
 
 

@@ -15,7 +15,7 @@ from urdir.model.graph.adapters import Adapt
 from urdir.model.graph.experts import Experts, Route
 from urdir.model.graph.ops import Add, Norm, Op, Product
 from urdir.model.graph.tensor import Tensor
-from urdir.model.lower.adapters import rows_of_tensor
+from urdir.model.lower.adapters import SLOTS, rows_of_tensor
 from urdir.model.lower.chain import Chain
 from urdir.model.lower.experts.adapters import ExpertAdapters
 from urdir.model.lower.experts.grouped_gemm import GroupedGemm
@@ -174,7 +174,7 @@ def _append_logits(
             expand,
             f"{of.label}.lora_b",
             lora=at.place(of.low),
-            lora_slot=None if of.low_slot is None else at.place(of.low_slot),
+            lora_slot=at.work[SLOTS],
             lora_b=at.parts.weights.lora(of.router.linear)[1],
             y=at.work["router logits"],
         )
@@ -183,7 +183,7 @@ def _append_logits(
 def _append_product(at: Lowering, of: Route, norm: Norm | None) -> None:
     """The logits as any other product."""
     y = Tensor("router logits", of.x.rows, of.router.experts)
-    product = Product(of.label, y, of.x, of.router.linear, of.low, of.low_slot, 0, of.room)
+    product = Product(of.label, y, of.x, of.router.linear, of.low, 0, of.room)
     ends = Scaled.by(of.router.norm_scale)
     x = of.x if norm is None else norm.x
     lowered = lower_chain(at, Chain(x, norm=norm, products=[product], ends=ends, results=[y]))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from urdir.model.families.adapters import AdapterRoom
 from urdir.model.families.stored import Linear
 from urdir.model.graph.experts import Experts
+from urdir.model.lower.adapters import SLOTS
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.rows import Rows
 from urdir.ptxgen.kernels.linear.lora_expand import LoraExpand
@@ -64,7 +65,7 @@ class ExpertAdapters:
         assert rows.adapter is not None
         count, experts, used = self.of.x.rows, self.of.selection.experts, self.of.selection.used
         ordered = at.takes_gemm(count)  # as `GroupedGemm` leaves its first products
-        low, slot, expert = at.work["expert lora"], at.work["lora slot"], at.work["expert"]
+        low, slot, expert = at.work["expert lora"], at.work[SLOTS], at.work["expert"]
         shrink = _shrink(
             *(count, cols, len(found), room.slots, room.rank, rows.adapter.nbytes // 4),
             room.element,
