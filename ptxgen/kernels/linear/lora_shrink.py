@@ -35,6 +35,9 @@ class LoraShrink(RowThreads, KernelSpec):
     cols), and x (batch, used, cols) if ``by_pair``: in the ``order`` (batch, used) u32 of pairs if
     ``ordered`` (`GroupExperts`).
 
+    With ``outs``, the rows of the products, the B of each matrix, ``lora_b<m>`` (slots, outs,
+    rank), are requested for the L2 cache: they come while the product reads its weights.
+
     The next launch, which adds B a, may start at once: it waits for this one, and reads nothing
     before that of the launch that makes x.
     """
@@ -51,6 +54,7 @@ class LoraShrink(RowThreads, KernelSpec):
     used: int = 1
     by_pair: bool = False
     ordered: bool = False
+    outs: tuple[int, ...] = ()
     each: int = 1
 
     name = "lora_shrink"
@@ -65,6 +69,8 @@ class LoraShrink(RowThreads, KernelSpec):
         plain = self.used == 1 and not (self.by_pair or self.ordered)
         if self.used < 1 or not (self.experts or plain):
             raise PtxgenError(f"lora_shrink: {self.used} of {self.experts} experts")
+        if self.outs and (len(self.outs) != self.matrices or self.experts):
+            raise PtxgenError(f"lora_shrink: rows {self.outs} of {self.matrices} matrices")
         if self.rank % self.each or not 1 <= self.each <= MOST_EACH:
             raise PtxgenError(f"lora_shrink: {self.each} ranks a CTA of {self.rank}")
 
@@ -111,6 +117,10 @@ class LoraShrink(RowThreads, KernelSpec):
             *((Param("expert", "u32", of, Access.IN),) if self.experts else ()),
             *((Param("order", "u32", of, Access.IN),) if self.ordered else ()),
             *(Param(f"lora_a{suffix}", self.element, a, Access.IN) for suffix in self.suffixes),
+            *(
+                Param(f"lora_b{suffix}", self.element, (self.slots, rows, self.rank), Access.IN)
+                for suffix, rows in zip(self.suffixes[: len(self.outs)], self.outs, strict=True)
+            ),
             Param("lora", "f32", (*of, self.width), Access.OUT),
             Param("lora_slot", "u32", ("batch",), Access.OUT),
         )
@@ -150,7 +160,7 @@ class LoraShrink(RowThreads, KernelSpec):
         for p in self.params:
             if p.access is Access.IN:
                 values = rng.standard_normal(self.shape_of(p))
-                inputs[p.name] = values.astype(dtype if p.name.startswith("lora_a") else np.float32)
+                inputs[p.name] = values.astype(dtype if p.name.startswith("lora_") else np.float32)
         inputs["sequence"] = rng.integers(0, self.sequences, self.batch).astype(np.uint32)
         if self.experts:
             chosen = [rng.permutation(self.experts)[: self.used] for _ in range(self.batch)]
@@ -178,6 +188,7 @@ class LoraShrink(RowThreads, KernelSpec):
             "norm": cls(1, 4096, 3, 2, 16, 2, norm=rms),
             "no weight": cls(2, 300, 2, 2, 8, 2, "f32", norm=Norm("rms", 1e-6, weight=False)),
             "many rows": cls(70, 1028, 2, 4, 32, 9, norm=rms).cut,
+            "with B": cls(2, 64, 2, 2, 8, 2, outs=(70, 33)),
             "experts": cls(3, 96, 2, 2, 8, 3, experts=5, used=2).cut,
             "pairs of experts": cls(2, 40, 1, 2, 8, 2, "f32", experts=4, used=3, by_pair=True),
             "ordered": cls(
