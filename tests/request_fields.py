@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from urdir.model.serve.request_fields import FIELDS, UNSET, Handling, RequestField
+from urdir.model.serve.request_fields import ALL, FIELDS, UNSET, Handling, RequestField
 
 README = Path(__file__).parents[1] / "model" / "serve" / "README.md"
 _HEADS = {
@@ -44,7 +44,8 @@ def _table(handling: Handling) -> str:
 def _row(fields: list[RequestField], length: int) -> tuple[str, ...]:
     first = fields[0]
     names = ", ".join(f"`{field.name}`" for field in fields)
-    cells = (names, ", ".join(first.endpoints), first.origins, first.note, _passes(first.neutral))
+    where = "all" if first.endpoints == ALL else ", ".join(first.endpoints)
+    cells = (names, where, first.origins, first.note, _passes(first.neutral))
     return tuple(cell.replace("|", "\\|") for cell in cells[:length])
 
 

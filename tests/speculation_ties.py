@@ -1,11 +1,14 @@
 """How often steps of several rows choose another token than steps of one, in default arithmetic.
 
 They take other kernels, so that two tokens whose logits are almost equal may change places. Greedy
-answers of random prompts, with n-gram drafts (always three) and without, are compared up to the
-first token that differs; a draft that is rejected is compared, too, as its row has chosen a token.
+answers of random prompts, with drafts (always three; n-grams, or those of a draft model) and
+without, are compared up to the first token that differs; a draft that is rejected is compared, too,
+as its row has chosen a token.
 
     PYTHONPATH=.src:. python tests/speculation_ties.py                    the demo model
+    PYTHONPATH=.src:. python tests/speculation_ties.py --draft demo-draft
     PYTHONPATH=.src:. python tests/speculation_ties.py --shape llama-3.1-8b --prompts 50
+    PYTHONPATH=.src:. python tests/speculation_ties.py --device emulator --prompts 2 --tokens 16
 
 The result is one line of JSON: ``tokens`` that were compared in so many ``answers``, those that
 ``differ`` and at which token each is ``first`` another one, ``drafted`` and ``accepted`` drafts. By
@@ -36,7 +39,9 @@ def answers(
     found: list[Sequence[int]] = []
     drafted, accepted = 0, 0
     rng = np.random.default_rng(32)
-    with Engine.open(model, device=args.device, exact=args.exact, drafts=drafts) as engine:
+    draft = None if drafts is None else args.draft
+    options = {"device": args.device, "exact": args.exact, "draft": draft, "drafts": drafts}
+    with Engine.open(model, **options) as engine:
         vocab = engine.config.vocab_size
         limit = min(args.tokens, engine.session.context - 121)
         for _ in range(args.prompts):
@@ -64,6 +69,7 @@ def main() -> None:
     """Print how many tokens were compared, and the answers that differ."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", nargs="?")
+    parser.add_argument("--draft", help="the draft's file, demo-draft, or mtp (default: n-grams)")
     parser.add_argument("--shape")
     parser.add_argument("--type", default="q4_k_m")
     parser.add_argument("--device", default="auto")
@@ -72,7 +78,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=256)
     args = parser.parse_args()
     plain, _, _ = answers(args, None)
-    found, drafted, accepted = answers(args, DraftSettings(most=3, least=3))
+    kind = "ngram" if args.draft is None else "model"
+    found, drafted, accepted = answers(args, DraftSettings(kind=kind, most=3, least=3))
     each = [compared(*pair) for pair in zip(found, plain, strict=True)]
     result = {
         "answers": len(each),

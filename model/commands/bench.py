@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from urdir.model.commands import bench_load, options, values
 from urdir.model.commands import bench_report as report
@@ -16,13 +16,14 @@ from urdir.model.commands.bench_printers import Printer, print_report, printer
 from urdir.model.commands.opening import engine_options, open_device, open_engine
 from urdir.model.commands.report import installed_version
 from urdir.model.engine.options import MODEL_DRAFTS, NGRAM
-from urdir.model.memory.draft_settings import DraftSettings
+from urdir.model.memory.draft_settings import FIRST_TOKENS, DraftSettings
 from urdir.model.progress import Progress
 from urdir.ptxgen.kernels.speculation.limits import MOST_DRAFTS
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.model.engine.engine import Engine
+    from urdir.model.engine.session import Session
     from urdir.model.families.synthetic import SyntheticModel
     from urdir.model.measure.bench import BenchCase, BenchRow, FailedRow, Rates
     from urdir.model.measure.profile import ProfileRow
@@ -41,6 +42,7 @@ EXAMPLES = """\
   urdir bench model.gguf --profile --plot roofline.png   where the time of a decode step goes
   urdir bench --kernels -o csv               single matrix-vector products
   urdir bench model.gguf --mixed 64,512 --mixed 256,512   prompts beside answers, and each alone
+  urdir bench model.gguf --second-turn 8000  first token of a turn whose beginning is cached
   urdir bench model.gguf --startup           compiling, loading, first token
   urdir bench --load http://127.0.0.1:8080 --users 64 --input 500 --answer 100-300
   urdir bench --load http://127.0.0.1:8080 --rate 20 --requests 1200 --plot load.png
@@ -82,6 +84,12 @@ def add_parser(commands: options.Subparsers) -> None:
         help="time steps of N answers and P rows of a prompt, and of each alone, instead; "
         "repeatable",
     )
+    instead.add_argument(
+        "--second-turn",
+        type=values.whole_number(1),
+        metavar="N",
+        help="time the first token of a prompt of N tokens, and of the next turn, instead",
+    )
     parser.add_argument(
         "--profile",
         action="store_true",
@@ -120,9 +128,9 @@ def add_parser(commands: options.Subparsers) -> None:
     parser.add_argument(
         "--draft-vocab",
         type=values.whole_number(0),
-        default=0,
         metavar="N",
-        help="the model's own heads draft its first N tokens alone (0: all)",
+        help="the model's own heads draft its first N tokens alone (0: all; by default "
+        f"{FIRST_TOKENS} of twice as many)",
     )
     parser.add_argument(
         "--accept",
@@ -161,6 +169,8 @@ def run(args: argparse.Namespace) -> int:
         return _run_kernels(args)
     if args.mixed:
         return _run_mixed(args)
+    if args.second_turn:
+        return _run_second_turn(args)
     return _run_startup(args) if args.startup else _run_model(args)
 
 
@@ -169,14 +179,41 @@ def _run_mixed(args: argparse.Namespace) -> int:
 
     sequences, context = session_size(args.mixed)
     part = report.Section("mixed", report.MIXED_COLUMNS, (MixedRow,))
+    return _run_section(
+        args, part, context, lambda of: mixed_rows(of, args.mixed), sequences=sequences
+    )
+
+
+def _run_second_turn(args: argparse.Namespace) -> int:
+    from urdir.model.measure.second_turn import TurnRow, second_turn_context, second_turn_rows
+
+    tokens, repeats = args.second_turn, args.repetitions
+    part = report.Section("turns", report.TURN_COLUMNS, (TurnRow,))
+    return _run_section(
+        *(args, part, second_turn_context(tokens)),
+        lambda of: second_turn_rows(of, tokens, repeats),
+        sequences=2,
+        memory_share=0.9,
+    )
+
+
+def _run_section(
+    args: argparse.Namespace,
+    part: report.Section,
+    context: int,
+    measured: Callable[[Session], Iterable[Any]],
+    **session: Any,
+) -> int:
+    """Print the rows that are ``measured`` of a session with these options."""
     wanted = replace(
         engine_options(args, _source(args), context),
-        kv_dtype=options.kv_dtype(args),
-        sequences=sequences,
+        kv_dtype=args.cache_type_k or "f16",
+        value_dtype=args.cache_type_v or "f16",
         chunk=options.chunk(args),
+        **session,
     )
     with open_engine(args, wanted) as engine:
-        rows = list(mixed_rows(engine.session, args.mixed))
+        rows = list(measured(engine.session))
         made = _conditions(engine.device, engine.name, _rates(engine.device), len(engine.group))
     print_report(made, [(part, rows)], args.output)
     return 0
@@ -332,7 +369,8 @@ def _draft_source(args: argparse.Namespace) -> str | SyntheticModel | None:
 def _open_engine(args: argparse.Namespace, part: BenchCase) -> Engine:
     wanted = replace(
         engine_options(args, _source(args), part.context),
-        kv_dtype=options.kv_dtype(args),
+        kv_dtype=args.cache_type_k or "f16",
+        value_dtype=args.cache_type_v or "f16",
         sequences=part.most_sequences,
         chunk=options.chunk(args),
         drafts=part.drafts,

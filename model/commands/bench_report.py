@@ -126,6 +126,13 @@ MIXED_COLUMNS: Mapping[str, Cell] = {
     "mixed ms": _number("mixed_ms", ".3f"),
     "excess": _number("excess", ".1%"),
 }
+TURN_COLUMNS: Mapping[str, Cell] = {
+    "turn": _number("turn", ".0f"),
+    "prompt tokens": _number("tokens", ",.0f"),
+    "cached": _number("cached", ",.0f"),
+    "first token ms": _number("first_token_ms", ".2f"),
+    "of turn 1": _number("share", ".1%"),
+}
 GEMV_COLUMNS: Mapping[str, Cell] = {
     "gemv": lambda r: f"{r['type']} {r['rows']} x {r['cols']}",
     "MB": _number("weight_bytes", ".1f", 1e6),

@@ -69,8 +69,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _facts(path: Path) -> dict[str, Any]:
     """Type and architecture from the file's metadata; None if it cannot be read."""
-    from urdir.model.commands.show import file_type
     from urdir.model.errors import ModelError
+    from urdir.model.files.file_type import file_type
     from urdir.model.files.source import open_model
 
     try:

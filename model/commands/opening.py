@@ -57,7 +57,8 @@ def answer_options(
     """Options of a single-user engine, from the flags of ``run`` and ``chat``."""
     return replace(
         engine_options(args, args.model, args.ctx_size),
-        kv_dtype=options.kv_dtype(args),
+        kv_dtype=args.cache_type_k or "f16",
+        value_dtype=args.cache_type_v or "f16",
         chunk=options.chunk(args),
         drafts=options.drafts(args),
         draft=options.draft(args),
@@ -73,9 +74,11 @@ def service_options(
     """Options of a multi-user engine, from the flags of ``serve`` and ``bench --load``."""
     return replace(
         engine_options(args, model, context),
-        kv_dtype=options.kv_dtype(args),
+        kv_dtype=args.cache_type_k or "f16",
+        value_dtype=args.cache_type_v or "f16",
         sequences=args.parallel,
         memory_share=args.gpu_memory_share,
+        prefix_host_memory=args.prefix_host_memory,
         chunk=options.chunk(args),
     )
 

@@ -17,7 +17,6 @@ from urdir.model.engine.sampling_settings import DEFAULTS, SETTINGS, SamplingSet
 if TYPE_CHECKING:
     from urdir.model.commands.parser import Parser
     from urdir.model.memory.draft_settings import DraftSettings
-    from urdir.ptxgen.kernels.attention.kv_types import KvDtype
 
 Subparsers = Any  # argparse names this type only privately
 
@@ -73,6 +72,13 @@ def add_many(group: argparse._ArgumentGroup) -> None:
         default=0.9,
         metavar="X",
         help="of the memory that is free: for weights and cache (0.9)",
+    )
+    group.add_argument(
+        "--prefix-host-memory",
+        type=values.byte_size,
+        default=0,
+        metavar="SIZE",
+        help="host memory, such as 16G, for prefixes that leave the GPU's cache (0: none)",
     )
 
 
@@ -196,18 +202,6 @@ def drafts(args: argparse.Namespace) -> DraftSettings | None:
         tokens=args.draft_vocab,
         p_min=args.draft_p_min,
     )
-
-
-def kv_dtype(args: argparse.Namespace) -> KvDtype:
-    """Type of cached keys and values. Raises UsageError if they differ."""
-    keys, given = args.cache_type_k, args.cache_type_v
-    if (keys or "f16") != (given or "f16"):
-        raise UsageError(
-            f"-ctk {keys or 'f16'} and -ctv {given or 'f16'}: keys and values are stored alike, "
-            f"add {'-ctv ' + keys if keys else '-ctk ' + given}"
-        )
-    chosen: KvDtype = keys or "f16"
-    return chosen
 
 
 def chunk(args: argparse.Namespace) -> int | None:

@@ -101,7 +101,7 @@ def print_engine(engine: Engine) -> None:
         f"loaded in {engine.seconds['weights']:.2f} s\n"
         f"device {names}: {device.properties.name}, kernels for {device.target}\n"
         f"{shares}context {session.context} tokens, KV cache {cache.nbytes:,} bytes{each} "
-        f"({cache.layout(0).dtype})",
+        f"({'/'.join(dict.fromkeys(of.name for of in cache.layout(0).formats))})",
         file=sys.stderr,
     )
 

@@ -15,6 +15,7 @@ from urdir.model.commands.show_drafts import draft_facts, draft_text
 from urdir.model.commands.table import aligned
 from urdir.model.commands.terminal import printable
 from urdir.model.commands.verdict import Verdict, verdict_of
+from urdir.model.files.file_type import file_type
 
 if TYPE_CHECKING:
     from urdir.model.families.config import Config
@@ -71,19 +72,6 @@ def run(args: argparse.Namespace) -> int:
         else:
             _print(gguf, verdict)
     return 0 if verdict.runs else 1
-
-
-def file_type(gguf: OpenFile) -> str | None:
-    """The type that most of the weights have as people call it: "Q4_K_M"; None where the file does
-    not say."""
-    from gguf import LlamaFileType
-
-    number = gguf.metadata.get("general.file_type")
-    try:
-        name: str = LlamaFileType(number).name
-    except ValueError:
-        return None
-    return name.removeprefix("MOSTLY_").removeprefix("ALL_")
 
 
 def _report(gguf: OpenFile, verdict: Verdict) -> dict[str, Any]:

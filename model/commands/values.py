@@ -118,6 +118,15 @@ def real_number(low: float, high: float | None = None) -> Callable[[str], float]
     return parse
 
 
+def byte_size(text: str) -> int:
+    """Bytes: a number, and K, M or G for powers of 1,024."""
+    match = re.fullmatch(r"(\d+)([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected bytes, such as 512M or 16G")
+    number, unit = match.groups()
+    return int(number) << {"": 0, "K": 10, "M": 20, "G": 30}[unit.upper()]
+
+
 def token_limit(text: str) -> int | None:
     """An argparse type: tokens to generate at most; None, at no length, for -1 and -2."""
     value = whole_number(-2)(text)

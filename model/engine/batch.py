@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 import numpy as np
@@ -13,11 +13,13 @@ from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.memory.buckets import (
     COARSE_CHUNKS,
     COARSE_ROWS,
+    COMMON_ROWS,
     FINE_ROWS,
     fine_chunk,
     row_bucket,
 )
 from urdir.model.memory.device_state import StepRows
+from urdir.model.memory.draft_scope import DraftScope
 from urdir.model.memory.walk import NO_BLOCKS, Blocks, Walk
 from urdir.ptxgen.kernels.advance import IDLE
 from urdir.ptxgen.kernels.attention.choice import length_buckets, several_rows_buckets
@@ -50,6 +52,15 @@ class Output(Enum):
     def is_token(self) -> bool:
         """True where the device itself supplies the next token."""
         return self in (Output.GREEDY, Output.SAMPLE, Output.LOGPROBS)
+
+
+class Grain(Enum):
+    """How far the rows of a step with several segments are rounded up. Graphs of coarse shapes are
+    recorded ahead, others while steps of these run."""
+
+    COARSE = "coarse"
+    MIDDLE = "middle"
+    FINE = "fine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +111,8 @@ class StepShape:
     sequences: their last tokens, and up to so many drafts of each. A step that ``begins`` has
     nothing but the first tokens of one sequence: these attend to each other alone. Prompts may
     ``walk`` over what is cached in blocks (`memory.walk`), beside which ``keys`` are those of other
-    rows. A ``draft_only`` step passes rows of a prompt through the draft model alone.
+    rows. A ``draft_only`` step passes rows of a prompt through the draft model alone. ``narrow``
+    drafts are of the first tokens of the vocabulary alone (`DraftScope`).
     """
 
     rows: int
@@ -114,6 +126,7 @@ class StepShape:
     walk: Blocks = NO_BLOCKS
     drafts: int = 0
     draft_only: bool = False
+    narrow: bool = False
 
     @property
     def decode(self) -> int:
@@ -140,7 +153,7 @@ class ShapeBuckets:
     steps, smallest first. At most ``rows`` rows choose a token. Segments begin at multiples of
     ``alignment`` rows. ``begin_apart``: a step that begins a sequence has a shape of its own. With
     a ``walk`` the prompts of others walk over what is cached. With ``drafts`` up to so many of each
-    sequence are verified.
+    sequence are verified, of the tokens that ``scope`` says.
     """
 
     chunks: tuple[int, ...]
@@ -150,6 +163,7 @@ class ShapeBuckets:
     begin_apart: bool = False
     walk: Walk | None = None
     drafts: int = 0
+    scope: DraftScope = field(default_factory=DraftScope)
 
     @classmethod
     def of(
@@ -179,7 +193,8 @@ class ShapeBuckets:
         rows and those of drafts, the longest of which then has ``length`` tokens.
         """
         keys, drafts = self.keys(length, rows), self.drafts if drafted else 0
-        return StepShape(row_bucket(rows), keys, output, steps, drafts=drafts)
+        narrow = drafts > 0 and self.scope.is_narrow
+        return StepShape(row_bucket(rows), keys, output, steps, drafts=drafts, narrow=narrow)
 
     def prompt(self, start: int, end: int, output: Output = Output.NONE) -> tuple[StepShape, int]:
         """The shape of the first prompt step of the tokens from ``start`` to ``end``, and where it
@@ -200,12 +215,14 @@ class ShapeBuckets:
         keys = self.keys(end)
         return StepShape(rows, keys, Output.NONE, prompt=rows, draft_only=True), end
 
-    def of_batch(self, batch: Batch, length: int, output: Output, fine: bool = False) -> StepShape:
+    def of_batch(
+        self, batch: Batch, length: int, output: Output, grain: Grain = Grain.COARSE
+    ) -> StepShape:
         """The shape of one step of a batch, after which its longest sequence has ``length`` tokens.
         Its segments fit the largest chunk.
 
-        Where there is more than one segment, rows are rounded up further, unless the shape is to be
-        ``fine``: there are many combinations.
+        Where there is more than one segment, rows are rounded up by the ``grain``: there are many
+        combinations.
         """
         segments = batch.segments
         if not segments:
@@ -216,12 +233,12 @@ class ShapeBuckets:
         if not batch.decode and len(segments) == 1:
             return self._of_one_prompt(segments[0].start, segments[0].end, length, output)
         rows = self.segment_rows(segments)
-        if fine:
-            prompt, rounded = min(fine_chunk(rows), self.chunks[-1]), self._fine
-        else:
-            prompt = min(self._chunk(next(c for c in COARSE_CHUNKS if c >= rows)), self.chunks[-1])
-            rounded = self._coarse
-        decode, outputs = rounded(len(batch.decode)), rounded(len(batch.choosing))
+        if grain is Grain.COARSE:
+            rows = next(c for c in COARSE_CHUNKS if c >= rows)
+        prompt = self._chunk(rows)
+        if grain is Grain.FINE:
+            prompt = min(prompt, fine_chunk(rows))
+        decode, outputs = (self._rounded(len(of), grain) for of in (batch.decode, batch.choosing))
         most = min(self.rows, ceil_div(prompt, self.alignment))
         rows, walk = decode + prompt, self.walked(decode + prompt, [s.end for s in segments])
         keys = self.keys(length, 2) if batch.decode or not walk.count else self.lengths[-1]
@@ -287,10 +304,13 @@ class ShapeBuckets:
     def _chunk(self, rows: int) -> int:
         return next((c for c in self.chunks if c >= rows), self.chunks[-1])
 
-    def _fine(self, rows: int) -> int:
-        """The same in a finer shape."""
-        return min(self.rows, max(FINE_ROWS, row_bucket(rows))) if rows else 0
-
-    def _coarse(self, rows: int) -> int:
+    def _rounded(self, rows: int, grain: Grain) -> int:
         """Rows that choose a token in a step with several segments."""
-        return min(self.rows, next(c for c in (*COARSE_ROWS, self.rows) if c >= rows))
+        if grain is Grain.COARSE:
+            return min(self.rows, next(c for c in (*COARSE_ROWS, self.rows) if c >= rows))
+        if not rows:
+            return 0
+        rows = max(FINE_ROWS, row_bucket(rows))
+        if grain is Grain.MIDDLE:
+            rows = next((c for c in COMMON_ROWS if c >= rows), rows)
+        return min(self.rows, rows)

@@ -15,6 +15,7 @@ from urdir.model.engine.drafts import Draft, DraftShape, DraftStep
 from urdir.model.engine.speculation.draft import TokenRows, append_tokens_of
 from urdir.model.engine.speculation.draft_dflash import Block, DFlashDraft
 from urdir.model.engine.speculation.markov_tokens import append_markov_tokens
+from urdir.model.engine.speculation.selected_tokens import append_selected_tokens
 from urdir.model.lower.rows import Rows
 from urdir.model.memory.draft_memory import BlockRows
 
@@ -51,7 +52,7 @@ class BlockDraft(Draft):
 
     def read_block(self, rows: int, count: int) -> list[list[int]]:
         """The ``count`` tokens that are drafted after each of the first ``rows``."""
-        if self.launches.draft.markov is not None:
+        if self.launches.draft.chooses_in_turn:
             return self.read_drafts(rows, count)
         shape = (self.shape.slots, self.shape.rows.rows)
         chosen = self.block["chosen"].download(np.uint32, shape)
@@ -72,7 +73,7 @@ class BlockDraft(Draft):
 
     def write_block(self, lasts: Sequence[tuple[int, int, int]]) -> DraftStep:
         """Write the rows of blocks; returns the step that drafts."""
-        if self.launches.draft.markov is not None:
+        if self.launches.draft.chooses_in_turn:
             self.rows.write_last([token for *_, token in lasts])
         rows, slots, draft = self.shape.block_rows, self.shape.slots, self.launches.draft
         self.block.write(lasts, draft.mask, rows, causal=draft.causal)
@@ -94,10 +95,13 @@ class BlockDraft(Draft):
     def _append_choice(self, plan: Plan, rows: Rows) -> None:
         """The tokens of the rows of blocks."""
         parts, draft = self.parts, self.launches.draft
-        if draft.markov is None:
+        if not draft.chooses_in_turn:
             logits = parts.own.work["logits"]
             append_tokens_of(plan, parts, rows.count, logits, (self.block["chosen"], 1, 0))
             return
         slots = range(0 if draft.anchored else 1, self.shape.slots)
-        of_slot = replace(rows, count=self.block.rows)
-        append_markov_tokens(plan, parts, of_slot, draft.markov, self.chain, slots)
+        if draft.selector is not None:
+            append_selected_tokens(plan, parts, self.block.rows, draft.selector, self.chain, slots)
+        elif draft.markov is not None:
+            of_slot = replace(rows, count=self.block.rows)
+            append_markov_tokens(plan, parts, of_slot, draft.markov, self.chain, slots)

@@ -147,6 +147,7 @@ def _with_room(
     was measured for a model, a device and settings is kept."""
     workspace = budget.workspace
     alike = replace(settings, pages=None if settings.pages is None else 1, shared_states=None)
+    alike = replace(alike, prefix_host_memory=0)
     key = weights.config, weights.layouts, device_limits(weights.device), alike
     needs = _measured.get(key)
     if needs is None:

@@ -21,12 +21,14 @@ from urdir.model.engine.speculation.draft import (
     DraftParts,
 )
 from urdir.model.engine.speculation.draft_assistant import AssistantDraft
+from urdir.model.engine.speculation.draft_convolutions import DYNAMIC
 from urdir.model.engine.speculation.draft_dflash import DFlashDraft
 from urdir.model.engine.speculation.draft_eagle3 import Eagle3Draft
 from urdir.model.engine.speculation.draft_nextn import NextnDraft
 from urdir.model.engine.speculation.draft_streams import NO_STREAM, STREAMS_READ
 from urdir.model.engine.speculation.markov_tokens import PREVIOUS
 from urdir.model.engine.speculation.model_source import service_widths
+from urdir.model.engine.speculation.selected_tokens import selector_widths
 from urdir.model.errors import UnsupportedError
 from urdir.model.families.config import Config
 from urdir.model.families.dflash import DFlash, dflash
@@ -164,6 +166,10 @@ def file_pair(gguf: ModelFile, file: ModelFile) -> Pair:
         most, slots = own.most, own.block
         if own.markov is not None:
             widths[PREVIOUS] = own.markov.next.cols
+        if own.selector is not None:
+            widths |= selector_widths(own.selector)
+        if own.convolutions:
+            widths[DYNAMIC] = own.dynamic_width
     return Pair(
         gguf,
         tapped(config, given),

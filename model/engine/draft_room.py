@@ -34,7 +34,10 @@ def with_draft_room(
     paper = replace(parts, work=cast("Workspace", PaperWorkspace(work)))
     needs, most = Needs(), 0
     with open_source(drafter, paper, cache, stream) as source:
-        for shape in largest_steps(shapes, parts.state.rows):
+        steps = [*largest_steps(shapes, parts.state.rows)]
+        if drafter.model.tokens:
+            steps += [replace(shape, narrow=True) for shape in steps if shape.drafts]
+        for shape in steps:
             most, sheet = max(most, shape.rows), PaperSheet(paper.work)
             plan = cast("Plan", sheet)  # what is appended is lowered into it
             if shape.drafts:

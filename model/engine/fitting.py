@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -112,12 +113,14 @@ class Place:
         layout = next(iter(whole.cache.layers.values())).layout
         most = max(of.layout.pages for of in whole.cache.layers.values())
         least = most // layout.sequences
+        free = self._free(share)
         fixed = self.plan(settings, pages=least)
-        each = (self.plan(settings, pages=2 * least).total - fixed.total) / least
-        free = self._free(share) - fixed.total
-        if free < 0:
+        if free < fixed.total:
             fixed.check(self.device)
-        return max(least, min(most, least + int(free / each)))
+        # layers with windows have other numbers of pages
+        counts = range(least, most + 1)
+        fitting = bisect_right(counts, free, key=lambda n: self.plan(settings, pages=n).total)
+        return counts[max(0, fitting - 1)]
 
     def _free(self, share: float) -> float:
         """Bytes of a ``share`` of what the device has free."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from urdir.model.families.config import Config
     from urdir.model.files.low_rank import Adapter
     from urdir.model.files.model_file import ModelFile
+    from urdir.model.memory.draft_settings import DraftSettings
     from urdir.model.memory.weights import Weights
     from urdir.model.text.chat import ChatTemplate
     from urdir.model.text.tokenizer import Tokenizer
@@ -170,7 +171,7 @@ def _open_parts(opening: Opening, options: EngineOptions) -> EngineParts:
     announce(devices[0], file)
     wanted, model = options.session(*ranks[0], context), None
     if pair is not None and wanted.drafts is not None:
-        tokens = 0 if pair.file is not None else wanted.drafts.tokens
+        tokens = 0 if pair.file is not None else _first_tokens(wanted.drafts, file, config)
         model = replace(pair.model, tokens=tokens)
         wanted = replace(wanted, drafts=pair.settings(wanted.drafts), draft_model=model)
     settings = fitting_settings(
@@ -224,6 +225,13 @@ def _open_adapters(
     return [
         (open_adapter(path, file, interleaved=turned), scale) for path, scale in options.adapters
     ]
+
+
+def _first_tokens(drafts: DraftSettings, file: ModelFile, config: Config) -> int:
+    """How many tokens the model's own heads draft alone, see `DraftSettings.first_tokens`: those of
+    byte-pair vocabularies are in the order of their merges."""
+    kind = file.metadata.optional("tokenizer.ggml.model", str, "gpt2")
+    return drafts.first_tokens(config.vocab_size, ranked=kind == "gpt2")
 
 
 def _with_bytes(config: Config, file: ModelFile, device: Device, options: EngineOptions) -> Config:

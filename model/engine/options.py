@@ -67,14 +67,17 @@ class EngineOptions:
     where a matrix allows it; "auto": in those that lose little, of models without experts
     (`memory.matrix_bytes`).
 
-    The cache stores ``kv_dtype``; ``exact`` keeps activations in f32. ``sequences`` fit at once.
-    Their cache is made of ``pages`` of ``page_len`` tokens (0: contiguous). Up to ``chunk`` tokens
-    of a prompt (2048, split by layers 256) are processed at once, fewer where memory is short.
+    The cache stores keys as ``kv_dtype`` and values as ``value_dtype`` (None: as keys): f32, f16,
+    bf16, q8_0, fp8 or q4_0 (`kv_formats`). ``exact`` keeps activations in f32. ``sequences`` fit at
+    once. Their cache is made of ``pages`` of ``page_len`` tokens (0: contiguous). Up to ``chunk``
+    tokens of a prompt (2048, split by layers 256) are processed at once, fewer where memory is
+    short.
 
     ``memory_share``, of the free memory, is for many users: the cache has as many pages of
     ``page_len`` tokens (64) as fit; ``sequences`` (None) are 256, fewer if recurrent layers have
     large states, some of which are kept for requests with a common prefix; the context is up to
-    32768.
+    32768. Pages of prefixes that make room for others move to ``prefix_host_memory`` bytes of
+    page-locked host memory (0: none), and back when a prompt begins with them.
 
     ``drafts``: steps verify drafts of the next tokens, so that one may take several: the answers
     are the same (`DraftSettings`). ``draft`` says whose: "ngram", those of earlier text; "mtp", of
@@ -104,12 +107,14 @@ class EngineOptions:
     prompt_arithmetic: PromptArithmetic = "f16"
     context: int | None = None
     kv_dtype: KvDtype = "f16"
+    value_dtype: KvDtype | None = None
     exact: bool = False
     sequences: int | None = 1
     memory_share: float = 0.0
     page_len: int = 0
     pages: int | None = None
     chunk: int | None = None
+    prefix_host_memory: int = 0
     drafts: DraftSettings | None = None
     draft: str | os.PathLike[str] | SyntheticModel | None = None
     adapters: Sequence[tuple[str | os.PathLike[str], float]] = ()
@@ -159,11 +164,13 @@ class EngineOptions:
         return SessionSettings(
             context,
             self.kv_dtype,
+            value_dtype=self.value_dtype,
             exact=self.exact,
             sequences=sequences if self.sequences is None else self.sequences,
             page_len=self.page_len or (PAGE_LEN if self.memory_share else 0),
             pages=self.pages,
             chunk=self.chunk or chunk,
+            prefix_host_memory=self.prefix_host_memory,
             drafts=self.drafts,
         )
 

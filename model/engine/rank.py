@@ -37,6 +37,7 @@ class Rank(Owner):
 
     ``followers`` are the other ranks: what is written to this one is written to them, and steps
     that are launched here are launched there. A ``drafter`` drafts in its steps (``source``).
+    Prefixes have ``host_nbytes`` of host memory.
     """
 
     stream: Stream
@@ -57,12 +58,13 @@ class Rank(Owner):
         observer: Observer | None = None,
         followers: Sequence[Rank] = (),
         drafter: Drafter | None = None,
+        host_nbytes: int = 0,
     ) -> None:
         device = weights.device
         with ExitStack() as owners:
             stream = owners.enter_context(device.create_stream())
             caches = [rank.cache for rank in followers]
-            cache = owners.enter_context(KvCache(device, budget.cache, stream, caches))
+            cache = owners.enter_context(KvCache(device, budget.cache, stream, caches, host_nbytes))
             held = [of for rank in followers if (of := rank.parts.recurrent) is not None]
             recurrent = owners.enter_context(RecurrentState(device, budget.recurrent, stream, held))
             states = [rank.parts.state for rank in followers]
@@ -134,6 +136,7 @@ def open_ranks(
             observer=observer if is_lead else None,
             followers=ranks if is_lead else (),
             drafter=drafter,
+            host_nbytes=settings.prefix_host_memory // len(weights),
         )
         ranks.insert(0, owners.enter_context(rank))
     return ranks[0], exchange

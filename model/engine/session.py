@@ -17,6 +17,7 @@ from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.engine.speculation.drafting import Drafting
 from urdir.model.engine.step_queue import StepQueue
 from urdir.model.errors import ContextFullError, ModelError, UnsupportedError
+from urdir.model.memory.draft_scope import DraftScope
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
 from urdir.model.owner import Owner
@@ -24,6 +25,7 @@ from urdir.model.owner import Owner
 if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.model.engine.speculation.model_source import Drafter
+    from urdir.model.memory.draft_settings import DraftSettings
 
 
 class Session(Owner):
@@ -56,7 +58,8 @@ class Session(Owner):
         self.context = settings.context
         self.sequences = settings.sequences
         self.weights = weights
-        self.shapes = SessionBudget.of(weights, settings).shapes
+        scope = DraftScope(0 if model is None else model.tokens, _adapts(settings.drafts))
+        self.shapes = replace(SessionBudget.of(weights, settings).shapes, scope=scope)
         self._user = threading.Lock()
         with ExitStack() as owners:
             all_weights = (weights, *peers)
@@ -71,7 +74,7 @@ class Session(Owner):
             self.queue = StepQueue(self.steps, self.parts.state, self.shapes, self.stream)
             rest = None if self.source is None else self.source.rest
             #: How many drafts steps have, by what became of earlier ones; None: none.
-            self.drafting = Drafting.of(self.parts.state, rest)
+            self.drafting = Drafting.of(self.parts.state, rest, scope)
             self._owners = owners.pop_all()
 
     @contextmanager
@@ -115,6 +118,12 @@ class Session(Owner):
     def close(self) -> None:
         """Free graphs, cache, state and workspace. Idempotent."""
         self._owners.close()
+
+
+def _adapts(drafts: DraftSettings | None) -> bool:
+    """Whether texts decide which tokens are drafted: not where their number is set, and not where
+    drafts are accepted by chance, as texts are not the model's then."""
+    return drafts is not None and drafts.tokens is None and drafts.chance is None
 
 
 def _check_drafts(weights: Weights) -> None:

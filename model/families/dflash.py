@@ -16,7 +16,7 @@ what is not later. Keys: those of `parts`, `rope`, `windows` and `draft_file`,
 attention.layer_norm_rms_epsilon; block_size (the most rows), attention.causal, tokenizer.ggml.
 mask_token_id; sample_from_anchor (the last token's row proposes as well), has_confidence_head.
 Tensors: those of `draft_file`, enc.output_norm (of c), markov_w1 and markov_w2, conf_proj.
-DFlash2 (convolutions in a block, and a selector among the likeliest tokens) is refused.
+DFlash2 drafts have more: `dflash2`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,12 @@ from urdir.model.errors import ConfigError, UnsupportedError
 from urdir.model.families.attention import Attention
 from urdir.model.families.config import Config
 from urdir.model.families.description import Description, fields_of
+from urdir.model.families.dflash2 import (
+    Convolution,
+    Selector,
+    read_convolutions,
+    read_selector,
+)
 from urdir.model.families.draft_file import (
     MAP,
     DraftConfig,
@@ -55,8 +61,6 @@ MASK = "tokenizer.ggml.mask_token_id"
 #: Of a DSpark draft: embeddings of the token before, and their products with each token.
 _PREVIOUS, _NEXT = "markov_w1", "markov_w2"
 _CONFIDENCE = "conf_proj"
-#: What DFlash2 has beside this.
-_SELECTOR = "selector_hidden.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,8 @@ class Markov:
 class DFlash(DraftConfig):
     """A draft of blocks of up to ``block`` rows: the last token, and ``mask`` in the others. Where
     it is ``anchored``, the last token's row proposes the first token, else it proposes none. With
-    ``markov`` tokens are chosen one after the other."""
+    ``markov``, or with a ``selector``, tokens are chosen one after the other. ``convolutions`` are
+    those around the networks of each layer, if there are any."""
 
     given_norm: Normalization
     block: int
@@ -81,11 +86,23 @@ class DFlash(DraftConfig):
     causal: bool
     markov: Markov | None
     anchored: bool
+    convolutions: tuple[tuple[Convolution, Convolution], ...] = ()
+    selector: Selector | None = None
 
     @property
     def most(self) -> int:
         """The most tokens of a block."""
         return self.block if self.anchored else self.block - 1
+
+    @property
+    def chooses_in_turn(self) -> bool:
+        """Whether each token depends on the one before."""
+        return self.markov is not None or self.selector is not None
+
+    @property
+    def dynamic_width(self) -> int:
+        """Weights of convolutions that are made for a row."""
+        return max((of.dynamic.rows for pair in self.convolutions for of in pair), default=0)
 
     def mixer(self, layer: int) -> tuple[Attention, Normalization]:
         """The attention of a layer, and the norm before it."""
@@ -93,6 +110,10 @@ class DFlash(DraftConfig):
         assert isinstance(branch.network, Attention)
         assert branch.norm is not None
         return branch.network, branch.norm
+
+    def around(self, layer: int) -> tuple[Convolution | None, Convolution | None]:
+        """The convolutions around attention and around the other network of a layer."""
+        return self.convolutions[layer] if self.convolutions else (None, None)
 
     def network(self, layer: int) -> tuple[Dense, Normalization]:
         """The network of a layer, and the norm before it."""
@@ -120,12 +141,7 @@ def _described(file: Reader, target: Config, mask: int) -> DFlash:
     if not 0 <= mask < target.vocab_size:
         raise UnsupportedError(f"'{MASK}' is {mask}, the model has {target.vocab_size} tokens")
     embedding, output = read_ends(file, target)
-    if file.has(_SELECTOR):
-        raise UnsupportedError(
-            f"tensor '{_SELECTOR}': DFlash2 is not supported, which selects among the likeliest "
-            "tokens and has convolutions in its blocks"
-        )
-    own, markov = _layers(file), _markov(file, target)
+    own, markov, selector = _layers(file), _markov(file, target), read_selector(file, target)
     file.optional("has_confidence_head", bool, False)
     anchored = file.optional("sample_from_anchor", bool, False)
     if anchored and markov is None:
@@ -156,6 +172,8 @@ def _described(file: Reader, target: Config, mask: int) -> DFlash:
         causal=causal,
         markov=markov,
         anchored=anchored,
+        convolutions=read_convolutions(file),
+        selector=selector,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from urdir.model.lower import (
     adapters,
     attention,
+    blocks,
     collectives,
     latent,
     linear,
@@ -14,6 +15,6 @@ from urdir.model.lower import (
 )
 from urdir.model.lower.rule import RuleBook
 
-_ROOMS = (adapters, moe, latent, attention, linear, recurrent, collectives, stream)
+_ROOMS = (adapters, moe, latent, attention, linear, recurrent, collectives, stream, blocks)
 #: What a step is lowered by.
 RULES = RuleBook([rule for room in _ROOMS for rule in room.RULES])

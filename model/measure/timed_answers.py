@@ -42,6 +42,24 @@ def time_answer(session: Session, prompt: Sequence[int], count: int) -> Timing:
         return answers.timed(lambda: answers.add([prompt], count), lambda: answers.ended == 1)
 
 
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """Seconds to the first token of an ``answer`` to ``tokens``, of which ``cached`` were found."""
+
+    seconds: float
+    tokens: int
+    cached: int
+    answer: tuple[int, ...]
+
+
+def time_turn(session: Session, prompt: Sequence[int], count: int) -> FirstToken:
+    """The time from a request for ``count`` tokens to the first of them; then the others."""
+    with _Answers(session) as answers:
+        timing = answers.timed(lambda: answers.add([prompt], count), lambda: answers.begun == 1)
+        answers.turn_until(lambda: answers.ended == 1)
+        return FirstToken(timing.seconds, len(prompt), answers.cached, tuple(answers.tokens))
+
+
 def time_decoding(
     session: Session, prompts: Sequence[Sequence[int]], steps: int, spread: int
 ) -> Timing:
@@ -84,6 +102,8 @@ class _Answers:
         self._limits = limits
         self._counts: Counter[Answer] = Counter()
         self.ended = 0
+        self.cached = 0  # tokens of prompts that were found, of answers that ended
+        self.tokens: list[int] = []  # all tokens, in the order in which they became known
 
     def __enter__(self) -> _Answers:
         shapes, sequences = self._session.shapes, self._session.sequences
@@ -124,8 +144,10 @@ class _Answers:
                         raise item
                     if isinstance(item, Ending):
                         self.ended += 1
+                        self.cached += item.cached_tokens
                     else:
                         self._counts[answer] += len(item.choices)
+                        self.tokens += [choice.token for choice in item.choices]
 
     def timed(self, begin: Callable[[], None], is_done: Callable[[], bool]) -> Timing:
         """Do ``begin`` and turn the loop, timed."""

@@ -23,8 +23,8 @@ class BlockTable:
         self._rows = np.zeros((layout.sequences, layout.blocks), np.uint32)
         writes.write(on_device, self._rows)
 
-    def set(self, sequence: int, pages: Sequence[int]) -> None:
-        """Write ``pages`` as the first ones of a sequence; later ones are unchanged."""
+    def set(self, sequence: int, pages: Sequence[int], first: int = 0) -> None:
+        """Write ``pages`` as those of a sequence from number ``first`` on; others are unchanged."""
         row = self._rows[sequence]
-        row[: len(pages)] = pages
+        row[first : first + len(pages)] = pages
         self._writes.write(self._on_device, row, sequence * row.nbytes)

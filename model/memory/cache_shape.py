@@ -1,23 +1,31 @@
 """Shape of the KV caches of a model's layers, computed before allocation.
 
-A layer with full attention stores all tokens. One with a window (or chunks) stores a ring of the
-last tokens: as many as the window plus the rows of a step.
+A layer with full attention stores all tokens. One with a window (or chunks) stores the last ones:
+in a contiguous cache in a ring, of as many as the window plus the rows of a step; in pages, which
+are released once the window has passed them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Self
 
+from urdir.model.errors import SettingsError
 from urdir.model.families.attention import Attention
 from urdir.model.families.config import Config
+from urdir.model.memory.device_state import mailbox_slots
 from urdir.model.memory.session_settings import SessionSettings
+from urdir.ptxgen.kernels.attention.kv_formats import FORMATS
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
+
+
+#: Tokens for which answers reserve room at once.
+RESERVED = 64
 
 
 def rounded_capacity(context: int) -> int:
@@ -30,22 +38,59 @@ def rounded_capacity(context: int) -> int:
 
 def in_pages(shape: KvLayout, page_len: int, pages: int | None) -> KvLayout:
     """Divide a contiguous layout into ``pages`` pages of ``page_len`` tokens, unless that is 0
-    (None: enough for all sequences at once). A ring has at least one page."""
-    if shape.capacity:
-        capacity = max(shape.capacity, page_len)
-        shape = replace(shape, capacity=capacity if capacity < shape.max_len else 0)
-    whole = shape.sequences * (shape.places // page_len) if page_len else 0
-    if page_len and (pages is None or shape.capacity):
-        pages = min(whole, pages or whole)
+    (None: enough for all sequences at once)."""
+    if page_len and pages is None:
+        pages = shape.sequences * (shape.max_len // page_len)
     return replace(shape, page_len=page_len, pages=pages or 0)
+
+
+#: Steps with prompts whose tokens may not be published: two in flight and one that is planned.
+_STEPS_IN_FLIGHT = 3
+#: Of the pages of layers that keep all tokens, the part that layers with a window have for
+#: prefixes, beside the windows of all sequences.
+_WINDOWS_PART = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The last tokens of a sequence, as layers with a window need them in a paged cache.
+
+    A token attends to the last ``span`` tokens. ``kept`` tokens before the next one are held: steps
+    in flight may accept no draft. Steps have up to ``rows`` rows of a sequence, which then has
+    ``most_pages`` pages at most, and ``least_pages`` while it answers.
+    """
+
+    span: int
+    kept: int
+    rows: int
+    most_pages: int
+    least_pages: int
+
+    @classmethod
+    def of(cls, span: int, rows: int, lag: int, page_len: int) -> Self:
+        """The window of sequences of which up to ``lag`` tokens are not known to be accepted."""
+        kept = span - 1 + lag
+        most, least = kept + _STEPS_IN_FLIGHT * rows, kept + RESERVED
+        return cls(span, kept, rows, 2 + most // page_len, 2 + least // page_len)
+
+    def pages(self, layout: KvLayout, wanted: int | None) -> int:
+        """Number of pages: enough for all sequences at once, or where others have ``wanted`` pages,
+        for the windows of all sequences, the prompts of steps and some prefixes."""
+        most = min(self.most_pages, layout.blocks)
+        if wanted is None:
+            return layout.sequences * most
+        least = layout.sequences * self.least_pages + self.most_pages
+        return min(wanted, max(most, least + wanted // _WINDOWS_PART))
 
 
 @dataclass(frozen=True)
 class CachedLayer:
-    """The keys and values of one layer. A token attends to the last ``span`` tokens (0: all)."""
+    """The keys and values of one layer. A token attends to the last ``span`` tokens (0: all). In
+    pages, a ``window`` says which tokens are stored; None: all."""
 
     layout: KvLayout
     span: int
+    window: Window | None = None
 
     @property
     def arrays(self) -> dict[str, KvLayout]:
@@ -85,8 +130,7 @@ class CacheShape:
                     owner = owners[shared + mixer.shares_cache_of]
                 elif mixer is not None:
                     span = mixer.span if part is config else 0
-                    layout = _layout(mixer, settings, max_len, span, rows)
-                    layers[index] = CachedLayer(layout, span)
+                    layers[index] = _layer(mixer, settings, max_len, span, rows)
                 owners.append(owner)
         return cls(layers, tuple(owners), settings.sequences, max_len, settings.page_len)
 
@@ -113,10 +157,11 @@ class CacheShape:
     @cached_property
     def groups(self) -> Sequence[tuple[int, ...]]:
         """Layers with equal slots, by number: they share bookkeeping."""
-        by_slots: dict[tuple[int, int, int], list[int]] = {}
+        by_slots: dict[Hashable, list[int]] = {}
         for index, cached in self.layers.items():
             of = cached.layout
-            by_slots.setdefault((of.places, of.page_len, of.pages), []).append(index)
+            slots = of.places, of.page_len, of.pages, cached.window
+            by_slots.setdefault(slots, []).append(index)
         return [tuple(layers) for layers in by_slots.values()]
 
     def group_of(self, layer: int) -> int:
@@ -135,11 +180,10 @@ class CacheShape:
 
     @property
     def share_len(self) -> int:
-        """Page length for shared prefixes; 0 if sequences cannot share. Pages are shared in all
-        layers or in none, and a ring overwrites its beginning."""
-        layouts = [self.layers[first].layout for first, *_ in self.groups]
-        shares = len(layouts) <= 1 and not any(layout.capacity for layout in layouts)
-        return self.page_len if shares else 0
+        """Page length for shared prefixes; 0 if sequences cannot share: layers that keep all tokens
+        have the same pages."""
+        whole = [first for first, *_ in self.groups if self.layers[first].window is None]
+        return self.page_len if len(whole) <= 1 else 0
 
     def sizes(self) -> dict[str, int]:
         """Bytes by name: keys and values (if separate) of every layer, and the block table of each
@@ -170,21 +214,42 @@ def table_name(group: int) -> str:
     return f"block table {group}"
 
 
-def _layout(
+def _layer(
     mixer: Attention, settings: SessionSettings, max_len: int, span: int, rows: int
-) -> KvLayout:
+) -> CachedLayer:
+    """The cache of a layer: with a window only if that is shorter than the longest sequence."""
     capacity = 1 << (span - 1 + rows - 1).bit_length() if span else max_len
-    dtype = settings.kv_dtype
+    keys = settings.kv_dtype
+    values = settings.value_dtype or keys
+    page_len = settings.page_len
+    is_short = capacity < max_len
     start = mixer.key_dim - mixer.value_dim
     ends_with_value = mixer.latent is not None and mixer.latent.absorb is not None
+    if ends_with_value and values != keys:
+        raise SettingsError(
+            f"value_dtype {values} of {keys} keys: values of latent attention are part of "
+            f"its keys, choose one type for both"
+        )
+    for name, dtype, dim in (("keys", keys, mixer.key_dim), ("values", values, mixer.value_dim)):
+        if dim % (unit := FORMATS[dtype].unit):
+            raise SettingsError(
+                f"{name} of {dim} dimensions cannot be {dtype}, whose groups have {unit} values: "
+                f"choose f16, bf16, f32 or fp8"
+            )
     layout = KvLayout(
         settings.sequences,
         mixer.kv_heads,
         max_len,
         mixer.key_dim,
-        dtype=dtype,
+        dtype=keys,
         value_dim=0 if mixer.value_dim == mixer.key_dim else mixer.value_dim,
-        capacity=capacity if capacity < max_len else 0,
-        values_in_keys=ends_with_value and not (dtype == "q8_0" and start % 64),
+        capacity=capacity if is_short and not page_len else 0,
+        values_in_keys=ends_with_value and start % FORMATS[keys].value_unit == 0,
+        value_dtype=None if values == keys else values,
     )
-    return in_pages(layout, settings.page_len, settings.pages)
+    layout = in_pages(layout, page_len, settings.pages)
+    if not (is_short and page_len):
+        return CachedLayer(layout, span)
+    window = Window.of(span, rows, mailbox_slots(settings.drafts), page_len)
+    pages = window.pages(layout, settings.pages)
+    return CachedLayer(replace(layout, pages=pages), span, window)

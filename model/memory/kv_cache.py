@@ -5,11 +5,13 @@ releases storage (to length 0: all of it), and ``fork`` copies a sequence's begi
 Each fails without effect or succeeds completely. Kernels only see the arrays, and find the valid
 part from positions in device memory.
 
-Layers with sliding windows store the last keys only, in a ring (`KvLayout`). Layers with equal
-slots share bookkeeping: they are a *group*.
+Layers with sliding windows store the last keys only: in a ring (`KvLayout`), or in pages that are
+released once the window has passed them (`WindowGroup`). Layers with equal slots share bookkeeping:
+they are a *group*.
 
 Sequences can reuse pages that others of their scope have computed (`KvCache.publish`,
-`KvCache.match`), except in caches with rings (`CacheShape.share_len`).
+`KvCache.match`): the leading group, of layers that keep all tokens, has a tree of them; groups with
+windows attach theirs to its nodes. Where all layers have windows it leads without pages of its own.
 """
 
 from __future__ import annotations
@@ -21,11 +23,14 @@ from typing import TYPE_CHECKING, Protocol
 from urdir.driver.context import close_all
 from urdir.driver.errors import DriverError
 from urdir.model.errors import ContextFullError, ModelError
-from urdir.model.memory.block_table import BlockTable
-from urdir.model.memory.cache_groups import Group, PagedGroup
-from urdir.model.memory.cache_shape import CacheShape, table_name
-from urdir.model.memory.pages import PagePool
+from urdir.model.memory.cache_groups import Group, LeadingGroup, PagedGroup
+from urdir.model.memory.cache_shape import CacheShape
+from urdir.model.memory.counted_pages import CountedPages
+from urdir.model.memory.host_pages import HostPages
+from urdir.model.memory.open_groups import open_groups
+from urdir.model.memory.pages import Move, PagePool, Path
 from urdir.model.memory.queued_writes import QueuedWrites
+from urdir.model.memory.window_group import WindowGroup
 from urdir.model.owner import Owner
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 
@@ -71,7 +76,8 @@ class KvCache(Owner):
     """Keys and values of every layer, in the layout of ``shape``; empty at first.
 
     Copies within the cache and changes of its tables are queued on ``stream``. Operations also
-    apply to the ``followers``: the caches of other ranks, with other heads of the same tokens."""
+    apply to the ``followers``: the caches of other ranks, with other heads of the same tokens.
+    Pages that are evicted move to ``host_nbytes`` of host memory."""
 
     def __init__(
         self,
@@ -79,23 +85,24 @@ class KvCache(Owner):
         shape: CacheShape,
         stream: Stream,
         followers: Sequence[KvCache] = (),
+        host_nbytes: int = 0,
     ) -> None:
         self.shape = shape
         self._followers = tuple(followers)
         self._writes = QueuedWrites(device, stream)
         sizes = shape.sizes()  # empty for a model without attention
         self._arena = device.arena(sizes, "KV cache") if sizes else None
-        self._groups: list[Group] = []
-        for number, indices in enumerate(shape.groups):
-            assert self._arena is not None
-            layers, layout = {i: shape.layers[i] for i in indices}, shape.layers[indices[0]].layout
-            if layout.is_paged:
-                table = BlockTable(self._arena[table_name(number)], layout, self._writes)
-                self._groups.append(PagedGroup(self._arena, stream, layers, table))
-            else:
-                self._groups.append(Group(self._arena, stream, layers))
-        only = self._groups[0] if self._groups and shape.share_len else None
-        self._known = only if isinstance(only, PagedGroup) else None  # shared between sequences
+        self._groups: Sequence[Group] = ()
+        if self._arena is not None:
+            self._groups = open_groups(self._arena, stream, shape, self._writes)
+        leading = [group for group in self._groups if isinstance(group, LeadingGroup)]
+        self._leading = leading[0] if leading and shape.share_len else None
+        self._windows = [group for group in self._groups if isinstance(group, WindowGroup)]
+        self.host: HostPages | None = None
+        if host_nbytes and self._leading is not None:
+            groups = [self._leading, *self._windows]
+            self.host = HostPages(device, stream, groups, host_nbytes)
+            self._leading.pool.host = self.host
 
     def layout(self, layer: int) -> KvLayout:
         """The layout of the keys and values that a layer uses."""
@@ -130,10 +137,16 @@ class KvCache(Owner):
         pages."""
         if not self._groups:
             return len(tokens)
-        return 0 if self._known is None else self._known.pool.known(tokens, scope)
+        return 0 if self._leading is None else self._leading.pool.known(tokens, scope)
+
+    def finds(self, tokens: Sequence[int], scope: bytes = b"") -> bool:
+        """Whether `match` would find all of ``tokens``, which fill whole pages."""
+        if self._leading is None:
+            return not self._groups
+        return self._leading.pool.find(tokens, scope).tokens(self.share_len) == len(tokens)
 
     @property
-    def pools(self) -> tuple[PagePool, ...]:
+    def pools(self) -> tuple[CountedPages, ...]:
         """The pages of each group of layers; empty for a contiguous cache."""
         return tuple(group.pool for group in self._groups if isinstance(group, PagedGroup))
 
@@ -157,8 +170,8 @@ class KvCache(Owner):
         self, sequence: int, tokens: Sequence[int], end: int, spare: int = 0, scope: bytes = b""
     ) -> int:
         """Start an empty sequence with the longest cached prefix of ``tokens`` in ``scope``, and
-        reserve its positions up to ``end``, which is not before the last token. Returns the prefix
-        length.
+        reserve its positions up to ``end``, which is not before the last token; in layers with a
+        window those of its first step are only checked. Returns the prefix length.
 
         Raises ContextFullError, without effect, unless room for ``spare`` tokens remains;
         ModelError for a sequence that is not empty; DriverError, after which it is empty.
@@ -181,26 +194,64 @@ class KvCache(Owner):
         self, sequence: int, tokens: Sequence[int], end: int, spare: int, scope: bytes
     ) -> int:
         """`match` in this cache, without followers."""
-        if self._known is not None:
-            return self._known.match(sequence, tokens, end, spare, scope)
+        if self._leading is not None:
+            path = self._leading.pool.find(tokens, scope)
+            self._restore(self._leading.pool, path)
+            for window in self._windows:
+                window.check_begin(path, end)
+            found = self._leading.begin(sequence, path, end, spare)
+            for window in self._windows:
+                window.begin(sequence, path, end)
+            return found
         for group in self._groups:
             group.check_room(sequence, 0, end, spare)
         for group in self._groups:
             group.reserve(sequence, 0, end, 0)
         return 0
 
+    def _restore(self, pool: PagePool, path: Path) -> None:
+        """Bring the pages of a path that are in host memory back to the device."""
+        if self.host is None:
+            return
+        length = path.tokens(self.share_len)
+        needed = [path.all_nodes[of.pool.first_block(length) :] for of in self._windows]
+        pool.check_restore(path)
+        for window, nodes in zip(self._windows, needed, strict=True):
+            window.pool.check_restore(nodes)
+        claimed = pool.restore(path)
+        if not claimed:
+            return
+        restored = [
+            set(window.pool.restore(nodes))
+            for window, nodes in zip(self._windows, needed, strict=True)
+        ]
+        moves = []
+        for node, slot in claimed:
+            windows = zip(self._windows, restored, strict=True)
+            pages = [of.pool.page(node) if node in nodes else None for of, nodes in windows]
+            moves.append(Move(node, slot, (node.page, *pages)))
+        try:
+            self.host.give(moves)
+        except DriverError:
+            pool.give_up(claimed)
+            raise
+
     def publish(self, sequence: int, tokens: Sequence[int], scope: bytes = b"") -> None:
         """Share ``tokens``, which a sequence holds from its first position, with others of
         ``scope``."""
         self._check_sequence(sequence)
-        if self._known is not None:
-            self._known.publish(sequence, tokens, scope)
+        if self._leading is not None:
+            pages = self._leading.pages(sequence)
+            last = self._leading.pool.publish(tokens, pages, scope)
+            if last is not None:
+                for window in self._windows:
+                    window.publish(sequence, len(tokens), last, pages)
         for cache in self._followers:
             cache.publish(sequence, tokens, scope)
 
     def kept(self, sequence: int, length: int) -> int:
-        """The length to which `truncate` can cut the first ``length`` tokens: all, or 0 if a ring
-        has lost keys that the next token attends to."""
+        """The length to which `truncate` can cut the first ``length`` tokens: all, or 0 if a layer
+        with a window has lost keys that the next token attends to."""
         self._check_sequence(sequence)
         return length if all(group.keeps(sequence, length) for group in self._groups) else 0
 
@@ -238,7 +289,8 @@ class KvCache(Owner):
 
     def close(self) -> None:
         """Free the cache. Idempotent."""
-        close_all([self._writes] if self._arena is None else [self._writes, self._arena])
+        parts = [self.host, self._writes, self._arena]
+        close_all([part for part in parts if part is not None])
 
     def _check_sequence(self, sequence: int) -> None:
         sequences = self.shape.sequences

@@ -10,23 +10,48 @@ Each *scope*, a byte string, has its own tree: sequences share within a scope on
 the pages and the eviction order.
 
 A page without references is *unused*, or *kept* for its prefix until it is evicted. The least
-recently used page is evicted first, and a page before its parent.
+recently used page is evicted first, and a page before its parent. With a *host* the contents of a
+page that is evicted move to a slot there, and back once a sequence begins with them: nodes below
+one in a slot are all in slots. A node whose slot is needed leaves the tree.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter, ne
+from typing import Protocol
 from weakref import WeakValueDictionary
 
-from urdir.model.errors import ContextFullError
+from urdir.driver.errors import DriverError
+from urdir.model.memory.counted_pages import CountedPages
 
 #: A partial page is shared by a copy, which takes as long as computing a few tokens: the minimum,
 #: as a fraction of the page.
 LEAST_COPIED = 1 / 4
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """What is cached of a sequence's first ``wanted`` tokens: the ``nodes`` of whole pages, then
+    the first ``common`` tokens of ``part``. ``followed`` tokens are in the tree, which layers with
+    a window may lack."""
+
+    nodes: list[Node]
+    part: Node | None
+    common: int
+    wanted: int
+    followed: int
+
+    @property
+    def all_nodes(self) -> list[Node]:
+        """The nodes of all cached tokens."""
+        return self.nodes if self.part is None else [*self.nodes, self.part]
+
+    def tokens(self, page_len: int) -> int:
+        """Number of cached tokens."""
+        return len(self.nodes) * page_len + self.common
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,89 +67,76 @@ class Match:
     source: int | None
 
 
-class PagePool:
-    """``pages`` pages of ``page_len`` tokens, numbered from 0; bookkeeping only, without device.
+class Window(Protocol):
+    """Pages of layers with a window, beside those of a tree's nodes (`WindowPages`)."""
 
-    Taking and releasing a page take constant time. ``queries`` and ``hits`` count the tokens looked
-    up and found by `match`, ``evictions`` the evicted pages.
+    def lacks(self, nodes: Sequence[Node], length: int) -> int | None:
+        """The last of ``nodes`` that is missing of those that the token at ``length`` attends
+        to."""
+
+    def detach(self, node: Node) -> None:
+        """A node has left the tree."""
+
+    def send(self, node: Node) -> int | None:
+        """A node moves to the host: the page whose contents do, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A node's ``slot`` in host memory, and its ``pages`` on the device, of the leading layers and
+    of each window (None: none)."""
+
+    node: Node
+    slot: int
+    pages: tuple[int | None, ...]
+
+
+class Host(Protocol):
+    """Slots in host memory for pages that are evicted (`HostPages`)."""
+
+    def put(self, node: Node) -> tuple[int, Node | None]:
+        """A slot for a node, and the node that has to leave it."""
+
+    def claim(self, node: Node) -> int:
+        """The slot of a node, which leaves it; it stays filled until it is freed."""
+
+    def free(self, slot: int) -> None:
+        """A claimed slot is of no use any more, once queued copies have run."""
+
+    def drop(self, node: Node) -> None:
+        """A node that may have a slot has left the tree."""
+
+    def receive(self, moves: Sequence[Move]) -> None:
+        """Queue copies of pages to slots, before what is written to the pages from now on. Raises
+        DriverError."""
+
+
+class PagePool(CountedPages):
+    """``pages`` pages of ``page_len`` tokens, numbered from 0, and their prefix tree; bookkeeping
+    only, without device. A prefix can be used where all ``windows`` have what it needs.
+
+    ``queries`` and ``hits`` count the tokens looked up and found by `match`.
     """
 
-    def __init__(self, pages: int, page_len: int) -> None:
-        self.page_len = page_len
-        self.queries = self.hits = self.evictions = 0
-        self._users = [0] * pages
-        self._unused = list(reversed(range(pages)))
-        self._kept: OrderedDict[int, None] = OrderedDict()  # least recently used first
-        self._nodes: list[_Node | None] = [None] * pages
+    def __init__(
+        self,
+        pages: int,
+        page_len: int,
+        windows: Sequence[Window] = (),
+        host: Host | None = None,
+    ) -> None:
+        super().__init__(pages, page_len)
+        self.queries = self.hits = 0
+        self.host = host
+        self._moves: list[Move] = []
+        self._windows = tuple(windows)
+        self._nodes: list[Node | None] = [None] * pages
         # By scope; a root lives while a page of it is cached, which refers to it.
-        self._roots: WeakValueDictionary[bytes, _Node] = WeakValueDictionary()
-
-    @property
-    def pages(self) -> int:
-        """All pages."""
-        return len(self._users)
-
-    @property
-    def free(self) -> int:
-        """Number of pages that can be taken: unused, or kept for their prefixes only."""
-        return len(self._unused) + len(self._kept)
-
-    @property
-    def kept(self) -> int:
-        """Number of unreferenced pages that keep a prefix."""
-        return len(self._kept)
-
-    @property
-    def used(self) -> int:
-        """Number of referenced pages."""
-        return self.pages - self.free
-
-    def is_shared(self, page: int) -> bool:
-        """Whether a page has several references, so that writes need a copy."""
-        return self._users[page] > 1
-
-    def check_room(self, count: int) -> None:
-        """Raise ContextFullError unless ``count`` pages can be taken."""
-        if count > self.free:
-            raise ContextFullError(
-                f"the KV cache is full: {count} pages of {self.page_len} tokens are needed, "
-                f"{self.free} of {self.pages} are free"
-            )
-
-    # ---- references ----
-
-    def take(self, count: int) -> list[int]:
-        """Take ``count`` unreferenced pages, evicting their prefixes. Raises ContextFullError,
-        without effect."""
-        self.check_room(count)
-        while len(self._unused) < count:
-            oldest = self._nodes[next(iter(self._kept))]
-            assert oldest is not None
-            self._forget(oldest)
-        taken = [self._unused.pop() for _ in range(count)]
-        for page in taken:
-            self._users[page] = 1
-        return taken
-
-    def share(self, pages: Sequence[int]) -> None:
-        """Add a reference to referenced or kept pages."""
-        for page in pages:
-            if not self._users[page]:
-                del self._kept[page]
-            self._users[page] += 1
+        self._roots: WeakValueDictionary[bytes, Node] = WeakValueDictionary()
 
     def release(self, pages: Sequence[int]) -> None:
-        """Drop a sequence's references, in order of position. Pages without references stay as
-        cached prefixes if they are in the tree."""
-        for page in pages:
-            assert self._users[page], f"page {page} has no reference"
-            self._users[page] -= 1
-            if self._users[page]:
-                continue
-            if self._nodes[page] is None:
-                self._unused.append(page)
-            else:
-                self._kept[page] = None
+        """See CountedPages; their prefix is evicted last."""
+        super().release(pages)
         known = (self._nodes[page] for page in reversed(pages))
         self._touch(next((node for node in known if node is not None), None))
 
@@ -134,31 +146,84 @@ class PagePool:
         """How many of ``tokens`` are in cached whole pages of ``scope``."""
         return len(self._find(tuple(tokens), scope)[0]) * self.page_len
 
+    def find(self, tokens: Sequence[int], scope: bytes = b"") -> Path:
+        """The longest usable prefix of ``tokens`` in ``scope``."""
+        size = self.page_len
+        nodes, part, common = self._find(tuple(tokens), scope)
+        followed = len(nodes) * size + common
+        if part is not None and self._lacking([*nodes, part], followed) is not None:
+            part, common = None, 0
+        if part is None:
+            while (lacking := self._lacking(nodes, len(nodes) * size)) is not None:
+                del nodes[lacking:]
+        return Path(nodes, part, common, len(tokens), followed)
+
     def match(self, tokens: Sequence[int], pages: int, spare: int = 0, scope: bytes = b"") -> Match:
-        """``pages`` pages for a sequence that starts with ``tokens``: those of the longest cached
-        prefix in ``scope``, shared, then fresh ones.
+        """``pages`` pages for a sequence that starts with ``tokens``: those of the longest usable
+        prefix in ``scope``, shared, then fresh ones. Raises ContextFullError as `begin` does."""
+        return self.begin(self.find(tokens, scope), pages, spare)
+
+    def begin(self, path: Path, pages: int, spare: int = 0) -> Match:
+        """``pages`` pages for a sequence that starts with a cached prefix: its pages, shared, then
+        fresh ones.
 
         Raises ContextFullError, without effect, unless ``spare`` more pages could be taken
         afterwards.
         """
-        nodes, part, common = self._find(tuple(tokens), scope)
-        fresh = pages - len(nodes)
-        self.check_room(fresh + spare + sum(not self._users[node.page] for node in nodes))
-        shared = [node.page for node in nodes]
+        shared = [node.page for node in path.nodes]
+        fresh = pages - len(shared)
+        self.check_room(fresh + spare + self.unreferenced(shared))
         self.share(shared)
         source = None
-        if part is not None:
-            self._touch(part)  # the last to be evicted
-            source = part.page
+        if path.part is not None:
+            self._touch(path.part)  # the last to be evicted
+            source = path.part.page
         taken = self.take(fresh)
-        found = len(nodes) * self.page_len + common
-        self.queries += len(tokens)
+        found = path.tokens(self.page_len)
+        self.queries += path.wanted
         self.hits += found
         return Match(shared + taken, found, None if taken[:1] == [source] else source)
 
-    def publish(self, tokens: Sequence[int], pages: Sequence[int], scope: bytes = b"") -> None:
+    def check_restore(self, path: Path) -> None:
+        """Raise ContextFullError unless there is room for all nodes of a path."""
+        held = [node.page for node in path.all_nodes if node.is_on_device]
+        self.check_room(len(path.all_nodes) - len(held) + self.unreferenced(held))
+
+    def restore(self, path: Path) -> list[tuple[Node, int]]:
+        """Take pages, which are kept then, for the nodes of a path that are in slots of the host:
+        these nodes, and their slots, which the caller copies and frees. Raises ContextFullError,
+        without effect, and DriverError, after which the tree lacks the nodes."""
+        hosted = [node for node in path.all_nodes if not node.is_on_device]
+        if not hosted or self.host is None:
+            return []
+        self.check_restore(path)
+        held = [node.page for node in path.all_nodes if node.is_on_device]
+        self.share(held)
+        claimed = [(node, self.host.claim(node)) for node in hosted]
+        try:
+            pages = self.take(len(hosted))
+        except DriverError:
+            self.give_up(claimed)
+            self.release(held)
+            raise
+        for node, page in zip(hosted, pages, strict=True):
+            node.page, self._nodes[page] = page, node
+        self.release([*held, *pages])
+        return claimed
+
+    def give_up(self, claimed: Sequence[tuple[Node, int]]) -> None:
+        """Nodes of a path, which leave the tree, were not copied from their slots."""
+        assert self.host is not None
+        for _, slot in claimed:
+            self.host.free(slot)
+        self._forget(claimed[0][0])
+
+    def publish(
+        self, tokens: Sequence[int], pages: Sequence[int], scope: bytes = b""
+    ) -> Node | None:
         """Share ``pages``, referenced by the caller, which hold ``tokens`` from the first on, in
-        ``scope``. Pages that are already cached belong to the same scope.
+        ``scope``. Pages that are already cached belong to the same scope. Returns the node of the
+        last page, None for no tokens.
 
         The last page may be partial; more of its tokens may be published later. Pages with the same
         tokens as cached ones are not added.
@@ -171,6 +236,7 @@ class PagePool:
         assert node is not None
         for start in range(at * length, len(tokens), length):
             node = self._know(node, tuple(tokens[start : start + length]), pages[start // length])
+        return node if tokens else None
 
     def forget(self, page: int, filled: int) -> None:
         """The only user of a page writes tokens into it from index ``filled`` on: it and its
@@ -179,14 +245,14 @@ class PagePool:
         if node is not None and len(node.tokens) > filled:
             self._forget(node)
 
-    def _root(self, scope: bytes) -> _Node:
+    def _root(self, scope: bytes) -> Node:
         """The root of a scope, removed with the last reference to it."""
-        return self._roots.setdefault(scope, _Node(None, (), -1))
+        return self._roots.setdefault(scope, Node(None, (), -1))
 
-    def _find(self, tokens: tuple[int, ...], scope: bytes) -> tuple[list[_Node], _Node | None, int]:
+    def _find(self, tokens: tuple[int, ...], scope: bytes) -> tuple[list[Node], Node | None, int]:
         """The whole pages that ``tokens`` start with; the page with the longest partial match after
         them, if worth a copy; and the length of that match."""
-        length, node, found = self.page_len, self._root(scope), list[_Node]()
+        length, node, found = self.page_len, self._root(scope), list[Node]()
         while True:
             start = len(found) * length
             wanted = tokens[start : start + length]
@@ -201,60 +267,134 @@ class PagePool:
             found.append(best)
             node = best
 
-    def _know(self, parent: _Node, tokens: tuple[int, ...], page: int) -> _Node:
+    def _know(self, parent: Node, tokens: tuple[int, ...], page: int) -> Node:
         """The node below ``parent`` with these tokens (or more, in a partial page), made of
         ``page`` if it does not exist."""
         at = bisect_left(parent.children, tokens, key=_TOKENS)
         if at < len(parent.children):
             after = parent.children[at]
             if after.tokens[: len(tokens)] == tokens:
+                if not after.is_on_device and after.tokens == tokens:
+                    self._adopt(after, page)
                 return after
-        known = self._nodes[page]
-        if known is not None:  # cached by the first of these tokens
-            self._forget(known)
-        node = self._nodes[page] = _Node(parent, tokens, page)
+        node = self._nodes[page]
+        if node is None:
+            node = self._nodes[page] = Node(parent, tokens, page)
+        else:  # cached by the first of these tokens
+            parent.remove(node)
+            node.tokens = tokens
         insort(parent.children, node, key=_TOKENS)
         return node
+
+    def _adopt(self, node: Node, page: int) -> None:
+        """A page that was computed anew is that of a node in a slot of the host."""
+        if (known := self._nodes[page]) is not None:  # by the first of its tokens
+            self._forget(known)
+        assert self.host is not None
+        self.host.drop(node)
+        for window in self._windows:
+            window.detach(node)
+        node.page, self._nodes[page] = page, node
+
+    def _lacking(self, nodes: Sequence[Node], length: int) -> int | None:
+        """The last of ``nodes``, the pages of ``length`` tokens, that a window lacks and needs."""
+        found = (window.lacks(nodes, length) for window in self._windows)
+        return max((at for at in found if at is not None), default=None)
+
+    def _is_known(self, page: int) -> bool:
+        return self._nodes[page] is not None
+
+    def _evict(self, page: int) -> None:
+        oldest = self._nodes[page]
+        assert oldest is not None
+        if self.host is None:
+            self._forget(oldest)
+            return
+        slot, lost = self.host.put(oldest)
+        if lost is not None:
+            self._moves = [move for move in self._moves if move.node is not lost]
+            self._forget(lost)
+        windows = tuple([window.send(oldest) for window in self._windows])
+        self._moves.append(Move(oldest, slot, (page, *windows)))
+        oldest.page, self._nodes[page] = -1, None
+        self._leave(page)
+
+    def _evicted(self) -> None:
+        moves, self._moves = self._moves, []
+        if not moves or self.host is None:
+            return
+        try:
+            self.host.receive(moves)
+        except DriverError:
+            for move in moves:  # each node before its parent
+                self._forget(move.node)
+            raise
+
+    def _leave(self, page: int) -> None:
+        """An unreferenced page is not kept any more."""
+        del self._kept[page]
+        self._unused.append(page)
+        self.evictions += 1
 
     def _is_whole(self, page: int) -> bool:
         node = self._nodes[page]
         return node is not None and len(node.tokens) == self.page_len
 
-    def _touch(self, node: _Node | None) -> None:
+    def _touch(self, node: Node | None) -> None:
         """Mark a prefix as used: it is evicted last, and each page before its parent."""
         while node is not None:
             if node.page in self._kept:
                 self._kept.move_to_end(node.page)
             node = node.parent
 
-    def _forget(self, node: _Node) -> None:
+    def _forget(self, node: Node) -> None:
         """Remove a page and its descendants from the tree; unreferenced ones become unused."""
         assert node.parent is not None
-        siblings = node.parent.children
-        del siblings[bisect_left(siblings, node.tokens, key=_TOKENS)]
+        node.parent.remove(node)
         lost = [node]
         while lost:
             node = lost.pop()
             lost += node.children
             node.children.clear()  # otherwise the cycle would keep the root alive
+            for window in self._windows:
+                window.detach(node)
+            if not node.is_on_device:
+                if self.host is not None:
+                    self.host.drop(node)
+                continue
             self._nodes[node.page] = None
             if not self._users[node.page]:
-                del self._kept[node.page]
-                self._unused.append(node.page)
-                self.evictions += 1
+                self._leave(node.page)
 
 
-class _Node:
+class Node:
     """A page that holds ``tokens`` after those of its ancestors; or a root, without parent and
-    page."""
+    page. ``page`` is -1 while it is in a slot of the host."""
 
     __slots__ = ("__weakref__", "children", "page", "parent", "tokens")
 
-    def __init__(self, parent: _Node | None, tokens: tuple[int, ...], page: int) -> None:
+    def __init__(self, parent: Node | None, tokens: tuple[int, ...], page: int) -> None:
         self.parent = parent
         self.tokens = tokens
         self.page = page
-        self.children: list[_Node] = []  # sorted by tokens, which are distinct
+        self.children: list[Node] = []  # sorted by tokens, which are distinct
+
+    @property
+    def is_on_device(self) -> bool:
+        """Whether it has a page."""
+        return self.page >= 0
+
+    def remove(self, child: Node) -> None:
+        """Remove a child."""
+        del self.children[bisect_left(self.children, child.tokens, key=_TOKENS)]
+
+    def path(self) -> list[Node]:
+        """The nodes from the first page to this one."""
+        nodes, node = [], self
+        while node.parent is not None:
+            nodes.append(node)
+            node = node.parent
+        return nodes[::-1]
 
 
 _TOKENS = attrgetter("tokens")

@@ -12,7 +12,7 @@ scope has its own tree, as with pages; all scopes share the slots.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from weakref import WeakValueDictionary
 
 #: Minimum distance of a state from the one before it, in pages. Computing up to a state takes a
@@ -27,7 +27,6 @@ class PrefixStates:
 
     A slot is *taken* for a state under computation, and *known* by the tokens before it once
     computed. The least recently used known state is evicted.
-    then on that it is. Of the known ones the least recently used makes room.
     """
 
     def __init__(self, places: int, page_len: int) -> None:
@@ -43,9 +42,15 @@ class PrefixStates:
         """Number of cached states."""
         return len(self._known)
 
-    def find(self, tokens: Sequence[int], held: int, scope: bytes = b"") -> tuple[int, int]:
-        """The longest prefix of ``tokens`` with a cached state in ``scope``: its length, 0 without
-        one, and the state's slot.
+    def find(
+        self,
+        tokens: Sequence[int],
+        held: int,
+        scope: bytes = b"",
+        is_usable: Callable[[int], bool] = bool,
+    ) -> tuple[int, int]:
+        """The longest prefix of ``tokens`` with a cached state in ``scope`` whose length
+        ``is_usable``: its length, 0 without one, and the state's slot.
 
         Pages hold the first ``held`` tokens. States beyond them are useless without pages and are
         removed.
@@ -55,7 +60,7 @@ class PrefixStates:
             if length > held:
                 self._forget(node)
                 break
-            if node.place is not None:
+            if node.place is not None and is_usable(length):
                 found, place = length, node.place
         if found:
             self._known.move_to_end(place)

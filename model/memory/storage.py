@@ -157,7 +157,10 @@ class SequenceStorage:
         scope: bytes,
     ) -> int:
         """`match` for an empty slot, limited to prefixes that have both pages and a state."""
-        found, place = shared.known.find(tokens, self._cache.known(tokens, scope), scope)
+        held = self._cache.known(tokens, scope)
+        found, place = shared.known.find(
+            *(tokens, held, scope), lambda length: self._cache.finds(tokens[:length], scope)
+        )
         self._cache.match(sequence, tokens[:found], end, spare, scope)
         if found:
             try:

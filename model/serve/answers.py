@@ -1,4 +1,4 @@
-"""Concurrent answers to one HTTP request, and their token usage."""
+"""Concurrent answers to one HTTP request."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from urdir.model.engine.requests.request import Ending, Piece, Request
-from urdir.model.serve.interface import AsyncService, Json
+from urdir.model.serve.interface import AsyncService
 from urdir.model.serve.metrics import ServerMetrics, TokenClock
 
 Item = tuple[int, Piece | Ending]
@@ -76,39 +76,3 @@ async def _timed(
             if isinstance(item, Piece):
                 clock.came(len(item.choices))
             yield item
-
-
-class Usage:
-    """Token usage of a response as OpenAI counts it: a prompt once, whatever ``n``."""
-
-    def __init__(self, answers_per_prompt: int) -> None:
-        self._per_prompt = answers_per_prompt
-        self._prompts: dict[int, tuple[int, int]] = {}
-        self._generated = self._drafted = self._accepted = 0
-
-    def add(self, index: int, ending: Ending) -> None:
-        """Count an answer that has ended."""
-        self._prompts.setdefault(
-            index // self._per_prompt, (ending.prompt_tokens, ending.cached_tokens)
-        )
-        self._generated += ending.generated_tokens
-        self._drafted += ending.drafted_tokens
-        self._accepted += ending.accepted_tokens
-
-    def json(self) -> Json:
-        """The object "usage", with drafts and what became of them where there were any."""
-        prompt = sum(tokens for tokens, _ in self._prompts.values())
-        usage: Json = {
-            "prompt_tokens": prompt,
-            "completion_tokens": self._generated,
-            "total_tokens": prompt + self._generated,
-            "prompt_tokens_details": {
-                "cached_tokens": sum(cached for _, cached in self._prompts.values())
-            },
-        }
-        if self._drafted:
-            usage["completion_tokens_details"] = {
-                "accepted_prediction_tokens": self._accepted,
-                "rejected_prediction_tokens": self._drafted - self._accepted,
-            }
-        return usage

@@ -20,53 +20,57 @@ from urdir.model.serve.endpoints import Endpoints
 from urdir.model.serve.errors import ApiError, api_error
 from urdir.model.serve.guard import Guard, error_response
 from urdir.model.serve.interface import AsyncService
+from urdir.model.serve.kept import Keeping, KeepingHere, Kept, Store
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.metrics import ServerMetrics
 from urdir.model.serve.page import page
+from urdir.model.serve.protocols import ANSWERED, FIXED, JOBS
 from urdir.model.serve.stream import log
-from urdir.model.serve.tokens import detokenize, tokenize
 
 #: Endpoints of other APIs that clients may try -> why they are missing.
 _REFUSED = {
-    "/api/": "has OpenAI's API only; use /v1/chat/completions",
-    "/apply-template": "does not return rendered prompts; use /v1/chat/completions",
-    "/completion": "has OpenAI's API only; use /v1/completions",
+    "/api/": "has one model, and no embeddings",
     "/embedding": "has no embeddings",
-    "/infill": "has no infilling; use /v1/completions",
-    "/props": "has no settings to change; /v1/models has the context",
     "/rerank": "has no reranking",
-    "/slots": "has no slots; /metrics counts running and queued requests",
     "/v1/audio": "has no audio",
     "/v1/batches": "has no batches; send requests concurrently",
     "/v1/embeddings": "has no embeddings",
     "/v1/files": "stores no files",
     "/v1/fine_tuning": "has no training",
     "/v1/images": "has no image generation",
-    "/v1/messages": "has OpenAI's API only; use /v1/chat/completions",
     "/v1/moderations": "has no moderation",
     "/v1/rerank": "has no reranking",
-    "/v1/responses": "has no responses API; use /v1/chat/completions",
 }
 
 
 def make_app(
-    service: AsyncService, access: Access, limits: Limits, metrics: ServerMetrics
+    service: AsyncService,
+    access: Access,
+    limits: Limits,
+    metrics: ServerMetrics,
+    keeping: Keeping | None = None,
 ) -> ASGIApp:
     """Build the application that answers with ``service``, restricted by ``access``;
-    ``metrics`` count."""
-    endpoints = Endpoints(service, limits, metrics)
+    ``metrics`` count. ``keeping`` is what all front ends keep together, by default its own."""
+    kept = Kept(keeping or KeepingHere(Store(limits.kept_bytes, limits.kept_seconds)))
+    endpoints = Endpoints(service, limits, metrics, kept)
     routes = [
         *([Route("/", page)] if access.page else []),
         Route("/health", endpoints.health),
+        Route("/v1/health", endpoints.health),
         Route("/metrics", endpoints.metrics),
+        Route("/slots", endpoints.slots),
+        Route("/models", endpoints.models),
         Route("/v1/models", endpoints.models),
         Route("/v1/models/{name:path}", endpoints.model),
-        Route("/v1/completions", endpoints.completions, methods=["POST"]),
-        Route("/v1/chat/completions", endpoints.chat, methods=["POST"]),
+        Route("/v1/responses/{name}", endpoints.response, methods=["GET", "DELETE"]),
+        Route("/v1/responses/{name}/cancel", endpoints.cancel_response, methods=["POST"]),
         Route("/lora-adapters", endpoints.adapters, methods=["GET", "POST"]),
-        Route("/tokenize", endpoints.text_job(tokenize), methods=["POST"]),
-        Route("/detokenize", endpoints.text_job(detokenize), methods=["POST"]),
     ]
+    posts = {path: endpoints.answered(read) for path, read in ANSWERED.items()}
+    posts |= {path: endpoints.text_job(job) for path, job in JOBS.items()}
+    routes += [Route(path, endpoints.fixed(make)) for path, make in FIXED.items()]
+    routes += [Route(path, endpoint, methods=["POST"]) for path, endpoint in posts.items()]
     app: ASGIApp = Starlette(
         routes=routes,
         exception_handlers={
@@ -83,8 +87,9 @@ def make_app(
         app = CORSMiddleware(
             app,
             allow_origins=access.origins,
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
+            expose_headers=["x-request-id"],
         )
     return app
 
@@ -96,12 +101,12 @@ async def _refused(request: Request, error: Exception) -> Response:
     if told.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         is_lost = isinstance(error, DeviceLostError)
         log.error("%s: %s", request.url.path, error, exc_info=None if is_lost else error)
-    return error_response(told)
+    return error_response(request.url.path, told)
 
 
 async def _failed(request: Request, error: Exception) -> Response:
     """Respond to an unexpected error; uvicorn logs it."""
-    return error_response(api_error(error))
+    return error_response(request.url.path, api_error(error))
 
 
 async def _no_endpoint(request: Request, error: Exception) -> Response:
@@ -111,13 +116,14 @@ async def _no_endpoint(request: Request, error: Exception) -> Response:
     missing = next((why for prefix, why in _REFUSED.items() if path.startswith(prefix)), None)
     message = f"this server {missing}" if missing else f"no such endpoint: {request.method} {path}"
     return error_response(
+        path,
         ApiError(
             message,
             status=error.status_code,
             kind="not_found_error",
             code="unsupported_endpoint" if missing else "unknown_endpoint",
             headers=error.headers,
-        )
+        ),
     )
 
 

@@ -40,10 +40,20 @@ class Conversation:
 
 
 def read_conversation(fields: Fields, model: ServedModel, limits: Limits) -> Conversation:
-    """Read the conversation in ``fields``; ApiError if it is invalid."""
-    source = template_of(model).source
-    messages, tools = read_messages(fields, source, limits), read_tools(fields, limits)
-    variables = _read_variables(fields, source)
+    """Read OpenAI's conversation in ``fields``; ApiError if it is invalid."""
+    messages = read_messages(fields, template_of(model).source, limits)
+    return make_conversation(fields, model, messages, read_tools(fields, limits))
+
+
+def make_conversation(
+    fields: Fields,
+    model: ServedModel,
+    messages: list[Message],
+    tools: Tools,
+    variables: Json | None = None,
+) -> Conversation:
+    """A conversation with what ``fields`` say of the template beside messages and tools."""
+    variables = (variables or {}) | _read_variables(fields, template_of(model).source)
     continues = _read_continued(fields, messages, variables.get("add_generation_prompt"))
     if continues is not None and tools.is_required:
         fields.fail("tool_choice", "cannot require a call if the last message is continued")

@@ -15,7 +15,8 @@ NEXT_TOKEN = (0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.025, 0.05, 0.1, 
 #: Paths whose responses are counted by name; all others are "other".
 ROUTES = (
     *("/", "/health", "/metrics", "/v1/models", "/v1/models/{name:path}", "/v1/completions"),
-    *("/v1/chat/completions", "/tokenize", "/detokenize", "other"),
+    *("/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses"),
+    *("/completion", "/infill", "/api/chat", "/api/generate", "/tokenize", "/detokenize", "other"),
 )
 _STATUSES = tuple(int(status) for status in HTTPStatus)
 #: What is open now: requests, connections, bytes of large bodies.

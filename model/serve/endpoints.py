@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,24 +13,28 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
+from urdir.model.engine.requests.metrics import Metrics
 from urdir.model.engine.requests.request import Request as EngineRequest
-from urdir.model.serve.answers import Usage, together
+from urdir.model.serve.answer import Answer
+from urdir.model.serve.answers import together
+from urdir.model.serve.asked import Asked, Begun, Follows, Mixed, Text, render
 from urdir.model.serve.bodies import Bodies, parse_body, parse_json
-from urdir.model.serve.chats import ChatRequest, ChatShape, read_chat
-from urdir.model.serve.completions import CompletionShape, read_completion
-from urdir.model.serve.conversations import template_of
+from urdir.model.serve.conversations import Conversation
 from urdir.model.serve.errors import ApiError, unknown_model
 from urdir.model.serve.fields import Fields
+from urdir.model.serve.formats import Format
 from urdir.model.serve.interface import AsyncService, Json, ServedModel
-from urdir.model.serve.json_response import JsonResponse
+from urdir.model.serve.json_response import JsonResponse, iso_time
+from urdir.model.serve.kept import Kept
 from urdir.model.serve.limits import Limits
+from urdir.model.serve.llama_server import slots
 from urdir.model.serve.metrics import ServerMetrics
-from urdir.model.serve.parameters import Parameters, read_scales
+from urdir.model.serve.parameters import read_scales
 from urdir.model.serve.prefix_scope import CALLER
-from urdir.model.serve.stream import AnswerResponse, Shape, while_connected
+from urdir.model.serve.stream import AnswerResponse, while_connected
 from urdir.model.serve.text_thread import Run, TextThread
-from urdir.model.serve.tokens import check_length, check_tokens, encode_text
-from urdir.model.text.chat import Prompt
+from urdir.model.serve.tokens import check_tokens
+from urdir.model.serve.usage import Usage
 from urdir.model.text.constraints import Constraint
 
 _Result = TypeVar("_Result")
@@ -41,34 +46,52 @@ class Endpoints:
     Long text processing runs in a thread, so that the event loop is not blocked.
     """
 
-    def __init__(self, service: AsyncService, limits: Limits, metrics: ServerMetrics) -> None:
+    def __init__(
+        self, service: AsyncService, limits: Limits, metrics: ServerMetrics, kept: Kept
+    ) -> None:
         self._service = service
-        self._model = service.model
         self._limits = limits
         self._metrics = metrics
+        self._kept = kept
         self._bodies = Bodies(limits, metrics.counts)
         self._text = TextThread()
 
+    @property
+    def _model(self) -> ServedModel:
+        """The model. Raises ApiError while it is loaded."""
+        return self._service.model
+
     async def health(self, request: Request) -> Response:
-        """GET /health. Raises the error of all requests once the device is lost."""
+        """GET /health. Raises the error of all requests before the model is loaded, and once the
+        device is lost."""
         if (lost := self._service.lost) is not None:
             raise lost
         health: Json = {"status": "ok"}
-        now = await self._service.metrics()
+        now = await self._metrics_now()
         if now.graphs_wanted:
             health["graphs"] = {"recorded": now.graphs_recorded, "of": now.graphs_wanted}
         return JsonResponse(health)
 
     async def metrics(self, request: Request) -> Response:
         """GET /metrics."""
-        text = self._metrics.text(await self._service.metrics())
+        text = self._metrics.text(await self._metrics_now())
         return Response(text, media_type=self._metrics.content_type)
+
+    async def slots(self, request: Request) -> Response:
+        """GET /slots."""
+        return JsonResponse(slots(self._model, await self._metrics_now()))
+
+    async def _metrics_now(self) -> Metrics:
+        """Of the service, once it has a model."""
+        assert self._model
+        return await self._service.metrics()
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
         names = (*self._model.names, *(name for name, _ in self._model.adapters))
         data = [self._model_json(name) for name in names]
-        return JsonResponse({"object": "list", "data": data})
+        ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"], "has_more": False}
+        return JsonResponse({"object": "list", "data": data} | ends)
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/NAME."""
@@ -93,6 +116,28 @@ class Endpoints:
         ]
         return JsonResponse(data)
 
+    async def response(self, request: Request) -> Response:
+        """GET and DELETE /v1/responses/NAME."""
+        name, caller = request.path_params["name"], request.scope[CALLER]
+        kept = await self._kept.get(caller, name)
+        if request.method == "DELETE":
+            await self._kept.drop(caller, name)
+            return JsonResponse({"id": name, "object": "response", "deleted": True})
+        return JsonResponse(kept["response"])
+
+    async def cancel_response(self, request: Request) -> Response:
+        """POST /v1/responses/NAME/cancel: responses end with their connections."""
+        await self._kept.get(request.scope[CALLER], request.path_params["name"])
+        raise ApiError("the response has ended: close its connection to cancel one that runs")
+
+    def fixed(self, make: Callable[[ServedModel], Json]) -> Callable[[Request], object]:
+        """A GET endpoint of facts of the model."""
+
+        async def endpoint(request: Request) -> Response:
+            return JsonResponse(make(self._model))
+
+        return endpoint
+
     def text_job(
         self, job: Callable[[Fields, ServedModel, Limits], Json]
     ) -> Callable[[Request], object]:
@@ -107,13 +152,25 @@ class Endpoints:
 
         return endpoint
 
-    async def completions(self, request: Request) -> AnswerResponse:
-        """POST /v1/completions."""
-        return await self._prepared(request, self._prepare_completions)
+    def answered(
+        self, read: Callable[[Fields, ServedModel, Limits], Asked | Follows | Json]
+    ) -> Callable[[Request], object]:
+        """A POST endpoint that answers what ``read`` reads in a body, or with what it returns."""
 
-    async def chat(self, request: Request) -> AnswerResponse:
-        """POST /v1/chat/completions."""
-        return await self._prepared(request, self._prepare_chat)
+        async def prepare(body: bytearray, caller: bytes) -> AnswerResponse | Response:
+            async with self._turn(body, read) as (asked, run):
+                if isinstance(asked, dict):
+                    return JsonResponse(asked)
+                if isinstance(asked, Follows):
+                    kept = await self._kept.get(caller, asked.name)
+                    asked = await run(partial(asked.then, kept))
+                begun = [await self._begin(each, asked, run) for each in asked.inputs]
+            return await self._response(caller, asked, begun)
+
+        async def endpoint(request: Request) -> AnswerResponse | Response:
+            return await self._prepared(request, prepare)
+
+        return endpoint
 
     async def _prepared(
         self, request: Request, prepare: Callable[[bytearray, bytes], Coroutine[Any, Any, _Result]]
@@ -143,81 +200,42 @@ class Endpoints:
             async with self._text.turn() as run:
                 yield await run(job), run
 
-    async def _prepare_completions(self, body: bytearray, caller: bytes) -> AnswerResponse:
-        async with self._turn(body, read_completion) as (asked, run):
-            prompts = [
-                await run(partial(encode_text, self._model, prompt, asked.special))
-                if isinstance(prompt, str)
-                else prompt
-                for prompt in asked.prompts
-            ]
-            echoes = [""] * len(prompts)
-            if asked.echo:
-                echoes = [await run(partial(self._text_of, prompt)) for prompt in asked.prompts]
-        parameters = asked.parameters
-        shape = CompletionShape(
-            self._model,
-            [echo for echo in echoes for _ in range(parameters.n)],
-            logprobs=parameters.settings.logprobs is not None,
+    async def _begin(self, source: Conversation | Text | Mixed, asked: Asked, run: Run) -> Begun:
+        """An input as the model reads it."""
+        if isinstance(source, Conversation):
+            rendered = await run(partial(render, self._model, source))
+            begun = await run(partial(Begun.of_conversation, self._model, source, rendered))
+        else:
+            begun = await run(partial(Begun.of_text, self._model, source, asked.special))
+        return replace(begun, tokens=asked.earlier + begun.tokens) if asked.earlier else begun
+
+    async def _response(
+        self, caller: bytes, asked: Asked, inputs: Sequence[Begun]
+    ) -> AnswerResponse:
+        for each in inputs:
+            self._check_prompt(each.tokens)
+        constraint = await self._constraint(inputs[0], asked.form)
+        parameters, shown = asked.parameters, self._model.shown if asked.is_chat else frozenset()
+        requests: list[EngineRequest] = []
+        answers: list[Answer] = []
+        for each in inputs:
+            new = parameters.requests(each.tokens, caller, constraint, shown)
+            answers += (each.answer(self._model, len(requests) + i, asked) for i in range(len(new)))
+            requests += new
+        return AnswerResponse(
+            together(self._service, requests, self._metrics),
+            asked.shape(self._model, parameters, answers),
+            Usage(len(requests), parameters.n),
+            self._limits.pulse_seconds,
+            partial(self._kept.put, caller),
         )
-        constraint = None
-        if (form := asked.form) is not None:
-            constraint = await self._checked(
-                partial(self._model.constraint, form.kind, form.source, None)
-            )
-        return self._response(caller, prompts, parameters, shape, constraint)
 
-    def _text_of(self, prompt: str | tuple[int, ...]) -> str:
-        return prompt if isinstance(prompt, str) else self._model.tokenizer.decode(prompt)
-
-    async def _prepare_chat(self, body: bytearray, caller: bytes) -> AnswerResponse:
-        async with self._turn(body, read_chat) as (asked, run):
-            prompt = await run(partial(self._render, asked))
-            tokens = await run(lambda: tuple(template_of(self._model).tokens(prompt)))
-        constraint = await self._checked(partial(asked.constraint, self._model, prompt))
-        parameters = asked.parameters
-        shape = ChatShape(
-            self._model,
-            [asked.parser(self._model, prompt) for _ in range(parameters.n)],
-            logprobs=parameters.settings.logprobs is not None,
-            parallel=asked.conversation.tools.parallel,
-            echo=asked.echo,
-        )
-        return self._response(caller, [tokens], parameters, shape, constraint, self._model.shown)
-
-    async def _checked(self, make: Callable[[], Constraint | None]) -> Constraint | None:
-        """The constraint that ``make`` makes, which the engine takes. Raises ModelError."""
-        constraint = await asyncio.to_thread(make)
+    async def _constraint(self, begun: Begun, form: Format | None) -> Constraint | None:
+        """The constraint on all answers, which the engine takes. Raises ModelError."""
+        constraint = await asyncio.to_thread(begun.constraint, self._model, form)
         if constraint is not None:
             await self._service.check(constraint)
         return constraint
-
-    def _render(self, asked: ChatRequest) -> Prompt:
-        """The conversation as text."""
-        prompt = asked.conversation.render(self._model)
-        check_length(self._model, prompt.text)
-        return prompt
-
-    def _response(
-        self,
-        caller: bytes,
-        prompts: Sequence[tuple[int, ...]],
-        parameters: Parameters,
-        shape: Shape,
-        constraint: Constraint | None,
-        shown: frozenset[str] = frozenset(),
-    ) -> AnswerResponse:
-        requests: list[EngineRequest] = []
-        for prompt in prompts:
-            self._check_prompt(prompt)
-            requests += parameters.requests(prompt, caller, constraint, shown)
-        return AnswerResponse(
-            together(self._service, requests, self._metrics),
-            shape,
-            Usage(parameters.n),
-            stream=parameters.stream,
-            include_usage=parameters.include_usage,
-        )
 
     def _check_prompt(self, prompt: tuple[int, ...]) -> None:
         if not prompt:
@@ -228,6 +246,9 @@ class Endpoints:
         return {
             "id": name,
             "object": "model",
+            "type": "model",  # Anthropic
+            "display_name": self._model.names[0],
+            "created_at": iso_time(self._model.created),
             "created": self._model.created,
             "owned_by": "urdir",
             "max_model_len": self._model.context,  # vLLM

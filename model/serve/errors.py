@@ -1,4 +1,4 @@
-"""Errors in OpenAI's format."""
+"""Errors, in the shape of each protocol."""
 
 from __future__ import annotations
 
@@ -65,6 +65,17 @@ def overloaded(why: str, seconds: float = 1.0) -> ApiError:
     )
 
 
+def loading() -> ApiError:
+    """The error before there is a model to answer with."""
+    return ApiError(
+        "loading: the model is being read",
+        status=503,
+        kind="unavailable_error",
+        code="loading",
+        headers={"Retry-After": "1"},
+    )
+
+
 def api_error(error: Exception) -> ApiError:
     """Convert any error to a response; internal errors reveal nothing to clients."""
     match error:
@@ -86,3 +97,36 @@ def api_error(error: Exception) -> ApiError:
             return ApiError(str(error), status=500, kind="server_error")
         case _:
             return ApiError("internal error; see the server's log", status=500, kind="server_error")
+
+
+#: Anthropic's types of errors, by status.
+_ANTHROPIC = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def anthropic_error(error: ApiError) -> Json:
+    """The body of an error as Anthropic's clients read it."""
+    usual = "invalid_request_error" if error.status < 500 else "api_error"
+    kind = _ANTHROPIC.get(error.status, usual)
+    return {"type": "error", "error": {"type": kind, "message": str(error)}}
+
+
+def ollama_error(error: ApiError) -> Json:
+    """The body of an error as ollama's clients read it."""
+    return {"error": str(error)}
+
+
+#: Beginnings of paths whose errors have another shape than OpenAI's.
+_SHAPES = {"/v1/messages": anthropic_error, "/api/": ollama_error}
+
+
+def error_body(path: str, error: ApiError) -> Json:
+    """The body of an error in the shape of the protocol that a path belongs to."""
+    shape = next((shape for begin, shape in _SHAPES.items() if path.startswith(begin)), None)
+    return error.body if shape is None else shape(error)

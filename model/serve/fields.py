@@ -14,14 +14,22 @@ class Fields:
     Every method raises ApiError for a value of the wrong type or out of range.
     """
 
-    def __init__(self, values: Mapping[str, Any], path: str = "") -> None:
-        """``path`` is the position of the object in the request: "messages[0]."."""
+    def __init__(
+        self, values: Mapping[str, Any], path: str = "", names: Mapping[str, str] | None = None
+    ) -> None:
+        """``path`` is the position of the object in the request: "messages[0].". ``names`` are
+        those that this request's protocol has for some fields."""
         self.values = values
         self._path = path
+        self._names = names or {}
+
+    def named(self, names: Mapping[str, str]) -> Fields:
+        """The same fields; reading "a" reads what the request has at ``names["a"]``."""
+        return Fields(self.values, self._path, names)
 
     def fail(self, name: str, wanted: str, code: str | None = None) -> NoReturn:
         """Refuse a field: "'n' must be ..."."""
-        param = self._path + name
+        param = self._path + self._names.get(name, name)
         raise ApiError(f"'{param}' {wanted}", param=param, code=code)
 
     def at(self, path: str) -> Any:
@@ -34,6 +42,8 @@ class Fields:
 
     def raw(self, name: str) -> Any:
         """The unchecked value."""
+        if (called := self._names.get(name)) is not None:
+            return self.at(called)
         return self.values.get(name)
 
     def number(self, name: str, low: float, high: float) -> float | None:

@@ -53,27 +53,28 @@ def read_format(fields: Fields, limits: Limits) -> Format | None:
         return None
     name = given[0]
     if name in _ALONE:
-        form: Format | None = _read_source(fields, name, _ALONE[name], limits)
+        form: Format | None = read_source(fields, name, _ALONE[name], limits)
     elif name == "response_format":
-        form = _read_response_format(fields.needed_object(name), limits)
+        form = read_response_format(fields.needed_object(name), limits)
     else:
         form = _read_structured(fields.needed_object(name), limits)
     return _spaced(form, fields, "guided_whitespace_pattern", _pattern(pattern))
 
 
-def _read_response_format(response: Fields, limits: Limits) -> Format | None:
+def read_response_format(response: Fields, limits: Limits) -> Format | None:
+    """Read OpenAI's object with a "type"; None for free text. Raises ApiError."""
     response.needed_text("type")
     kind = response.choice("type", ("text", "json_object", "json_schema"))
     if kind == "text":
         return None
     if response.raw("schema") is not None:  # where llama-server has it
-        return _read_source(response, "schema", "json_schema", limits)
+        return read_source(response, "schema", "json_schema", limits)
     if kind == "json_object":
         return Format("json_object", None)
     schema = response.needed_object("json_schema")
     if schema.raw("schema") is None:
         schema.fail("schema", "is missing")
-    return _read_source(schema, "schema", "json_schema", limits)
+    return read_source(schema, "schema", "json_schema", limits)
 
 
 def _read_structured(structured: Fields, limits: Limits) -> Format | None:
@@ -85,7 +86,7 @@ def _read_structured(structured: Fields, limits: Limits) -> Format | None:
     if name == "json_object":
         form = Format("json_object", None) if structured.flag(name) else None
     else:
-        form = _read_source(structured, name, _STRUCTURED[name], limits)
+        form = read_source(structured, name, _STRUCTURED[name], limits)
     pattern = _pattern(structured.text("whitespace_pattern"))
     form = _spaced(form, structured, "whitespace_pattern", pattern)
     compact = _COMPACT if structured.flag("disable_any_whitespace") else {}
@@ -113,8 +114,8 @@ def _spaced(form: Format | None, fields: Fields, name: str, options: Json) -> Fo
     return Format("json_schema", {**schema, "x-guidance": options})
 
 
-def _read_source(fields: Fields, name: str, kind: ConstraintKind, limits: Limits) -> Format:
-    """Read a schema, a list of texts, an expression or a grammar."""
+def read_source(fields: Fields, name: str, kind: ConstraintKind, limits: Limits) -> Format:
+    """Read a schema, a list of texts, an expression or a grammar. Raises ApiError."""
     source: Any
     if kind == "choice":
         source = list(fields.texts(name, limits.schema))

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import hmac
+import uuid
+from collections.abc import Mapping
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from urdir.model.serve.access import Access
 from urdir.model.serve.counts import ROUTES, Counts
-from urdir.model.serve.errors import ApiError, overloaded
+from urdir.model.serve.errors import ApiError, error_body, overloaded
 from urdir.model.serve.json_response import JsonResponse
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.prefix_scope import ANYBODY, CALLER, digest
 
 #: Paths without a key: the health check, and the page, which prompts for one.
-OPEN_PATHS = frozenset({"/", "/health"})
+OPEN_PATHS = frozenset({"/", "/health", "/v1/health"})
+#: Key of an ASGI scope that holds the request's id.
+REQUEST_ID = "urdir.request_id"
+ID_LENGTH = 128
 
 
 class Guard:
     """ASGI middleware: host name, API key, limit of open requests. Counts responses.
 
-    Sets `CALLER` in the scope to the digest of the API key.
+    Sets `CALLER` in the scope to the digest of the API key, and `REQUEST_ID`, which the response
+    has, too.
     """
 
     def __init__(
@@ -44,19 +50,24 @@ class Guard:
         path = scope["path"]
         route = path if path in ROUTES else "other"
 
+        name = request_id(scope)
+        # Anthropic's clients read the second one
+        ids = [(b"x-request-id", name), (b"request-id", name)]
+
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
                 self._counts.count_response(route, message["status"])
+                message = {**message, "headers": [*message.get("headers", ()), *ids]}
             await send(message)
 
         try:
             caller = self._check(scope)
         except ApiError as error:
-            await error_response(error)(scope, receive, counted)
+            await error_response(path, error)(scope, receive, counted)
             return
         self._counts.add("requests", 1)
         try:
-            await self._app({**scope, CALLER: caller}, receive, counted)
+            await self._app({**scope, CALLER: caller, REQUEST_ID: name}, receive, counted)
         finally:
             self._counts.add("requests", -1)
 
@@ -66,7 +77,7 @@ class Guard:
         self._check_host(headers.get("host", ""))
         if scope["path"] in OPEN_PATHS:
             return ANYBODY
-        caller = self._check_key(dict(scope["headers"]).get(b"authorization", b""))
+        caller = self._check_key(dict(scope["headers"]))
         if (count := self._counts.open("requests")) >= self._limits.open_requests:
             raise overloaded(f"{count} requests are open, which is the limit")
         return caller
@@ -82,14 +93,16 @@ class Guard:
                 code="unknown_host",
             )
 
-    def _check_key(self, authorization: bytes) -> bytes:
+    def _check_key(self, headers: Mapping[bytes, bytes]) -> bytes:
         """The digest of the key. Compares with every key, in constant time."""
         if not self._keys:
             return ANYBODY
-        scheme, _, key = authorization.partition(b" ")
+        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+        if scheme.lower() != b"bearer":
+            key = headers.get(b"x-api-key", b"")  # Anthropic's clients
         key = key.strip()
         matches = [hmac.compare_digest(key, known) for known in self._keys]
-        if scheme.lower() != b"bearer" or not any(matches):
+        if not any(matches):
             raise ApiError(
                 "the API key is missing or wrong: send 'Authorization: Bearer KEY'",
                 status=401,
@@ -100,6 +113,14 @@ class Guard:
         return digest(key)
 
 
-def error_response(error: ApiError) -> JsonResponse:
+def error_response(path: str, error: ApiError) -> JsonResponse:
     """The response for a refused request."""
-    return JsonResponse(error.body, error.status, error.headers)
+    return JsonResponse(error_body(path, error), error.status, error.headers)
+
+
+def request_id(scope: Scope) -> bytes:
+    """The id that the client gave its request, if that is printable and no longer than
+    `ID_LENGTH`, or a new one."""
+    given: bytes = dict(scope["headers"]).get(b"x-request-id", b"")
+    is_good = 0 < len(given) <= ID_LENGTH and given.isascii() and given.decode().isprintable()
+    return given if is_good else uuid.uuid4().hex.encode()

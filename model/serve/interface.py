@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from urdir.model.text.answers import AnswerParser
     from urdir.model.text.chat import ChatTemplate, Prompt
     from urdir.model.text.constraints import Constraint
+    from urdir.model.text.fill import FillTokens
     from urdir.model.text.tokenizer import Tokenizer
     from urdir.model.text.tool_calls import Tools
 
@@ -34,6 +35,16 @@ class Defaults:
     settings: SamplingSettings = OPENAI
     limit: int | None = None
     variables: Json = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of a model's file: its weights' bytes and number, and their usual type."""
+
+    architecture: str = ""
+    bytes: int = 0
+    parameters: int = 0
+    type: str = ""
 
 
 class ServedModel(Protocol):
@@ -66,6 +77,14 @@ class ServedModel(Protocol):
     @property
     def template(self) -> ChatTemplate | None:
         """Chat template; None: the model cannot chat."""
+
+    @property
+    def facts(self) -> Facts:
+        """Of the model's file."""
+
+    @property
+    def fill(self) -> FillTokens | None:
+        """Tokens to fill in the middle; None: the model cannot."""
 
     @property
     def shown(self) -> frozenset[str]:

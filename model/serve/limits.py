@@ -30,3 +30,6 @@ class Limits:
     stalled_seconds: float = 30.0  # a client that reads nothing for this time is disconnected
     # likewise one that sends no complete request for once or twice this time
     silent_seconds: float = 30.0
+    pulse_seconds: float = 15.0  # of silence, after which a stream gets a comment
+    kept_bytes: int = 64 << 20  # of responses, for those that go on from them
+    kept_seconds: float = 3600.0  # without use

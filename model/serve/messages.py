@@ -16,9 +16,20 @@ _TEXTS = {
     "tool_call_id": "tool_call_id",
     "reasoning": "reasoning_content",  # vLLM
     "reasoning_content": "reasoning_content",
+    "thinking": "reasoning_content",  # ollama
+    "tool_name": "name",
 }
-_UNSUPPORTED = {"function_call": "use 'tool_calls'", "audio": "only text is supported"}
-_TEXT_PARTS = {"text": "text", "input_text": "text", "refusal": "refusal"}
+_UNSUPPORTED = {
+    "function_call": "use 'tool_calls'",
+    "audio": "only text is supported",
+    "images": "only text is supported",
+}
+#: Types of parts, and the field of their text.
+_TEXT_PARTS = {
+    **dict.fromkeys(("text", "input_text", "output_text"), "text"),
+    **dict.fromkeys(("reasoning_text", "summary_text"), "text"),
+    "refusal": "refusal",
+}
 
 
 def read_messages(fields: Fields, template: str, limits: Limits) -> list[Message]:
@@ -39,7 +50,7 @@ def _read_message(message: Fields, template: str, reader: JsonReader) -> Message
     if role is None:
         message.fail("role", "is missing")
     for name, why in _UNSUPPORTED.items():
-        if message.raw(name) is not None:
+        if message.raw(name) not in (None, []):
             message.fail(name, f"is not supported: {why}", "unsupported_parameter")
     more: Json = {}
     for name, called in _TEXTS.items():
@@ -60,10 +71,15 @@ def _read_content(message: Fields, needed: bool) -> str:
         if needed and message.raw("refusal") is None:
             message.fail("content", "is missing")
         return message.text("refusal") or ""
-    if isinstance(content, str):
-        return content
+    return read_texts(message, "content")
+
+
+def read_texts(fields: Fields, name: str) -> str:
+    """A text, or the texts of a list of parts; by default empty."""
+    if isinstance(value := fields.raw(name), str):
+        return value
     texts = []
-    for part in message.objects("content"):
+    for part in fields.objects(name):
         kind = part.needed_text("type")
         if kind not in _TEXT_PARTS:
             part.fail("type", f"is {kind!r}: only text is supported", "unsupported_content")
@@ -78,15 +94,17 @@ def _read_call(call: Fields, reader: JsonReader) -> Json:
         "type": "function",
         "function": {
             "name": function.needed_text("name"),
-            "arguments": _read_arguments(function, reader),
+            "arguments": read_arguments(function, reader),
         },
     }
     identity = call.text("id")
     return called if identity is None else {"id": identity, **called}
 
 
-def _read_arguments(function: Fields, reader: JsonReader) -> Any:
+def read_arguments(function: Fields, reader: JsonReader) -> Any:
     """Arguments as an object, or unchanged if an answer had something else."""
+    if isinstance(given := function.raw("arguments"), dict):  # ollama
+        return given
     arguments = function.text("arguments") or "{}"
     try:
         value = reader.read(arguments.encode())

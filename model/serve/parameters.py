@@ -111,8 +111,7 @@ def _read_adapters(fields: Fields, model: ServedModel) -> tuple[tuple[str, float
     """The adapters of a request: that of the name in ``model``, or llama-server's ``lora``, of
     which those that are not listed have the scale 0; None: the server's own."""
     asked, known = fields.text("model"), dict(model.adapters)
-    if asked is not None and asked not in model.names and asked not in known:
-        raise unknown_model(asked, (*model.names, *known))
+    check_model(asked, model)
     scales = read_scales(fields, "lora", len(known))
     if asked in known and asked not in model.names:
         if scales is not None:
@@ -137,6 +136,13 @@ def read_scales(fields: Fields, name: str, count: int) -> dict[int, float] | Non
             item.fail("id" if place is None else "scale", "is missing")
         found[place] = scale
     return found
+
+
+def check_model(asked: str | None, model: ServedModel) -> None:
+    """Raise ApiError for another model than the served one and its adapters."""
+    names = (*model.names, *(name for name, _ in model.adapters))
+    if asked is not None and asked not in names:
+        raise unknown_model(asked, names)
 
 
 def _read_settings(

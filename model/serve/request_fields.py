@@ -41,14 +41,23 @@ class RequestField:
 
     name: str
     endpoints: tuple[str, ...]
-    origins: str  # of O (OpenAI), V (vLLM), L (llama-server)
+    origins: str  # of O (OpenAI), A (Anthropic), M (ollama), V (vLLM), L (llama-server)
     handling: Handling
     note: str
     neutral: tuple[Any, ...] = ()
 
 
 CHAT, TEXT, TOKENS, DETOKENIZE = "chat", "completions", "tokenize", "detokenize"
-_BOTH = (CHAT, TEXT)
+MESSAGES, RESPONSES = "messages", "responses"
+NATIVE, INFILL = "completion", "infill"
+_BOTH = (CHAT, TEXT, NATIVE)
+#: One answer to a conversation, in other words than OpenAI's first ones.
+_OTHERS = (MESSAGES, RESPONSES)
+OLLAMA_CHAT, OLLAMA_GENERATE, OLLAMA_OPTIONS = "api/chat", "api/generate", "options"
+_OLLAMA = (OLLAMA_CHAT, OLLAMA_GENERATE)
+_CHATS = (CHAT, TOKENS, *_OTHERS)
+ALL = (*_BOTH, *_OTHERS)
+_SAMPLERS = (*ALL, OLLAMA_OPTIONS)
 UNSET: tuple[Any, ...] = (False, "", [], {})  # what a field has that is left empty
 _CHAINS = (  # llama-server's orders of samplers, which is the one here
     ["dry", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
@@ -75,34 +84,34 @@ def _sampling_rows() -> Iterator[_Row]:
             note = _SAMPLING_NOTES.get(name, _SAMPLING_NOTES[origins])
             rows.setdefault((origins, note), []).append(name)
     for (origins, note), names in rows.items():
-        yield " ".join(names), _BOTH, origins, note
+        yield " ".join(names), ALL, origins, note
 
 
 #: Names, endpoints, origins, note. Names of a row are served together.
 _SERVED: tuple[_Row, ...] = (
-    ("model", _BOTH, "OVL",
+    ("model", ALL, "OAVL",
      "a name of the model, or of a LoRA adapter; another one is a 404, none is that model"),
-    ("lora", _BOTH, "L",
+    ("lora", ALL, "L",
      "a list of `{id, scale}`: the adapters of this answer, by their place in /lora-adapters"),
     ("messages", (CHAT, TOKENS), "OVL",
      "text only: parts of type `text` are joined by line breaks. `developer` becomes `system` "
      "where the template does not know it. A last message by the assistant is continued, unless "
      "`continue_final_message` is false or `add_generation_prompt` is given"),
-    ("continue_final_message", (CHAT, TOKENS), "VL",
+    ("continue_final_message", _CHATS, "VL",
      "true, or the field of the last message that goes on: `content`, `reasoning_content`. Not "
      "with `add_generation_prompt`"),
-    ("add_generation_prompt", (CHAT, TOKENS), "VL", "false: the prompt ends with the last message"),
-    ("chat_template_kwargs", (CHAT, TOKENS), "VL",
+    ("add_generation_prompt", _CHATS, "VL", "false: the prompt ends with the last message"),
+    ("chat_template_kwargs", _CHATS, "VL",
      "variables of the template, such as `enable_thinking`"),
-    ("reasoning_effort", (CHAT, TOKENS), "OVL",
+    ("reasoning_effort", (CHAT, TOKENS, MESSAGES), "OVL",
      "the template's variable; `none` sets `enable_thinking` to false, others to true. Refused "
      "where the template has neither"),
-    ("documents", (CHAT, TOKENS), "V", "the template's variable; refused where it has none"),
+    ("documents", _CHATS, "V", "the template's variable; refused where it has none"),
     ("echo", (CHAT,), "VL", "the answer begins with the message that it continues"),
-    ("tools tool_choice parallel_tool_calls", (CHAT, TOKENS), "OVL",
+    ("tools tool_choice parallel_tool_calls", (CHAT, TOKENS, RESPONSES), "OVL",
      "calls are read in the model's own form, and come whole. A template without a known one gets"
      " tools as text. `required` or a named function constrains the answer"),
-    ("prompt", (TEXT,), "OVL",
+    ("prompt", (TEXT, NATIVE), "OVL",
      "a text, token ids, or a list of either; control tokens in it are parsed"),
     ("prompt add_special_tokens return_token_strs", (TOKENS,), "V",
      "a text; BOS, where the model wants one (default: true); whether `token_strs` come, too"),
@@ -118,90 +127,130 @@ _SERVED: tuple[_Row, ...] = (
     ("n_cmpl", _BOTH, "L", "`n`"),
     ("best_of", _BOTH, "OV", "must be `n`: nothing is chosen"),
     *_sampling_rows(),
-    ("repetition_penalty", _BOTH, "V", "looks back on all tokens"),
-    ("ignore_eos", _BOTH, "VL", "as vLLM and llama.cpp have it"),
-    ("speculative.n_max", _BOTH, "L",
+    ("repetition_penalty", ALL, "V", "looks back on all tokens"),
+    ("ignore_eos", ALL, "VL", "as vLLM and llama.cpp have it"),
+    ("speculative.n_max", ALL, "L",
      "0: no drafts for this answer; else the limit of the server counts. Answers are the same"),
-    ("speculative.p_min", _BOTH, "L",
+    ("speculative.p_min", ALL, "L",
      "drafts of a draft model end before a token less likely, where the server does that at all. "
      "Answers are the same"),
     ("stop", _BOTH, "OVL", "up to 16; `stop_reason` of a choice says which it was"),
     ("logprobs top_logprobs", (CHAT,), "OVL", "up to 20"),
     ("logprobs", (TEXT,), "OVL", "a number, up to 20"),
-    ("stream", _BOTH, "OVL", "server-sent events"),
+    ("stream", ALL, "OAVL", "server-sent events"),
     ("stream_options", _BOTH, "OVL", "with `stream`"),
     ("stream_options.include_usage", _BOTH, "OVL",
      "usage has `prompt_tokens_details.cached_tokens`"),
-    ("cache_salt", _BOTH, "V",
+    ("cache_salt", ALL, "V",
      "up to 256 characters. Prompts share their beginnings with those of the same salt alone"),
-    ("response_format", _BOTH, "OVL",
+    ("response_format", ALL, "OVL",
      "`text`, `json_object`, `json_schema`, also with llama-server's `schema`; a model may think "
      "first, or call one of `tools`"),
-    ("structured_outputs", _BOTH, "V",
+    ("structured_outputs", ALL, "V",
      "one of `json`, `json_object`, `regex`, `grammar`, `choice`"),
     ("structured_outputs.json structured_outputs.json_object structured_outputs.regex "
      "structured_outputs.grammar structured_outputs.choice",
-     _BOTH, "V",
+     ALL, "V",
      "grammars are llama.cpp's (GBNF) or llguidance's (Lark)"),
-    ("guided_json guided_regex guided_choice guided_grammar", _BOTH, "V",
+    ("guided_json guided_regex guided_choice guided_grammar", ALL, "V",
      "vLLM's old names of these"),
     ("guided_whitespace_pattern structured_outputs.whitespace_pattern "
-     "structured_outputs.disable_any_whitespace", _BOTH, "V",
+     "structured_outputs.disable_any_whitespace", ALL, "V",
      "blanks between the parts of JSON"),
-    ("json_schema grammar", _BOTH, "L", "llama-server's names of these"),
+    ("json_schema grammar", ALL, "L", "llama-server's names of these"),
+    ("n_probs", (NATIVE, INFILL), "L", "up to 20, in `completion_probabilities`"),
+    ("return_tokens", (NATIVE, INFILL), "L", "true: `tokens` has the ids"),
+    ("input_prefix input_suffix input_extra", (INFILL,), "L",
+     "texts before and after the gap, and of other files, for models with such tokens"),
+    ("n_predict prompt", (INFILL,), "L", "`prompt` goes on from the text before the gap"),
+    ("temperature top_k top_p min_p seed stop stream", (INFILL,), "L", "as for /completion"),
+    ("input instructions", (RESPONSES,), "O",
+     "a text, or items: `message`, `reasoning`, `function_call`, `function_call_output`"),
+    ("previous_response_id", (RESPONSES,), "O",
+     "goes on from a response, which is kept for an hour after its last use while there is room"),
+    ("max_output_tokens", (RESPONSES,), "O", "default: the rest of the context"),
+    ("reasoning.effort", (RESPONSES,), "O", "as `reasoning_effort`"),
+    ("text.format", (RESPONSES,), "O", "`text`, `json_object`, `json_schema`"),
+    ("stream_options", (RESPONSES,), "O", "with `stream`"),
+    ("messages system", (MESSAGES,), "A",
+     "blocks of `text`, `thinking`, `tool_use` and `tool_result`"),
+    ("max_tokens", (MESSAGES,), "A", "default: the rest of the context"),
+    ("stop_sequences", (MESSAGES,), "A", "up to 16"),
+    ("tools tool_choice", (MESSAGES,), "A",
+     "`custom` tools; `auto`, `any`, `tool`, `none`, with `disable_parallel_tool_use`"),
+    ("thinking", (MESSAGES,), "A",
+     "the template's `enable_thinking`; `budget_tokens` is accepted, and without effect"),
+    ("messages tools", (OLLAMA_CHAT,), "M",
+     "text only; calls have `tool_calls`, results `tool_name`"),
+    ("prompt system context", (OLLAMA_GENERATE,), "M",
+     "a text; the tokens of a conversation, which an answer has at its end"),
+    ("raw", (OLLAMA_GENERATE,), "M", "true: without the template"),
+    ("format", _OLLAMA, "M", "`json`, or a schema"),
+    ("think", _OLLAMA, "M",
+     "the template's `enable_thinking`, and `reasoning_effort` for `low`, `medium`, `high`"),
+    ("stream", _OLLAMA, "M", "lines of JSON; the default"),
+    ("logprobs top_logprobs", _OLLAMA, "M", "up to 20"),
+    ("model options", _OLLAMA, "M",
+     "a name of the model, also with `:latest`; settings, by ollama's names"),
+    ("temperature top_k top_p min_p repeat_penalty repeat_last_n presence_penalty "
+     "frequency_penalty seed stop", (OLLAMA_OPTIONS,), "M", "as elsewhere; `stop` has up to 16"),
+    ("num_predict", (OLLAMA_OPTIONS,), "M", "default, and -1: the rest of the context"),
+    ("output_config output_config.effort output_config.format", (MESSAGES,), "A",
+     "the template's `reasoning_effort`; a `json_schema`"),
 )  # fmt: skip
 
 #: Names, endpoints, origins, why; then the values that change nothing.
 _REFUSED: tuple[tuple[str, tuple[str, ...], str, str, tuple[Any, ...]], ...] = (
-    ("mirostat", _BOTH, "L", "no such sampler: use `top_p` or `min_p`", (0,)),
-    ("typical_p", _BOTH, "L", "no such sampler: use `top_p` or `min_p`", (1,)),
-    ("xtc_probability dynatemp_range", _BOTH, "L", "no such sampler: use `temperature`", (0,)),
-    ("top_n_sigma adaptive_target", _BOTH, "L", "no such sampler: use `min_p`", (-1, 0)),
-    ("dry_multiplier", _BOTH, "L",
+    ("mirostat", _SAMPLERS, "LM", "no such sampler: use `top_p` or `min_p`", (0,)),
+    ("typical_p", _SAMPLERS, "LM", "no such sampler: use `top_p` or `min_p`", (1,)),
+    ("xtc_probability dynatemp_range", ALL, "L", "no such sampler: use `temperature`", (0,)),
+    ("top_n_sigma adaptive_target", ALL, "L", "no such sampler: use `min_p`", (-1, 0)),
+    ("dry_multiplier", ALL, "L",
      "no such sampler: use `repeat_penalty` or `frequency_penalty`", (0,)),
-    ("samplers", _BOTH, "L",
+    ("samplers", ALL, "L",
      "the order of samplers is llama.cpp's usual one, with those that there are", _CHAINS),
-    ("min_keep n_indent", _BOTH, "L", "not supported by the samplers", (0,)),
-    ("n_probs", _BOTH, "L", "use `logprobs`", (0,)),
-    ("post_sampling_probs", _BOTH, "L", "log-probabilities are the model's", UNSET),
-    ("t_max_predict_ms", _BOTH, "L", "use `max_tokens`", (0, -1)),
-    ("return_tokens", _BOTH, "L", "token ids are not returned: use /tokenize", UNSET),
-    ("return_token_ids return_tokens_as_token_ids", _BOTH, "V",
+    ("min_keep n_indent", ALL, "L", "not supported by the samplers", (0,)),
+    ("n_probs", (CHAT, TEXT, *_OTHERS), "L", "use `logprobs`", (0,)),
+    ("post_sampling_probs", ALL, "L", "log-probabilities are the model's", UNSET),
+    ("t_max_predict_ms", ALL, "L", "use `max_tokens`", (0, -1)),
+    ("return_tokens", (CHAT, TEXT, *_OTHERS), "L",
+     "token ids are not returned: use /tokenize", UNSET),
+    ("return_token_ids return_tokens_as_token_ids", ALL, "V",
      "token ids are not returned: use /tokenize", UNSET),
     ("return_prompt_text", (CHAT,), "V", "prompts are not returned: use /tokenize", UNSET),
-    ("grammar_lazy grammar_triggers", _BOTH, "L", "a grammar holds from the first token", UNSET),
-    ("parse_tool_calls", _BOTH, "L", "calls are always read where `tools` are given", (True,)),
-    ("chat_parser generation_prompt", _BOTH, "L", "the chat template decides", UNSET),
-    ("reasoning_format", _BOTH, "L", "thoughts come as `reasoning_content`", ("auto", "deepseek")),
-    ("reasoning_control", _BOTH, "L",
+    ("grammar_lazy grammar_triggers", ALL, "L", "a grammar holds from the first token", UNSET),
+    ("parse_tool_calls", ALL, "L", "calls are always read where `tools` are given", (True,)),
+    ("chat_parser generation_prompt", ALL, "L", "the chat template decides", UNSET),
+    ("reasoning_format", ALL, "L", "thoughts come as `reasoning_content`", ("auto", "deepseek")),
+    ("reasoning_control", ALL, "L",
      "a running answer cannot be told to end its thoughts", UNSET),
-    ("reasoning_budget_tokens", _BOTH, "L",
+    ("reasoning_budget_tokens", ALL, "L",
      "thoughts cannot be limited: use `max_tokens`, or `reasoning_effort`", (-1,)),
-    ("thinking_token_budget", _BOTH, "V",
+    ("thinking_token_budget", ALL, "V",
      "thoughts cannot be limited: use `max_tokens`, or `reasoning_effort`", (-1,)),
     ("include_reasoning", (CHAT,), "V",
      "leave `reasoning_content` unread, or use `reasoning_effort`", (True,)),
-    ("use_beam_search", _BOTH, "V", "answers are sampled", UNSET),
-    ("prompt_logprobs logprob_token_ids", _BOTH, "V",
+    ("use_beam_search", ALL, "V", "answers are sampled", UNSET),
+    ("prompt_logprobs logprob_token_ids", ALL, "V",
      "only likely tokens of the answer have log-probabilities", ()),
-    ("stop_token_ids allowed_token_ids bad_words", _BOTH, "V",
+    ("stop_token_ids allowed_token_ids bad_words", ALL, "V",
      "use `stop`, `logit_bias` or `structured_outputs`", ([],)),
-    ("include_stop_str_in_output", _BOTH, "V", "`stop_reason` says which it was", UNSET),
-    ("skip_special_tokens", _BOTH, "V", "control tokens are no text of an answer", (True,)),
-    ("truncate_prompt_tokens", _BOTH, "V", "a prompt that is too long is refused", ()),
+    ("include_stop_str_in_output", ALL, "V", "`stop_reason` says which it was", UNSET),
+    ("skip_special_tokens", ALL, "V", "control tokens are no text of an answer", (True,)),
+    ("truncate_prompt_tokens", ALL, "V", "a prompt that is too long is refused", ()),
     ("add_special_tokens", (CHAT,), "V", "the chat template has them", UNSET),
     ("chat_template", (CHAT, TOKENS), "V",
      "the server's own template is used", UNSET),
     ("prompt_embeds", (TEXT,), "V", "prompts are text or token ids", UNSET),
-    ("logits_processors", _BOTH, "V", "use `logit_bias` or `structured_outputs`", UNSET),
-    ("watermarking repetition_detection vllm_xargs", _BOTH, "V", "not supported", UNSET),
-    ("kv_transfer_params ec_transfer_params", _BOTH, "V", "caches are not transferred", UNSET),
-    ("priority", _BOTH, "V", "requests are answered in the order of their arrival", (0,)),
-    ("structural_tag structured_outputs.structural_tag", _BOTH, "V",
+    ("logits_processors", ALL, "V", "use `logit_bias` or `structured_outputs`", UNSET),
+    ("watermarking repetition_detection vllm_xargs", ALL, "V", "not supported", UNSET),
+    ("kv_transfer_params ec_transfer_params", ALL, "V", "caches are not transferred", UNSET),
+    ("priority", ALL, "V", "requests are answered in the order of their arrival", (0,)),
+    ("structural_tag structured_outputs.structural_tag", ALL, "V",
      "use `tools`, or a grammar", UNSET),
-    ("structured_outputs.disable_additional_properties", _BOTH, "V",
+    ("structured_outputs.disable_additional_properties", ALL, "V",
      "write `additionalProperties`: false", UNSET),
-    ("stream_options.continuous_usage_stats", _BOTH, "V", "usage comes at the end", UNSET),
+    ("stream_options.continuous_usage_stats", ALL, "V", "usage comes at the end", UNSET),
     ("suffix", (TEXT,), "OV", "text can only be continued", UNSET),
     ("audio", (CHAT,), "O", "this server answers with text", UNSET),
     ("modalities", (CHAT,), "OL", "this server answers with text", (["text"],)),
@@ -210,46 +259,76 @@ _REFUSED: tuple[tuple[str, tuple[str, ...], str, str, tuple[Any, ...]], ...] = (
     ("verbosity", (CHAT,), "O", "say in a message how long the answer is to be", ("medium",)),
     ("functions", (CHAT, TOKENS), "OV", "use `tools`", UNSET),
     ("function_call", (CHAT, TOKENS), "OV", "use `tool_choice`", (*UNSET, "none", "auto")),
+    ("n n_cmpl best_of", _OTHERS, "V", "there is one answer", (1,)),
+    ("background background_options conversation prompt", (RESPONSES,), "O",
+     "send the whole conversation, or `previous_response_id`", UNSET),
+    ("top_logprobs", (RESPONSES,), "O", "items have no log-probabilities", (0,)),
+    ("text.verbosity", (RESPONSES,), "O", "say in a message how long the answer is to be",
+     ("medium",)),
+    ("moderation image", (RESPONSES,), "O", "this server answers with text", UNSET),
+    ("tfs_z", (OLLAMA_OPTIONS,), "M", "no such sampler: use `top_p` or `min_p`", (1,)),
+    ("suffix", (OLLAMA_GENERATE,), "M", "use /infill", UNSET),
+    ("template", (OLLAMA_GENERATE,), "M", "the server's own template is used", UNSET),
+    ("images width height steps", (OLLAMA_GENERATE,), "M", "only text is supported", ([], 0)),
+    ("container mcp_servers", (MESSAGES,), "A", "the server has no tools", UNSET),
 )  # fmt: skip
 
 _NO_EFFECT: tuple[_Row, ...] = (
     ("mirostat_tau mirostat_eta xtc_threshold dynatemp_exponent dry_base dry_allowed_length "
      "dry_penalty_last_n dry_sequence_breakers adaptive_decay",
-     _BOTH, "L",
+     ALL, "L",
      "parts of samplers that are refused"),
-    ("length_penalty", _BOTH, "V", "of beams, which are refused"),
+    ("length_penalty", ALL, "V", "of beams, which are refused"),
     ("reasoning_budget_start_tag reasoning_budget_end_tag reasoning_budget_end_tags "
      "reasoning_budget_message",
-     _BOTH, "L",
+     ALL, "L",
      "of a budget, which is refused"),
-    ("spaces_between_special_tokens truncation_side", _BOTH, "V", "parts of what is refused"),
-    ("guided_decoding_backend", _BOTH, "V", "there is one"),
-    ("grammar_type preserved_tokens chat_format", _BOTH, "L",
+    ("spaces_between_special_tokens truncation_side", ALL, "V", "parts of what is refused"),
+    ("guided_decoding_backend", ALL, "V", "there is one"),
+    ("grammar_type preserved_tokens chat_format", ALL, "L",
      "llama-server's own, between its parts"),
-    ("n_keep n_discard", _BOTH, "L", "an answer ends where the context is full"),
-    ("id_slot cache_prompt n_cache_reuse", _BOTH, "L",
+    ("n_keep n_discard", ALL, "L", "an answer ends where the context is full"),
+    ("id_slot cache_prompt n_cache_reuse", ALL, "L",
      "caches are shared wherever prompts begin alike"),
     ("backend_sampling speculative.n_min speculative.type "
      "speculative.ngram_size_n speculative.ngram_size_m speculative.ngram_m_hits "
      "speculative.ngram_min_hits",
-     _BOTH, "L",
+     ALL, "L",
      "matters of speed"),
-    ("timings_per_token return_progress sse_ping_interval response_fields verbose", _BOTH, "L",
+    ("timings_per_token return_progress sse_ping_interval response_fields verbose", ALL, "L",
      "reports beside the answer, which do not come"),
-    ("stream_interval", _BOTH, "V", "events come as tokens do"),
-    ("stream_options.include_obfuscation", _BOTH, "O", "events have no padding"),
-    ("request_id session_id", _BOTH, "V", "names for a log"),
-    ("routed_experts_prompt_start return_token_offsets return_mm_kwargs", _BOTH, "V",
+    ("stream_interval", ALL, "V", "events come as tokens do"),
+    ("stream_options.include_obfuscation", ALL, "O", "events have no padding"),
+    ("request_id session_id", ALL, "V", "names for a log"),
+    ("routed_experts_prompt_start return_token_offsets return_mm_kwargs", ALL, "V",
      "of other endpoints of vLLM"),
     ("media_io_kwargs mm_processor_kwargs", (CHAT, TOKENS), "V",
      "of images and sound, which are refused"),
-    ("user", _BOTH, "OV", "any client may send any: it keeps nobody apart"),
+    ("user", ALL, "OV", "any client may send any: it keeps nobody apart"),
     ("safety_identifier prompt_cache_key", (CHAT,), "O",
      "any client may send any: it keeps nobody apart"),
     ("metadata store service_tier prompt_cache_options prompt_cache_retention", (CHAT,), "O",
      "OpenAI's accounting"),
     ("prediction", (CHAT,), "O", "a matter of speed"),
     ("model", (TOKENS, DETOKENIZE), "V", "there is one"),
+    ("samplers n_indent t_max_prompt_ms t_max_predict_ms cache_prompt id_slot n_cache_reuse",
+     (INFILL,), "L", "matters of speed, which editors send"),
+    ("keep_alive", _OLLAMA, "M", "the model is there as long as the server"),
+    ("numa num_ctx num_batch num_gpu main_gpu low_vram logits_all vocab_only use_mmap use_mlock "
+     "embedding_only num_thread num_keep", (OLLAMA_OPTIONS,), "M",
+     "flags of the server decide how a model is loaded"),
+    ("mirostat_tau mirostat_eta penalize_newline", (OLLAMA_OPTIONS,), "M",
+     "parts of samplers that are refused"),
+    ("cache_control", (MESSAGES,), "A", "caches are shared wherever prompts begin alike"),
+    ("metadata service_tier inference_geo speed diagnostics user_profile_id workspace_id",
+     (MESSAGES,), "A", "Anthropic's accounting"),
+    ("store", (RESPONSES,), "O", "false: the response is not kept"),
+    ("metadata service_tier prompt_cache_key prompt_cache_options prompt_cache_retention "
+     "safety_identifier access_programs", (RESPONSES,), "O", "OpenAI's accounting"),
+    ("include max_tool_calls reasoning.summary", (RESPONSES,), "O",
+     "of tools and forms that the server does not have"),
+    ("truncation", (RESPONSES,), "O", "a prompt that is too long is refused"),
+    ("context_management", (MESSAGES, RESPONSES), "AO", "an answer ends where the context is full"),
 )  # fmt: skip
 
 
@@ -268,7 +347,7 @@ def _all() -> Iterator[RequestField]:
 FIELDS: tuple[RequestField, ...] = tuple(_all())
 _BY_ENDPOINT = {
     endpoint: {field.name: field for field in FIELDS if endpoint in field.endpoints}
-    for endpoint in (CHAT, TEXT, TOKENS, DETOKENIZE)
+    for endpoint in (*ALL, INFILL, TOKENS, DETOKENIZE, *_OLLAMA, OLLAMA_OPTIONS)
 }
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from urdir.model.errors import ModelError, TemplateError
-from urdir.model.serve.interface import ConstraintKind, Defaults
+from urdir.model.files.file_type import file_type
+from urdir.model.serve.interface import ConstraintKind, Defaults, Facts
 from urdir.model.serve.tokens import longest_token
 from urdir.model.text.answers import AnswerFormat, AnswerParser, find_answer_format
 from urdir.model.text.chat import ChatTemplate, Message, Prompt
 from urdir.model.text.constraints import Constraint
+from urdir.model.text.fill import FillTokens
 from urdir.model.text.gbnf import as_lark
 from urdir.model.text.tokenizer import Tokenizer
 from urdir.model.text.tool_calls import Tools
@@ -64,6 +68,7 @@ class EngineModel:
         adapters: Iterable[tuple[str, float]] = (),
     ) -> None:
         self.adapters = tuple(adapters)
+        self._texts = texts
         self.names = tuple(dict.fromkeys(names)) or (texts.name,)
         self.defaults = defaults
         self.created = int(time.time())
@@ -72,6 +77,25 @@ class EngineModel:
         self.template = _template(texts)
         source = self.template.source if self.template else ""
         self._format = find_answer_format(source) if source else AnswerFormat()
+
+    @cached_property
+    def facts(self) -> Facts:
+        """See `ServedModel`."""
+        file = self._texts.file
+        tensors = file.tensors.values()
+        return Facts(
+            file.architecture,
+            sum(tensor.nbytes for tensor in tensors),
+            sum(math.prod(tensor.shape) for tensor in tensors),
+            file_type(file) or "",
+        )
+
+    @cached_property
+    def fill(self) -> FillTokens | None:
+        """See `ServedModel`."""
+        tokenizer = self.tokenizer
+        metadata = self._texts.file.metadata
+        return FillTokens.find(metadata, tokenizer.control_id, tokenizer.vocab_size)
 
     @property
     def shown(self) -> frozenset[str]:

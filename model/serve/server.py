@@ -18,6 +18,7 @@ from urdir.model.serve.app import make_app
 from urdir.model.serve.connections import Connections, accept, room
 from urdir.model.serve.counts import Counts
 from urdir.model.serve.interface import AsyncService
+from urdir.model.serve.kept import Keeping
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.loops import run_in_loop
 from urdir.model.serve.metrics import ServerMetrics
@@ -72,10 +73,11 @@ class Server(uvicorn.Server):
         limits: Limits,
         exit_on_device_loss: bool = False,
         counts: Counts | None = None,
+        keeping: Keeping | None = None,
     ) -> None:
         counts = counts or Counts()
         config = uvicorn.Config(
-            make_app(service, access, limits, ServerMetrics(counts)),
+            make_app(service, access, limits, ServerMetrics(counts), keeping),
             http=http_protocol(limits, Connections(limits.connections, counts)),
             ws="none",
             lifespan="off",

@@ -6,121 +6,219 @@ import asyncio
 import contextlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from urdir.model.engine.requests.request import Ending, Piece
-from urdir.model.serve.answers import Item, Usage
-from urdir.model.serve.errors import api_error
-from urdir.model.serve.interface import Json
+from urdir.model.serve.answer import Answer, Event
+from urdir.model.serve.answers import Item
+from urdir.model.serve.errors import ApiError, api_error
+from urdir.model.serve.interface import Json, ServedModel
 from urdir.model.serve.json_response import encode_json
+from urdir.model.serve.parameters import Parameters
+from urdir.model.serve.usage import Usage
 
 log = logging.getLogger("urdir.serve")
 _Result = TypeVar("_Result")
 
 
+class Framing(NamedTuple):
+    """How the events of a stream are written."""
+
+    content_type: bytes
+    write: Callable[[Json], bytes]
+    pulse: bytes = b""  # keeps a silent connection open
+    end: bytes = b""
+
+
+def _data(event: Json) -> bytes:
+    return b"data: " + encode_json(event) + b"\n\n"
+
+
+def _named(event: Json) -> bytes:
+    kind: str = event["type"]
+    return b"event: " + kind.encode() + b"\n" + _data(event)
+
+
+_SSE = b"text/event-stream; charset=utf-8"
+_COMMENT = b": still here\n\n"
+DATA = Framing(_SSE, _data, _COMMENT, b"data: [DONE]\n\n")  # server-sent events
+NAMED = Framing(_SSE, _named, _COMMENT)  # with the names of their types
+LINES = Framing(b"application/x-ndjson", lambda event: encode_json(event) + b"\n")
+
+
 class Shape(ABC):
-    """The JSON format of one endpoint. OpenAI calls answers "choices"."""
+    """The answers of one response in the format of a protocol: whole, or as events."""
 
-    @abstractmethod
-    def head(self, streamed: bool) -> Json:
-        """Common fields of chunks or of the whole response: id, object, created, model."""
+    framing = DATA
 
-    @abstractmethod
+    def __init__(
+        self, model: ServedModel, parameters: Parameters, answers: Sequence[Answer]
+    ) -> None:
+        self.model = model
+        self.parameters = parameters
+        self.answers = answers
+
     def opening(self) -> list[Json]:
-        """Choices of the first chunks."""
+        """The first events; they are sent with those of the first tokens."""
+        return []
 
     @abstractmethod
-    def piece(self, index: int, piece: Piece) -> Json | None:
-        """The choice of a chunk; None if there is nothing to send yet."""
+    def part(self, answer: Answer, events: Sequence[Event], piece: Piece) -> list[Json]:
+        """What is new of an answer."""
 
     @abstractmethod
-    def ending(self, index: int, ending: Ending) -> list[Json]:
-        """The last choices of an answer's chunks."""
+    def ending(self, answer: Answer, usage: Usage) -> list[Json]:
+        """The last events of one answer."""
+
+    def closing(self, usage: Usage) -> list[Json]:
+        """The events after all answers."""
+        return []
 
     @abstractmethod
-    def whole(self) -> list[Json]:
-        """The choices of a whole response, after all answers have ended."""
+    def whole(self, usage: Usage) -> Json:
+        """The response, after all answers have ended."""
+
+    def failure(self, error: ApiError) -> Json:
+        """The last event of a stream that fails."""
+        return error.body
+
+    def kept(self, usage: Usage) -> tuple[str, Json] | None:
+        """What is kept for later requests, and its name; None: nothing."""
+        return None
+
+
+_NO_PIECE = Piece("", ())
 
 
 class AnswerResponse:
     """An ASGI response made of a service's answers, streamed or whole.
 
-    A client that disconnects cancels them. Errors before the first token are raised, so that the
-    response gets their status; later ones end the stream with an error event.
+    A client that disconnects cancels them. Errors before the first event are raised, so that the
+    response gets their status; later ones end the stream with an error event. A stream that is
+    silent for ``pulse_seconds`` gets a comment. ``keep`` keeps what a shape wants kept.
     """
 
     def __init__(
         self,
-        answers: AsyncGenerator[list[Item], None],
+        items: AsyncGenerator[list[Item], None],
         shape: Shape,
         usage: Usage,
-        *,
-        stream: bool,
-        include_usage: bool,
+        pulse_seconds: float,
+        keep: Callable[[str, Json], Awaitable[None]],
     ) -> None:
-        self._answers = answers
+        self._items = items
         self._shape = shape
         self._usage = usage
-        self._stream = stream
-        self._include_usage = include_usage
+        self._pulse_seconds = pulse_seconds
+        self._keep = keep
+        self._is_streamed = shape.parameters.stream
+        self._send: Send
+        self._sending = asyncio.Lock()
+        self._has_begun = False
+        self._last_sent = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response."""
-        work = self._send_events(send) if self._stream else self._send_whole(send)
+        self._send = send
+        work = self._send_events() if self._is_streamed else self._send_whole()
         with contextlib.suppress(ClientDisconnect):  # the client is gone
             await while_connected(receive, work)
 
-    async def _send_whole(self, send: Send) -> None:
-        async with aclosing(self._answers) as batches:
+    async def _send_whole(self) -> None:
+        async with aclosing(self._items) as batches:
             async for items in batches:
                 for index, item in items:
                     self._take(index, item)
-        response = self._shape.head(streamed=False)
-        response |= {"choices": self._shape.whole(), "usage": self._usage.json()}
-        await _start(send, "application/json")
-        await _send_part(send, encode_json(response), more=False)
+        await self._keep_answer()
+        body = encode_json(self._shape.whole(self._usage))
+        await self._send_part(body, more=False)
 
-    def _take(self, index: int, item: Piece | Ending) -> list[Json]:
-        """Convert an item to choices of chunks."""
+    def _take(self, index: int, item: Piece | Ending) -> tuple[list[Event], Piece, bool]:
+        """Add an item to its answer: what is new, and whether that is its end."""
+        answer = self._shape.answers[index]
         if isinstance(item, Piece):
-            choice = self._shape.piece(index, item)
-            return [] if choice is None else [choice]
+            if item.choices:
+                self._usage.came()
+            return answer.push(item), item, False
         self._usage.add(index, item)
-        return self._shape.ending(index, item)
+        return answer.finish(item), _NO_PIECE, True
 
-    async def _send_events(self, send: Send) -> None:
-        async with aclosing(self._events()) as events:
-            first = await anext(events)
-            await _start(send, "text/event-stream; charset=utf-8")
-            try:
-                await _send_part(send, first)
+    async def _send_events(self) -> None:
+        framing = self._shape.framing
+        pulse = asyncio.create_task(self._keep_open()) if framing.pulse else None
+        last = framing.end
+        try:
+            async with aclosing(self._events()) as events:
                 async for event in events:
-                    await _send_part(send, event)
-                last = b"data: [DONE]\n\n"
-            except Exception as error:
-                log.error("an answer failed: %s", error, exc_info=error)
-                last = _event(api_error(error).body)
-        await _send_part(send, last, more=False)
+                    await self._send_part(event)
+        except Exception as error:
+            if not self._has_begun:
+                raise
+            log.error("an answer failed: %s", error, exc_info=error)
+            last = framing.write(self._shape.failure(api_error(error)))
+        finally:
+            if pulse is not None:
+                pulse.cancel()
+                await asyncio.gather(pulse, return_exceptions=True)
+        await self._send_part(last, more=False)
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
-        """Server-sent events; items that are available together share one."""
-        head = self._shape.head(streamed=True)
-        usage: Json = {"usage": None} if self._include_usage else {}
-        choices = self._shape.opening()
-        async with aclosing(self._answers) as batches:
+        """The events as they are sent; those that are available together are."""
+        shape, usage = self._shape, self._usage
+        events = shape.opening()
+        async with aclosing(self._items) as batches:
             async for items in batches:
                 for index, item in items:
-                    choices += self._take(index, item)
-                if choices:
-                    yield b"".join(_event({**head, "choices": [c], **usage}) for c in choices)
-                choices = []
-        if self._include_usage:
-            yield _event({**head, "choices": [], "usage": self._usage.json()})
+                    new, piece, has_ended = self._take(index, item)
+                    answer = shape.answers[index]
+                    events += shape.part(answer, new, piece)
+                    if has_ended:
+                        events += shape.ending(answer, usage)
+                if usage.is_complete:
+                    await self._keep_answer()
+                    events += shape.closing(usage)
+                if events:
+                    yield b"".join(map(shape.framing.write, events))
+                events = []
+
+    async def _keep_answer(self) -> None:
+        """Keep what later requests may go on from, before the client can send them."""
+        if (kept := self._shape.kept(self._usage)) is not None:
+            await self._keep(*kept)
+
+    async def _keep_open(self) -> None:
+        """Send a comment whenever nothing else was sent for a while."""
+        loop = asyncio.get_running_loop()
+        self._last_sent = loop.time()
+        while True:
+            if (left := self._last_sent + self._pulse_seconds - loop.time()) > 0:
+                await asyncio.sleep(left)
+                continue
+            await self._send_part(self._shape.framing.pulse)
+
+    async def _send_part(self, body: bytes, more: bool = True) -> None:
+        """Send a part of the body, after the headers."""
+        async with self._sending:
+            self._last_sent = asyncio.get_running_loop().time()
+            if not self._has_begun:
+                self._has_begun = True
+                await self._send(
+                    {"type": "http.response.start", "status": 200, "headers": self._headers()}
+                )
+            await self._send({"type": "http.response.body", "body": body, "more_body": more})
+
+    def _headers(self) -> list[tuple[bytes, bytes]]:
+        headers = [(b"cache-control", b"no-store")]
+        if not self._is_streamed:
+            return [*headers, (b"content-type", b"application/json")]
+        # nginx: pass events on as they come
+        headers.append((b"x-accel-buffering", b"no"))
+        return [*headers, (b"content-type", self._shape.framing.content_type)]
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, _Result]) -> _Result:
@@ -141,16 +239,3 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, _Result]) 
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def _start(send: Send, content_type: str) -> None:
-    headers = [(b"content-type", content_type.encode()), (b"cache-control", b"no-store")]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-
-
-async def _send_part(send: Send, body: bytes, more: bool = True) -> None:
-    await send({"type": "http.response.body", "body": body, "more_body": more})
-
-
-def _event(value: Json) -> bytes:
-    return b"data: " + encode_json(value) + b"\n\n"

@@ -36,44 +36,68 @@ class Tools:
 
 def read_tools(fields: Fields, limits: Limits) -> Tools:
     """Read tools, tool_choice and parallel_tool_calls; ApiError if they are inconsistent."""
-    offered = tuple(_read_tool(tool, limits) for tool in fields.objects("tools", limits.tools))
-    if len({tool["function"]["name"] for tool in offered}) < len(offered):
-        fields.fail("tools", "has two functions of the same name")
+    offered = [_read_tool(tool, limits) for tool in fields.objects("tools", limits.tools)]
+    choice, holder = fields.raw("tool_choice"), None
+    if isinstance(choice, dict):
+        named = fields.needed_object("tool_choice")
+        if named.needed_text("type") != "function":
+            named.fail("type", "must be 'function'", "unsupported_parameter")
+        holder = named if named.raw("name") is not None else named.needed_object("function")
+    elif choice not in (None, "none", "auto", "required"):
+        fields.fail("tool_choice", "must be none, auto, required, or name a function")
     parallel = fields.raw("parallel_tool_calls") is None or fields.flag("parallel_tool_calls")
-    choice = fields.raw("tool_choice")
+    is_required = holder is not None or choice == "required"
+    return make_tools(
+        fields, [] if choice == "none" else offered, is_required, holder, parallel=parallel
+    )
+
+
+def make_tools(
+    fields: Fields,
+    offered: Sequence[Json],
+    is_required: bool,
+    holder: Fields | None,
+    *,
+    parallel: bool,
+) -> Tools:
+    """Tools of which a call may be required: of the one whose "name" ``holder`` has, or of any.
+
+    Raises ApiError for two tools of a name, and for a call of none.
+    """
+    names = {tool["function"]["name"] for tool in offered}
+    if len(names) < len(offered):
+        fields.fail("tools", "has two functions of the same name")
     if not offered:
-        if choice not in (None, "none", "auto"):
+        if is_required:
             fields.fail("tool_choice", "needs 'tools'")
         return Tools()
-    if choice == "none":
-        return Tools()
-    if choice in (None, "auto"):
-        return Tools(offered, parallel=parallel)
-    name = None if choice == "required" else _required_name(fields, offered)
-    return Tools(offered, is_required=True, name=name, parallel=parallel)
+    name = None if holder is None else holder.needed_text("name")
+    if holder is not None and name not in names:
+        holder.fail("name", "is not among the tools")
+    return Tools(tuple(offered), is_required, name, parallel)
+
+
+def flat_tool(tool: Fields, schema: str, limits: Limits) -> Json:
+    """A tool for the template, of an object with the name, the description and the ``schema``."""
+    _check_function(tool, schema, limits)
+    function = {"name": tool.raw("name"), "description": tool.raw("description")}
+    function["parameters"] = tool.raw(schema)
+    given = {name: value for name, value in function.items() if value is not None}
+    return {"type": "function", "function": given}
 
 
 def _read_tool(tool: Fields, limits: Limits) -> Json:
     if tool.needed_text("type") != "function":
         tool.fail("type", "must be 'function'", "unsupported_parameter")
-    function = tool.needed_object("function")
-    if not _NAME.fullmatch(function.needed_text("name")):
-        function.fail("name", "must be 1 to 64 letters, digits, '_', '-' or '.'")
-    function.text("description")
-    if (parameters := function.object("parameters")) is not None:
-        check_size(function, "parameters", parameters.values, limits)
+    if tool.raw("name") is not None:  # as /v1/responses has them
+        return flat_tool(tool, "parameters", limits)
+    _check_function(tool.needed_object("function"), "parameters", limits)
     return dict(tool.values)
 
 
-def _required_name(fields: Fields, offered: Sequence[Json]) -> str:
-    """The name in {"type": "function", "function": {"name": ...}}."""
-    if not isinstance(fields.raw("tool_choice"), dict):
-        fields.fail("tool_choice", "must be none, auto, required, or name a function")
-    choice = fields.needed_object("tool_choice")
-    if choice.needed_text("type") != "function":
-        choice.fail("type", "must be 'function'", "unsupported_parameter")
-    function = choice.needed_object("function")
-    name = function.needed_text("name")
-    if name not in (tool["function"]["name"] for tool in offered):
-        function.fail("name", "is not among the tools")
-    return name
+def _check_function(function: Fields, schema: str, limits: Limits) -> None:
+    if not _NAME.fullmatch(function.needed_text("name")):
+        function.fail("name", "must be 1 to 64 letters, digits, '_', '-' or '.'")
+    function.text("description")
+    if (parameters := function.object(schema)) is not None:
+        check_size(function, schema, parameters.values, limits)

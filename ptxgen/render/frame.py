@@ -8,6 +8,7 @@ the spec, so that the two cannot disagree.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jinja2
@@ -17,6 +18,9 @@ from urdir.ptxgen.ptx.architecture import CLUSTERS_SINCE
 from urdir.ptxgen.render.jinja import environment
 from urdir.ptxgen.render.kernel import Kernel, Param
 from urdir.ptxgen.target import Target
+
+#: A table in global memory: a variable of the module, which templates declare in the kernel.
+_TABLE = re.compile(r"^\.global [^;]*;\n", re.MULTILINE)
 
 
 def render(spec: Kernel, target: Target) -> str:
@@ -39,6 +43,8 @@ def render(spec: Kernel, target: Target) -> str:
 
 def _frame(spec: Kernel, target: Target, body: str) -> str:
     contract, body = _split_contract(body)
+    tables = dict.fromkeys(_TABLE.findall(body))
+    body = _TABLE.sub("", body)
     major, minor = target.version_for(body)
     shape, resident = spec.launch_shape, spec.resident_on(target)
     grid = "of the launch" if spec.launch_fields else shape.grid
@@ -54,6 +60,7 @@ def _frame(spec: Kernel, target: Target, body: str) -> str:
         ".address_size 64",
         "",
         *([".extern .shared .align 256 .b8 dynamic_shared[];", ""] if shape.shared_bytes else []),
+        *tables,
         f".visible .entry {spec.name}(",
         ",\n".join(_declare(p) for p in spec.params),
         ")",

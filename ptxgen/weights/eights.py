@@ -107,6 +107,8 @@ def weight_bytes(layout: Layout, packed: npt.NDArray[np.uint8], scales: Floats) 
     q = layout.numbers(packed, "q", UNIT).astype(np.float64)
     if fmt.table:
         q = np.array(fmt.table, np.float64)[q.astype(np.uint8)] + offset
+    elif fmt.grid:
+        q = q + offset
     q = q.reshape(len(q), groups, -1) * 2.0**-24
     values = _half(q * factor[:, :, None] + minimum[:, :, None])
     return np.rint(values * 2.0**DEPTH).astype(np.int8).reshape(layout.rows, layout.cols)

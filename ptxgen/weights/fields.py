@@ -18,6 +18,8 @@ class Field:
     start: int
     strides: tuple[int, ...] = ()
     signed: bool = False
+    #: The number that is stored as 0 when repacked.
+    nan: int | None = dataclasses.field(default=None, repr=False)
 
     def position(self, index: int) -> int:
         """The bit position of number ``index``."""

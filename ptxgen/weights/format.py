@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from urdir.ptxgen.weights.fields import Part, Plane
+from urdir.ptxgen.weights.grids import Grid, Move, Numbers, Upper, moves, upper
 from urdir.ptxgen.weights.numbers import GroupNumbers, Number
 
 Arithmetic = Literal["integers", "floats", "e4m3"]
@@ -44,19 +45,58 @@ class Format:
     of_rows: bool = False
     #: Bytes of a block after ``expansion.expand``, which ``planes`` describe; 0: as in GGUF.
     expanded: int = 0
+    #: The codebook of a type that has one: ``planes`` then describe what registers have, and
+    #: ``stored`` the planes of tiles.
+    grid: Grid | None = None
+    stored: tuple[Plane, ...] = ()
 
     def __hash__(self) -> int:
         return hash(self.name)
 
     def __repr__(self) -> str:
         """Name and digest of the description, so that a spec key changes when a layout does."""
-        late = ("table", "halvings", "of_rows", "expanded")
+        late = ("table", "halvings", "of_rows", "expanded", "grid", "stored")
         fields = [
             getattr(self, f.name)
             for f in dataclasses.fields(self)
             if f.name not in late or getattr(self, f.name)
         ]
         return f"{self.name}#{hashlib.sha256(repr(fields).encode()).hexdigest()[:8]}"
+
+    @property
+    def tile_planes(self) -> tuple[Plane, ...]:
+        """The planes of tiles."""
+        return self.stored or self.planes
+
+    @property
+    def register_planes(self) -> tuple[Plane, ...]:
+        """The planes whose items registers have: those of tiles, then those made of them."""
+        stored = {plane.name for plane in self.stored}
+        return (*self.stored, *(plane for plane in self.planes if plane.name not in stored))
+
+    @property
+    def number_planes(self) -> tuple[Plane, ...]:
+        """The planes of tiles that have groups' scales and minimums, or steps."""
+        return tuple(
+            plane
+            for plane in self.tile_planes
+            if {part.number for part in plane.parts} & {"scale", "minimum", "step"}
+        )
+
+    @property
+    def shares_bytes(self) -> bool:
+        """Whether two units share bytes of a plane of tiles."""
+        return any(plane.shares_bytes for plane in self.tile_planes)
+
+    @property
+    def signed(self) -> bool:
+        """Whether quants stand for bytes with a sign."""
+        return bool(self.table or self.grid)
+
+    @property
+    def bias(self) -> int:
+        """What is subtracted of bytes: the offset, or 128 of those with a sign."""
+        return 128 if self.signed else self.offset
 
     @property
     def is_float(self) -> bool:
@@ -119,10 +159,15 @@ class Format:
         return self.factors.name == "singles"
 
     @property
+    def has_e4m3_factors(self) -> bool:
+        """Whether every group has a factor of eight bits (E4M3)."""
+        return any(plane.name == "factors_e4m3" for plane in self.planes)
+
+    @property
     def has_group_factors(self) -> bool:
         """Whether every group has its own ``d``, or a factor of it, and no scale."""
         of_groups = any(len(part.target.strides) > 1 for _, part in self.parts("d"))
-        return self.has("factor") or (of_groups and not self.has_singles)
+        return self.has_e4m3_factors or (of_groups and not self.has_singles)
 
     @property
     def stored_nbytes(self) -> int:
@@ -182,6 +227,15 @@ class Format:
     def unit_groups(self) -> int:
         """Groups per unit, each with its scale: 1 or 2."""
         return UNIT // self.group
+
+    @property
+    def upper_index(self) -> Upper | None:
+        """Where the upper bits of indices are, if they have more than eight."""
+        return upper(self.stored)
+
+    def grid_moves(self, number: Numbers, i: int, unit: int, to: int) -> list[Move]:
+        """Of a type with a codebook: see `grids.moves`."""
+        return [*moves(self.stored, number, i, unit, to)]
 
     def parts(self, number: str) -> Iterator[tuple[Plane, Part]]:
         """The parts of a number, each with its plane; none for a number that the type lacks."""

@@ -10,8 +10,8 @@ The value of a weight is ``d * (scale - scale_offset) * (q - offset) + min_sign 
 ``d`` and ``m`` (f16) per block, ``scale`` and ``minimum`` per group of 16 or 32 weights; a type
 without group scales has ``scale = minimum = 1``. Types with a ``table`` use ``table[q]`` instead of
 ``q - offset``. MXFP4's ``d`` is a power of two, whose exponent is in the block; NVFP4 has a ``d``
-for each group, of eight bits in GGUF. Types of folders have blocks of our own: what belongs to a
-group, side by side (`_integer`, `_e4m3`, `_e2m1`).
+of eight bits (E4M3) for each group. Types with a codebook: `grid_formats`. Types of folders have
+blocks of our own: what belongs to a group, side by side (`_integer`, `_e4m3`, `_e2m1`).
 
 Source of the block layouts: ggml's ``block_q4_K`` and its relatives, as the ``gguf`` package's
 ``quants`` module decodes them; type numbers: ``gguf.GGMLQuantizationType``.
@@ -28,9 +28,11 @@ import numpy as np
 import numpy.typing as npt
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.weights.expansion import write_factors
+from urdir.ptxgen.weights.e4m3 import MOST, to_e4m3
 from urdir.ptxgen.weights.fields import Field, Part, Plane
 from urdir.ptxgen.weights.format import UNIT, Format
+from urdir.ptxgen.weights.grid_formats import grid_types
+from urdir.ptxgen.weights.grids import parts
 from urdir.ptxgen.weights.planes import Numbers, code_plane, quant_plane, scale_plane
 
 __all__ = ["FORMATS", "UNIT", "Bytes", "Format", "format_of", "random_blocks"]
@@ -56,8 +58,8 @@ def _quantised(
 ) -> Format:
     """A quantised type; ``d`` and ``m`` are byte offsets of f16 numbers in the block, ``exponent``
     that of a byte instead, ``numbers`` the planes of its groups' scales and minimums.
-    ``group_factors``: one ``d`` for each group of 16. ``single``: ``d`` is an f32 number there,
-    ``factors``: E4M3 numbers by which groups multiply it.
+    ``group_factors``: one ``d`` for each group of 16, an E4M3 number. ``single``: ``d`` is an f32
+    number there, ``factors``: E4M3 numbers by which groups multiply it.
     """
     planes, shift, group = [], 0, values.get("group", UNIT)
     for plane_name, source in zip(("low", "high"), quants, strict=False):
@@ -79,8 +81,8 @@ def _quantised(
         planes.append(Plane("exponents", 1, 1, (part,)))
         return Format(name, ggml_type, block, nbytes, tuple(planes), **values)
     if group_factors:
-        part = Part("d", 0, Field(8, 8 * d, (8, 16, 32)), Field(8, 0, (8, 16)))
-        planes.append(Plane("factors", 1, 4, (part,)))
+        part = Part("d", 0, Field(8, 8 * d, (8, 16), nan=0x7F), Field(8, 0, (8,)))
+        planes.append(Plane("factors_e4m3", 1, 2, (part,)))
         return Format(name, ggml_type, block, nbytes, tuple(planes), **values)
     halves = [("d", d)] + ([("m", m)] if m is not None else [])
     parts = tuple(
@@ -89,29 +91,6 @@ def _quantised(
     )
     planes.append(Plane("factors", block // UNIT, 2 * len(halves), parts))
     return Format(name, ggml_type, block, nbytes, tuple(planes), **values)
-
-
-def _expanded(
-    name: str,
-    ggml_type: int,
-    nbytes: int,
-    table: tuple[int, ...],
-    *,
-    group: int = UNIT,
-    halvings: int = 0,
-) -> Format:
-    """A type with 256 weights per block that is expanded at load: see `expansion`."""
-    widths = (4,) if len(table) == 16 else (2, 1)
-    quants, at = [], 0
-    for width in widths:
-        quants.append(Field(width, 8 * at, tuple(width << k for k in range(8))))
-        at += 32 * width
-    scale = Field(8, 8 * at, (8, 16, 32, 64)[: 3 if group == UNIT else 4])
-    d = at + 256 // group
-    return _quantised(
-        name, ggml_type, 256, nbytes, quants=quants, d=d, numbers=[[("scale", 0, scale)]],
-        group=group, table=table, halvings=halvings, expanded=d + 2,
-    )  # fmt: skip
 
 
 def _integer(bits: int, group: int) -> Format:
@@ -193,10 +172,6 @@ _K_NUMBERS = (
 
 # Floats of four bits (OCP's E2M1), doubled, and the steps of IQ4_NL and IQ4_XS.
 _E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-# Levels of the grids of IQ2 and IQ3; -1, 0 and 1 of IQ1's, times eight, plus or minus one.
-_IQ2 = (8, 25, 43, 0, -8, -25, -43, 0)
-_IQ3_XXS = (4, 12, 20, 28, 36, 44, 52, 62)
-_IQ1 = (-7, 1, 9, 0, -9, -1, 7, 0)
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 _ALL = (
@@ -261,8 +236,8 @@ _ALL = (
         quants=[Field(4, _at(1), _HALVES)],
     ),
     _quantised(
-        "NVFP4", 40, 64, 36, expanded=40, d=0, group_factors=True, group=16, table=_E2M1,
-        quants=[Field(4, _at(8), (8, 16, 32, 4, _at(8), _at(16)))],
+        "NVFP4", 40, 64, 36, d=0, group_factors=True, group=16, table=_E2M1,
+        quants=[Field(4, _at(4), (8, 16, 32, 4, _at(8), _at(16)))],
     ),
     _quantised(
         "IQ4_NL", 20, 32, 18, d=0, table=_IQ4,
@@ -287,13 +262,7 @@ _ALL = (
         "TQ1_0", 34, 256, 54, expanded=66, d=64, offset=1,
         quants=[Field(2, 0, (*_BYTES, 2, 4, _at(32)))],
     ),
-    _expanded("IQ2_XXS", 16, 66, _IQ2, halvings=3),
-    _expanded("IQ2_XS", 17, 74, _IQ2, group=16, halvings=3),
-    _expanded("IQ2_S", 22, 82, _IQ2, group=16, halvings=3),
-    _expanded("IQ3_XXS", 18, 98, (*_IQ3_XXS, *(-v for v in _IQ3_XXS)), halvings=2),
-    _expanded("IQ3_S", 21, 110, (*range(1, 16, 2), *range(-1, -16, -2))),
-    _expanded("IQ1_S", 19, 50, _IQ1, halvings=3),
-    _expanded("IQ1_M", 29, 56, _IQ1, group=16, halvings=3),
+    *grid_types(),
     *(_integer(bits, group) for bits, group in ((4, 128), (3, 64), (8, 32))),
     _e4m3(128),
     _e4m3(32),
@@ -336,9 +305,17 @@ def random_blocks(fmt: Format, count: int, rng: np.random.Generator, scale: floa
         dtype = np.float16 if fmt.element == "f16" else np.float32
         return values.astype(dtype).view(np.uint8).reshape(count, fmt.nbytes)
     blocks = rng.integers(0, 256, (count, fmt.nbytes), dtype=np.uint8)
-    if fmt.expanded:
+    if fmt.grid or fmt.expanded:
         factors = scale * rng.uniform(0.01, 0.1, count) * rng.choice([-1.0, 1.0], count)
-        write_factors(fmt, blocks, factors.astype(np.float16))
+        if fmt.expanded:
+            blocks[:, 52:] = factors.astype(np.float16).view(np.uint8).reshape(-1, 2)
+        else:
+            _, part = next(parts(fmt.stored, "d"))
+            _write(blocks, part, factors.astype(np.float16))
+        return blocks
+    if fmt.has_e4m3_factors and not fmt.has_singles:
+        sizes = scale * rng.uniform(0.01, 0.1, count)[:, None] * np.array([1, 0.5, 2, 0.75])
+        blocks[:, :4] = to_e4m3(np.minimum(2 * sizes, MOST))
         return blocks
     for number in ("d", "m"):
         for _, part in fmt.parts(number):
@@ -355,3 +332,12 @@ def random_blocks(fmt: Format, count: int, rng: np.random.Generator, scale: floa
             halves = factors.astype(np.float32 if fmt.has_singles else np.float16)
             blocks[:, at : at + halves.itemsize] = halves.view(np.uint8).reshape(count, -1)
     return blocks
+
+
+def _write(blocks: Bytes, part: Part, values: npt.NDArray[np.float16]) -> None:
+    """Write a number of 16 bits (count,) to the fields of blocks (count, bytes)."""
+    for index in range(part.count):
+        at, shift = divmod(part.source.position(index), 8)
+        field = values.view(np.uint16) >> part.target.position(index) & part.source.mask
+        blocks[:, at] &= 0xFF ^ part.source.mask << shift
+        blocks[:, at] |= (field << shift).astype(np.uint8)

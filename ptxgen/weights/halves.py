@@ -17,8 +17,6 @@ from urdir.ptxgen.weights.packed_few import Order
 
 #: Quads of a unit, and of half a unit, converted together.
 QUADS, HALF_QUADS = UNIT // 4, UNIT // 8
-#: Offset of codes that are looked up as bytes.
-TABLE_OFFSET = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +98,7 @@ class Halves:
     @property
     def offset(self) -> int:
         """The offset of stored quants."""
-        return TABLE_OFFSET if self.format.table else self.format.offset
+        return self.format.bias
 
     def loaded(self, plane: Plane, half: int) -> tuple[int, int]:
         """The words of an item, first and count, that are loaded for half a unit. Items of up to 16
@@ -124,5 +122,5 @@ class Halves:
         """Bytes between a tile and the one below it in shared memory, so that lanes of a load use
         different banks: tiles of even and of odd rows (`weights/_halves.j2`) are separated by half
         of the span of four of its lanes and two rows."""
-        item = self.format.planes[0].nbytes
+        item = self.format.tile_planes[0].nbytes
         return {4: 16, 8: 32, 16: 64}.get(item, 16)

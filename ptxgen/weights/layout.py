@@ -3,8 +3,8 @@
 A matrix (rows, cols) is cut into units of 32 consecutive weights of a row. A tile is 16 rows x 8
 units; the tiles of 16 rows (a band) are contiguous. Each plane of the format holds one item
 (quants, scales, factors) for every unit or every few units. In a tile the planes are contiguous, in
-a plane the rows. Together the planes take as many bytes as the GGUF blocks, except for types that
-`expansion` lists, and IQ4_XS. The last tiles are padded with zeros.
+a plane the rows. Together the planes take as many bytes as the GGUF blocks, except for TQ1_0
+(`expansion`), IQ1_M and IQ4_XS. The last tiles are padded with zeros.
 
 A tile is one run because a copy by the engine that moves tiles to shared memory costs about 69
 cycles of an SM whatever its size (H200). Runs are multiples of 32 bytes; a matrix starts 256-byte
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -28,8 +28,9 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.weights.e4m3 import e4m3
 from urdir.ptxgen.weights.expansion import expand
-from urdir.ptxgen.weights.fields import Plane
+from urdir.ptxgen.weights.fields import Part, Plane
 from urdir.ptxgen.weights.formats import UNIT, Bytes, Format
+from urdir.ptxgen.weights.grids import parts, signs_of
 
 #: Rows of a tile, and units of one of its rows.
 TILE_ROWS, TILE_UNITS = 16, 8
@@ -84,13 +85,13 @@ class Layout:
     @functools.cached_property
     def offsets(self) -> dict[str, int]:
         """Plane name -> its first byte in a tile."""
-        sizes = [plane_run(plane) for plane in self.format.planes]
-        return {p.name: sum(sizes[:i]) for i, p in enumerate(self.format.planes)}
+        sizes = [plane_run(plane) for plane in self.format.tile_planes]
+        return {p.name: sum(sizes[:i]) for i, p in enumerate(self.format.tile_planes)}
 
     @property
     def tile_nbytes(self) -> int:
         """Bytes of a tile."""
-        return sum(plane_run(plane) for plane in self.format.planes)
+        return sum(plane_run(plane) for plane in self.format.tile_planes)
 
     @property
     def band_nbytes(self) -> int:
@@ -150,7 +151,7 @@ class Layout:
     def pack_expanded(self, raw: Bytes) -> Bytes:
         """Blocks after `expand`, (bytes,) u8 -> the repacked matrix, (nbytes,) u8."""
         packed = np.zeros(self.nbytes, np.uint8)
-        for plane in self.format.planes:
+        for plane in self.format.tile_planes:
             items = (
                 self._units_of(raw) if self.format.is_float else pack_plane(self.format, plane, raw)
             )
@@ -270,22 +271,48 @@ class Layout:
             return each
         if self.format.has_singles:
             return np.repeat(items.view(np.float32), plane.units, axis=0)
+        if self.format.has_e4m3_factors:  # the values of NVFP4's table are doubled
+            sizes: npt.NDArray[np.float32] = np.float32(0.5) * e4m3()[items & 0x7F]
+            return sizes
         halves = items.view(np.float16)
         if self.format.has_group_factors:
             return halves.astype(np.float32)
         column = halves[:, part.target.start // 16].astype(np.float32)
         return np.repeat(column, plane.units)[:, None]
 
-    def numbers(self, packed: Bytes, number: str, per_unit: int) -> npt.NDArray[np.uint8]:
-        """An integer number of every unit, (units, per_unit) u8."""
-        numbers = np.zeros((self.rows * self.row_units, per_unit), np.uint8)
-        for plane, part in self.format.parts(number):
+    def numbers(self, packed: Bytes, number: str, per_unit: int) -> npt.NDArray[Any]:
+        """An integer number of every unit, (units, per_unit) u8; weights of grids are i8."""
+        if (grid := self.format.grid) is None:
+            return self._numbers(packed, self.format.parts(number), per_unit)
+        if number == "scale":
+            steps = parts(self.format.stored, "step")
+            return 2 * self._numbers(packed, steps, per_unit) + np.uint8(1)
+        index = self._numbers(packed, parts(self.format.stored, "index"), grid.entries, np.uint16)
+        if grid.signs == "below":
+            below = [*parts(self.format.stored, "below")]
+            count = below[0][1].count
+            minus = self._numbers(packed, below, count).repeat(per_unit // count, axis=1) != 0
+        else:
+            signs = next(plane for plane in self.format.stored if plane.name == "signs")
+            items = np.ascontiguousarray(self._items_of(packed, signs))
+            minus = signs_of(items.view(np.uint32)[:, 0], grid.signs)
+        return grid.weights_of(index, minus)
+
+    def _numbers(
+        self,
+        packed: Bytes,
+        parts: Iterable[tuple[Plane, Part]],
+        per_unit: int,
+        dtype: npt.DTypeLike = np.uint8,
+    ) -> npt.NDArray[Any]:
+        numbers = np.zeros((self.rows * self.row_units, per_unit), dtype)
+        for plane, part in parts:
             items = self._items_of(packed, plane)
             by_item = numbers.reshape(len(items), part.count)
             for index in range(part.count):
                 byte, shift = divmod(part.target.position(index), 8)
                 field = (items[:, byte] >> shift) & part.target.mask
-                by_item[:, index] |= field << part.shift
+                by_item[:, index] |= field.astype(dtype) << np.dtype(dtype).type(part.shift)
         return numbers
 
 
@@ -311,5 +338,7 @@ def pack_plane(fmt: Format, plane: Plane, blocks: Bytes) -> Bytes:
                 at, from_shift = divmod(part.source.position(item * part.count + index), 8)
                 byte, to_shift = divmod(part.target.position(index), 8)
                 field = ((blocks[:, at] >> from_shift) & part.source.mask) ^ flip
+                if part.source.nan is not None:
+                    field[field == part.source.nan] = 0
                 items[:, item, byte] |= field << to_shift
     return items.reshape(-1, plane.nbytes)

@@ -14,6 +14,7 @@ from functools import cached_property
 from urdir.ptxgen.weights.fields import Part as Number
 from urdir.ptxgen.weights.fields import Plane
 from urdir.ptxgen.weights.formats import Format
+from urdir.ptxgen.weights.grids import parts
 from urdir.ptxgen.weights.halves import Halves
 from urdir.ptxgen.weights.layout import TILE_ROWS, TILE_UNITS, Layout
 
@@ -159,13 +160,22 @@ class Tile:
     def runs(self) -> tuple[Run, ...]:
         """A run of each plane."""
         at = self.layout.offsets
-        return tuple(Run(plane, at[plane.name], self.as_halves) for plane in self.format.planes)
+        return tuple(
+            Run(plane, at[plane.name], self.as_halves) for plane in self.format.tile_planes
+        )
 
     @cached_property
     def quads(self) -> tuple[tuple[Run, Quads], ...]:
-        """The runs of quants, with where a lane finds its own."""
+        """The runs of quants, with where a lane finds its own; none of types with a codebook."""
+        if self.format.grid:
+            return ()
         runs = {run.plane.name: run for run in self.runs}
         return tuple((runs[q.plane.name], q) for q in Quads.of(self.layout.format))
+
+    @cached_property
+    def grid_runs(self) -> tuple[Run, ...]:
+        """The runs of indices, the first one, and of signs of types with a codebook."""
+        return tuple(run for run in self.runs if run.plane.name in ("index", "signs", "upper"))
 
     @property
     def has_words(self) -> bool:
@@ -179,6 +189,9 @@ class Tile:
     @cached_property
     def other_runs(self) -> tuple[Run, ...]:
         """The runs of scales and factors."""
+        if self.format.grid:
+            needed = [p for n in ("step", "d") for p, _ in parts(self.format.stored, n)]
+            return tuple(run for run in self.runs if run.plane in needed)
         return tuple(run for run in self.runs if run not in [quads for quads, _ in self.quads])
 
     @property

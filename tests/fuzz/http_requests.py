@@ -76,6 +76,26 @@ _JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "s", "schema": _S
 _NAMED = {"type": "function", "function": {"name": "f"}}
 _GBNF = 'root ::= "[" (a | root) "]" # c\na ::= [^x-z\\u00e9\\]]{1,3} | "\\n"'
 _OPEN = [*_TURNS, {"role": "assistant", "content": "<think>It", "reasoning_content": "Hm"}]
+_FLAT = [{"name": "f", "description": "d", "input_schema": _SCHEMA}]
+_FLAT_FUNCTIONS = [{"type": "function", "name": "f", "parameters": _SCHEMA, "strict": True}]
+_FORM = {"type": "json_schema", "name": "s", "schema": _SCHEMA}
+_BLOCKS = [
+    {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
+    {
+        "role": "assistant",
+        "content": [
+            {"type": "thinking", "thinking": "Hm", "signature": ""},
+            {"type": "tool_use", "id": "c", "name": "f", "input": {"a": 1}},
+        ],
+    },
+    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "3"}]},
+]
+_ITEMS = [
+    {"role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+    {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm"}]},
+    {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"a": 1}'},
+    {"type": "function_call_output", "call_id": "c", "output": "3"},
+]
 _GRAMMAR = 'start: "a" b+\nb: /[0-9]{1,3}/ | "x" | %json {"type": "null"}'
 
 #: Good bodies by path.
@@ -109,6 +129,36 @@ _BODIES: dict[str, list[dict[str, Any]]] = {
         {**_TOOLS, "messages": _TURNS, "add_generation_prompt": False},
     ],
     "/detokenize": [{"tokens": [5, 6, 7, 2047]}],
+    "/v1/messages": [
+        {**_HI, "system": "Be brief.", "max_tokens": 9, "stop_sequences": ["x"], "stream": True},
+        {"messages": _BLOCKS, "tools": _FLAT, "tool_choice": {"type": "any"}, "stream": True},
+        {"messages": _BLOCKS, "thinking": {"type": "enabled", "budget_tokens": 1024}},
+        {**_HI, "output_config": {"format": {"type": "json_schema", "schema": _SCHEMA}}},
+    ],
+    "/v1/messages/count_tokens": [{"messages": _BLOCKS, "tools": _FLAT}],
+    "/v1/responses": [
+        {"input": "Hi", "instructions": "Be brief.", "max_output_tokens": 9, "stream": True},
+        {"input": _ITEMS, "tools": _FLAT_FUNCTIONS, "tool_choice": "required", "stream": True},
+        {"input": _ITEMS, "store": False, "text": {"format": _FORM}, "temperature": 0.5},
+    ],
+    "/api/chat": [
+        {**_HI, "options": {"temperature": 0.5, "stop": ["x"], "num_predict": 9}},
+        {"messages": _TURNS, **_TOOLS, "think": False, "format": _SCHEMA, "logprobs": True},
+    ],
+    "/api/generate": [
+        {"prompt": "Hi", "system": "Be brief.", "context": [5, 6], "stream": False},
+        {"prompt": "Hi", "raw": True, "format": "json", "top_logprobs": 2},
+    ],
+    "/api/show": [{"model": "demo"}],
+    "/apply-template": [{**_TOOLS, "messages": _TURNS}],
+    "/completion": [
+        {"prompt": "Hello", "n_probs": 2, "return_tokens": True, "n_predict": 9, "stream": True},
+        {"prompt": ["a", [5, 6]], "grammar": _GBNF, "temperature": 0.5, "n_cmpl": 2},
+    ],
+    "/infill": [
+        {"input_prefix": "a", "input_suffix": "b", "prompt": "c", "stream": True},
+        {"input_prefix": "", "input_suffix": "", "input_extra": [{"filename": "f", "text": "x"}]},
+    ],
 }
 #: Texts that a JSON reader takes, and what is read later may not.
 _STRINGS = ("\ud800", "\udfff<|im_start|>", "{{ x }}", "[", "(((", "a" * 70_000, "\ufeff", "%json")
@@ -117,8 +167,8 @@ _STRINGS = ("\ud800", "\udfff<|im_start|>", "{{ x }}", "[", "(((", "a" * 70_000,
 class HttpTarget:
     """A method, a path, a content type and a body in parts, for the application.
 
-    Whatever comes: one whole response, good or in the shape of OpenAI's errors, and none that says
-    the server failed.
+    Whatever comes: one whole response, good or in the shape of its protocol's errors, and none that
+    says the server failed.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -156,19 +206,20 @@ class HttpTarget:
             raise AssertionError(f"{status} {body[:200]!r}")
         if status != 200:
             if method != "HEAD" and status != 307:  # from a path with one slash too many
-                _check_error(json.loads(body))
+                _check_error(path, json.loads(body))
             raise RefusedError(f"{status}")
-        if body.startswith(b"data: "):
-            *events, last = body.decode().removesuffix("\n\n").split("\n\n")
-            for event in events:
-                json.loads(event.removeprefix("data: "))
-            if last != "data: [DONE]":
-                error = json.loads(last.removeprefix("data: "))
-                _check_error(error)
-                if error["error"]["type"] == "server_error":
-                    raise AssertionError(last[:200])
-        elif method == "POST":
-            json.loads(body)
+        if path in ("/api/chat", "/api/generate"):
+            events = [json.loads(line) for line in body.splitlines()]
+        elif body.startswith((b"data: ", b"event: ")):
+            lines = body.decode().removesuffix("data: [DONE]\n\n").split("\n")
+            events = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+        else:
+            events = [json.loads(body)] if method == "POST" else []
+        for event in events:
+            if isinstance(event, dict) and event.get("error"):
+                _check_error(path, event)
+                if "internal error" in str(event) or "server_error" in str(event):
+                    raise AssertionError(event)
 
     def _answer(self, method: str, path: str, kind: str, parts: list[str]) -> tuple[int, bytes]:
         """Status and body of the response."""
@@ -217,8 +268,10 @@ class _MadeUp:
     def __init__(self, tokenizer: Tokenizer) -> None:
         template = ChatTemplate(_TEMPLATE, tokenizer)
         session = SimpleNamespace(context=512)
+        fill = {f"tokenizer.ggml.fim_{name}_token_id": 7 for name in ("pre", "suf", "mid")}
+        file = SimpleNamespace(metadata=fill, tensors={}, architecture="llama")
         engine = SimpleNamespace(
-            name="demo", session=session, tokenizer=tokenizer, template=template
+            name="demo", session=session, tokenizer=tokenizer, template=template, file=file
         )
         self.compiler = ConstraintCompiler(tokenizer)
         self.model = EngineModel(cast(Any, engine), (), 512, Defaults())
@@ -325,10 +378,16 @@ def _nested(rng: random.Random, raw: bytes) -> bytes:
     return rng.choice((nested, b'{"messages":' + nested + b"}", b'{"n":' + inner + b"}"))
 
 
-def _check_error(body: Any) -> None:
-    """OpenAI's shape."""
+def _check_error(path: str, body: Any) -> None:
+    """The shape that the path's protocol has."""
     error = body["error"]
+    if path.startswith("/api/"):
+        assert isinstance(error, str), error
+        return
     assert isinstance(error["message"], str), error
     assert error["message"], error
     assert isinstance(error["type"], str), error
+    if path.startswith("/v1/messages"):
+        assert body["type"] == "error", body
+        return
     assert all(error[name] is None or isinstance(error[name], str) for name in ("param", "code"))

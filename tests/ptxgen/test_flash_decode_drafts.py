@@ -44,6 +44,7 @@ def check(device: Device, spec: FlashDecode, rows: tuple[list[int], list[int]], 
     assert np.isfinite(outputs["out"].astype(np.float32)).all()
 
 
+@pytest.mark.turns(4, which=(0, 3))  # each type with each dimension
 @pytest.mark.parametrize("run", [2, 4])
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "q8_0"])
 @pytest.mark.parametrize("head_dim", [64, 128])

@@ -83,6 +83,9 @@ def test_a_block_s_sums_are_integers_of_32_bits(fmt: Format) -> None:
     def largest(number: str) -> int:
         if number == "q" and fmt.table:
             return max(map(abs, fmt.table))
+        if number == "q" and fmt.grid:
+            levels = np.array(fmt.grid.words, np.uint32).view(np.uint8)
+            return max(map(abs, fmt.grid.values or levels.tolist()))
         return sum(part.source.mask << part.shift for _, part in fmt.parts(number))
 
     scale = max(largest("scale") - fmt.scale_offset, fmt.scale_offset)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.attention.kv_layout import KvLayout, quantise, to_bf16
+from urdir.ptxgen.kernels.attention.kv_formats import FORMATS, quantise, to_bf16
+from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.kv_types import KV_DTYPES
 
 
@@ -20,6 +21,8 @@ from urdir.ptxgen.kernels.attention.kv_types import KV_DTYPES
         (KvLayout(2, 3, 32, 64, "bf16", 16, 9), (9, 3, 16, 64), 55296, 384),
         (KvLayout(2, 3, 5, 64, "q8_0"), (2040,), 2040, 204),
         (KvLayout(1, 1, 32, 96, "q8_0", 16, 4), (6528,), 6528, 102),
+        (KvLayout(2, 3, 5, 72, "fp8"), (2280,), 2280, 228),
+        (KvLayout(1, 1, 32, 96, "q4_0", 16, 4), (3456,), 3456, 54),
     ],
 )
 def test_sizes(layout: KvLayout, shape: Any, nbytes: int, token_nbytes: int) -> None:
@@ -38,8 +41,9 @@ def test_what_is_written_is_read_back_and_nothing_else(dtype: Any, page_len: int
     positions = [0, 15, 16, 47]
     values = rng.standard_normal((2, 4, 64)).astype(np.float32)
     layout.write(cache, 1, positions, values, table)
-    error = {"f32": 0, "f16": 2**-11, "bf16": 2**-8, "q8_0": 0.02}[dtype]
-    np.testing.assert_allclose(layout.read(cache, 1, positions, table), values, error, error)
+    found = layout.read(cache, 1, positions, table)
+    error = FORMATS[dtype].rtol * np.abs(values).max(axis=-1, keepdims=True)
+    assert (np.abs(found - values) <= error).all()
     others = [p for p in range(48) if p not in positions]
     assert np.isnan(layout.read(cache, 1, others, table)).all()
     for sequence in (0, 2):
@@ -82,6 +86,55 @@ def test_q8_0_rounds_by_the_scale_it_stores() -> None:
     assert np.abs(quants.astype(int)).max() == 127
 
 
+def test_fp8_has_the_least_power_of_two_that_fits_a_head() -> None:
+    """Ties go to even; magnitudes from 2^-6 of the scale on keep four bits."""
+    x = np.zeros((5, 64), np.float32)
+    x[0, :3] = [448, 2**-9, -(2**-10)]  # the second of these is a tie with zero
+    x[1, :3] = [448.1, 17, 19]
+    x[2, :2] = [1e-30, -3e-31]
+    x[3, :2] = [3e38, 1]
+    x[4, 5] = np.inf
+    elements, scales = FORMATS["fp8"].encode(x)
+    assert scales is not None
+    assert scales[:2].ravel().tolist() == [1, 2]
+    assert np.isnan(scales[4]).all()
+    assert elements[0, :3].tolist() == [0x7E, 1, 0]
+    back = FORMATS["fp8"].decode(elements, scales)
+    assert back[1, :3].tolist() == [448, 16, 20]  # 8.5 and 9.5 are ties of 8, 9 and 10
+    assert np.isnan(back[4]).all()
+    np.testing.assert_allclose(back[2:4], x[2:4], rtol=2**-4, atol=2e24)
+    rng = np.random.default_rng(1)
+    heads = rng.standard_normal((50, 96)).astype(np.float32) * np.exp2(
+        rng.integers(-60, 60, (50, 1))
+    )
+    heads = heads.astype(np.float32)
+    elements, scales = FORMATS["fp8"].encode(heads)
+    assert scales is not None
+    most = np.abs(heads).max(axis=1, keepdims=True)
+    assert (most <= 448 * scales).all()
+    assert (most > 224 * scales).all()
+    sizes = np.maximum(np.abs(heads), 2.0**-6 * scales)
+    back = FORMATS["fp8"].decode(elements, scales)
+    assert (np.abs(back - heads) <= sizes * 2**-4).all()
+
+
+def test_q4_0_rounds_as_ggml_does() -> None:
+    gguf = pytest.importorskip("gguf")
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((40, 96)).astype(np.float32)
+    x[3, :32] = 0
+    elements, scales = FORMATS["q4_0"].encode(x)
+    assert scales is not None
+    kind = gguf.GGMLQuantizationType.Q4_0
+    blocks = gguf.quants.quantize(x, kind)
+    np.testing.assert_array_equal(
+        FORMATS["q4_0"].decode(elements, scales), gguf.quants.dequantize(blocks, kind)
+    )
+    np.testing.assert_array_equal(
+        scales.view(np.uint16), blocks.reshape(40, 3, 18)[..., :2].copy().view(np.uint16)[..., 0]
+    )
+
+
 def test_bf16_rounds_to_nearest_even() -> None:
     x = np.array([1, 1 + 2**-8, 1 + 3 * 2**-8, 3.4e38, np.inf, -np.nan, -1.5], np.float32)
     assert to_bf16(x).tolist() == [0x3F80, 0x3F80, 0x3F82, 0x7F80, 0x7F80, 0x7FFF, 0xBFC0]
@@ -93,6 +146,9 @@ def test_bf16_rounds_to_nearest_even() -> None:
         ({"dtype": "f64"}, "'f64'"),
         ({"head_dim": 12}, "head_dim 12"),
         ({"head_dim": 72, "dtype": "q8_0"}, "head_dim 72 of a q8_0"),
+        ({"head_dim": 80, "value_dtype": "q4_0"}, "value_dim 80 of a q4_0"),
+        ({"value_dtype": "q4_1"}, "'q4_1'"),
+        ({"value_dtype": "fp8", "value_dim": 32, "values_in_keys": True}, "cannot be fp8"),
         ({"kv_heads": 0}, "kv_heads 0"),
         ({"sequences": 0}, "sequences 0"),
         ({"max_len": 1 << 33}, "at most 2\\^32"),

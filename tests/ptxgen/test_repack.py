@@ -81,7 +81,7 @@ def test_the_kernel_leaves_padding_alone(device: Device, fmt: Format) -> None:
     before = {"tiles": np.full_like(inputs["tiles"], 0xA5)}
     after = run_kernel(device, spec, inputs | before)["tiles"]
     wanted = spec.reference(**inputs)["tiles"]
-    for plane in fmt.planes:
+    for plane in fmt.tile_planes:
         items, right = (
             layout.plane_of(tiles, plane).reshape(-1, plane.nbytes) for tiles in (after, wanted)
         )

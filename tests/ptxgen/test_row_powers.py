@@ -10,6 +10,7 @@ from urdir.driver.device import Device
 from urdir.driver.harness import run_kernel
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.row_powers import RowPowers
+from urdir.ptxgen.weights.e4m3 import e4m3
 from urdir.ptxgen.weights.expansion import expand
 from urdir.ptxgen.weights.formats import FORMATS, Bytes, Format, random_blocks
 from urdir.ptxgen.weights.layout import Layout
@@ -32,17 +33,20 @@ def _factors(fmt: Format, blocks: Bytes, number: str) -> npt.NDArray[np.float64]
     """The factors of expanded blocks (rows, blocks, bytes), (rows, factors) f64."""
     found = []
     for _, part in fmt.parts(number):
-        counts = 4 if fmt.name == "NVFP4" else 1
-        for index in range(counts):
-            at = part.source.start // 8 + 2 * index
-            if fmt.has_exponents:
-                found.append(2.0 ** (blocks[:, :, at].astype(np.float64) - 128))
-            elif fmt.has_singles:
-                singles = np.ascontiguousarray(blocks[:, :, at : at + 4]).view(np.float32)
-                found.append(singles[:, :, 0].astype(np.float64))
-            else:
-                halves = np.ascontiguousarray(blocks[:, :, at : at + 2]).view(np.float16)
-                found.append(halves[:, :, 0].astype(np.float64))
+        if fmt.name == "NVFP4":
+            return 0.5 * e4m3()[blocks[:, :, :4].reshape(len(blocks), -1)].astype(np.float64)
+        at = part.source.start // 8
+        if fmt.has_exponents:
+            found.append(2.0 ** (blocks[:, :, at].astype(np.float64) - 128))
+        elif fmt.has_singles:
+            singles = np.ascontiguousarray(blocks[:, :, at : at + 4]).view(np.float32)
+            found.append(singles[:, :, 0].astype(np.float64))
+        elif fmt.name == "IQ1_M":  # half a byte in every other one
+            bits = (blocks[:, :, 49::2] >> 4).astype(np.uint16) << np.array([0, 4, 8, 12])
+            found.append(bits.sum(axis=2, dtype=np.uint16).view(np.float16).astype(np.float64))
+        else:
+            halves = np.ascontiguousarray(blocks[:, :, at : at + 2]).view(np.float16)
+            found.append(halves[:, :, 0].astype(np.float64))
     return np.concatenate(found, axis=1)
 
 
@@ -77,16 +81,24 @@ def _adversarial(fmt: Format, layout: Layout) -> Bytes:
         for row, exponent in enumerate((0, 1, 14, 15, 254, 255)):
             rows[row, :, places[0]] = exponent
         return rows
+    if fmt.name == "NVFP4":
+        for row, byte in enumerate((0, 1, 2, 0x7E)):
+            rows[row, :, :4] = byte
+        return rows
     values = (0.0, HUGE, -HUGE, TINY, -3 * TINY, np.inf, -np.inf, np.nan)
     dtype = np.dtype(np.float32 if fmt.has_singles else np.float16)
     size = dtype.itemsize
     for row, value in enumerate(values):
         half = np.array([value], dtype).view(np.uint8)
+        if fmt.name == "IQ1_M":
+            last = rows[row, slice(None) if row in (3, 4) else slice(-1, None)]
+            last[:, 49::2] = (
+                last[:, 49::2] & 15 | np.array([half & 15, half >> 4]).T.reshape(-1) << 4
+            )
+            continue
         for place in places:
             if row in (3, 4):  # all are as small
                 rows[row, :, place : place + size] = half
-                if fmt.name == "NVFP4":
-                    rows[row, :, place : place + 8] = np.tile(half, 4)
         place = places[row % len(places)]
         if row:
             rows[row, -1, place : place + size] = half

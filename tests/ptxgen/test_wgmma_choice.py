@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.linear import wgmma_choice
 from urdir.ptxgen.kernels.linear.epilogue.activation import Gated
 from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
 from urdir.ptxgen.kernels.linear.packed_parts import Mixture, takes_packed
@@ -25,13 +24,14 @@ PRODUCTS: dict[str, dict[str, Any]] = {
     "gate_up": {"rows": 14336, "cols": 4096, "epilogue": (Gated(), PackedVectors())},
     "down": {"rows": 4096, "cols": 14336},
 }
-#: us on an H200 with Q4_K weights: the fastest way of a sweep over all, by vectors.
+#: us on an H200, Q6_K weights of down and else Q4_K: the fastest way of a sweep, by vectors.
 FASTEST = {
-    "qkv": {16: 7.2, 32: 8.0, 64: 10.2, 128: 17.1, 256: 25.8, 512: 51.7, 2048: 155.4},
-    "output": {16: 6.3, 32: 7.3, 64: 8.9, 128: 12.4, 256: 17.8, 512: 27.2, 2048: 106.6},
-    "gate_up": {16: 23.2, 32: 25.0, 64: 31.9, 128: 53.2, 256: 107.5, 512: 187.9, 2048: 747.1},
-    "down": {16: 14.2, 32: 15.6, 64: 18.8, 128: 32.1, 256: 47.4, 512: 87.3, 2048: 356.2},
+    "qkv": {9: 7.9, 33: 9.3, 65: 10.8, 129: 17.0, 192: 20.0, 256: 24.2, 512: 46.7},
+    "output": {9: 6.3, 33: 7.6, 65: 8.9, 129: 14.1, 192: 16.0, 256: 19.4, 512: 35.2},
+    "gate_up": {9: 21.4, 33: 24.5, 65: 36.7, 129: 48.1, 192: 69.4, 256: 89.2, 512: 152.8},
+    "down": {9: 16.5, 33: 18.2, 65: 21.8, 129: 43.0, 192: 46.4, 256: 52.4, 512: 99.7},
 }
+TYPES = {"down": "Q6_K"}
 
 
 def chosen(fmt: str, vectors: int, **fields: Any) -> GemmWgmma:
@@ -41,32 +41,43 @@ def chosen(fmt: str, vectors: int, **fields: Any) -> GemmWgmma:
 
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_the_estimate_follows_what_was_measured(name: str) -> None:
-    """Launch and ramp, 2 to 6 us, are not in it."""
+    """Residuals came one after the other then, 0.27 us for 32 values of a thread's row."""
     for vectors, measured in FASTEST[name].items():
-        estimated = estimate(chosen("Q4_K", vectors, **PRODUCTS[name]), SMS)
-        assert 0.88 * measured - 6 < estimated < 1.04 * measured
+        estimated = estimate(chosen(TYPES.get(name, "Q4_K"), vectors, **PRODUCTS[name]), SMS)
+        assert 0.72 * measured < estimated < 1.18 * measured
 
 
 @pytest.mark.parametrize(
     ("name", "vectors", "cut"),
-    [  # the fastest of the sweep
-        ("qkv", 16, WgmmaCut(1, 16, 4, 1, 3, 2, 4)),
-        ("qkv", 64, WgmmaCut(1, 64, 2, 1, 3, 2, 4)),
-        ("qkv", 128, WgmmaCut(2, 128, 1, 2, 3, 4, 1)),
-        ("output", 64, WgmmaCut(1, 64, 2, 2, 3, 2, 4)),
-        ("output", 256, WgmmaCut(2, 128, 1, 2, 3, 4, 1)),
+    [  # the fastest of the sweep, or within 3 % of it
+        ("qkv", 9, WgmmaCut(1, 16, 4, 1, 3, 2, 4)),
+        ("qkv", 65, WgmmaCut(1, 72, 2, 1, 3, 2, 4)),
+        ("qkv", 129, WgmmaCut(1, 136, 1, 1, 3, 4, 1)),
+        ("qkv", 256, WgmmaCut(1, 256, 1, 1, 3, 4, 1)),
+        ("output", 16, WgmmaCut(1, 16, 4, 1, 3, 2, 4)),
+        ("output", 33, WgmmaCut(1, 40, 2, 2, 4, 3, 4)),
+        ("output", 512, WgmmaCut(2, 128, 1, 1, 3, 4, 1)),
         ("gate_up", 16, WgmmaCut(4, 16, 1, 1, 4, 3, 4)),
-        ("gate_up", 64, WgmmaCut(4, 64, 1, 1, 3, 2, 4)),
-        ("gate_up", 2048, WgmmaCut(2, 128, 1, 1, 3, 4, 1)),
-        ("down", 32, WgmmaCut(1, 32, 2, 2, 4, 3, 4)),  # in a step; four splits in the sweep
-        ("down", 512, WgmmaCut(2, 128, 1, 1, 3, 4, 1)),
-        # by the estimate: not in the sweep
-        ("qkv", 72, WgmmaCut(1, 72, 2, 1, 3, 2, 4)),
-        ("down", 72, WgmmaCut(1, 72, 2, 2, 3, 2, 4)),
+        ("gate_up", 33, WgmmaCut(4, 40, 1, 1, 4, 3, 4)),
+        ("gate_up", 65, WgmmaCut(2, 72, 1, 1, 3, 4, 1)),
+        ("gate_up", 129, WgmmaCut(2, 136, 1, 1, 3, 4, 1)),
+        ("gate_up", 160, WgmmaCut(2, 160, 1, 1, 3, 4, 1)),
+        ("gate_up", 512, WgmmaCut(2, 128, 1, 1, 3, 4, 1)),
+        ("down", 9, WgmmaCut(1, 16, 2, 2, 4, 3, 4)),
+        ("down", 65, WgmmaCut(1, 72, 2, 2, 3, 2, 4)),
+        ("down", 256, WgmmaCut(2, 128, 1, 2, 3, 4, 1)),
+        ("down", 129, WgmmaCut(1, 136, 1, 2, 3, 4, 1)),  # by the estimate: not in the sweep
     ],
 )
 def test_the_fastest_way_is_chosen(name: str, vectors: int, cut: WgmmaCut) -> None:
-    assert chosen("Q4_K", vectors, **PRODUCTS[name]).cut == cut
+    assert chosen(TYPES.get(name, "Q4_K"), vectors, **PRODUCTS[name]).cut == cut
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_one_vector_more_costs_little(name: str) -> None:
+    """No more than a fifth beyond a multiple of eight, whatever a CTA has of them."""
+    us = [estimate(chosen("Q4_K", vectors, **PRODUCTS[name]), SMS) for vectors in range(16, 513, 8)]
+    assert all(after < 1.2 * before for before, after in pairwise(us))
 
 
 @pytest.mark.parametrize("fmt", [name for name in FORMATS if name != "F32"])
@@ -92,20 +103,3 @@ def test_tiles_of_experts_of_any_type_find_room(name: str, height: int) -> None:
         product = GemmWgmma.of(*shape, *steps, mixture=Mixture(128, 8, height))
         made = choose_wgmma(product, SMS)
         assert made.cut.vectors == height
-
-
-@pytest.mark.parametrize(
-    ("name", "vectors", "sharers"),
-    [("gate_up", 2048, 2), ("qkv", 512, 2), ("gate_up", 64, 1), ("qkv", 128, 1)],
-)
-def test_pairs_of_ctas_may_share_activations(
-    name: str, vectors: int, sharers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not those with few vectors, and not CTAs that share the columns."""
-    product = chosen("Q4_K", vectors, **PRODUCTS[name])
-    monkeypatch.setattr(wgmma_choice, "SHARERS", 2)
-    shared = wgmma_choice._sharing(product)
-    assert shared.cut.sharers == sharers
-    assert shared.launch_shape.cluster[1] == sharers
-    odd = replace(product, rows=64 * (2 * product.cut.row_groups + 1), epilogue=())
-    assert wgmma_choice._sharing(odd).cut.sharers == 1 + (odd.row_ctas % 2 == 0) * (sharers - 1)

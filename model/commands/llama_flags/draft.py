@@ -5,7 +5,7 @@ from __future__ import annotations
 from urdir.model.commands import values
 from urdir.model.commands.flags import Flag, Served
 from urdir.model.engine.options import MODEL_DRAFTS
-from urdir.model.memory.draft_settings import DraftSettings
+from urdir.model.memory.draft_settings import FIRST_TOKENS, DraftSettings
 from urdir.ptxgen.kernels.speculation.limits import MOST_DRAFTS, MOST_NGRAM
 
 DRAFTS = DraftSettings()
@@ -68,8 +68,8 @@ SERVED: tuple[Flag, ...] = (
     Served(
         "--draft-vocab",
         ANSWERS,
-        "the model's own heads (draft-mtp) draft its first N tokens alone: faster, and fewer are "
-        "accepted (default: 0, all)",
+        "the model's own heads (draft-mtp) draft its first N tokens alone, 0: all (default: "
+        f"{FIRST_TOKENS} of twice as many, while texts have few others)",
         {"type": values.whole_number(0), "default": DRAFTS.tokens, "metavar": "N"},
     ),
     Served(

@@ -10,7 +10,7 @@ MODEL_HELP = (
     "hf:org/repo[:file-or-type] on the Hugging Face hub, or demo"
 )
 
-_CACHE_TYPES = ("f16", "bf16", "f32", "q8_0")
+_CACHE_TYPES = ("f16", "bf16", "f32", "q8_0", "fp8", "q4_0")
 
 _TEMPLATE = ("template",)
 
@@ -38,13 +38,13 @@ SERVED: tuple[Served, ...] = (
     Served(
         "-ctk --cache-type-k",
         ("memory",),
-        f"how keys are stored: {', '.join(_CACHE_TYPES)} (default: f16); -ctv must be the same",
+        f"how keys are stored: {', '.join(_CACHE_TYPES)} (default: f16)",
         {"choices": _CACHE_TYPES, "metavar": "TYPE"},
     ),
     Served(
         "-ctv --cache-type-v",
         ("memory",),
-        "how values are stored; -ctk must be the same",
+        "how values are stored: any of these types (default: f16)",
         {"choices": _CACHE_TYPES, "metavar": "TYPE"},
     ),
     Served(

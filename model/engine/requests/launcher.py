@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from urdir.driver.context import close_all
 from urdir.driver.errors import DriverError, loses_device
-from urdir.model.engine.batch import Batch, Output, Segment, StepShape
+from urdir.model.engine.batch import Batch, Grain, Output, Segment, StepShape
 from urdir.model.engine.decode_graphs import LOOK_AHEAD
 from urdir.model.engine.requests.open_answers import OpenAnswers
 from urdir.model.engine.requests.scheduler import Scheduler
@@ -318,16 +318,17 @@ class Launcher(Owner):
                 return found
         return shape
 
-    def _with_less_padding(self, plan: StepPlan, shape: StepShape) -> StepShape:
-        """The finer shape of a step with prompts beside others, if it is recorded. Where such steps
-        come often, it will be."""
-        fine = self._session.shapes.of_batch(plan.batch, plan.longest, shape.output, fine=True)
-        if fine.rows >= shape.rows:
-            return shape
-        if self._session.steps.is_recorded(fine):
-            return fine
-        if shape.rows > fine.rows * (1 + _PADDING):
-            self._wish(fine)
+    def _with_less_padding(self, plan: StepPlan, coarse: StepShape) -> StepShape:
+        """The shape with the least padding that is recorded, of a step with prompts beside others;
+        else the ``coarse`` one. Where such steps come often, one with less will be."""
+        shapes, steps = self._session.shapes, self._session.steps
+        batch = plan.batch, plan.longest, coarse.output
+        found = [shapes.of_batch(*batch, grain) for grain in (Grain.FINE, Grain.MIDDLE)]
+        finer = [shape for shape in found if shape.rows < coarse.rows]
+        shape = next((shape for shape in finer if steps.is_recorded(shape)), coarse)
+        for other in finer:  # the one that serves more steps last, to be recorded first
+            if shape.rows > other.rows * (1 + _PADDING):
+                self._wish(other)
         return shape
 
     def _wish(self, shape: StepShape) -> None:

@@ -8,6 +8,7 @@ from typing import Self
 
 from urdir.model.engine.batch import ShapeBuckets
 from urdir.model.errors import SettingsError
+from urdir.model.memory.cache_shape import RESERVED
 from urdir.model.memory.walk import Walk
 
 #: Rows of prompts beside answers, where these are waited for.
@@ -29,7 +30,7 @@ class Limits:
     prompt_rows: int = 2048
     mixed_rows: int = 512
     alignment: int = 16
-    ahead: int = 64
+    ahead: int = RESERVED
     queue: int = 1024
     wait_seconds: float = 60.0
     share_prefixes: bool = True

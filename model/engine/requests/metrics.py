@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 if TYPE_CHECKING:
     from urdir.model.engine.requests.scheduler import Scheduler
     from urdir.model.engine.step_clock import StepClock
-    from urdir.model.memory.pages import PagePool
+    from urdir.model.memory.counted_pages import CountedPages
     from urdir.model.memory.prefix_states import PrefixStates
 
 
@@ -41,7 +41,7 @@ class Metrics:
     def of(
         cls,
         scheduler: Scheduler,
-        pools: Sequence[PagePool],
+        pools: Sequence[CountedPages],
         states: PrefixStates | None,
         clock: StepClock | None,
         graph_bytes: int,

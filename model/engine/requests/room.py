@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from contextlib import suppress
 
 from urdir.model.engine.requests.storage import Storage
@@ -37,6 +38,20 @@ class Room:
                 if youngest is task:
                     break
         return False
+
+    def takes(self, task: Task, end: int, planned: Container[int]) -> bool:
+        """Reserve room for the rows of a prompt up to ``end``, in layers that have none for all of
+        it; False where there is none now. Younger requests with no rows in the step, whose requests
+        are ``planned``, are preempted for it."""
+        while True:
+            with suppress(ContextFullError):
+                self._storage.reserve(task.slot, task.stored, end)
+                return True
+            self._tasks.is_short = True
+            youngest = next(reversed(self._tasks.running.values()))
+            if youngest is task or youngest.number in planned:
+                return False
+            self._tasks.preempt(youngest)
 
     def reaches(self, task: Task, end: int) -> bool:
         """Whether an answer has room up to ``end``, which is reserved where it is free."""

@@ -113,7 +113,7 @@ class Scheduler:
         task = self._admission.add(request)
         task.waits |= self._waits
         if self.drafting is not None and request.drafts and not self._waits:
-            task.acceptance = self.drafting.begin()
+            task.acceptance = self.drafting.begin(request.prompt)
         return task.number
 
     def cancel(self, request: int, finish: Finish = Finish.INTERRUPTED) -> Ending | None:
@@ -143,14 +143,15 @@ class Scheduler:
         rows = self._decode_rows()
         budget = self.limits.mixed_rows if rows else self.limits.prompt_rows
         segments: dict[int, Segment] = {}
+        planned = {task.number for task in rows}
         for task in list(self.tasks.running.values()):
-            if task.stored < task.prefill and budget:
+            if task.slot >= 0 and task.stored < task.prefill and budget:
                 with self.tasks.alone(task):
-                    budget = self._segment(task, budget, segments)
+                    budget = self._segment(task, budget, segments, planned)
         admitted = []
         while budget and (new := self._admission.admit()) is not None:
             with self.tasks.alone(new):
-                budget = self._segment(new, budget, segments)
+                budget = self._segment(new, budget, segments, planned)
                 admitted.append((new.number, new.slot))
         if not rows and not segments:
             return None
@@ -237,7 +238,7 @@ class Scheduler:
         task.accepted += accepted
         self.counts.count_drafts(chosen.drafts, accepted)
         if self.drafting is not None and task.acceptance is not None:
-            self.drafting.learn(task.acceptance, wanted, accepted)
+            self.drafting.learn(task.acceptance, wanted, chosen.tokens)
 
     def _decode_rows(self) -> list[Task]:
         """The answers that go on, each with room for its next token."""
@@ -289,12 +290,17 @@ class Scheduler:
                 task.missed = None
         return tuple(missed)
 
-    def _segment(self, task: Task, budget: int, segments: dict[int, Segment]) -> int:
-        """Add the next rows of a prompt, ``budget`` at most, unless others take too much already;
-        how many of these are left."""
+    def _segment(
+        self, task: Task, budget: int, segments: dict[int, Segment], planned: set[int]
+    ) -> int:
+        """Add the next rows of a prompt, ``budget`` at most, unless others take too much already or
+        there is no room; how many of these are left. Other rows of the step are of ``planned``
+        requests."""
         start = task.stored
         end = self._storage.cut(task.slot, start, min(start + budget, task.prefill))
         if segments and not self.limits.fit([*(s.end for s in segments.values()), end]):
+            return 0
+        if not self._room.takes(task, end, planned | segments.keys()):
             return 0
         segments[task.number] = Segment(task.slot, start, end, chooses=end == task.prefill)
         task.stored = end

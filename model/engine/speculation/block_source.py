@@ -13,6 +13,7 @@ from urdir.model.engine.speculation.draft_dflash import Block
 from urdir.model.engine.speculation.draft_rest import DraftRest
 from urdir.model.engine.speculation.markov_tokens import append_confidence, append_markov_sum
 from urdir.model.engine.speculation.model_source import ModelSource
+from urdir.model.engine.speculation.selected_tokens import append_selection
 from urdir.model.engine.speculation.source import Pieces
 from urdir.model.lower.parts import StepParts
 from urdir.model.lower.rows import Rows
@@ -53,8 +54,8 @@ class BlockSource(ModelSource):
         rows = Rows(count, shape.keys, 0, block["sequence"], block["position"])
         tokens = TokenRows(block["token"], count, 1, block["number"], block["first"])
         self._block.append_block(plan, rows, tokens, Block(slots, answers, block["end"]))
-        if draft.markov is not None:
-            self._append_markov(plan, parts, self.rows(answers, shape.keys), range(first, slots))
+        if draft.chooses_in_turn:
+            self._append_in_turn(plan, parts, self.rows(answers, shape.keys), range(first, slots))
             yield
             return
         vocab = self.own.config.vocab_size
@@ -63,21 +64,33 @@ class BlockSource(ModelSource):
             self._append_token(plan, parts, answers, slices, slot * answers)
         yield
 
-    def _append_markov(self, plan: Plan, parts: StepParts, rows: Rows, slots: range) -> None:
+    def _append_in_turn(self, plan: Plan, parts: StepParts, rows: Rows, slots: range) -> None:
         """Append what chooses the tokens of ``slots`` one after the other."""
-        markov, state, own = self._block.draft.markov, self._state, self.own
-        assert markov is not None
+        selector, state, own = self._block.draft.selector, self._state, self.own
         at = state["draft_sequence"], state["token_position"]
         tokens = TokenRows(parts.state["tokens"], parts.state.sequences, parts.state.max_len, *at)
+        likely = state["probability"].slice(0, 4 * rows.count) if self._p_min else None
         for slot in slots:
-            logits = append_markov_sum(plan, own, rows, markov, tokens, slot)
-            judged = markov.confidence is None
-            slices = self._append_ranks(plan, rows.count, logits, own.config.vocab_size, judged)
-            if self._p_min and markov.confidence is not None:
-                width = 4 * rows.count * own.config.hidden
-                x, y = self._block.last_state.slice(slot * width, width), state["probability"]
-                append_confidence(plan, own, rows, markov, x, y)
-            self._append_token(plan, parts, rows.count, slices)
+            if selector is not None:
+                append_selection(plan, own, rows.count, selector, tokens, slot, likely)
+                self._append_token(plan, parts, rows.count, 1)
+            else:
+                self._append_markov(plan, parts, rows, tokens, slot)
+
+    def _append_markov(
+        self, plan: Plan, parts: StepParts, rows: Rows, tokens: TokenRows, slot: int
+    ) -> None:
+        """Append what chooses the tokens of a slot, after the ``tokens`` before."""
+        markov, state, own = self._block.draft.markov, self._state, self.own
+        assert markov is not None
+        logits = append_markov_sum(plan, own, rows, markov, tokens, slot)
+        judged = markov.confidence is None
+        slices = self._append_ranks(plan, rows.count, logits, own.config.vocab_size, judged)
+        if self._p_min and markov.confidence is not None:
+            width = 4 * rows.count * own.config.hidden
+            x, y = self._block.last_state.slice(slot * width, width), state["probability"]
+            append_confidence(plan, own, rows, markov, x, y)
+        self._append_token(plan, parts, rows.count, slices)
 
     def append_kept(self, plan: Plan, parts: StepParts, shape: StepShape, rows: Rows) -> Pieces:
         """See `DraftSource`."""

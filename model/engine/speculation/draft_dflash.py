@@ -15,7 +15,13 @@ from urdir.model.engine.speculation.draft import (
     append_logits,
     append_norm,
 )
+from urdir.model.engine.speculation.draft_convolutions import (
+    DYNAMIC,
+    convolved_after,
+    convolved_before,
+)
 from urdir.model.engine.speculation.draft_streams import append_given_streams
+from urdir.model.engine.speculation.selected_tokens import append_candidates
 from urdir.model.families.dflash import DFlash
 from urdir.model.families.stored import Linear
 from urdir.model.graph.attention import Attend
@@ -85,7 +91,8 @@ class DFlashDraft:
             lower(plan, own, rows, step.graph, fixed={x: hidden})
 
     def append_block(self, plan: Plan, rows: Rows, tokens: TokenRows, block: Block) -> None:
-        """The logits of the rows of blocks, in the draft's workspace."""
+        """The logits of the rows of blocks, in the draft's workspace, and the candidates of a
+        selector."""
         own, draft = self.parts.own, self.draft
         target, weights = self.parts.target, own.weights
         table = target.weights.matrix(target.config.embedding)
@@ -98,6 +105,8 @@ class DFlashDraft:
             x, other = other, x
         assert draft.output_norm is not None
         append_logits(plan, self.parts, rows, self._output, x, draft.output_norm)
+        if draft.selector is not None:
+            append_candidates(plan, own, rows, draft.selector, x)
 
     def _append_layer(
         self, plan: Plan, rows: Rows, index: int, x: Slice, y: Slice, block: Block
@@ -105,19 +114,32 @@ class DFlashDraft:
         """y = the stream after a layer, of the stream x before it."""
         own, (mixer, before) = self.parts.own, self.draft.mixer(index)
         network, ffn_norm = self.draft.network(index)
+        around, around_ffn = self.draft.around(index)
+        stride, fixed = block.sequences, {}
         step = StepOps(own.config, rows.count)
         stream, at = step.graph.input(step.stream()), LayerOps(step, index)
-        heads = head_products(at, mixer, at.norm("attn_norm", stream, before))
+        normed = at.norm("attn_norm", stream, before)
+        normed, dynamic = convolved_before(at, "attn", around, normed, stride)
+        if dynamic is not None:
+            fixed[dynamic] = own.work[DYNAMIC]
+        heads = head_products(at, mixer, normed)
         with sheet_of(plan, own) as sheet:
-            lower(sheet, own, rows, step.graph, fixed={stream: x})
+            lower(sheet, own, rows, step.graph, fixed={stream: x, **fixed})
             self._append_attention(sheet, rows, self._prepared(at, mixer, heads), mixer, block)
             step = StepOps(own.config, rows.count)
             stream, at = step.graph.input(step.stream()), LayerOps(step, index)
             attended = step.graph.input(Tensor("heads", rows.count, mixer.output_width))
-            total = at.add("sum", stream, at.finish("attn_output", attended, mixer.o))
-            made = dense(at, network, at.norm("ffn_norm", total, ffn_norm), 1.0)
+            made = at.finish("attn_output", attended, mixer.o)
+            if dynamic is not None:
+                dynamic = step.graph.input(dynamic)
+            made = convolved_after(at, "attn", around, made, dynamic, stride)
+            total = at.add("sum", stream, made)
+            normed = at.norm("ffn_norm", total, ffn_norm)
+            normed, of_ffn = convolved_before(at, "ffn", around_ffn, normed, stride)
+            made = dense(at, network, normed, 1.0)
+            made = convolved_after(at, "ffn", around_ffn, made, of_ffn, stride)
             total = at.add("sum", total, made)
-            lower(sheet, own, rows, step.graph, fixed={stream: x, total: y})
+            lower(sheet, own, rows, step.graph, fixed={stream: x, total: y, **fixed})
 
     def _prepared(self, at: LayerOps, mixer: Attention, made: dict[str, Tensor]) -> Prepared:
         """The attention of queries, keys and values, with what comes before it."""

@@ -5,7 +5,8 @@ tell. A step of more rows takes longer. The number of drafts is chosen that give
 a time, 0 included: of all sequences together, as they share the step.
 
 An answer whose drafts do not pay has none for a while. Then a few steps have one draft again. Rests
-get longer, and are long enough that these trials take a hundredth of the time.
+are long enough that such a trial takes a hundredth of the time, and twice as long after each one
+without an accepted draft.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Self
 from urdir.model.engine.speculation.draft_rest import DraftRest
 from urdir.model.engine.speculation.step_costs import StepCosts
 from urdir.model.memory.buckets import row_bucket
+from urdir.model.memory.draft_scope import DraftScope
 
 if TYPE_CHECKING:
     from urdir.model.memory.device_state import DecodeState
@@ -30,8 +32,9 @@ _BEGINNING, _AGAIN = 0.6, 0.3
 _TRIES = 3
 #: Steps without drafts after some that failed, the first time and at most: doubled each time.
 _REST, _LONGEST_REST = 16, 256
-#: The part of the time that trials may take, unless a rest for that would be longer than so many.
-_TRIAL_SHARE, _LEAST_REST = 0.01, 1024
+#: The part of the time that a first trial may take, unless the rest after one would be longer than
+#: so many steps.
+_TRIAL_SHARE, _LONGEST_TRIED = 0.01, 1024
 
 
 class Acceptance:
@@ -42,10 +45,13 @@ class Acceptance:
     then, whether it pays or not, and no later ones until the results are known.
     """
 
-    __slots__ = ("_is_proven", "_likely", "_open", "_rest", "_resting", "_seen", "_tries")
+    __slots__ = (
+        *("_failures", "_is_proven", "_likely", "_open", "_rest", "_resting"),
+        *("_seen", "_tries"),
+    )
 
     def __init__(self, beginning: float = _BEGINNING) -> None:
-        self._rest = _REST
+        self._rest, self._failures = _REST, 0
         self._begin(beginning)
 
     def _begin(self, likely: float) -> None:
@@ -84,7 +90,7 @@ class Acceptance:
             self._seen[place] += 1
         self._open = max(0, self._open - 1)
         if accepted:
-            self._rest, self._is_proven = _REST, True
+            self._rest, self._failures, self._is_proven = _REST, 0, True
 
     def asked(self) -> None:
         """A step has drafts of the answer."""
@@ -106,10 +112,14 @@ class Acceptance:
 
     def did_not_pay(self, least: int) -> None:
         """A step has no drafts: where they mostly failed, the next ones have none either, ``least``
-        of them or more if none was accepted."""
-        if not self._resting and self._likely[0] < 0.5:
-            self._resting = self._rest if self._is_proven else max(self._rest, least)
-            self._rest = min(2 * self._rest, _LONGEST_REST)
+        of them or more if none was accepted: twice as many each time."""
+        if self._resting or self._likely[0] >= 0.5:
+            return
+        self._resting = self._rest
+        if not self._is_proven:
+            longer = min(_LONGEST_TRIED, least << self._failures)
+            self._resting, self._failures = max(self._rest, longer), self._failures + 1
+        self._rest = min(2 * self._rest, _LONGEST_REST)
 
 
 class Drafting:
@@ -117,7 +127,8 @@ class Drafting:
 
     Steps for whose rows ``is_ready`` are chosen alone, unless the settings ask for more drafts;
     ``wished`` are the rows that would be chosen if all were. ``rest`` is that of a draft model that
-    steps without drafts leave out. ``likely``: how often first drafts of all answers were accepted.
+    steps without drafts leave out, ``scope`` the tokens that it drafts. ``likely``: how often first
+    drafts of all answers were accepted.
     """
 
     def __init__(
@@ -126,27 +137,37 @@ class Drafting:
         most_rows: int,
         costs: StepCosts | None = None,
         rest: DraftRest | None = None,
+        scope: DraftScope | None = None,
     ) -> None:
         self.costs = costs or StepCosts()
         self.is_ready: Callable[[int], bool] = _always
         self.wished = 0
         self.rest = rest
+        self.scope = scope or DraftScope()
         self.likely = _BEGINNING
         self._settings = settings
         self._most_rows = most_rows
 
     @classmethod
-    def of(cls, state: DecodeState, rest: DraftRest | None = None) -> Self | None:
+    def of(
+        cls, state: DecodeState, rest: DraftRest | None = None, scope: DraftScope | None = None
+    ) -> Self | None:
         """That of the steps that ``state`` is for; None where these have no drafts."""
-        return None if state.drafts is None else cls(state.drafts, state.rows, rest=rest)
+        return (
+            None if state.drafts is None else cls(state.drafts, state.rows, rest=rest, scope=scope)
+        )
 
-    def begin(self) -> Acceptance:
-        """What is known of a new answer's drafts: how often those of others were
+    def begin(self, prompt: Sequence[int] = ()) -> Acceptance:
+        """What is known of the drafts of a new answer to ``prompt``: how often those of others were
         accepted."""
+        self.scope.learn(prompt)
         return Acceptance(self.likely)
 
-    def learn(self, answer: Acceptance, wanted: int, accepted: int) -> None:
-        """Learn from the ``wanted`` drafts of an answer, the first ``accepted`` accepted."""
+    def learn(self, answer: Acceptance, wanted: int, tokens: Sequence[int]) -> None:
+        """Learn from the ``tokens`` that a step chose for an answer with ``wanted`` drafts: all but
+        the last were drafted."""
+        accepted = len(tokens) - 1
+        self.scope.learn(tokens)
         answer.learn(wanted, accepted)
         self.likely += _SHARED_WEIGHT * (bool(accepted) - self.likely)
 
@@ -216,7 +237,7 @@ class Drafting:
         step = self.costs.of(answers)
         drafts = self.costs.of(row_bucket(answers + 1), drafted=True) - step
         trial = self.costs.catch_up + _TRIES * max(0.0, drafts)
-        return min(_LEAST_REST, ceil(answers * trial / (_TRIAL_SHARE * step)))
+        return min(_LONGEST_TRIED, ceil(answers * trial / (_TRIAL_SHARE * step)))
 
 
 def _gains(

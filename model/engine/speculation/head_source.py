@@ -39,11 +39,13 @@ class HeadSource(ModelSource):
     def __init__(self, drafter: Drafter, parts: StepParts, cache: KvCache, stream: Stream) -> None:
         super().__init__(drafter, parts, cache, stream)
         self._heads = cast("HeadLaunches", self._launches(drafter, parts))
+        self._narrow_heads = cast("HeadLaunches", self._launches(drafter, parts, narrow=True))
         self.rest = DraftRest()
 
     def append(self, plan: Plan, parts: StepParts, shape: StepShape) -> Pieces:
         """See `DraftSource`."""
-        heads, work, state = self._heads, self.own.work, self._state
+        heads = self._narrow_heads if shape.narrow else self._heads
+        work, state, of = self.own.work, self._state, self.draft_parts(parts, shape.narrow)
         answers = self._append_rows(plan, parts, shape, heads.lag)
         self._append_before(plan, parts, answers)
         rows = replace(self.rows(answers, shape.keys), position=state[self._seen])
@@ -56,7 +58,7 @@ class HeadSource(ModelSource):
             if number + 1 < heads.heads:
                 self._append_fence(plan, self._caches, work[EMBEDDED])
             heads.append_head(plan, rows, number, tokens, hidden)
-            self._append_choice(plan, parts, answers, self.draft_parts(parts).vocabulary(answers))
+            self._append_choice(plan, parts, answers, of.vocabulary(answers))
             yield
 
     def append_kept(self, plan: Plan, parts: StepParts, shape: StepShape, rows: Rows) -> Pieces:

@@ -216,19 +216,20 @@ class ModelSource(Owner):
     def _place(self, parts: StepParts, name: str) -> Slice:
         return self._state[name] if name in self._state else parts.state[name]
 
-    def _launches(self, drafter: Drafter, parts: StepParts) -> DraftLaunches:
+    def _launches(
+        self, drafter: Drafter, parts: StepParts, *, narrow: bool = False
+    ) -> DraftLaunches:
         """What reads the model's streams."""
         assert drafter.launches is not None
         for name in drafter.model.widths:  # rows of padding are read, but not written
             self.own.work[name].fill(0)
-        return drafter.launches(self.draft_parts(parts))
+        return drafter.launches(self.draft_parts(parts, narrow))
 
-    def draft_parts(self, parts: StepParts) -> DraftParts:
-        """What launches that read the model's streams read and write."""
-        position = self._state["draft_position"]
-        return DraftParts(
-            target=parts, own=self.own, tokens=self.model.tokens, token_position=position
-        )
+    def draft_parts(self, parts: StepParts, narrow: bool = False) -> DraftParts:
+        """What launches that read the model's streams read and write; ``narrow``: some tokens alone
+        are drafted."""
+        position, tokens = self._state["draft_position"], self.model.tokens if narrow else 0
+        return DraftParts(target=parts, own=self.own, tokens=tokens, token_position=position)
 
     def close(self) -> None:
         """Free the draft's state. Idempotent."""

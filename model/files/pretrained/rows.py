@@ -151,13 +151,18 @@ class RowBytes:
         return made.reshape(-1)[begin - skip : end - skip : step]
 
 
+def rows_at_once(width: int) -> int:
+    """Rows of so many values that are converted at once."""
+    return max(1, _CHUNK_VALUES // width)
+
+
 def row_bytes(rows: Rows, type_id: int) -> Any:
     """The bytes of ``rows`` as the ggml type ``type_id``: a view of the file if no conversion is
     needed, else a ``RowBytes``.
     """
     of = tensor_type(type_id)
     row_nbytes = rows.width // of.block * of.nbytes
-    at_once = max(1, _CHUNK_VALUES // rows.width)
+    at_once = rows_at_once(rows.width)
     if type_id == type_number(rows.dtype):
         if rows.order is None and len(rows.parts) == 1 and not rows.transposed:
             return rows.parts[0].data

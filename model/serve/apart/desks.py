@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from urdir.model.owner import Owner
 from urdir.model.serve.apart import wire
+from urdir.model.serve.kept import Store
 
 if TYPE_CHECKING:
     from urdir.model.engine.adapters import AdapterScale
@@ -64,10 +65,14 @@ class Engine(Protocol):
 
 class Desk:
     """The connection to one front end. ``compilers`` run what takes long; ``wake`` has the thread
-    of calls look for what is unsent."""
+    of calls look for what is unsent; ``store`` is of all front ends."""
 
     def __init__(
-        self, connection: socket.socket, compilers: ThreadPoolExecutor, wake: Callable[[], None]
+        self,
+        connection: socket.socket,
+        compilers: ThreadPoolExecutor,
+        wake: Callable[[], None],
+        store: Store,
     ) -> None:
         connection.setblocking(False)
         self.connection = connection
@@ -75,6 +80,7 @@ class Desk:
         self.failure: wire.Failure | None = None
         self._compilers = compilers
         self._wake = wake
+        self._store = store
         self._frames = wire.Frames()
         self._answers: dict[int, Answer | None] = {}  # None: its constraint is being compiled
         self._told: list[wire.Told] = []
@@ -118,8 +124,8 @@ class Desk:
                     engine.cancel(answer)
             case wire.Check():
                 self._compilers.submit(self._reply, call.number, partial(_check, engine, call))
-            case wire.Query() | wire.Scales():
-                self._reply(call.number, partial(_query, engine, call))
+            case wire.Query() | wire.Keep() | wire.Scales():
+                self._reply(call.number, partial(self._found, engine, call))
             case wire.Ready():
                 self.failure = call.failure
                 self.is_ready.set()
@@ -136,6 +142,16 @@ class Desk:
                 return
             self._answers[call.number] = answer
             engine.add(answer)  # before it can be cancelled; this never waits
+
+    def _found(self, engine: Engine, call: wire.Query | wire.Keep | wire.Scales) -> wire.Told:
+        if isinstance(call, wire.Scales):
+            return wire.Told(call.number, adapters=engine.adapters(call.scales))
+        if isinstance(call, wire.Keep):
+            kept = self._store.do(call.action, call.name, call.value)
+            return wire.Told(call.number, kept=kept)
+        if engine.lost is not None:
+            raise engine.lost
+        return wire.Told(call.number, metrics=engine.metrics())
 
     def _reply(self, number: int, job: Callable[[], wire.Told]) -> None:
         try:
@@ -208,18 +224,13 @@ def _check(engine: Engine, call: wire.Check) -> wire.Told:
     return wire.Told(call.number)
 
 
-def _query(engine: Engine, call: wire.Query | wire.Scales) -> wire.Told:
-    if isinstance(call, wire.Scales):
-        return wire.Told(call.number, adapters=engine.adapters(call.scales))
-    if engine.lost is not None:
-        raise engine.lost
-    return wire.Told(call.number, metrics=engine.metrics())
-
-
 class Desks(Owner):
     """The connections to all front ends, and the thread that reads them once there is an engine."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: Store) -> None:
+        """``store`` has what front ends keep for each other: any of them may get the request that
+        goes on from another's response, and one that is replaced loses nothing."""
+        self._store = store
         self._desks: tuple[Desk, ...] = ()
         self._lock = threading.Lock()  # of changes of these, and of the pipe
         self._selector = selectors.DefaultSelector()
@@ -232,7 +243,7 @@ class Desks(Owner):
 
     def open(self, connection: socket.socket) -> Desk:
         """Add a front end."""
-        desk = Desk(connection, self._compilers, self._wake)
+        desk = Desk(connection, self._compilers, self._wake, self._store)
         with self._lock:
             self._desks = (*self._desks, desk)
         self._wake()

@@ -18,6 +18,7 @@ from urdir.model.serve.apart import wire
 from urdir.model.serve.apart.desks import Desk, Desks
 from urdir.model.serve.apart.settings import CANNOT_SERVE, Settings
 from urdir.model.serve.counts import Counts
+from urdir.model.serve.kept import Store
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -67,7 +68,8 @@ class _Engine:
         self._settings = settings
         self._listener = listener
         self._control = control
-        self._desks = Desks()
+        limits = settings.front.limits
+        self._desks = Desks(Store(limits.kept_bytes, limits.kept_seconds))
         self._table: Any = _context.RawArray("d", settings.workers * Counts.WIDTH)
         self._order: Literal["", "drain", "abort"] = ""
         self._deadline = math.inf  # of front ends that are to abort

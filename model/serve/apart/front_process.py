@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 import sys
@@ -68,21 +69,30 @@ async def _serve(
     counts: Counts,
 ) -> None:
     link = await EngineLink.connect(texts.tokenizer, connection)
-    context = await link.context
-    defaults = front.defaults(texts.file.metadata)
-    names = front.names(texts.name)
-    link.model = EngineModel(texts, names, context, defaults, front.adapters)
     limits = replace(front.limits, connections=room(front.limits.connections))
-    server = _Server(link, front.access, limits, counts=counts)
+    server = _Server(link, front.access, limits, counts=counts, keeping=link)
 
     def end(aborts: bool) -> None:
         server.should_exit = True
         server.force_exit = server.force_exit or aborts
 
+    async def begin() -> None:
+        """Answer with the model once the engine has it; end if there will be none."""
+        try:
+            context = await link.context
+            defaults = front.defaults(texts.file.metadata)
+            names = front.names(texts.name)
+            link.begin_with(EngineModel(texts, names, context, defaults, front.adapters))
+        except Exception:
+            end(False)
+            raise
+
     link.on_order = end
-    if link.ordered is not None:  # with the first round
+    if link.ordered is not None:
         end(link.ordered)
-    await server.serve([listener])
+    beginning = asyncio.create_task(begin())
+    await server.serve([listener])  # until then requests are refused
     if server.force_exit:
         await server.hang_up()
     await link.close()
+    await beginning

@@ -14,7 +14,9 @@ from urdir.model.engine.requests.device_lost import DeviceLostError
 from urdir.model.engine.requests.metrics import Metrics
 from urdir.model.engine.requests.request import Item, Request
 from urdir.model.serve.apart import wire
+from urdir.model.serve.errors import loading
 from urdir.model.serve.interface import ServedModel
+from urdir.model.serve.kept import Action
 from urdir.model.text.constraints import Constraint
 from urdir.model.text.tokenizer import Tokenizer
 
@@ -27,8 +29,6 @@ class EngineLink(Answering[int], asyncio.Protocol):
     error.
     """
 
-    model: ServedModel  # set once the context is known
-
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         super().__init__(tokenizer)
         self.lost: Exception | None = None
@@ -40,6 +40,7 @@ class EngineLink(Answering[int], asyncio.Protocol):
         self._replies: dict[int, asyncio.Future[wire.Told]] = {}
         self._frames = wire.Frames()
         self._transport: asyncio.Transport
+        self._model: ServedModel | None = None
 
     @classmethod
     async def connect(cls, tokenizer: Tokenizer | None, connection: socket.socket) -> EngineLink:
@@ -50,6 +51,17 @@ class EngineLink(Answering[int], asyncio.Protocol):
         return link
 
     # ---- the server's side ----
+
+    @property
+    def model(self) -> ServedModel:
+        """See `AsyncService`. Raises ApiError until `begin_with`."""
+        if self._model is None:
+            raise loading()
+        return self._model
+
+    def begin_with(self, model: ServedModel) -> None:
+        """Answer requests from now on: the engine has loaded the model."""
+        self._model = model
 
     async def check(self, constraint: Constraint) -> None:
         """See `AsyncService`."""
@@ -65,6 +77,10 @@ class EngineLink(Answering[int], asyncio.Protocol):
         metrics = (await self._reply(wire.Query)).metrics
         assert metrics is not None
         return metrics
+
+    async def keep(self, action: Action, name: bytes, value: bytes = b"") -> bytes | None:
+        """See `Keeping`: the engine's process keeps it for all front ends."""
+        return (await self._reply(lambda number: wire.Keep(number, action, name, value))).kept
 
     async def close(self) -> None:
         """Close the connection; the engine goes on."""

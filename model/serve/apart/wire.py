@@ -20,6 +20,7 @@ from urdir.model.engine.requests.device_lost import DeviceLostError
 from urdir.model.engine.requests.metrics import Metrics
 from urdir.model.engine.requests.request import Ending, Item, Piece, Request, TokenChoice
 from urdir.model.engine.sampling_settings import SamplingSettings
+from urdir.model.serve.kept import Action
 from urdir.model.text.constraints import Constraint
 from urdir.ptxgen.errors import PtxgenError, SettingError
 
@@ -157,7 +158,16 @@ class Scales(msgspec.Struct, tag=True, array_like=True):
     scales: dict[int, float] | None
 
 
-Call = Ready | Ask | Stop | Cancel | Check | Query | Scales
+class Keep(msgspec.Struct, tag=True, array_like=True):
+    """An action on what front ends keep together; the answer has what `Store.do` returns."""
+
+    number: int
+    action: Action
+    name: bytes
+    value: bytes = b""
+
+
+Call = Ready | Ask | Stop | Cancel | Check | Query | Keep | Scales
 
 # ---- from the engine ----
 
@@ -173,6 +183,7 @@ class Told(msgspec.Struct, array_like=True, omit_defaults=True):
     failure: Failure | None = None
     metrics: Metrics | None = None
     adapters: tuple[AdapterScale, ...] = ()
+    kept: bytes | None = None
 
     @classmethod
     def of(cls, number: int, item: Item) -> Told:

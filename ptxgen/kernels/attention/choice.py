@@ -190,7 +190,9 @@ def _one_near(split: FlashDecode, max_keys: int, sm_count: int, target: str) -> 
         is_large = _has_much_memory(target)
         near = replace(split, ctas=1, cluster=8, ring=RING_NBYTES if is_large else 0)
         ctas = near.cluster * near.head_tiles
-        is_read_whole = split.suits_tensor_cores and (is_large or split.layout.dtype != "q8_0")
+        is_read_whole = split.suits_tensor_cores and (
+            is_large or not any(of.is_scaled for of in split.layout.formats)
+        )
         is_faster = keys <= FEW_KEYS and 2 * sm_count <= 5 * ctas <= 4 * sm_count and is_read_whole
     return near if is_faster else split
 

@@ -16,8 +16,8 @@ from urdir.ptxgen.weights.packed import GROUP
 WARPS = 8
 #: Query heads that share one read of K and V. Eight need more registers than two CTAs per SM have.
 MAX_TILE = 4
-#: Values of a head whose sums fit registers on tensor cores, and with q8_0, whose scales also take
-#: registers.
+#: Values of a head whose sums fit registers on tensor cores, and with quants, whose scales also
+#: take registers.
 MAX_MMA_VALUES, MAX_QUANTS_DIM = 512, 256
 #: Values of a head per lane: 16 bytes of f16.
 LANE_DIMS = 8
@@ -32,11 +32,12 @@ class DecodeAttention(RowsWithTokens):
     depend on other heads in its CTA; but a single head of a single row is multiplied differently.
 
     From sm_80 on tensor cores multiply if `suits_tensor_cores`, with queries and weights as the sum
-    of two 16-bit floats. With q8_0, queries are, per 32 dims, the sum of two 8-bit integers times
-    scales, and weights times scales of values are a 16-bit float, which is finite for values up to
-    16,000. Scaled queries of an f16 cache become infinite from 65,536 on, and an infinity in a key
-    makes NaN. Otherwise a lane group takes a key, a lane eight of its dims (two or three times
-    eight above 256 dims); values contained in keys are read once.
+    of two 16-bit floats. With quants as keys, queries are, per 32 dims, the sum of two 8-bit
+    integers times scales; with quants as values, weights times scales of values are a 16-bit float.
+    Weights times scales are finite for values up to 16,000. Scaled queries of f16 operands become
+    infinite from 65,536 on, and an infinity in a key makes NaN. Otherwise a lane group takes a key,
+    a lane eight of its dims (two or three times eight above 256 dims); values contained in keys are
+    read once.
 
     With ``packs`` the output has the form that the next product takes: rows of heads * value_dim
     values as packed f16 (`weights.packed`); see `can_pack`.
@@ -113,20 +114,24 @@ class DecodeAttention(RowsWithTokens):
     @property
     def suits_tensor_cores(self) -> bool:
         """Whether tensor cores multiply from sm_80 on: 16-bit operands, sums that fit registers, a
-        ring no shorter than a tile of keys; two scales of q8_0 are copied at once, and must belong
-        to the same slot.
+        ring no shorter than a tile of keys; two f16 scales are copied at once, and must belong to
+        the same slot, as do 16 bytes of elements.
 
-        A single unquantised head of one row is less work for lanes. On an H200 256 keys (32 heads,
-        8 KV heads of 128 values, f16) take 3.6 us in lanes, on tensor cores 3.8; eight rows of them
-        (16 heads, 8 KV heads of 256 values) 13.8 and 7.7.
+        A single head without scales of one row is less work for lanes. On an H200 256 keys (32
+        heads, 8 KV heads of 128 values, f16) take 3.6 us in lanes, on tensor cores 3.8; eight rows
+        of them (16 heads, 8 KV heads of 256 values) 13.8 and 7.7.
         """
-        widths, dtype = (self.head_dim, self.value_dim), self.layout.dtype
-        if 0 < self.layout.capacity < TILE_KEYS:
+        if 0 < self.layout.capacity < TILE_KEYS or self.value_dim > MAX_MMA_VALUES:
             return False
-        if dtype == "q8_0":
-            return max(widths) <= MAX_QUANTS_DIM and not any(width % 64 for width in widths)
+        formats = (self.layout.format, self.layout.values.format)
+        for of, width in zip(formats, (self.head_dim, self.value_dim), strict=True):
+            whole = {"": 0, "s8": 64}.get(of.operand, 128 // of.bits)
+            if not whole or width % whole or self.layout.value_start % whole:
+                return False
+        if any(of.operand == "s8" for of in formats):
+            return max(self.head_dim, self.value_dim) <= MAX_QUANTS_DIM
         is_single = self.rows == 1 and min(self.most_heads, self.lanes, self.group) == 1
-        return self.value_dim <= MAX_MMA_VALUES and dtype != "f32" and not is_single
+        return not is_single or any(of.is_scaled for of in formats)
 
     @property
     def reads_once(self) -> bool:
@@ -171,8 +176,8 @@ class DecodeAttention(RowsWithTokens):
     def resident_on(self, target: Target) -> int:
         """Resident CTAs per SM: two for wide heads or quants on tensor cores, where the assembler
         would otherwise use more registers. Not if some would not fit: before sm_90, with the sums
-        of more than 256 values, of quants of more than 128."""
-        is_quants = self.layout.dtype == "q8_0"
+        of more than 256 values, with scales of more than 128."""
+        is_quants = any(of.is_scaled for of in self.layout.formats)
         takes_more = is_quants or max(self.head_dim, self.value_dim) > 128
         fits = target.sm >= 90 and self.value_dim <= (128 if is_quants else 256)
         is_one = self.rows_at_once == 1
@@ -184,12 +189,15 @@ class DecodeAttention(RowsWithTokens):
 
     @property
     def token_nbytes(self) -> int:
-        """Dynamic shared memory: a row's new key and value in raw registers of eight values, 16 or
-        32 bytes; nothing unless it is appended."""
-        if not self.appends:
-            return 0
+        """Dynamic shared memory: a row's new key and value in raw registers of eight values;
+        nothing unless it is appended."""
         eights = (self.head_dim + self.value_dim) // LANE_DIMS
-        return eights * (32 if self.layout.dtype == "f32" else 16)
+        return eights * self.eight_nbytes if self.appends else 0
+
+    @property
+    def eight_nbytes(self) -> int:
+        """Bytes of eight values of a row's new token, and their scale 8 bytes further."""
+        return 32 if any(of.bits == 32 for of in self.layout.formats) else 16
 
     @property
     def rtol(self) -> float:
@@ -197,16 +205,20 @@ class DecodeAttention(RowsWithTokens):
 
         The inputs are the cache's own values: the rest is f32 arithmetic and ex2.approx (2^-22
         relative). On tensor cores queries and weights are the sum of two f16 (2^-22) or two bf16
-        (2^-16); weights times scales of q8_0 are rounded to f16, queries to 2^-16 of the largest of
-        32 dims. A soft-cap adds the error of tanh (4e-7) times the cap. A rope adds the error of
-        sines (2^-20.5) in every term of a score; a norm or a temperature that of its factor
-        (2^-22), ALiBi that of its slope, times the distance of keys that still matter. Packed
-        values are rounded to f16.
+        (2^-16); weights times scales of quants are rounded to f16, queries of quants to 2^-16 of
+        the largest of 32 dims. Of weights times scales of heads low parts may be subnormal: an
+        error of 2^-25, of weights from 2^4 on times scales. A soft-cap adds the error of tanh
+        (4e-7) times the cap. A rope adds the error of sines (2^-20.5) in every term of a score; a
+        norm or a temperature that of its factor (2^-22), ALiBi that of its slope, times the
+        distance of keys that still matter. Packed values are rounded to f16.
         """
         turned = 3e-5 * max(1.0, self.rope.magnitude) ** 2 if self.rope else 0.0
         factor = 1e-5 if self.token and (self.token.qk_norm or self.token.temperature) else 0.0
         slope = 1e-5 if self.scores.max_bias else 0.0
-        parts = {"bf16": 4 * 2.0**-16, "q8_0": 2.0**-11}.get(self.layout.dtype, 0.0)
+        parts = max(
+            {"bf16": 4 * 2.0**-16, "s8": 2.0**-11}.get(of.operand, 0.0)
+            for of in self.layout.formats
+        )
         cap = 4e-7 * self.scores.softcap
         rounded = 2.0**-11 if self.packs else 0.0
         products = parts if self.suits_tensor_cores else 0.0

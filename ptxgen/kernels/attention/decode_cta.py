@@ -22,7 +22,7 @@ class DecodeCta:
     """Division of keys and dims between the threads of a CTA, and the layout of shared memory.
 
     If the CTA is ``asynchronous``, keys and values pass through a ring of ``stages`` stages, one
-    per step of the loop over the keys; afterwards the warps' sums take its place. A q8_0 scale is
+    per step of the loop over the keys; afterwards the warps' sums take its place. An f16 scale is
     copied with its neighbour in an aligned word, which must belong to the same slot. On
     ``tensor_cores`` a stage is half a slab, 128 dims of the keys or values of a step
     (attention/_mma.j2). Values contained in keys are read from there (``keeps_keys``). Sizes and
@@ -41,12 +41,15 @@ class DecodeCta:
         self.rows, self.vectors = spec.rows_at_once, spec.rows_at_once * spec.tile
         self.eights = {"k": self.head_dim // 8, "v": self.value_dim // 8}
         self.pieces = dict(zip("kv", spec.pieces, strict=True))
-        # registers of eight elements in the cache's form
-        self.raw = layout.raw_words
-        self.quantised = layout.dtype == "q8_0"
+        self.formats = {"k": layout.format, "v": layout.values.format}
+        # caches whose elements have scales, whose scales are halves of words, whose elements tensor
+        # cores multiply as integers
+        self.scaled = [name for name, of in self.formats.items() if of.is_scaled]
+        self.halved = [name for name in self.scaled if self.formats[name].scale == "f16"]
+        self.integers = [name for name, of in self.formats.items() if of.operand == "s8"]
 
         # bytes of a thread's load
-        self.thread_bytes = 8 if self.quantised else 16
+        self.load_bytes = {name: min(16, of.bits) for name, of in self.formats.items()}
         self.tensor_cores = spec.suits_tensor_cores and target.sm >= spec.tensor_cores_since
         self.asynchronous = self.keeps_keys = False
         if self.tensor_cores:
@@ -79,7 +82,7 @@ class DecodeCta:
             self.sums_at[name] = end
             end += 16 * ceil_div(norm.warps, 4)
         # eight dims of a key or a value in the cache's form, and the key
-        self.eight_bytes = 32 if layout.dtype == "f32" else 16
+        self.eight_bytes = spec.eight_nbytes
         self.token_bytes = self.eights["k"] * self.eight_bytes
         # the warp that stores the row's new key, before the one that stores the value: others than
         # those that split the queries, if there are any
@@ -131,12 +134,15 @@ class DecodeCta:
         pieces = sum(self.pieces[name] for name in self.fetched)
         wide = max(spec.pieces) > 1
         self.stages = 2 if wide and self.keeps_keys else 3
+        self.thread_bytes = max(self.load_bytes.values())
         self.second_part = self.thread_bytes * threads
-        self.piece_bytes = (32 if self.layout.dtype == "f32" else 16) * threads
+        has_second = [of.is_scaled or of.bits == 32 for of in self.formats.values()]
+        self.piece_bytes = (1 + any(has_second)) * self.second_part
         fewest = self.stages * pieces * self.piece_bytes
-        in_words = not self.quantised or (self.head_dim % 64 == 0 and self.value_dim % 64 == 0)
+        dims = {"k": self.head_dim, "v": self.value_dim}
+        in_words = not any(dims[name] % 64 for name in self.halved)
         self.asynchronous = self.target.sm >= 80 and in_words and fewest <= MAX_STATIC_SHARED
-        is_long = self.asynchronous and self.layout.dtype == "f32"
+        is_long = self.asynchronous and self.piece_bytes > 16 * threads
         self.ahead = 1 if (wide and not self.keeps_keys) or is_long else 2
         self.together = self.step = self.ahead * spec.keys_per_pass
         self.stage_bytes = self.ahead * pieces * self.piece_bytes
@@ -146,11 +152,13 @@ class DecodeCta:
         dims. The keys of a tile are ``together``, those of the warps' tiles a step.
         ``stages_of_slab``: the halves of the tile's keys per stage. ``order``: cache and slab of
         each stage of a tile, and its number in the slab."""
-        self.half = "bf16" if self.layout.dtype == "bf16" else "f16"
+        self.half = {
+            name: "bf16" if of.operand == "bf16" else "f16" for name, of in self.formats.items()
+        }
         # Weights are relative to a maximum minus this, in exponents of 2, which may lag by as much
         # plus one. So they are at most 2^15, and small ones keep their low parts in f16. Those that
-        # include scales of quants are at most 2^9: finite with values up to 16,000.
-        self.lift = 4 if self.quantised else 7
+        # include scales are at most 2^9: finite with values up to 16,000.
+        self.lift = 4 if self.formats["v"].is_scaled else 7
         self.together = TILE_KEYS
         self.step = TILE_KEYS * self.warps
         # minimum number of remaining keys when the next launch may start
@@ -158,10 +166,15 @@ class DecodeCta:
         self.strip_count = ceil_div(self.head_dim, 32)
         self.block_count = ceil_div(self.value_dim, 64)
         # few integer queries stay in registers
-        self.holds_queries = self.quantised and self.strip_count <= 4 and self.rows == 1
+        self.holds_queries = "k" in self.integers and self.strip_count <= 4 and self.rows == 1
         self.slabs = {"k": ceil_div(self.head_dim, 128), "v": ceil_div(self.value_dim, 128)}
-        # quants are small: whole slabs, if there is memory for enough of them
-        whole = self.quantised and self.spec.ring_nbytes > 0
+        # the halves of a tile multiplied together: registers hold one of wide heads
+        widest = max(self.head_dim, self.value_dim)
+        is_wide = widest > 192 and not self.integers
+        self.halves: tuple[tuple[int, ...], ...] = ((0,), (1,)) if is_wide else ((0, 1),)
+        # eight bits are small: whole slabs, if there is memory for enough of them
+        is_small = all(of.bits <= 8 for of in self.formats.values())
+        whole = is_small and not is_wide and self.spec.ring_nbytes > 0
         self.stages_of_slab: tuple[tuple[int, ...], ...] = ((0, 1),) if whole else ((0,), (1,))
         self.order = [
             (name, slab, number)
@@ -171,41 +184,51 @@ class DecodeCta:
         ]
         self.stage_keys = TILE_KEYS // len(self.stages_of_slab)
         # heads that leave registers for the first values while weights are computed
-        self.is_narrow = max(self.head_dim, self.value_dim) <= 128
-        # the halves of a tile multiplied together: registers hold one of wide heads
-        is_wide = max(self.head_dim, self.value_dim) > 192 and not self.quantised
-        self.halves: tuple[tuple[int, ...], ...] = ((0,), (1,)) if is_wide else ((0, 1),)
+        self.is_narrow = widest <= 128
         # a slab of a key in memory; in shared memory at least a strip, or a block, a power of two
-        self.slab_bytes = 16 * self.thread_bytes
-        fewest = {"k": 4 * self.thread_bytes, "v": 8 * self.thread_bytes}
+        self.slab_bytes = {name: 16 * nbytes for name, nbytes in self.load_bytes.items()}
         self.row_bytes = {
-            name: min(self.slab_bytes, max(few, 1 << (self._bytes_of(name) - 1).bit_length(), 64))
-            for name, few in fewest.items()
+            name: min(
+                self.slab_bytes[name],
+                max(
+                    eights * self.load_bytes[name], 1 << (self._bytes_of(name) - 1).bit_length(), 64
+                ),
+            )
+            for name, eights in (("k", 4), ("v", 8))
         }
         self.warp_bytes = self.stage_keys * max(self.row_bytes.values())
-        self.word_bytes = 8 * self.stage_keys if self.quantised else 0
+        self.word_bytes = 8 * self.stage_keys if self.scaled else 0
         self.stage_bytes = (self.warp_bytes + self.word_bytes) * self.warps
         self.stages = min(MAX_STAGES, MAX_STATIC_SHARED // self.stage_bytes)
         if self.spec.ring_nbytes:
             self.stages = self.spec.ring_nbytes // self.stage_bytes
 
     def _bytes_of(self, name: str) -> int:
-        """Bytes of a key or value in the cache, without q8_0's scales."""
-        return self.thread_bytes * self.eights[name]
+        """Bytes of a key or value in the cache, without scales."""
+        return self.load_bytes[name] * self.eights[name]
 
     def ragged_slab(self, name: str) -> int:
         """Number of lanes with 16 bytes of the last slab of a row, if not all; else 0."""
-        last = self._bytes_of(name) - (self.slabs[name] - 1) * self.slab_bytes
+        last = self._bytes_of(name) - (self.slabs[name] - 1) * self.slab_bytes[name]
         return last // 16 if last < self.row_bytes[name] else 0
 
     def words(self, name: str, slab: int) -> int:
-        """Words of two scales in a slab."""
-        return min(2, self.eights[name] // 8 - 2 * slab)
+        """Words of scales in a slab: of two each, or the head's own."""
+        return min(2, self.eights[name] // 8 - 2 * slab) if name in self.halved else 1
 
     @property
     def has_single_words(self) -> bool:
         """Whether a slab has one word of scales."""
-        return any(self.words(name, slabs - 1) == 1 for name, slabs in self.slabs.items())
+        return any(self.words(name, self.slabs[name] - 1) == 1 for name in self.scaled)
+
+    def operand_factor(self, name: str) -> int:
+        """How many times as large as operands, beside the scale, keys or values are."""
+        return 1 if self.target.sm >= self.formats[name].operands_since else 256
+
+    @property
+    def uses_zero(self) -> bool:
+        """Whether products on tensor cores need a register of zeros."""
+        return bool(self.integers) or len(self.halves) > 1
 
     def swizzle(self, name: str, row: int) -> int:
         """The XOR pattern for the offset of 16 bytes in row ``row`` of a stage. 32 bytes of four

@@ -15,11 +15,13 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.attention.cache_examples import with_caches
 from urdir.ptxgen.kernels.attention.chunk_cut import CHUNK_UNIT, ChunkCut
 from urdir.ptxgen.kernels.attention.cluster_inbox import ClusterInbox
 from urdir.ptxgen.kernels.attention.decode import WARPS, DecodeAttention
 from urdir.ptxgen.kernels.attention.decode_cta import MAX_STATIC_SHARED
 from urdir.ptxgen.kernels.attention.flash_decode_examples import (
+    OTHER_CACHES,
     examples_of_drafts,
     examples_with_a_token,
     plain_examples,
@@ -93,7 +95,12 @@ class FlashDecode(DecodeAttention):
         """Whether ``run`` rows of a sequence can share a read of its keys."""
         sums = 4 * WARPS * run * self.tile * (self.value_dim + 2)
         is_plain = self.token is None and self.rows > 1
-        return run == 1 or (self.suits_tensor_cores and is_plain and sums <= self.sums_room)
+        # the registers of wide heads, with what converts elements
+        is_wide = max(self.head_dim, self.value_dim) > 128
+        fits = not (is_wide and any(of.scales_heads for of in self.layout.formats))
+        return run == 1 or (
+            self.suits_tensor_cores and is_plain and fits and sums <= self.sums_room
+        )
 
     @property
     def rows_at_once(self) -> int:
@@ -295,7 +302,8 @@ class FlashDecode(DecodeAttention):
 
     @classmethod
     def examples(cls) -> Mapping[str, FlashDecode]:
-        return plain_examples(cls) | examples_with_a_token(cls) | examples_of_drafts(cls)
+        examples = plain_examples(cls) | examples_with_a_token(cls) | examples_of_drafts(cls)
+        return with_caches(examples, OTHER_CACHES)
 
     def bytes_moved(self) -> int:
         """K and V of every row at full length, of as few as rows can share; queries and output, and

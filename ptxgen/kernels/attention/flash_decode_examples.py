@@ -13,6 +13,25 @@ from urdir.ptxgen.kernels.rotation import Rotation
 
 S = TypeVar("S")
 
+#: Examples that exist with other caches, too: types of keys and values, or of both.
+OTHER_CACHES = {
+    "head_dim 80": "fp8",
+    "pages f32 window": "q4_0",
+    "latent": "fp8",
+    "ring": "fp8 q4_0",
+    "rope ring q8_0": "fp8",
+    "rope cluster pages q8_0": "q4_0",
+    "rope q8_0 head_dim 256": "fp8",
+    "latent clusters": "fp8",
+    "rope pages q8_0": "f16 fp8",
+    "norms ring": "q4_0 fp8",
+    "packs": "bf16 q4_0",
+    "norm of rows": "f32 fp8",
+    "drafts": "fp8",
+    "drafts bf16 window pages": "fp8 f16",
+    "drafts q8_0 pages": "q8_0 q4_0",
+}
+
 
 def plain_examples(cls: Callable[..., S]) -> dict[str, S]:
     """Rows whose tokens are in the cache."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from urdir.ptxgen.kernels.attention.cache_examples import with_caches
 from urdir.ptxgen.kernels.attention.decode import WARPS, DecodeAttention
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.own_token import (
@@ -68,7 +69,7 @@ class IncrementalAttention(DecodeAttention):
     @classmethod
     def examples(cls) -> Mapping[str, IncrementalAttention]:
         latent = partial(KvLayout, values_in_keys=True)
-        return {
+        examples = {
             "head_dim 8": cls(1, KvLayout(1, 1, 1, 8, "f32")),
             "head_dim 64": cls(2, KvLayout(1, 2, 9, 64, "f16")),
             "head_dim 80": cls(4, KvLayout(1, 2, 70, 80, "f16")),
@@ -130,6 +131,17 @@ class IncrementalAttention(DecodeAttention):
             ),
             **cls._examples_with_a_token(),
         }
+        others = {
+            "q8_0 rows window": "fp8",
+            "pages q8_0": "q4_0",
+            "head_dim 320 q8_0": "fp8 f32",
+            "latent pages q8_0": "fp8",
+            "norm q8_0 value_dim": "fp8 q4_0",
+            "rope q8_0": "fp8",
+            "rope pages q8_0": "q4_0 q8_0",
+            "rope q8_0 four warps": "f16 fp8",
+        }
+        return with_caches(examples, others)
 
     @classmethod
     def _examples_with_a_token(cls) -> Mapping[str, IncrementalAttention]:

@@ -12,19 +12,15 @@ sliding windows. Rows that are appended before they attend (a chunk of a prompt)
 slots beside the keys that the first of them attends to: the creator of the cache ensures ``capacity
 >= window - 1 + rows``.
 
-K and V are two caches with the same slots, of ``head_dim`` and ``value_dim`` values. A layout
-describes K, its ``values`` describe V. With ``values_in_keys`` there is only K, and V is the last
-``value_dim`` values of its rows (latent attention). Element types:
-
-- f32, f16, bf16: rounded to nearest even; values out of range become infinity;
-- q8_0: groups of 32 values q * d. d = max|x| / 127, rounded to f16, and q = x / d (d as rounded),
-  rounded to nearest even into -127 ... 127. All quants (slots, head_dim) s8 come first, then all
-  scales (slots, head_dim / 32) f16. A NaN, or a magnitude beyond 127 * 65504, makes its group NaN.
+K and V are two caches with the same slots, of ``head_dim`` and ``value_dim`` values, each in a
+format of its own (`kv_formats`). A layout describes K, its ``values`` describe V. With
+``values_in_keys`` there is only K, and V is the last ``value_dim`` values of its rows (latent
+attention). All elements (slots, head_dim) come first, then all scales of slots.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,14 +28,9 @@ import numpy as np
 import numpy.typing as npt
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.attention.kv_formats import FORMATS, KvFormat
 from urdir.ptxgen.kernels.attention.kv_types import KV_DTYPES, MIN_PAGE_LEN, KvDtype
 from urdir.ptxgen.spec import Access, Param
-
-#: Values of a q8_0 group, which share a scale.
-GROUP = 32
-
-_ELEMENT_BYTES: Mapping[KvDtype, int] = {"f32": 4, "f16": 2, "bf16": 2, "q8_0": 1}
-_SCALE_BYTES = 2
 
 Array = npt.NDArray[Any]
 
@@ -50,8 +41,8 @@ class KvLayout:
 
     ``page_len`` 0 means contiguous; a page length is a power of two from 16 on that divides
     ``max_len``, and ``pages`` is the number of pages. ``value_dim`` 0 means ``head_dim``.
-    ``capacity`` 0 means ``max_len``; others are powers of two, multiples of the page length. Raises
-    PtxgenError for unsupported shapes.
+    ``capacity`` 0 means ``max_len``; others are powers of two, multiples of the page length.
+    ``value_dtype`` None means ``dtype``. Raises PtxgenError for unsupported shapes.
     """
 
     sequences: int
@@ -64,15 +55,23 @@ class KvLayout:
     value_dim: int = 0
     capacity: int = 0
     values_in_keys: bool = False
+    value_dtype: KvDtype | None = None
 
     def __post_init__(self) -> None:
-        if self.dtype not in KV_DTYPES:
-            raise PtxgenError(f"KV cache type {self.dtype!r} is none of {', '.join(KV_DTYPES)}")
-        for name, dim in (("head_dim", self.head_dim), ("value_dim", self.values_per_head)):
+        dtypes = (self.dtype, self.value_dtype or self.dtype)
+        for dtype in dtypes:
+            if dtype not in KV_DTYPES:
+                raise PtxgenError(f"KV cache type {dtype!r} is none of {', '.join(KV_DTYPES)}")
+        if self.values_in_keys and dtypes[0] != dtypes[1]:
+            raise PtxgenError(f"values in {dtypes[0]} keys cannot be {dtypes[1]}")
+        dims = (self.head_dim, self.values_per_head)
+        for name, dim, dtype in zip(("head_dim", "value_dim"), dims, dtypes, strict=True):
             if not 8 <= dim <= 1024 or dim % 8:
                 raise PtxgenError(f"{name} {dim} of a KV cache must be a multiple of 8 in 8..1024")
-            if self.dtype == "q8_0" and dim % GROUP:
-                raise PtxgenError(f"{name} {dim} of a q8_0 KV cache must be a multiple of {GROUP}")
+            if dim % (unit := FORMATS[dtype].unit):
+                raise PtxgenError(
+                    f"{name} {dim} of a {dtype} KV cache must be a multiple of {unit}"
+                )
         if min(self.sequences, self.kv_heads, self.max_len) < 1:
             raise PtxgenError(
                 f"empty KV cache: sequences {self.sequences}, kv_heads {self.kv_heads}, "
@@ -80,11 +79,11 @@ class KvLayout:
             )
         self._check_pages()
         self._check_ring()
-        if self.value_start < 0 or (self.dtype == "q8_0" and self.value_start % (2 * GROUP)):
+        if self.value_start < 0 or self.value_start % self.format.value_unit:
             raise PtxgenError(
                 f"value_dim {self.values_per_head} of head_dim {self.head_dim}: values within the "
                 f"keys of a {self.dtype} cache must begin at a multiple of "
-                f"{2 * GROUP if self.dtype == 'q8_0' else 8}"
+                f"{self.format.value_unit}"
             )
         if self.slots >= 1 << 32:
             raise PtxgenError(f"a KV cache of {self.slots:,} slots: at most 2^32 - 1 are addressed")
@@ -115,6 +114,16 @@ class KvLayout:
         if self.capacity < self.page_len:
             raise PtxgenError(f"capacity {self.capacity} is less than a page of {self.page_len}")
 
+    @property
+    def format(self) -> KvFormat:
+        """The format of K (for V use ``values``)."""
+        return FORMATS[self.dtype]
+
+    @property
+    def formats(self) -> tuple[KvFormat, ...]:
+        """The formats of the existing caches."""
+        return tuple(cache.format for cache in self.caches.values())
+
     # ---- shape ----
 
     @property
@@ -141,7 +150,14 @@ class KvLayout:
     def values(self) -> KvLayout:
         """The layout of the cache with V."""
         dims = self.head_dim if self.values_in_keys else self.values_per_head
-        return replace(self, head_dim=dims, value_dim=0, values_in_keys=False)
+        return replace(
+            self,
+            dtype=self.value_dtype or self.dtype,
+            head_dim=dims,
+            value_dim=0,
+            values_in_keys=False,
+            value_dtype=None,
+        )
 
     @property
     def value_start(self) -> int:
@@ -167,13 +183,13 @@ class KvLayout:
 
     @property
     def element_dtype(self) -> str:
-        """PTX type of the elements of a cache's array: "u8" for q8_0."""
-        return "u8" if self.dtype == "q8_0" else self.dtype
+        """PTX type of the elements of a cache's array: "u8" if they have scales."""
+        return "u8" if self.format.is_scaled else self.dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of a cache's array: slots x head_dim; for q8_0 its bytes, (nbytes,)."""
-        return (self.nbytes,) if self.dtype == "q8_0" else (*self.slot_shape, self.head_dim)
+        """Shape of a cache's array: slots x head_dim; with scales its bytes, (nbytes,)."""
+        return (self.nbytes,) if self.format.is_scaled else (*self.slot_shape, self.head_dim)
 
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
@@ -184,22 +200,17 @@ class KvLayout:
 
     @property
     def row_nbytes(self) -> int:
-        """Bytes of a slot's elements, without q8_0's scales: the distance between slots."""
-        return self.head_dim * _ELEMENT_BYTES[self.dtype]
-
-    @property
-    def raw_words(self) -> int:
-        """32-bit registers for eight elements in the cache's form, and q8_0's scale."""
-        return {"f32": 8, "f16": 4, "bf16": 4, "q8_0": 3}[self.dtype]
+        """Bytes of a slot's elements, without scales: the distance between slots."""
+        return self.head_dim * self.format.bits // 8
 
     @property
     def scale_row_nbytes(self) -> int:
         """Bytes of a slot's scales; 0 without scales."""
-        return self.head_dim // GROUP * _SCALE_BYTES if self.dtype == "q8_0" else 0
+        return self.format.scales_of(self.head_dim) * self.format.scale_nbytes
 
     @property
     def scales_offset(self) -> int:
-        """Byte offset of the scales in a q8_0 cache."""
+        """Byte offset of the scales in a cache that has some."""
         return self.slots * self.row_nbytes
 
     @property
@@ -228,7 +239,7 @@ class KvLayout:
         """``k_cache``, ``v_cache`` if it exists, and ``block_table`` (sequences, blocks) if
         paged."""
         caches = tuple(
-            Param(name, self.element_dtype, layout.shape, access)
+            Param(name, layout.element_dtype, layout.shape, access)
             for name, layout in self.caches.items()
         )
         if not self.is_paged:
@@ -246,7 +257,7 @@ class KvLayout:
     # ---- numpy ----
 
     def empty(self, byte: int = 0xFF) -> Array:
-        """A cache of equal bytes; 0xFF reads as NaN in every type (q8_0 by its scales)."""
+        """A cache of equal bytes; 0xFF reads as NaN in every type (by its scales, if any)."""
         return np.full(self.nbytes, byte, np.uint8).view(self.numpy_dtype).reshape(self.shape)
 
     def slots_of(
@@ -274,14 +285,8 @@ class KvLayout:
     ) -> npt.NDArray[np.float32]:
         """Values (kv_heads, n, head_dim) f32 of tokens ``positions`` (n,); exact."""
         slots = self.slots_of(sequence, positions, block_table)
-        rows = self.elements(cache)[slots]
-        if self.dtype == "q8_0":
-            scales = self.scales(cache)[slots].astype(np.float32)
-            with np.errstate(invalid="ignore"):  # a scale of infinity: 0 * inf is NaN
-                return rows.astype(np.float32) * np.repeat(scales, GROUP, axis=-1)
-        if self.dtype == "bf16":
-            return (rows.astype(np.uint32) << 16).view(np.float32)
-        return rows.astype(np.float32)
+        scales = self.scales(cache)[slots] if self.format.is_scaled else None
+        return self.format.decode(self.elements(cache)[slots], scales)
 
     def write(
         self,
@@ -293,34 +298,33 @@ class KvLayout:
     ) -> None:
         """Rounds ``values`` (kv_heads, n, head_dim) f32 into tokens ``positions`` (n,) in place."""
         slots = self.slots_of(sequence, positions, block_table)
-        x = np.asarray(values, np.float32)
-        if self.dtype == "q8_0":
-            quants, scales = quantise(x)
-            self.elements(cache)[slots] = quants
+        elements, scales = self.format.encode(np.ascontiguousarray(values, np.float32))
+        self.elements(cache)[slots] = elements
+        if scales is not None:
             self.scales(cache)[slots] = scales
-        elif self.dtype == "bf16":
-            self.elements(cache)[slots] = to_bf16(x)
-        else:
-            with np.errstate(over="ignore"):
-                self.elements(cache)[slots] = x.astype(self.numpy_dtype)
 
     def elements(self, cache: Array) -> Array:
-        """A view of all elements, (slots, head_dim); quants as int8."""
-        if self.dtype == "q8_0":
-            cache = cache[: self.scales_offset].view(np.int8)
-        return cache.reshape(self.slots, self.head_dim)
+        """A view of the bytes of all elements, (slots, row_nbytes)."""
+        return cache.reshape(-1).view(np.uint8)[: self.scales_offset].reshape(self.slots, -1)
 
     def scales(self, cache: Array) -> Array:
-        """A view of all scales of a q8_0 cache, (slots, head_dim / 32) f16."""
-        return cache[self.scales_offset :].view(np.float16).reshape(self.slots, -1)
+        """A view of all scales of a cache that has some, (slots, n) f16 or f32."""
+        dtype = np.dtype(self.format.scale.replace("f", "float"))
+        return cache[self.scales_offset :].view(dtype).reshape(self.slots, -1)
 
     # ---- caches for tests ----
 
     def rounded(self, token: Array) -> npt.NDArray[np.float32]:
-        """A token (kv_heads, head_dim) after a round trip through a cache of this type."""
+        """A token (kv_heads, head_dim) after a round trip through a cache of this type, that also a
+        slightly different one makes: an fp8 head's maximum is not at an end of those of its scale,
+        224 and 448."""
         single = KvLayout(1, self.kv_heads, 1, self.head_dim, self.dtype)
         cache = single.empty()
         single.write(cache, 0, [0], token[:, None])
+        if self.format.scales_heads:
+            elements = single.elements(cache)
+            elements[elements & 0x7F == 0x7E] -= 1
+            elements[(elements & 0x7F == 0x76) & ((elements & 0x7F).max(1) == 0x76)[:, None]] += 1
         return single.read(cache, 0, [0])[:, 0]
 
     def random_table(self, rng: np.random.Generator) -> npt.NDArray[np.uint32]:
@@ -348,22 +352,3 @@ class KvLayout:
             values = rng.standard_normal((self.kv_heads, tokens.size, self.head_dim))
             self.write(cache, sequence, tokens, values, block_table)
         return cache
-
-
-def quantise(x: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float16]]:
-    """f32 values (..., n) -> q8_0 quants (..., n) and scales (..., n / 32)."""
-    groups = x.reshape(*x.shape[:-1], x.shape[-1] // GROUP, GROUP)
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        scales = (np.abs(groups).max(axis=-1) / np.float32(127)).astype(np.float16)
-        quants = np.rint(groups / scales.astype(np.float32)[..., None])
-    # Groups without a scale become 0. A subnormal scale may be far below max|x| / 127.
-    quants = np.where(scales[..., None] == 0, 0.0, np.nan_to_num(quants, nan=0.0))
-    quants = np.clip(quants, -127, 127).astype(np.int8)
-    return quants.reshape(x.shape), scales
-
-
-def to_bf16(x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    """The bits of f32 values rounded to bf16, to nearest even; NaN is 0x7FFF."""
-    bits = np.ascontiguousarray(x).view(np.uint32)
-    rounded = ((bits.astype(np.uint64) + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-    return np.where(np.isnan(x), np.uint16(0x7FFF), rounded)

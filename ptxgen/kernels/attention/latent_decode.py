@@ -67,7 +67,7 @@ class LatentDecode(FlashDecode):
             turns
             and is_plain
             and heads % min(LatentDecode.heads_of_cta) == 0
-            and layout.dtype in ("f16", "bf16")
+            and layout.format.bits == 16
             and dims == (ROTATED_DIM, VALUE_DIM)
         )
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from urdir.ptxgen.kernels.attention.kv_layout import GROUP, KvLayout
+from urdir.ptxgen.kernels.attention.cache_examples import with_caches
+from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.prompt import PromptAttention
 from urdir.ptxgen.kernels.attention.scores import Scores
 from urdir.ptxgen.spec import LaunchShape, ceil_div
@@ -47,9 +48,9 @@ class PrefillAttention(PromptAttention):
     @property
     def parts(self) -> int:
         """CTAs that share a tile of queries: above 128 dims of V (256 if queries are not in
-        registers, except with q8_0's scales), sums for all dims exceed the registers, so each
+        registers, except with scales), sums for all dims exceed the registers, so each
         computes its part of ``out`` (and all scores)."""
-        is_wide = self.stages_queries and self.layout.dtype != "q8_0"
+        is_wide = self.stages_queries and not any(of.is_scaled for of in self.layout.formats)
         return ceil_div(self.value_dim, 256 if is_wide else 128)
 
     @property
@@ -72,10 +73,10 @@ class PrefillAttention(PromptAttention):
 
     @property
     def lanes(self) -> int:
-        """Threads that share the staging of a row, such that no thread is idle. Those of q8_0 are
-        four at least, the pieces of a scale: a thread's pieces are whole scales apart."""
+        """Threads that share the staging of a row, such that no thread is idle; at least the pieces
+        of a scale: a thread's pieces are whole scales apart."""
         even = math.gcd(self.head_dim // PIECE, self.out_dims // PIECE, 8)
-        least = GROUP // PIECE if self.layout.dtype == "q8_0" else 1
+        least = max(of.unit // PIECE for of in self.layout.formats)
         return max(even, 32 * self.warps // self.key_tile, least)
 
     def staged(self, dims: int) -> tuple[tuple[int, int], ...]:
@@ -90,7 +91,7 @@ class PrefillAttention(PromptAttention):
     def raw_registers(self) -> int:
         """Registers for values between load and shared memory, limited by the sums."""
         if self.stages_queries:  # of one piece
-            return self.layout.raw_words
+            return max(of.raw_words for of in self.layout.formats)
         return 32 if self.key_tile == 64 else 8
 
     @property
@@ -105,7 +106,7 @@ class PrefillAttention(PromptAttention):
     @classmethod
     def examples(cls) -> Mapping[str, PrefillAttention]:
         latent = partial(KvLayout, values_in_keys=True)
-        return {
+        examples = {
             "one row": cls(1, KvLayout(1, 1, 1, 16, "f16"), rows=1),
             "head_dim 64": cls(2, KvLayout(2, 1, 100, 64, "f16"), rows=17),
             "bf16 softcap": cls(
@@ -149,3 +150,12 @@ class PrefillAttention(PromptAttention):
                 2, KvLayout(2, 1, 320, 64, "bf16", 16, 18, capacity=128), 50, Scores(chunk=70)
             ),
         }
+        others = {
+            "pages window": "fp8",
+            "latent": "fp8",
+            "head_dim 72": "f32 fp8",
+            "ring": "q4_0",
+            "value_dim": "f16 q4_0",
+            "head_dim 512": "q8_0 q4_0",
+        }
+        return with_caches(examples, others)

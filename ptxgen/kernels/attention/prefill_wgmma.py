@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.attention.cache_examples import with_caches
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.kv_types import KvDtype
 from urdir.ptxgen.kernels.attention.prompt import PromptAttention
@@ -21,7 +22,7 @@ WARPGROUP, WARPGROUP_QUERIES = 128, 64
 LINE = 64
 #: Maximum head width of each cache type. f16 is copied; other types are converted, and their
 #: prefetched values take registers: wider heads, or f32, need more than there are.
-WIDEST: Mapping[KvDtype, int] = {"f16": 256, "bf16": 192, "q8_0": 128}
+WIDEST: Mapping[KvDtype, int] = {"f16": 256, "bf16": 192, "q8_0": 128, "fp8": 128, "q4_0": 128}
 #: Alignment of tiles: the period of swizzling.
 ALIGNMENT = 1024
 
@@ -95,7 +96,8 @@ class PrefillWgmma(PromptAttention):
         if not self.serves(self.layout):
             raise PtxgenError(
                 f"attention on wgmma takes heads of 64 to {WIDEST} values, a multiple of 16: not "
-                f"{self.layout.dtype}, head_dim {self.head_dim}, value_dim {self.value_dim}"
+                f"{' and '.join({of.name: of for of in self.layout.formats})}, "
+                f"head_dim {self.head_dim}, value_dim {self.value_dim}"
             )
 
         if self.packs and not self.can_pack:
@@ -138,8 +140,13 @@ class PrefillWgmma(PromptAttention):
     @staticmethod
     def serves(layout: KvLayout) -> bool:
         """Whether the kernel supports a cache."""
-        dims, widest = (layout.head_dim, layout.values_per_head), WIDEST.get(layout.dtype, 0)
-        return all(64 <= dim <= widest and dim % 16 == 0 for dim in dims)
+        return all(
+            64 <= dim <= WIDEST.get(dtype, 0) and dim % 16 == 0
+            for dtype, dim in (
+                (layout.dtype, layout.head_dim),
+                (layout.values.dtype, layout.values_per_head),
+            )
+        )
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -211,7 +218,7 @@ class PrefillWgmma(PromptAttention):
 
     @classmethod
     def examples(cls) -> Mapping[str, PrefillWgmma]:
-        return {
+        examples = {
             "one tile": cls(2, KvLayout(2, 1, 40, 64, "f16"), rows=7),
             "head_dim 128": cls(8, KvLayout(2, 2, 300, 128, "f16"), rows=41),
             "pages window": cls(
@@ -244,3 +251,11 @@ class PrefillWgmma(PromptAttention):
                 2, KvLayout(2, 1, 640, 64, "f16", 16, 36, capacity=256), 50, Scores(window=130)
             ),
         }
+        others = {
+            "head_dim 128": "fp8",
+            "pages window": "fp8 f16",
+            "head_dim 80 softcap": "bf16 fp8",
+            "ring of pages": "q4_0",
+            "packs": "f16 q4_0",
+        }
+        return with_caches(examples, others)

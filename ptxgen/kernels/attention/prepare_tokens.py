@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.attention.cache_examples import with_caches
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.own_token import (
     PLAIN_TOKEN,
@@ -166,6 +167,16 @@ class PrepareTokens(KernelSpec):
         return max((self.slots(n) * self.rounds(n) + self.warps for n in normed), default=0)
 
     @property
+    def scaled_heads(self) -> int:
+        """Heads of a CTA, at most, that have one scale each."""
+        scaled = [
+            name
+            for name in self.counts
+            if name != "q" and self.layout.cache_of(name).format.scales_heads
+        ]
+        return max((self.slots(name) * self.rounds(name) for name in scaled), default=0)
+
+    @property
     def turns_eights(self) -> bool:
         """Whether a thread's eight values rotate in the same way, with eight others or each
         other."""
@@ -253,7 +264,7 @@ class PrepareTokens(KernelSpec):
         whole, part = Rotation(128, "half"), Rotation(32, "half", 1.2)
         turned = OwnToken(Rotation(64, "interleaved"))
         weightless = Norm("rms", 1e-5, weight=False)
-        return {
+        examples = {
             # appended without processing
             "head_dim 8 f32": cls(1, KvLayout(1, 1, 1, 8, "f32")),
             "head_dim 80": cls(3, KvLayout(1, 3, 7, 80, "f16")),
@@ -343,6 +354,15 @@ class PrepareTokens(KernelSpec):
                 2, KvLayout(1, 2, 30, 320, "f16"), 2, OwnToken(part, weightless, appends=False)
             ),
         }
+        others = {
+            "rope of q8_0": "fp8",
+            "norms of all, odd": "fp8",
+            "keys and values alone": "f16 fp8",
+            "q8_0 rows": "q4_0",
+            "rope, many rows": "fp8",
+            "ring": "q4_0 fp8",
+        }
+        return with_caches(examples, others)
 
     def flops(self) -> int:
         token, flops = self.token, 0

@@ -64,9 +64,10 @@ class PromptAttention(AttentionSpec):
     @property
     def tolerance(self) -> Tolerance:
         """2^-11 for each rounding to f16: q and probabilities; K and V if the cache's values are
-        not f16 (bf16 has fewer bits). Rounding errors of q and K affect the output as errors of
-        scores: more if scores are spread wider than about 2."""
-        roundings = 2 if self.layout.dtype in ("f16", "bf16") else 4
+        not f16 (bf16 and fp8 have fewer bits). Rounding errors of q and K affect the output as
+        errors of scores: more if scores are spread wider than about 2."""
+        formats = (self.layout.format, self.layout.values.format)
+        roundings = 2 + sum(of.operand not in ("f16", "bf16") for of in formats)
         return Tolerance(rtol=roundings * 2**-11)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:

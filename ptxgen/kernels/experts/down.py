@@ -78,6 +78,7 @@ class ExpertsDown(ExpertsSpec):
             "residual i16": cls.of(q4_k, 5, 3, 48, 512, weighted, adds, **i16),
             "bias": cls.of(q8, 4, 2, 32, 288, Bias(), weighted, adds, **i16),
             "early": cls.of(q8, 5, 2, 48, 544, weighted, adds, batch=2, early=True, **i16),
+            "codebook": cls.of(FORMATS["IQ1_M"], 3, 2, 48, 512, weighted, adds, **i16),
             "F32": cls.of(f32, 3, 2, 16, 37, Bias(), weighted, batch=3),
             "F16": cls.of(f16, 3, 3, 32, 96, adds),
             "rows": cls.of(q6_k, 4, 2, 32, 768, Bias(), weighted, batch=2, **i16),

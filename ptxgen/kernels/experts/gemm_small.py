@@ -22,6 +22,7 @@ from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.spec import Access, Array, LaunchShape, Param, Tolerance
 from urdir.ptxgen.weights.formats import FORMATS
+from urdir.ptxgen.weights.grids import with_entries
 from urdir.ptxgen.weights.layout import TILE_COLS
 
 
@@ -95,7 +96,7 @@ class ExpertsGemmSmall(QuartetProduct):
         return LaunchShape(
             grid=(self.ctas, 1, 1),
             block=(32 * self.cta_warps, 1, 1),
-            shared_bytes=self.list_at + self.list_nbytes,
+            shared_bytes=with_entries(self.list_at + self.list_nbytes, self.shared_grids),
             resident=1,
             prefers_shared=True,
         )
@@ -142,6 +143,7 @@ class ExpertsGemmSmall(QuartetProduct):
             "down early": cls(q4_k, 4, 2, 80, 1024, 3, down=True, early=True, sms=4, warps=3),
             "parts": cls.of(q6_k, 3, 2, 48, 1024, 8, bias, weighted, **parts),
             "integers": cls.of(FORMATS["W4G128"], 5, 2, 48, 384, 3, rms, Gated(), sms=3),
+            "codebook": cls.of(FORMATS["IQ3_S"], 4, 2, 48, 512, 3, rms, Gated(), sms=3),
             "a part a block": cls.of(mxfp4, 5, 2, 16, 736, 4, bias, down=True, splits=3, sms=9),
         }
 

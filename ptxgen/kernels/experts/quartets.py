@@ -11,6 +11,8 @@ from urdir.ptxgen.kernels.linear.cut import PACE_NBYTES
 from urdir.ptxgen.kernels.linear.spec import MAX_BATCH, SHARED_NBYTES, SMS
 from urdir.ptxgen.kernels.pairs import most_tiles
 from urdir.ptxgen.spec import ceil_div
+from urdir.ptxgen.weights.formats import Format
+from urdir.ptxgen.weights.grids import aligned, with_entries
 from urdir.ptxgen.weights.layout import TILE_UNITS
 from urdir.ptxgen.weights.tiles import Tile
 
@@ -79,6 +81,18 @@ class QuartetProduct(ExpertsProduct):
         """Groups of a unit."""
         return self.format.unit_groups
 
+    @property
+    def shared_grids(self) -> tuple[Format, ...]:
+        """The type, if it has a codebook, whose entries are in shared memory."""
+        return (self.format,) if self.format.grid else ()
+
+    biased_grids = False
+
+    @property
+    def grids_at(self) -> int:
+        """Where these entries begin in shared memory."""
+        return aligned(self.list_at + self.list_nbytes)
+
     # ---- shared memory: rings, activations, their sums of squares, the quartets ----
 
     @property
@@ -117,7 +131,7 @@ class QuartetProduct(ExpertsProduct):
     def ring_nbytes(self) -> int:
         """Bytes that are left for rings."""
         others = self.activation_nbytes + self.square_nbytes + self.list_nbytes
-        return self.shared - others
+        return self.shared - with_entries(others, self.shared_grids)
 
     @cached_property
     def cta_warps(self) -> int:

@@ -22,6 +22,8 @@ from urdir.ptxgen.kernels.linear.products.gemv_room import (
     Activations,
 )
 from urdir.ptxgen.spec import LaunchShape, Tolerance, ceil_div
+from urdir.ptxgen.weights.formats import Format
+from urdir.ptxgen.weights.grids import aligned, entries_nbytes, with_entries
 from urdir.ptxgen.weights.layout import TILE_COLS, TILE_ROWS, TILE_UNITS, Layout
 from urdir.ptxgen.weights.tiles import Tile
 
@@ -90,6 +92,18 @@ class ExpertsSpec(CutOptions, ExpertsShape):
         raise NotImplementedError
 
     @property
+    def shared_grids(self) -> tuple[Format, ...]:
+        """The type, if its codebook's entries are in shared memory."""
+        return (self.format,) if self.format.grid and self.activations == "i16" else ()
+
+    biased_grids = False
+
+    @property
+    def grids_at(self) -> int:
+        """Where these entries begin in shared memory."""
+        return aligned(self.cut.memory.nbytes)
+
+    @property
     def record_nbytes(self) -> int:
         """Bytes of a unit's activations."""
         return RECORD_NBYTES[self.activations]
@@ -112,6 +126,7 @@ class ExpertsSpec(CutOptions, ExpertsShape):
             sums=4 * TILE_ROWS,
             warp_squares=8 if self.norm_first else 4,
             activations=self.record_nbytes * TILE_UNITS * self.blocks,
+            tables=entries_nbytes(self.shared_grids),
         )
 
     @property
@@ -142,7 +157,9 @@ class ExpertsSpec(CutOptions, ExpertsShape):
         return LaunchShape(
             grid=(self.cut.rows.clusters, self.grid_rows, 1),
             block=(32 * self.cut.warps, 1, 1),
-            shared_bytes=max(self.cut.memory.nbytes, self.least_shared),
+            shared_bytes=max(
+                with_entries(self.cut.memory.nbytes, self.shared_grids), self.least_shared
+            ),
             resident=self.resident,
             prefers_shared=True,
         )

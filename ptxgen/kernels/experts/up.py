@@ -95,6 +95,7 @@ class ExpertsUp(ExpertsSpec):
             "in turn i16": cls(q8, 2, 1, 128, 512, batch=4, in_turn=True, activations="i16"),
             "E4M3": cls.of(FORMATS["E4M3G128"], 3, 2, 32, 384, rms, Gated(), batch=2),
             "integers": cls.of(FORMATS["W4G128"], 3, 2, 32, 384, rms, Gated(), activations="i16"),
+            "codebook": cls.of(FORMATS["IQ2_S"], 3, 2, 32, 512, rms, Gated(), activations="i16"),
             "ungated relu2": cls.of(f16, 3, 2, 32, 70, Activated(Activation("relu2")), batch=2),
             "F32 gelu": cls.of(f32, 3, 2, 16, 37, Weighted(), Gated(Activation("gelu"))),
             "clamped passes": cls.of(

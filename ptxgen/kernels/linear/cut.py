@@ -65,8 +65,8 @@ class Footprint:
 
     ``tile``: a slot of a ring; ``sums``: a warp's sums of a tile; ``activations`` of the CTA and
     ``warp_activations`` of each warp; ``warp_squares``: a warp's sums of squares; ``shared``: what
-    all threads read, a multiple of 16, after these. ``partials``: the most for sums of all warps;
-    None: all that two slots a warp leave.
+    all threads read, a multiple of 16, after these; ``tables``: beside all of them, entries of
+    codebooks. ``partials``: the most for sums of all warps; None: all that two slots a warp leave.
     """
 
     tile: int
@@ -75,6 +75,7 @@ class Footprint:
     activations: int = 0
     warp_activations: int = 0
     shared: int = 0
+    tables: int = 0
     partials: int | None = PARTIALS_NBYTES
 
     def activations_of(self, warps: int) -> int:
@@ -97,7 +98,7 @@ class Footprint:
 
     def most_warps(self, shared: int) -> int:
         """Warps that have room for a ring each."""
-        room = shared - PARTIALS_NBYTES
+        room = shared - self.tables - PARTIALS_NBYTES
         return max((w for w in range(1, WARPS + 1) if self.least(w) <= room), default=1)
 
 
@@ -234,13 +235,14 @@ def cut_launch(
     columns = _cut_columns(options, layouts[0].row_tiles, most_warps, even)
     row_warps = options.groups or max(1, most_warps // columns.warps)
     warps = columns.warps * row_warps
-    partials = footprint.most_partials(options.shared, warps)
+    shared = options.shared - footprint.tables
+    partials = footprint.most_partials(shared, warps)
     most_tiles = partials // (footprint.sums * columns.warps * pair)
     rows = _cut_rows(options, layouts, tiles, row_warps, most_tiles, tile_of)
 
     sums = columns.warps * pair * rows.pass_tiles * footprint.sums
     sizes = (footprint.activations_of(warps), footprint.squares_of(warps), sums)
-    room = (options.shared - sum(sizes)) // (warps * footprint.tile)
+    room = (shared - sum(sizes)) // (warps * footprint.tile)
     warp_tiles = columns.warp_blocks * rows.tiles * pair // row_warps
     slots = min(options.stages or MAX_SLOTS, room, max(warp_tiles, MIN_SLOTS))
     pace = max(1, PACE_NBYTES // (warps * footprint.tile))

@@ -1,20 +1,22 @@
 """How a product on Hopper's tensor cores is cut: an estimate of its time for each way, measured.
 
-On an H200, Q4_K, a chain of launches with programmatic edges, us (rows x vectors of the weights):
+The numbers are fitted to the times of 290 ways on an H200 (2026-11-28), a chain of launches with
+programmatic edges and cold weights; the way that the estimate takes is at most 7 % slower than the
+fastest one. us of the fastest (rows x vectors of the weights; Q6_K down, else Q4_K):
 
 | vectors | 6144 x 4096 | 4096 x 4096 | 2 x 14336 x 4096 | 4096 x 14336 |
 |---|---|---|---|---|
-| 16 | 7.2 | 6.3 | 23.2 | 14.2 |
-| 32 | 8.0 | 7.3 | 25.0 | 15.6 |
-| 64 | 10.2 | 8.9 | 31.9 | 18.8 |
-| 128 | 17.1 | 12.4 | 53.2 | 32.1 |
-| 256 | 25.8 | 17.8 | 107.5 | 47.4 |
-| 512 | 51.7 | 27.2 | 187.9 | 87.3 |
-| 2048 | 155 | 107 | 747 | 356 |
+| 9, 16 | 7.9 | 6.3 | 21.4 | 16.5 |
+| 33 | 9.3 | 7.6 | 24.5 | 18.2 |
+| 65 | 10.8 | 8.9 | 36.7 | 21.8 |
+| 129 | 17.0 | 14.1 | 48.1 | 43.0 |
+| 160 | 18.6 | 15.0 | 56.4 | 44.4 |
+| 192 | 20.0 | 16.0 | 69.4 | 46.4 |
+| 256 | 24.2 | 19.4 | 89.2 | 52.4 |
+| 512 | 46.7 | 35.2 | 152.8 | 99.7 |
 
-A CTA takes about 0.25 us and 4.1 ns a vector for each 64 rows x 256 columns if it has several
-warpgroups; one warpgroup takes three times as long. A cluster of two costs 2.2 us, a cluster of
-four more than it saves.
+Two CTAs that shared their activations, each copying half of them to both (`cp.async.bulk` with
+`multicast`), took twice as long with every width.
 
 Four warpgroups take nearly all registers of an SM: the CTAs of the next launch, often a norm with
 packing, start after them. A step of 32 rows of an 8B Q4_K_M model takes 2.19 ms with four splits
@@ -35,8 +37,16 @@ from functools import lru_cache
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.packed_parts import Mixture
-from urdir.ptxgen.kernels.linear.products.gemm_wgmma import GemmWgmma, WgmmaCut
+from urdir.ptxgen.kernels.linear.products.gemm_wgmma import (
+    SLICE_REGISTERS,
+    GemmWgmma,
+    WgmmaCut,
+)
+from urdir.ptxgen.kernels.linear.products.packed_tiling import CTA_COST, SM_NBYTES
+from urdir.ptxgen.ptx.architecture import SM_REGISTERS
 from urdir.ptxgen.spec import ceil_div
+from urdir.ptxgen.weights.halves import Halves
+from urdir.ptxgen.weights.layout import TILE_COLS
 from urdir.ptxgen.weights.packed import GROUP, TILE_SLICES
 
 #: The targets whose products they are.
@@ -44,39 +54,37 @@ TARGETS = ("sm_90a",)
 #: Row groups and splits of the columns: for vectors that fit in one CTA's few, and for more.
 FEW_SHAPES, MANY_SHAPES = ((1, 4), (1, 2), (4, 1), (2, 2), (2, 1)), ((2, 1), (1, 1))
 #: The most vectors of a CTA with activations of a whole tile in a stage, and of any.
-FEW, MOST = 64, 128
+FEW, MOST = 64, 256
 #: Up to so many vectors splits as well, with activations of a whole tile in a stage: a warpgroup
 #: alone takes longer than the tiles of two.
 SPLIT_SHAPES, SPLIT_MOST = ((1, 2),), 96
+#: Of more vectors than a CTA's, in how many tiles they may be, and how wide these are else.
+TILES, WIDTHS = range(1, 5), (128, 176, 192, 208, 256)
 #: Stages of weights, and stages of activations and their slices, deepest first.
 RINGS = ((4, 3, 4), (3, 2, 4), (2, 2, 4), (3, 4, 1), (2, 4, 1), (2, 3, 1), (1, 3, 1))
-#: CTAs that share the activations of more than `FEW` vectors, 1 or 2: two are not measured.
-SHARERS = 1
-#: us: of a CTA for a tile of an operand, per vector, of a warpgroup alone, and of a cluster.
-TILE, PER_VECTOR, ALONE, ALONE_PER_VECTOR, CLUSTER = 0.25, 0.0041, 0.7, 0.002, 2.2
-#: us by which four splits in a cluster must be faster than two.
-CROWDED = 0.1
-#: The same for tiles of mixtures, and us from a CTA's begin to its first product, and from its last
-#: one to its end.
+#: us of a tile of 64 rows and 256 columns, more of quants in two planes, and of each vector: of an
+#: SM; of a warpgroup alone, and of one that makes weights between products.
+TILE, PLANES, PER_VECTOR = 0.177, 0.033, 0.0043
+ALONE, ALONE_PER_VECTOR, APART_PER_VECTOR = 0.385, 0.0006, 0.0082
+#: us of a launch, of each CTA of an SM after the other, of a cluster of two, and of a split for 64
+#: vectors.
+LAUNCH, NEXT, CLUSTER, SPLIT = 1.8, 0.27, 1.44, 0.24
+#: Bytes that an SM gets from L2 in a us, and the device from memory.
+L2_NBYTES, MEMORY_NBYTES = 92e3, 3.4e6
+#: us that a tile and a vector of it take of a mixture, and us from a CTA's begin to its first
+#: product, and from its last one to its end.
 EXPERT_SHAPES = ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2))
+EXPERT_TILE, EXPERT_VECTOR, EXPERT_ALONE, EXPERT_ALONE_VECTOR = 0.25, 0.0041, 0.7, 0.002
 BEGIN = 2.0
+#: Bytes of a tile's columns of an activation vector.
+TILE_NBYTES = 2 * TILE_COLS
 
 
 @lru_cache(maxsize=256)
 def choose_wgmma(product: GemmWgmma, sms: int) -> GemmWgmma:
     """The product, cut for a device with ``sms`` SMs; the cut that it has does not matter."""
     ways = [replace(product, cut=cut) for cut in _cuts(product, sms)]
-    return _sharing(min(ways, key=lambda way: estimate(way, sms)))
-
-
-def _sharing(product: GemmWgmma) -> GemmWgmma:
-    """The product with CTAs that share activations, if there are pairs of them."""
-    cut = product.cut
-    if cut.vectors <= FEW or cut.x_slices > 1 or cut.cluster > 1 or product.mixture is not None:
-        return product
-    if cut.vectors % (SHARERS * GROUP) or product.row_ctas % SHARERS:
-        return product
-    return replace(product, cut=replace(cut, sharers=SHARERS))
+    return min(ways, key=lambda way: estimate(way, sms))
 
 
 def any_cut(batch: int) -> WgmmaCut:
@@ -90,12 +98,29 @@ def estimate(product: GemmWgmma, sms: int) -> float:
     cut = product.cut
     if product.mixture is not None:
         return _estimate_of_experts(product, product.mixture, sms)
-    waves = ceil_div(_ctas(product), sms)
-    tiles = cut.row_groups * ceil_div(product.row_tiles, cut.cluster)
-    together = TILE + PER_VECTOR * cut.vectors
-    alone = (ALONE + ALONE_PER_VECTOR * cut.vectors) / cut.warpgroups
-    apart = CLUSTER + (CROWDED if cut.splits > 2 else 0.0) if cut.cluster > 1 else 0.0
-    return waves * tiles * max(together, alone) + apart
+    ctas, tiles = _ctas(product), ceil_div(product.row_tiles, cut.cluster)
+    each = ceil_div(ctas, sms)
+    waves = ceil_div(each, min(each, _together(product)))
+    per_vector = ALONE_PER_VECTOR if product.overlaps else APART_PER_VECTOR
+    alone = waves * tiles * (ALONE + per_vector * cut.vectors) / cut.splits
+    tile = TILE + (PLANES if Halves(product.format).have_bytes else 0.0)
+    on_sm = each * tiles * cut.row_groups * (tile + PER_VECTOR * cut.vectors)
+    weights = cut.bands * product.layout.tile_nbytes
+    copied = tiles * (weights + TILE_NBYTES * cut.vectors) * (each if each > 1 else ctas / sms)
+    read = ctas / product.tiles * tiles * weights / MEMORY_NBYTES
+    at_once = (alone, on_sm, copied / L2_NBYTES, read)
+    apart = CLUSTER if cut.cluster > 1 else 0.0
+    apart += SPLIT * cut.splits * cut.vectors / FEW if cut.splits > 1 else 0.0
+    together = math.sqrt(math.hypot(*(us * us for us in at_once)))  # the longest, or some more
+    return LAUNCH + waves * NEXT + together + apart
+
+
+def _together(product: GemmWgmma) -> int:
+    """CTAs for which an SM has room at once."""
+    cut = product.cut
+    registers = cut.used_registers + (SLICE_REGISTERS if product.overlaps else 0)
+    by_registers = SM_REGISTERS // (cut.threads * registers)
+    return max(1, min(by_registers, SM_NBYTES // (product.shared_bytes + CTA_COST)))
 
 
 def _estimate_of_experts(product: GemmWgmma, mixture: Mixture, sms: int) -> float:
@@ -104,8 +129,8 @@ def _estimate_of_experts(product: GemmWgmma, mixture: Mixture, sms: int) -> floa
     chosen = experts * (1 - (1 - mixture.used / experts) ** product.batch)
     tiles = max(chosen, product.products / mixture.height)
     ctas = math.ceil(tiles) * product.launch_shape.grid[0]
-    alone = (ALONE + ALONE_PER_VECTOR * cut.vectors) / cut.warpgroups
-    together = cut.resident * (TILE + PER_VECTOR * cut.vectors)
+    alone = (EXPERT_ALONE + EXPERT_ALONE_VECTOR * cut.vectors) / cut.warpgroups
+    together = cut.resident * (EXPERT_TILE + EXPERT_VECTOR * cut.vectors)
     each = cut.row_groups * product.row_tiles * max(together, alone)
     return ceil_div(ctas, sms * cut.resident) * (BEGIN + each)
 
@@ -119,16 +144,24 @@ def _cuts(product: GemmWgmma, sms: int) -> Iterator[WgmmaCut]:
                     yield cut
         return
     whole = GROUP * ceil_div(product.batch, GROUP)
-    half = GROUP * ceil_div(whole // GROUP, 2)
-    few = whole <= FEW
-    shapes: tuple[tuple[int, int], ...] = FEW_SHAPES if few else MANY_SHAPES
+    shapes: tuple[tuple[int, int], ...] = FEW_SHAPES if whole <= FEW else MANY_SHAPES
     shapes += SPLIT_SHAPES if FEW < whole <= SPLIT_MOST else ()
-    for vectors in sorted({whole} if few else {v for v in (whole, half, FEW, MOST) if v <= MOST}):
+    for vectors in _widths(whole):
         for groups, splits in shapes:
             for cluster in (1, 2):
                 cut = _deepest(product, groups, splits, cluster, vectors)
                 if cut is not None and (cluster == 1 or _ctas(replace(product, cut=cut)) <= sms):
                     yield cut
+
+
+def _widths(whole: int) -> list[int]:
+    """Vectors of a CTA, of a ``whole`` number of groups."""
+    if whole <= FEW:
+        return [whole]
+    even = {GROUP * ceil_div(whole // GROUP, tiles) for tiles in TILES}
+    fewest = ceil_div(whole, MOST)
+    even |= {GROUP * ceil_div(whole // GROUP, fewest + more) for more in (0, 1)}
+    return sorted(v for v in {*even, *WIDTHS} if FEW / 2 <= v <= min(whole, MOST))
 
 
 def _ctas(product: GemmWgmma) -> int:

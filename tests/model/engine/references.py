@@ -28,7 +28,7 @@ _PARTS = {
 }
 _TARGET = ".target"
 #: Drafts that are models by themselves, and those that draft a block in one pass.
-_PLAIN, _BLOCK = "simple-", ("dflash-", "dspark-")
+_PLAIN, _BLOCK = "simple-", ("dflash-", "dflash2-", "dspark-")
 
 
 def golden_of(folder: Path, name: str) -> Path:

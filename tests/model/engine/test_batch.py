@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from urdir.model.engine.batch import Batch, Output, Segment, ShapeBuckets, StepShape
+from urdir.model.engine.batch import Batch, Grain, Output, Segment, ShapeBuckets, StepShape
 from urdir.model.memory.buckets import chunks_of, row_bucket
 from urdir.model.memory.walk import NO_BLOCKS, Walk
 from urdir.ptxgen.kernels.advance import IDLE
@@ -139,13 +139,15 @@ def test_fine_shapes_have_room_and_little_padding(decode: int, prompts: list[int
     shapes = ShapeBuckets.of(chunks_of(exact=False), 1024, 300, 16)
     segments = tuple(Segment(decode + i, 0, count, chooses=True) for i, count in enumerate(prompts))
     batch = Batch(tuple(range(decode)), segments)
-    coarse, fine = (shapes.of_batch(batch, 1024, Output.GREEDY, f) for f in (False, True))
+    coarse, middle, fine = (shapes.of_batch(batch, 1024, Output.GREEDY, g) for g in Grain)
     rows = shapes.segment_rows(segments)
-    assert fine.prompt >= rows
-    assert fine.decode >= decode
-    assert fine.segments >= len(prompts)
-    assert fine.outputs >= decode + len(prompts)
+    for shape in (coarse, middle, fine):
+        assert shape.prompt >= rows
+        assert shape.decode >= decode
+        assert shape.segments >= len(prompts)
+        assert shape.outputs >= decode + len(prompts)
     if decode or len(prompts) > 1:
-        assert fine.prompt - rows <= max(15, rows / 8)
+        assert fine.prompt - rows <= max(15, rows / 32)
         assert fine.decode - decode < max(8, decode / 8)
-        assert fine.rows <= coarse.rows
+        assert middle.prompt - rows <= max(63, rows / 2)
+        assert fine.rows <= middle.rows <= coarse.rows

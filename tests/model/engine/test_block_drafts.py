@@ -27,6 +27,7 @@ from urdir.model.engine.block_drafts import BlockDraft
 from urdir.model.engine.draft_logits import logits_with_block
 from urdir.model.engine.draft_pair import file_pair, open_pair
 from urdir.model.engine.realizar import EagerSteps
+from urdir.model.engine.speculation.selected_tokens import CANDIDATES, SCORES
 from urdir.model.files.gguf import Gguf
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.verify.conformance import relative_rms
@@ -52,9 +53,41 @@ class Opened:
 
     @property
     def slots(self) -> list[int]:
-        """The highest token of each slot that proposes, after the whole text."""
+        """The highest token of each slot that proposes, after the whole text; of a selector those
+        on the way along the highest scores."""
+        if (lattice := self.lattice) is not None:
+            tokens, scores, at = lattice[0], lattice[1], 0
+            way = [at := int(np.argmax(each[at])) for each in scores]
+            return [int(of[place]) for of, place in zip(tokens, way, strict=True)]
         slots: list[int] = self.arrays["ids"].tolist()
         return slots[-self.most :]
+
+    @property
+    def lattice(self) -> tuple[Any, Any] | None:
+        """The candidates (slots, k) of a selector in each slot that proposes, and their scores
+        (slots, k, k), after each of the slot before; None without a selector."""
+        selector = self.draft.launches.draft.selector
+        if selector is None:
+            return None
+        k, rows = selector.most, self.arrays["lattice"][1:]
+        scores = rows[:, k : k + k * k].reshape(-1, k, k)
+        return rows[:, :k].astype(np.int64), scores
+
+    def error(self, logits: Any) -> float:
+        """Relative RMS error of a block's logits after the whole text; of a selector that of the
+        scores after the tokens it chose."""
+        if (lattice := self.lattice) is None:
+            return finite_relative_rms(by_token(self.draft, logits), self.arrays["draft_logits"])
+        (tokens, scores), work, at = lattice, self.draft.parts.own.work, 0
+        shape = (self.draft.shape.slots, self.draft.shape.rows.rows, tokens.shape[1])
+        mine = work[CANDIDATES].download(np.uint32, shape)[1:, 0]
+        made = work[SCORES].download(np.float32, shape)[1:, 0]
+        wanted = []
+        for own, theirs, each in zip(mine, tokens, scores, strict=True):
+            assert sorted(own) == sorted(theirs)
+            wanted.append([each[at][list(theirs).index(token)] for token in own])
+            at = int(np.argmax(each[at]))
+        return relative_rms(made, np.array(wanted))
 
     @property
     def tokens(self) -> list[int]:
@@ -93,7 +126,9 @@ def block(
 
 
 of_each = pytest.mark.references(
-    "block drafts", ["dflash-d2t", "dspark-anchor", "dspark-bonus"], argument="block"
+    "block drafts",
+    ["dflash-d2t", "dspark-anchor", "dspark-bonus", "dflash2-select"],
+    argument="block",
 )
 
 
@@ -104,8 +139,7 @@ def test_exact_logits_are_llama_cpp_s(block: Opened) -> None:
     assert relative_rms(logits, block.arrays["logits"][:count]) <= EXACT_RELATIVE_RMS
     assert drafted.shape == (block.draft.shape.slots, block.draft.parts.own.config.vocab_size)
     if block.whole:
-        error = finite_relative_rms(by_token(block.draft, drafted), block.arrays["draft_logits"])
-        assert error <= EXACT_RELATIVE_RMS
+        assert block.error(drafted) <= EXACT_RELATIVE_RMS
 
 
 @of_each
@@ -114,9 +148,7 @@ def test_a_block_after_a_text_is_llama_cpp_s(block: Opened) -> None:
     with EagerSteps(draft.session) as eager:
         assert int(np.argmax(process(draft, eager, block.tokens))) == first
         assert draft.propose([(0, len(block.tokens), first)], block.most) == [block.slots]
-        rows = by_token(draft, draft.block_logits)
-    error = finite_relative_rms(rows, block.arrays["draft_logits"])
-    assert error <= EXACT_RELATIVE_RMS
+        assert block.error(draft.block_logits) <= EXACT_RELATIVE_RMS
 
 
 @of_each
@@ -151,7 +183,7 @@ def test_a_replayed_graph_drafts_the_same_block(block: Opened) -> None:
 
 
 @of_each
-@pytest.mark.turns(4, which=(0, 3))
+@pytest.mark.turns(8, which=(0, 7))
 @pytest.mark.slow
 @pytest.mark.parametrize("exact", [True, False])
 def test_sequences_draft_together_as_each_alone(block: Opened, exact: bool) -> None:

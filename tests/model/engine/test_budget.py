@@ -131,10 +131,25 @@ def test_states_to_share_take_a_quarter_of_what_is_left(
         assert (found.shared_states, found.pages) == (256, 32)
         contiguous = replace(wanted, page_len=0)
         assert place.most_states(contiguous, 1.0) == 0
-    for name in ("lfm2-dense", "llama-dense"):  # a ring; no state at all
+    for name, states in (("lfm2-dense", 256), ("llama-dense", 0)):  # beside a window; no state
         with Gguf(reference_file(name)) as gguf:
             place = Place(gguf, Config.of(gguf), emulator)
-            assert place.most_states(replace(wanted, chunk=16), 1.0) == 0
+            assert place.most_states(replace(wanted, chunk=16), 1.0) == states
+
+
+def test_as_many_pages_as_fit(reference_file: Callable[[str], Path], emulator: Device) -> None:
+    """Beside those of windows, which are fewer: the next number of pages does not fit."""
+    free = emulator.memory_info()[0]
+    wanted = SessionSettings(256, sequences=64, page_len=16, chunk=16)
+    for name in ("gemma3-dense", "llama-dense"):
+        with Gguf(reference_file(name)) as gguf:
+            place = Place(gguf, Config.of(gguf), emulator)
+            for count in (16, 17, 100, 400, 1023, 1024):
+                total = place.plan(wanted, pages=count).total
+                for more in (9, 900):
+                    share = (total + more + RESERVE_BYTES) / free
+                    assert place.most_pages(wanted, share) == count
+            assert place.most_pages(wanted, 1.0) == 1024
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ def expected(device: Device, same: Two) -> list[Given]:
     return answers(device, same, ALONE, REQUESTS, drafts=False)
 
 
-@pytest.mark.parametrize("ahead", [1, None])
+@pytest.mark.parametrize("ahead", [pytest.param(1, marks=pytest.mark.full), None])
 def test_drafts_after_a_rest_are_those_without_it(
     device: Device,
     same: Two,

@@ -62,7 +62,7 @@ def test_steps_that_are_not_ready_are_wished_for() -> None:
 
 def test_drafts_that_fail_are_tried_again_more_and_more_rarely() -> None:
     drafting, answer, tried = Drafting(DraftSettings(most=7), 8), Acceptance(), []
-    for step in range(2000):
+    for step in range(5000):
         (count,) = drafting.choose([answer])
         if count:
             tried.append(step)
@@ -72,7 +72,7 @@ def test_drafts_that_fail_are_tried_again_more_and_more_rarely() -> None:
     assert len(tried) < 100
     pauses = [pause for pause in np.diff(tried) if pause > 1]
     assert pauses == sorted(pauses)
-    assert pauses[-1] == 256 + 1
+    assert pauses[-1] == 1024 + 1
 
 
 def test_several_drafts_fail_before_they_rest() -> None:
@@ -102,11 +102,11 @@ def test_a_new_answer_begins_as_those_before_it_went() -> None:
     assert drafting.choose([drafting.begin()])[0] > 1
     failing = drafting.begin()
     for _ in range(20):
-        drafting.learn(failing, 4, 0)
+        drafting.learn(failing, 4, [0])
     assert drafting.choose([drafting.begin()]) == [1]
     good = drafting.begin()
     for _ in range(20):
-        drafting.learn(good, 4, 4)
+        drafting.learn(good, 4, [0] * 5)
     assert drafting.choose([drafting.begin()])[0] > 1
 
 

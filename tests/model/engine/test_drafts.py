@@ -277,7 +277,7 @@ def test_a_replayed_graph_drafts_the_same_tokens(pair: Opened) -> None:
 
 
 @of_each
-@pytest.mark.turns(3, which=1)
+@pytest.mark.turns(7, which=4)
 @pytest.mark.slow
 def test_sequences_draft_together_as_each_alone(
     pair: Opened, open_draft: Callable[..., ChainDraft]
@@ -303,7 +303,7 @@ def test_sequences_draft_together_as_each_alone(
 
 
 @of_each
-@pytest.mark.turns(3)
+@pytest.mark.turns(4)
 @pytest.mark.slow
 def test_default_arithmetic_stays_near(pair: Opened, open_draft: Callable[..., ChainDraft]) -> None:
     """Tokens one by one, and a text at once, whose products are made by tensor cores."""

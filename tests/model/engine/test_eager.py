@@ -80,7 +80,8 @@ def test_device_argmax_equals_host_argmax(eager: EagerSteps) -> None:
 @pytest.mark.turns(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kv_dtype", "exact"), [("f16", False), ("f32", True), ("f32", False), ("q8_0", True)]
+    ("kv_dtype", "exact"),
+    [("f16", False), ("f32", True), ("f32", False), ("q8_0", True), ("fp8", False)],
 )
 def test_replay_equals_eager_bit_for_bit(
     device: Device, weights: Weights, kv_dtype: KvDtype, exact: bool

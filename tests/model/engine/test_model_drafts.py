@@ -107,8 +107,9 @@ def rounds_of(session: Session, request: Request, monkeypatch: pytest.MonkeyPatc
         pytest.param("simple-small.pmin", marks=pytest.mark.full),
         pytest.param("gemma4assistant-e", marks=pytest.mark.full),
         pytest.param("dflash-d2t", marks=pytest.mark.slow),
-        pytest.param("dspark-anchor", marks=pytest.mark.slow),
+        pytest.param("dspark-anchor", marks=pytest.mark.full),  # logits: test_block_drafts.py
         pytest.param("dspark-bonus", marks=pytest.mark.full),
+        pytest.param("dflash2-select", marks=pytest.mark.full),
         pytest.param("mtp-mimo2", marks=pytest.mark.full),  # two heads
         pytest.param("mtp-qwen35-own", marks=pytest.mark.full),  # recurrent layers
         pytest.param("eagle3-own", marks=pytest.mark.full),
@@ -207,7 +208,7 @@ class open_two(ExitStack):  # noqa: N801
 
 
 #: Kinds of drafts of a model; "ngram" has none.
-MODELS = ["plain", "mtp", "eagle3", "dflash", "dspark", "assistant"]
+MODELS = ["plain", "mtp", "eagle3", "dflash", "dflash2", "dspark", "assistant"]
 
 
 @pytest.fixture(scope="module", params=[*MODELS, "ngram"])
@@ -225,6 +226,7 @@ def two(
         "mtp": ("mtp-deepseek2-bigram", None),
         "eagle3": ("target-any", "eagle3-d2t.draft"),
         "dflash": ("target-any", "dflash-d2t.draft"),
+        "dflash2": ("target-any", "dflash2-select.draft"),
         "dspark": ("target-any", "dspark-anchor.draft"),
         "assistant": ("gemma4assistant-e.target", "gemma4assistant-e.draft"),
     }
@@ -331,7 +333,7 @@ def test_the_context_ends_within_drafts(device: Device, similar: Two) -> None:
     assert [len(each.tokens) for each in found] == [2, 3, 4, 6, 8]
 
 
-@pytest.mark.turns(7, which=2)
+@pytest.mark.turns(7)
 @pytest.mark.slow
 def test_answers_that_are_preempted_go_on_the_same(device: Device, two: Two) -> None:
     """Pages run out, also for drafts."""
@@ -479,7 +481,9 @@ def test_heads_that_draft_the_first_tokens_alone(
         for tokens in (0, 50):
             pair = two.pair
             drafter = Drafter(replace(pair.model, tokens=tokens), two.own, pair.launches)
-            with Session(device, two.target, settings, drafters=[drafter]) as session:
+            of = replace(settings.drafts, tokens=tokens)
+            given = replace(settings, drafts=of)
+            with Session(device, two.target, given, drafters=[drafter]) as session:
                 found.append(rounds_of(session, request, monkeypatch))
     chosen: list[list[int]] = [[t for r in rounds for t in r.chosen] for rounds in found]
     length = min(map(len, chosen))

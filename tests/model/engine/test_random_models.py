@@ -286,6 +286,7 @@ CASES = {
 #: What other tests of the default run have, too.
 _FULL = {
     "head_dim 80, groups of 3",
+    "head_dim 256, six layers, five with rings",
     "delta rule, six heads on three",
     "delta rule with a floor, gated latent vectors",
     "state space beside attention, scales",

@@ -1,4 +1,5 @@
-"""Sessions of models whose layers look back on few keys, and keep the last of them in rings."""
+"""Sessions of models whose layers look back on few keys, and keep the last of them in rings or
+pages."""
 
 from __future__ import annotations
 
@@ -89,7 +90,8 @@ def test_a_ring_wraps(made: Made, device: Device, page_len: int) -> None:
     wanted = made.wanted(sequence)
     with made.open(device, page_len=page_len) as eager:
         cache = eager.session.parts.cache
-        assert (cache.layout(0).places, cache.layout(1).places) == (RING, CONTEXT)
+        places = CONTEXT if page_len else RING
+        assert (cache.layout(0).places, cache.layout(1).places) == (places, CONTEXT)
         for begin, end in ((0, 7), (7, RING + 5), (RING + 5, RING + 8)):
             eager.feed(sequence[begin:end])
             check(eager.logits()[0], wanted[end - 1])

@@ -223,7 +223,7 @@ def test_blocks_that_do_not_fit_a_model_are_refused(golden: Golden, target: Conf
     file = golden("dflash-d2t.draft")
     selects = {**file.tensors, "selector_hidden.weight": file.tensors["fc.weight"]}
     for changed, config, what in [
-        (replace(file, tensors=selects), target, "'selector_hidden.weight': DFlash2 is not supp"),
+        (replace(file, tensors=selects), target, "'selector_hidden.weight': .* beside 'd2t'"),
         (file, replace(target, hidden=96), "hidden states of 128 values"),
         (file, replace(target, vocab_size=120), "mask_token_id' is 127, the model has 120 tokens"),
         (file, replace(target, layers=target.layers[:2]), "before layer 3 .* has 2 layers"),
@@ -319,3 +319,31 @@ def test_blocks_whose_tokens_are_chosen_one_after_the_other(golden: Golden, targ
             dflash(changed, target)
     with pytest.raises(UnsupportedError, match="126 tokens: a multiple of 4"):
         dflash(with_key(bonus, "tokenizer.ggml.mask_token_id", 1), replace(target, vocab_size=126))
+
+
+# ---- DFlash2 ----
+
+
+def test_blocks_with_convolutions_and_a_selector(golden: Golden, target: Config) -> None:
+    file = golden("dflash2-select.draft")
+    draft = dflash(file, target)
+    assert draft.selector is not None
+    assert (draft.selector.most, draft.selector.rank, draft.most) == (4, 32, 4)
+    assert len(draft.convolutions) == draft.n_layers == 2
+    for of in (of for around in draft.convolutions for of in around):
+        assert (of.taps, of.group, of.base.size) == (3, 32, 2 * 3 * 128)
+        assert (of.dynamic.rows, of.dynamic.cols) == (2 * 3 * 4, 128)
+    plain = dflash(golden("dflash-d2t.draft"), target)
+    assert (plain.selector, plain.convolutions, plain.dynamic_width) == (None, (), 0)
+    for changed, what in [
+        (without(file, "selector_successor.weight"), "'selector_successor.weight'"),
+        (without(file, "blk.1.ffn_conv_base"), "'blk.1.ffn_conv_base'"),
+        (with_key(file, "dflash.selector_rank", 16), "'selector_predecessor.weight'"),
+        (with_key(file, "dflash.selector_top_k", 33), "33 tokens .* at most 32"),
+        (with_key(file, "dflash.conv_kernel_size", 2), "conv_base'"),
+        (with_key(file, "dflash.conv_kernel_size", 17), "17 taps"),
+        (with_key(file, "dflash.conv_group_size", 48), "groups of 48 of 128"),
+        (with_key(file, "dflash.conv_group_size", None), "dflash.conv_group_size"),
+    ]:
+        with pytest.raises(REFUSALS, match=what):
+            dflash(changed, target)

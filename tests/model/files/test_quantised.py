@@ -214,7 +214,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no method": ({"quant_method": None}, "quant_method"),
     "unknown method": ({"quant_method": "quip"}, "'quip'"),
     "unknown field": ({"rotation": "hadamard"}, "'rotation'"),
-    "odd bits": ({"bits": 5}, "'5' bits"),
+    "odd bits": ({"bits": 5}, "bits '5'"),
     "bits as text": ({"bits": "4"}, "bits"),
     "no bits": ({"bits": None}, "bits"),
     "marlin": ({"checkpoint_format": "marlin"}, "'marlin'"),

@@ -24,6 +24,7 @@ from urdir.model.files.gguf import Gguf
 from urdir.model.memory import kv_cache
 from urdir.model.memory.cache_groups import Group, PagedGroup
 from urdir.model.memory.cache_shape import CachedLayer, CacheShape
+from urdir.model.memory.device_state import MAILBOX_SLOTS
 from urdir.model.memory.kv_cache import KvCache
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
@@ -103,10 +104,18 @@ def test_a_window_that_saves_nothing_has_no_ring() -> None:
     assert [list(group) for group in shape.groups] == [[0, 1, 2]]
 
 
-def test_a_ring_has_a_page_at_least() -> None:
-    layout = shape_of(config_of(), page_len=4 * RING).layout(0)
-    assert (layout.places, layout.blocks, layout.pages) == (4 * RING, 1, 2)
-    assert shape_of(config_of(), page_len=256).layout(0).capacity == 0
+def test_a_window_has_pages_of_any_length() -> None:
+    for page_len, pages in ((4 * RING, 2), (256, 1)):
+        layout = shape_of(config_of(), page_len=page_len).layout(0)
+        assert (layout.places, layout.blocks) == (256, 256 // page_len)
+        assert layout.pages == 2 * pages
+
+
+@pytest.mark.parametrize(("given", "pages"), [(4, 4), (15, 15), (24, 18 + 6), (100, 18 + 25)])
+def test_windows_take_a_part_of_the_pages_that_are_given(given: int, pages: int) -> None:
+    """Those of all sequences, the prompts of steps, and a quarter for prefixes."""
+    shape = shape_of(config_of(), page_len=PAGE, pages=given)
+    assert [shape.layout(layer).pages for layer in range(3)] == [pages, given, given]
 
 
 def test_a_chunk_is_a_window_at_most_as_long() -> None:
@@ -126,9 +135,11 @@ def test_a_layer_may_use_anothers_cache_or_none() -> None:
 
 def test_pages_are_counted_for_each_group() -> None:
     shape = shape_of(config_of(), page_len=PAGE)
-    assert [shape.layout(i).pages for i in range(3)] == [2 * RING // PAGE, 2 * 16, 2 * 16]
+    held = WINDOW - 1 + MAILBOX_SLOTS + 3 * ROWS
+    window = 2 + held // PAGE
+    assert [shape.layout(i).pages for i in range(3)] == [2 * window, 2 * 16, 2 * 16]
     sizes = shape.sizes()
-    assert (sizes["block table 0"], sizes["block table 1"]) == (4 * 2 * 2, 4 * 2 * 16)
+    assert (sizes["block table 0"], sizes["block table 1"]) == (4 * 2 * 16, 4 * 2 * 16)
 
 
 def test_heads_of_values_may_be_others_than_of_keys() -> None:
@@ -234,13 +245,9 @@ def test_rings_wrap_are_cut_and_forked(device: Device, page_len: int) -> None:
         model.check()
 
 
-@pytest.mark.parametrize("page_len", [0, PAGE])
-def test_what_is_kept(device: Device, page_len: int) -> None:
+def test_what_is_kept(device: Device) -> None:
     """Of a ring as much as it holds before the last token ever written; then all, or none."""
-    with (
-        device.create_stream() as stream,
-        KvCache(device, shape_of(config_of(), page_len=page_len), stream) as cache,
-    ):
+    with device.create_stream() as stream, KvCache(device, shape_of(config_of()), stream) as cache:
         cache.reserve(0, 0, RING)
         assert [cache.kept(0, n) for n in (0, 1, RING)] == [0, 1, RING]  # nothing is lost yet
         cache.reserve(0, RING, RING + 10)
@@ -266,19 +273,26 @@ def test_what_is_kept(device: Device, page_len: int) -> None:
 # ---- pages ----
 
 
-def test_pages_of_a_ring_are_used_again(device: Device) -> None:
+def test_pages_that_the_window_passed_are_released(device: Device) -> None:
+    """Except those that the tokens of steps in flight attend to."""
     shape = shape_of(config_of(), page_len=PAGE)
     with device.create_stream() as stream, KvCache(device, shape, stream) as cache:
+        free = cache.pools[0].free
         for end in range(10, 100, 10):
             cache.reserve(0, end - 10, end)
-        assert len(cache.pages(0, 0)) == RING // PAGE
+        first = (80 - (WINDOW - 1) - MAILBOX_SLOTS) // PAGE
+        assert len(cache.pages(0, 0)) == 6 - first == free - cache.pools[0].free
         assert len(cache.pages(0, 1)) == 6
         assert cache.pages(0, 1) == cache.pages(0, 2)
-        cache.truncate(0, 88)
-        assert (len(cache.pages(0, 0)), len(cache.pages(0, 1))) == (2, 6)
+        lowest = first * PAGE + WINDOW - 1
+        assert (cache.kept(0, lowest), cache.kept(0, lowest - 1)) == (lowest, 0)
+        with pytest.raises(ModelError, match=f"cannot be cut to {lowest - 1} tokens"):
+            cache.truncate(0, lowest - 1)
+        cache.truncate(0, 80)
+        assert (len(cache.pages(0, 0)), len(cache.pages(0, 1))) == (5 - first, 5)
         cache.truncate(0, 0)
         assert cache.pages(0, 0) == cache.pages(0, 1) == ()
-        assert cache.free_tokens == 2 * RING
+        assert cache.pools[0].free == free
 
 
 def test_a_fork_shares_pages_until_one_of_the_two_writes(device: Device) -> None:
@@ -286,16 +300,16 @@ def test_a_fork_shares_pages_until_one_of_the_two_writes(device: Device) -> None
     with device.create_stream() as stream, KvCache(device, shape, stream) as cache:
         cache.reserve(0, 0, 40)
         cache.fork(0, 1, 40)
+        held = [cache.pages(0, layer) for layer in range(2)]
         for layer in (0, 1):
-            assert cache.pages(0, layer) == cache.pages(1, layer)
+            assert cache.pages(1, layer) == held[layer]
         cache.reserve(1, 40, 41)
-        (a, b), (c, d) = cache.pages(0, 0), cache.pages(1, 0)  # position 40: page 0 of the ring
-        assert (a != c, b == d) == (True, True)
-        whole, forked = cache.pages(0, 1), cache.pages(1, 1)
-        assert whole[:2] == forked[:2]
-        assert whole[2] != forked[2]
-        cache.reserve(0, 40, 41)  # it has them for itself now
-        assert cache.pages(0, 0) == (a, b)
+        for layer, left in ((0, 1), (1, 0)):  # the window has passed the first page of sequence 1
+            whole, forked = cache.pages(0, layer), cache.pages(1, layer)
+            assert whole[left:2] == forked[: 2 - left]
+            assert whole[2] != forked[2 - left]
+        cache.reserve(0, 40, 41)  # it has the last page for itself now
+        assert [cache.pages(0, layer) for layer in range(2)] == [held[0][1:], held[1]]
 
 
 def test_a_reserve_is_refused_whole(device: Device) -> None:
@@ -359,20 +373,62 @@ def test_what_is_written_anew_is_not_known_any_more(device: Device, stream: Stre
         assert cache.match(2, range(60), 60) == PAGE
 
 
-@pytest.mark.parametrize("page_len", [0, PAGE])
-def test_rings_and_contiguous_caches_share_no_beginnings(
-    device: Device, stream: Stream, page_len: int
-) -> None:
-    with KvCache(device, shape_of(config_of(), page_len=page_len), stream) as cache:
+def test_contiguous_caches_share_no_beginnings(device: Device, stream: Stream) -> None:
+    with KvCache(device, shape_of(config_of()), stream) as cache:
         assert cache.match(0, range(20), 30, 16) == cache.share_len == 0
         cache.publish(0, range(20))
         assert cache.match(1, range(20), 30, 16) == 0
-        assert len(cache.pages(1, 0)) == len(cache.pages(1, 1)) == (2 if page_len else 0)
-        assert len(cache.pools) == (2 if page_len else 0)
-        assert cache.reserve(0, 30, 31) == (32 if page_len else 31)
+        assert cache.pages(1, 0) == cache.pools == ()
+        assert cache.reserve(0, 30, 31) == 31
         assert cache.most_tokens == 256
         with pytest.raises(ModelError, match="sequence 1 holds tokens: truncate it to 0 first"):
             cache.match(1, (), 1, 0)
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_a_beginning_is_shared_with_its_window(device: Device, stream: Stream, layers: int) -> None:
+    """Of layers with windows alone, too. A prompt parts in a page, at its end, or where the window
+    of the first one has passed: the pages are kept until others need them."""
+    config = config_of()
+    shape = shape_of(replace(config, layers=config.layers[:layers]), "f32", page_len=PAGE)
+    ids = tuple(range(90))
+    with KvCache(device, shape, stream) as cache:
+        model, (window, *_) = Model(cache), cache.pools
+        assert (model.begin(0, 0, ids[:49], 50), cache.share_len) == (0, PAGE)
+        for end in (20, 40, 50):
+            model.write(0, end)
+            cache.publish(0, ids[:end])
+        for end in range(51, 90):
+            model.write(0, end)
+        assert len(cache.pages(0, 0)) == 2
+        for at in (50, 48, 47, 30):
+            found = at if at % PAGE >= PAGE / 4 else 48
+            assert model.begin(1, 0, [*ids[:at], 99, 99], at + 2) == found
+            model.check()
+            model.write(1, at + 3)
+            model.check()
+            model.truncate(1, 0)
+        cache.publish(0, ids[:89])
+        cache.truncate(0, 0)
+        assert window.kept == 6
+        window.release(window.take(window.pages - 5))  # the first page goes: no end lies behind it
+        for at, found in ((10, 0), (30, 30), (90, 89)):
+            assert cache.match(1, ids[:at], 90) == found
+            cache.truncate(1, 0)
+
+
+def test_a_window_without_room_is_refused_whole(device: Device, stream: Stream) -> None:
+    shape = shape_of(config_of(), page_len=PAGE)
+    few = replace(shape.layers[0], layout=replace(shape.layers[0].layout, pages=3))
+    shape = replace(shape, layers={**shape.layers, 0: few})
+    with KvCache(device, shape, stream) as cache:
+        assert cache.most_tokens == 3 * PAGE
+        cache.reserve(0, 0, 20)
+        free = cache.pools[1].free
+        with pytest.raises(ContextFullError, match="2 pages of 16 tokens are needed, 1 of 3"):
+            cache.match(1, range(40), 41)
+        assert (cache.pages(1, 0), cache.pages(1, 1), cache.pools[1].free) == ((), (), free)
+        cache.match(1, range(15), 16)
 
 
 def test_a_beginning_is_refused_whole(device: Device, stream: Stream) -> None:

@@ -212,11 +212,10 @@ def test_pages_are_no_beginning_where_each_sequence_keeps_its_state(
     assert storage.shared_states is None
 
 
-@pytest.mark.parametrize("page_len", [0, PAGE])
-def test_beside_a_ring_no_state_is_shared(stream: Stream, owners: ExitStack, page_len: int) -> None:
-    """Nor where there are no pages."""
+def test_beside_a_ring_no_state_is_shared(stream: Stream, owners: ExitStack) -> None:
+    """There are no pages."""
     states = RecurrentShape(ONE.layers, 2, shared=2)
-    storage = Opened(owners, stream, config_of(), states, page_len=page_len).storage
+    storage = Opened(owners, stream, config_of(), states).storage
     for sequence in range(2):
         assert storage.match(sequence, range(90), 91) == 0
         assert (storage.cut(sequence, 0, 91), storage.next_shared(sequence, 0)) == (91, 0)
@@ -225,3 +224,28 @@ def test_beside_a_ring_no_state_is_shared(stream: Stream, owners: ExitStack, pag
         storage.release(sequence, range(90), 92)
     assert storage.shared_states is not None
     assert storage.shared_states.places == 0
+
+
+def test_a_state_is_found_where_a_window_is(
+    stream: Stream, owners: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A state whose window has lost its pages is not used, but one before it."""
+    monkeypatch.setattr("urdir.model.memory.prefix_states.LEAST_PAGES", 1)
+    states = RecurrentShape(ONE.layers, 2, shared=2)
+    opened = Opened(owners, stream, config_of(), states, page_len=PAGE)
+    storage, (window, _) = opened.storage, opened.cache.pools
+    for length in (2 * PAGE, 4 * PAGE):
+        tokens = range(length + 1)
+        found = storage.match(0, tokens, length + 2)
+        for end in range(found + PAGE, length + 1, PAGE):
+            storage.reserve(0, end - PAGE, end)
+            storage.keep_prefix(0, end)
+            storage.publish(0, tokens[:end])
+        storage.release(0, tokens[:length], length)
+    assert window.kept == 4
+    assert storage.match(1, range(70), 71) == 4 * PAGE
+    storage.release(1, (), 71)
+    leading = opened.cache._leading
+    assert leading is not None
+    opened.cache._windows[0].pool.detach(leading.pool.find(range(4 * PAGE)).nodes[-1])
+    assert storage.match(1, range(70), 71) == 2 * PAGE

@@ -155,7 +155,8 @@ def _deliver(told: list[tuple[Answer, Item]]) -> None:
 
 
 def open_paced(args: argparse.Namespace, post: Any) -> tuple[Any, Any]:
-    """In place of an engine."""
+    """In place of an engine, which takes a while to open."""
+    time.sleep(args.load)
     engine = SimpleNamespace(
         name="paced", session=SimpleNamespace(context=CONTEXT), close=lambda: None
     )
@@ -180,6 +181,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--queue", type=int, default=1024)
     parser.add_argument("--open", type=int, default=Limits().open_requests)
     parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--load", type=float, default=0.0)
     return parser.parse_args()
 
 

@@ -19,12 +19,13 @@ from urdir.model.engine.requests.request import Ending, Finish, Piece, Request, 
 from urdir.model.errors import ConstraintError
 from urdir.model.files.gguf import Gguf
 from urdir.model.serve.access import Access
-from urdir.model.serve.interface import Defaults, Metrics
+from urdir.model.serve.interface import Defaults, Facts, Metrics
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.listening import listen
 from urdir.model.serve.server import Server
 from urdir.model.text.answers import AnswerFormat, AnswerParser, find_answer_format
 from urdir.model.text.chat import ChatTemplate, Prompt
+from urdir.model.text.fill import FillTokens
 from urdir.model.text.text_stream import TextStream
 from urdir.model.text.tokenizer import Tokenizer
 
@@ -47,6 +48,8 @@ class ToyModel:
     context: int = 512
     defaults: Defaults = field(default_factory=Defaults)
     answer_format: AnswerFormat = field(default_factory=AnswerFormat)
+    facts: Facts = field(default_factory=lambda: Facts("llama", 1_000_000, 2_000_000_000, "Q4_K_M"))
+    fill: FillTokens | None = None
 
     @property
     def shown(self) -> frozenset[str]:

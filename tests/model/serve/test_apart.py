@@ -32,6 +32,7 @@ from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.serve.apart import wire
 from urdir.model.serve.apart.desks import Desks
 from urdir.model.serve.apart.link import EngineLink
+from urdir.model.serve.kept import Store
 from urdir.model.text.constraints import Constraint
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -161,6 +162,49 @@ def test_answers(server: Apart) -> None:
         )
     assert chat.usage is not None
     assert chat.usage.completion_tokens == 3
+
+
+def test_a_response_is_known_to_all_front_ends(server: Apart) -> None:
+    body = {"model": "paced", "input": "Hi", "max_output_tokens": 3}
+    first = server.http.post("/v1/responses", json=body).json()
+    for _ in range(8):
+        with httpx.Client(base_url=server.url, trust_env=False) as other:
+            assert other.get(f"/v1/responses/{first['id']}").json() == first
+            follows = {**body, "previous_response_id": first["id"]}
+            next_one = other.post("/v1/responses", json=follows)
+            assert next_one.json()["usage"]["input_tokens"] > first["usage"]["input_tokens"]
+    assert server.http.delete(f"/v1/responses/{first['id']}").json()["deleted"]
+    for _ in range(4):
+        with httpx.Client(base_url=server.url, trust_env=False) as other:
+            assert other.get(f"/v1/responses/{first['id']}").status_code == 404
+
+
+def test_while_the_model_is_loaded() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, str(PROGRAM), "--port", str(port), "--load", "600"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
+            wait_for(lambda: is_open(port))
+            health = http.get("/health", timeout=30)
+            assert (health.status_code, health.json()["error"]["code"]) == (503, "loading")
+            assert health.headers["retry-after"] == "1"
+            for path in ("/v1/completions", "/v1/messages", "/api/generate"):
+                assert http.post(path, json=ASKED).status_code == 503
+            assert http.get("/metrics").status_code == 503
+        process.terminate()
+        assert process.wait(timeout=30) == 130
+        wait_for(lambda: not is_open(port))
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def is_open(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
 
 
 def test_errors_have_their_kind(server: Apart) -> None:
@@ -448,7 +492,7 @@ def test_what_is_unsent_follows() -> None:
     engine: Any = None  # no calls
     ours, theirs = socket.socketpair()
     rounds = [wire.Round([wire.Told(number, tuple(range(100_000)))]) for number in range(20)]
-    with theirs, Desks() as desks:
+    with theirs, Desks(Store(0, 0.0)) as desks:
         theirs.settimeout(20)
         desk = desks.open(ours)
         desks.start(engine)

@@ -360,7 +360,6 @@ def test_the_demo_model_answers_several_at_once() -> None:
         (("--ray", "--exit-on-device-loss"), 2, "Ray replaces such replicas itself"),
         (("--api-key", ""), 2, "--api-key is empty"),
         (("--alias", "a,,b"), 2, "'a,,b' has an empty name"),
-        (("--api-workers", "1", "-ctk", "q8_0", "-ctv", "f16"), 2, "stored alike"),
         (("--api-workers", "1", "--spec-type", "draft-eagle3"), 2, "with -md"),
         (
             ("--api-workers", "1", "--logit-bias", "5+1", "--logit-bias", "5-1"),

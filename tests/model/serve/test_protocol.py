@@ -10,6 +10,7 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from urdir.model.errors import ModelError
 from urdir.model.serve.access import Access
 from urdir.model.serve.interface import Metrics
 
@@ -116,16 +117,11 @@ def test_metrics(start: Any) -> None:
     ("method", "path", "status", "words"),
     [
         ("POST", "/v1/embeddings", 404, "no embeddings"),
-        ("POST", "/v1/responses", 404, "use /v1/chat/completions"),
         ("POST", "/v1/audio/speech", 404, "no audio"),
         ("POST", "/v1/images/generations", 404, "no image generation"),
         ("POST", "/v1/moderations", 404, "no moderation"),
         ("GET", "/v1/files", 404, "no files"),
         ("POST", "/embeddings", 404, "no embeddings"),
-        ("POST", "/completion", 404, "use /v1/completions"),
-        ("GET", "/slots", 404, "/metrics counts"),
-        ("POST", "/api/chat", 404, "use /v1/chat/completions"),
-        ("POST", "/v1/messages", 404, "OpenAI's API"),
         ("GET", "/elsewhere", 404, "no such endpoint: GET /elsewhere"),
         ("GET", CHAT, 405, f"no such endpoint: GET {CHAT}"),
     ],
@@ -136,6 +132,55 @@ def test_what_there_is_not(server: Any, method: str, path: str, status: int, wor
     error = reply.json()["error"]
     assert words in error["message"]
     assert set(error) == {"message", "type", "param", "code"}
+
+
+def test_request_ids_and_times(server: Any) -> None:
+    http = server.http()
+    mine = http.post(CHAT, json=HI, headers={"X-Request-Id": "mine 1"})
+    assert mine.headers["x-request-id"] == "mine 1"
+    for given in ("é", "x" * 129, "a\tb"):
+        reply = http.get("/health", headers={"x-request-id": given.encode()})
+        assert len(reply.headers["x-request-id"]) == 32
+    refused = http.post(CHAT, json={}, headers={"X-Request-Id": "bad"})
+    assert (refused.status_code, refused.headers["x-request-id"]) == (400, "bad")
+    times, tokens = mine.json()["timings"], mine.json()["usage"]
+    assert times["cache_n"] + times["prompt_n"] == tokens["prompt_tokens"]
+    assert times["predicted_n"] == tokens["completion_tokens"]
+    speed = times["predicted_n"] / times["predicted_ms"] * 1e3
+    assert times["predicted_per_second"] == pytest.approx(speed)
+    assert min(times["prompt_ms"], times["predicted_per_token_ms"]) > 0
+
+
+@pytest.mark.parametrize("usage", [False, True])
+def test_a_stream_ends_with_times(server: Any, usage: bool) -> None:
+    body: Any = {**HI, "model": "toy", "stream": True}
+    if usage:
+        body["stream_options"] = {"include_usage": True}
+    *_, last = server.openai().chat.completions.create(**body)
+    assert last.timings["predicted_n"] == 8
+    assert bool(last.usage) == usage
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_comments_keep_a_silent_stream_open(start: Any, service: Any, fails: bool) -> None:
+    service.delay = 0.1
+    if fails:
+        service.error, service.good = ModelError("late"), 1
+    server = start(pulse_seconds=0.03)
+    reply = server.http().post(CHAT, json={**HI, "stream": True})
+    assert reply.status_code == 200
+    assert reply.headers["x-accel-buffering"] == "no"
+    first, *rest = [line for line in reply.text.split("\n\n") if line]
+    assert first.startswith(": ")
+    comments = [line for line in rest if line.startswith(":")]
+    events = [line for line in rest if not line.startswith(":")]
+    assert all(line.startswith("data: ") for line in events)
+    if fails:
+        assert "late" in events[-1]
+    else:
+        assert len(comments) >= 8
+        assert events[-1] == "data: [DONE]"
+    assert reply.text.endswith("\n\n")
 
 
 # ---- who may ask ---------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from urdir.model.errors import SafetensorsError, UnsupportedError
-from urdir.model.files.pretrained.rows import RowBytes
+from urdir.model.files.pretrained.rows import RowBytes, rows_at_once
 from urdir.model.files.safetensors import ITEM_NBYTES, StoredTensor
 from urdir.ptxgen.weights.e4m3 import e4m3
 from urdir.ptxgen.weights.formats import Format
@@ -20,8 +20,6 @@ Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 Shape = tuple[int | None, ...]
 
-#: Values of a matrix converted at once.
-_CHUNK_VALUES = 1 << 20
 #: Types that scales may have.
 SCALES = ("F32", "BF16", "F16")
 
@@ -71,8 +69,7 @@ class Parts:
         """The matrix: ``rows_of`` gives the blocks of rows [first, last), counted over all leading
         dimensions of ``shape``."""
         rows, cols = int(np.prod(shape[:-1])), shape[-1]
-        at_once = max(1, _CHUNK_VALUES // cols)
-        data = RowBytes(rows_of, rows, cols // fmt.block * fmt.nbytes, at_once)
+        data = RowBytes(rows_of, rows, cols // fmt.block * fmt.nbytes, rows_at_once(cols))
         file = self.stored[self.taken[0]].file
         return StoredTensor(self.base, fmt.name, shape, data, file)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from urdir.model.errors import ConfigError, UnsupportedError
+from urdir.model.files.pretrained.fields import shown
 from urdir.model.files.pretrained.tokens import read_json
 
 #: Fields that say how activations or caches are quantised, or how the weights were made: neither
@@ -78,20 +79,17 @@ def read_scheme(config: Mapping[str, Any], path: Path) -> Scheme | None:
         raise ConfigError(f"{path}: quantization_config is not an object")
     method = found.get("quant_method", "modelopt" if "quant_algo" in found else None)
     if method not in _METHODS:
-        raise UnsupportedError(
-            f"{path}: quantization_config: quant_method {_shown(method)} is not supported "
-            f"(supported: {', '.join(_METHODS)})"
-        )
+        raise _refused(path, "quant_method", method, *_METHODS)
     for name in found:
         if name not in _UNREAD:
-            raise UnsupportedError(f"{path}: quantization_config: unknown field {_shown(name)}")
+            raise UnsupportedError(f"{path}: quantization_config: unknown field '{shown(name)}'")
     read = _READERS.get(method)
     return Scheme(method) if read is None else read(found, path)
 
 
 def _fp8(found: Mapping[str, Any], path: Path) -> Scheme:
     if found.get("fmt", "e4m3") != "e4m3":
-        raise UnsupportedError(f"{path}: quantization_config: fmt {_shown(found['fmt'])}, not e4m3")
+        raise _refused(path, "fmt", found["fmt"], "e4m3")
     size = found.get("weight_block_size")
     return Scheme("fp8", block=None if size is None else _block(size, path))
 
@@ -99,7 +97,7 @@ def _fp8(found: Mapping[str, Any], path: Path) -> Scheme:
 def _block(size: object, path: Path) -> tuple[int, int]:
     sizes = size if isinstance(size, list) else []
     if len(sizes) != 2 or not all(type(n) is int and 0 < n <= 1 << 16 for n in sizes):
-        raise ConfigError(f"{path}: quantization_config: a block of {_shown(size)}, not two sizes")
+        raise ConfigError(f"{path}: quantization_config: a block of {shown(size)}, not two sizes")
     if sizes[1] % 32:
         raise UnsupportedError(
             f"{path}: quantization_config: blocks of {sizes[1]} columns, expected a multiple of 32"
@@ -110,9 +108,7 @@ def _block(size: object, path: Path) -> tuple[int, int]:
 def _compressed(found: Mapping[str, Any], path: Path) -> Scheme:
     form = found.get("format", "float-quantized")
     if form not in _FORMATS:
-        raise UnsupportedError(
-            f"{path}: quantization_config: format {_shown(form)} is not supported"
-        )
+        raise _refused(path, "format", form, *_FORMATS)
     groups = found.get("config_groups")
     if not isinstance(groups, dict) or not groups:
         raise ConfigError(f"{path}: quantization_config: no config_groups")
@@ -138,20 +134,14 @@ def _compressed(found: Mapping[str, Any], path: Path) -> Scheme:
 
 def _bits(bits: object, path: Path) -> int:
     if type(bits) is not int or bits not in _BITS:
-        raise UnsupportedError(
-            f"{path}: quantization_config: {_shown(bits)} bits (supported: "
-            f"{', '.join(map(str, _BITS))})"
-        )
+        raise _refused(path, "bits", bits, *map(str, _BITS))
     return bits
 
 
 def _gptq(found: Mapping[str, Any], path: Path) -> Scheme:
     form = found.get("checkpoint_format", found.get("format", "gptq"))
     if form not in ("gptq", "gptq_v2"):
-        raise UnsupportedError(
-            f"{path}: quantization_config: checkpoint_format {_shown(form)} is not supported "
-            "(supported: gptq, gptq_v2)"
-        )
+        raise _refused(path, "checkpoint_format", form, "gptq", "gptq_v2")
     if found.get("dynamic"):
         raise UnsupportedError(f"{path}: quantization_config: 'dynamic' bits are not supported")
     return Scheme("gptq", bits=_bits(found.get("bits"), path), zero_added=int(form == "gptq"))
@@ -159,11 +149,10 @@ def _gptq(found: Mapping[str, Any], path: Path) -> Scheme:
 
 def _awq(found: Mapping[str, Any], path: Path) -> Scheme:
     version, bits = found.get("version", "gemm"), found.get("bits", found.get("w_bit"))
-    if str(version).lower() != "gemm" or bits != 4:
-        raise UnsupportedError(
-            f"{path}: quantization_config: AWQ version {_shown(version)} of {_shown(bits)} bits "
-            "(supported: gemm, 4)"
-        )
+    if str(version).lower() != "gemm":
+        raise _refused(path, "AWQ version", version, "gemm")
+    if bits != 4:
+        raise _refused(path, "AWQ bits", bits, "4")
     return Scheme("awq", bits=4, interleaved=True)
 
 
@@ -175,6 +164,7 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any], Path], Scheme]] = {
 }
 
 
-def _shown(value: object) -> str:
-    text = str(value)[:60]
-    return repr(text) if text.isprintable() else ascii(text)
+def _refused(path: Path, field: str, value: object, *supported: str) -> UnsupportedError:
+    """For a value of a field that is not one of the ``supported`` ones."""
+    what = f"{field} '{shown(value)}' is not supported (supported: {', '.join(supported)})"
+    return UnsupportedError(f"{path}: quantization_config: {what}")

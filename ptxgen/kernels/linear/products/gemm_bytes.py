@@ -169,7 +169,7 @@ class GemmBytes(PackedTiling):
         return max(self.x_at + self.x_slots * self.cut.x_nbytes, self.split_nbytes + 7 & -8)
 
     @property
-    def shared_bytes(self) -> int:
+    def working_nbytes(self) -> int:
         return self.barriers_at + 16 * self.slots
 
     @property

@@ -146,8 +146,8 @@ class GemmMma(PackedProduct):
         return self.cut.x_stages * self.cut.x_nbytes
 
     @property
-    def shared_bytes(self) -> int:
-        """Bytes of dynamic shared memory: sums take the place of all stages."""
+    def working_nbytes(self) -> int:
+        """Bytes of rings: sums take the place of all stages."""
         cut = self.cut
         return max(self.x_at + cut.splits * self.xs_nbytes, cut.splits * self.split_nbytes)
 

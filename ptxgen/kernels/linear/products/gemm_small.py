@@ -25,6 +25,7 @@ from urdir.ptxgen.kernels.linear.spec import MAX_BATCH, LinearSpec
 from urdir.ptxgen.spec import Tolerance, ceil_div
 from urdir.ptxgen.target import since
 from urdir.ptxgen.weights.format import UNIT, Format
+from urdir.ptxgen.weights.grids import entries_nbytes
 from urdir.ptxgen.weights.halves import Halves
 from urdir.ptxgen.weights.layout import TILE_COLS, TILE_UNITS, Layout
 from urdir.ptxgen.weights.packed_few import Order
@@ -110,6 +111,7 @@ class GemmSmall(TiledSpec):
             sums=self.partial_nbytes,
             warp_squares=4 * MAX_BATCH,
             warp_activations=4 * TILE_COLS if self.scales_x else 0,  # the norm's weights of a block
+            tables=entries_nbytes(self.formats),
             partials=None,
         )
         options = self.options
@@ -159,6 +161,10 @@ class GemmSmall(TiledSpec):
         """Rounds of a block's tiles (one of each matrix of a pair) that a warp loads after its next
         block's activations: see `LATE_TILES`."""
         return (self.cut.ring.slots - self.cut.ring.filled) // self.pair
+
+    @property
+    def biased_grids(self) -> bool:
+        return self.packed
 
     @property
     def lane_vectors(self) -> int:

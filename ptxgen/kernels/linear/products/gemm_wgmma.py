@@ -41,9 +41,6 @@ class WgmmaCut:
     of the columns. The ``cluster`` CTAs of a cluster share the columns, each has a run of tiles.
     Each split has ``weight_stages`` stages of one tile of weights, and ``x_stages`` stages of
     ``x_slices`` slices of activations. ``resident``: CTAs of an SM.
-
-    The two ``sharers`` of a cluster have the same vectors and other rows: each copies half of the
-    activations to both.
     """
 
     row_groups: int
@@ -54,7 +51,6 @@ class WgmmaCut:
     x_stages: int = 3
     x_slices: int = 1
     resident: int = 1
-    sharers: int = 1
 
     #: Of 16 rows, that a warp has.
     operands = 1
@@ -68,8 +64,6 @@ class WgmmaCut:
             or (self.splits > 1 and self.x_slices < TILE_SLICES)
             or not 1 <= self.cluster <= 8
             or min(self.weight_stages, self.x_stages) < 1
-            or self.sharers not in (1, 2)
-            or (self.sharers > 1 and (self.cluster, self.x_slices, self.vectors % 16) != (1, 1, 0))
         ):
             raise PtxgenError(f"impossible cut of a product: {self}")
 
@@ -124,11 +118,6 @@ class GemmWgmma(PackedProduct):
     cut: WgmmaCut
 
     prologues = (BegunNorm,)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.cut.sharers > 1 and (self.mixture is not None or self.row_ctas % self.cut.sharers):
-            raise PtxgenError(f"{self.name}: {self.row_ctas} CTAs cannot share activations by two")
 
     @property
     def overlaps(self) -> bool:
@@ -192,8 +181,8 @@ class GemmWgmma(PackedProduct):
     factor_warps = 2
 
     @property
-    def shared_bytes(self) -> int:
-        """Bytes of dynamic shared memory."""
+    def working_nbytes(self) -> int:
+        """Bytes of rings, barriers and what lies beside them."""
         goes_down = self.mixture is not None and not self.packs
         factors = 8 + 4 * self.cut.vectors if self.summarised else 0
         return self.pairs_at + (8 * self.cut.vectors if goes_down else 0) + factors
@@ -207,7 +196,7 @@ class GemmWgmma(PackedProduct):
         return LaunchShape(
             grid=(cut.cluster * across, down, 1),
             block=(cut.threads, 1, 1),
-            cluster=(cut.cluster, cut.sharers, 1),
+            cluster=(cut.cluster, 1, 1),
             shared_bytes=self.shared_bytes,
             resident=cut.resident,
         )
@@ -226,6 +215,7 @@ def _examples(cls: type[GemmWgmma]) -> Iterator[tuple[str, GemmWgmma]]:
     yield "splits of many", cls(q6_k, 70, 1280, 75, WgmmaCut(1, 80, 2, 1, 2, 2, x_slices=4))
     cut = WgmmaCut(1, 24, 2, 2, x_slices=4, x_stages=2)
     yield "cluster", cls.of(q6_k, 65, 1280, 20, cut, Residual())
+    yield "several residuals", cls.of(q4_k, 70, 512, 75, WgmmaCut(1, 72), Bias(), Residual())
     wide, packed = replace(small, vectors=16), PackedVectors()
     adds = (Residual(), BeginNorm(), packed)
     yield "begins norm", cls.of(q4_k, 256, 288 * 8, 19, WgmmaCut(2, 24), Bias(), *adds)
@@ -233,12 +223,6 @@ def _examples(cls: type[GemmWgmma]) -> Iterator[tuple[str, GemmWgmma]]:
     yield "cluster begins norm", cls.of(q6_k, 512, 1280, 40, several, *adds)
     parts = WgmmaCut(1, 16, 4, 2, 1, 2, x_slices=4)
     yield "few parts begin norm", cls.of(q8, 256, 2304, 13, parts, *adds)
-    sharing = WgmmaCut(1, 16, sharers=2)
-    yield "shared", cls.of(q8, 200, 1280, 40, sharing, Bias(), others=((q6_k, 64), (f16, 60)))
-    yield (
-        "shared, two row groups",
-        cls.of(*(q4_k, 256, 1280, 33, WgmmaCut(2, 32, x_stages=2, sharers=2)), *adds),
-    )
     rms = begun(Norm("rms", 1e-5))
     yield "norm begun", cls.of(q8, 70, 512, 37, replace(small, vectors=24), rms, Bias())
     yield "norm begun, gated", cls.of(q4_k, 96, 768, 30, WgmmaCut(2, 16), rms, Gated(), packed)

@@ -34,6 +34,7 @@ from urdir.ptxgen.kernels.linear.prologue.sum import (
 )
 from urdir.ptxgen.kernels.linear.spec import LinearSpec
 from urdir.ptxgen.spec import Tolerance, ceil_div
+from urdir.ptxgen.weights.formats import Format
 from urdir.ptxgen.weights.layout import TILE_COLS
 
 
@@ -71,6 +72,10 @@ class Gemv(TiledSpec):
     def add(self) -> DeferredAdd | None:
         """The residual add that the launch does first."""
         return self.find(DeferredAdd)
+
+    @property
+    def shared_grids(self) -> tuple[Format, ...]:
+        return super().shared_grids if self.activations == "i16" else ()
 
     @property
     def record_nbytes(self) -> int:

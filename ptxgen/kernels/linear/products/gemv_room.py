@@ -10,6 +10,7 @@ from urdir.ptxgen.kernels.linear.prologue.sum import DeferredAdd
 from urdir.ptxgen.kernels.linear.steps import Prologue, find
 from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.weights.formats import Format
+from urdir.ptxgen.weights.grids import entries_nbytes
 from urdir.ptxgen.weights.layout import TILE_COLS, TILE_ROWS, TILE_UNITS, Layout
 
 #: With fewer warps `GemvF32` is faster: each warp has too many activations to round.
@@ -59,9 +60,12 @@ def footprint(
 ) -> Footprint:
     """Each CTA has the activations of its blocks."""
     cta_blocks = ceil_div(ceil_div(cols, TILE_COLS), cluster)
+    formats = tuple(formats)
+    tables = entries_nbytes(formats) if activations == "i16" else 0
     return Footprint(
         tile=max(Layout(fmt, 1, cols).tile_nbytes for fmt in formats),
         sums=4 * TILE_ROWS,
         warp_squares=4,
         activations=RECORD_NBYTES[activations] * TILE_UNITS * cta_blocks,
+        tables=tables,
     )

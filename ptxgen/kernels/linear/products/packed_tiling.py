@@ -25,6 +25,7 @@ from urdir.ptxgen.kernels.linear.product import MainLoop
 from urdir.ptxgen.kernels.linear.steps import Epilogue, Part, Prologue
 from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.weights.formats import Format
+from urdir.ptxgen.weights.grids import aligned, with_entries
 from urdir.ptxgen.weights.layout import TILE_ROWS, Layout
 from urdir.ptxgen.weights.packed import GROUP, packed_shape
 
@@ -209,6 +210,24 @@ class PackedTiling(MainLoop):
         return 4 * self.cut.vectors * self.sum_stride
 
     @property
+    def working_nbytes(self) -> int:
+        """Bytes of shared memory, except for entries of codebooks."""
+        raise NotImplementedError
+
+    #: Whether values of codes are biased.
+    biased_grids = True
+
+    @property
+    def shared_grids(self) -> tuple[Format, ...]:
+        """The types with codebooks, whose entries are in shared memory."""
+        return tuple(fmt for fmt in self.formats if fmt.grid)
+
+    @property
+    def grids_at(self) -> int:
+        """Where these entries begin."""
+        return aligned(self.working_nbytes)
+
+    @property
     def shared_bytes(self) -> int:
         """Bytes of dynamic shared memory."""
-        raise NotImplementedError
+        return with_entries(self.working_nbytes, self.shared_grids)

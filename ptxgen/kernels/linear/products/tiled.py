@@ -11,6 +11,8 @@ from urdir.ptxgen.kernels.linear.spec import LinearSpec
 from urdir.ptxgen.ptx.architecture import CLUSTERS_SINCE
 from urdir.ptxgen.spec import LaunchShape
 from urdir.ptxgen.target import since
+from urdir.ptxgen.weights.formats import Format
+from urdir.ptxgen.weights.grids import aligned, with_entries
 
 OPTIONS = {field.name for field in fields(CutOptions)}
 
@@ -73,6 +75,21 @@ class TiledSpec(LinearSpec):
         return self.cut.rows.passes
 
     @property
+    def shared_grids(self) -> tuple[Format, ...]:
+        """The types whose codebooks' entries are in shared memory."""
+        return tuple(fmt for fmt in self.formats if fmt.grid)
+
+    @property
+    def biased_grids(self) -> bool:
+        """Whether values of codes are biased."""
+        return False
+
+    @property
+    def grids_at(self) -> int:
+        """Where these entries begin in shared memory."""
+        return aligned(self.cut.memory.nbytes)
+
+    @property
     def cut(self) -> Cut:
         """How the launch is cut."""
         raise NotImplementedError
@@ -91,7 +108,9 @@ class TiledSpec(LinearSpec):
             grid=(self.cluster * self.cut.rows.clusters, 1, 1),
             block=(32 * self.cut.warps, 1, 1),
             cluster=(self.cluster, 1, 1),
-            shared_bytes=max(self.cut.memory.nbytes, self.options.least_shared),
+            shared_bytes=max(
+                with_entries(self.cut.memory.nbytes, self.shared_grids), self.options.least_shared
+            ),
             resident=self.options.resident,
             prefers_shared=True,
         )

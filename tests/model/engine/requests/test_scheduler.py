@@ -144,7 +144,8 @@ def test_equal_answers_reserve_in_different_steps() -> None:
         server.add(ask(1, limit=80))
     server.run()
     server.check()
-    del steps[min(steps)]  # the first of all answers
+    for first in sorted(steps)[:2]:  # of all prompts, and of all answers
+        del steps[first]
     assert len(steps) > 40
     assert max(steps.values()) <= 2
 

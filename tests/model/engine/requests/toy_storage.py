@@ -120,6 +120,9 @@ class ToyCache(ToyStorage):
     def known(self, tokens: Sequence[int], scope: bytes) -> int:
         return self.pool.known(tokens, scope)
 
+    def finds(self, tokens: Sequence[int], scope: bytes) -> bool:
+        return self.pool.find(tokens, scope).tokens(self.page_len) == len(tokens)
+
     def kept(self, sequence: int, length: int) -> int:
         return length
 

@@ -1,0 +1,49 @@
+"""The first token of a conversation's second turn, whose beginning is in the prefix cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from urdir.model.engine.session import Session
+from urdir.model.measure.timed_answers import FirstToken, time_turn
+
+#: Tokens of the answer, and of what a user writes in the second turn.
+ANSWER, QUESTION = 128, 64
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRow:
+    """A turn of a conversation: ``tokens`` of its prompt, of which ``cached`` were found, and the
+    median ms to its first token, ``share`` of those of the first turn."""
+
+    turn: int
+    tokens: int
+    cached: int
+    first_token_ms: float
+    share: float
+
+
+def second_turn_context(tokens: int) -> int:
+    """Tokens of context for a first turn of so many tokens."""
+    return tokens + QUESTION + 2 * ANSWER
+
+
+def second_turn_rows(session: Session, tokens: int, repeats: int) -> Iterator[TurnRow]:
+    """Time both turns of conversations with a first prompt of so many tokens, each in a session
+    with pages: ``repeats`` times after one that records the steps. Every first prompt is new."""
+    rng = np.random.default_rng(0)
+    vocab = session.parts.config.vocab_size
+    turns: list[Sequence[FirstToken]] = []
+    for _ in range(1 + repeats):
+        drawn = [int(token) for token in rng.integers(0, vocab, tokens + QUESTION)]
+        first = time_turn(session, drawn[:tokens], ANSWER)
+        second = time_turn(session, [*drawn[:tokens], *first.answer, *drawn[tokens:]], ANSWER)
+        turns.append((first, second))
+    seconds = [median(run[turn].seconds for run in turns[1:]) for turn in range(2)]
+    for turn, of in enumerate(turns[-1]):
+        share = seconds[turn] / seconds[0]
+        yield TurnRow(turn + 1, of.tokens, of.cached, 1e3 * seconds[turn], share)

@@ -1,0 +1,136 @@
+"""One answer so far, as all protocols see it: blocks of text, reasoning and calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+from urdir.model.engine.requests.request import Ending, Finish, Piece, TokenChoice
+from urdir.model.serve.errors import ApiError
+from urdir.model.text.answers import AnswerParser
+from urdir.model.text.deltas import Delta, ToolCallDelta, as_content
+
+
+class Kind(Enum):
+    """What a block of an answer is."""
+
+    CONTENT = "content"
+    REASONING = "reasoning"
+    CALL = "call"
+
+
+class Reason(Enum):
+    """Why an answer ended."""
+
+    END = "end"
+    STOP = "stop"  # a stop string
+    LENGTH = "length"  # the requested number of tokens
+    FULL = "full"  # the context
+    CALLS = "calls"
+
+
+_REASONS = {
+    Finish.END: Reason.END,
+    Finish.STOP: Reason.STOP,
+    Finish.LENGTH: Reason.LENGTH,
+    Finish.FULL: Reason.FULL,
+}
+
+
+@dataclass(slots=True)
+class Block:
+    """A run of an answer of one kind: a text, or a call with its arguments as text."""
+
+    kind: Kind
+    parts: list[str] = field(default_factory=list)
+    id: str = ""  # of a call, and its name
+    name: str = ""
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return "".join(self.parts)
+
+
+class Event(NamedTuple):
+    """New text of a block; ``begins`` it or goes on."""
+
+    block: Block
+    text: str
+    begins: bool
+
+
+@dataclass(slots=True)
+class Answer:
+    """An answer so far. ``parser`` splits its text (None: all of it is content), after ``echo``,
+    which the client wants before it; without ``parallel`` one call is kept."""
+
+    index: int
+    prompt: tuple[int, ...]
+    parser: AnswerParser | None = None
+    echo: str = ""
+    parallel: bool = True
+    blocks: list[Block] = field(default_factory=list)
+    tokens: list[TokenChoice] = field(default_factory=list)
+    reasoning_tokens: int = 0  # whose text is reasoning
+    stopped_by: str | None = None
+    reason: Reason = Reason.END
+
+    def __post_init__(self) -> None:
+        if self.echo:
+            self.blocks.append(Block(Kind.CONTENT, [self.echo]))
+
+    def push(self, piece: Piece) -> list[Event]:
+        """Add a piece; what is new."""
+        self.tokens += piece.choices
+        deltas = as_content(piece.text) if self.parser is None else self.parser.push(piece.text)
+        if any(delta.reasoning for delta in deltas):
+            self.reasoning_tokens += len(piece.choices)
+        return self._add(deltas)
+
+    def finish(self, ending: Ending) -> list[Event]:
+        """End the answer; the text that was still withheld. ApiError if the server aborted it."""
+        reason = _REASONS.get(ending.finish)
+        if reason is None:
+            raise ApiError("the server is stopping", status=503, kind="server_error")
+        events = self._add([] if self.parser is None else self.parser.finish())
+        has_calls = any(block.kind is Kind.CALL for block in self.blocks)
+        is_cut = reason in (Reason.LENGTH, Reason.FULL)
+        self.reason = Reason.CALLS if has_calls and not is_cut else reason
+        self.stopped_by = ending.stopped_by
+        return events
+
+    def of(self, kind: Kind) -> list[Block]:
+        """The blocks of a kind."""
+        return [block for block in self.blocks if block.kind is kind]
+
+    def text(self, kind: Kind) -> str:
+        """The text of the blocks of a kind, together."""
+        return "".join(block.text for block in self.of(kind))
+
+    def _add(self, deltas: Sequence[Delta]) -> list[Event]:
+        events = []
+        for delta in deltas:
+            if delta.tool_call is not None:
+                if self.parallel or not self.of(Kind.CALL):
+                    events.append(self._begin_call(delta.tool_call))
+                continue
+            kind = Kind.REASONING if delta.reasoning else Kind.CONTENT
+            text = delta.reasoning or delta.content
+            begins = not self.blocks or self.blocks[-1].kind is not kind
+            if begins:
+                self.blocks.append(Block(kind))
+            self.blocks[-1].parts.append(text)
+            events.append(Event(self.blocks[-1], text, begins))
+        return events
+
+    def _begin_call(self, call: ToolCallDelta) -> Event:
+        self.blocks.append(Block(Kind.CALL, [call.arguments_piece], call.id, call.name))
+        return Event(self.blocks[-1], call.arguments_piece, True)
+
+
+def text_of(events: Sequence[Event], kind: Kind) -> str:
+    """The new text of a kind."""
+    return "".join(event.text for event in events if event.block.kind is kind)

@@ -1,0 +1,52 @@
+"""The protocols: the paths of each, and what reads their requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from urdir.model.serve.anthropic import count_tokens, read_message
+from urdir.model.serve.asked import Asked, Follows
+from urdir.model.serve.chats import read_chat
+from urdir.model.serve.completions import read_completion
+from urdir.model.serve.fields import Fields
+from urdir.model.serve.interface import Json, ServedModel
+from urdir.model.serve.limits import Limits
+from urdir.model.serve.llama_server import apply_template, props, read_infill, read_native
+from urdir.model.serve.ollama import (
+    read_generate,
+    read_ollama_chat,
+    running,
+    show,
+    tags,
+    version,
+)
+from urdir.model.serve.responses import read_response
+from urdir.model.serve.tokens import detokenize, tokenize
+
+#: Paths that answer a POST with what the model writes.
+ANSWERED: Mapping[str, Callable[[Fields, ServedModel, Limits], Asked | Follows | Json]] = {
+    "/v1/chat/completions": read_chat,
+    "/v1/completions": read_completion,
+    "/v1/messages": read_message,
+    "/v1/responses": read_response,
+    "/completion": read_native,
+    "/completions": read_native,
+    "/infill": read_infill,
+    "/api/chat": read_ollama_chat,
+    "/api/generate": read_generate,
+}
+#: Paths that answer a POST without the model.
+JOBS: Mapping[str, Callable[[Fields, ServedModel, Limits], Json]] = {
+    "/tokenize": tokenize,
+    "/detokenize": detokenize,
+    "/v1/messages/count_tokens": count_tokens,
+    "/apply-template": apply_template,
+    "/api/show": show,
+}
+#: Paths that answer a GET with facts of the model.
+FIXED: Mapping[str, Callable[[ServedModel], Json]] = {
+    "/props": props,
+    "/api/version": version,
+    "/api/tags": tags,
+    "/api/ps": running,
+}

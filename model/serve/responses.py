@@ -1,0 +1,330 @@
+"""POST /v1/responses: OpenAI's conversations as items, which the server keeps for a time."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from urdir.model.engine.requests.request import Piece
+from urdir.model.serve.answer import Answer, Block, Event, Kind, Reason
+from urdir.model.serve.asked import Asked, Follows
+from urdir.model.serve.conversations import make_conversation
+from urdir.model.serve.errors import ApiError
+from urdir.model.serve.fields import Fields
+from urdir.model.serve.formats import Format, read_format, read_response_format
+from urdir.model.serve.interface import Json, ServedModel
+from urdir.model.serve.json_reader import JsonReader
+from urdir.model.serve.limits import Limits
+from urdir.model.serve.messages import read_arguments, read_texts
+from urdir.model.serve.parameters import Parameters, read_limit, read_parameters
+from urdir.model.serve.request_fields import RESPONSES, refuse_unsupported
+from urdir.model.serve.stream import NAMED, Shape
+from urdir.model.serve.tools import read_tools
+from urdir.model.serve.usage import Usage
+from urdir.model.text.chat import Message, role_in
+
+_NAMES = {"reasoning_effort": "reasoning.effort"}  # of fields that others have, too
+_ROLES = ("user", "assistant", "system", "developer")
+
+
+# ---- requests ----
+
+
+def read_response(fields: Fields, model: ServedModel, limits: Limits) -> Asked | Follows:
+    """Read the request in ``fields``; ApiError if it is invalid."""
+    refuse_unsupported(fields, RESPONSES)
+    previous = fields.text("previous_response_id")
+    if previous is None:
+        return _read(fields, model, limits, {"input": [], "response": {"output": []}})
+    return Follows(previous, partial(_read, fields, model, limits))
+
+
+def _read(fields: Fields, model: ServedModel, limits: Limits, earlier: Json) -> Asked:
+    """The request, after what was kept of an earlier one."""
+    fields = fields.named(_NAMES)
+    limit = read_limit(fields, model, "max_output_tokens")
+    parameters = read_parameters(fields, model, limits, limit, None)
+    tools = read_tools(fields, limits)
+    form = _read_form(fields, limits)
+    if form is not None and tools.is_required:
+        fields.fail("text", "cannot be combined with a 'tool_choice' that requires a call")
+    items = [*earlier["input"], *earlier["response"]["output"]]
+    new = fields.raw("input")
+    new = [{"role": "user", "content": new}] if isinstance(new, str) else new
+    if not new:
+        fields.fail("input", "must be a text or a list of items")
+    reader = _Items(model, JsonReader(limits))
+    if (instructions := fields.text("instructions")) is not None:
+        reader.messages.append(Message("system", instructions))
+    for item in Fields({"earlier": items}).objects("earlier"):
+        reader.read(item)
+    for item in Fields({"input": new}).objects("input"):
+        reader.read(item)
+    reader.end_turn()
+    chat = make_conversation(fields, model, reader.messages, tools)
+    items += new
+    return Asked((chat,), parameters, form, partial(ResponseShape, fields.values, items))
+
+
+def _read_form(fields: Fields, limits: Limits) -> Format | None:
+    text = fields.object("text")
+    form = None if text is None else text.object("format")
+    return read_format(fields, limits) if form is None else read_response_format(form, limits)
+
+
+class _Items:
+    """Makes messages of items: reasoning, text and calls of the model are one."""
+
+    def __init__(self, model: ServedModel, reader: JsonReader) -> None:
+        self.messages: list[Message] = []
+        self._source = model.template.source if model.template else ""
+        self._reader = reader
+        self._turn: dict[Kind, list[Any]] = {}  # what the model said last
+
+    def read(self, item: Fields) -> None:
+        """Add an item; ApiError for one that is not supported."""
+        kind = item.text("type") or "message"
+        if kind == "message":
+            role = item.choice("role", _ROLES)
+            if role is None:
+                item.fail("role", "is missing")
+            if item.raw("content") is None:
+                item.fail("content", "is missing")
+            text = read_texts(item, "content")
+            if role == "assistant":
+                self._said(Kind.CONTENT, text, before=(Kind.CALL, Kind.CONTENT))
+            else:
+                self._add(Message(role_in(self._source, role), text))
+        elif kind == "reasoning":
+            name = "content" if item.raw("content") else "summary"
+            self._said(Kind.REASONING, read_texts(item, name), before=tuple(Kind))
+        elif kind == "function_call":
+            arguments = read_arguments(item, self._reader)
+            function = {"name": item.needed_text("name"), "arguments": arguments}
+            call = {"id": item.needed_text("call_id"), "type": "function", "function": function}
+            self._said(Kind.CALL, call, before=())
+        elif kind == "function_call_output":
+            name = item.needed_text("call_id")
+            self._add(Message("tool", read_texts(item, "output"), {"tool_call_id": name}))
+        else:
+            item.fail("type", f"is {kind!r}: only text is supported", "unsupported_content")
+
+    def end_turn(self) -> None:
+        """Make a message of what the model said."""
+        turn, self._turn = self._turn, {}
+        if turn:
+            more: Json = {}
+            if Kind.REASONING in turn:
+                more["reasoning_content"] = "\n".join(turn[Kind.REASONING])
+            if Kind.CALL in turn:
+                more["tool_calls"] = turn[Kind.CALL]
+            self.messages.append(Message("assistant", "".join(turn.get(Kind.CONTENT, [])), more))
+
+    def _add(self, message: Message) -> None:
+        self.end_turn()
+        self.messages.append(message)
+
+    def _said(self, kind: Kind, value: Any, before: tuple[Kind, ...]) -> None:
+        """Add to the model's turn, which ends if it has a kind that this comes ``before``."""
+        if any(each in self._turn for each in before):
+            self.end_turn()
+        self._turn.setdefault(kind, []).append(value)
+
+
+# ---- answers ----
+
+#: The beginning of an item's id, and of the types of its events.
+_ITEMS = {
+    Kind.CONTENT: ("msg", "response.output_text"),
+    Kind.REASONING: ("rs", "response.reasoning_text"),
+    Kind.CALL: ("fc", "response.function_call_arguments"),
+}
+#: Fields of a request that its response repeats, with their defaults.
+_REPEATED: Json = {
+    "instructions": None,
+    "max_output_tokens": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "previous_response_id": None,
+    "reasoning": {"effort": None, "summary": None},
+    "store": True,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "truncation": "disabled",
+    "user": None,
+}
+
+
+class ResponseShape(Shape):
+    """A `response`, or events with sequence numbers."""
+
+    framing = NAMED
+
+    def __init__(
+        self,
+        request: Mapping[str, Any],
+        items: Sequence[Json],
+        model: ServedModel,
+        parameters: Parameters,
+        answers: Sequence[Answer],
+    ) -> None:
+        """``request`` has the fields, ``items`` is the whole conversation before the answer."""
+        super().__init__(model, parameters, answers)
+        self._items = items
+        self._number = 0
+        self._id = uuid.uuid4().hex
+        repeated = {
+            name: default if request.get(name) is None else request[name]
+            for name, default in _REPEATED.items()
+        }
+        self._head: Json = {
+            "id": f"resp_{self._id}",
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": model.names[0],
+            "background": False,
+            "temperature": parameters.settings.temperature,
+            "top_p": parameters.settings.top_p,
+            **repeated,
+        }
+
+    def opening(self) -> list[Json]:
+        """The response without output."""
+        response = {**self._head, "status": "in_progress", "output": [], "usage": None}
+        response |= {"error": None, "incomplete_details": None}
+        return [
+            self._event("response.created", response=response),
+            self._event("response.in_progress", response=response),
+        ]
+
+    def part(self, answer: Answer, events: Sequence[Event], piece: Piece) -> list[Json]:
+        """Beginnings and ends of items, and deltas."""
+        found: list[Json] = []
+        for event in events:
+            index = answer.blocks.index(event.block)
+            if event.begins:
+                if index:
+                    found += self._end_item(answer, index - 1)
+                found += self._begin_item(answer, index)
+            found.append(self._change(answer, index, "delta", delta=event.text))
+        return found
+
+    def ending(self, answer: Answer, usage: Usage) -> list[Json]:
+        """The end of the last item."""
+        return list(self._end_item(answer, len(answer.blocks) - 1)) if answer.blocks else []
+
+    def closing(self, usage: Usage) -> list[Json]:
+        """The whole response."""
+        response = self.whole(usage)
+        return [self._event(f"response.{response['status']}", response=response)]
+
+    def whole(self, usage: Usage) -> Json:
+        """The response."""
+        [answer] = self.answers
+        is_cut = answer.reason in (Reason.LENGTH, Reason.FULL)
+        return {
+            **self._head,
+            "status": "incomplete" if is_cut else "completed",
+            "completed_at": int(time.time()),
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "output": self._output(answer),
+            "usage": _counts(usage, answer),
+            "timings": usage.timings(),
+        }
+
+    def failure(self, error: ApiError) -> Json:
+        """The event "response.failed"."""
+        [answer] = self.answers
+        response = {**self._head, "status": "failed", "output": self._output(answer)}
+        response |= {"incomplete_details": None, "usage": None}
+        response["error"] = {"code": "server_error", "message": str(error)}
+        return self._event("response.failed", response=response)
+
+    def kept(self, usage: Usage) -> tuple[str, Json] | None:
+        """The conversation, unless the request says that it is not to be stored."""
+        if self._head["store"] is False:
+            return None
+        return self._head["id"], {"input": self._items, "response": self.whole(usage)}
+
+    def _begin_item(self, answer: Answer, index: int) -> Iterator[Json]:
+        block = Block(answer.blocks[index].kind, id=answer.blocks[index].id)
+        block.name = answer.blocks[index].name
+        item = self._item(block, index, "in_progress")
+        yield self._event("response.output_item.added", output_index=index, item=item)
+        if block.kind is not Kind.CALL:
+            yield self._part(item, index, "added", _part(block))
+
+    def _end_item(self, answer: Answer, index: int) -> Iterator[Json]:
+        block = answer.blocks[index]
+        item = self._item(block, index, "completed")
+        name = "arguments" if block.kind is Kind.CALL else "text"
+        more = {"name": block.name} if block.kind is Kind.CALL else {}
+        yield self._change(answer, index, "done", **{name: block.text}, **more)
+        if block.kind is not Kind.CALL:
+            yield self._part(item, index, "done", _part(block))
+        yield self._event("response.output_item.done", output_index=index, item=item)
+
+    def _change(self, answer: Answer, index: int, change: str, **more: Any) -> Json:
+        """An event of an item's text."""
+        kind = answer.blocks[index].kind
+        name, begin = _ITEMS[kind]
+        if kind is not Kind.CALL:
+            more["content_index"] = 0
+        if kind is Kind.CONTENT:
+            more["logprobs"] = []
+        item = f"{name}_{self._id}_{index}"
+        return self._event(f"{begin}.{change}", item_id=item, output_index=index, **more)
+
+    def _part(self, item: Json, index: int, change: str, part: Json) -> Json:
+        return self._event(
+            f"response.content_part.{change}",
+            item_id=item["id"],
+            output_index=index,
+            content_index=0,
+            part=part,
+        )
+
+    def _output(self, answer: Answer) -> list[Json]:
+        last = len(answer.blocks) - 1
+        is_cut = answer.reason in (Reason.LENGTH, Reason.FULL)
+        return [
+            self._item(block, i, "incomplete" if is_cut and i == last else "completed")
+            for i, block in enumerate(answer.blocks)
+        ]
+
+    def _item(self, block: Block, index: int, status: str) -> Json:
+        name = _ITEMS[block.kind][0]
+        item: Json = {"id": f"{name}_{self._id}_{index}", "status": status}
+        if block.kind is Kind.CALL:
+            call = {"call_id": block.id, "name": block.name, "arguments": block.text}
+            return item | {"type": "function_call", **call}
+        content = [] if status == "in_progress" else [_part(block)]
+        if block.kind is Kind.REASONING:
+            return item | {"type": "reasoning", "summary": [], "content": content}
+        return item | {"type": "message", "role": "assistant", "content": content}
+
+    def _event(self, kind: str, **more: Any) -> Json:
+        event = {"type": kind, "sequence_number": self._number, **more}
+        self._number += 1
+        return event
+
+
+def _part(block: Block) -> Json:
+    if block.kind is Kind.REASONING:
+        return {"type": "reasoning_text", "text": block.text}
+    return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": []}
+
+
+def _counts(usage: Usage, answer: Answer) -> Json:
+    return {
+        "input_tokens": usage.prompt,
+        "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
+        "output_tokens": usage.completion,
+        "output_tokens_details": {"reasoning_tokens": answer.reasoning_tokens},
+        "total_tokens": usage.prompt + usage.completion,
+    }

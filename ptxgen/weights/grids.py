@@ -1,0 +1,177 @@
+"""Codebooks (ggml's grids) of the IQ1, IQ2 and IQ3 types, and their weights in registers and numpy.
+
+A weight's level is in an entry of its type's grid: a 32-bit word for eight weights (a code of four
+bits each, which `Grid.values` decodes), or for four (a byte each). Of a unit a tile has
+
+- the indices of its entries, their upper bits perhaps in a plane of their own;
+- a word of signs: bit 4k + g is the sign of weight k of the eight of group g. Where seven of eight
+  are stored, the number of minus signs is even, and nibble 7 has other bits. IQ1 has in their place
+  one bit for a unit or for eight weights: each is an eighth below its level, not above it;
+- the steps s of its groups: their scales are 2 s + 1.
+
+Kernels make of these what a type with bytes and scales of eight bits has (`Format.planes`). Source:
+ggml's blocks, as the ``gguf`` package's ``quants`` decodes them; its grids are used.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from urdir.ptxgen.weights.fields import Part, Plane
+
+Signs = Literal["seven", "eight", "below"]
+Numbers = Literal["index", "step", "below"]
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The codebook of the ``gguf`` class ``name``, whose entries are for ``weights`` weights.
+
+    ``values``: what codes stand for, those of minus signs (or of levels below) from 4 on; empty
+    where entries have bytes.
+    """
+
+    name: str
+    weights: int
+    signs: Signs
+    values: tuple[int, ...] = ()
+
+    @property
+    def variable(self) -> str:
+        """Its name in PTX."""
+        return self.name.lower()
+
+    @property
+    def words(self) -> tuple[int, ...]:
+        """Its entries."""
+        return _words(self.name, 4 if self.values else 8)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its entries."""
+        return 4 * len(self.words)
+
+    @property
+    def entries(self) -> int:
+        """Entries for a unit."""
+        return 32 // self.weights
+
+    def weights_of(
+        self, index: npt.NDArray[np.uint16], minus: npt.NDArray[np.bool_]
+    ) -> npt.NDArray[np.int8]:
+        """Weights (units, 32) from indices (units, entries) and signs or levels below
+        (units, 32)."""
+        width = 32 // self.weights
+        words = np.array(self.words, np.uint32)[index][:, :, None]
+        shifts = width * np.arange(self.weights, dtype=np.uint32)
+        levels = (words >> shifts & np.uint32((1 << width) - 1)).reshape(len(index), -1)
+        if not self.values:
+            return np.where(minus, -levels.astype(np.int8), levels).astype(np.int8)
+        values: npt.NDArray[np.int8] = np.array(self.values, np.int8)[levels + np.uint32(4) * minus]
+        return values
+
+
+@functools.cache
+def _words(name: str, width: int) -> tuple[int, ...]:
+    import gguf.quants  # rarely needed
+
+    of: Any = getattr(gguf.quants, name)
+    of.init_grid()
+    levels = of.grid.reshape(of.grid_shape)
+    if width == 4:
+        levels = np.searchsorted(np.array(of.grid_map, np.float32), levels)
+    shifts = np.uint32(width) * np.arange(of.grid_shape[1], dtype=np.uint32)
+    words: npt.NDArray[np.uint32] = (levels.astype(np.uint32) << shifts).sum(1, np.uint32)
+    return tuple(words.tolist())
+
+
+def signs_of(words: npt.NDArray[np.uint32], signs: Signs) -> npt.NDArray[np.bool_]:
+    """Whether weights have minus signs, (units, 32), from words (units,) of signs."""
+    places = 4 * np.arange(8, dtype=np.uint32) + np.arange(4, dtype=np.uint32)[:, None]
+    bits = words[:, None, None] >> places & np.uint32(1)
+    if signs == "seven":
+        bits[:, :, 7] = bits[:, :, :7].sum(axis=2) & 1
+    minus: npt.NDArray[np.bool_] = bits.reshape(len(words), 32) != 0
+    return minus
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Bits of word ``word`` of a plane's items: shifted left by ``distance`` (or right), then
+    masked."""
+
+    plane: Plane
+    word: int
+    distance: int
+    mask: int
+
+
+def moves(
+    planes: tuple[Plane, ...], number: Numbers, i: int, unit: int = 0, to: int = 0
+) -> Iterator[Move]:
+    """The moves of number ``i`` of a unit to bit ``to`` of a word. The items of ``unit`` 1 follow
+    those of unit 0, if it has its own."""
+    found: dict[tuple[Plane, int, int], int] = {}
+    for plane, part in parts(planes, number):
+        position = 8 * plane.nbytes * unit if plane.units == 1 else 0
+        position += part.target.position(i + (part.count // plane.units) * (unit % plane.units))
+        word, at = divmod(position, 32)
+        up = to + part.shift
+        key = plane, word, up - at
+        found[key] = found.get(key, 0) | part.target.mask << up
+    for (plane, word, distance), mask in found.items():
+        yield Move(plane, word, distance, mask)
+
+
+def parts(planes: tuple[Plane, ...], number: str) -> Iterator[tuple[Plane, Part]]:
+    """The parts of a number, each with its plane."""
+    return ((plane, part) for plane in planes for part in plane.parts if part.number == number)
+
+
+@dataclass(frozen=True, slots=True)
+class Upper:
+    """The bits of a unit's indices from the eighth on: ``width`` of index i from bit ``start`` +
+    i * ``stride`` of a plane's item on."""
+
+    plane: Plane
+    start: int
+    stride: int
+    width: int
+
+
+def upper(planes: tuple[Plane, ...]) -> Upper | None:
+    """Those of a type with these planes, if it has any."""
+    found = [(plane, part) for plane, part in parts(planes, "index") if part.shift]
+    if not found:
+        return None
+    (plane, first), width = found[0], sum(part.target.width for _, part in found)
+    return Upper(plane, first.target.start, first.target.strides[0], width)
+
+
+class HasGrid(Protocol):
+    """A type, perhaps with a codebook."""
+
+    @property
+    def grid(self) -> Grid | None:
+        """The codebook, if there is one."""
+
+
+def entries_nbytes(formats: Iterable[HasGrid]) -> int:
+    """Bytes of the entries of all different codebooks of these types."""
+    return sum(grid.nbytes for grid in {fmt.grid for fmt in formats} if grid is not None)
+
+
+def with_entries(nbytes: int, formats: Collection[HasGrid]) -> int:
+    """``nbytes`` of shared memory for other things, and then the entries of these types."""
+    return aligned(nbytes) + entries_nbytes(formats) if formats else nbytes
+
+
+def aligned(nbytes: int) -> int:
+    """As many bytes, or as many more as a copy of entries needs."""
+    return nbytes + 15 & -16

@@ -1,0 +1,156 @@
+"""Pages that leave the device for host memory, and come back with the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.model.memory.test_kv_cache import PAGE, Model, config_of, shape_of, wide_config
+from urdir.driver.device import Device
+from urdir.driver.errors import CudaError
+from urdir.driver.stream import Stream
+from urdir.model.errors import ModelError
+from urdir.model.memory.cache_shape import CacheShape
+from urdir.model.memory.kv_cache import KvCache
+from urdir.model.memory.pages import PagePool
+from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
+
+IDS = tuple(range(90))
+
+
+@pytest.fixture
+def stream(emulator: Device) -> Iterator[Stream]:
+    with emulator.create_stream() as created:
+        yield created
+
+
+def evict(cache: KvCache) -> None:
+    """Others need all pages for a while."""
+    for pool in reversed(cache.pools):
+        pool.release(pool.take(pool.free))
+
+
+def slots(cache: KvCache) -> int:
+    assert cache.host is not None
+    return cache.host.used
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_pages_come_back_with_their_windows(emulator: Device, stream: Stream, layers: int) -> None:
+    """Of layers with windows alone, and beside others; a prompt that parts in a page has a copy of
+    what came back."""
+    config = config_of()
+    shape = shape_of(replace(config, layers=config.layers[:layers]), "f32", page_len=PAGE)
+    with KvCache(emulator, shape, stream, host_nbytes=1 << 20) as cache:
+        model = Model(cache)
+        model.write(0, 60)
+        cache.publish(0, IDS[:60])
+        cache.truncate(0, 0)
+        tokens, model.tokens[0] = model.tokens[0], []
+        evict(cache)
+        assert slots(cache) == 4
+        for at, left in ((44, 1), (60, 0)):
+            assert cache.match(1, (*IDS[:at], 99), at + 1) == at
+            assert slots(cache) == left
+            model.tokens[1] = tokens[:at]
+            model.check()
+            cache.truncate(1, 0)
+        evict(cache)
+        assert slots(cache) == 4
+        assert cache.match(0, IDS[:60], 61) == 60
+
+
+#: A type with scales, and latent vectors, which hold the values.
+LAYOUTS = (
+    KvLayout(2, 1, 256, 64, "q8_0", PAGE, 9),
+    KvLayout(2, 1, 256, 72, "f16", PAGE, 9, value_dim=48, values_in_keys=True),
+)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["q8_0", "latent"])
+def test_the_same_bytes_come_back(emulator: Device, stream: Stream, layout: KvLayout) -> None:
+    rng, shape = np.random.default_rng(1), CacheShape.equal(layout, 2)
+    with KvCache(emulator, shape, stream, host_nbytes=1 << 20) as cache:
+        cache.reserve(0, 0, 60)
+        pages, planes = cache.pages(0), list(cache._groups[0].planes())
+        sizes = [nbytes for _, _, nbytes in planes]
+        contents = [rng.integers(0, 256, (len(pages), size), np.uint8) for size in sizes]
+        for (memory, start, nbytes), rows in zip(planes, contents, strict=True):
+            for page, row in zip(pages, rows, strict=True):
+                memory.upload(row, start + page * nbytes)
+        cache.publish(0, IDS[:60])
+        cache.truncate(0, 0)
+        evict(cache)
+        for memory, start, nbytes in planes:
+            memory.slice(start, layout.pages * nbytes).fill(0)
+        assert cache.match(1, IDS[:60], 60) == 60
+        stream.synchronize()
+        for (memory, start, nbytes), rows in zip(planes, contents, strict=True):
+            for page, row in zip(cache.pages(1), rows, strict=True):
+                found = memory.slice(start + page * nbytes, nbytes).download(np.uint8, nbytes)
+                np.testing.assert_array_equal(found, row)
+
+
+def test_the_oldest_leave_the_host(emulator: Device, stream: Stream) -> None:
+    """Two prompts, room for one: of that which was evicted first the beginning is left. A page that
+    is computed again leaves its slot."""
+    shape = shape_of(wide_config(), "f32", page_len=PAGE)
+    with KvCache(emulator, shape, stream) as cache:
+        planes = sum(nbytes for _, _, nbytes in cache._groups[0].planes())
+    with KvCache(emulator, shape, stream, host_nbytes=5 * planes) as cache:
+        pool = cache.pools[0]
+        assert isinstance(pool, PagePool)
+        for first in (0, 100):
+            tokens = range(first, first + 3 * PAGE)
+            cache.match(0, tokens, 3 * PAGE)
+            cache.publish(0, tokens)
+            cache.truncate(0, 0)
+        evict(cache)
+        assert slots(cache) == 5
+        assert [cache.known(range(first, first + 99)) for first in (0, 100)] == [32, 48]
+        cache.reserve(0, 0, 2 * PAGE)
+        cache.publish(0, range(2 * PAGE))
+        assert slots(cache) == 3
+        assert cache.match(1, range(2 * PAGE), 2 * PAGE) == 2 * PAGE
+        assert cache.pages(1) == cache.pages(0)
+
+
+def test_host_memory_for_less_than_a_page_is_refused(emulator: Device, stream: Stream) -> None:
+    shape = shape_of(wide_config(), page_len=PAGE)
+    with pytest.raises(ModelError, match="1,000 bytes of host memory for prefixes: a page takes"):
+        KvCache(emulator, shape, stream, host_nbytes=1000)
+
+
+@pytest.mark.parametrize("call", ["cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync", "cuStreamWaitEvent"])
+@pytest.mark.parametrize("nth", [1, 3])
+def test_no_page_or_slot_is_lost_where_a_copy_fails(
+    emulator: Device, stream: Stream, call: str, nth: int
+) -> None:
+    """What was not copied is not found."""
+    shape = shape_of(config_of(), "f32", page_len=PAGE)
+    with KvCache(emulator, shape, stream, host_nbytes=1 << 20) as cache:
+        cache.reserve(0, 0, 60)
+        cache.publish(0, IDS[:60])
+        cache.truncate(0, 0)
+        if call == "cuMemcpyHtoDAsync":
+            evict(cache)
+
+        def go_there_and_back() -> None:
+            for _ in range(2):
+                evict(cache)
+                cache.match(1, IDS[:60], 61)
+                cache.truncate(1, 0)
+
+        emulator.api.inject(call, nth)
+        with pytest.raises(CudaError):
+            go_there_and_back()
+        cache.truncate(1, 0)
+        assert all(pool.free == pool.pages for pool in cache.pools)
+        host = cache.host
+        assert host is not None
+        assert len(host._unused) + host.used == host.count
+        found = cache.match(1, IDS[:60], 61)
+        assert found == 0 or call == "cuStreamWaitEvent"

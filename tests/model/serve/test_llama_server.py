@@ -1,0 +1,121 @@
+"""llama-server's native endpoints, by hand."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from urdir.model.text.fill import FillTokens
+
+HI = [{"role": "user", "content": "Hi"}]
+
+
+def post(server: Any, path: str = "/completion", **body: Any) -> Any:
+    return server.http().post(path, json={"prompt": "2 plus", **body})
+
+
+def events(server: Any, path: str = "/completion", **body: Any) -> list[dict[str, Any]]:
+    reply = post(server, path, stream=True, **body)
+    assert reply.headers["content-type"] == "text/event-stream; charset=utf-8"
+    return [json.loads(event[6:]) for event in reply.text.strip().split("\n\n")]
+
+
+def test_a_completion(server: Any) -> None:
+    answer = post(server, temperature=0.5, n_predict=99, return_tokens=True).json()
+    tokenizer = server.service.model.tokenizer
+    [request] = server.service.requests
+    assert request.prompt == tuple(tokenizer.encode("2 plus", add_bos=True))
+    assert answer["content"] == "2 plus 3 is 5."
+    assert answer["tokens"] == tokenizer.encode("2 plus 3 is 5.")
+    assert (answer["stop"], answer["stop_type"], answer["stopping_word"]) == (True, "eos", "")
+    assert (answer["tokens_predicted"], answer["tokens_evaluated"]) == (8, len(request.prompt))
+    settings = answer["generation_settings"]
+    assert (settings["temperature"], settings["n_predict"]) == (0.5, 99)
+    assert answer["timings"]["predicted_n"] == 8
+    assert post(server, "/completions").json()["content"] == answer["content"]
+
+
+def test_a_streamed_completion(server: Any) -> None:
+    found = events(server)
+    assert [event["stop"] for event in found] == [False] * 8 + [True]
+    assert "".join(event["content"] for event in found) == "2 plus 3 is 5."
+    assert [event["tokens_predicted"] for event in found] == [*range(1, 9), 8]
+    assert found[-1].keys() == post(server).json().keys()
+    assert found[-1]["tokens"] == []
+
+
+@pytest.mark.parametrize(
+    ("body", "end"),
+    [({"n_predict": 3}, ("limit", "")), ({"stop": ["is"]}, ("word", "is"))],
+)
+def test_why_a_completion_ends(server: Any, body: Any, end: tuple[str, str]) -> None:
+    for last in (post(server, **body).json(), events(server, **body)[-1]):
+        assert (last["stop_type"], last["stopping_word"]) == end
+
+
+def test_several_prompts_and_probabilities(server: Any) -> None:
+    first, second = post(server, prompt=["Hi", [5, 6]], n_probs=2).json()
+    assert (first["index"], second["index"], second["prompt"]) == (
+        *(0, 1),
+        server.service.model.tokenizer.decode([5, 6], keep_control=True),
+    )
+    tokens = second["completion_probabilities"]
+    assert "".join(token["token"] for token in tokens) == "2 plus 3 is 5."
+    ids = server.service.model.tokenizer.encode("2 plus 3 is 5.")
+    assert [token["id"] for token in tokens] == ids
+    assert all(len(token["top_logprobs"]) == 2 for token in tokens)
+
+
+def test_forms_and_refusals(server: Any) -> None:
+    post(server, json_schema={"type": "object"})
+    assert server.service.requests[0].constraint == ("json_schema", {"type": "object"}, False)
+    for body, named in (({"mirostat": 1}, "mirostat"), ({"prompt": 5}, "prompt")):
+        refused = post(server, **body)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, named)
+
+
+def test_infill(server: Any) -> None:
+    body = {"input_prefix": "def f(", "input_suffix": "):", "prompt": "a, "}
+    refused = post(server, "/infill", **body)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "no_infill")
+    tokenizer, model = server.service.model.tokenizer, server.model
+    encode = tokenizer.encode
+    model.fill = FillTokens(10, 11, 12)
+    answer = post(server, "/infill", **body, n_predict=3).json()
+    assert answer["content"] == "2 plus "
+    bos = tuple(encode("", add_bos=True))
+    assert server.service.requests[-1].prompt == (
+        *(*bos, 10, *encode("def f(a, "), 11, *encode("):"), 12),
+    )
+    model.fill = FillTokens(10, 11, 12, file=13)
+    extra = [{"filename": "g.py", "text": "<|im_end|>"}]
+    assert events(server, "/infill", **body, input_extra=extra)[-1]["stop"]
+    prompt = server.service.requests[-1].prompt
+    text = encode("<|im_end|>")
+    assert len(text) > 1  # a file's text cannot spell a control token
+    assert prompt[: len(bos) + 1] == (*bos, 13)
+    assert tuple(prompt[len(bos) + 1 :][: len(encode("g.py\n")) + len(text)]) == (
+        *(*encode("g.py\n"), *text),
+    )
+
+
+def test_fill_tokens_are_found() -> None:
+    names = {"<PRE>": 1, "<SUF>": 2, "<MID>": 3}
+    assert FillTokens.find({}, names.get, 9) == FillTokens(1, 2, 3)
+    given = {"tokenizer.ggml.fim_pre_token_id": 7, "tokenizer.ggml.fim_sep_token_id": 99}
+    assert FillTokens.find(given, names.get, 9) == FillTokens(7, 2, 3)
+    assert FillTokens.find({}, {"<PRE>": 1}.get, 9) is None
+
+
+def test_the_model(server: Any) -> None:
+    http = server.http()
+    assert http.get("/models").json() == http.get("/v1/models").json()
+    assert http.get("/v1/health").json() == {"status": "ok"}
+    props = http.get("/props").json()
+    assert props["default_generation_settings"]["n_ctx"] == 512
+    assert props["chat_template"] == server.model.template.source
+    assert [slot["is_processing"] for slot in http.get("/slots").json()] == [False]
+    rendered = http.post("/apply-template", json={"messages": HI}).json()["prompt"]
+    assert rendered == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
