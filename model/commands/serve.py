@@ -193,6 +193,7 @@ def _serve_apart(
         defaults=partial(_defaults, args),
         access=access,
         limits=limits,
+        adapters=_adapters(args),
     )
     settings = Settings(
         partial(_open_for_fronts, args, template),
@@ -258,7 +259,7 @@ def open_service(args: argparse.Namespace, template: str | None) -> AsyncService
     engine, limits, warm_up = _open_engine(args, template)
     names, context = _names(args, engine.name), engine.session.context
     defaults = _defaults(args, engine.file.metadata)
-    model = EngineModel(engine, names, context, defaults)
+    model = EngineModel(engine, names, context, defaults, _adapters(args))
     return EngineService(engine, model, limits=limits, warm_up=warm_up)
 
 
@@ -274,6 +275,8 @@ def _open_engine(
     with load(args, _engine_options(args, template)) as loading:
         warm_up = begin_warm_up(loading, _WARM_UP_SECONDS)
         engine = Engine(loading)
+    if args.adapters_unapplied and engine.session.adapters is not None:
+        engine.session.adapters.default = ()
     if args.verbose:
         print_engine(engine)
     print_room(engine)
@@ -289,6 +292,14 @@ def _engine_options(args: argparse.Namespace, template: str | None) -> EngineOpt
         chat=None,
         chat_template=template,
     )
+
+
+def _adapters(args: argparse.Namespace) -> tuple[tuple[str, float], ...]:
+    """Names of adapters for clients, as the engine gives them, and their scales."""
+    from urdir.model.engine.adapters import adapter_names
+
+    names = adapter_names([path for path, _ in args.adapters])
+    return tuple(zip(names, (scale for _, scale in args.adapters), strict=True))
 
 
 def _names(args: argparse.Namespace, name: str) -> list[str]:

@@ -31,7 +31,6 @@ from urdir.model.serve.stream import log
 _REFUSED = {
     "/api/": "has one model, and no embeddings",
     "/embedding": "has no embeddings",
-    "/lora-adapters": "has no LoRA adapters",
     "/rerank": "has no reranking",
     "/v1/audio": "has no audio",
     "/v1/batches": "has no batches; use urdir batch, or send requests concurrently",
@@ -67,6 +66,7 @@ def make_app(
         Route("/v1/responses/{name}", endpoints.response, methods=["GET", "DELETE"]),
         Route("/v1/responses/{name}/cancel", endpoints.cancel_response, methods=["POST"]),
         Route("/slots/{slot:int}", endpoints.slot, methods=["POST"]),
+        Route("/lora-adapters", endpoints.adapters, methods=["GET", "POST"]),
     ]
     posts = {path: endpoints.answered(read) for path, read in ANSWERED.items()}
     posts |= {path: endpoints.text_job(job) for path, job in JOBS.items()}

@@ -90,7 +90,10 @@ def _sampling_rows() -> Iterator[_Row]:
 
 #: Names, endpoints, origins, note. Names of a row are served together.
 _SERVED: tuple[_Row, ...] = (
-    ("model", ALL, "OAVL", "a name of the model; another one is a 404, none is that model"),
+    ("model", ALL, "OAVL",
+     "a name of the model, or of a LoRA adapter; another one is a 404, none is that model"),
+    ("lora", ALL, "L",
+     "a list of `{id, scale}`: the adapters of this answer, by their place in /lora-adapters"),
     ("messages", (CHAT, TOKENS), "OVL",
      "text only: parts of type `text` are joined by line breaks. `developer` becomes `system` "
      "where the template does not know it. A last message by the assistant is continued, unless "
@@ -211,7 +214,6 @@ _REFUSED: tuple[tuple[str, tuple[str, ...], str, str, tuple[Any, ...]], ...] = (
     ("n_probs", (CHAT, TEXT, *_OTHERS), "L", "use `logprobs`", (0,)),
     ("post_sampling_probs", ALL, "L", "log-probabilities are the model's", UNSET),
     ("t_max_predict_ms", ALL, "L", "use `max_tokens`", (0, -1)),
-    ("lora", ALL, "L", "LoRA adapters are not supported", ([],)),
     ("return_tokens", (CHAT, TEXT, *_OTHERS), "L",
      "token ids are not returned: use /tokenize", UNSET),
     ("return_token_ids return_tokens_as_token_ids", ALL, "V",

@@ -194,6 +194,7 @@ class Launcher(Owner):
         state.write_tokens(slot, 0, self._scheduler.tokens(number))
         words = request.settings.words(len(request.prompt), answer.end_ids)
         state.write_sampling(slot, words)
+        state.write_adapter(slot, *answer.place)
         complete = self._scheduler.complete(number)
         self._session.begin_drafts(slot, complete, request.draft_p_min)
 

@@ -31,7 +31,7 @@ def test_show_says_first_whether_it_runs(
         assert f"cannot run: architecture '{name}' is not supported" in out.splitlines()[0]
         assert message in out.splitlines()[0]
     for kind, message in {
-        "adapter": "a LoRA adapter: merge it",
+        "adapter": "a LoRA adapter: open its model",
         "mmproj": "a multi-modal projector",
         "imatrix": "an importance matrix",
     }.items():

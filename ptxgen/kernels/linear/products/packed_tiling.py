@@ -10,6 +10,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Bounded, Gated, Scaled
+from urdir.ptxgen.kernels.linear.epilogue.adapted import Adapted
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.heads import Heads
 from urdir.ptxgen.kernels.linear.epilogue.norm import BeginNorm
@@ -56,6 +57,7 @@ class PackedTiling(MainLoop):
     packs_many = True
     epilogues: ClassVar[tuple[type[Epilogue], ...]] = (
         Bias,
+        Adapted,
         Gated,
         Activated,
         Scaled,
