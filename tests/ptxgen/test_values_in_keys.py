@@ -38,7 +38,8 @@ def values_apart(layout: KvLayout, cache: np.ndarray[Any, Any]) -> np.ndarray[An
     """V of a cache of keys, in one of its own."""
     own = replace(layout, values_in_keys=False).values
     made = own.empty()
-    own.elements(made)[:] = layout.elements(cache)[:, layout.value_start :]
+    start = layout.value_start * layout.format.bits // 8
+    own.elements(made)[:] = layout.elements(cache)[:, start:]
     if layout.dtype == "q8_0":
         own.scales(made)[:] = layout.scales(cache)[:, layout.value_start // GROUP :]
     return made
