@@ -12,8 +12,9 @@ from urdir.model.memory.pages import Node, Path
 from urdir.model.memory.prefix_copy import Bytes, read_pages, write_pages
 from urdir.model.memory.window_group import WindowGroup
 
-#: Weight of the last step in the mean time of a prompt's tokens.
-_LEARNED = 0.2
+#: Weight of the last step in the mean time of a prompt's tokens, and the least tokens of one that
+#: counts: weights are read for few tokens as well.
+_LEARNED, _LEAST_TOKENS = 0.2, 256
 
 
 class CachedPrefixes:
@@ -46,6 +47,8 @@ class CachedPrefixes:
 
     def learn(self, tokens: int, seconds: float) -> None:
         """A step computed so many tokens of prompts in that time."""
+        if tokens < _LEAST_TOKENS:
+            return
         mean, each = self._prompt_seconds, seconds / tokens
         self._prompt_seconds = mean + _LEARNED * (each - mean) if mean else each
 
