@@ -57,6 +57,13 @@ def add_llama_flags(parser: argparse._ActionsContainer, *groups: str, **changed:
         add_flags(parser, FLAGS, group, **changed)
 
 
+def add_adapters(parser: argparse._ActionsContainer) -> None:
+    """--lora and --lora-scaled."""
+    from urdir.model.commands.llama_flags import adapters
+
+    add_flags(parser, adapters.GIVEN, "text")
+
+
 def add_many(group: argparse._ArgumentGroup) -> None:
     """``parallel`` and ``gpu_memory_share``, for a model that serves many requests at once."""
     add_llama_flags(group, "many")

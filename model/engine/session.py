@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from urdir.model.engine.adapters import Adapters
 from urdir.model.engine.budget import SessionBudget, check_context
 from urdir.model.engine.decode_graphs import DecodeGraphs
 from urdir.model.engine.rank import open_ranks
@@ -65,6 +66,9 @@ class Session(Owner):
             all_weights = (weights, *peers)
             lead, self.exchange = open_ranks(owners, all_weights, settings, observer, drafters)
             self.cache, self.source = lead.cache, lead.source
+            has_room = weights.config.adapters is not None
+            #: The LoRA adapters, where there is room for some.
+            self.adapters = Adapters(all_weights) if has_room else None
             self.parts, self.steps, self.storage = lead.parts, lead.steps, lead.storage
             self.stream = lead.stream
             self.graphs = DecodeGraphs(self.steps, self.shapes)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Generic, TypeVar
 
+from urdir.model.engine.adapters import AdapterScale
 from urdir.model.engine.requests.answer import Answer
 from urdir.model.engine.requests.answering import Answering
 from urdir.model.engine.requests.limits import Limits
@@ -61,6 +62,10 @@ class AsyncAnswers(Answering[Answer]):
     async def act_on_slot(self, action: SlotAction) -> SlotDone:
         """See `Service.act_on_slot`."""
         return await asyncio.to_thread(self._service.act_on_slot, action)
+
+    async def adapters(self, scales: Mapping[int, float] | None) -> tuple[AdapterScale, ...]:
+        """See `Service.adapters`."""
+        return self._service.adapters(scales)
 
     @property
     def lost(self) -> Exception | None:

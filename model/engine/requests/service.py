@@ -14,6 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from urdir.driver.errors import DriverError
+from urdir.model.engine.adapters import AdapterScale
 from urdir.model.engine.requests.answer import Answer
 from urdir.model.engine.requests.answer_loop import AnswerLoop
 from urdir.model.engine.requests.answer_text import AnswerText
@@ -139,6 +140,10 @@ class Service(Owner):
                 return done.result(timeout=1.0)
             if not self._thread.is_alive():
                 raise ModelError("the service is closed")
+
+    def adapters(self, scales: Mapping[int, float] | None = None) -> tuple[AdapterScale, ...]:
+        """See `AnswerLoop.adapters`."""
+        return self._loop.adapters(scales)
 
     @property
     def lost(self) -> Exception | None:

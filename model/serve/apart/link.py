@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import cast
 
+from urdir.model.engine.adapters import AdapterScale
 from urdir.model.engine.requests.answering import Answering
 from urdir.model.engine.requests.device_lost import DeviceLostError
 from urdir.model.engine.requests.metrics import Metrics
@@ -66,6 +67,11 @@ class EngineLink(Answering[int], asyncio.Protocol):
     async def check(self, constraint: Constraint) -> None:
         """See `AsyncService`."""
         await self._reply(lambda number: wire.Check(number, constraint))
+
+    async def adapters(self, scales: Mapping[int, float] | None) -> tuple[AdapterScale, ...]:
+        """See `AsyncService`."""
+        given = None if scales is None else dict(scales)
+        return (await self._reply(lambda number: wire.Scales(number, given))).adapters
 
     async def metrics(self) -> Metrics:
         """See `AsyncService`."""

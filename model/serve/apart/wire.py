@@ -15,6 +15,7 @@ import msgspec
 
 from urdir.driver.errors import DeviceNameError, DriverError
 from urdir.model import errors
+from urdir.model.engine.adapters import AdapterScale
 from urdir.model.engine.requests.device_lost import DeviceLostError
 from urdir.model.engine.requests.metrics import Metrics
 from urdir.model.engine.requests.request import Ending, Item, Piece, Request, TokenChoice
@@ -113,6 +114,7 @@ class Ask(msgspec.Struct, tag=True, array_like=True):
     scope: bytes
     drafts: bool
     draft_p_min: float | None
+    adapters: tuple[tuple[str, float], ...] | None
 
     @classmethod
     def of(cls, number: int, request: Request) -> Ask:
@@ -158,6 +160,13 @@ class Slot(msgspec.Struct, tag=True, array_like=True):
     action: SlotAction
 
 
+class Scales(msgspec.Struct, tag=True, array_like=True):
+    """The answer has the LoRA adapters, after their scales are set, if given; or a failure."""
+
+    number: int
+    scales: dict[int, float] | None
+
+
 class Keep(msgspec.Struct, tag=True, array_like=True):
     """An action on what front ends keep together; the answer has what `Store.do` returns."""
 
@@ -167,7 +176,7 @@ class Keep(msgspec.Struct, tag=True, array_like=True):
     value: bytes = b""
 
 
-Call = Ready | Ask | Stop | Cancel | Check | Query | Keep | Slot
+Call = Ready | Ask | Stop | Cancel | Check | Query | Keep | Slot | Scales
 
 # ---- from the engine ----
 
@@ -183,6 +192,7 @@ class Told(msgspec.Struct, array_like=True, omit_defaults=True):
     failure: Failure | None = None
     metrics: Metrics | None = None
     done: SlotDone | None = None
+    adapters: tuple[AdapterScale, ...] = ()
     kept: bytes | None = None
 
     @classmethod

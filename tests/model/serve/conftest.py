@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
+from urdir.model.engine.adapters import AdapterScale
 from urdir.model.engine.requests.request import Ending, Finish, Piece, Request, TokenChoice
 from urdir.model.engine.requests.slots import SlotAction, SlotDone
 from urdir.model.errors import ConstraintError, PrefixFileError
@@ -43,6 +44,7 @@ class ToyModel:
     tokenizer: Tokenizer
     template: ChatTemplate | None
     names: tuple[str, ...] = ("toy", "a/b-GGUF")
+    adapters: tuple[tuple[str, float], ...] = ()
     created: int = 1_700_000_000
     context: int = 512
     defaults: Defaults = field(default_factory=Defaults)
@@ -91,6 +93,7 @@ class ToyService:
     drafts: tuple[int, int] = (0, 0)  # of an answer, and those accepted
     requests: list[Request] = field(default_factory=list)
     actions: list[SlotAction] = field(default_factory=list)
+    scales: dict[int, float] = field(default_factory=dict)  # of adapters
     tokens: int = 0
     running: int = 0
     cancelled: int = 0
@@ -131,6 +134,12 @@ class ToyService:
             return TokenChoice(token)
         top = tuple((token + i, -0.5 - i) for i in range(request.settings.logprobs))
         return TokenChoice(token, -0.5, top)
+
+    async def adapters(self, scales: Mapping[int, float] | None) -> tuple[AdapterScale, ...]:
+        if scales is not None:
+            self.scales = dict(scales)
+        names = enumerate(name for name, _ in self.model.adapters)
+        return tuple(AdapterScale(n, f"/a/{n}.gguf", self.scales.get(i, 0.0)) for i, n in names)
 
     async def check(self, constraint: object) -> None:
         pass
