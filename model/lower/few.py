@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from urdir.model.graph.ops import AllReduce, Gate, Norm, Op, Product
 from urdir.model.graph.recurrent import Convolve
 from urdir.model.graph.tensor import Tensor
+from urdir.model.lower.adapters import adapter_arguments
 from urdir.model.lower.arguments import without_none
-from urdir.model.lower.chain import Chain
+from urdir.model.lower.chain import Chain, adapted
 from urdir.model.lower.lowering import Begun, Lowering
 from urdir.model.lower.requests import next_norm, request_of, takes_few_normed
 from urdir.model.lower.states import StateStep, convolution, scan
@@ -53,7 +54,9 @@ def limits_allow(
             return False
     if chain.gain is not None:
         ends = replace(request_of(at, chain.rows, matrices), ends_block=True)
-        whole = matrices[0].bias is None and not matrices[0].is_partial
+        # biases and adapters come after the factor in the kernel
+        plain = matrices[0].bias is None and not adapted(chain.products)
+        whole = plain and not matrices[0].is_partial
         return whole and chain.rows == 1 and ends.fits_gemv
     return chain.then is None or goes_on(at, chain, request)
 
@@ -100,6 +103,7 @@ def append_few(
         count = min(MAX_BATCH, chain.rows - first)
         kernel = choose_linear(source.asked(replace(request, batch=count)))
         launch = results.products(kernel, first) | results.epilogue(kernel, first)
+        launch |= adapter_arguments(at, chain.products, first, count, chain.pair is not None)
         launch |= {} if step is None else step.launch(at)
         launch |= {} if exchange is None else exchange.arguments_of(kernel)
         launch |= {} if begins is None else results.begun(kernel, begins)

@@ -21,8 +21,9 @@ WARPGROUP, WARPGROUP_QUERIES = 128, 64
 #: f16 values per line of shared memory: the period of wgmma's swizzling.
 LINE = 64
 #: Maximum head width of each cache type. f16 is copied; other types are converted, and their
-#: prefetched values take registers: wider heads, or f32, need more than there are.
-WIDEST: Mapping[KvDtype, int] = {"f16": 256, "bf16": 192, "q8_0": 128, "fp8": 128, "q4_0": 128}
+#: prefetched values (of some also what converts them) take registers: wider heads, or f32, need
+#: more than there are.
+WIDEST: Mapping[KvDtype, int] = {"f16": 256, "bf16": 192, "q8_0": 128, "fp8": 256, "q4_0": 256}
 #: Alignment of tiles: the period of swizzling.
 ALIGNMENT = 1024
 
@@ -253,6 +254,8 @@ class PrefillWgmma(PromptAttention):
         }
         others = {
             "head_dim 128": "fp8",
+            "head_dim 256": "fp8 q4_0",
+            "value_dim": "fp8",
             "pages window": "fp8 f16",
             "head_dim 80 softcap": "bf16 fp8",
             "ring of pages": "q4_0",

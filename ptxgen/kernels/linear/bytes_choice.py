@@ -22,8 +22,8 @@ from urdir.ptxgen.weights.packed import GROUP
 TARGETS = ("sm_90a",)
 #: From so many rows of activations on they are multiplied as bytes: with fewer f16 was faster.
 LEAST_ROWS = 513
-#: Vectors of a CTA, or all there are, by its row groups: registers allow as many.
-VECTORS = {2: (64, 96, 128, 160, 192, 208)}
+#: Row groups of a CTA, and vectors, or all there are: registers allow as many.
+ROW_GROUPS, VECTORS = 2, (64, 96, 128, 160, 192, 208)
 #: CTAs that share activations, and that divide the columns.
 CLUSTERS = ((2, 1), (1, 1), (1, 2), (1, 4))
 #: Stages of weights and of activations, deepest first.
@@ -43,7 +43,7 @@ def choose_bytes(product: GemmBytes, sms: int) -> GemmBytes:
 
 def any_cut(batch: int) -> BytesCut:
     """A cut that every product of ``batch`` vectors may have at first."""
-    return BytesCut(2, min(64, _whole(batch)), 1, 1)
+    return BytesCut(ROW_GROUPS, min(64, _whole(batch)), 1, 1)
 
 
 def estimate(product: GemmBytes, sms: int) -> float:
@@ -61,12 +61,11 @@ def estimate(product: GemmBytes, sms: int) -> float:
 def ways(product: GemmBytes, sms: int) -> list[GemmBytes]:
     """The product with each cut that may be the best one."""
     found = []
-    for row_groups, most in VECTORS.items():
-        for vectors in sorted({min(_whole(product.batch), each) for each in most}):
-            for sharers, cluster in CLUSTERS:
-                way = _deepest(product, row_groups, vectors, sharers, cluster)
-                if way is not None and (cluster == 1 or _ctas(way) <= sms):
-                    found.append(way)
+    for vectors in sorted({min(_whole(product.batch), each) for each in VECTORS}):
+        for sharers, cluster in CLUSTERS:
+            way = _deepest(product, vectors, sharers, cluster)
+            if way is not None and (cluster == 1 or _ctas(way) <= sms):
+                found.append(way)
     return found
 
 
@@ -81,16 +80,14 @@ def _whole(batch: int) -> int:
     return GROUP * (groups if groups < 4 else groups - groups % 2)
 
 
-def _deepest(
-    product: GemmBytes, row_groups: int, vectors: int, sharers: int, cluster: int
-) -> GemmBytes | None:
+def _deepest(product: GemmBytes, vectors: int, sharers: int, cluster: int) -> GemmBytes | None:
     """With the deepest rings that fit, and two sets of registers if they do; None for a cut that
     the product cannot have."""
     for sets in (2, 1):
         for weights, activations in RINGS:
             try:
                 rings = weights, activations
-                cut = BytesCut(row_groups, vectors, *rings, sharers, sets, cluster)
+                cut = BytesCut(ROW_GROUPS, vectors, *rings, sharers, sets, cluster)
                 return replace(product, cut=cut)
             except PtxgenError:
                 continue
