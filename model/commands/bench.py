@@ -194,6 +194,7 @@ def _run_second_turn(args: argparse.Namespace) -> int:
         lambda of: second_turn_rows(of, tokens, repeats),
         sequences=2,
         memory_share=0.9,
+        prefix_host_memory=args.prefix_host_memory,
     )
 
 

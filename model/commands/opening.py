@@ -79,6 +79,7 @@ def service_options(
         sequences=args.parallel,
         memory_share=args.gpu_memory_share,
         prefix_host_memory=args.prefix_host_memory,
+        prefix_dir=args.prefix_dir,
         chunk=options.chunk(args),
     )
 

@@ -16,6 +16,8 @@ from urdir.model.errors import ModelError, UnsupportedError
 from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from urdir.driver.device import Device
     from urdir.driver.group import Group
     from urdir.model.engine.batch import ShapeBuckets
@@ -201,6 +203,8 @@ def _open_parts(opening: Opening, options: EngineOptions) -> EngineParts:
             drafters=drafters,
         )
     )
+    if options.prefix_dir is not None:
+        _save_prefixes(session, options.prefix_dir, file)
     if session.adapters is not None:
         session.adapters.load_all(adapters)
     if session.exchange is not None:
@@ -298,3 +302,22 @@ def _open_file(
             if source is not None:
                 process.check(source)
     return file, pair, config, opening.own(Texts(file, tokenizer, source, process))
+
+
+def _save_prefixes(session: Session, folder: Path, file: ModelFile) -> None:
+    """Give a session a folder for its prefixes, made if it does not exist. Raises ModelError."""
+    from urdir.model.memory.prefix_files import PrefixFiles, layout_digest, model_digest
+
+    if len(session.cache.shape.layers) and not session.cache.share_len:
+        raise ModelError("prefixes are saved where the cache has pages: open with page_len")
+    if session.cache.followers:
+        raise ModelError("prefixes of models on several GPUs are not saved")
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise ModelError(f"the folder of prefixes {folder}: {error.strerror}") from None
+    assert session.parts.recurrent is not None
+    layout = layout_digest(session.cache.shape, session.parts.recurrent.shape)
+    session.prefix_files = PrefixFiles(
+        folder, partial(model_digest, file), layout, session.cache.shape.dtypes
+    )

@@ -78,6 +78,7 @@ class EngineOptions:
     large states, some of which are kept for requests with a common prefix; the context is up to
     32768. Pages of prefixes that make room for others move to ``prefix_host_memory`` bytes of
     page-locked host memory (0: none), and back when a prompt begins with them.
+    `Service.act_on_slot` saves prefixes to files of the folder ``prefix_dir``.
 
     ``drafts``: steps verify drafts of the next tokens, so that one may take several: the answers
     are the same (`DraftSettings`). ``draft`` says whose: "ngram", those of earlier text; "mtp", of
@@ -115,6 +116,7 @@ class EngineOptions:
     pages: int | None = None
     chunk: int | None = None
     prefix_host_memory: int = 0
+    prefix_dir: Path | None = None
     drafts: DraftSettings | None = None
     draft: str | os.PathLike[str] | SyntheticModel | None = None
     adapters: Sequence[tuple[str | os.PathLike[str], float]] = ()

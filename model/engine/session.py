@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.model.engine.speculation.model_source import Drafter
     from urdir.model.memory.draft_settings import DraftSettings
+    from urdir.model.memory.prefix_files import PrefixFiles
 
 
 class Session(Owner):
@@ -75,6 +76,8 @@ class Session(Owner):
             rest = None if self.source is None else self.source.rest
             #: How many drafts steps have, by what became of earlier ones; None: none.
             self.drafting = Drafting.of(self.parts.state, rest, scope)
+            #: Where prefixes of slots are saved; None: nowhere.
+            self.prefix_files: PrefixFiles | None = None
             self._owners = owners.pop_all()
 
     @contextmanager

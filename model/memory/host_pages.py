@@ -7,6 +7,7 @@ those that read it.
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -18,8 +19,13 @@ from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
+    from urdir.driver.memory import Slice
     from urdir.driver.stream import Stream
     from urdir.model.memory.cache_groups import Group
+
+
+#: Pages that are copied to measure the rate.
+_MEASURED = 32
 
 
 class HostSlots:
@@ -28,7 +34,8 @@ class HostSlots:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._unused = list(reversed(range(count)))
+        # a prefix is evicted from its end on: its slots then have the order of its pages
+        self._unused = list(range(count))
         self._slots: OrderedDict[Node, int] = OrderedDict()
 
     @property
@@ -67,22 +74,44 @@ class HostPages(HostSlots, Owner):
     def __init__(
         self, device: Device, stream: Stream, groups: Sequence[Group], nbytes: int
     ) -> None:
-        self._planes = [list(group.planes()) for group in groups]
-        self._offsets = [0]
-        for planes in self._planes:
-            size = sum(size for _, _, size in planes)
-            self._offsets.append(self._offsets[-1] + size)
-        slot_nbytes = self._offsets[-1]
+        self._groups = tuple(groups)
+        slot_nbytes = sum(size for group in groups for _, _, size in group.planes())
         if nbytes < slot_nbytes:
             raise ModelError(
                 f"{nbytes:,} bytes of host memory for prefixes: a page takes {slot_nbytes:,}"
             )
         super().__init__(nbytes // slot_nbytes)
-        self.slot_nbytes = slot_nbytes
+        # of each plane of each group: its memory, start, bytes of a page, and where slots are
+        self._planes: list[list[tuple[Slice, int, int, int]]] = []
+        at = 0
+        for group in groups:
+            self._planes.append([])
+            for memory, start, size in group.planes():
+                self._planes[-1].append((memory, start, size, at))
+                at += self.count * size
         self._steps = stream
-        self._pinned = device.pinned(self.count * slot_nbytes, "prefixes")
+        self._pinned = device.pinned(at, "prefixes")
         self._copies = device.create_stream("prefixes")
         self._event = device.create_event("prefixes")
+        # an emulated device copies and computes at other rates than a GPU
+        self._seconds = 0.0 if device.is_emulated else self._measure()
+
+    def pays(self, seconds: float) -> bool:
+        """Whether a token comes back sooner than it is computed in so many seconds (0: it is not
+        known how many)."""
+        return not seconds or self._seconds < seconds
+
+    def _measure(self) -> float:
+        """Seconds in which a token comes back: slots are copied to pages, which are empty."""
+        leading = self._groups[0].layout
+        count = min(_MEASURED, self.count, *(group.layout.pages for group in self._groups))
+        pages = (tuple([number] * len(self._groups)) for number in range(count))
+        nothing = Node(None, (), -1)
+        moves = [Move(nothing, slot, of) for slot, of in enumerate(pages)]
+        begun = time.perf_counter()
+        self._copy(moves, to_device=True)
+        self._copies.synchronize()
+        return (time.perf_counter() - begun) / (count * leading.page_len)
 
     def receive(self, moves: Sequence[Move]) -> None:
         """Queue copies of pages to slots, before what is written to the pages from now on. Raises
@@ -109,13 +138,25 @@ class HostPages(HostSlots, Owner):
         then.wait(self._event)
 
     def _copy(self, moves: Sequence[Move], *, to_device: bool) -> None:
-        for move in moves:
-            at = move.slot * self.slot_nbytes
-            for page, planes, offset in zip(move.pages, self._planes, self._offsets, strict=False):
-                place = at + offset
-                if page is None:
-                    continue
-                for memory, start, nbytes in planes:
-                    copy = memory.upload_async if to_device else memory.download_async
-                    copy(self._pinned, nbytes, start + page * nbytes, self._copies, place)
-                    place += nbytes
+        """Queue copies; pages and slots that follow one another are copied at once."""
+        for number, planes in enumerate(self._planes):
+            pages = ((move.pages[number], move.slot) for move in moves)
+            runs = _runs([(page, slot) for page, slot in pages if page is not None])
+            for memory, start, size, at in planes:
+                copy = memory.upload_async if to_device else memory.download_async
+                for page, slot, count in runs:
+                    place = at + slot * size
+                    copy(self._pinned, count * size, start + page * size, self._copies, place)
+
+
+def _runs(pairs: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """Pairs (page, slot), in runs of consecutive ones of both: the first, and how many."""
+    runs: list[tuple[int, int, int]] = []
+    for page, slot in sorted(pairs):
+        if runs:
+            first, begun, count = runs[-1]
+            if (page, slot) == (first + count, begun + count):
+                runs[-1] = first, begun, count + 1
+                continue
+        runs.append((page, slot, 1))
+    return runs

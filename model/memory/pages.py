@@ -146,11 +146,15 @@ class PagePool(CountedPages):
         """How many of ``tokens`` are in cached whole pages of ``scope``."""
         return len(self._find(tuple(tokens), scope)[0]) * self.page_len
 
-    def find(self, tokens: Sequence[int], scope: bytes = b"") -> Path:
-        """The longest usable prefix of ``tokens`` in ``scope``."""
+    def find(self, tokens: Sequence[int], scope: bytes = b"", *, has_slots: bool = True) -> Path:
+        """The longest usable prefix of ``tokens`` in ``scope``; without ``has_slots`` of pages on
+        the device alone."""
         size = self.page_len
         nodes, part, common = self._find(tuple(tokens), scope)
         followed = len(nodes) * size + common
+        if not has_slots:
+            part, common = (part, common) if part and part.is_on_device else (None, 0)
+            nodes = [node for node in nodes if node.is_on_device]
         if part is not None and self._lacking([*nodes, part], followed) is not None:
             part, common = None, 0
         if part is None:
@@ -201,7 +205,7 @@ class PagePool(CountedPages):
         self.share(held)
         claimed = [(node, self.host.claim(node)) for node in hosted]
         try:
-            pages = self.take(len(hosted))
+            pages = sorted(self.take(len(hosted)))  # copies of neighbours are joined
         except DriverError:
             self.give_up(claimed)
             self.release(held)
@@ -217,6 +221,13 @@ class PagePool(CountedPages):
         for _, slot in claimed:
             self.host.free(slot)
         self._forget(claimed[0][0])
+
+    def erase(self, path: Path) -> None:
+        """Remove the last nodes of a path that have no reference and no other node after them."""
+        for node in reversed(path.all_nodes):
+            if node.children or (node.is_on_device and self._users[node.page]):
+                return
+            self._forget(node)
 
     def publish(
         self, tokens: Sequence[int], pages: Sequence[int], scope: bytes = b""
@@ -287,7 +298,7 @@ class PagePool(CountedPages):
         return node
 
     def _adopt(self, node: Node, page: int) -> None:
-        """A page that was computed anew is that of a node in a slot of the host."""
+        """A node in a slot of the host has a page again: it was computed once more."""
         if (known := self._nodes[page]) is not None:  # by the first of its tokens
             self._forget(known)
         assert self.host is not None

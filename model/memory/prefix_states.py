@@ -79,6 +79,17 @@ class PrefixStates:
                 found = length
         return tuple(cuts)
 
+    def erase(self, tokens: Sequence[int], scope: bytes = b"") -> int:
+        """Remove the states of a prefix, the longest first, as far as no longer prefix has any.
+        Returns how many of ``tokens`` lead to one."""
+        path = list(self._path(tokens, scope))
+        for _, node in reversed(path):
+            if node.children:
+                break
+            if node.place is not None:
+                self._forget(node)
+        return path[-1][0] if path else 0
+
     def take(self) -> int | None:
         """Take a slot for a state, evicting its contents. None while all are taken."""
         if self._unused:

@@ -23,8 +23,7 @@ from urdir.model.owner import Owner
 from urdir.ptxgen.kernels.repack import Repack
 from urdir.ptxgen.kernels.row_powers import RowPowers
 from urdir.ptxgen.kernels.row_scales import RowScales
-from urdir.ptxgen.weights.expansion import expand
-from urdir.ptxgen.weights.layout import Layout
+from urdir.ptxgen.weights.layout import Layout, recoded
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
@@ -76,10 +75,10 @@ class _Band:
 
     def read(self, into: Bytes) -> int:
         begin, fmt = self.first * self.layout.source_row_nbytes, self.layout.format
-        if isinstance(self.source, FileBytes) and not fmt.expanded:
+        if isinstance(self.source, FileBytes) and not fmt.recoded:
             self.source.read_into(begin, into[: self.nbytes])
             return self.nbytes
-        return _copy(expand(fmt, self.source[begin : begin + self.nbytes]), into)
+        return _copy(recoded(fmt, self.source[begin : begin + self.nbytes]), into)
 
     def place(self, staged: Slice, stream: Stream) -> None:
         tiles = self.destination.slice(*self.layout.span(self.first, self.rows))

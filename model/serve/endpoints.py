@@ -30,7 +30,8 @@ from urdir.model.serve.limits import Limits
 from urdir.model.serve.llama_server import slots
 from urdir.model.serve.metrics import ServerMetrics
 from urdir.model.serve.parameters import read_scales
-from urdir.model.serve.prefix_scope import CALLER
+from urdir.model.serve.prefix_scope import CALLER, prefix_scope
+from urdir.model.serve.slots import slot_action, slot_json
 from urdir.model.serve.stream import AnswerResponse, while_connected
 from urdir.model.serve.text_thread import Run, TextThread
 from urdir.model.serve.tokens import check_tokens
@@ -171,6 +172,17 @@ class Endpoints:
             return await self._prepared(request, prepare)
 
         return endpoint
+
+    async def slot(self, request: Request) -> Response:
+        """POST /slots/N?action=..., of what the caller's answers without a salt left there."""
+        slot, kind = request.path_params["slot"], request.query_params.get("action")
+        scope = prefix_scope(request.scope[CALLER], None)
+
+        async def prepare(body: bytearray, caller: bytes) -> Response:
+            action = slot_action(slot, kind, scope, Fields(parse_body(body, self._limits)))
+            return JsonResponse(slot_json(action, await self._service.act_on_slot(action)))
+
+        return await self._prepared(request, prepare)
 
     async def _prepared(
         self, request: Request, prepare: Callable[[bytearray, bytes], Coroutine[Any, Any, _Result]]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from urdir.model.engine.adapters import AdapterScale
 from urdir.model.engine.requests.metrics import Metrics
 from urdir.model.engine.requests.request import Ending, Piece, Request
+from urdir.model.engine.requests.slots import SlotAction, SlotDone
 from urdir.model.engine.sampling_settings import OPENAI, SamplingSettings
 
 if TYPE_CHECKING:
@@ -137,6 +138,10 @@ class AsyncService(Protocol):
 
     async def check(self, constraint: Constraint) -> None:
         """Compile a constraint before requests have it. Raises ModelError for a bad one."""
+
+    async def act_on_slot(self, action: SlotAction) -> SlotDone:
+        """Save, restore or erase the prefix of a slot. Raises PrefixFileError, and
+        what `lost` has."""
 
     async def adapters(self, scales: Mapping[int, float] | None) -> tuple[AdapterScale, ...]:
         """The LoRA adapters, after their scales in requests that name none are set, if given: by

@@ -1,4 +1,4 @@
-"""Every field of a request that OpenAI, vLLM or llama-server document, and what becomes of it here.
+"""Every field of a request that the protocols' owners document, and what becomes of it here.
 
 A field that would change the answer is served or refused: `refuse_unsupported` refuses. The tables
 of this room's README are written from `FIELDS` (tests/request_fields.py). Fields that nobody
@@ -6,7 +6,8 @@ documents are ignored, as with vLLM, and named in the log at the level of debugg
 
 Read on 2026-11-24: openai-python 3.54 (`completion_create_params`), vLLM's `protocol.py` of chat
 completions, completions and tokenizing, with the guided_* of 0.9, llama-server's README and
-`server-schema.cpp`.
+`server-schema.cpp`; on 2026-11-28: openai-python 3.57 (`response_create_params`), anthropic 2.14
+(`message_create_params`), ollama-python 0.6.3 (`ChatRequest`, `GenerateRequest`, `Options`).
 """
 
 from __future__ import annotations

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, ceil_div
-from urdir.ptxgen.weights.expansion import expand
 from urdir.ptxgen.weights.formats import FORMATS, Format, random_blocks
-from urdir.ptxgen.weights.layout import Layout
+from urdir.ptxgen.weights.layout import Layout, recoded
 
 CTA_THREADS = 128
 
@@ -19,7 +18,7 @@ CTA_THREADS = 128
 @dataclass(frozen=True)
 class Repack(KernelSpec):
     """Repack ``rows`` rows of a GGUF tensor of ``cols`` columns, a chunk of ``Layout.chunks``,
-    after `expand`."""
+    after `recoded`."""
 
     format: Format
     rows: int
@@ -38,8 +37,8 @@ class Repack(KernelSpec):
 
     @property
     def source_nbytes(self) -> int:
-        """Bytes of the chunk, expanded."""
-        return self.rows * self.layout.stored_row_nbytes
+        """Bytes of the chunk."""
+        return self.layout.source_nbytes
 
     @property
     def source_units(self) -> int:
@@ -64,12 +63,12 @@ class Repack(KernelSpec):
         return self.source_nbytes + self.layout.tiles_nbytes
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
-        packed = self.layout.pack_expanded(inputs["source"])
+        packed = self.layout.pack_recoded(inputs["source"])
         return {"tiles": packed[: self.layout.tiles_nbytes]}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        count = self.source_nbytes // self.format.stored_nbytes
-        blocks = expand(self.format, random_blocks(self.format, count, rng))
+        count = self.source_nbytes // self.format.nbytes
+        blocks = recoded(self.format, random_blocks(self.format, count, rng))
         return {"source": blocks, "tiles": np.zeros(self.layout.tiles_nbytes, np.uint8)}
 
     @classmethod

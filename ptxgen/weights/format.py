@@ -43,8 +43,8 @@ class Format:
     halvings: int = 0
     #: Whether ``d`` is the same in all blocks of a row.
     of_rows: bool = False
-    #: Bytes of a block after ``expansion.expand``, which ``planes`` describe; 0: as in GGUF.
-    expanded: int = 0
+    #: Whether planes describe blocks after `grids.recode`.
+    recoded: bool = False
     #: The codebook of a type that has one: ``planes`` then describe what registers have, and
     #: ``stored`` the planes of tiles.
     grid: Grid | None = None
@@ -55,7 +55,7 @@ class Format:
 
     def __repr__(self) -> str:
         """Name and digest of the description, so that a spec key changes when a layout does."""
-        late = ("table", "halvings", "of_rows", "expanded", "grid", "stored")
+        late = ("table", "halvings", "of_rows", "recoded", "grid", "stored")
         fields = [
             getattr(self, f.name)
             for f in dataclasses.fields(self)
@@ -168,11 +168,6 @@ class Format:
         """Whether every group has its own ``d``, or a factor of it, and no scale."""
         of_groups = any(len(part.target.strides) > 1 for _, part in self.parts("d"))
         return self.has_e4m3_factors or (of_groups and not self.has_singles)
-
-    @property
-    def stored_nbytes(self) -> int:
-        """Bytes of a block when repacked."""
-        return self.expanded or self.nbytes
 
     @property
     def needs_sums(self) -> bool:

@@ -258,10 +258,6 @@ _ALL = (
         "TQ2_0", 35, 256, 66, d=64, offset=1,
         quants=[Field(2, 0, (*_BYTES, 2, 4, _at(32)))],
     ),
-    _quantised(
-        "TQ1_0", 34, 256, 54, expanded=66, d=64, offset=1,
-        quants=[Field(2, 0, (*_BYTES, 2, 4, _at(32)))],
-    ),
     *grid_types(),
     *(_integer(bits, group) for bits, group in ((4, 128), (3, 64), (8, 32))),
     _e4m3(128),
@@ -305,13 +301,10 @@ def random_blocks(fmt: Format, count: int, rng: np.random.Generator, scale: floa
         dtype = np.float16 if fmt.element == "f16" else np.float32
         return values.astype(dtype).view(np.uint8).reshape(count, fmt.nbytes)
     blocks = rng.integers(0, 256, (count, fmt.nbytes), dtype=np.uint8)
-    if fmt.grid or fmt.expanded:
+    if fmt.grid:
         factors = scale * rng.uniform(0.01, 0.1, count) * rng.choice([-1.0, 1.0], count)
-        if fmt.expanded:
-            blocks[:, 52:] = factors.astype(np.float16).view(np.uint8).reshape(-1, 2)
-        else:
-            _, part = next(parts(fmt.stored, "d"))
-            _write(blocks, part, factors.astype(np.float16))
+        _, part = next(parts(fmt.stored, "d"))
+        _write(blocks, part, factors.astype(np.float16))
         return blocks
     if fmt.has_e4m3_factors and not fmt.has_singles:
         sizes = scale * rng.uniform(0.01, 0.1, count)[:, None] * np.array([1, 0.5, 2, 0.75])

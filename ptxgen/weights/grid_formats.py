@@ -1,4 +1,4 @@
-"""The tensor types with codebooks, IQ1 to IQ3: `grids` says what their planes have."""
+"""The tensor types with codebooks, IQ1 to IQ3 and TQ1_0: `grids` says what their planes have."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ _UNITS = {nbytes: (8 * nbytes, 16 * nbytes, 32 * nbytes) for nbytes in (1, 2, 4,
 # Levels of the grids of IQ2; -1, 0 and 1 of IQ1's, times eight, plus or minus one.
 _IQ2 = (8, 25, 43, 0, -8, -25, -43, 0)
 _IQ1 = (-7, 1, 9, 0, -9, -1, 7, 0)
+_TQ1 = (-1, 0, 1, 0, 0, 0, 0, 0)
 
 
 def _at(byte: int, shift: int = 0) -> int:
@@ -66,14 +67,15 @@ def _grid_type(
     bits = Field(8, 0, tuple(8 << k for k in range(5)))
     scales = Field(8, 0, () if group == UNIT else (8,))
     whole = Field(8, 0, (8,))
+    has_steps = any(part.number == "step" for plane in stored for part in plane.parts)
     planes = (
         Plane("low", 1, 32, (Part("q", 0, bits, bits),)),
-        Plane("scales", 1, UNIT // group, (Part("scale", 0, scales, scales),)),
-        Plane("factors", 8, 2, (Part("d", 0, whole, whole),)),
+        *(Plane("scales", 1, UNIT // group, (Part("scale", 0, scales, scales),)),) * has_steps,
+        Plane("factors", 8, 2, (Part("d", 0, d if d.width == 8 else whole, whole),)),
     )
     return Format(
         name, ggml_type, 256, nbytes, planes, group=group, halvings=halvings, grid=grid,
-        stored=(*stored, factors),
+        stored=(*stored, factors), recoded=name == "TQ1_0",
     )  # fmt: skip
 
 
@@ -164,6 +166,18 @@ def grid_types() -> tuple[Format, ...]:
                 )),
                 Plane("steps", 1, 1, tuple(
                     _three_bits("step", 0, _at(48), (3, 6, 16, 32), 1, (4,))
+                )),
+            ),
+        ),
+        _grid_type(
+            "TQ1_0", 34, 54, Grid("TQ1_0", 8, "none", _TQ1), d=Field(8, _at(52), (8,)),
+            stored=(
+                _indices(Field(8, 0, (8, 16, *_UNITS[4]))),
+                Plane("upper", 1, 2, (
+                    _part("rest", 0, Field(4, _at(32), (4, 8, *_UNITS[2])), 0, (4, 8)),
+                )),
+                Plane("highest", 2, 1, (
+                    _part("rest", 4, Field(1, _at(48), (1, 2, 4, 8, 16)), 0, (1, 2, 4)),
                 )),
             ),
         ),

@@ -1,4 +1,4 @@
-"""Codebooks (ggml's grids) of the IQ1, IQ2 and IQ3 types, and their weights in registers and numpy.
+"""Codebooks (ggml's grids) of IQ1, IQ2, IQ3 and TQ1_0, and their weights in registers and numpy.
 
 A weight's level is in an entry of its type's grid: a 32-bit word for eight weights (a code of four
 bits each, which `Grid.values` decodes), or for four (a byte each). Of a unit a tile has
@@ -8,6 +8,9 @@ bits each, which `Grid.values` decodes), or for four (a byte each). Of a unit a 
   are stored, the number of minus signs is even, and nibble 7 has other bits. IQ1 has in their place
   one bit for a unit or for eight weights: each is an eighth below its level, not above it;
 - the steps s of its groups: their scales are 2 s + 1.
+
+TQ1_0 has neither signs nor steps: of eight weights the first five are digits to base 3 of a byte,
+the others of five bits (`recode`). Both are indices of one table of digits.
 
 Kernels make of these what a type with bytes and scales of eight bits has (`Format.planes`). Source:
 ggml's blocks, as the ``gguf`` package's ``quants`` decodes them; its grids are used.
@@ -25,8 +28,8 @@ import numpy.typing as npt
 
 from urdir.ptxgen.weights.fields import Part, Plane
 
-Signs = Literal["seven", "eight", "below"]
-Numbers = Literal["index", "step", "below"]
+Signs = Literal["seven", "eight", "below", "none"]
+Numbers = Literal["index", "rest", "step", "below"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,20 +68,27 @@ class Grid:
     def weights_of(
         self, index: npt.NDArray[np.uint16], minus: npt.NDArray[np.bool_]
     ) -> npt.NDArray[np.int8]:
-        """Weights (units, 32) from indices (units, entries) and signs or levels below
-        (units, 32)."""
-        width = 32 // self.weights
-        words = np.array(self.words, np.uint32)[index][:, :, None]
+        """Weights (units, 32) from indices (units, entries), those of the last three digits of
+        eight 256 times, and signs or levels below (units, 32)."""
+        width, table = 32 // self.weights, np.array(self.words, np.uint32)
+        if self.signs == "none":
+            words = (table[index & 0xFF] | table[index >> 8] << np.uint32(20))[:, :, None]
+        else:
+            words = table[index][:, :, None]
         shifts = width * np.arange(self.weights, dtype=np.uint32)
         levels = (words >> shifts & np.uint32((1 << width) - 1)).reshape(len(index), -1)
         if not self.values:
-            return np.where(minus, -levels.astype(np.int8), levels).astype(np.int8)
-        values: npt.NDArray[np.int8] = np.array(self.values, np.int8)[levels + np.uint32(4) * minus]
+            sizes: npt.NDArray[np.int8] = levels.astype(np.int8)
+            return np.where(minus, -sizes, sizes)
+        codes = levels + np.uint32(4) * minus
+        values: npt.NDArray[np.int8] = np.array(self.values, np.int8)[codes]
         return values
 
 
 @functools.cache
 def _words(name: str, width: int) -> tuple[int, ...]:
+    if name == "TQ1_0":
+        return tuple(sum(v // 3**n % 3 << 4 * n for n in range(5)) for v in range(256))
     import gguf.quants  # rarely needed
 
     of: Any = getattr(gguf.quants, name)
@@ -175,3 +185,26 @@ def with_entries(nbytes: int, formats: Collection[HasGrid]) -> int:
 def aligned(nbytes: int) -> int:
     """As many bytes, or as many more as a copy of entries needs."""
     return nbytes + 15 & -16
+
+
+def recode(blocks: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Blocks of TQ1_0 (count, bytes) in the order of weights, as many bytes: a byte for five of
+    each eight weights, four bits for the other three, one more bit for these, ``d``.
+
+    In GGUF the digits of 32 bytes are weights 0 ... 159, of 16 bytes 80 more, of 4 bytes the last
+    16: first digits of all, then second ones. A byte is a fraction of 256.
+    """
+    powers = np.array([1, 3, 9, 27, 81], np.uint8)
+
+    def digits(part: npt.NDArray[np.uint8], count: int) -> npt.NDArray[np.uint16]:
+        fractions = part[:, None, :] * powers[:count, None]
+        found: npt.NDArray[np.uint16] = fractions.astype(np.uint16) * np.uint16(3) >> np.uint16(8)
+        return found.reshape(len(part), -1)
+
+    first, middle, last, d = np.hsplit(blocks, [32, 48, 52])
+    eights = np.hstack([digits(first, 5), digits(middle, 5), digits(last, 4)])
+    eights = eights.reshape(len(blocks), 32, 8) * powers.astype(np.uint16)[[0, 1, 2, 3, 4, 0, 1, 2]]
+    five, three = eights[:, :, :5].sum(axis=2), eights[:, :, 5:].sum(axis=2)
+    nibbles = (three[:, ::2] & 15 | (three[:, 1::2] & 15) << 4).astype(np.uint8)
+    highest = np.packbits((three >> 4).astype(np.uint8), axis=1, bitorder="little")
+    return np.hstack([five.astype(np.uint8), nibbles, highest, d])

@@ -3,8 +3,8 @@
 A matrix (rows, cols) is cut into units of 32 consecutive weights of a row. A tile is 16 rows x 8
 units; the tiles of 16 rows (a band) are contiguous. Each plane of the format holds one item
 (quants, scales, factors) for every unit or every few units. In a tile the planes are contiguous, in
-a plane the rows. Together the planes take as many bytes as the GGUF blocks, except for TQ1_0
-(`expansion`), IQ1_M and IQ4_XS. The last tiles are padded with zeros.
+a plane the rows. Together the planes take as many bytes as the GGUF blocks, except for IQ1_M
+and IQ4_XS. The last tiles are padded with zeros.
 
 A tile is one run because a copy by the engine that moves tiles to shared memory costs about 69
 cycles of an SM whatever its size (H200). Runs are multiples of 32 bytes; a matrix starts 256-byte
@@ -27,10 +27,9 @@ import numpy.typing as npt
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.weights.e4m3 import e4m3
-from urdir.ptxgen.weights.expansion import expand
 from urdir.ptxgen.weights.fields import Part, Plane
 from urdir.ptxgen.weights.formats import UNIT, Bytes, Format
-from urdir.ptxgen.weights.grids import parts, signs_of
+from urdir.ptxgen.weights.grids import parts, recode, signs_of
 
 #: Rows of a tile, and units of one of its rows.
 TILE_ROWS, TILE_UNITS = 16, 8
@@ -122,7 +121,7 @@ class Layout:
         """Split the matrix into whole bands: (first row, rows) of pieces of at most ``max_nbytes``,
         in GGUF and repacked. A piece is at least one band.
         """
-        step = TILE_ROWS * max(1, max_nbytes // (TILE_ROWS * self.stored_row_nbytes))
+        step = TILE_ROWS * max(1, max_nbytes // (TILE_ROWS * self.source_row_nbytes))
         for first in range(0, self.rows, step):
             yield first, min(step, self.rows - first)
 
@@ -130,11 +129,6 @@ class Layout:
     def source_row_nbytes(self) -> int:
         """Bytes of a row of the GGUF tensor."""
         return self.cols // self.format.block * self.format.nbytes
-
-    @property
-    def stored_row_nbytes(self) -> int:
-        """Bytes of a row after expansion."""
-        return self.cols // self.format.block * self.format.stored_nbytes
 
     # ---- numpy ----
 
@@ -146,10 +140,10 @@ class Layout:
                 f"{self.format.name} {self.rows} x {self.cols} takes {self.source_nbytes} bytes, "
                 f"got {raw.size}"
             )
-        return self.pack_expanded(expand(self.format, raw))
+        return self.pack_recoded(recoded(self.format, raw))
 
-    def pack_expanded(self, raw: Bytes) -> Bytes:
-        """Blocks after `expand`, (bytes,) u8 -> the repacked matrix, (nbytes,) u8."""
+    def pack_recoded(self, raw: Bytes) -> Bytes:
+        """Blocks after `recoded`, (bytes,) u8 -> the repacked matrix, (nbytes,) u8."""
         packed = np.zeros(self.nbytes, np.uint8)
         for plane in self.format.tile_planes:
             items = (
@@ -288,7 +282,11 @@ class Layout:
             steps = parts(self.format.stored, "step")
             return 2 * self._numbers(packed, steps, per_unit) + np.uint8(1)
         index = self._numbers(packed, parts(self.format.stored, "index"), grid.entries, np.uint16)
-        if grid.signs == "below":
+        if grid.signs == "none":
+            rest = parts(self.format.stored, "rest")
+            index |= self._numbers(packed, rest, grid.entries, np.uint16) << np.uint16(8)
+            minus = np.zeros((len(index), per_unit), np.bool_)
+        elif grid.signs == "below":
             below = [*parts(self.format.stored, "below")]
             count = below[0][1].count
             minus = self._numbers(packed, below, count).repeat(per_unit // count, axis=1) != 0
@@ -316,6 +314,11 @@ class Layout:
         return numbers
 
 
+def recoded(fmt: Format, raw: Bytes) -> Bytes:
+    """GGUF blocks (bytes, any shape) as the format's planes describe them, (bytes,) u8."""
+    return (recode(raw.reshape(-1, fmt.nbytes)) if fmt.recoded else raw).reshape(-1)
+
+
 def plane_run(plane: Plane) -> int:
     """Bytes of a plane in a tile."""
     return TILE_ROWS * TILE_UNITS // plane.units * plane.nbytes
@@ -327,8 +330,8 @@ def powers_of_two(exponents: Bytes) -> npt.NDArray[np.float32]:
 
 
 def pack_plane(fmt: Format, plane: Plane, blocks: Bytes) -> Bytes:
-    """One plane of a run of blocks (bytes, any shape, expanded) -> (items, bytes of an item) u8."""
-    blocks = blocks.reshape(-1, fmt.stored_nbytes)
+    """One plane of a run of blocks (bytes, any shape, recoded) -> (items, bytes of an item) u8."""
+    blocks = blocks.reshape(-1, fmt.nbytes)
     block_items = fmt.block_units // plane.units
     items = np.zeros((len(blocks), block_items, plane.nbytes), np.uint8)
     for part in plane.parts:

@@ -175,7 +175,9 @@ class Tile:
     @cached_property
     def grid_runs(self) -> tuple[Run, ...]:
         """The runs of indices, the first one, and of signs of types with a codebook."""
-        return tuple(run for run in self.runs if run.plane.name in ("index", "signs", "upper"))
+        return tuple(
+            run for run in self.runs if run.plane.name in ("index", "signs", "upper", "highest")
+        )
 
     @property
     def has_words(self) -> bool:

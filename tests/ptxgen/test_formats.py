@@ -8,7 +8,6 @@ import pytest
 
 from tests.ptxgen.own_types import dequantized, is_own
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.weights.expansion import expand
 from urdir.ptxgen.weights.formats import (
     FORMATS,
     INTEGERS,
@@ -18,12 +17,11 @@ from urdir.ptxgen.weights.formats import (
     format_of,
     random_blocks,
 )
-from urdir.ptxgen.weights.layout import TILE_ROWS, TILE_UNITS, Layout
+from urdir.ptxgen.weights.layout import TILE_ROWS, TILE_UNITS, Layout, recoded
 
 QUANTISED = [f for f in FORMATS.values() if not f.is_float]
 #: Bits of a weight on the device, where they are more than in GGUF.
 LARGER = {
-    "TQ1_0": 2.0625,
     "IQ1_M": 1.8125,
     "IQ4_XS": 4.3125,
     "W4G128": 4.375,
@@ -80,7 +78,7 @@ def test_every_bit_of_a_block_is_moved_to_a_bit_of_its_own(fmt: Format) -> None:
                 assert len(set(targets)) == len(targets)
                 assert set(targets) <= set(range(8 * plane.nbytes))
                 assert len(targets) == 8 * plane.nbytes or fmt.name in LARGER
-    wanted = set(range(8 * fmt.stored_nbytes))
+    wanted = set(range(8 * fmt.nbytes))
     if fmt.has("minimum") and not fmt.has("scale"):  # a block's one minimum is that of each unit
         unread = set() if fmt.block == UNIT else set(range(36, 40))
         assert set(sources) == wanted - unread
@@ -138,11 +136,11 @@ def test_a_unit_lies_at_its_place_in_every_plane(fmt: Format) -> None:
     layout = Layout(fmt, 19, 9 * UNIT if fmt.block == UNIT else 512)
     row_blocks = layout.cols // fmt.block
     for row, unit in ((0, 0), (5, 8), (17, 1), (18, layout.row_units - 1)):
-        blocks = np.zeros((layout.rows, row_blocks, fmt.stored_nbytes), np.uint8)
+        blocks = np.zeros((layout.rows, row_blocks, fmt.nbytes), np.uint8)
         block = unit // fmt.block_units
-        blocks[row, block] = expand(fmt, random_blocks(fmt, 1, np.random.default_rng(unit)))
+        blocks[row, block] = recoded(fmt, random_blocks(fmt, 1, np.random.default_rng(unit)))
         wanted = items_of_a_block(fmt, blocks[row, block])
-        packed = layout.pack_expanded(blocks)
+        packed = layout.pack_recoded(blocks)
         first = layout.place(row, block * fmt.block_units)
         for plane in fmt.tile_planes:
             items = layout.plane_of(packed, plane).reshape(-1, plane.nbytes)
@@ -157,7 +155,7 @@ def test_a_unit_lies_at_its_place_in_every_plane(fmt: Format) -> None:
 def items_of_a_block(fmt: Format, block: Bytes) -> dict[str, Bytes]:
     """The items of one block, plane by plane, from a matrix of a single one."""
     layout = Layout(fmt, 1, fmt.block)
-    packed = layout.pack_expanded(block)
+    packed = layout.pack_recoded(block)
     count = fmt.block_units
     return {p.name: layout.plane_of(packed, p)[0, : count // p.units] for p in fmt.tile_planes}
 
@@ -241,11 +239,11 @@ def test_chunks_cover_the_tensor_once_in_order(fmt: Format, max_nbytes: int) -> 
         assert offset == end
         assert offset % 16 == 0
         end += tiles_nbytes
-        nbytes = rows * layout.stored_row_nbytes
-        assert nbytes <= max(max_nbytes, TILE_ROWS * layout.stored_row_nbytes)
+        nbytes = rows * layout.source_row_nbytes
+        assert nbytes <= max(max_nbytes, TILE_ROWS * layout.source_row_nbytes)
         if number < len(chunks) - 1:
             assert rows % TILE_ROWS == 0
-            assert nbytes + TILE_ROWS * layout.stored_row_nbytes > max_nbytes
+            assert nbytes + TILE_ROWS * layout.source_row_nbytes > max_nbytes
         at += rows
     assert at == layout.rows
     assert end == layout.tiles_nbytes
@@ -261,14 +259,13 @@ def test_errors_name_the_type_and_the_shape() -> None:
         Layout(FORMATS["Q8_0"], 1, 32).pack(np.zeros(33, np.uint8))
 
 
-@pytest.mark.parametrize("fmt", [f for f in QUANTISED if f.expanded], ids=lambda f: f.name)
-def test_any_bytes_are_ggufs_weights_once_expanded(fmt: Format) -> None:
+@pytest.mark.parametrize("fmt", [f for f in QUANTISED if f.grid], ids=lambda f: f.name)
+def test_any_bytes_are_ggufs_weights(fmt: Format) -> None:
     """Every index of a grid, every sign: 64 blocks have more numbers than a grid has entries."""
     blocks = random_blocks(fmt, 64, np.random.default_rng(7))
     kind = gguf.GGMLQuantizationType[fmt.name]
     layout = Layout(fmt, 1, 64 * fmt.block)
-    assert expand(fmt, blocks).size == 64 * fmt.expanded
-    assert layout.stored_row_nbytes == 64 * fmt.expanded
+    assert recoded(fmt, blocks).size == blocks.size
     expected = gguf.quants.dequantize(blocks.reshape(1, -1), kind).astype(np.float32)
     np.testing.assert_array_equal(layout.unpack(layout.pack(blocks)), expected)
 

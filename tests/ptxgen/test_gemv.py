@@ -26,6 +26,7 @@ from urdir.ptxgen.kernels.linear.prologue.norm import Normed
 from urdir.ptxgen.kernels.linear.steps import Step
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.weights.formats import FORMATS, Bytes, Format
+from urdir.ptxgen.weights.layout import recoded
 
 RMS = Norm("rms", 1e-5)
 FINE_RMS = Norm("rms", 1e-6)
@@ -92,8 +93,8 @@ def integer_matrix(fmt: Format, rows: int, cols: int, seed: int) -> tuple[Bytes,
     if fmt.grid:
         blocks, weights = codebook_matrix(fmt, count, rng)
         weights = weights.reshape(rows, cols)
-        return blocks.reshape(-1), weights, abs(weights)
-    blocks = np.zeros((count, fmt.stored_nbytes), np.uint8)
+        return recoded(fmt, blocks), weights, abs(weights)
+    blocks = np.zeros((count, fmt.nbytes), np.uint8)
     most, step = 4, 1
     if fmt.table:
         codes, entries, step = small_entries(fmt)
@@ -137,7 +138,7 @@ def integer_matrix(fmt: Format, rows: int, cols: int, seed: int) -> tuple[Bytes,
     weights, sizes = scale * quants + minimum, abs(scale) * abs(quants) + abs(minimum)
     if is_own(fmt):
         np.testing.assert_array_equal(dequantized(fmt, blocks), weights)
-    elif not fmt.expanded:
+    elif not fmt.recoded:
         kind = gguf.GGMLQuantizationType[fmt.name]
         np.testing.assert_array_equal(gguf.quants.dequantize(blocks, kind), weights)
     return blocks.reshape(-1), weights.reshape(rows, cols), sizes.reshape(rows, cols)
@@ -173,7 +174,7 @@ CUTS: list[dict[str, Any]] = [
         pytest.param(fmt, cut, id=f"{fmt.name}-{cut}", marks=[pytest.mark.full] * ((f + c) % 3 > 0))
         for f, fmt in enumerate(QUANTISED)
         for c, cut in enumerate(CUTS)
-        if fmt.grid is None or fmt.name in ("IQ3_S", "IQ1_S", "IQ1_M")  # others: levels up to 62
+        if fmt.grid is None or fmt.name in ("IQ3_S", "IQ1_S", "IQ1_M", "TQ1_0")  # small levels
     ],
 )
 def test_products_of_integers_are_exact(device: Device, fmt: Format, cut: dict[str, Any]) -> None:
@@ -184,7 +185,7 @@ def test_products_of_integers_are_exact(device: Device, fmt: Format, cut: dict[s
     blocks, weights, sizes = integer_matrix(fmt, 35, cols, seed=1)
     x = integer_vector(cols, seed=2)
     assert (sizes @ abs(x)).max() < 2**24
-    inputs = {"weights": spec.layout.pack_expanded(blocks), "x": x.astype(np.float32)[None]}
+    inputs = {"weights": spec.layout.pack_recoded(blocks), "x": x.astype(np.float32)[None]}
     y = run_kernel(device, spec, inputs)["y"]
     np.testing.assert_array_equal(y[0].astype(np.int64), weights @ x)
 

@@ -11,9 +11,8 @@ from urdir.driver.device import Device
 from urdir.driver.harness import run_kernel
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.repack import Repack
-from urdir.ptxgen.weights.expansion import expand
 from urdir.ptxgen.weights.formats import FORMATS, Bytes, Format, random_blocks
-from urdir.ptxgen.weights.layout import Layout
+from urdir.ptxgen.weights.layout import Layout, recoded
 
 
 def _layout(fmt: Format) -> Layout:
@@ -36,7 +35,7 @@ def _chunks(layout: Layout, source: Bytes, max_nbytes: int) -> Iterator[tuple[in
     for first, rows in layout.chunks(max_nbytes):
         part = source[first * row : (first + rows) * row]
         spec = Repack(layout.format, rows, layout.cols)
-        part = expand(layout.format, part)
+        part = recoded(layout.format, part)
         assert spec.source_nbytes == part.size
         yield first, spec, part
 
@@ -62,7 +61,7 @@ def test_the_kernel_makes_the_packed_matrix(device: Device, fmt: Format) -> None
     blocks = random_blocks(fmt, layout.rows * layout.cols // fmt.block, np.random.default_rng(2))
     source = blocks.reshape(-1)
     packed = np.zeros(layout.nbytes, np.uint8)
-    chunks = list(_chunks(layout, source, 32 * layout.stored_row_nbytes))
+    chunks = list(_chunks(layout, source, 32 * layout.source_row_nbytes))
     assert [first for first, _, _ in chunks] == [0, 32]
     for first, spec, part in chunks:
         inputs = spec.make_inputs(np.random.default_rng(3)) | {"source": part}

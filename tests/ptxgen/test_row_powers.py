@@ -11,9 +11,8 @@ from urdir.driver.harness import run_kernel
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.row_powers import RowPowers
 from urdir.ptxgen.weights.e4m3 import e4m3
-from urdir.ptxgen.weights.expansion import expand
 from urdir.ptxgen.weights.formats import FORMATS, Bytes, Format, random_blocks
-from urdir.ptxgen.weights.layout import Layout
+from urdir.ptxgen.weights.layout import Layout, recoded
 
 TYPES = [f for f in FORMATS.values() if f.name != "F16"]
 #: The largest |scale - offset| that a type's bits express, and the largest minimum; others: 1.
@@ -73,8 +72,8 @@ def _bounds(fmt: Format, blocks: Bytes) -> npt.NDArray[np.float64]:
 def _adversarial(fmt: Format, layout: Layout) -> Bytes:
     """Expanded blocks: a row of zeros, then factors that are huge, subnormal, infinite, NaN."""
     count = layout.rows * layout.cols // fmt.block
-    blocks = expand(fmt, random_blocks(fmt, count, np.random.default_rng(5)))
-    rows = blocks.reshape(layout.rows, -1, fmt.stored_nbytes).copy()
+    blocks = recoded(fmt, random_blocks(fmt, count, np.random.default_rng(5)))
+    rows = blocks.reshape(layout.rows, -1, fmt.nbytes).copy()
     rows[0] = 0
     places = [part.source.start // 8 for number in ("d", "m") for _, part in fmt.parts(number)]
     if fmt.has_exponents:
@@ -129,7 +128,7 @@ def _matrix(fmt: Format, layout: Layout) -> tuple[Bytes, npt.NDArray[np.float64]
         source = (bits >> 16).astype(np.uint16) if fmt.element == "bf16" else bits
         return layout.pack(source), abs(values.astype(np.float64)).max(axis=1)
     blocks = _adversarial(fmt, layout)
-    return layout.pack_expanded(blocks.reshape(-1)), _bounds(fmt, blocks)
+    return layout.pack_recoded(blocks.reshape(-1)), _bounds(fmt, blocks)
 
 
 @every_type

@@ -14,6 +14,7 @@ from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.metrics import Metrics
 from urdir.model.engine.requests.request import Ending, Item, Piece, Request
 from urdir.model.engine.requests.service import OpenModel, Service
+from urdir.model.engine.requests.slots import SlotAction, SlotDone
 from urdir.model.engine.requests.warm_up import WarmUp
 from urdir.model.text.constraints import Constraint
 
@@ -57,6 +58,10 @@ class AsyncAnswers(Answering[Answer]):
     async def check(self, constraint: Constraint) -> None:
         """Compile a constraint, which is kept for a while. Raises ModelError for a bad one."""
         await asyncio.to_thread(self._service.compiler.matcher, constraint)
+
+    async def act_on_slot(self, action: SlotAction) -> SlotDone:
+        """See `Service.act_on_slot`."""
+        return await asyncio.to_thread(self._service.act_on_slot, action)
 
     async def adapters(self, scales: Mapping[int, float] | None) -> tuple[AdapterScale, ...]:
         """See `Service.adapters`."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from urdir.model.engine.requests.answer import Answer
     from urdir.model.engine.requests.metrics import Metrics
     from urdir.model.engine.requests.request import Item, Request
+    from urdir.model.engine.requests.slots import SlotAction, SlotDone
     from urdir.model.text.matcher import ConstraintCompiler
 
 log = logging.getLogger("urdir.serve")
@@ -54,6 +55,9 @@ class Engine(Protocol):
         """See `Service`."""
 
     def cancel(self, answer: Answer) -> None:
+        """See `Service`."""
+
+    def act_on_slot(self, action: SlotAction) -> SlotDone:
         """See `Service`."""
 
     def adapters(self, scales: Mapping[int, float] | None) -> tuple[AdapterScale, ...]:
@@ -122,8 +126,8 @@ class Desk:
                     answer = self._answers.pop(call.number, None)
                 if answer is not None:
                     engine.cancel(answer)
-            case wire.Check():
-                self._compilers.submit(self._reply, call.number, partial(_check, engine, call))
+            case wire.Check() | wire.Slot():
+                self._compilers.submit(self._reply, call.number, partial(_do, engine, call))
             case wire.Query() | wire.Keep() | wire.Scales():
                 self._reply(call.number, partial(self._found, engine, call))
             case wire.Ready():
@@ -219,7 +223,10 @@ class Desk:
             self.connection.close()
 
 
-def _check(engine: Engine, call: wire.Check) -> wire.Told:
+def _do(engine: Engine, call: wire.Check | wire.Slot) -> wire.Told:
+    """What may take a while."""
+    if isinstance(call, wire.Slot):
+        return wire.Told(call.number, done=engine.act_on_slot(call.action))
     engine.compiler.matcher(call.constraint)
     return wire.Told(call.number)
 

@@ -13,6 +13,7 @@ from urdir.model.engine.requests.answering import Answering
 from urdir.model.engine.requests.device_lost import DeviceLostError
 from urdir.model.engine.requests.metrics import Metrics
 from urdir.model.engine.requests.request import Item, Request
+from urdir.model.engine.requests.slots import SlotAction, SlotDone
 from urdir.model.serve.apart import wire
 from urdir.model.serve.errors import loading
 from urdir.model.serve.interface import ServedModel
@@ -77,6 +78,12 @@ class EngineLink(Answering[int], asyncio.Protocol):
         metrics = (await self._reply(wire.Query)).metrics
         assert metrics is not None
         return metrics
+
+    async def act_on_slot(self, action: SlotAction) -> SlotDone:
+        """See `AsyncService`."""
+        done = (await self._reply(lambda number: wire.Slot(number, action))).done
+        assert done is not None
+        return done
 
     async def keep(self, action: Action, name: bytes, value: bytes = b"") -> bytes | None:
         """See `Keeping`: the engine's process keeps it for all front ends."""

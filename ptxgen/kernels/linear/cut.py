@@ -66,7 +66,8 @@ class Footprint:
     ``tile``: a slot of a ring; ``sums``: a warp's sums of a tile; ``activations`` of the CTA and
     ``warp_activations`` of each warp; ``warp_squares``: a warp's sums of squares; ``shared``: what
     all threads read, a multiple of 16, after these; ``tables``: beside all of them, entries of
-    codebooks. ``partials``: the most for sums of all warps; None: all that two slots a warp leave.
+    codebooks; ``warps``: the most. ``partials``: the most for sums of all warps; None: all that two
+    slots a warp leave.
     """
 
     tile: int
@@ -76,6 +77,7 @@ class Footprint:
     warp_activations: int = 0
     shared: int = 0
     tables: int = 0
+    warps: int = WARPS
     partials: int | None = PARTIALS_NBYTES
 
     def activations_of(self, warps: int) -> int:
@@ -99,7 +101,7 @@ class Footprint:
     def most_warps(self, shared: int) -> int:
         """Warps that have room for a ring each."""
         room = shared - self.tables - PARTIALS_NBYTES
-        return max((w for w in range(1, WARPS + 1) if self.least(w) <= room), default=1)
+        return max((w for w in range(1, self.warps + 1) if self.least(w) <= room), default=1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,15 @@ def test_show_needs_no_tokeniser(cli: Cli, nano: Path) -> None:
     others = {"context", "total"}
     assert memory["total"] == sum(memory[name] for name in memory.keys() - others)
     assert sum(tensor["bytes"] for tensor in report["tensors"]) == report["bytes"]
+    values = 2 * 2 * 2 * 64  # layers, keys and values, KV heads, dimensions
+    assert report["cache"] == {
+        "f32": 4 * values,
+        "f16": 2 * values,
+        "bf16": 2 * values,
+        "q8_0": values * 34 // 32,
+        "fp8": values + 4 * values // 64,
+        "q4_0": values * 18 // 32,
+    }
     assert report["roles"][0] == {
         "role": "token_embd",
         "shape": [320, 256],

@@ -29,7 +29,7 @@ MIXTURE = Shape(
 )
 #: Shape, types of its matrices in turn: those of Q, K and V differ, so does a pair of gate and up.
 CASES = {
-    "dense": (DENSE, ("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S", "IQ1_M")),
+    "dense": (DENSE, ("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S", "IQ1_M", "TQ1_0")),
     "one type": (DENSE, ("IQ3_S",)),
     "mixture": (MIXTURE, ("IQ1_M", "IQ2_S", "IQ1_S")),
 }

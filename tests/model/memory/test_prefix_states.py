@@ -137,3 +137,23 @@ def test_a_short_prompt_is_worth_no_state() -> None:
         states.know(range(640), place)
         assert states.cuts([*range(600), *range(1000)], 0) == (576, 1600)
         assert states.cuts([*range(600), *range(400)], 0) == (576,)
+
+
+def test_states_are_erased_up_to_where_others_go_on() -> None:
+    states = PrefixStates(4, PAGE)
+    tokens = tuple(range(4 * PAGE))
+    for length in (PAGE, 2 * PAGE, 4 * PAGE):
+        place = states.take()
+        assert place is not None
+        states.know(tokens[:length], place)
+    other = (*tokens[:PAGE], *(99 for _ in range(PAGE)))
+    place = states.take()
+    assert place is not None
+    states.know(other, place)
+    assert states.erase((*tokens, 5)) == 4 * PAGE
+    assert states.known == 2
+    assert states.find(tokens, len(tokens))[0] == PAGE
+    assert states.find(other, len(other))[0] == 2 * PAGE
+    assert states.erase(other) == 2 * PAGE
+    assert (states.known, len(states._unused)) == (0, 4)
+    assert states.erase(other) == 0

@@ -24,17 +24,18 @@ from urdir.ptxgen.weights.layout import Layout
     [
         fmt
         for name, fmt in FORMATS.items()
-        if (fmt.table or fmt.expanded) and name in gguf.GGMLQuantizationType.__members__
+        if (fmt.table or fmt.grid or fmt.has_e4m3_factors)
+        and name in gguf.GGMLQuantizationType.__members__
     ],
     ids=lambda fmt: fmt.name,
 )
 def test_what_lies_on_the_device_is_ggufs_dequantisation(
     device_name: str, monkeypatch: pytest.MonkeyPatch, fmt: Format
 ) -> None:
-    """In three pieces; those of types that are expanded fit in a slot all the same."""
+    """In three pieces."""
     layout = Layout(fmt, 35, 768)
-    monkeypatch.setattr(upload, "_SLOT_BYTES", 16 * layout.stored_row_nbytes)
-    assert [rows for _, rows in layout.chunks(16 * layout.stored_row_nbytes)] == [16, 16, 3]
+    monkeypatch.setattr(upload, "_SLOT_BYTES", 16 * layout.source_row_nbytes)
+    assert [rows for _, rows in layout.chunks(16 * layout.source_row_nbytes)] == [16, 16, 3]
     blocks = random_blocks(fmt, 35 * 768 // fmt.block, np.random.default_rng(1))
     with Device.open(device_name) as device, device.arena({"m": layout.nbytes}, "w") as arena:
         arena["m"].fill(0)

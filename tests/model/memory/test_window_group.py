@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from urdir.model.errors import ContextFullError
 from urdir.model.memory.cache_groups import LeadingGroup
 from urdir.model.memory.cache_shape import CachedLayer, Window
+from urdir.model.memory.cached_prefixes import CachedPrefixes
 from urdir.model.memory.host_pages import HostSlots
 from urdir.model.memory.kv_cache import KvCache
 from urdir.model.memory.pages import Move, Node, PagePool
@@ -76,6 +77,9 @@ class ToyHost(HostSlots):
                 None if page is None else list(group.of[page]) for group, page in pairs
             ]
 
+    def pays(self, seconds: float) -> bool:
+        return True
+
     def give(self, moves: Sequence[Move]) -> None:
         for move in moves:
             for group, page, content in zip(
@@ -113,14 +117,11 @@ class Windows(RuleBasedStateMachine):
         shape: Any = SimpleNamespace(sequences=SEQUENCES, max_len=MOST, share_len=PAGE)
         vars(self.cache).update(
             shape=shape,
-            _followers=(),
+            followers=(),
             _groups=[window, leading],
-            _leading=leading,
-            _windows=[window],
-            host=None,
         )
-        if self.slots:
-            self.cache.host = pool.host = ToyHost(self.slots, self.leading, self.window)  # type: ignore[assignment]
+        host: Any = ToyHost(self.slots, self.leading, self.window) if self.slots else None
+        self.cache.prefixes = CachedPrefixes(leading, [window], host)
         self.held: dict[int, Held] = {}
 
     @rule(slot=SLOTS, prompt=PROMPTS, scope=SCOPES)
@@ -252,7 +253,8 @@ class Windows(RuleBasedStateMachine):
                 pages = [self.leading.of[node.page]]
                 assert tree._nodes[node.page] is node
             else:
-                host: Any = self.cache.host
+                assert self.cache.prefixes is not None
+                host: Any = self.cache.prefixes.host
                 leading, window = host.of[host._slots[node]]
                 pages = [leading, *([window] if node in kept._hosted else [])]
                 assert not any(child.is_on_device for child in node.children)
@@ -283,7 +285,9 @@ class WindowsWithHost(Windows):
 
     @invariant()
     def slots_are_filled_or_unused(self) -> None:
-        host: Any = self.cache.host
+        assert self.cache.prefixes is not None
+        host: Any = self.cache.prefixes.host
+        assert self.window.group.pool._hosted <= host._slots.keys()
         assert sorted([*host._unused, *host._slots.values()]) == [*range(self.slots)]
 
 

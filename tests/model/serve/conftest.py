@@ -16,7 +16,8 @@ import pytest
 
 from urdir.model.engine.adapters import AdapterScale
 from urdir.model.engine.requests.request import Ending, Finish, Piece, Request, TokenChoice
-from urdir.model.errors import ConstraintError
+from urdir.model.engine.requests.slots import SlotAction, SlotDone
+from urdir.model.errors import ConstraintError, PrefixFileError
 from urdir.model.files.gguf import Gguf
 from urdir.model.serve.access import Access
 from urdir.model.serve.interface import Defaults, Facts, Metrics
@@ -91,6 +92,7 @@ class ToyService:
     good: int = 0
     drafts: tuple[int, int] = (0, 0)  # of an answer, and those accepted
     requests: list[Request] = field(default_factory=list)
+    actions: list[SlotAction] = field(default_factory=list)
     scales: dict[int, float] = field(default_factory=dict)  # of adapters
     tokens: int = 0
     running: int = 0
@@ -141,6 +143,12 @@ class ToyService:
 
     async def check(self, constraint: object) -> None:
         pass
+
+    async def act_on_slot(self, action: SlotAction) -> SlotDone:
+        self.actions.append(action)
+        if action.slot == 9:
+            raise PrefixFileError("slot 9: there are 2, from 0 on")
+        return SlotDone(17, 4096, 0.25)
 
     async def metrics(self) -> Metrics:
         return Metrics(queued=3, running=self.running, pages_used=7, pages_total=99, steps=12)

@@ -257,16 +257,7 @@ class GemmBytes(PackedTiling):
                 inputs[weights] = layout.pack(random_blocks(layout.format, count, rng))
                 if not self.of_floats:
                     inputs[of_rows] = eights.row_scales(layout, inputs[weights])
-        for p in self.params:
-            if p.name not in inputs and p.access is Access.IN:
-                inputs[p.name] = rng.standard_normal(self.shape_of(p)).astype(np.float32)
-        for step in self.fused:
-            inputs |= step.make_inputs(self, rng)
-        return {p.name: inputs[p.name] for p in self.params if p.access is not Access.OUT}
-
-    def flops(self) -> int:
-        rows = sum(part.rows for part in self.parts)
-        return 2 * self.batch * rows * self.cols * self.pair
+        return self.completed(inputs, rng)
 
     @classmethod
     def examples(cls) -> Mapping[str, GemmBytes]:

@@ -115,7 +115,7 @@ class Gemv(TiledSpec):
 
     @cached_property
     def cut(self) -> Cut:
-        room = footprint(self.formats, self.cols, self.cluster, self.activations)
+        room = footprint(self.formats, self.cols, self.cluster, self.activations, self.prologue)
         sums = 1 + sum(step.warp_sums for step in self.prologue)
         shared = sum(step.shared_nbytes for step in self.epilogue)
         room = replace(room, warp_squares=4 * sums, shared=shared)

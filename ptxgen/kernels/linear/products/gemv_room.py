@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from urdir.ptxgen.kernels.linear.cut import Footprint
+from urdir.ptxgen.kernels.linear.cut import WARPS, Footprint
 from urdir.ptxgen.kernels.linear.prologue.sum import DeferredAdd
 from urdir.ptxgen.kernels.linear.steps import Prologue, find
 from urdir.ptxgen.spec import ceil_div
@@ -17,6 +17,9 @@ from urdir.ptxgen.weights.layout import TILE_COLS, TILE_ROWS, TILE_UNITS, Layout
 LEAST_WARPS = 4
 #: Registers of a thread, at most: with more, older assemblers' code spills.
 MAX_REGISTERS = 170
+#: Warps of a CTA that looks weights up, at most: its products wait for look-ups and instructions,
+#: not for weights. They need no more than the 64 registers a thread that two such CTAs leave.
+GRID_WARPS = 16
 #: Bytes of a unit's activations in shared memory: see templates/linear/products/_tile_x.j2.
 RECORD_NBYTES = {"f32": 144, "i16": 80}
 
@@ -38,16 +41,22 @@ def has_room(
     Each CTA of a ``cluster`` has a part of the columns, which allows neither a norm that must be
     complete first nor a deferred add.
     """
-    add = find(prologue, DeferredAdd)
     if cluster > 1 and any(step.warp_sums for step in prologue):
         return False
-    warps = footprint(formats, cols, cluster, activations).most_warps(shared)
+    warps = footprint(formats, cols, cluster, activations, prologue).most_warps(shared)
+    held = _registers(cols, cluster, prologue, warps)
+    return warps >= LEAST_WARPS and held <= most_registers(warps)
+
+
+def _registers(cols: int, cluster: int, prologue: Sequence[Prologue], warps: int) -> int:
+    """Registers of a thread for the activations and what the steps hold."""
     blocks = ceil_div(ceil_div(cols, TILE_COLS), cluster * warps)
+    add = find(prologue, DeferredAdd)
     if add is not None:
         vectors, others = 2 + max(step.vectors for step in prologue), add.registers
     else:
         vectors, others = 1 + sum(step.held_vectors for step in prologue), 16
-    return warps >= LEAST_WARPS and 8 * vectors * blocks + others <= most_registers(warps)
+    return 8 * vectors * blocks + others
 
 
 def most_registers(warps: int) -> int:
@@ -56,16 +65,24 @@ def most_registers(warps: int) -> int:
 
 
 def footprint(
-    formats: Iterable[Format], cols: int, cluster: int, activations: Activations
+    formats: Iterable[Format],
+    cols: int,
+    cluster: int,
+    activations: Activations,
+    prologue: Sequence[Prologue] = (),
 ) -> Footprint:
-    """Each CTA has the activations of its blocks."""
+    """Each CTA has the activations of its blocks. Types with codebooks have `GRID_WARPS`, if their
+    threads have registers for the activations."""
     cta_blocks = ceil_div(ceil_div(cols, TILE_COLS), cluster)
     formats = tuple(formats)
     tables = entries_nbytes(formats) if activations == "i16" else 0
+    held = _registers(cols, cluster, prologue, GRID_WARPS)
+    many = tables > 0 and held <= most_registers(GRID_WARPS)
     return Footprint(
         tile=max(Layout(fmt, 1, cols).tile_nbytes for fmt in formats),
         sums=4 * TILE_ROWS,
         warp_squares=4,
         activations=RECORD_NBYTES[activations] * TILE_UNITS * cta_blocks,
         tables=tables,
+        warps=GRID_WARPS if many else WARPS,
     )
