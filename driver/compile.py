@@ -26,6 +26,22 @@ _REFUSALS = ("CUDA_ERROR_INVALID_PTX", "CUDA_ERROR_UNSUPPORTED_PTX_VERSION")
 _DRIVER_FOR_PTX: Mapping[str, int] = {"9.1": 590, "9.2": 595}
 
 
+def image_of(api: Any, ptx: str, name: str) -> bytes:
+    """What the driver loads a kernel from: a cubin, as `compile_ptx` makes it, or the PTX text
+    itself where warpgroups hand registers to each other.
+
+    The linker ignores ``setmaxnreg``, "to maintain compatibility across compilation units" (advice
+    C7504). A module that is loaded from PTX is a whole program; the driver compiles it then, and
+    keeps the result in its own cache. Raises as `compile_ptx` does.
+    """
+    return ptx.encode() + b"\0" if is_whole(ptx) else compile_ptx(api, ptx, name)
+
+
+def is_whole(ptx: str) -> bool:
+    """Whether a PTX text is only obeyed when a module is loaded from it."""
+    return "setmaxnreg" in ptx
+
+
 def compile_ptx(api: Any, ptx: str, name: str) -> bytes:
     """PTX text to a cubin for the current context's GPU, by the driver's linker.
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from urdir.driver.cache import CubinCache
-from urdir.driver.compile import compile_ptx
+from urdir.driver.compile import compile_ptx, image_of, is_whole
 from urdir.driver.context import OpenDevice, Owned
 from urdir.driver.errors import (
     CudaError,
@@ -185,11 +185,15 @@ class ModuleCache:
         cubin = self._disk.get(cubin_key) if self._disk is not None else None
         found = self._load_cached(kernel, cubin_key, cubin, device)
         if found is None or cubin is None:
-            cubin = compile_ptx(device.api, ptx, kernel.name)
-            found = LoadedKernel(device, kernel, _load_image(device.api, cubin, kernel))
+            cubin = image_of(device.api, ptx, kernel.name)
+            try:
+                found = LoadedKernel(device, kernel, _load_image(device.api, cubin, kernel))
+            except CudaError:
+                compile_ptx(device.api, ptx, kernel.name)  # says in which line an error is
+                raise
             if self._disk is not None:
                 self._disk.put(cubin_key, cubin)
-        self._files.write(key, ptx, None if device.is_emulated else cubin)
+        self._files.write(key, ptx, None if device.is_emulated or is_whole(ptx) else cubin)
         return found
 
     def _cubin_key(self, ptx_hash: str) -> str:

@@ -21,6 +21,7 @@ COMMANDS = (
     "run",
     "chat",
     "serve",
+    "batch",
     "show",
     "pull",
     "list",
@@ -39,7 +40,8 @@ examples:
   urdir run model.gguf "Hello" --temp 0         greedy answer of your model
   urdir chat model.gguf                         a conversation
   urdir chat -hf org/repo-GGUF                  a model on the Hugging Face hub
-  urdir serve model.gguf                        an OpenAI server and a chat page
+  urdir serve model.gguf                        a server of HTTP and a chat page
+  urdir batch in.jsonl out.jsonl -m model.gguf  answers to a file of requests
   urdir show model.gguf                         whether it runs here, and what it needs
   urdir bench model.gguf                        decode speed and share of read bandwidth
   urdir ptx list                                every kernel that is generated

@@ -47,6 +47,10 @@ class ConstraintError(ModelError):
     """A grammar, schema or expression is malformed, too large, or allows no text."""
 
 
+class PrefixFileError(ModelError):
+    """A prefix cannot be saved or restored as asked: slot, name or file does not fit."""
+
+
 class ContextFullError(ModelError):
     """The context has no room for the tokens; the sequence is as it was before the call."""
 

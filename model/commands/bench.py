@@ -37,6 +37,7 @@ EXAMPLES = """\
   urdir bench model.gguf -p 0 --draft ngram --draft-max 3 --draft-min 3 --accept 0.7
   urdir bench --shape llama-3.1-8b -p 0 --draft llama-3.2-1b --accept 0.75   a draft model
   urdir bench --shape llama-3.1-8b --type q8_0   no file: random weights of a real shape
+  urdir bench model.gguf -p 0 -npl 1,32 --lora 16x8   each sequence with one of eight adapters
   urdir bench model.gguf --gpus 2            a half of the model on each of two GPUs
   urdir bench model.gguf --profile --plot roofline.png   where the time of a decode step goes
   urdir bench --kernels -o csv               single matrix-vector products
@@ -138,6 +139,13 @@ def add_parser(commands: options.Subparsers) -> None:
         help="accept drafts with this probability whatever they are: the speed of drafts of that "
         "quality, and a wrong text",
     )
+    parser.add_argument(
+        "--lora",
+        type=values.rank_and_count,
+        metavar="RANK[xCOUNT]",
+        help="LoRA adapters of random values and that rank on all products; each sequence has one "
+        "(16x8)",
+    )
     options.add_device(parser)
     options.add_gpus(parser)
     options.add_prompt_arithmetic(parser)
@@ -186,6 +194,7 @@ def _run_second_turn(args: argparse.Namespace) -> int:
         lambda of: second_turn_rows(of, tokens, repeats),
         sequences=2,
         memory_share=0.9,
+        prefix_host_memory=args.prefix_host_memory,
     )
 
 
@@ -299,7 +308,10 @@ class _ModelRun:
             self._note_conditions(engine, rates)
 
     def _note_conditions(self, engine: Engine, rates: Rates) -> None:
-        self.conditions = _conditions(engine.device, engine.name, rates, len(engine.group))
+        name = engine.name
+        if self.args.lora is not None:
+            name += " with {1} LoRA of rank {0}".format(*self.args.lora)
+        self.conditions = _conditions(engine.device, name, rates, len(engine.group))
 
     def _show(self, row: BenchRow | FailedRow, progress: Progress) -> None:
         """Print a row, and a short line on stderr if stdout shows nothing to a person yet."""
@@ -365,7 +377,14 @@ def _open_engine(args: argparse.Namespace, part: BenchCase) -> Engine:
         drafts=part.drafts,
         draft=_draft_source(args),
     )
-    return open_engine(args, wanted)
+    if args.lora is None:
+        return open_engine(args, wanted)
+    from urdir.model.measure.made_adapters import load_made_adapters
+
+    rank, count = args.lora
+    engine = open_engine(args, replace(wanted, max_adapters=count, max_adapter_rank=rank))
+    load_made_adapters(engine, rank, count)
+    return engine
 
 
 def _run_kernels(args: argparse.Namespace) -> int:

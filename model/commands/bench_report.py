@@ -128,6 +128,7 @@ MIXED_COLUMNS: Mapping[str, Cell] = {
 }
 TURN_COLUMNS: Mapping[str, Cell] = {
     "turn": _number("turn", ".0f"),
+    "from": lambda r: r["source"],
     "prompt tokens": _number("tokens", ",.0f"),
     "cached": _number("cached", ",.0f"),
     "first token ms": _number("first_token_ms", ".2f"),

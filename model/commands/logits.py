@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\
   urdir logits model.gguf --tokens 1,150,298 --output logits.npy
   urdir logits model.gguf --tokens @tokens.txt --output logits.npy --exact
+  urdir logits model.gguf --lora-scaled adapter.gguf:0.5 --tokens 1,150,298 --output logits.npy
   urdir logits model.gguf --draft mtp --tokens 1,150,298 --output logits.npz
 """
 
@@ -41,6 +42,7 @@ def add_parser(commands: options.Subparsers) -> None:
     )
     options.add_file(parser, optional=True)
     options.add_llama_flags(parser, "model")
+    options.add_adapters(parser)
     options.add_quantize(parser)
     parser.add_argument(
         "--tokens", required=True, metavar="1,2,3|@FILE", help="token ids, or a file of them"

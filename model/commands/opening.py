@@ -29,7 +29,7 @@ def engine_options(
     args: argparse.Namespace, model: str | SyntheticModel | None, context: int | None
 ) -> EngineOptions:
     """Engine options from the model, context, ``--quantize``, ``--device``, ``--gpus``,
-    ``--split``, ``--prompt-arithmetic`` and the environment."""
+    ``--split``, ``--prompt-arithmetic``, those of adapters and the environment."""
     from urdir.model.engine.options import EngineOptions
 
     environment = read_environment()
@@ -40,6 +40,9 @@ def engine_options(
         gpus=getattr(args, "gpus", None),
         split=getattr(args, "split", "tensors"),
         prompt_arithmetic=getattr(args, "prompt_arithmetic", "f16"),
+        adapters=tuple(getattr(args, "adapters", ())),
+        max_adapters=getattr(args, "max_adapters", None),
+        max_adapter_rank=getattr(args, "max_adapter_rank", None),
         context=context,
         cache_folder=environment.cache_dir,
         ptx_files=ptx_files(environment),
@@ -76,6 +79,7 @@ def service_options(
         sequences=args.parallel,
         memory_share=args.gpu_memory_share,
         prefix_host_memory=args.prefix_host_memory,
+        prefix_dir=args.prefix_dir,
         chunk=options.chunk(args),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,13 @@ def add_llama_flags(parser: argparse._ActionsContainer, *groups: str, **changed:
         add_flags(parser, FLAGS, group, **changed)
 
 
+def add_adapters(parser: argparse._ActionsContainer) -> None:
+    """--lora and --lora-scaled."""
+    from urdir.model.commands.llama_flags import adapters
+
+    add_flags(parser, adapters.GIVEN, "text")
+
+
 def add_many(group: argparse._ArgumentGroup) -> None:
     """``parallel`` and ``gpu_memory_share``, for a model that serves many requests at once."""
     add_llama_flags(group, "many")
@@ -72,6 +80,13 @@ def add_many(group: argparse._ArgumentGroup) -> None:
         default=0,
         metavar="SIZE",
         help="host memory, such as 16G, for prefixes that leave the GPU's cache (0: none)",
+    )
+    group.add_argument(
+        "--prefix-dir",
+        "--slot-save-path",
+        type=Path,
+        metavar="DIR",
+        help="folder for prefixes that POST /slots/N?action=save saves and restore restores",
     )
 
 

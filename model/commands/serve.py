@@ -1,4 +1,4 @@
-"""`urdir serve`: an HTTP server with OpenAI's protocol and a chat page."""
+"""`urdir serve`: an HTTP server with many protocols and a chat page."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ EXAMPLES = """\
   urdir serve -hf org/repo-GGUF --host 0.0.0.0 --api-key-file keys.txt
   urdir serve -m model.gguf --ray --replicas 4   on four GPUs of a Ray cluster
 
-Ask it with any OpenAI client, with a browser, or so:
+Ask it with a client of OpenAI, Anthropic or ollama, with a browser, or so:
   curl http://127.0.0.1:8080/v1/chat/completions -H "Content-Type: application/json" \\
       -d '{"messages": [{"role": "user", "content": "What is 2 plus 3?"}]}'
 """
@@ -59,19 +59,10 @@ _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 def add_parser(commands: options.Subparsers) -> None:
     """Declare the command."""
     parser = options.add_command(
-        commands, "serve", run, "answer OpenAI clients and browsers over HTTP", EXAMPLES
+        commands, "serve", run, "answer clients and browsers over HTTP", EXAMPLES
     )
     options.add_file(parser, optional=True)
-    options.add_llama_flags(parser, "model", "alias", "template", "server")
-    options.add_quantize(parser)
-    parser.add_argument(
-        *("-v", "--verbose", "--log-verbose"),
-        action="store_true",
-        help="say on stderr what is used",
-    )
-    options.add_device(parser)
-    options.add_gpus(parser)
-    options.add_prompt_arithmetic(parser)
+    add_opening_flags(parser)
     parser.add_argument(
         "--api-workers",
         type=values.whole_number(0, 64),
@@ -86,16 +77,7 @@ def add_parser(commands: options.Subparsers) -> None:
         help="end with exit code 1 when the device is lost, so that a supervisor starts it again "
         "(default: answer 503 until Ctrl-C, then the same)",
     )
-    memory = parser.add_argument_group("how many at once")
-    options.add_llama_flags(memory, "context", help=_CONTEXT_HELP)
-    options.add_many(memory)
-    options.add_llama_flags(memory, "memory")
-    requests = parser.add_argument_group(
-        "what a request leaves open",
-        "Without these it is what OpenAI has: temperature 1, and nothing filtered.",
-    )
-    options.add_llama_flags(requests, "requests")
-    options.add_llama_flags(requests, "sampling", default=None)
+    add_request_flags(parser)
     access = parser.add_argument_group("who may ask")
     options.add_llama_flags(access, "access")
     access.add_argument(
@@ -110,12 +92,45 @@ def add_parser(commands: options.Subparsers) -> None:
     parser.read_variables()
 
 
-def run(args: argparse.Namespace) -> int:
-    """Serve until Ctrl-C."""
-    replicas.check_flags(args)
+def add_opening_flags(parser: Parser) -> None:
+    """Flags of a model that is opened for many requests."""
+    options.add_llama_flags(parser, "model", "alias", "template", "server")
+    options.add_quantize(parser)
+    parser.add_argument(
+        *("-v", "--verbose", "--log-verbose"),
+        action="store_true",
+        help="say on stderr what is used",
+    )
+    options.add_device(parser)
+    options.add_gpus(parser)
+    options.add_prompt_arithmetic(parser)
+
+
+def add_request_flags(parser: Parser) -> None:
+    """Flags of memory for requests, and of what these leave open."""
+    memory = parser.add_argument_group("how many at once")
+    options.add_llama_flags(memory, "context", help=_CONTEXT_HELP)
+    options.add_many(memory)
+    options.add_llama_flags(memory, "memory")
+    requests = parser.add_argument_group(
+        "what a request leaves open",
+        "Without these it is what OpenAI has: temperature 1, and nothing filtered.",
+    )
+    options.add_llama_flags(requests, "requests")
+    options.add_llama_flags(requests, "sampling", default=None)
+
+
+def check_extra() -> None:
+    """Raise UnsupportedError if the packages of the extra are not installed."""
     for module in _EXTRA:  # not imported here, where they may not be needed
         if find_spec(module) is None:
             raise UnsupportedError(f"No module named {module!r}: pip install 'urdir[serve]'")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until Ctrl-C."""
+    replicas.check_flags(args)
+    check_extra()
     if not args.ray:
         _serve_here(args)
         return 0
@@ -178,6 +193,7 @@ def _serve_apart(
         defaults=partial(_defaults, args),
         access=access,
         limits=limits,
+        adapters=_adapters(args),
     )
     settings = Settings(
         partial(_open_for_fronts, args, template),
@@ -243,7 +259,7 @@ def open_service(args: argparse.Namespace, template: str | None) -> AsyncService
     engine, limits, warm_up = _open_engine(args, template)
     names, context = _names(args, engine.name), engine.session.context
     defaults = _defaults(args, engine.file.metadata)
-    model = EngineModel(engine, names, context, defaults)
+    model = EngineModel(engine, names, context, defaults, _adapters(args))
     return EngineService(engine, model, limits=limits, warm_up=warm_up)
 
 
@@ -259,6 +275,8 @@ def _open_engine(
     with load(args, _engine_options(args, template)) as loading:
         warm_up = begin_warm_up(loading, _WARM_UP_SECONDS)
         engine = Engine(loading)
+    if args.adapters_unapplied and engine.session.adapters is not None:
+        engine.session.adapters.default = ()
     if args.verbose:
         print_engine(engine)
     print_room(engine)
@@ -274,6 +292,14 @@ def _engine_options(args: argparse.Namespace, template: str | None) -> EngineOpt
         chat=None,
         chat_template=template,
     )
+
+
+def _adapters(args: argparse.Namespace) -> tuple[tuple[str, float], ...]:
+    """Names of adapters for clients, as the engine gives them, and their scales."""
+    from urdir.model.engine.adapters import adapter_names
+
+    names = adapter_names([path for path, _ in args.adapters])
+    return tuple(zip(names, (scale for _, scale in args.adapters), strict=True))
 
 
 def _names(args: argparse.Namespace, name: str) -> list[str]:

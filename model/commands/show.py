@@ -97,6 +97,7 @@ def _report(gguf: OpenFile, verdict: Verdict) -> dict[str, Any]:
         "unused_tensors": _of_folder(gguf, "unused_tensors"),
         "roles": _roles(gguf, config) if config else [],
         "memory": verdict.memory,
+        "cache": _cache(config) if config else {},
         "draft": draft_facts(gguf),
     }
 
@@ -179,6 +180,23 @@ def _safe_lines(text: str) -> str:
     return printable(text, keep="\n\t")
 
 
+def _cache(config: Config) -> dict[str, int]:
+    """Bytes of a token in the caches of all layers, by the types that its heads allow."""
+    from urdir.model.errors import SettingsError
+    from urdir.model.memory.cache_shape import CacheShape
+    from urdir.model.memory.session_settings import SessionSettings
+    from urdir.ptxgen.kernels.attention.kv_types import KV_DTYPES
+
+    sizes = {}
+    for dtype in KV_DTYPES:
+        try:
+            shape = CacheShape.of(config, SessionSettings(config.context_length, dtype), 1)
+        except SettingsError:
+            continue
+        sizes[dtype] = shape.read_nbytes(1)
+    return {dtype: size for dtype, size in sizes.items() if size}
+
+
 def _print(gguf: OpenFile, verdict: Verdict) -> None:
     """The verdict first, then what it needs, then what it is."""
     print(_safe_lines(f"{gguf.path}: {verdict.text}"))
@@ -187,6 +205,9 @@ def _print(gguf: OpenFile, verdict: Verdict) -> None:
     parts = [gguf.format, *([kind] if kind else []), f"{_count_text(_parameters(gguf))} parameters"]
     print(f"{', '.join(map(printable, parts))}, {size_text(nbytes)} of tensors")
     _print_memory(verdict.memory)
+    if verdict.config and (cache := _cache(verdict.config)):
+        _section("cache of a token, by type (-ctk, -ctv)")
+        print("  " + ", ".join(f"{dtype} {size_text(size)}" for dtype, size in cache.items()))
     if verdict.config:
         _print_config(gguf, verdict.config)
     if facts := draft_facts(gguf):

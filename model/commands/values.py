@@ -54,6 +54,36 @@ def number_list(low: int) -> Callable[[str], tuple[int, ...]]:
     return parse
 
 
+def adapters(text: str) -> list[tuple[str, float]]:
+    """An argparse type: files of adapters between commas, each times 1."""
+    files = text.split(",")
+    if not all(files):
+        raise argparse.ArgumentTypeError(f"{text!r} has an empty name")
+    return [(file, 1.0) for file in files]
+
+
+def scaled_adapters(text: str) -> list[tuple[str, float]]:
+    """An argparse type: FILE:SCALE between commas."""
+    found = []
+    for part in text.split(","):
+        file, _, scale = part.rpartition(":")
+        try:
+            number = float(scale)
+        except ValueError:
+            number = math.nan
+        if not file or not math.isfinite(number):
+            raise argparse.ArgumentTypeError(f"{part!r} is not FILE:SCALE, with a number")
+        found.append((file, number))
+    return found
+
+
+def rank_and_count(text: str) -> tuple[int, int]:
+    """An argparse type: RANK, or RANKxCOUNT."""
+    rank, _, count = text.partition("x")
+    number = whole_number(1, 1024)
+    return number(rank), number(count or "1")
+
+
 def number_pair(text: str) -> tuple[int, int]:
     """An argparse type: two numbers, both at least 1."""
     numbers = number_list(1)(text)

@@ -87,6 +87,7 @@ class SessionBudget:
             units=0 if exact else _units(config, cache.max_len, rows, chunks[-1]),
             drafts=drafts,
             states=bool(config.recurrents),
+            adapters=config.adapters is not None,
         )
         sms = device.properties.sm_count
         of_steps = config, cache, rows, chunks[-1], sms, exact

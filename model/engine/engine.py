@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -9,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from urdir.model.engine.loading import Loading
 from urdir.model.engine.options import EngineOptions, from_keywords
+from urdir.model.errors import SettingsError
 from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
+    from urdir.model.engine.adapters import Adapters
     from urdir.model.engine.generate import Generation
     from urdir.model.engine.reply import Messages, Reply, ToolDescriptions
     from urdir.model.engine.requests.async_service import AnswersOnDemand
@@ -181,6 +184,29 @@ class Engine(Owner):
         from urdir.model.engine.requests.async_service import AnswersOnDemand
 
         return AnswersOnDemand(self)
+
+    def load_adapter(self, path: str | os.PathLike[str], name: str | None = None) -> str:
+        """Load a LoRA adapter, for requests that name it; its name.
+
+        Raises ModelError for one that is not of the model, needs more room than there is, or has
+        the name of another one."""
+        from urdir.model.files.adapter import open_adapter
+        from urdir.model.layers.adaptable import adaptable, check_adapter, is_interleaved
+
+        adapters = self._adapters()
+        adapter = open_adapter(path, self.file, interleaved=is_interleaved(self.config))
+        check_adapter(adapter, self.config, adaptable(self.config))
+        adapters.add(name or adapter.name, adapter)
+        return name or adapter.name
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget an adapter; answers that use it go on. Raises SettingsError without it."""
+        self._adapters().remove(name)
+
+    def _adapters(self) -> Adapters:
+        if (adapters := self.session.adapters) is None:
+            raise SettingsError("no room for adapters: open the model with max_adapters")
+        return adapters
 
     def _request(
         self,

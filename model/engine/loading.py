@@ -16,6 +16,8 @@ from urdir.model.errors import ModelError, UnsupportedError
 from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from urdir.driver.device import Device
     from urdir.driver.group import Group
     from urdir.model.engine.batch import ShapeBuckets
@@ -25,11 +27,13 @@ if TYPE_CHECKING:
     from urdir.model.engine.requests.warm_up import WarmUp
     from urdir.model.engine.session import Session
     from urdir.model.families.config import Config
+    from urdir.model.files.low_rank import Adapter
     from urdir.model.files.model_file import ModelFile
     from urdir.model.memory.draft_settings import DraftSettings
     from urdir.model.memory.weights import Weights
     from urdir.model.text.chat import ChatTemplate
     from urdir.model.text.tokenizer import Tokenizer
+    from urdir.ptxgen.kernels.linear.epilogue.adapted import Element
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +160,14 @@ def _open_parts(opening: Opening, options: EngineOptions) -> EngineParts:
         pair = _checked_pair(pair.at_context(context), len(devices))
         config = pair.config
     config = _with_bytes(config, file, devices[0], options)
+    adapters = _open_adapters(options, file, config)
+    if adapters or options.max_adapters is not None:
+        from urdir.model.layers.adaptable import room_for
+
+        element: Element = "f32" if options.exact else "f16"
+        given = [adapter for adapter, _ in adapters]
+        room = room_for(config, given, element, options.max_adapters, options.max_adapter_rank)
+        config = replace(config, adapters=room)
     shares = shares_of(config, file, len(devices), options.split)
     ranks = [*zip(shares, devices, strict=True)]
     announce(devices[0], file)
@@ -191,6 +203,10 @@ def _open_parts(opening: Opening, options: EngineOptions) -> EngineParts:
             drafters=drafters,
         )
     )
+    if options.prefix_dir is not None:
+        _save_prefixes(session, options.prefix_dir, file)
+    if session.adapters is not None:
+        session.adapters.load_all(adapters)
     if session.exchange is not None:
         devices.notes.append(session.exchange.describe_faults)
     return EngineParts(
@@ -198,6 +214,21 @@ def _open_parts(opening: Opening, options: EngineOptions) -> EngineParts:
         host_sampling=options.host_sampling,
         seconds=opening.seconds,
     )
+
+
+def _open_adapters(
+    options: EngineOptions, file: ModelFile, config: Config
+) -> list[tuple[Adapter, float]]:
+    """The adapters that are given, with their scales."""
+    if not options.adapters:
+        return []
+    from urdir.model.files.adapter import open_adapter
+    from urdir.model.layers.adaptable import is_interleaved
+
+    turned = is_interleaved(config)
+    return [
+        (open_adapter(path, file, interleaved=turned), scale) for path, scale in options.adapters
+    ]
 
 
 def _first_tokens(drafts: DraftSettings, file: ModelFile, config: Config) -> int:
@@ -271,3 +302,22 @@ def _open_file(
             if source is not None:
                 process.check(source)
     return file, pair, config, opening.own(Texts(file, tokenizer, source, process))
+
+
+def _save_prefixes(session: Session, folder: Path, file: ModelFile) -> None:
+    """Give a session a folder for its prefixes, made if it does not exist. Raises ModelError."""
+    from urdir.model.memory.prefix_files import PrefixFiles, layout_digest, model_digest
+
+    if len(session.cache.shape.layers) and not session.cache.share_len:
+        raise ModelError("prefixes are saved where the cache has pages: open with page_len")
+    if session.cache.followers:
+        raise ModelError("prefixes of models on several GPUs are not saved")
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise ModelError(f"the folder of prefixes {folder}: {error.strerror}") from None
+    assert session.parts.recurrent is not None
+    layout = layout_digest(session.cache.shape, session.parts.recurrent.shape)
+    session.prefix_files = PrefixFiles(
+        folder, partial(model_digest, file), layout, session.cache.shape.dtypes
+    )

@@ -35,6 +35,8 @@ SEQUENCES, EMULATED_SEQUENCES, PAGE_LEN = 256, 8, 64
 
 #: Values of ``draft`` that are no files: of earlier text, and of the model's own heads.
 NGRAM, HEADS = "ngram", ("mtp", "nextn")
+#: The most adapters, and the highest rank, that room is made for.
+MOST_RANK = 1024
 #: Drafts of a sequence in a step by a draft model, by default.
 MODEL_DRAFTS = 3
 
@@ -76,12 +78,17 @@ class EngineOptions:
     large states, some of which are kept for requests with a common prefix; the context is up to
     32768. Pages of prefixes that make room for others move to ``prefix_host_memory`` bytes of
     page-locked host memory (0: none), and back when a prompt begins with them.
+    `Service.act_on_slot` saves prefixes to files of the folder ``prefix_dir``.
 
     ``drafts``: steps verify drafts of the next tokens, so that one may take several: the answers
     are the same (`DraftSettings`). ``draft`` says whose: "ngram", those of earlier text; "mtp", of
     the model's own heads; or the file of a draft model (EAGLE-3, DFlash, Gemma 4's assistant, or a
     model with the same vocabulary). On several GPUs each has all of a draft model, which
     must have an output and a cache of its own; models split by layers take no drafts.
+
+    ``adapters`` are LoRA adapters with their scales, GGUF files or peft folders, of all requests
+    that name none. There is room for ``max_adapters`` at once (None: for these), of up to a rank of
+    ``max_adapter_rank`` (None: theirs); more can be loaded later (`Engine.load_adapter`).
 
     ``text``: the file must have a vocabulary, which is read in a thread of its own. ``chat``: it
     must have a chat template as well (None: one that it has must compile). ``chat_template``, Jinja
@@ -109,8 +116,12 @@ class EngineOptions:
     pages: int | None = None
     chunk: int | None = None
     prefix_host_memory: int = 0
+    prefix_dir: Path | None = None
     drafts: DraftSettings | None = None
     draft: str | os.PathLike[str] | SyntheticModel | None = None
+    adapters: Sequence[tuple[str | os.PathLike[str], float]] = ()
+    max_adapters: int | None = None
+    max_adapter_rank: int | None = None
     text: bool = False
     chat: bool | None = False
     chat_template: str | None = None
@@ -130,6 +141,10 @@ class EngineOptions:
             raise SettingsError(
                 f"prompt_arithmetic is {self.prompt_arithmetic!r}: expected one of {expected}"
             )
+        for name in ("max_adapters", "max_adapter_rank"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value <= MOST_RANK:
+                raise SettingsError(f"{name} is {value}: expected 1 to {MOST_RANK}")
         if not 0 <= self.memory_share <= 1:
             raise SettingsError(f"memory_share is {self.memory_share}: expected 0 (off) to 1")
         self._session(self.context or DEFAULT_CONTEXT, SEQUENCES, MOST_CHUNK)

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from urdir.model.engine.adapters import Adapters
 from urdir.model.engine.budget import SessionBudget, check_context
 from urdir.model.engine.decode_graphs import DecodeGraphs
 from urdir.model.engine.rank import open_ranks
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from urdir.driver.device import Device
     from urdir.model.engine.speculation.model_source import Drafter
     from urdir.model.memory.draft_settings import DraftSettings
+    from urdir.model.memory.prefix_files import PrefixFiles
 
 
 class Session(Owner):
@@ -64,6 +66,9 @@ class Session(Owner):
             all_weights = (weights, *peers)
             lead, self.exchange = open_ranks(owners, all_weights, settings, observer, drafters)
             self.cache, self.source = lead.cache, lead.source
+            has_room = weights.config.adapters is not None
+            #: The LoRA adapters, where there is room for some.
+            self.adapters = Adapters(all_weights) if has_room else None
             self.parts, self.steps, self.storage = lead.parts, lead.steps, lead.storage
             self.stream = lead.stream
             self.graphs = DecodeGraphs(self.steps, self.shapes)
@@ -71,6 +76,8 @@ class Session(Owner):
             rest = None if self.source is None else self.source.rest
             #: How many drafts steps have, by what became of earlier ones; None: none.
             self.drafting = Drafting.of(self.parts.state, rest, scope)
+            #: Where prefixes of slots are saved; None: nowhere.
+            self.prefix_files: PrefixFiles | None = None
             self._owners = owners.pop_all()
 
     @contextmanager

@@ -15,7 +15,7 @@ from urdir.model.files.model_file import ModelFile
 
 #: Files that are no language model, by general.type.
 OTHER_KINDS = {
-    "adapter": "a LoRA adapter: merge it into its model's file first",
+    "adapter": "a LoRA adapter: open its model, with this as an adapter",
     "imatrix": "an importance matrix: urdir does not quantise files",
     "mmproj": "a multi-modal projector (mmproj): only text models run",
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
+from urdir.model.families.adapters import AdapterRoom
 from urdir.model.families.attention import Attention
 from urdir.model.families.layers import LayerConfig
 from urdir.model.families.nextn import NextnHead
@@ -102,6 +103,7 @@ class Description:
     stage: Stage | None = None
     nextn: tuple[NextnHead, ...] = ()  # where they are read
     as_bytes: frozenset[str] = frozenset()  # tensors that many rows multiply as signed bytes
+    adapters: AdapterRoom | None = None  # room for LoRA adapters of its matrices
 
     def __repr__(self) -> str:
         size = f"hidden {self.hidden}, vocabulary {self.vocab_size}, context {self.context_length}"

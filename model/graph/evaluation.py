@@ -5,6 +5,7 @@ It is the reference of layers and of rules; nothing of it runs in a step.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,10 +30,17 @@ class WeightValues(Protocol):
 class Evaluation:
     """What operations are evaluated with: the rows' ``tokens``, at positions 0, 1, ...; the
     ``weights``; and which rows' ``outputs`` are wanted. ``cached`` are keys and values (rows,
-    heads, dim) by layer."""
+    heads, dim) by layer. ``adapters`` are the A and B, scaled, of one adapter by tensor."""
 
-    def __init__(self, weights: WeightValues, tokens: Any, outputs: Any = slice(None)) -> None:
+    def __init__(
+        self,
+        weights: WeightValues,
+        tokens: Any,
+        outputs: Any = slice(None),
+        adapters: Mapping[str, tuple[Floats, Floats]] | None = None,
+    ) -> None:
         self._weights = weights
+        self._adapters = adapters or {}
         self.tokens = np.asarray(tokens)
         self.positions = np.arange(len(self.tokens))
         self.outputs = outputs
@@ -50,6 +58,28 @@ class Evaluation:
         """x W^T (+ bias)."""
         y: Floats = x @ self.matrix(of.matrix).T
         return y if of.bias is None else y + self.vector(of.bias)
+
+    def shrunk(self, of: Sequence[Linear], x: Floats, rank: int) -> Floats:
+        """A x of each matrix, side by side, in ``rank`` columns each."""
+        found = []
+        for linear in of:
+            a, _ = self._adapters.get(linear.matrix.name, (np.zeros((0, x.shape[1])),) * 2)
+            found.append(np.pad(x @ a.T, ((0, 0), (0, rank - len(a)))))
+        return np.concatenate(found, axis=1)
+
+    def expanded(self, of: Linear, low: Floats) -> Floats:
+        """B a of a matrix that is a whole tensor."""
+        _, b = self._adapters.get(of.matrix.name, (None, np.zeros((of.rows, 0))))
+        y: Floats = low[:, : b.shape[1]] @ b.T
+        return y
+
+    def adapted(self, of: Linear, expert: int, part: slice, x: Floats) -> Floats:
+        """B (A x) of one expert, with A (experts, rank, in) and B of all experts' rows."""
+        if of.matrix.name not in self._adapters:
+            return np.zeros(part.stop - part.start)
+        a, b = self._adapters[of.matrix.name]
+        y: Floats = b.reshape(-1, b.shape[-1])[part] @ (a[expert] @ x)
+        return y
 
     def turns(self, rope: RopeConfig) -> Any:
         """The table by which heads are rotated."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from urdir.model.families.adapters import AdapterRoom
 from urdir.model.families.feed_forward import Router
 from urdir.model.families.stored import Linear
 from urdir.model.graph.evaluation import Evaluation, Floats
@@ -18,12 +19,14 @@ from urdir.ptxgen.kernels.experts.selection import Selection
 @dataclass(frozen=True, slots=True, eq=False)
 class Route(Op):
     """y (rows, experts) = the weights of the experts that the ``router`` chooses for each row of x,
-    times ``scale``; 0 of the others."""
+    times ``scale``; 0 of the others. The adapters of its matrix are as those of a `Product`."""
 
     word = "route"
     x: Tensor
     router: Router
     scale: float = 1.0
+    low: Tensor | None = None
+    room: AdapterRoom | None = None
 
     def __post_init__(self) -> None:
         self._check(self.y.width == self.router.experts, f"{self.router.experts} experts")
@@ -38,6 +41,8 @@ class Route(Op):
     def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
         of = self.router
         logits = _with_bias(at, of.linear, x[0] @ at.matrix(of.linear.matrix).T * of.norm_scale)
+        if self.room is not None:
+            logits = logits + at.expanded(of.linear, x[1])
         bias = None if of.choice_bias is None else at.vector(of.choice_bias)
         factors = None if of.expert_scale is None else at.vector(of.expert_scale)
         chosen, weights = of.selection(logits, bias, factors)
@@ -52,7 +57,8 @@ class Experts(Op):
     """y = the sum of the experts' down(f(gate x) * up x), or down(f(up x)) without a ``gate``, by
     the weights of ``routing``; ``weigh_input``: a weight multiplies x instead.
 
-    Matrices have the rows of all experts, one after the other, and so have their biases.
+    Matrices have the rows of all experts, one after the other, and so have their biases; some may
+    have ``room`` for adapters.
     """
 
     word = "experts"
@@ -64,12 +70,18 @@ class Experts(Op):
     gate: Linear | None
     activation: Activation
     weigh_input: bool = False
+    room: AdapterRoom | None = None
 
     def __post_init__(self) -> None:
         count = self.selection.experts
         self._check(self.routing.width == count, f"{count} experts")
         self._check(self.x.width == self.up.cols, "the matrices have other columns")
         self._check(self.y.width == self.down.rows // count, "the matrices have other rows")
+
+    @property
+    def matrices(self) -> tuple[Linear | None, ...]:
+        """Gate, up and down."""
+        return (self.gate, self.up, self.down)
 
     def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
         values, routing = x
@@ -94,6 +106,8 @@ class Experts(Op):
         rows = of.rows // self.selection.experts
         part = slice(expert * rows, (expert + 1) * rows)
         y: Floats = at.matrix(of.matrix)[part] @ x
+        if self.room is not None and self.room.has(of):
+            y = y + at.adapted(of, expert, part, x)
         return y if of.bias is None else y + at.vector(of.bias)[part]
 
 

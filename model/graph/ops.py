@@ -14,6 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from urdir.model.families.adapters import AdapterRoom
 from urdir.model.families.rope import RopeConfig
 from urdir.model.families.stored import Linear, Normalization, StoredMatrix, StoredVector
 from urdir.model.graph.evaluation import Evaluation, Floats
@@ -130,11 +131,15 @@ class Norm(Op):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Product(Op):
-    """y = W x (+ bias)."""
+    """y = W x (+ bias) (+ B a of each row's adapter, with the a at a ``place`` of ``low``, as
+    `Adapt` makes it)."""
 
     word = "product"
     x: Tensor
     of: Linear
+    low: Tensor | None = None
+    place: int = 0
+    room: AdapterRoom | None = None
 
     def __post_init__(self) -> None:
         shape = self.of.rows, self.of.cols
@@ -143,7 +148,11 @@ class Product(Op):
         self._check(self.of.order is None, "the matrix has an order of columns")
 
     def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
-        return at.linear(self.of, x[0])
+        y = at.linear(self.of, x[0])
+        if self.room is None:
+            return y
+        first = self.place * self.room.rank
+        return y + at.expanded(self.of, x[1][:, first : first + self.room.rank])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

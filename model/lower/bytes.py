@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
+from urdir.model.lower.adapters import adapter_arguments
 from urdir.model.lower.chain import Chain
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.requests import biases
@@ -51,6 +52,7 @@ def append_bytes(at: Lowering, chain: Chain, matrices: Sequence[Matrix], packs: 
     if pair:
         launch |= {"up": rest[0].data, "up_bias": rest[0].bias}
         launch |= {} if of_floats else {"up_row_scales": rest[0].scales}
+    launch |= adapter_arguments(at, chain.products, 0, chain.rows, pair)
     if residual is not None:
         launch["residual"] = at.place(residual.a)
     if packs:

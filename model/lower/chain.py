@@ -26,6 +26,7 @@ from urdir.ptxgen.kernels.linear.epilogue.activation import (
     Scaled,
     SigmoidScaled,
 )
+from urdir.ptxgen.kernels.linear.epilogue.adapted import Adapted
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.steps import Epilogue, find
 
@@ -97,6 +98,7 @@ class Chain:
         of its step."""
         ends = [step for step in self.ends if not (self.residual and isinstance(step, Scaled))]
         return (
+            *adapted(self.products),
             *ends,
             *([Gated(self.pair.f)] if self.pair else []),
             *([SigmoidScaled()] if self.gain else []),
@@ -118,6 +120,18 @@ class _Reader:
 
     def give_back(self, op: Op) -> None:
         self._ops.insert(0, op)
+
+
+def adapted(products: Sequence[Product]) -> tuple[Adapted, ...]:
+    """The step that adds what the rows' adapters make of several products; none without."""
+    with_low = [of for of in products if of.low is not None]
+    if not with_low:
+        return ()
+    room, low = with_low[0].room, with_low[0].low
+    assert room is not None
+    assert low is not None
+    places = tuple(None if of.low is None else of.place for of in products)
+    return (Adapted(room.slots, room.rank, room.element, places, low.width // room.rank),)
 
 
 def read_chain(ops: Sequence[Op]) -> Chain | None:

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from urdir.model.graph.adapters import Adapt
 from urdir.model.graph.ops import AllReduce, Gate, Norm, Op, Product
 from urdir.model.graph.recurrent import Convolve
 from urdir.model.graph.tensor import Tensor
+from urdir.model.lower.adapters import adapter_arguments
 from urdir.model.lower.arguments import without_none
-from urdir.model.lower.chain import Chain
+from urdir.model.lower.chain import Chain, adapted
 from urdir.model.lower.lowering import Begun, Lowering
 from urdir.model.lower.requests import next_norm, request_of, takes_few_normed
 from urdir.model.lower.states import StateStep, convolution, scan
@@ -53,7 +55,9 @@ def limits_allow(
             return False
     if chain.gain is not None:
         ends = replace(request_of(at, chain.rows, matrices), ends_block=True)
-        whole = matrices[0].bias is None and not matrices[0].is_partial
+        # biases and adapters come after the factor in the kernel
+        plain = matrices[0].bias is None and not adapted(chain.products)
+        whole = plain and not matrices[0].is_partial
         return whole and chain.rows == 1 and ends.fits_gemv
     return chain.then is None or goes_on(at, chain, request)
 
@@ -100,6 +104,7 @@ def append_few(
         count = min(MAX_BATCH, chain.rows - first)
         kernel = choose_linear(source.asked(replace(request, batch=count)))
         launch = results.products(kernel, first) | results.epilogue(kernel, first)
+        launch |= adapter_arguments(at, chain.products, first, count, chain.pair is not None)
         launch |= {} if step is None else step.launch(at)
         launch |= {} if exchange is None else exchange.arguments_of(kernel)
         launch |= {} if begins is None else results.begun(kernel, begins)
@@ -180,12 +185,14 @@ def _takes_packed(at: Lowering, rows: int) -> bool:
     norm = at.following()
     assert isinstance(norm, Norm)
     products: list[Product] = []
-    while isinstance(op := at.following(1 + len(products)), Product) and op.x is norm.y:
+    # an adapter reads the stream, and computes the norm by itself
+    first = 2 if isinstance(at.following(1), Adapt) else 1
+    while isinstance(op := at.following(first + len(products)), Product) and op.x is norm.y:
         products.append(op)
     if not products or products[0].y.name not in _TAKE_PACKED:
         return False
     others = [op for op in at.readers(norm.x) if op is not norm and op.word != "add"]
-    if others or len(at.readers(norm.y)) > len(products):
+    if others or len(at.readers(norm.y)) > len(products) + first - 1:
         return False  # which would not take them so
     pair = isinstance(op, Gate) and len(products) == 2 and op.gate is products[0].y
     matrices = [at.matrix(product.of) for product in products]

@@ -16,8 +16,9 @@ from urdir.model.graph.attention import Attend
 from urdir.model.graph.latent import AttendLatent, HeadProduct
 from urdir.model.graph.ops import Gate, Gather, Op, Product
 from urdir.model.graph.tensor import Tensor
+from urdir.model.lower.adapters import adapter_arguments
 from urdir.model.lower.bytes import append_bytes
-from urdir.model.lower.chain import Chain, read_chain
+from urdir.model.lower.chain import Chain, adapted, read_chain
 from urdir.model.lower.few import append_few, goes_on, limits_allow
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.packed import append_packed
@@ -127,10 +128,11 @@ def _lower_gemm(at: Lowering, chain: Chain, matrices: list[Matrix]) -> bool:
     if chain.residual is None:
         for number, (matrix, y) in enumerate(zip(matrices, chain.results, strict=True)):
             label = f"{chain.label}.{number}" if number else chain.label
-            _append_gemm(at, label, chain.rows, matrix, x, at.place(y), *chain.ends)
+            product = chain.products[number]
+            _append_gemm(at, label, product, matrix, x, at.place(y), *chain.ends)
         return True
     (matrix,), delta, label = matrices, at.work["delta"], f"{chain.label}.residual"
-    _append_gemm(at, chain.label, chain.rows, matrix, x, delta)
+    _append_gemm(at, chain.label, chain.products[0], matrix, x, delta)
     if chain.next_norm is None:
         append_sum(at, label, chain.residual, delta, chain.factor)
     else:
@@ -188,11 +190,12 @@ def _follows_attention(at: Lowering, chain: Chain) -> bool:
 
 
 def _append_gemm(
-    at: Lowering, label: str, rows: int, matrix: Matrix, x: Slice, y: Slice, *ends: Epilogue
+    at: Lowering, label: str, of: Product, matrix: Matrix, x: Slice, y: Slice, *ends: Epilogue
 ) -> None:
-    steps = Gemm.in_order(*biases([matrix]), *ends)
+    rows, steps = of.x.rows, Gemm.in_order(*biases([matrix]), *adapted([of]), *ends)
     kernel = _gemm(matrix.format, matrix.rows, matrix.cols, *steps, batch=rows)
-    at.launch(kernel, label, weights=matrix.data, x=x, bias=matrix.bias, y=y)
+    more = adapter_arguments(at, [of], 0, rows)
+    at.launch(kernel, label, weights=matrix.data, x=x, bias=matrix.bias, y=y, **more)
 
 
 _RUN = "product activate? scale? bound?"

@@ -11,10 +11,13 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from urdir.model.graph.adapters import Adapt
 from urdir.model.graph.experts import Experts, Route
 from urdir.model.graph.ops import Add, Norm, Op, Product
 from urdir.model.graph.tensor import Tensor
+from urdir.model.lower.adapters import SLOTS, rows_of_tensor
 from urdir.model.lower.chain import Chain
+from urdir.model.lower.experts.adapters import ExpertAdapters
 from urdir.model.lower.experts.grouped_gemm import GroupedGemm
 from urdir.model.lower.experts.layer import MixtureLayer, RouterLayer
 from urdir.model.lower.experts.per_row import PerRow
@@ -30,6 +33,7 @@ from urdir.ptxgen.kernels.experts.logits import RouterLogits
 from urdir.ptxgen.kernels.experts.route import RouteExperts
 from urdir.ptxgen.kernels.experts.select import SelectExperts
 from urdir.ptxgen.kernels.linear.epilogue.activation import Scaled
+from urdir.ptxgen.kernels.linear.lora_expand import LoraExpand
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
@@ -51,7 +55,7 @@ def lower_shared_norm(at: Lowering, ops: Sequence[Op]) -> bool:
     (norm,) = ops
     assert isinstance(norm, Norm)
     readers = at.readers(norm.y)
-    if not all(isinstance(op, Experts | Route | Product) for op in readers):
+    if not all(isinstance(op, Adapt | Experts | Route | Product) for op in readers):
         return False
     if not any(isinstance(op, Experts | Route) for op in readers):
         return False
@@ -83,8 +87,14 @@ def lower_route(at: Lowering, ops: Sequence[Op]) -> bool:
     chosen = {"expert": work["expert"], "weight": work["expert weight"], **extra}
     matrix, logits = router.matrix, work["router logits"]
     computed = None if layer is None else layer.norm
-    many = _makes_many_logits(at, router, rows)
-    if many or matrix.format.name != "F32" or not RouteExperts.takes(matrix.cols, computed):
+    apart = of.low is not None and matrix.format.name == "F32" and RouterLogits.takes(matrix.cols)
+    many = apart or _makes_many_logits(at, router, rows)
+    if (
+        many
+        or of.low is not None
+        or matrix.format.name != "F32"
+        or not RouteExperts.takes(matrix.cols, computed)
+    ):
         if many:
             _append_logits(at, of, router, x, layer)
         else:
@@ -157,12 +167,23 @@ def _append_logits(
         logits=at.work["router logits"],
         bias=matrix.bias,
     )
+    if of.low is not None and of.room is not None:
+        room = of.room
+        expand = LoraExpand(rows, matrix.rows, room.slots, room.rank, 1, 1, room.element)
+        at.launch(
+            expand,
+            f"{of.label}.lora_b",
+            lora=at.place(of.low),
+            lora_slot=at.work[SLOTS],
+            lora_b=at.parts.weights.lora(of.router.linear)[1],
+            y=at.work["router logits"],
+        )
 
 
 def _append_product(at: Lowering, of: Route, norm: Norm | None) -> None:
     """The logits as any other product."""
     y = Tensor("router logits", of.x.rows, of.router.experts)
-    product = Product(of.label, y, of.x, of.router.linear)
+    product = Product(of.label, y, of.x, of.router.linear, of.low, 0, of.room)
     ends = Scaled.by(of.router.norm_scale)
     x = of.x if norm is None else norm.x
     lowered = lower_chain(at, Chain(x, norm=norm, products=[product], ends=ends, results=[y]))
@@ -186,11 +207,13 @@ def lower_experts(at: Lowering, ops: Sequence[Op]) -> bool:
         residual, y = at.place(add.a), add.y
     assert norm is None or isinstance(norm, Norm)
     x, layer = _before_norm(at, of.x, norm or at.unmade.get(of.x))
-    append_experts(
-        at,
-        of.x.rows,
-        MixtureCall(of.label, mixture_layer(at, of), x, layer, residual, at.place(y)),
-    )
+    adapters = None
+    if of.room is not None:
+        adapters = ExpertAdapters(at, of, rows_of_tensor(at, of.x), of.room)
+    call = MixtureCall(of.label, mixture_layer(at, of), x, layer, residual, at.place(y), adapters)
+    append_experts(at, of.x.rows, call)
+    if adapters is not None:
+        adapters.add_last(at.place(y))
     return True
 
 
@@ -212,7 +235,7 @@ def append_experts(at: Lowering, rows: int, call: MixtureCall) -> None:
     together = SharedRead(at, rows)
     if at.takes_gemm(rows):
         GroupedGemm(at, rows).append(call)
-    elif together.serves(call.mixture, call.norm):
+    elif call.adapters is None and together.serves(call.mixture, call.norm):
         together.append(call)
     else:
         PerRow(at, rows).append(call)

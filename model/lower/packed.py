@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from urdir.model.lower.adapters import adapter_arguments
 from urdir.model.lower.chain import Chain
 from urdir.model.lower.lowering import Begun, Lowering
 from urdir.model.lower.requests import biases, packs_next_norm
@@ -58,6 +59,7 @@ def append_packed(at: Lowering, chain: Chain, matrices: Sequence[Matrix], packs:
         launch[f"y{n}"] = at.place(y).slice(0, kernel.nbytes(kernel.param(f"y{n}")))
     if pair:
         launch |= {"up": rest[0].data, "up_bias": rest[0].bias}
+    launch |= adapter_arguments(at, chain.products, 0, chain.rows, pair)
     if residual is not None:
         launch["residual"] = at.place(residual.a)
     if packs:

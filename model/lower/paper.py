@@ -124,6 +124,7 @@ class _PaperState:
         self._arena = PaperArena(shape.sizes(), "decode state")
         self.sequences, self.max_len, self.slots = shape.sequences, shape.max_len, shape.slots
         self.drafts_states = shape.drafts is not None and shape.states
+        self.adapters = shape.adapters
 
     def __getitem__(self, name: str) -> Slice:
         return self._arena[name]

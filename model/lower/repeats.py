@@ -62,11 +62,15 @@ class Kinds:
             return Kind(None, ())
         stored = [of for of in stored_in(layer) if of not in self._tables]
         weights = parts.weights
-        arguments, formats = [], []
+        arguments: list[Slice] = []
+        formats = []
         for of in stored:
             if isinstance(of, StoredMatrix):
                 matrix = weights.matrix(Linear(of))
-                formats.append((matrix.format.name, matrix.scales is not None))
+                room = parts.config.adapters
+                adapted = room is not None and room.has(of)
+                formats.append((matrix.format.name, matrix.scales is not None, adapted))
+                arguments += weights.lora(of) if adapted else ()
                 arguments += (
                     [matrix.data] if matrix.scales is None else [matrix.data, matrix.scales]
                 )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from urdir.model.lower.arguments import without_none
-from urdir.model.memory.device_state import DecodeState
+from urdir.model.memory.device_state import ADAPTER_WORDS, DecodeState
 from urdir.model.memory.walk import NO_BLOCKS, Blocks
 from urdir.ptxgen.kernels.recurrent.rows import SEGMENT_ROWS
 
@@ -42,7 +42,8 @@ class Rows:
     sequence ``begins`` with them, they are its first tokens, and there are no other rows. Else they
     may ``walk``. Where there are ``drafts``, several rows side by side are of one sequence: its
     last token, and up to so many drafts of those after it. In sessions with drafts ``state_at``
-    (sequences,) u32 says how far the states of recurrent layers are (`DraftedStates`).
+    (sequences,) u32 says how far the states of recurrent layers are (`DraftedStates`). Where there
+    are adapters, ``adapter`` and ``adapter_scale`` (sequences,) are those of `LoraShrink`.
     """
 
     count: int
@@ -56,6 +57,8 @@ class Rows:
     walk: RowsWalk | None = None
     drafts: int = 0
     state_at: Slice | None = None
+    adapter: Slice | None = None
+    adapter_scale: Slice | None = None
 
     @property
     def attend_to_each_other(self) -> bool:
@@ -76,14 +79,15 @@ class Rows:
     ) -> Rows:
         """``count`` rows of a step in ``state``, the last ``prompt`` of them of prompts, which may
         ``walk``; or with up to ``drafts`` drafts of each sequence among them."""
-        state_at = state["state_at"] if state.drafts_states else None
+        more: dict[str, Any] = {"state_at": state["state_at"]} if state.drafts_states else {}
+        if state.adapters:
+            more |= {name: state[name] for name in ADAPTER_WORDS}
         if not prompt:
             at = state["sequence"], state["position"]
-            return cls(count, keys, 0, *at, drafts=drafts, state_at=state_at)
+            return cls(count, keys, 0, *at, drafts=drafts, **more)
         at = state["step_sequence"], state["step_position"]
         way = RowsWalk(walk, state["begin"], state["units"]) if walk.count else None
-        rows = cls(count, keys, prompt, *at, segments, state["segment"], begins, way)
-        return replace(rows, state_at=state_at)
+        return cls(count, keys, prompt, *at, segments, state["segment"], begins, way, **more)
 
     @property
     def decode(self) -> int:

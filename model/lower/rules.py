@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from urdir.model.lower import attention, blocks, collectives, latent, linear, moe, recurrent, stream
+from urdir.model.lower import (
+    adapters,
+    attention,
+    blocks,
+    collectives,
+    latent,
+    linear,
+    moe,
+    recurrent,
+    stream,
+)
 from urdir.model.lower.rule import RuleBook
 
-_ROOMS = (moe, latent, attention, linear, recurrent, collectives, stream, blocks)
+_ROOMS = (adapters, moe, latent, attention, linear, recurrent, collectives, stream, blocks)
 #: What a step is lowered by.
 RULES = RuleBook([rule for room in _ROOMS for rule in room.RULES])

@@ -6,6 +6,7 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from urdir.model.errors import ModelError
+from urdir.model.graph.adapters import with_adapters
 from urdir.model.graph.graph import Graph
 from urdir.model.graph.tensor import Tensor
 from urdir.model.lower.lowering import Lowering
@@ -37,6 +38,7 @@ def lowering(
     too small; ModelError for an operation that no rule takes.
     """
     with sheet_of(plan, parts) as sheet:
+        graph = with_adapters(graph, parts.config.adapters)
         at = Lowering(sheet, parts, rows, graph, outputs, fixed)
         words = words_of(graph.ops)
         repeats = Repeats(at)

@@ -7,16 +7,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from urdir.model.engine.batch import Batch, Grain, Output, Segment
 from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.session import Session
 from urdir.model.measure.timed_answers import time_beside, time_decoding
 from urdir.ptxgen.spec import ceil_div
 
-#: Steps of one measurement, and runs of each, the best of which counts; of steps with prompts so
-#: many after the best one: shapes with less padding are recorded while others run.
+#: Steps of one measurement, runs of each, the best of which counts.
 _STEPS, _RUNS = 16, 3
-#: The most runs of these.
-_MOST_RUNS = 24
 #: Sequences for prompts: one that begins while the ends of those before are still to be read.
 SPARE = 6
 
@@ -49,6 +47,7 @@ def mixed_rows(session: Session, cases: Sequence[tuple[int, int]]) -> Iterator[M
         decode = min(
             time_decoding(session, prompts, _STEPS, spread).seconds / _STEPS for _ in range(_RUNS)
         )
+        _record(session, sequences, rows)
         alone, beside = (_beside(session, of, rows) for of in ([], prompts))
         excess = beside / (decode + alone) - 1
         yield MixedRow(sequences, rows, 1e3 * decode, 1e3 * alone, 1e3 * beside, excess)
@@ -60,10 +59,16 @@ def _beside(session: Session, prompts: Sequence[Sequence[int]], rows: int) -> fl
     most = usual.alignment * ceil_div(rows, usual.alignment)
     limits = replace(usual, prompt_rows=most, mixed_rows=most, share_prefixes=False)
     asked = [[int(token) for token in _tokens(session, rows)] for _ in range(_STEPS)]
-    times: list[float] = []
-    while len(times) < _MOST_RUNS and min(times[-_RUNS:], default=0.0) <= min(times, default=0.0):
-        times.append(time_beside(session, prompts, asked, limits).seconds / _STEPS)
-    return min(times)
+    return min(time_beside(session, prompts, asked, limits).seconds / _STEPS for _ in range(_RUNS))
+
+
+def _record(session: Session, sequences: int, rows: int) -> None:
+    """Record the steps of a prompt of so many rows beside so many answers, with little padding: a
+    service does so where such steps come often."""
+    batch = Batch(tuple(range(sequences)), (Segment(sequences, 0, rows, chooses=True),))
+    for length in session.shapes.lengths:
+        shape = session.shapes.of_batch(batch, length, Output.GREEDY, Grain.FINE)
+        session.steps.make_ready(shape)
 
 
 def _tokens(session: Session, count: int) -> np.ndarray:

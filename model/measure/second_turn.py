@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
 
@@ -17,10 +17,12 @@ ANSWER, QUESTION = 128, 64
 
 @dataclass(frozen=True, slots=True)
 class TurnRow:
-    """A turn of a conversation: ``tokens`` of its prompt, of which ``cached`` were found, and the
-    median ms to its first token, ``share`` of those of the first turn."""
+    """A turn of a conversation: ``tokens`` of its prompt, of which ``cached`` were found, on the
+    "device" or the "host", and the median ms to its first token, ``share`` of those of the first
+    turn."""
 
     turn: int
+    source: str
     tokens: int
     cached: int
     first_token_ms: float
@@ -33,17 +35,23 @@ def second_turn_context(tokens: int) -> int:
 
 
 def second_turn_rows(session: Session, tokens: int, repeats: int) -> Iterator[TurnRow]:
-    """Time both turns of conversations with a first prompt of so many tokens, each in a session
-    with pages: ``repeats`` times after one that records the steps. Every first prompt is new."""
+    """Time both turns of conversations with a first prompt of so many tokens, in a session with
+    pages: ``repeats`` times after one that records the steps. Every first prompt is new. With host
+    memory for prefixes another second turn begins with what has moved there."""
     rng = np.random.default_rng(0)
     vocab = session.parts.config.vocab_size
-    turns: list[Sequence[FirstToken]] = []
+    turns: list[list[FirstToken]] = []
     for _ in range(1 + repeats):
         drawn = [int(token) for token in rng.integers(0, vocab, tokens + QUESTION)]
         first = time_turn(session, drawn[:tokens], ANSWER)
         second = time_turn(session, [*drawn[:tokens], *first.answer, *drawn[tokens:]], ANSWER)
-        turns.append((first, second))
-    seconds = [median(run[turn].seconds for run in turns[1:]) for turn in range(2)]
-    for turn, of in enumerate(turns[-1]):
-        share = seconds[turn] / seconds[0]
-        yield TurnRow(turn + 1, of.tokens, of.cached, 1e3 * seconds[turn], share)
+        turns.append([first, second])
+        prefixes = session.cache.prefixes
+        if prefixes is not None and prefixes.host is not None:
+            prefixes.evict()
+            other = [*drawn[:tokens], *first.answer, *reversed(drawn[tokens:])]
+            turns[-1].append(time_turn(session, other, ANSWER))
+    seconds = [median(run[row].seconds for run in turns[1:]) for row in range(len(turns[0]))]
+    names = ((1, ""), (2, "device"), (2, "host"))
+    for (turn, source), of, taken in zip(names, turns[-1], seconds, strict=False):
+        yield TurnRow(turn, source, of.tokens, of.cached, 1e3 * taken, taken / seconds[0])

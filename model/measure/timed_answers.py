@@ -126,9 +126,12 @@ class _Answers:
         return len(self._counts)
 
     def add(self, prompts: Sequence[Sequence[int]], limit: int) -> None:
-        """Request so many tokens after each prompt."""
-        for prompt in prompts:
-            request = Request(prompt=tuple(prompt), settings=GREEDY, limit=limit)
+        """Request so many tokens after each prompt, with one of the loaded adapters each."""
+        loaded = self._session.adapters
+        names = [] if loaded is None else [*loaded.names]
+        for number, prompt in enumerate(prompts):
+            own = ((names[number % len(names)], 1.0),) if names else None
+            request = Request(prompt=tuple(prompt), settings=GREEDY, limit=limit, adapters=own)
             self._loop.add(self._loop.answer_to(request))
 
     def turn_until(self, is_done: Callable[[], bool]) -> None:

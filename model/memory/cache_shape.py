@@ -169,6 +169,12 @@ class CacheShape:
         owner = self.owners[layer]
         return next(number for number, layers in enumerate(self.groups) if owner in layers)
 
+    @property
+    def dtypes(self) -> str:
+        """The element types of all layers' caches."""
+        arrays = [of for layer in self.layers.values() for of in layer.arrays.values()]
+        return ",".join(dict.fromkeys(of.dtype for of in arrays))
+
     def arguments(self, arena: Mapping[str, Slice], layer: int) -> dict[str, Slice]:
         """Arguments of kernels over a layer's cache, by parameter name, in an arena of `sizes`."""
         owner = self.owners[layer]

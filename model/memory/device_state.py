@@ -31,6 +31,8 @@ Words = npt.NDArray[np.uint32]
 
 #: How far the states of a sequence's recurrent layers are where steps have drafts (`PlaceRows`).
 STATE_WORDS = ("state_at", "next_state_at")
+#: The slot of a sequence's adapter from 1 on (0: none), and its scale (f32).
+ADAPTER_WORDS = ("adapter", "adapter_scale")
 #: Maximum number of steps of a sequence that the host may lag behind in reading: a power of two.
 MAILBOX_SLOTS = 8
 
@@ -47,6 +49,7 @@ class StateShape:
     many sequences and ``chunk`` prompt rows, a vocabulary of ``vocab`` tokens. Chunked-context
     prefill may use up to ``units`` units (`memory.walk`). With ``drafts`` there are rows of these
     beside those of the sequences' last tokens; ``states`` says whether layers are recurrent then.
+    ``adapters``: sequences may have some.
     """
 
     sequences: int
@@ -57,6 +60,7 @@ class StateShape:
     units: int = 0
     drafts: DraftSettings | None = None
     states: bool = False
+    adapters: bool = False
 
     @property
     def slots(self) -> int:
@@ -81,6 +85,7 @@ class StateShape:
             "masked": 4 * self.rows,
             "masks": 4 * self.rows * ceil_div(self.vocab, 32),
             **dict.fromkeys(self.draft_words, 4 * self.sequences),
+            **dict.fromkeys(ADAPTER_WORDS if self.adapters else (), 4 * self.sequences),
         }
 
     @property
@@ -147,6 +152,7 @@ class DecodeState(Owner):
         self.chunk = shape.chunk
         self.slots = shape.slots
         self.drafts = shape.drafts
+        self.adapters = shape.adapters
         #: Whether steps have drafts and layers with states.
         self.drafts_states = shape.drafts is not None and shape.states
         self._arena = device.arena(shape.sizes(), "decode state")
@@ -205,6 +211,13 @@ class DecodeState(Owner):
     def write_sampling(self, sequence: int, words: Words) -> None:
         """Set the sampling settings of a sequence: (SETTINGS_WORDS,) u32."""
         self._put("settings", words, sequence * words.nbytes)
+
+    def write_adapter(self, sequence: int, slot: int, scale: float) -> None:
+        """Give a sequence the adapter in a slot, counted from 1 on, times a scale; 0: none."""
+        if self.adapters:
+            self._put("adapter", np.array([slot], np.uint32), 4 * sequence)
+            words = np.array([scale], np.float32).view(np.uint32)
+            self._put("adapter_scale", words, 4 * sequence)
 
     def write_masks(self, masks: Mapping[int, Words]) -> None:
         """Restrict the rows of ``masks``, by number, to the tokens whose bits are set; words

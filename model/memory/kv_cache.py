@@ -25,10 +25,11 @@ from urdir.driver.errors import DriverError
 from urdir.model.errors import ContextFullError, ModelError
 from urdir.model.memory.cache_groups import Group, LeadingGroup, PagedGroup
 from urdir.model.memory.cache_shape import CacheShape
+from urdir.model.memory.cached_prefixes import CachedPrefixes
 from urdir.model.memory.counted_pages import CountedPages
 from urdir.model.memory.host_pages import HostPages
 from urdir.model.memory.open_groups import open_groups
-from urdir.model.memory.pages import Move, PagePool, Path
+from urdir.model.memory.pages import Node
 from urdir.model.memory.queued_writes import QueuedWrites
 from urdir.model.memory.window_group import WindowGroup
 from urdir.model.owner import Owner
@@ -88,21 +89,24 @@ class KvCache(Owner):
         host_nbytes: int = 0,
     ) -> None:
         self.shape = shape
-        self._followers = tuple(followers)
+        self.followers = tuple(followers)
         self._writes = QueuedWrites(device, stream)
         sizes = shape.sizes()  # empty for a model without attention
         self._arena = device.arena(sizes, "KV cache") if sizes else None
         self._groups: Sequence[Group] = ()
         if self._arena is not None:
             self._groups = open_groups(self._arena, stream, shape, self._writes)
+        #: What sequences share; None: nothing.
+        self.prefixes: CachedPrefixes | None = None
         leading = [group for group in self._groups if isinstance(group, LeadingGroup)]
-        self._leading = leading[0] if leading and shape.share_len else None
-        self._windows = [group for group in self._groups if isinstance(group, WindowGroup)]
-        self.host: HostPages | None = None
-        if host_nbytes and self._leading is not None:
-            groups = [self._leading, *self._windows]
-            self.host = HostPages(device, stream, groups, host_nbytes)
-            self._leading.pool.host = self.host
+        if leading and shape.share_len:
+            windows = [group for group in self._groups if isinstance(group, WindowGroup)]
+            host = None
+            if host_nbytes:
+                host = HostPages[Node](device, stream, [*leading, *windows], host_nbytes)
+            self.prefixes = CachedPrefixes(leading[0], windows, host)
+            if not device.is_emulated:  # which copies and computes at other rates than a GPU
+                self.prefixes.measure()
 
     def layout(self, layer: int) -> KvLayout:
         """The layout of the keys and values that a layer uses."""
@@ -137,13 +141,13 @@ class KvCache(Owner):
         pages."""
         if not self._groups:
             return len(tokens)
-        return 0 if self._leading is None else self._leading.pool.known(tokens, scope)
+        return 0 if self.prefixes is None else self.prefixes.known(tokens, scope)
 
     def finds(self, tokens: Sequence[int], scope: bytes = b"") -> bool:
         """Whether `match` would find all of ``tokens``, which fill whole pages."""
-        if self._leading is None:
+        if self.prefixes is None:
             return not self._groups
-        return self._leading.pool.find(tokens, scope).tokens(self.share_len) == len(tokens)
+        return self.prefixes.finds(tokens, scope)
 
     @property
     def pools(self) -> tuple[CountedPages, ...]:
@@ -162,7 +166,7 @@ class KvCache(Owner):
             group.check_room(sequence, start, end)
         for group in self._groups:
             group.reserve(sequence, start, end, start if stored is None else stored)
-        for cache in self._followers:
+        for cache in self.followers:
             cache.reserve(sequence, start, end, stored=stored)
         return min([self.shape.max_len, *(group.writable(end) for group in self._groups)])
 
@@ -183,7 +187,7 @@ class KvCache(Owner):
             raise ModelError(f"sequence {sequence} holds tokens: truncate it to 0 first")
         try:
             found = self._match(sequence, tokens, end, spare, scope)
-            for cache in self._followers:
+            for cache in self.followers:
                 cache.match(sequence, tokens, end, spare, scope)
         except DriverError:  # from a copy
             self.truncate(sequence, 0)
@@ -194,59 +198,21 @@ class KvCache(Owner):
         self, sequence: int, tokens: Sequence[int], end: int, spare: int, scope: bytes
     ) -> int:
         """`match` in this cache, without followers."""
-        if self._leading is not None:
-            path = self._leading.pool.find(tokens, scope)
-            self._restore(self._leading.pool, path)
-            for window in self._windows:
-                window.check_begin(path, end)
-            found = self._leading.begin(sequence, path, end, spare)
-            for window in self._windows:
-                window.begin(sequence, path, end)
-            return found
+        if self.prefixes is not None:
+            return self.prefixes.match(sequence, tokens, end, spare, scope)
         for group in self._groups:
             group.check_room(sequence, 0, end, spare)
         for group in self._groups:
             group.reserve(sequence, 0, end, 0)
         return 0
 
-    def _restore(self, pool: PagePool, path: Path) -> None:
-        """Bring the pages of a path that are in host memory back to the device."""
-        if self.host is None:
-            return
-        length = path.tokens(self.share_len)
-        needed = [path.all_nodes[of.pool.first_block(length) :] for of in self._windows]
-        pool.check_restore(path)
-        for window, nodes in zip(self._windows, needed, strict=True):
-            window.pool.check_restore(nodes)
-        claimed = pool.restore(path)
-        if not claimed:
-            return
-        restored = [
-            set(window.pool.restore(nodes))
-            for window, nodes in zip(self._windows, needed, strict=True)
-        ]
-        moves = []
-        for node, slot in claimed:
-            windows = zip(self._windows, restored, strict=True)
-            pages = [of.pool.page(node) if node in nodes else None for of, nodes in windows]
-            moves.append(Move(node, slot, (node.page, *pages)))
-        try:
-            self.host.give(moves)
-        except DriverError:
-            pool.give_up(claimed)
-            raise
-
     def publish(self, sequence: int, tokens: Sequence[int], scope: bytes = b"") -> None:
         """Share ``tokens``, which a sequence holds from its first position, with others of
         ``scope``."""
         self._check_sequence(sequence)
-        if self._leading is not None:
-            pages = self._leading.pages(sequence)
-            last = self._leading.pool.publish(tokens, pages, scope)
-            if last is not None:
-                for window in self._windows:
-                    window.publish(sequence, len(tokens), last, pages)
-        for cache in self._followers:
+        if self.prefixes is not None:
+            self.prefixes.publish(sequence, tokens, scope)
+        for cache in self.followers:
             cache.publish(sequence, tokens, scope)
 
     def kept(self, sequence: int, length: int) -> int:
@@ -265,7 +231,7 @@ class KvCache(Owner):
             )
         for group in self._groups:
             group.truncate(sequence, length)
-        for cache in self._followers:
+        for cache in self.followers:
             cache.truncate(sequence, length)
 
     def fork(self, source: int, target: int, length: int) -> None:
@@ -274,7 +240,7 @@ class KvCache(Owner):
         self._check_sequence(target)
         for group in self._groups:
             group.fork(source, target, length)
-        for cache in self._followers:
+        for cache in self.followers:
             cache.fork(source, target, length)
 
     def pages(self, sequence: int, layer: int = 0) -> tuple[int, ...]:
@@ -289,7 +255,8 @@ class KvCache(Owner):
 
     def close(self) -> None:
         """Free the cache. Idempotent."""
-        parts = [self.host, self._writes, self._arena]
+        host = None if self.prefixes is None else self.prefixes.host
+        parts = [host, self._writes, self._arena]
         close_all([part for part in parts if part is not None])
 
     def _check_sequence(self, sequence: int) -> None:

@@ -56,7 +56,7 @@ class Rows:
     def read(self, row: int, last: int) -> Bytes:
         """The selected rows from number ``row`` to ``last``."""
         pieces = []
-        for first, stop in self._stretches(row, last):
+        for first, stop in row_runs(self.of, row, last):
             pieces.append(self.data[first * self.row_nbytes : stop * self.row_nbytes])
         rows: Bytes = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
         if length(self.parts) == self.row_nbytes:
@@ -64,18 +64,19 @@ class Rows:
         whole = rows.reshape(-1, self.row_nbytes)
         return np.concatenate([whole[:, slice(*part)] for part in self.parts], axis=1).reshape(-1)
 
-    def _stretches(self, row: int, last: int) -> Iterator[Run]:
-        """The same as runs of the tensor's rows."""
-        of, passed = self.of, 0
-        for start, stop in of.runs or ((0, of.taken),):
-            at, end = start + max(0, row - passed), min(stop, start + last - passed)
-            passed += stop - start
-            while at < end:
-                period, within = divmod(at, of.each)
-                count = min(of.each - within, end - at)
-                first = period * of.period + of.first + within
-                yield first, first + count
-                at += count
+
+def row_runs(of: StoredMatrix, row: int = 0, last: int | None = None) -> Iterator[Run]:
+    """The rows of a matrix from number ``row`` to ``last`` (None: all) as runs of the tensor's."""
+    passed, last = 0, of.taken if last is None else last
+    for start, stop in of.runs or ((0, of.taken),):
+        at, end = start + max(0, row - passed), min(stop, start + last - passed)
+        passed += stop - start
+        while at < end:
+            period, within = divmod(at, of.each)
+            count = min(of.each - within, end - at)
+            first = period * of.period + of.first + within
+            yield first, first + count
+            at += count
 
 
 @dataclass(frozen=True, slots=True)

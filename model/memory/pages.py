@@ -26,6 +26,7 @@ from weakref import WeakValueDictionary
 
 from urdir.driver.errors import DriverError
 from urdir.model.memory.counted_pages import CountedPages
+from urdir.model.memory.host_slots import Move
 
 #: A partial page is shared by a copy, which takes as long as computing a few tokens: the minimum,
 #: as a fraction of the page.
@@ -81,21 +82,11 @@ class Window(Protocol):
         """A node moves to the host: the page whose contents do, too."""
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
-    """A node's ``slot`` in host memory, and its ``pages`` on the device, of the leading layers and
-    of each window (None: none)."""
-
-    node: Node
-    slot: int
-    pages: tuple[int | None, ...]
-
-
 class Host(Protocol):
     """Slots in host memory for pages that are evicted (`HostPages`)."""
 
-    def put(self, node: Node) -> tuple[int, Node | None]:
-        """A slot for a node, and the node that has to leave it."""
+    def put(self, node: Node) -> tuple[int, Node | None] | None:
+        """A slot for a node, and the node that has to leave it; None if all are claimed."""
 
     def claim(self, node: Node) -> int:
         """The slot of a node, which leaves it; it stays filled until it is freed."""
@@ -106,7 +97,7 @@ class Host(Protocol):
     def drop(self, node: Node) -> None:
         """A node that may have a slot has left the tree."""
 
-    def receive(self, moves: Sequence[Move]) -> None:
+    def receive(self, moves: Sequence[Move[Node]]) -> None:
         """Queue copies of pages to slots, before what is written to the pages from now on. Raises
         DriverError."""
 
@@ -128,7 +119,7 @@ class PagePool(CountedPages):
         super().__init__(pages, page_len)
         self.queries = self.hits = 0
         self.host = host
-        self._moves: list[Move] = []
+        self._moves: list[Move[Node]] = []
         self._windows = tuple(windows)
         self._nodes: list[Node | None] = [None] * pages
         # By scope; a root lives while a page of it is cached, which refers to it.
@@ -146,11 +137,15 @@ class PagePool(CountedPages):
         """How many of ``tokens`` are in cached whole pages of ``scope``."""
         return len(self._find(tuple(tokens), scope)[0]) * self.page_len
 
-    def find(self, tokens: Sequence[int], scope: bytes = b"") -> Path:
-        """The longest usable prefix of ``tokens`` in ``scope``."""
+    def find(self, tokens: Sequence[int], scope: bytes = b"", *, has_slots: bool = True) -> Path:
+        """The longest usable prefix of ``tokens`` in ``scope``; without ``has_slots`` of pages on
+        the device alone."""
         size = self.page_len
         nodes, part, common = self._find(tuple(tokens), scope)
         followed = len(nodes) * size + common
+        if not has_slots:
+            part, common = (part, common) if part and part.is_on_device else (None, 0)
+            nodes = [node for node in nodes if node.is_on_device]
         if part is not None and self._lacking([*nodes, part], followed) is not None:
             part, common = None, 0
         if part is None:
@@ -201,7 +196,7 @@ class PagePool(CountedPages):
         self.share(held)
         claimed = [(node, self.host.claim(node)) for node in hosted]
         try:
-            pages = self.take(len(hosted))
+            pages = sorted(self.take(len(hosted)))  # copies of neighbours are joined
         except DriverError:
             self.give_up(claimed)
             self.release(held)
@@ -217,6 +212,13 @@ class PagePool(CountedPages):
         for _, slot in claimed:
             self.host.free(slot)
         self._forget(claimed[0][0])
+
+    def erase(self, path: Path) -> None:
+        """Remove the last nodes of a path that have no reference and no other node after them."""
+        for node in reversed(path.all_nodes):
+            if node.children or (node.is_on_device and self._users[node.page]):
+                return
+            self._forget(node)
 
     def publish(
         self, tokens: Sequence[int], pages: Sequence[int], scope: bytes = b""
@@ -287,7 +289,7 @@ class PagePool(CountedPages):
         return node
 
     def _adopt(self, node: Node, page: int) -> None:
-        """A page that was computed anew is that of a node in a slot of the host."""
+        """A node in a slot of the host has a page again: it was computed once more."""
         if (known := self._nodes[page]) is not None:  # by the first of its tokens
             self._forget(known)
         assert self.host is not None
@@ -307,10 +309,10 @@ class PagePool(CountedPages):
     def _evict(self, page: int) -> None:
         oldest = self._nodes[page]
         assert oldest is not None
-        if self.host is None:
+        if self.host is None or (filled := self.host.put(oldest)) is None:
             self._forget(oldest)
             return
-        slot, lost = self.host.put(oldest)
+        slot, lost = filled
         if lost is not None:
             self._moves = [move for move in self._moves if move.node is not lost]
             self._forget(lost)

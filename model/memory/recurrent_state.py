@@ -12,7 +12,7 @@ sequences: `SharedStates` tracks their contents.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
@@ -21,6 +21,9 @@ from urdir.model.families.config import Config
 from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from urdir.driver.device import Device
     from urdir.driver.memory import Slice
     from urdir.driver.stream import Stream
@@ -130,6 +133,27 @@ class RecurrentState(Owner):
     def restore(self, place: int, sequence: int) -> None:
         """Copy the state in a slot to a sequence."""
         self._copy("kept ", place, "", sequence)
+
+    def planes(self) -> Iterator[tuple[Slice, int, int]]:
+        """Of each array of kept states: its memory, where they begin, and the bytes of one."""
+        assert self._arena is not None
+        for name, nbytes in self._arrays():
+            yield self._arena["kept " + name], 0, nbytes
+
+    def read(self, place: int) -> list[npt.NDArray[np.uint8]]:
+        """The bytes of the state in a slot."""
+        import numpy as np
+
+        return [part.download(np.uint8, part.nbytes) for part in self._parts(place)]
+
+    def write(self, place: int, arrays: Sequence[npt.NDArray[np.uint8]]) -> None:
+        """Write what `read` read to a slot, after the queued steps."""
+        for part, array in zip(self._parts(place), arrays, strict=True):
+            part.upload(array)
+
+    def _parts(self, place: int) -> Iterable[Slice]:
+        for memory, start, nbytes in self.planes():
+            yield memory.slice(start + place * nbytes, nbytes)
 
     def kept(self, sequence: int, length: int, now: int) -> int:
         """The longest length up to ``length`` with a state, given the present one after ``now``

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from urdir.driver.errors import DriverError
 from urdir.model.memory.kv_cache import KvCache
 from urdir.model.memory.pages import common_length
-from urdir.model.memory.prefix_states import PrefixStates
+from urdir.model.memory.prefix_copy import Bytes, PrefixBytes
+from urdir.model.memory.prefix_states import PrefixStates, StateHost
 from urdir.model.memory.recurrent_state import RecurrentState
 from urdir.model.memory.shared_states import SharedStates
 
@@ -25,18 +26,22 @@ _NOTHING: tuple[bytes, tuple[int, ...]] = (b"", ())
 
 
 class SequenceStorage:
-    """Room for the tokens of sequences, numbered from 0, in ``cache`` and ``states``.
+    """Room for the tokens of sequences, numbered from 0, in ``cache`` and ``states``. Shared states
+    that are evicted move to a ``host``.
 
     `match` starts a sequence and `release` ends it. In between it grows by `reserve` and is cut by
     `truncate`.
     """
 
-    def __init__(self, cache: KvCache, states: RecurrentState) -> None:
+    def __init__(
+        self, cache: KvCache, states: RecurrentState, host: StateHost | None = None
+    ) -> None:
         self._cache = cache
         self._states = states
         self._shared: SharedStates | None = None
         if states.shape.layers and states.shape.shared is not None:
             self._shared = SharedStates(states, cache.share_len)
+            self._shared.known.host = host
         # With recurrent layers pages alone are not a usable prefix.
         self._share_len = 0 if states.shape.layers else cache.share_len
         places = cache.shape.sequences
@@ -44,6 +49,7 @@ class SequenceStorage:
         # last possible state.
         self._left: list[tuple[bytes, tuple[int, ...]]] = [_NOTHING] * places
         self._reached = [0] * places
+        self._ended: list[tuple[bytes, tuple[int, ...]]] = [_NOTHING] * places
 
     @property
     def most_tokens(self) -> int:
@@ -118,10 +124,64 @@ class SequenceStorage:
         self.publish(sequence, tokens, scope)
         if self._shared is not None:
             self._shared.end(sequence)
+        self._ended[sequence] = (scope, tuple(tokens))
         if self._cache.pools or not tokens:
             self.truncate(sequence, 0, reached)
         else:
             self._left[sequence], self._reached[sequence] = (scope, tuple(tokens)), reached
+
+    def learn(self, tokens: int, seconds: float) -> None:
+        """A step computed so many tokens of prompts in that time."""
+        if self._cache.prefixes is not None:
+            self._cache.prefixes.learn(tokens, seconds)
+
+    # ---- saved prefixes ----
+
+    def ended(self, sequence: int) -> tuple[bytes, tuple[int, ...]]:
+        """What a sequence held when it last ended, with its scope."""
+        return self._ended[sequence]
+
+    def read_prefix(self, tokens: Sequence[int], scope: bytes) -> PrefixBytes:
+        """What is cached of ``tokens`` in ``scope``; none may be. Raises ContextFullError,
+        DriverError."""
+        state: list[Bytes] = []
+        if self._shared is not None:
+            found, place = self._find_state(self._shared, tokens, scope)
+            tokens = tokens[:found]
+            state = self._states.read(place) if found else []
+        found, arrays = len(tokens), list[Bytes]()
+        if (prefixes := self._cache.prefixes) is not None:
+            found, arrays = prefixes.read(tokens, scope)
+        return PrefixBytes(tuple(tokens[:found]), [*arrays, *state])
+
+    def prefix_shapes(self, length: int) -> list[tuple[int, ...]]:
+        """The shapes of the arrays of a prefix of so many tokens."""
+        prefixes = self._cache.prefixes
+        shapes = list[tuple[int, ...]](() if prefixes is None else prefixes.shapes(length))
+        if self._shared is not None and length:
+            arrays = self._states.shape.layers.values()
+            shapes += [(nbytes,) for layer in arrays for nbytes in layer.values()]
+        return shapes
+
+    def write_prefix(self, sequence: int, prefix: PrefixBytes, scope: bytes) -> None:
+        """Cache a prefix for others of ``scope``, as what ``sequence`` held when it last ended.
+        Raises ContextFullError, and DriverError."""
+        pages = 0
+        if (prefixes := self._cache.prefixes) is not None:
+            pages = len(prefixes.shapes(len(prefix.tokens)))
+            prefixes.write(prefix.tokens, prefix.arrays[:pages], scope)
+        if self._shared is not None and (place := self._shared.known.take()) is not None:
+            self._states.write(place, prefix.arrays[pages:])
+            self._shared.known.know(prefix.tokens, place, scope)
+        self._ended[sequence] = scope, prefix.tokens
+
+    def erase(self, sequence: int) -> int:
+        """Evict what a sequence held when it last ended; how many tokens that were."""
+        scope, tokens = self._ended[sequence]
+        self._ended[sequence] = _NOTHING
+        states = 0 if self._shared is None else self._shared.known.erase(tokens, scope)
+        prefixes = self._cache.prefixes
+        return states if prefixes is None else prefixes.erase(tokens, scope)
 
     # ---- active sequences ----
 
@@ -157,10 +217,7 @@ class SequenceStorage:
         scope: bytes,
     ) -> int:
         """`match` for an empty slot, limited to prefixes that have both pages and a state."""
-        held = self._cache.known(tokens, scope)
-        found, place = shared.known.find(
-            *(tokens, held, scope), lambda length: self._cache.finds(tokens[:length], scope)
-        )
+        found, place = self._find_state(shared, tokens, scope)
         self._cache.match(sequence, tokens[:found], end, spare, scope)
         if found:
             try:
@@ -169,3 +226,12 @@ class SequenceStorage:
                 self._cache.truncate(sequence, 0)
                 raise
         return found
+
+    def _find_state(
+        self, shared: SharedStates, tokens: Sequence[int], scope: bytes
+    ) -> tuple[int, int]:
+        """The longest prefix with both pages and a state: its length, and the state's slot."""
+        held = self._cache.known(tokens, scope)
+        return shared.known.find(
+            *(tokens, held, scope), lambda length: self._cache.finds(tokens[:length], scope)
+        )

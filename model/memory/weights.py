@@ -152,6 +152,17 @@ class Weights(Owner):
             self._arena.get(_scales_name(stored)),
         )
 
+    def adapted(self) -> Iterator[tuple[StoredMatrix, Slice, Slice]]:
+        """The matrices that have room for adapters, with the places of all A and B."""
+        for of in _adapted(self.config):
+            a, b = self._arena[_lora_name("A", of)], self._arena[_lora_name("B", of)]
+            yield of, a, b
+
+    def lora(self, of: Linear | StoredMatrix) -> tuple[Slice, Slice]:
+        """The A and the B of all adapters of a matrix (`AdapterRoom`)."""
+        stored = of.matrix if isinstance(of, Linear) else of
+        return self._arena[_lora_name("A", stored)], self._arena[_lora_name("B", stored)]
+
     def vector(self, of: StoredVector) -> Slice:
         """A vector of the description, (size,) f32."""
         return self._arena[_label(of)]
@@ -226,6 +237,10 @@ def weight_sizes(gguf: ModelFile, config: Config) -> dict[str, int]:
         _label(of): _layout(of, gguf).nbytes if isinstance(of, StoredMatrix) else 4 * of.size
         for of in _kept(config)
     }
+    for of in _adapted(config):
+        assert config.adapters is not None
+        sizes[_lora_name("A", of)] = config.adapters.a_nbytes(of)
+        sizes[_lora_name("B", of)] = config.adapters.b_nbytes(of)
     sizes |= {
         _scales_name(of): row_scales_nbytes(_layout(of, gguf))
         for of in _kept(config)
@@ -257,6 +272,14 @@ def _kept(config: Config) -> Iterator[Stored]:
     return (of for of in stored_in(config if has_ends else config.layers) if of not in others)
 
 
+def _adapted(config: Config) -> Iterator[StoredMatrix]:
+    """The matrices that have room for adapters."""
+    room = config.adapters
+    for of in _kept(config) if room is not None else ():
+        if isinstance(of, StoredMatrix) and room is not None and room.has(of):
+            yield of
+
+
 def _source_nbytes(of: Stored, gguf: ModelFile) -> int:
     if isinstance(of, StoredMatrix):
         return of.rows * _layout(of, gguf).source_row_nbytes
@@ -285,6 +308,11 @@ def _label(of: Stored) -> str:
 def _scales_name(of: Stored) -> str:
     """The name of a matrix' row scales in the arena."""
     return f"row scales of {_label(of)}"
+
+
+def _lora_name(which: str, of: Stored) -> str:
+    """The name of the adapters' matrices A or B of a matrix in the arena."""
+    return f"LoRA {which} of {_label(of)}"
 
 
 def _runs_text(runs: tuple[Run, ...]) -> str:

@@ -101,13 +101,17 @@ class WindowGroup(PagedGroup):
         """Keep pages of a sequence for the first ``length`` tokens, whose tree ends with ``node``;
         the sequence has the pages ``leading`` of other layers. A page in part filled is kept only
         where the tree has that of this sequence: others go on otherwise."""
+        self.keep(node, self._first[sequence], self._pages[sequence], leading, length)
+        self._published[sequence] = length
+
+    def keep(
+        self, node: Node, first: int, pages: Sequence[int], leading: Sequence[int], length: int
+    ) -> None:
+        """Keep ``pages``, from number ``first`` on; see `publish`."""
         nodes, size = node.path(), self.layout.page_len
-        first = self._first[sequence]
-        held = zip(range(first, len(nodes)), self._pages[sequence], strict=False)
-        for at, page in held:
+        for at, page in zip(range(first, len(nodes)), pages, strict=False):
             if (at + 1) * size <= length or nodes[at].page == leading[at]:
                 self.pool.attach(nodes[at], page)
-        self._published[sequence] = length
 
     def keeps(self, sequence: int, length: int) -> bool:
         """See Group."""

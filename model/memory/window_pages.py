@@ -67,17 +67,19 @@ class WindowPages(CountedPages):
         held = [self._pages[node] for node in nodes if node in self._pages]
         self.check_room(len(nodes) - len(held) + self.unreferenced(held))
 
-    def restore(self, nodes: Sequence[Node]) -> list[Node]:
+    def restore(self, nodes: Sequence[Node], claimed: Sequence[Node]) -> list[Node]:
         """Take pages, which are kept then, for those of ``nodes``, in order, that are in slots of
-        the host: which these are. Raises ContextFullError, without effect."""
+        the host: which these are. The slots of the ``claimed`` nodes are freed. Raises
+        ContextFullError, without effect."""
         self.check_restore(nodes)
         hosted = [node for node in nodes if node in self._hosted]
         held = [self._pages[node] for node in nodes if node in self._pages]
         self.share(held)
-        pages = self.take(len(hosted))
+        pages = sorted(self.take(len(hosted)))
         for node, page in zip(hosted, pages, strict=True):
             self._hosted.remove(node)
             self.attach(node, page)
+        self._hosted.difference_update(claimed)
         self.release([*held, *pages])
         return hosted
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from urdir.model.engine.requests.request import Ending, Finish, Piece, TokenChoice
 from urdir.model.serve.errors import ApiError
 from urdir.model.text.answers import AnswerParser
-from urdir.model.text.deltas import Delta, ToolCallDelta, as_content
+from urdir.model.text.deltas import Delta, ToolCallDelta
 
 
 class Kind(Enum):
@@ -74,7 +74,7 @@ class Answer:
     parallel: bool = True
     blocks: list[Block] = field(default_factory=list)
     tokens: list[TokenChoice] = field(default_factory=list)
-    reasoning_tokens: int = 0  # whose text is reasoning
+    reasoning_tokens: int = 0  # with which reasoning began or went on
     stopped_by: str | None = None
     reason: Reason = Reason.END
 
@@ -85,10 +85,12 @@ class Answer:
     def push(self, piece: Piece) -> list[Event]:
         """Add a piece; what is new."""
         self.tokens += piece.choices
-        deltas = as_content(piece.text) if self.parser is None else self.parser.push(piece.text)
-        if any(delta.reasoning for delta in deltas):
+        if self.parser is None:
+            return self._add_text(Kind.CONTENT, piece.text) if piece.text else []
+        events = self._add(self.parser.push(piece.text))
+        if events and self.blocks[-1].kind is Kind.REASONING:
             self.reasoning_tokens += len(piece.choices)
-        return self._add(deltas)
+        return events
 
     def finish(self, ending: Ending) -> list[Event]:
         """End the answer; the text that was still withheld. ApiError if the server aborted it."""
@@ -111,20 +113,24 @@ class Answer:
         return "".join(block.text for block in self.of(kind))
 
     def _add(self, deltas: Sequence[Delta]) -> list[Event]:
-        events = []
+        events: list[Event] = []
         for delta in deltas:
             if delta.tool_call is not None:
                 if self.parallel or not self.of(Kind.CALL):
                     events.append(self._begin_call(delta.tool_call))
-                continue
-            kind = Kind.REASONING if delta.reasoning else Kind.CONTENT
-            text = delta.reasoning or delta.content
-            begins = not self.blocks or self.blocks[-1].kind is not kind
-            if begins:
-                self.blocks.append(Block(kind))
-            self.blocks[-1].parts.append(text)
-            events.append(Event(self.blocks[-1], text, begins))
+            elif delta.reasoning:
+                events += self._add_text(Kind.REASONING, delta.reasoning)
+            else:
+                events += self._add_text(Kind.CONTENT, delta.content)
         return events
+
+    def _add_text(self, kind: Kind, text: str) -> list[Event]:
+        begins = not self.blocks or self.blocks[-1].kind is not kind
+        if begins:
+            self.blocks.append(Block(kind))
+        block = self.blocks[-1]
+        block.parts.append(text)
+        return [Event(block, text, begins)]
 
     def _begin_call(self, call: ToolCallDelta) -> Event:
         self.blocks.append(Block(Kind.CALL, [call.arguments_piece], call.id, call.name))
@@ -133,4 +139,4 @@ class Answer:
 
 def text_of(events: Sequence[Event], kind: Kind) -> str:
     """The new text of a kind."""
-    return "".join(event.text for event in events if event.block.kind is kind)
+    return "".join([event.text for event in events if event.block.kind is kind])

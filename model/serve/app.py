@@ -18,7 +18,7 @@ from urdir.model.errors import ModelError
 from urdir.model.serve.access import Access
 from urdir.model.serve.endpoints import Endpoints
 from urdir.model.serve.errors import ApiError, api_error
-from urdir.model.serve.guard import Guard, error_response
+from urdir.model.serve.guard import REQUEST_ID, Guard, error_response
 from urdir.model.serve.interface import AsyncService
 from urdir.model.serve.kept import Keeping, KeepingHere, Kept, Store
 from urdir.model.serve.limits import Limits
@@ -31,10 +31,9 @@ from urdir.model.serve.stream import log
 _REFUSED = {
     "/api/": "has one model, and no embeddings",
     "/embedding": "has no embeddings",
-    "/lora-adapters": "has no LoRA adapters",
     "/rerank": "has no reranking",
     "/v1/audio": "has no audio",
-    "/v1/batches": "has no batches; send requests concurrently",
+    "/v1/batches": "has no batches; use urdir batch, or send requests concurrently",
     "/v1/embeddings": "has no embeddings",
     "/v1/files": "stores no files",
     "/v1/fine_tuning": "has no training",
@@ -66,6 +65,8 @@ def make_app(
         Route("/v1/models/{name:path}", endpoints.model),
         Route("/v1/responses/{name}", endpoints.response, methods=["GET", "DELETE"]),
         Route("/v1/responses/{name}/cancel", endpoints.cancel_response, methods=["POST"]),
+        Route("/slots/{slot:int}", endpoints.slot, methods=["POST"]),
+        Route("/lora-adapters", endpoints.adapters, methods=["GET", "POST"]),
     ]
     posts = {path: endpoints.answered(read) for path, read in ANSWERED.items()}
     posts |= {path: endpoints.text_job(job) for path, job in JOBS.items()}
@@ -100,7 +101,13 @@ async def _refused(request: Request, error: Exception) -> Response:
     told = api_error(error)
     if told.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         is_lost = isinstance(error, DeviceLostError)
-        log.error("%s: %s", request.url.path, error, exc_info=None if is_lost else error)
+        log.error(
+            "%s (%s): %s",
+            request.url.path,
+            request.scope[REQUEST_ID].decode(),
+            error,
+            exc_info=None if is_lost else error,
+        )
     return error_response(request.url.path, told)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from starlette.requests import Request
 
@@ -84,15 +84,20 @@ class Bodies:
 
 def parse_body(body: bytes | bytearray, limits: Limits) -> Json:
     """Parse ``body`` as a JSON object; ApiError if it is not one, or exceeds the limits."""
+    value = parse_json(body, limits)
+    if not isinstance(value, dict):
+        raise ApiError("the body must be a JSON object", code="invalid_json")
+    return value
+
+
+def parse_json(body: bytes | bytearray, limits: Limits) -> Any:
+    """Parse ``body`` as JSON; ApiError if it is not, or exceeds the limits."""
     try:
-        value = JsonReader(limits).read(body)
+        return JsonReader(limits).read(body)
     except JsonTooLargeError as error:
         raise ApiError(f"the body {error}", code="invalid_json") from None
     except ValueError as error:
         raise ApiError(f"the body is not JSON: {error}", code="invalid_json") from None
-    if not isinstance(value, dict):
-        raise ApiError("the body must be a JSON object", code="invalid_json")
-    return value
 
 
 def _check_kind(request: Request) -> None:

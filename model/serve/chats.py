@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from urdir.model.engine.requests.request import Piece, TokenChoice
-from urdir.model.serve.answer import Answer, Block, Event, Kind, text_of
+from urdir.model.serve.answer import Answer, Block, Event, Kind
 from urdir.model.serve.asked import Asked
 from urdir.model.serve.choices import ChoicesShape
 from urdir.model.serve.conversations import read_conversation
@@ -40,6 +40,9 @@ def read_chat(fields: Fields, model: ServedModel, limits: Limits) -> Asked:
     return Asked((conversation,), parameters, form, ChatShape, echo=echoes)
 
 
+_NAMES = {Kind.CONTENT: "content", Kind.REASONING: "reasoning_content"}
+
+
 class ChatShape(ChoicesShape):
     """`chat.completion` and `chat.completion.chunk` objects."""
 
@@ -56,20 +59,18 @@ class ChatShape(ChoicesShape):
 
     def delta(self, answer: Answer, events: Sequence[Event], piece: Piece) -> Json | None:
         """The delta of a message, with log-probabilities if requested."""
-        calls = answer.of(Kind.CALL)
-        new: Json = {
-            "content": text_of(events, Kind.CONTENT),
-            "reasoning_content": text_of(events, Kind.REASONING),
-            "tool_calls": [
-                {"index": calls.index(event.block), **_call(event.block)}
-                for event in events
-                if event.block.kind is Kind.CALL
-            ],
-        }
-        delta = {"delta": {name: value for name, value in new.items() if value}}
+        new: Json = {}
+        for event in events:
+            block = event.block
+            if block.kind is Kind.CALL:
+                call = {"index": answer.of(Kind.CALL).index(block), **_call(block)}
+                new.setdefault("tool_calls", []).append(call)
+            else:
+                name = _NAMES[block.kind]
+                new[name] = new.get(name, "") + event.text
         if self.has_logprobs and piece.choices:
-            return delta | {"logprobs": self._logprobs(piece.choices)}
-        return delta if delta["delta"] else None
+            return {"delta": new, "logprobs": self._logprobs(piece.choices)}
+        return {"delta": new} if new else None
 
     def last_delta(self) -> Json:
         """An empty delta."""

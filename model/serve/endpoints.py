@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -17,7 +18,7 @@ from urdir.model.engine.requests.request import Request as EngineRequest
 from urdir.model.serve.answer import Answer
 from urdir.model.serve.answers import together
 from urdir.model.serve.asked import Asked, Begun, Follows, Mixed, Text, render
-from urdir.model.serve.bodies import Bodies, parse_body
+from urdir.model.serve.bodies import Bodies, parse_body, parse_json
 from urdir.model.serve.conversations import Conversation
 from urdir.model.serve.errors import ApiError, unknown_model
 from urdir.model.serve.fields import Fields
@@ -28,7 +29,9 @@ from urdir.model.serve.kept import Kept
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.llama_server import slots
 from urdir.model.serve.metrics import ServerMetrics
-from urdir.model.serve.prefix_scope import CALLER
+from urdir.model.serve.parameters import read_scales
+from urdir.model.serve.prefix_scope import CALLER, prefix_scope
+from urdir.model.serve.slots import slot_action, slot_json
 from urdir.model.serve.stream import AnswerResponse, while_connected
 from urdir.model.serve.text_thread import Run, TextThread
 from urdir.model.serve.tokens import check_tokens
@@ -86,16 +89,33 @@ class Endpoints:
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
-        data = [self._model_json(name) for name in self._model.names]
+        names = (*self._model.names, *(name for name, _ in self._model.adapters))
+        data = [self._model_json(name) for name in names]
         ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"], "has_more": False}
         return JsonResponse({"object": "list", "data": data} | ends)
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/NAME."""
         name = request.path_params["name"]
-        if name not in self._model.names:
-            raise unknown_model(name, self._model.names)
+        names = (*self._model.names, *(name for name, _ in self._model.adapters))
+        if name not in names:
+            raise unknown_model(name, names)
         return JsonResponse(self._model_json(name))
+
+    async def adapters(self, request: Request) -> Response:
+        """GET /lora-adapters: all adapters, with their scales in requests that name none, as
+        llama-server has them; POST sets these, 0 of those that are not in the list."""
+        scales = None
+        if request.method == "POST":
+            async with self._bodies.body(request) as body:
+                listed = Fields({"body": parse_json(body, self._limits)})
+            scales = read_scales(listed, "body", len(self._model.adapters)) or {}
+        found = await self._service.adapters(scales)
+        data: Any = [
+            {"id": place, "path": Path(of.path).name, "name": of.name, "scale": of.scale}
+            for place, of in enumerate(found)
+        ]
+        return JsonResponse(data)
 
     async def response(self, request: Request) -> Response:
         """GET and DELETE /v1/responses/NAME."""
@@ -152,6 +172,17 @@ class Endpoints:
             return await self._prepared(request, prepare)
 
         return endpoint
+
+    async def slot(self, request: Request) -> Response:
+        """POST /slots/N?action=..., of what the caller's answers without a salt left there."""
+        slot, kind = request.path_params["slot"], request.query_params.get("action")
+        scope = prefix_scope(request.scope[CALLER], None)
+
+        async def prepare(body: bytearray, caller: bytes) -> Response:
+            action = slot_action(slot, kind, scope, Fields(parse_body(body, self._limits)))
+            return JsonResponse(slot_json(action, await self._service.act_on_slot(action)))
+
+        return await self._prepared(request, prepare)
 
     async def _prepared(
         self, request: Request, prepare: Callable[[bytearray, bytes], Coroutine[Any, Any, _Result]]

@@ -12,6 +12,7 @@ from urdir.model.errors import (
     ConstraintError,
     ContextFullError,
     ModelError,
+    PrefixFileError,
     SettingsError,
     TemplateError,
     TokenizerError,
@@ -89,7 +90,7 @@ def api_error(error: Exception) -> ApiError:
             return ApiError(str(error), param="messages", code="template_error")
         case ConstraintError():
             return ApiError(str(error), code="invalid_constraint")
-        case SettingsError() | TokenizerError():
+        case SettingsError() | TokenizerError() | PrefixFileError():
             return ApiError(str(error))
         case DeviceLostError():
             return ApiError(str(error), status=503, kind="server_error", code="device_lost")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from urdir.model.engine.adapters import AdapterScale
 from urdir.model.engine.requests.metrics import Metrics
 from urdir.model.engine.requests.request import Ending, Piece, Request
+from urdir.model.engine.requests.slots import SlotAction, SlotDone
 from urdir.model.engine.sampling_settings import OPENAI, SamplingSettings
 
 if TYPE_CHECKING:
@@ -52,6 +54,10 @@ class ServedModel(Protocol):
     @property
     def names(self) -> tuple[str, ...]:
         """Names that clients may use; answers carry the first one."""
+
+    @property
+    def adapters(self) -> tuple[tuple[str, float], ...]:
+        """Names of LoRA adapters, which clients may use as models, with their scales."""
 
     @property
     def created(self) -> int:
@@ -132,6 +138,14 @@ class AsyncService(Protocol):
 
     async def check(self, constraint: Constraint) -> None:
         """Compile a constraint before requests have it. Raises ModelError for a bad one."""
+
+    async def act_on_slot(self, action: SlotAction) -> SlotDone:
+        """Save, restore or erase the prefix of a slot. Raises PrefixFileError, and
+        what `lost` has."""
+
+    async def adapters(self, scales: Mapping[int, float] | None) -> tuple[AdapterScale, ...]:
+        """The LoRA adapters, after their scales in requests that name none are set, if given: by
+        place, 0 of the others. Raises SettingsError."""
 
     async def metrics(self) -> Metrics:
         """Current metrics. Raises what `lost` has."""

@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from urdir.model.engine.requests.request import Piece, TokenChoice
 from urdir.model.serve.answer import Answer, Block, Event, Kind, Reason, text_of
@@ -35,11 +34,8 @@ from urdir.model.serve.request_fields import (
 from urdir.model.serve.stream import LINES, Shape
 from urdir.model.serve.tools import Tools, read_tools
 from urdir.model.serve.usage import Usage
-from urdir.model.text.answers import find_answer_format
 from urdir.model.text.chat import Message
 
-#: The version of ollama whose protocol this is; clients look whether it is new enough.
-VERSION = "0.13.0"
 _EFFORTS = ("low", "medium", "high")
 _REASONS = dict.fromkeys(Reason, "stop") | dict.fromkeys((Reason.LENGTH, Reason.FULL), "length")
 
@@ -52,7 +48,7 @@ def read_ollama_chat(fields: Fields, model: ServedModel, limits: Limits) -> Aske
     clients load a model by that."""
     refuse_unsupported(fields, OLLAMA_CHAT)
     if fields.raw("messages") in (None, []):
-        check_model(_name(fields), model)
+        check_model(named(fields), model)
         return _loaded(model) | {"message": {"role": "assistant", "content": ""}}
     messages = read_messages(fields, template_of(model).source, limits)
     tools = read_tools(fields, limits)
@@ -70,7 +66,7 @@ def read_generate(fields: Fields, model: ServedModel, limits: Limits) -> Asked |
         earlier = fields.token_ids("context", model.tokenizer.vocab_size)
     is_raw = fields.flag("raw")
     if not prompt:
-        check_model(_name(fields), model)
+        check_model(named(fields), model)
         return _loaded(model) | {"response": ""}
     source: Conversation | str = prompt
     if not is_raw:
@@ -88,7 +84,7 @@ def _asked(
     source: Conversation | str,
     shape: type[_Lines],
 ) -> Asked:
-    check_model(_name(fields), model)
+    check_model(named(fields), model)
     options = fields.object("options") or Fields({})
     refuse_unsupported(options, OLLAMA_OPTIONS)
     top = fields.whole("top_logprobs", 0, MOST_LOGPROBS)
@@ -100,7 +96,7 @@ def _asked(
     return Asked((source,), parameters, _read_form(fields, limits), shape)
 
 
-def _name(fields: Fields) -> str | None:
+def named(fields: Fields) -> str | None:
     """The model; "latest" is what ollama calls the one of a name without a tag."""
     name = fields.text("model")
     return None if name is None else name.removesuffix(":latest")
@@ -233,73 +229,4 @@ def _loaded(model: ServedModel) -> Json:
         "created_at": iso_time(time.time()),
         "done": True,
         "done_reason": "load",
-    }
-
-
-# ---- models ----
-
-
-def version(model: ServedModel) -> Json:
-    """GET /api/version."""
-    return {"version": VERSION}
-
-
-def tags(model: ServedModel) -> Json:
-    """GET /api/tags."""
-    return {"models": [_entry(model, name) for name in model.names]}
-
-
-def running(model: ServedModel) -> Json:
-    """GET /api/ps: the model is there as long as the server."""
-    more = {"expires_at": "9999-12-31T23:59:59Z", "size_vram": model.facts.bytes}
-    more["context_length"] = model.context
-    return {"models": [_entry(model, name) | more for name in model.names]}
-
-
-def show(fields: Fields, model: ServedModel, limits: Limits) -> Json:
-    """POST /api/show."""
-    check_model(_name(fields) or _name(fields.named({"model": "name"})), model)
-    facts, source = model.facts, model.template.source if model.template else ""
-    family = facts.architecture
-    can = ["completion", *(["tools"] if source else []), *(["insert"] if model.fill else [])]
-    form = find_answer_format(source)
-    if form.is_harmony or form.thinks is not None:
-        can.append("thinking")
-    return {
-        "modelfile": "",
-        "parameters": "",
-        "template": source,
-        "license": "",
-        "details": _details(model),
-        "model_info": {
-            "general.architecture": family,
-            "general.parameter_count": facts.parameters,
-            f"{family}.context_length": model.context,
-        },
-        "capabilities": can,
-        "modified_at": iso_time(model.created),
-    }
-
-
-def _entry(model: ServedModel, name: str) -> Json:
-    return {
-        "name": name,
-        "model": name,
-        "modified_at": iso_time(model.created),
-        "size": model.facts.bytes,
-        "digest": "",
-        "details": _details(model),
-    }
-
-
-def _details(model: ServedModel) -> dict[str, Any]:
-    facts = model.facts
-    count = facts.parameters
-    return {
-        "parent_model": "",
-        "format": "gguf",
-        "family": facts.architecture,
-        "families": [facts.architecture],
-        "parameter_size": f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.2f}M",
-        "quantization_level": facts.type,
     }

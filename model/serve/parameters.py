@@ -20,6 +20,8 @@ from urdir.model.serve.prefix_scope import prefix_scope
 from urdir.model.text.constraints import Constraint
 
 MOST_LOGPROBS = 20
+#: Adapters of a request at most.
+MOST_ADAPTERS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class Parameters:
     salt: str | None
     drafts: bool
     draft_p_min: float | None
+    adapters: tuple[tuple[str, float], ...] | None
 
     def requests(
         self,
@@ -59,6 +62,7 @@ class Parameters:
                 scope=prefix_scope(caller, self.salt),
                 drafts=self.drafts,
                 draft_p_min=self.draft_p_min,
+                adapters=self.adapters,
             )
             for index in range(self.n)
         ]
@@ -71,7 +75,7 @@ def read_parameters(
 
     Raises ApiError for a field that is out of range, or for another model than the one served.
     """
-    check_model(fields.text("model"), model)
+    adapters = _read_adapters(fields, model)
     stream = fields.flag("stream")
     options = fields.object("stream_options")
     if options is not None and not stream:
@@ -90,6 +94,7 @@ def read_parameters(
         salt=_read_salt(fields, limits),
         drafts=fields.whole("speculative.n_max", 0) != 0,
         draft_p_min=fields.number("speculative.p_min", 0, 1),
+        adapters=adapters,
     )
 
 
@@ -102,10 +107,42 @@ def _read_count(fields: Fields, limits: Limits) -> int:
     return count
 
 
+def _read_adapters(fields: Fields, model: ServedModel) -> tuple[tuple[str, float], ...] | None:
+    """The adapters of a request: that of the name in ``model``, or llama-server's ``lora``, of
+    which those that are not listed have the scale 0; None: the server's own."""
+    asked, known = fields.text("model"), dict(model.adapters)
+    check_model(asked, model)
+    scales = read_scales(fields, "lora", len(known))
+    if asked in known and asked not in model.names:
+        if scales is not None:
+            fields.fail("lora", f"is for the model, and 'model' is the adapter {asked!r}")
+        return ((asked, known[asked]),)
+    if scales is None:
+        return None
+    names = [*known]
+    return tuple((names[place], scale) for place, scale in scales.items())
+
+
+def read_scales(fields: Fields, name: str, count: int) -> dict[int, float] | None:
+    """Scales of adapters by their number, of so many: a list of {"id", "scale"}."""
+    if fields.raw(name) is None:
+        return None
+    found, items = {}, fields.objects(name, most=MOST_ADAPTERS)
+    if items and not count:
+        fields.fail(name, "is for LoRA adapters: this server has none", "invalid_value")
+    for item in items:
+        place, scale = item.whole("id", 0, count - 1), item.number("scale", -1e4, 1e4)
+        if place is None or scale is None:
+            item.fail("id" if place is None else "scale", "is missing")
+        found[place] = scale
+    return found
+
+
 def check_model(asked: str | None, model: ServedModel) -> None:
-    """Raise ApiError for another model than the served one."""
-    if asked is not None and asked not in model.names:
-        raise unknown_model(asked, model.names)
+    """Raise ApiError for another model than the served one and its adapters."""
+    names = (*model.names, *(name for name, _ in model.adapters))
+    if asked is not None and asked not in names:
+        raise unknown_model(asked, names)
 
 
 def _read_settings(

@@ -12,14 +12,8 @@ from urdir.model.serve.fields import Fields
 from urdir.model.serve.interface import Json, ServedModel
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.llama_server import apply_template, props, read_infill, read_native
-from urdir.model.serve.ollama import (
-    read_generate,
-    read_ollama_chat,
-    running,
-    show,
-    tags,
-    version,
-)
+from urdir.model.serve.ollama import read_generate, read_ollama_chat
+from urdir.model.serve.ollama_model import running, show, tags, version
 from urdir.model.serve.responses import read_response
 from urdir.model.serve.tokens import detokenize, tokenize
 

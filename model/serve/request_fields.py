@@ -1,4 +1,4 @@
-"""Every field of a request that OpenAI, vLLM or llama-server document, and what becomes of it here.
+"""Every field of a request that the protocols' owners document, and what becomes of it here.
 
 A field that would change the answer is served or refused: `refuse_unsupported` refuses. The tables
 of this room's README are written from `FIELDS` (tests/request_fields.py). Fields that nobody
@@ -6,7 +6,8 @@ documents are ignored, as with vLLM, and named in the log at the level of debugg
 
 Read on 2026-11-24: openai-python 3.54 (`completion_create_params`), vLLM's `protocol.py` of chat
 completions, completions and tokenizing, with the guided_* of 0.9, llama-server's README and
-`server-schema.cpp`.
+`server-schema.cpp`; on 2026-11-28: openai-python 3.57 (`response_create_params`), anthropic 2.14
+(`message_create_params`), ollama-python 0.6.3 (`ChatRequest`, `GenerateRequest`, `Options`).
 """
 
 from __future__ import annotations
@@ -89,7 +90,10 @@ def _sampling_rows() -> Iterator[_Row]:
 
 #: Names, endpoints, origins, note. Names of a row are served together.
 _SERVED: tuple[_Row, ...] = (
-    ("model", ALL, "OAVL", "a name of the model; another one is a 404, none is that model"),
+    ("model", ALL, "OAVL",
+     "a name of the model, or of a LoRA adapter; another one is a 404, none is that model"),
+    ("lora", ALL, "L",
+     "a list of `{id, scale}`: the adapters of this answer, by their place in /lora-adapters"),
     ("messages", (CHAT, TOKENS), "OVL",
      "text only: parts of type `text` are joined by line breaks. `developer` becomes `system` "
      "where the template does not know it. A last message by the assistant is continued, unless "
@@ -210,7 +214,6 @@ _REFUSED: tuple[tuple[str, tuple[str, ...], str, str, tuple[Any, ...]], ...] = (
     ("n_probs", (CHAT, TEXT, *_OTHERS), "L", "use `logprobs`", (0,)),
     ("post_sampling_probs", ALL, "L", "log-probabilities are the model's", UNSET),
     ("t_max_predict_ms", ALL, "L", "use `max_tokens`", (0, -1)),
-    ("lora", ALL, "L", "LoRA adapters are not supported", ([],)),
     ("return_tokens", (CHAT, TEXT, *_OTHERS), "L",
      "token ids are not returned: use /tokenize", UNSET),
     ("return_token_ids return_tokens_as_token_ids", ALL, "V",

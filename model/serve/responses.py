@@ -18,16 +18,15 @@ from urdir.model.serve.formats import Format, read_format, read_response_format
 from urdir.model.serve.interface import Json, ServedModel
 from urdir.model.serve.json_reader import JsonReader
 from urdir.model.serve.limits import Limits
-from urdir.model.serve.messages import read_arguments, read_texts
 from urdir.model.serve.parameters import Parameters, read_limit, read_parameters
 from urdir.model.serve.request_fields import RESPONSES, refuse_unsupported
+from urdir.model.serve.response_items import Items
 from urdir.model.serve.stream import NAMED, Shape
 from urdir.model.serve.tools import read_tools
 from urdir.model.serve.usage import Usage
-from urdir.model.text.chat import Message, role_in
+from urdir.model.text.chat import Message
 
 _NAMES = {"reasoning_effort": "reasoning.effort"}  # of fields that others have, too
-_ROLES = ("user", "assistant", "system", "developer")
 
 
 # ---- requests ----
@@ -56,7 +55,7 @@ def _read(fields: Fields, model: ServedModel, limits: Limits, earlier: Json) -> 
     new = [{"role": "user", "content": new}] if isinstance(new, str) else new
     if not new:
         fields.fail("input", "must be a text or a list of items")
-    reader = _Items(model, JsonReader(limits))
+    reader = Items(model, JsonReader(limits))
     if (instructions := fields.text("instructions")) is not None:
         reader.messages.append(Message("system", instructions))
     for item in Fields({"earlier": items}).objects("earlier"):
@@ -73,65 +72,6 @@ def _read_form(fields: Fields, limits: Limits) -> Format | None:
     text = fields.object("text")
     form = None if text is None else text.object("format")
     return read_format(fields, limits) if form is None else read_response_format(form, limits)
-
-
-class _Items:
-    """Makes messages of items: reasoning, text and calls of the model are one."""
-
-    def __init__(self, model: ServedModel, reader: JsonReader) -> None:
-        self.messages: list[Message] = []
-        self._source = model.template.source if model.template else ""
-        self._reader = reader
-        self._turn: dict[Kind, list[Any]] = {}  # what the model said last
-
-    def read(self, item: Fields) -> None:
-        """Add an item; ApiError for one that is not supported."""
-        kind = item.text("type") or "message"
-        if kind == "message":
-            role = item.choice("role", _ROLES)
-            if role is None:
-                item.fail("role", "is missing")
-            if item.raw("content") is None:
-                item.fail("content", "is missing")
-            text = read_texts(item, "content")
-            if role == "assistant":
-                self._said(Kind.CONTENT, text, before=(Kind.CALL, Kind.CONTENT))
-            else:
-                self._add(Message(role_in(self._source, role), text))
-        elif kind == "reasoning":
-            name = "content" if item.raw("content") else "summary"
-            self._said(Kind.REASONING, read_texts(item, name), before=tuple(Kind))
-        elif kind == "function_call":
-            arguments = read_arguments(item, self._reader)
-            function = {"name": item.needed_text("name"), "arguments": arguments}
-            call = {"id": item.needed_text("call_id"), "type": "function", "function": function}
-            self._said(Kind.CALL, call, before=())
-        elif kind == "function_call_output":
-            name = item.needed_text("call_id")
-            self._add(Message("tool", read_texts(item, "output"), {"tool_call_id": name}))
-        else:
-            item.fail("type", f"is {kind!r}: only text is supported", "unsupported_content")
-
-    def end_turn(self) -> None:
-        """Make a message of what the model said."""
-        turn, self._turn = self._turn, {}
-        if turn:
-            more: Json = {}
-            if Kind.REASONING in turn:
-                more["reasoning_content"] = "\n".join(turn[Kind.REASONING])
-            if Kind.CALL in turn:
-                more["tool_calls"] = turn[Kind.CALL]
-            self.messages.append(Message("assistant", "".join(turn.get(Kind.CONTENT, [])), more))
-
-    def _add(self, message: Message) -> None:
-        self.end_turn()
-        self.messages.append(message)
-
-    def _said(self, kind: Kind, value: Any, before: tuple[Kind, ...]) -> None:
-        """Add to the model's turn, which ends if it has a kind that this comes ``before``."""
-        if any(each in self._turn for each in before):
-            self.end_turn()
-        self._turn.setdefault(kind, []).append(value)
 
 
 # ---- answers ----

@@ -56,12 +56,18 @@ class NamedTexts(Protocol):
 
 class EngineModel:
     """See `ServedModel`. ``names`` are the model's names for clients, by default the file's name.
-    ``defaults`` apply to its requests.
+    ``defaults`` apply to its requests; ``adapters`` are names, with scales.
     """
 
     def __init__(
-        self, texts: NamedTexts, names: Iterable[str], context: int, defaults: Defaults
+        self,
+        texts: NamedTexts,
+        names: Iterable[str],
+        context: int,
+        defaults: Defaults,
+        adapters: Iterable[tuple[str, float]] = (),
     ) -> None:
+        self.adapters = tuple(adapters)
         self._texts = texts
         self.names = tuple(dict.fromkeys(names)) or (texts.name,)
         self.defaults = defaults

@@ -118,7 +118,7 @@ class AnswerResponse:
         self._keep = keep
         self._is_streamed = shape.parameters.stream
         self._send: Send
-        self._sending = asyncio.Lock()
+        self._beginning = asyncio.Lock()
         self._has_begun = False
         self._last_sent = 0.0
 
@@ -157,8 +157,9 @@ class AnswerResponse:
                 async for event in events:
                     await self._send_part(event)
         except Exception as error:
-            if not self._has_begun:
-                raise
+            async with self._beginning:  # a comment may be about to begin it
+                if not self._has_begun:
+                    raise
             log.error("an answer failed: %s", error, exc_info=error)
             last = framing.write(self._shape.failure(api_error(error)))
         finally:
@@ -203,14 +204,18 @@ class AnswerResponse:
 
     async def _send_part(self, body: bytes, more: bool = True) -> None:
         """Send a part of the body, after the headers."""
-        async with self._sending:
-            self._last_sent = asyncio.get_running_loop().time()
+        self._last_sent = asyncio.get_running_loop().time()
+        if not self._has_begun:
+            await self._begin()
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+
+    async def _begin(self) -> None:
+        """Send the headers, once, whichever task is first."""
+        async with self._beginning:
             if not self._has_begun:
+                start = {"type": "http.response.start", "status": 200, "headers": self._headers()}
+                await self._send(start)
                 self._has_begun = True
-                await self._send(
-                    {"type": "http.response.start", "status": 200, "headers": self._headers()}
-                )
-            await self._send({"type": "http.response.body", "body": body, "more_body": more})
 
     def _headers(self) -> list[tuple[bytes, bytes]]:
         headers = [(b"cache-control", b"no-store")]

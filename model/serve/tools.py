@@ -12,7 +12,7 @@ from urdir.model.serve.formats import check_size
 from urdir.model.serve.interface import Json
 from urdir.model.serve.limits import Limits
 
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def _read_tool(tool: Fields, limits: Limits) -> Json:
 
 def _check_function(function: Fields, schema: str, limits: Limits) -> None:
     if not _NAME.fullmatch(function.needed_text("name")):
-        function.fail("name", "must be 1 to 64 letters, digits, '_', '-' or '.'")
+        function.fail("name", "must be 1 to 128 letters, digits, '_', '-' or '.'")
     function.text("description")
     if (parameters := function.object(schema)) is not None:
         check_size(function, schema, parameters.values, limits)

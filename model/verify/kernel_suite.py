@@ -24,6 +24,7 @@ import numpy as np
 import pytest
 
 from urdir.driver.compare import compare
+from urdir.driver.compile import is_whole
 from urdir.driver.device import Device
 from urdir.driver.emulator.properties import DEFAULT_TARGET
 from urdir.driver.harness import run_kernel
@@ -278,7 +279,10 @@ def assemble_without_spills(spec: KernelSpec, target: str) -> int:
     """The registers of a thread; skips the test without the assembler."""
     if not is_available():
         pytest.skip("nvJitLink is missing: pip install 'urdir[assemble]'")
-    cost = assemble(spec.ptx(target), target, name=spec.name).entries[spec.name]
+    text = spec.ptx(target)
+    if is_whole(text):
+        pytest.skip("the assembler ignores that warps hand over registers")
+    cost = assemble(text, target, name=spec.name).entries[spec.name]
     print(
         f"  {target:7s} {cost.registers:4d} registers {cost.shared:6d} bytes shared"
         f" {cost.stack:4d} bytes stack"

@@ -472,6 +472,30 @@ def test_random_plans_replay_as_they_run(device: Device, seed: int) -> None:
                 assert np.array_equal(work.download(np.int32), eager)
 
 
+@pytest.mark.parametrize("forks", [1, 3])
+def test_a_plan_with_few_forks_is_recorded_as_a_chain(device: Device, forks: int) -> None:
+    """One of 42 launches that no other waits for has an edge to the next one; three of 46 do not.
+    The results are those of the plan."""
+    memory = device.arena(dict.fromkeys("abx", 4 * N), "work")
+    memory["a"].upload(COUNT)
+    plan = Plan("nearly a chain")
+    for i in range(40 + 2 * forks):
+        plan.extend([shift(memory, *("ab" if i % 2 == 0 else "ba"), 1)])
+        if i % 10 == 5 and i // 10 < forks:
+            plan.extend([shift(memory, "a", "x", i)])
+    chain = [(at, at + 1) for at in range(len(plan) - 1)]
+    pairs = [(edge.before, edge.after) for edge in plan.edges()]
+    assert pairs != chain
+    with record(plan, device) as recorded, device.create_stream() as stream:
+        found = sorted((edge.before, edge.after) for edge in recorded.edges)
+        assert found == (chain if forks == 1 else sorted(pairs))
+        recorded.launch(stream)
+        stream.synchronize()
+    last = [i for i in range(40 + 2 * forks) if i % 10 == 5 and i // 10 < forks][-1]
+    assert np.array_equal(read(memory, "a"), COUNT + 40 + 2 * forks)
+    assert np.array_equal(read(memory, "x"), COUNT + last + 1 + last)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_any_order_that_the_edges_permit_gives_the_same(seed: int) -> None:
     with Device.open("emulator", api=emulated(seed=seed)) as device:

@@ -167,6 +167,24 @@ def test_ptx_error_shows_log_lines_and_dump(device: Device, make_kernel: Make) -
     run_ramp(device, make_kernel())  # the context survives
 
 
+def test_a_text_that_hands_over_registers_is_loaded_as_it_is(
+    device_name: str, make_kernel: Make, tmp_path: Path
+) -> None:
+    """The linker would ignore that. The text is cached; errors are those of other texts."""
+    whole = make_kernel().text + "// setmaxnreg\n"
+    for rendered in (1, 0):
+        kernel = make_kernel(text=whole)
+        with Device.open(device_name, cache_folder=tmp_path) as device:
+            run_ramp(device, kernel)
+            assert len(kernel.rendered[0]) == rendered
+            text = whole.replace("%y, %y, %offset", "%y, %y, %nowhere")
+            bad = make_kernel(text=text, spec_key="bad")
+            with pytest.raises(PtxLoadError, match=r"> .*add.u64 %y, %y, %nowhere;"):
+                device.load(bad)
+    (entry,) = tmp_path.glob("*/cubins/*")
+    assert entry.read_bytes().startswith(whole.encode())
+
+
 def test_new_ptx_version_names_the_driver(emulator: Device, make_kernel: Make) -> None:
     for version, needs in (("9.1", "driver >= 590"), ("11.7", "a newer driver")):
         text = make_kernel().text.replace(".version 6.3", f".version {version}")

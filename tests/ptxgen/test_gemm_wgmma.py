@@ -56,6 +56,26 @@ def row_errors(spec: GemmWgmma, inputs: dict[str, Array], y: Array) -> Array:
     return errors
 
 
+@pytest.mark.parametrize(
+    ("cut", "registers", "hands_over"),
+    [
+        (WgmmaCut(2, 128), 168, False),
+        (WgmmaCut(2, 176), 168, False),
+        (WgmmaCut(2, 184), 232, True),
+        (WgmmaCut(2, 256), 232, True),
+        (WgmmaCut(1, 256), 248, False),
+        (WgmmaCut(3, 160), 152, True),
+        (WgmmaCut(4, 64, x_slices=4), 96, False),
+    ],
+)
+def test_tiles_of_many_vectors_have_registers_of_the_warps_that_copy(
+    cut: WgmmaCut, registers: int, hands_over: bool
+) -> None:
+    assert (cut.registers, cut.hands_over) == (registers, hands_over)
+    held = cut.registers * cut.warpgroups + (cut.copy_registers if hands_over else cut.registers)
+    assert held <= cut.first_registers * (cut.warpgroups + 1)
+
+
 #: Odd numbers of vectors; the default run takes each type with one of them.
 VECTORS = (9, 17, 63, 65, 200)
 CASES = [(fmt, VECTORS[(i + j) % 5], j) for i, fmt in enumerate(TYPES) for j in range(5)]

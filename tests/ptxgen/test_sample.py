@@ -144,6 +144,7 @@ def test_it_draws_the_same_as_numpy(n_vocab, launches, spread, device):
     assert different <= 0.001 * spec.rows * launches  # none, unless a sum's rounding decided
 
 
+@pytest.mark.turns(4, which=(1, 2))  # all filters, and few candidates
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "filters",

@@ -27,9 +27,9 @@ PRODUCTS: dict[str, dict[str, Any]] = {
 #: us on an H200, Q6_K weights of down and else Q4_K: the fastest way of a sweep, by vectors.
 FASTEST = {
     "qkv": {9: 7.9, 33: 9.3, 65: 10.8, 129: 17.0, 192: 20.0, 256: 24.2, 512: 46.7},
-    "output": {9: 6.3, 33: 7.6, 65: 8.9, 129: 14.1, 192: 16.0, 256: 19.4, 512: 35.2},
+    "output": {9: 6.4, 32: 7.1, 64: 8.8, 136: 10.9, 208: 15.9, 256: 17.3, 512: 27.0},
     "gate_up": {9: 21.4, 33: 24.5, 65: 36.7, 129: 48.1, 192: 69.4, 256: 89.2, 512: 152.8},
-    "down": {9: 16.5, 33: 18.2, 65: 21.8, 129: 43.0, 192: 46.4, 256: 52.4, 512: 99.7},
+    "down": {9: 15.8, 32: 17.7, 64: 20.1, 136: 32.8, 208: 40.3, 256: 46.2, 512: 85.4},
 }
 TYPES = {"down": "Q6_K"}
 
@@ -41,32 +41,31 @@ def chosen(fmt: str, vectors: int, **fields: Any) -> GemmWgmma:
 
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_the_estimate_follows_what_was_measured(name: str) -> None:
-    """Residuals came one after the other then, 0.27 us for 32 values of a thread's row."""
     for vectors, measured in FASTEST[name].items():
         estimated = estimate(chosen(TYPES.get(name, "Q4_K"), vectors, **PRODUCTS[name]), SMS)
-        assert 0.72 * measured < estimated < 1.18 * measured
+        assert 0.82 * measured < estimated < 1.2 * measured
 
 
 @pytest.mark.parametrize(
     ("name", "vectors", "cut"),
-    [  # the fastest of the sweep, or within 3 % of it
+    [  # the fastest of the sweep, or within 5 % of it
         ("qkv", 9, WgmmaCut(1, 16, 4, 1, 3, 2, 4)),
         ("qkv", 65, WgmmaCut(1, 72, 2, 1, 3, 2, 4)),
         ("qkv", 129, WgmmaCut(1, 136, 1, 1, 3, 4, 1)),
-        ("qkv", 256, WgmmaCut(1, 256, 1, 1, 3, 4, 1)),
-        ("output", 16, WgmmaCut(1, 16, 4, 1, 3, 2, 4)),
         ("output", 33, WgmmaCut(1, 40, 2, 2, 4, 3, 4)),
         ("output", 512, WgmmaCut(2, 128, 1, 1, 3, 4, 1)),
         ("gate_up", 16, WgmmaCut(4, 16, 1, 1, 4, 3, 4)),
         ("gate_up", 33, WgmmaCut(4, 40, 1, 1, 4, 3, 4)),
-        ("gate_up", 65, WgmmaCut(2, 72, 1, 1, 3, 4, 1)),
         ("gate_up", 129, WgmmaCut(2, 136, 1, 1, 3, 4, 1)),
         ("gate_up", 160, WgmmaCut(2, 160, 1, 1, 3, 4, 1)),
         ("gate_up", 512, WgmmaCut(2, 128, 1, 1, 3, 4, 1)),
         ("down", 9, WgmmaCut(1, 16, 2, 2, 4, 3, 4)),
         ("down", 65, WgmmaCut(1, 72, 2, 2, 3, 2, 4)),
-        ("down", 256, WgmmaCut(2, 128, 1, 2, 3, 4, 1)),
-        ("down", 129, WgmmaCut(1, 136, 1, 2, 3, 4, 1)),  # by the estimate: not in the sweep
+        ("down", 136, WgmmaCut(1, 136, 1, 2, 3, 4, 1)),
+        ("down", 256, WgmmaCut(1, 256, 1, 2, 3, 4, 1)),
+        ("gate_up", 256, WgmmaCut(2, 256, 1, 1, 3, 4, 1)),
+        ("gate_up", 2048, WgmmaCut(2, 176, 1, 1, 3, 4, 1)),
+        ("gate_up", 65, WgmmaCut(4, 72, 1, 1, 3, 2, 4)),  # by the estimate: not in the sweep
     ],
 )
 def test_the_fastest_way_is_chosen(name: str, vectors: int, cut: WgmmaCut) -> None:
@@ -75,9 +74,9 @@ def test_the_fastest_way_is_chosen(name: str, vectors: int, cut: WgmmaCut) -> No
 
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_one_vector_more_costs_little(name: str) -> None:
-    """No more than a fifth beyond a multiple of eight, whatever a CTA has of them."""
+    """No more than a quarter beyond a multiple of eight, whatever a CTA has of them."""
     us = [estimate(chosen("Q4_K", vectors, **PRODUCTS[name]), SMS) for vectors in range(16, 513, 8)]
-    assert all(after < 1.2 * before for before, after in pairwise(us))
+    assert all(after < 1.25 * before for before, after in pairwise(us))
 
 
 @pytest.mark.parametrize("fmt", [name for name in FORMATS if name != "F32"])

@@ -10,7 +10,7 @@ refuse. "server" belongs to serve, and "bench" has all flags of bench.
 from __future__ import annotations
 
 from urdir.model.commands.flags import Flag
-from urdir.model.commands.llama_flags import draft, generation, measure, served, server
+from urdir.model.commands.llama_flags import adapters, draft, generation, measure, served, server
 from urdir.model.commands.llama_flags.served import MODEL_HELP
 from urdir.model.commands.llama_flags.unserved import read_unserved
 
@@ -22,6 +22,7 @@ FLAGS: tuple[Flag, ...] = (
     *generation.SERVED,
     *server.SERVED,
     *draft.SERVED,
+    *adapters.SERVED,
     *measure.SERVED,
     *read_unserved(),
 )

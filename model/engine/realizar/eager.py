@@ -25,6 +25,8 @@ class EagerSteps(Owner):
 
     ``tokens[s]`` are those of sequence s. The first ``lengths[s]`` are in the cache; the others are
     *pending*: the next step processes them. A prompt, and what a step chooses, is pending at first.
+    All have the adapters of requests that name none.
+
     When this is closed, requests can resume from what the cache holds. Raises ModelError where the
     sequences are in use.
     """
@@ -33,12 +35,20 @@ class EagerSteps(Owner):
         self.session = session
         self.tokens: list[list[int]] = [[] for _ in range(session.sequences)]
         self.lengths = [0] * session.sequences
+        self._scope = b""
         with ExitStack() as owners:
             owners.enter_context(session.in_use())
             for sequence in range(session.sequences):
                 session.storage.match(sequence, (), 0)
                 owners.callback(self._release, sequence)
                 session.parts.state.write_sampling(sequence, GREEDY.words())
+            if session.adapters is not None:
+                chosen = session.adapters.chosen(None)
+                self._scope = session.adapters.scope(self._scope, chosen)
+                place = session.adapters.take(chosen)
+                owners.callback(session.adapters.give_back, place)
+                for sequence in range(session.sequences):
+                    session.parts.state.write_adapter(sequence, *place)
             self._owners = owners.pop_all()
 
     # ---- tokens come and go ----
@@ -188,7 +198,8 @@ class EagerSteps(Owner):
 
     def _release(self, sequence: int) -> None:
         length = self.lengths[sequence]
-        self.session.storage.release(sequence, self.tokens[sequence][:length], length)
+        known = self.tokens[sequence][:length]
+        self.session.storage.release(sequence, known, length, self._scope)
 
     def close(self) -> None:
         """Release the sequences. Idempotent."""

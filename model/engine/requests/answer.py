@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from urdir.model.engine.adapters import AdapterPlace, Choice
 from urdir.model.engine.batch import Output
 from urdir.model.engine.requests.request import Item, Request
 from urdir.model.engine.speculation.host_drafts import ngram_drafts
@@ -23,7 +24,7 @@ class Answer:
     Its pieces have tokens and no text (`AnswerText`). A ``matcher``, at its start, says which
     tokens may come. ``number`` is the scheduler's; ``cached`` how much of its prompt was found.
     ``output`` is what a step needs for it: logits where tokens are chosen ``on_host``. ``end_ids``
-    end it, unless the request says otherwise.
+    end it, unless the request says otherwise. While it is open its ``adapters`` are in a ``place``.
     """
 
     def __init__(
@@ -34,8 +35,11 @@ class Answer:
         deliver: Callable[[Item], None],
         *,
         on_host: bool = False,
+        adapters: Choice = (),
     ) -> None:
         self.request = request
+        self.adapters = adapters
+        self.place = AdapterPlace()
         self.deliver = deliver
         self.number = 0
         self.cached = 0

@@ -20,6 +20,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from urdir.driver.errors import loses_device
+from urdir.model.engine.adapters import AdapterScale, Choice
 from urdir.model.engine.requests.answer import Answer
 from urdir.model.engine.requests.choices import Choose, DeviceChoices, HostChoices
 from urdir.model.engine.requests.device_lost import DeviceLostError
@@ -30,7 +31,7 @@ from urdir.model.engine.requests.open_answers import OpenAnswers
 from urdir.model.engine.requests.reader import Reader
 from urdir.model.engine.requests.request import Item, Request
 from urdir.model.engine.requests.scheduler import Scheduler
-from urdir.model.errors import ModelError
+from urdir.model.errors import ModelError, SettingsError
 from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class AnswerLoop(Owner):
                 waits=choose is not None,
                 drafting=session.drafting,
             )
-            self._answers = answers = OpenAnswers(scheduler)
+            self._answers = answers = OpenAnswers(scheduler, session.adapters)
             launcher = Launcher(session, scheduler, answers, clock)
             self._launcher = owners.enter_context(launcher)
             choices = (
@@ -105,7 +106,14 @@ class AnswerLoop(Owner):
             matcher = self.compiler.matcher(request.constraint)
             # nothing but an end may come once the text is whole
             request = replace(request, settings=replace(request.settings, min_tokens=0))
-        return Answer(request, self._end_ids, matcher, deliver, on_host=self._on_host)
+        chosen: Choice = ()
+        if (adapters := self._session.adapters) is not None:
+            chosen = adapters.chosen(request.adapters)
+            request = replace(request, scope=adapters.scope(request.scope, chosen))
+        elif request.adapters:
+            raise SettingsError(f"no adapter {request.adapters[0][0]!r}: none is loaded")
+        made = request, self._end_ids, matcher, deliver
+        return Answer(*made, on_host=self._on_host, adapters=chosen)
 
     @property
     def compiler(self) -> ConstraintCompiler:
@@ -135,6 +143,17 @@ class AnswerLoop(Owner):
         """End a request that has not ended because its text has a stop string; its ending is
         delivered."""
         self._answers.stop(answer)
+
+    def adapters(self, scales: Mapping[int, float] | None) -> tuple[AdapterScale, ...]:
+        """The LoRA adapters, after their ``scales`` in requests that name none are set, if given.
+        Callable from any thread. Raises SettingsError."""
+        if (adapters := self._session.adapters) is None:
+            if scales:
+                raise SettingsError("no adapters are loaded")
+            return ()
+        if scales is not None:
+            adapters.set_scales(scales)
+        return adapters.scales()
 
     # ---- rounds ----
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Generic, TypeVar
 
+from urdir.model.engine.adapters import AdapterScale
 from urdir.model.engine.requests.answer import Answer
 from urdir.model.engine.requests.answering import Answering
 from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.metrics import Metrics
 from urdir.model.engine.requests.request import Ending, Item, Piece, Request
 from urdir.model.engine.requests.service import OpenModel, Service
+from urdir.model.engine.requests.slots import SlotAction, SlotDone
 from urdir.model.engine.requests.warm_up import WarmUp
 from urdir.model.text.constraints import Constraint
 
@@ -56,6 +58,14 @@ class AsyncAnswers(Answering[Answer]):
     async def check(self, constraint: Constraint) -> None:
         """Compile a constraint, which is kept for a while. Raises ModelError for a bad one."""
         await asyncio.to_thread(self._service.compiler.matcher, constraint)
+
+    async def act_on_slot(self, action: SlotAction) -> SlotDone:
+        """See `Service.act_on_slot`."""
+        return await asyncio.to_thread(self._service.act_on_slot, action)
+
+    async def adapters(self, scales: Mapping[int, float] | None) -> tuple[AdapterScale, ...]:
+        """See `Service.adapters`."""
+        return self._service.adapters(scales)
 
     @property
     def lost(self) -> Exception | None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from urdir.driver.errors import loses_device
+from urdir.model.engine.adapters import AdapterPlace, Adapters
 from urdir.model.engine.requests.answer import Answer
 from urdir.model.engine.requests.request import Finish, Item, Piece
 from urdir.model.engine.requests.scheduler import Scheduler
@@ -17,8 +18,9 @@ class OpenAnswers:
     Items are collected until `take_items`; consecutive pieces are merged.
     """
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, adapters: Adapters | None = None) -> None:
         self._scheduler = scheduler
+        self._adapters = adapters
         self._answers: dict[int, Answer] = {}
         self._items: dict[Answer, list[Item]] = {}
 
@@ -43,8 +45,11 @@ class OpenAnswers:
     def add(self, answer: Answer) -> None:
         """Queue its request; on rejection only the error is delivered."""
         try:
+            if self._adapters is not None:
+                answer.place = self._adapters.take(answer.adapters)
             answer.number = self._scheduler.add(answer.request)
         except Exception as error:
+            self._give_back(answer)
             self.tell(answer, error)
             return
         self._answers[answer.number] = answer
@@ -60,6 +65,13 @@ class OpenAnswers:
     def ended(self, answer: Answer) -> None:
         """Remove an answer whose request the scheduler has removed."""
         del self._answers[answer.number]
+        self._give_back(answer)
+
+    def _give_back(self, answer: Answer) -> None:
+        """Others may have the place of its adapters."""
+        place, answer.place = answer.place, AdapterPlace()
+        if self._adapters is not None:
+            self._adapters.give_back(place)
 
     @contextmanager
     def alone(self, number: int) -> Iterator[None]:
@@ -96,7 +108,8 @@ class OpenAnswers:
         for number, error in self._scheduler.dropped().items():
             if loses_device(error):
                 raise error
-            if (answer := self._answers.pop(number, None)) is not None:
+            if (answer := self._answers.get(number)) is not None:
+                self.ended(answer)
                 self.tell(answer, error)
 
     def cancel(self, answer: Answer) -> None:

@@ -34,8 +34,9 @@ class Request:
     each step waits for the token of the last one then. Settings without a seed get a new one here:
     ``settings.seed`` repeats the answer. What is known of the prompt's beginning is shared with
     requests of the same ``scope`` alone, a name of some bytes that is no secret. Without ``drafts``
-    every step takes one token of it; ``draft_p_min`` is its own `DraftSettings.p_min`. Raises
-    ModelError for an empty prompt, SettingsError.
+    every step takes one token of it; ``draft_p_min`` is its own `DraftSettings.p_min`. ``adapters``
+    are names of LoRA adapters that are loaded, with their scales (None: those of the engine).
+    Raises ModelError for an empty prompt, SettingsError.
     """
 
     prompt: tuple[int, ...]
@@ -48,6 +49,7 @@ class Request:
     scope: bytes = b""
     drafts: bool = True
     draft_p_min: float | None = None
+    adapters: tuple[tuple[str, float], ...] | None = None
 
     def __post_init__(self) -> None:
         if not self.prompt:

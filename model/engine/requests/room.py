@@ -41,8 +41,8 @@ class Room:
 
     def takes(self, task: Task, end: int, planned: Container[int]) -> bool:
         """Reserve room for the rows of a prompt up to ``end``, in layers that have none for all of
-        it; False where there is none now. Younger requests with no rows in the step, whose requests
-        are ``planned``, are preempted for it."""
+        it; False if there is too little at present. Younger requests that are not ``planned``,
+        without rows in the step, are preempted for it."""
         while True:
             with suppress(ContextFullError):
                 self._storage.reserve(task.slot, task.stored, end)

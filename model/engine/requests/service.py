@@ -7,20 +7,24 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from urdir.driver.errors import DriverError
+from urdir.model.engine.adapters import AdapterScale
 from urdir.model.engine.requests.answer import Answer
 from urdir.model.engine.requests.answer_loop import AnswerLoop
 from urdir.model.engine.requests.answer_text import AnswerText
 from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.metrics import Metrics
 from urdir.model.engine.requests.request import Item, Request
+from urdir.model.engine.requests.slots import SlotAction, SlotDone, act_on_slot
 from urdir.model.engine.requests.warm_up import WarmUp
 from urdir.model.engine.step_clock import StepClock
+from urdir.model.errors import ModelError
 from urdir.model.owner import Owner
 from urdir.model.progress import Progress
 
@@ -29,6 +33,8 @@ if TYPE_CHECKING:
     from urdir.model.text.matcher import ConstraintCompiler
     from urdir.model.text.tokenizer import Tokenizer
 
+
+_Result = TypeVar("_Result")
 
 #: An idle service records graphs for this time, then looks for requests for this time.
 _WORK_SECONDS, _PAUSE_SECONDS = 0.001, 0.0005
@@ -65,7 +71,7 @@ class Service(Owner):
         post: Callable[[Callable[[], None]], None] = lambda work: work(),
         warm_up: WarmUp | None = None,
     ) -> None:
-        session = engine.session
+        self._session = session = engine.session
         limits = limits or Limits.for_latency(session.shapes)
         clock = StepClock(session.parts.device, session.stream)
         self._loop = AnswerLoop(session, tokenizer, limits, clock=clock)
@@ -110,6 +116,34 @@ class Service(Owner):
     def stop(self, answer: Answer) -> None:
         """End a request because its text has a stop string; its ending is delivered."""
         self._inbox.put(lambda: self._loop.stop(answer))
+
+    def act_on_slot(self, action: SlotAction) -> SlotDone:
+        """Save, restore or erase the prefix of a slot, and wait for that. Raises what
+        `slots.act_on_slot` does, and ModelError once the service is closed."""
+        return act_on_slot(self._session, action, self._between)
+
+    def _between(self, work: Callable[[], _Result]) -> _Result:
+        """The result of work that the thread does between two steps."""
+        done: Future[_Result] = Future()
+
+        def do() -> None:
+            try:
+                done.set_result(work())
+            except Exception as error:
+                done.set_exception(error)
+
+        if self._is_closing:
+            raise ModelError("the service is closed")
+        self._inbox.put(do)
+        while True:
+            with suppress(TimeoutError):
+                return done.result(timeout=1.0)
+            if not self._thread.is_alive():
+                raise ModelError("the service is closed")
+
+    def adapters(self, scales: Mapping[int, float] | None = None) -> tuple[AdapterScale, ...]:
+        """See `AnswerLoop.adapters`."""
+        return self._loop.adapters(scales)
 
     @property
     def lost(self) -> Exception | None:

@@ -172,7 +172,7 @@ def _windows(fields: Fields, found: Found, family: Family, layers: int) -> None:
     window = window or size or 0
     if window >= 1 << 31:
         raise fields.wrong("sliding_window", window)
-    used = fields.given("use_sliding_window", bool, True)
+    used = fields.given("use_sliding_window", bool, family.defaults.get("use_sliding_window", True))
     flags = _windowed_layers(fields, layers)
     if "attention.recurrent_layers" in found or window <= 0 or not used:
         return

@@ -37,7 +37,7 @@ class GroupedGemm(ExpertProducts):
         call = call.after_norm(self.at, self.rows)
         label, mixture, x = call.label, call.mixture, call.x
         plan, work, selection = self.at.plan, self.work, mixture.selection
-        if self._packs(mixture):
+        if call.adapters is None and self._packs(mixture):
             PackedExperts(plan, work, self.rows, self.at.limits.sms).append(label, mixture, x)
             self.append_combined(call, selection.used)
             return

@@ -38,6 +38,8 @@ class PerRow(ExpertProducts):
 
     def append(self, call: MixtureCall) -> None:
         """See `append_experts`."""
+        if call.adapters is not None:
+            call = call.after_norm(self.at, self.rows)
 
         def multiply(label: str, product: Product, to: Slice) -> None:
             self._append_up(label, call, product, to)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from urdir.model.lower.arguments import without_none
 from urdir.model.lower.experts.layer import MixtureLayer
@@ -43,6 +43,7 @@ class MixtureCall:
     norm: NormLayer | None
     residual: Slice | None
     y: Slice
+    adapters: CallAdapters | None = None
 
     def after_norm(self, at: Lowering, rows: int) -> MixtureCall:
         """The same after a launch of its own for the norm, if there is one."""
@@ -92,6 +93,13 @@ class Product:
         )
 
 
+class CallAdapters(Protocol):
+    """The adapters of a mixture's matrices."""
+
+    def add_first(self, x: Slice, gate: Slice, up: Slice) -> None:
+        """Add what they make of x to the first products; without a gate ``gate`` has that of up."""
+
+
 #: Appends a product with this label, whose result goes there.
 Multiply = Callable[[str, Product, "Slice"], None]
 
@@ -113,14 +121,17 @@ class ExpertProducts:
         row and its experts."""
         gate, up = self.work["expert gate"], self.work["expert up"]
         mixture = call.mixture
-        first, *second = mixture_products(mixture)[:-1]
+        first, *second = mixture_products(mixture, apart=call.adapters is not None)[:-1]
         multiply(f"{call.label}_{first.name}", first, gate)
         if second:
             multiply(f"{call.label}_{second[0].name}", second[0], up)
+        if call.adapters is not None:
+            call.adapters.add_first(call.x, gate, up)
+        if second or call.adapters is not None:
             values = self.rows * mixture.selection.used * mixture.width
-            kernel = _activate(values, mixture.activation, gated=True)
-            label = f"{call.label}.activation"
-            self.at.plan.launch(kernel, label, y=gate, gate=gate, up=up)
+            kernel = _activate(values, mixture.activation, gated=bool(second))
+            label, of = f"{call.label}.activation", {"gate": gate, "up": up}
+            self.at.plan.launch(kernel, label, y=gate, **(of if second else {"x": gate}))
 
     def append_combined(self, call: MixtureCall, slots: int) -> None:
         """y = residual + the sum of the slots of ``work["expert out"]``."""
@@ -130,13 +141,14 @@ class ExpertProducts:
         self.at.plan.launch(kernel, label, x=x, y=call.y, **without_none(residual=residual))
 
 
-def mixture_products(mixture: MixtureLayer) -> list[Product]:
-    """What is multiplied, the down matrices last: a gate and up in one launch if it can."""
+def mixture_products(mixture: MixtureLayer, apart: bool = False) -> list[Product]:
+    """What is multiplied, the down matrices last: a gate and up in one launch if it can, unless
+    they are to be ``apart``, without a nonlinearity."""
     gate, up, f = mixture.gate, mixture.up, mixture.activation
     down = Product("down", mixture.down, weighted=not mixture.weigh_input)
     weighted = mixture.weigh_input
     if gate is None:
-        return [Product("up", up, None, Activated(f), weighted), down]
-    if alike(gate, up):
+        return [Product("up", up, None, None if apart else Activated(f), weighted), down]
+    if alike(gate, up) and not apart:
         return [Product("gate_up", gate, up, Gated(f), weighted), down]
     return [Product("gate", gate, weighted=weighted), Product("up", up, weighted=weighted), down]

@@ -11,7 +11,7 @@ import os
 import selectors
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -22,9 +22,11 @@ from urdir.model.serve.apart import wire
 from urdir.model.serve.kept import Store
 
 if TYPE_CHECKING:
+    from urdir.model.engine.adapters import AdapterScale
     from urdir.model.engine.requests.answer import Answer
     from urdir.model.engine.requests.metrics import Metrics
     from urdir.model.engine.requests.request import Item, Request
+    from urdir.model.engine.requests.slots import SlotAction, SlotDone
     from urdir.model.text.matcher import ConstraintCompiler
 
 log = logging.getLogger("urdir.serve")
@@ -53,6 +55,12 @@ class Engine(Protocol):
         """See `Service`."""
 
     def cancel(self, answer: Answer) -> None:
+        """See `Service`."""
+
+    def act_on_slot(self, action: SlotAction) -> SlotDone:
+        """See `Service`."""
+
+    def adapters(self, scales: Mapping[int, float] | None) -> tuple[AdapterScale, ...]:
         """See `Service`."""
 
     def metrics(self) -> Metrics:
@@ -118,9 +126,9 @@ class Desk:
                     answer = self._answers.pop(call.number, None)
                 if answer is not None:
                     engine.cancel(answer)
-            case wire.Check():
-                self._compilers.submit(self._reply, call.number, partial(_check, engine, call))
-            case wire.Query() | wire.Keep():
+            case wire.Check() | wire.Slot():
+                self._compilers.submit(self._reply, call.number, partial(_do, engine, call))
+            case wire.Query() | wire.Keep() | wire.Scales():
                 self._reply(call.number, partial(self._found, engine, call))
             case wire.Ready():
                 self.failure = call.failure
@@ -139,7 +147,9 @@ class Desk:
             self._answers[call.number] = answer
             engine.add(answer)  # before it can be cancelled; this never waits
 
-    def _found(self, engine: Engine, call: wire.Query | wire.Keep) -> wire.Told:
+    def _found(self, engine: Engine, call: wire.Query | wire.Keep | wire.Scales) -> wire.Told:
+        if isinstance(call, wire.Scales):
+            return wire.Told(call.number, adapters=engine.adapters(call.scales))
         if isinstance(call, wire.Keep):
             kept = self._store.do(call.action, call.name, call.value)
             return wire.Told(call.number, kept=kept)
@@ -213,7 +223,10 @@ class Desk:
             self.connection.close()
 
 
-def _check(engine: Engine, call: wire.Check) -> wire.Told:
+def _do(engine: Engine, call: wire.Check | wire.Slot) -> wire.Told:
+    """What may take a while."""
+    if isinstance(call, wire.Slot):
+        return wire.Told(call.number, done=engine.act_on_slot(call.action))
     engine.compiler.matcher(call.constraint)
     return wire.Told(call.number)
 

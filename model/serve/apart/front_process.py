@@ -81,7 +81,8 @@ async def _serve(
         try:
             context = await link.context
             defaults = front.defaults(texts.file.metadata)
-            link.begin_with(EngineModel(texts, front.names(texts.name), context, defaults))
+            names = front.names(texts.name)
+            link.begin_with(EngineModel(texts, names, context, defaults, front.adapters))
         except Exception:
             end(False)
             raise

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import cast
 
+from urdir.model.engine.adapters import AdapterScale
 from urdir.model.engine.requests.answering import Answering
 from urdir.model.engine.requests.device_lost import DeviceLostError
 from urdir.model.engine.requests.metrics import Metrics
 from urdir.model.engine.requests.request import Item, Request
+from urdir.model.engine.requests.slots import SlotAction, SlotDone
 from urdir.model.serve.apart import wire
 from urdir.model.serve.errors import loading
 from urdir.model.serve.interface import ServedModel
@@ -66,11 +68,22 @@ class EngineLink(Answering[int], asyncio.Protocol):
         """See `AsyncService`."""
         await self._reply(lambda number: wire.Check(number, constraint))
 
+    async def adapters(self, scales: Mapping[int, float] | None) -> tuple[AdapterScale, ...]:
+        """See `AsyncService`."""
+        given = None if scales is None else dict(scales)
+        return (await self._reply(lambda number: wire.Scales(number, given))).adapters
+
     async def metrics(self) -> Metrics:
         """See `AsyncService`."""
         metrics = (await self._reply(wire.Query)).metrics
         assert metrics is not None
         return metrics
+
+    async def act_on_slot(self, action: SlotAction) -> SlotDone:
+        """See `AsyncService`."""
+        done = (await self._reply(lambda number: wire.Slot(number, action))).done
+        assert done is not None
+        return done
 
     async def keep(self, action: Action, name: bytes, value: bytes = b"") -> bytes | None:
         """See `Keeping`: the engine's process keeps it for all front ends."""

@@ -25,13 +25,15 @@ CANNOT_SERVE = 3
 @dataclass(frozen=True, slots=True)
 class Front:
     """What a front end serves; picklable. ``names`` are those of the model, given the one in its
-    file, and ``defaults`` those of requests, given the file's metadata."""
+    file, and ``defaults`` those of requests, given the file's metadata. ``adapters`` are those of
+    `ServedModel`."""
 
     open_texts: Callable[[], AbstractContextManager[NamedTexts]]
     names: Callable[[str], list[str]]
     defaults: Callable[[Mapping[str, Any]], Defaults]
     access: Access
     limits: Limits
+    adapters: tuple[tuple[str, float], ...] = ()
 
 
 Post = Callable[[Callable[[], None]], None]

@@ -15,9 +15,11 @@ import msgspec
 
 from urdir.driver.errors import DeviceNameError, DriverError
 from urdir.model import errors
+from urdir.model.engine.adapters import AdapterScale
 from urdir.model.engine.requests.device_lost import DeviceLostError
 from urdir.model.engine.requests.metrics import Metrics
 from urdir.model.engine.requests.request import Ending, Item, Piece, Request, TokenChoice
+from urdir.model.engine.requests.slots import SlotAction, SlotDone
 from urdir.model.engine.sampling_settings import SamplingSettings
 from urdir.model.serve.kept import Action
 from urdir.model.text.constraints import Constraint
@@ -75,6 +77,7 @@ _KINDS: dict[str, type[Exception]] = {
     for kind in (
         *(errors.ModelError, errors.BusyError, errors.ContextFullError, errors.ConstraintError),
         *(errors.SettingsError, errors.UnsupportedError, errors.TokenizerError),
+        errors.PrefixFileError,
         *(errors.TemplateError, errors.NoTemplateError, errors.HubNameError),
         *(DriverError, DeviceLostError),
     )
@@ -111,6 +114,7 @@ class Ask(msgspec.Struct, tag=True, array_like=True):
     scope: bytes
     drafts: bool
     draft_p_min: float | None
+    adapters: tuple[tuple[str, float], ...] | None
 
     @classmethod
     def of(cls, number: int, request: Request) -> Ask:
@@ -149,6 +153,20 @@ class Query(msgspec.Struct, tag=True, array_like=True):
     number: int
 
 
+class Slot(msgspec.Struct, tag=True, array_like=True):
+    """The answer has what was done, or a failure."""
+
+    number: int
+    action: SlotAction
+
+
+class Scales(msgspec.Struct, tag=True, array_like=True):
+    """The answer has the LoRA adapters, after their scales are set, if given; or a failure."""
+
+    number: int
+    scales: dict[int, float] | None
+
+
 class Keep(msgspec.Struct, tag=True, array_like=True):
     """An action on what front ends keep together; the answer has what `Store.do` returns."""
 
@@ -158,7 +176,7 @@ class Keep(msgspec.Struct, tag=True, array_like=True):
     value: bytes = b""
 
 
-Call = Ready | Ask | Stop | Cancel | Check | Query | Keep
+Call = Ready | Ask | Stop | Cancel | Check | Query | Keep | Slot | Scales
 
 # ---- from the engine ----
 
@@ -173,6 +191,8 @@ class Told(msgspec.Struct, array_like=True, omit_defaults=True):
     ending: Ending | None = None
     failure: Failure | None = None
     metrics: Metrics | None = None
+    done: SlotDone | None = None
+    adapters: tuple[AdapterScale, ...] = ()
     kept: bytes | None = None
 
     @classmethod

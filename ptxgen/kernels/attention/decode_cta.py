@@ -155,6 +155,12 @@ class DecodeCta:
         self.half = {
             name: "bf16" if of.operand == "bf16" else "f16" for name, of in self.formats.items()
         }
+        # bytes of values become operands in pairs of keys; registers of a load of eight dims
+        of = self.formats["v"]
+        self.late = ["v"] if of.bits == 8 and of.operand_words == 4 else []
+        self.load_words = {
+            name: 2 if name in self.late else of.operand_words for name, of in self.formats.items()
+        }
         # Weights are relative to a maximum minus this, in exponents of 2, which may lag by as much
         # plus one. So they are at most 2^15, and small ones keep their low parts in f16. Those that
         # include scales are at most 2^9: finite with values up to 16,000.

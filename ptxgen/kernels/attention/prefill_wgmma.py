@@ -21,8 +21,9 @@ WARPGROUP, WARPGROUP_QUERIES = 128, 64
 #: f16 values per line of shared memory: the period of wgmma's swizzling.
 LINE = 64
 #: Maximum head width of each cache type. f16 is copied; other types are converted, and their
-#: prefetched values take registers: wider heads, or f32, need more than there are.
-WIDEST: Mapping[KvDtype, int] = {"f16": 256, "bf16": 192, "q8_0": 128, "fp8": 128, "q4_0": 128}
+#: prefetched values (of some also what converts them) take registers: wider heads, or f32, need
+#: more than there are.
+WIDEST: Mapping[KvDtype, int] = {"f16": 256, "bf16": 192, "q8_0": 128, "fp8": 256, "q4_0": 256}
 #: Alignment of tiles: the period of swizzling.
 ALIGNMENT = 1024
 
@@ -166,7 +167,7 @@ class PrefillWgmma(PromptAttention):
         """Keys per step: as many as fit the registers that the sums leave for scores and weights.
 
         All warps have 168 registers per thread. ``setmaxnreg``, with which copying warps could pass
-        theirs to multiplying ones, is ignored by the driver's linker (advice C7504)."""
+        theirs to multiplying ones (as in `GemmWgmma`), is not tried here."""
         if self.scores.max_bias:  # slopes, and the distances to keys
             return 80
         return 112 if self.out_dims <= 80 and self.head_dim <= 128 else 96
@@ -253,6 +254,8 @@ class PrefillWgmma(PromptAttention):
         }
         others = {
             "head_dim 128": "fp8",
+            "head_dim 256": "fp8 q4_0",
+            "value_dim": "fp8",
             "pages window": "fp8 f16",
             "head_dim 80 softcap": "bf16 fp8",
             "ring of pages": "q4_0",

@@ -26,8 +26,8 @@ class PromptAttention(AttentionSpec):
 
     q (scaled), the probabilities, K and V are rounded to f16, which is exact for K and V of an f16
     cache; sums are f32. Scaled queries, and keys and values of other caches, become infinite from
-    65520 on. A NaN or infinity in V also reaches earlier rows whose last key is in the same tile,
-    as 0 * infinity.
+    65520 on; an fp8 head whose scale is below 2^-24 becomes 0 from sm_89 on. A NaN or infinity in V
+    also reaches earlier rows whose last key is in the same tile, as 0 * infinity.
 
     A row has the same bits in any chunk, with any (finite) keys and values after it, and in a paged
     cache as in a contiguous one.

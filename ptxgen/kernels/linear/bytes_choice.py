@@ -1,7 +1,7 @@
 """How a product of signed bytes is cut for a device: an estimate of its time for each way.
 
-The numbers are computed, from the rates of an H200; `tests/bytes_cuts.py` measures each way. An 8B
-Q4_K_M model, tokens/s on an H200 (2026-11-28), int8 / f16, with clusters of four that share
+The numbers are computed, from the rates of an H200; `tests/product_cuts.py` measures each way. An
+8B Q4_K_M model, tokens/s on an H200 (2026-11-28), int8 / f16, with clusters of four that share
 activations, and CTAs of 64 rows, where these were estimated to be faster (o, down; all with up to
 512 rows): prompts of 512, 2,048, 8,192 tokens 31,850 / 38,313, 49,999 / 39,493, 45,295 / 35,238;
 128, 256, 512 sequences 28,016, 28,119, 30,180. Such cuts took about twice their estimate, so that
@@ -22,8 +22,8 @@ from urdir.ptxgen.weights.packed import GROUP
 TARGETS = ("sm_90a",)
 #: From so many rows of activations on they are multiplied as bytes: with fewer f16 was faster.
 LEAST_ROWS = 513
-#: Vectors of a CTA, or all there are, by its row groups: registers allow as many.
-VECTORS = {2: (64, 96, 128, 160, 192, 208)}
+#: Row groups of a CTA, and vectors, or all there are: registers allow as many.
+ROW_GROUPS, VECTORS = 2, (64, 96, 128, 160, 192, 208)
 #: CTAs that share activations, and that divide the columns.
 CLUSTERS = ((2, 1), (1, 1), (1, 2), (1, 4))
 #: Stages of weights and of activations, deepest first.
@@ -43,7 +43,7 @@ def choose_bytes(product: GemmBytes, sms: int) -> GemmBytes:
 
 def any_cut(batch: int) -> BytesCut:
     """A cut that every product of ``batch`` vectors may have at first."""
-    return BytesCut(2, min(64, _whole(batch)), 1, 1)
+    return BytesCut(ROW_GROUPS, min(64, _whole(batch)), 1, 1)
 
 
 def estimate(product: GemmBytes, sms: int) -> float:
@@ -61,12 +61,11 @@ def estimate(product: GemmBytes, sms: int) -> float:
 def ways(product: GemmBytes, sms: int) -> list[GemmBytes]:
     """The product with each cut that may be the best one."""
     found = []
-    for row_groups, most in VECTORS.items():
-        for vectors in sorted({min(_whole(product.batch), each) for each in most}):
-            for sharers, cluster in CLUSTERS:
-                way = _deepest(product, row_groups, vectors, sharers, cluster)
-                if way is not None and (cluster == 1 or _ctas(way) <= sms):
-                    found.append(way)
+    for vectors in sorted({min(_whole(product.batch), each) for each in VECTORS}):
+        for sharers, cluster in CLUSTERS:
+            way = _deepest(product, vectors, sharers, cluster)
+            if way is not None and (cluster == 1 or _ctas(way) <= sms):
+                found.append(way)
     return found
 
 
@@ -81,16 +80,14 @@ def _whole(batch: int) -> int:
     return GROUP * (groups if groups < 4 else groups - groups % 2)
 
 
-def _deepest(
-    product: GemmBytes, row_groups: int, vectors: int, sharers: int, cluster: int
-) -> GemmBytes | None:
+def _deepest(product: GemmBytes, vectors: int, sharers: int, cluster: int) -> GemmBytes | None:
     """With the deepest rings that fit, and two sets of registers if they do; None for a cut that
     the product cannot have."""
     for sets in (2, 1):
         for weights, activations in RINGS:
             try:
                 rings = weights, activations
-                cut = BytesCut(row_groups, vectors, *rings, sharers, sets, cluster)
+                cut = BytesCut(ROW_GROUPS, vectors, *rings, sharers, sets, cluster)
                 return replace(product, cut=cut)
             except PtxgenError:
                 continue

@@ -11,6 +11,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Bounded, Gated, Scaled
+from urdir.ptxgen.kernels.linear.epilogue.adapted import Adapted
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.pack import PackedOutput
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
@@ -98,6 +99,7 @@ class LinearSpec(MainLoop):
     prologues: ClassVar[tuple[type[Prologue], ...]] = (Normed,)
     epilogues: ClassVar[tuple[type[Epilogue], ...]] = (
         Bias,
+        Adapted,
         Gated,
         Activated,
         Scaled,

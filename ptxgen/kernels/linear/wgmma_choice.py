@@ -1,19 +1,25 @@
 """How a product on Hopper's tensor cores is cut: an estimate of its time for each way, measured.
 
-The numbers are fitted to the times of 290 ways on an H200 (2026-11-28), a chain of launches with
-programmatic edges and cold weights; the way that the estimate takes is at most 7 % slower than the
-fastest one. us of the fastest (rows x vectors of the weights; Q6_K down, else Q4_K):
+The numbers are fitted to the times of 700 ways on an H200 (2026-11-28), a chain of launches with
+programmatic edges and cold weights; the way that the estimate takes is 1 % slower than the fastest
+one on average. us of the fastest (rows x vectors of the weights; Q6_K down, else Q4_K):
 
 | vectors | 6144 x 4096 | 4096 x 4096 | 2 x 14336 x 4096 | 4096 x 14336 |
 |---|---|---|---|---|
-| 9, 16 | 7.9 | 6.3 | 21.4 | 16.5 |
-| 33 | 9.3 | 7.6 | 24.5 | 18.2 |
-| 65 | 10.8 | 8.9 | 36.7 | 21.8 |
-| 129 | 17.0 | 14.1 | 48.1 | 43.0 |
-| 160 | 18.6 | 15.0 | 56.4 | 44.4 |
-| 192 | 20.0 | 16.0 | 69.4 | 46.4 |
-| 256 | 24.2 | 19.4 | 89.2 | 52.4 |
-| 512 | 46.7 | 35.2 | 152.8 | 99.7 |
+| 9, 16 | 7.7 | 6.4 | 20.8 | 15.8 |
+| 32 | 8.8 | 7.1 | 23.3 | 17.7 |
+| 64 | 10.8 | 8.8 | 28.6 | 20.1 |
+| 65 | 11.2 | 8.4 | 36.1 | 21.0 |
+| 96 | 14.6 | 9.0 | 39.4 | 29.7 |
+| 136 | 16.8 | 10.9 | 47.4 | 32.8 |
+| 208 | 21.0 | 15.9 | 73.8 | 40.3 |
+| 256 | 24.2 | 17.3 | 85.4 | 46.2 |
+| 512 | 47.1 | 27.0 | 152.7 | 85.4 |
+| 2048 | 140.3 | 108.1 | 608.4 | 292.0 |
+
+2048 of BF16, gate and up: 937 in tiles of 128, 880 of 208, 807 of 256 vectors, whose registers are
+handed over (`WgmmaCut.hands_over`). Two CTAs of a launch that fit on one SM are sometimes there,
+with none on another: 96 vectors of down took 36.4 so.
 
 Two CTAs that shared their activations, each copying half of them to both (`cp.async.bulk` with
 `multicast`), took twice as long with every width.
@@ -38,6 +44,7 @@ from functools import lru_cache
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.packed_parts import Mixture
 from urdir.ptxgen.kernels.linear.products.gemm_wgmma import (
+    FEW,
     SLICE_REGISTERS,
     GemmWgmma,
     WgmmaCut,
@@ -45,6 +52,7 @@ from urdir.ptxgen.kernels.linear.products.gemm_wgmma import (
 from urdir.ptxgen.kernels.linear.products.packed_tiling import CTA_COST, SM_NBYTES
 from urdir.ptxgen.ptx.architecture import SM_REGISTERS
 from urdir.ptxgen.spec import ceil_div
+from urdir.ptxgen.weights.format import Format
 from urdir.ptxgen.weights.halves import Halves
 from urdir.ptxgen.weights.layout import TILE_COLS
 from urdir.ptxgen.weights.packed import GROUP, TILE_SLICES
@@ -52,25 +60,33 @@ from urdir.ptxgen.weights.packed import GROUP, TILE_SLICES
 #: The targets whose products they are.
 TARGETS = ("sm_90a",)
 #: Row groups and splits of the columns: for vectors that fit in one CTA's few, and for more.
-FEW_SHAPES, MANY_SHAPES = ((1, 4), (1, 2), (4, 1), (2, 2), (2, 1)), ((2, 1), (1, 1))
-#: The most vectors of a CTA with activations of a whole tile in a stage, and of any.
-FEW, MOST = 64, 256
+FEW_SHAPES = ((1, 4), (1, 2), (4, 1), (2, 2), (2, 1), (1, 1))
+MANY_SHAPES = ((2, 1), (1, 1))
+#: The most vectors of a CTA.
+MOST = 256
 #: Up to so many vectors splits as well, with activations of a whole tile in a stage: a warpgroup
 #: alone takes longer than the tiles of two.
-SPLIT_SHAPES, SPLIT_MOST = ((1, 2),), 96
+SPLIT_SHAPES, SPLIT_MOST = ((1, 2),), 136
+#: Up to so many vectors four row groups have registers for the sums.
+TALL_SHAPES, TALL_MOST = ((4, 1),), 80
 #: Of more vectors than a CTA's, in how many tiles they may be, and how wide these are else.
 TILES, WIDTHS = range(1, 5), (128, 176, 192, 208, 256)
 #: Stages of weights, and stages of activations and their slices, deepest first.
 RINGS = ((4, 3, 4), (3, 2, 4), (2, 2, 4), (3, 4, 1), (2, 4, 1), (2, 3, 1), (1, 3, 1))
-#: us of a tile of 64 rows and 256 columns, more of quants in two planes, and of each vector: of an
-#: SM; of a warpgroup alone, and of one that makes weights between products.
-TILE, PLANES, PER_VECTOR = 0.177, 0.033, 0.0043
-ALONE, ALONE_PER_VECTOR, APART_PER_VECTOR = 0.385, 0.0006, 0.0082
+#: us of a tile of 64 rows and 256 columns of an SM, and of each vector: the more of weights that
+#: are made (of quants in two planes for longer), or of products; and of floats.
+MADE, PLANES, MULTIPLIED, FLOATS = (0.245, 0.0033), 0.07, (0.045, 0.00475), (0.395, 0.0044)
+#: How much longer tiles take whose registers are handed over where an SM has more than so many.
+HANDED, HANDED_FROM = 1.12, 8
+#: How much longer they take where two CTAs may be on an SM, none on another, by CTAs of a cluster.
+PAIRED = {1: 1.4, 2: 2.0}
+#: us of the same of a warpgroup alone, and of one that makes weights between products.
+ALONE, ALONE_PER_VECTOR, APART_PER_VECTOR = 0.42, 0.0007, 0.0061
 #: us of a launch, of each CTA of an SM after the other, of a cluster of two, and of a split for 64
 #: vectors.
-LAUNCH, NEXT, CLUSTER, SPLIT = 1.8, 0.27, 1.44, 0.24
-#: Bytes that an SM gets from L2 in a us, and the device from memory.
-L2_NBYTES, MEMORY_NBYTES = 92e3, 3.4e6
+LAUNCH, NEXT, CLUSTER, SPLIT = 1.88, 0.23, 1.98, 0.256
+#: Bytes in a us: that an SM gets from L2, that memory gives, and an SM gets of these.
+L2_NBYTES, MEMORY_NBYTES, SM_NBYTES_READ = 110e3, 3.57e6, 42e3
 #: us that a tile and a vector of it take of a mixture, and us from a CTA's begin to its first
 #: product, and from its last one to its end.
 EXPERT_SHAPES = ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2))
@@ -83,8 +99,12 @@ TILE_NBYTES = 2 * TILE_COLS
 @lru_cache(maxsize=256)
 def choose_wgmma(product: GemmWgmma, sms: int) -> GemmWgmma:
     """The product, cut for a device with ``sms`` SMs; the cut that it has does not matter."""
-    ways = [replace(product, cut=cut) for cut in _cuts(product, sms)]
-    return min(ways, key=lambda way: estimate(way, sms))
+    return min(ways(product, sms), key=lambda way: estimate(way, sms))
+
+
+def ways(product: GemmWgmma, sms: int) -> list[GemmWgmma]:
+    """The product with each cut that may be the best one; `tests/product_cuts.py` measures them."""
+    return [replace(product, cut=cut) for cut in _cuts(product, sms)]
 
 
 def any_cut(batch: int) -> WgmmaCut:
@@ -103,16 +123,27 @@ def estimate(product: GemmWgmma, sms: int) -> float:
     waves = ceil_div(each, min(each, _together(product)))
     per_vector = ALONE_PER_VECTOR if product.overlaps else APART_PER_VECTOR
     alone = waves * tiles * (ALONE + per_vector * cut.vectors) / cut.splits
-    tile = TILE + (PLANES if Halves(product.format).have_bytes else 0.0)
-    on_sm = each * tiles * cut.row_groups * (tile + PER_VECTOR * cut.vectors)
+    on_sm = each * tiles * cut.row_groups * _tile(product.format, cut.vectors)
+    on_sm *= PAIRED[cut.cluster] if each == 1 and _together(product) > 1 else 1
+    is_slow = cut.hands_over and each > HANDED_FROM and not product.format.is_float
+    on_sm *= HANDED if is_slow else 1
     weights = cut.bands * product.layout.tile_nbytes
     copied = tiles * (weights + TILE_NBYTES * cut.vectors) * (each if each > 1 else ctas / sms)
-    read = ctas / product.tiles * tiles * weights / MEMORY_NBYTES
+    readers = ctas // product.tiles
+    read = readers * tiles * weights / min(MEMORY_NBYTES, SM_NBYTES_READ * min(readers, sms))
     at_once = (alone, on_sm, copied / L2_NBYTES, read)
     apart = CLUSTER if cut.cluster > 1 else 0.0
     apart += SPLIT * cut.splits * cut.vectors / FEW if cut.splits > 1 else 0.0
     together = math.sqrt(math.hypot(*(us * us for us in at_once)))  # the longest, or some more
     return LAUNCH + waves * NEXT + together + apart
+
+
+def _tile(fmt: Format, vectors: int) -> float:
+    """us of an SM for 64 rows and 256 columns."""
+    if fmt.is_float:
+        return FLOATS[0] + FLOATS[1] * vectors
+    made, multiplied = (us + each * vectors for us, each in (MADE, MULTIPLIED))
+    return max(made + (PLANES if Halves(fmt).have_bytes else 0.0), multiplied)
 
 
 def _together(product: GemmWgmma) -> int:
@@ -146,6 +177,7 @@ def _cuts(product: GemmWgmma, sms: int) -> Iterator[WgmmaCut]:
     whole = GROUP * ceil_div(product.batch, GROUP)
     shapes: tuple[tuple[int, int], ...] = FEW_SHAPES if whole <= FEW else MANY_SHAPES
     shapes += SPLIT_SHAPES if FEW < whole <= SPLIT_MOST else ()
+    shapes += TALL_SHAPES if FEW < whole <= TALL_MOST else ()
     for vectors in _widths(whole):
         for groups, splits in shapes:
             for cluster in (1, 2):
@@ -174,7 +206,7 @@ def _deepest(
 ) -> WgmmaCut | None:
     """With the deepest rings that fit; None where none does."""
     for weights, activations, slices in RINGS:
-        if (vectors <= FEW or splits > 1) != (slices == TILE_SLICES):
+        if (vectors <= FEW or splits > 1 or groups > 2) != (slices == TILE_SLICES):
             continue
         try:
             cut = WgmmaCut(groups, vectors, splits, cluster, weights, activations, slices, resident)

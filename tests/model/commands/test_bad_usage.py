@@ -48,7 +48,7 @@ Cli = Callable[..., tuple[int, str, str]]
         (("quantize", "x"), "OUT.gguf"),
         (("embedding", "x"), "not computed"),
         (("perplexity", "x"), "not measured"),
-        (("run", "--lora", "x"), "LoRA"),
+        (("run", "--lora-scaled", "x"), "FILE:SCALE"),
         (("run", "--mmproj", "x"), "multi-modal"),
         (("run", "--seed", "1e3", "-p", "x"), "--seed"),
         (("run", "--device", "tpu", "-p", "x"), "tpu"),

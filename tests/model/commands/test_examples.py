@@ -83,6 +83,9 @@ def folder(
         monkeypatch.setattr(module, "download", lambda name: Path("model.gguf").resolve())
     Path("tokens.txt").write_text("1 2 3")
     Path("keys.txt").write_text(KEY)
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+    line = json.dumps({"custom_id": "a", "url": "/v1/chat/completions", "body": body})
+    Path("in.jsonl").write_text(line)
     cli("ptx", "dump", "add", "-o", "old")
     cli("ptx", "dump", "add", "--target", "sm_80", "-o", "new")
     shutil.copytree("new", "out")

@@ -155,9 +155,7 @@ def test_the_flags_that_people_type_are_taken(
     parsers[command].parse([command, flag, *([] if value is None else [value])])
 
 
-@pytest.mark.parametrize(
-    "flag", ["--slots", "--embedding", "--path", "--ssl-key-file", "--lora", "--mmproj"]
-)
+@pytest.mark.parametrize("flag", ["--slots", "--embedding", "--path", "--ssl-key-file", "--mmproj"])
 def test_what_a_server_does_not_do_is_refused(
     flag: str, parsers: dict[str, Parser], capsys: pytest.CaptureFixture[str]
 ) -> None:

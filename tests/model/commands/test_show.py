@@ -31,7 +31,7 @@ def test_show_says_first_whether_it_runs(
         assert f"cannot run: architecture '{name}' is not supported" in out.splitlines()[0]
         assert message in out.splitlines()[0]
     for kind, message in {
-        "adapter": "a LoRA adapter: merge it",
+        "adapter": "a LoRA adapter: open its model",
         "mmproj": "a multi-modal projector",
         "imatrix": "an importance matrix",
     }.items():
@@ -58,6 +58,15 @@ def test_show_needs_no_tokeniser(cli: Cli, nano: Path) -> None:
     others = {"context", "total"}
     assert memory["total"] == sum(memory[name] for name in memory.keys() - others)
     assert sum(tensor["bytes"] for tensor in report["tensors"]) == report["bytes"]
+    values = 2 * 2 * 2 * 64  # layers, keys and values, KV heads, dimensions
+    assert report["cache"] == {
+        "f32": 4 * values,
+        "f16": 2 * values,
+        "bf16": 2 * values,
+        "q8_0": values * 34 // 32,
+        "fp8": values + 4 * values // 64,
+        "q4_0": values * 18 // 32,
+    }
     assert report["roles"][0] == {
         "role": "token_embd",
         "shape": [320, 256],

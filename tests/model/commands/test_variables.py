@@ -17,7 +17,19 @@ from urdir.model.commands.variables import DOCUMENTED, Variable, variables
 
 COMMANDS = ("run", "chat", "serve")
 #: Values that some flag takes.
-VALUES = ("7", "0.5", "0", "-1", "15043+1", '{"a": 1}', "emulator", "all", "2-3", "name")
+VALUES = (
+    "7",
+    "0.5",
+    "0",
+    "-1",
+    "15043+1",
+    '{"a": 1}',
+    "emulator",
+    "all",
+    "2-3",
+    "name",
+    "name:0.5",
+)
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +133,9 @@ def test_a_bad_value_is_named_with_its_variable(
     for variable in variables(parser.flags):
         action = variable.action
         takes_any = action.nargs is None and not action.choices and action.type is None
-        lambda_or_names = {"--hf-repo", "--hf-repo-draft", "--alias"} & {*action.option_strings}
+        lambda_or_names = {"--hf-repo", "--hf-repo-draft", "--alias", "--lora"} & {
+            *action.option_strings
+        }
         if isinstance(action, FlagAction) or takes_any or lambda_or_names:
             continue
         with monkeypatch.context() as patch:

@@ -5,6 +5,8 @@
 - golden: the same without ``native``;
 - drafts: ``NAME.npz`` has ``draft_logits``; the draft is ``NAME.draft.gguf.xz``, or a part of
   ``NAME.gguf.xz``, and its model ``NAME.target.gguf.xz``, or what `target_of` names;
+- adapters: ``NAME.gguf.xz``, ``NAME.adapter.gguf.xz``, and ``NAME.npz`` with ``logits_scale_1.0``
+  and ``logits_scale_0.5``;
 - folders: ``NAME/config.json``, weights, and ``NAME/golden.npz``.
 
 What needs something that is not implemented is named with the reason.
@@ -20,7 +22,10 @@ import numpy as np
 import pytest
 
 #: Endings of names: what another file needs, and the logits of which are in the other's npz.
-_PARTS = {".draft": "drafts have tests of their own", ".adapter": "adapters are not implemented"}
+_PARTS = {
+    ".draft": "drafts have tests of their own",
+    ".adapter": "adapters have tests of their own",
+}
 _TARGET = ".target"
 #: Drafts that are models by themselves, and those that draft a block in one pass.
 _PLAIN, _BLOCK = "simple-", ("dflash-", "dflash2-", "dspark-")
@@ -36,6 +41,7 @@ def found_in(folder: Path, kind: str) -> list[Any]:
     skipped with the reason."""
     kinds = {"folders": _folders, "drafts": _drafts}
     kinds |= {"plain drafts": _plain_drafts, "block drafts": _block_drafts}
+    kinds |= {"adapters": _adapters}
     found = kinds.get(kind)
     pairs = _files(folder, kind) if found is None else found(folder)
     return [
@@ -82,6 +88,11 @@ def _block_drafts(folder: Path) -> Iterator[tuple[str, str]]:
 def _plain_drafts(folder: Path) -> Iterator[tuple[str, str]]:
     for path in sorted(folder.glob(f"{_PLAIN}*.npz")):
         yield path.stem, ""
+
+
+def _adapters(folder: Path) -> Iterator[tuple[str, str]]:
+    for path in sorted(folder.glob("*.adapter.gguf*")):
+        yield path.name.partition(".")[0], ""
 
 
 def _files(folder: Path, kind: str) -> Iterator[tuple[str, str]]:

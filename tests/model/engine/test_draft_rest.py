@@ -194,8 +194,8 @@ def test_a_prefix_that_the_draft_missed_is_passed_before_drafts(
 def test_heads_keep_what_they_would_have_kept_without_a_rest(
     device: Device, heads: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They draft the same as if every step had kept keys and values, and do not if they do not
-    catch up."""
+    """They draft the same as if every step had kept keys and values, and (on a GPU) do not if they
+    do not catch up."""
     phases(monkeypatch, 1, 7, 99)
     request = Request(prompt=(3, 1, 4, 1, 5, 9), settings=GREEDY, limit=24, ignore_end=True)
     settings = replace(PLAIN, sequences=1, drafts=DRAFTS)
@@ -208,13 +208,14 @@ def test_heads_keep_what_they_would_have_kept_without_a_rest(
         return found
 
     rested = rounds(acts=True)
-    if heads.pair.file is not None:  # the file of MTP hardly looks at keys
+    left_out = None
+    if heads.pair.file is not None and not device.is_emulated:  # that of MTP hardly looks at keys
         left_out = rounds(acts=False)
     monkeypatch.setattr(ModelSource, "_append_rested", lambda self, plan, parts, shape, rows: rows)
     expected = rounds(acts=False)
     assert len(expected) > 3
     assert rested == expected
-    assert heads.pair.file is None or left_out != expected
+    assert left_out != expected
 
 
 @pytest.mark.full

@@ -83,7 +83,7 @@ def test_answers_decide_and_are_the_same(
     device: Device, reference_file: Callable[[str], Path]
 ) -> None:
     """A text of other tokens has drafts of all; its tokens are those without drafts."""
-    request = Request(prompt=(1, 3, 1, 4), settings=GREEDY, limit=16, ignore_end=True)
+    request = Request(prompt=(1, 3, 1, 4), settings=GREEDY, limit=48, ignore_end=True)
     with (
         Gguf(reference_file("mtp-deepseek2-bigram")) as gguf,
         open_two(device, gguf, None) as two,

@@ -134,6 +134,7 @@ of_each = pytest.mark.references("drafts", NAMES, argument="pair")
 
 
 @of_each
+@pytest.mark.turns(2, which=1)  # of the others the chain is compared
 def test_exact_logits_are_llama_cpp_s(pair: Opened) -> None:
     count, golden = pair.positions, pair.golden
     logits, drafted = logits_with_draft(pair.draft, golden.tokens[:count])

@@ -119,7 +119,6 @@ def test_exact_mode_matches_golden(
 #: where it is latent or a delta rule with a gate for each key: `test_random_models` has more.
 QUICK_FAMILIES = (
     ("tensors", "falcon-h1-dense", 2),
-    ("tensors", "mamba-dense", 4),
     ("tensors", "minicpm3-dense", 2),
     ("tensors", "gpt-oss-moe", 2),
     ("layers", "gpt2-dense", 2),

@@ -366,7 +366,7 @@ def test_a_prefix_is_shared_with_its_drafts_keys(device: Device, similar: Two) -
     assert drafted_of([second])[1] == drafted_of([first])[1] > 0
 
 
-@pytest.mark.turns(7, which=3)
+@pytest.mark.turns(7)
 @pytest.mark.sanitizer
 @pytest.mark.slow
 def test_replayed_steps_equal_launches_one_by_one(device: Device, two: Two) -> None:

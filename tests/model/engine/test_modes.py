@@ -33,7 +33,7 @@ def _story(device_name: str, settings: SamplingSettings = GREEDY, **modes: Any) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.full), 0.9])
 def test_the_host_chooses_the_same_tokens(device_name: str, temperature: float) -> None:
     settings = SamplingSettings(temperature=temperature, seed=3)
     assert _story(device_name, settings, host_sampling=True) == _story(device_name, settings)

@@ -288,6 +288,7 @@ _FULL = {
     "head_dim 80, groups of 3",
     "head_dim 256, six layers, five with rings",
     "delta rule, six heads on three",
+    "delta rule by channel of 3 heads, latent vectors that stand still",  # on several devices
     "delta rule with a floor, gated latent vectors",
     "state space beside attention, scales",
     "layers of one network, experts without gates",

@@ -240,6 +240,7 @@ def test_the_context_ends_within_drafts(without: Session, fixed: Session) -> Non
         assert len(found.tokens) == rest + 1
 
 
+@pytest.mark.full  # test_model_drafts.py and test_drafted_states.py have it, too
 def test_answers_that_are_preempted_go_on_the_same(device: Device, weights: Weights) -> None:
     """Pages run out, also for drafts."""
     rng = np.random.default_rng(5)
@@ -384,7 +385,7 @@ def test_bad_settings_are_refused(fields: dict[str, Any], message: str) -> None:
 
 
 FAMILIES = (
-    "gemma3-dense",  # rings
+    "gemma3-dense fp8 q4_0",  # rings
     "mamba-dense",  # a scan
     *(
         pytest.param(name, marks=pytest.mark.full)
@@ -420,8 +421,10 @@ def few_letters(rng: np.random.Generator, count: int) -> list[Request]:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_families_answer_the_same(device: Device, reference_file: Any, name: str) -> None:
     """Several at once, greedy and drawn, with prompts beside them and, where rings have one, beyond
-    the end of a window."""
-    settings = SessionSettings(64, exact=True, sequences=2)
+    the end of a window. Names may have types of the caches."""
+    name, *caches = name.split()
+    settings = SessionSettings(64, *caches[:1], exact=True, sequences=2)
+    settings = replace(settings, value_dtype=caches[1] if caches else None)
     requests = [replace(of, limit=14) for of in few_letters(np.random.default_rng(7), 3)]
     found = []
     with (

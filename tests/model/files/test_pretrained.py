@@ -302,7 +302,7 @@ def test_a_llama_configuration() -> None:
             ({"model_type": of, "sliding_window": 16, "use_sliding_window": used},
              {"own.windows": [16] if used is True else None})
             for of in ("qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "qwen2_vl_text")
-            for used in (True, "absent")
+            for used in (True, "absent", None)
         ),
         (
             {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2},
@@ -449,6 +449,9 @@ def test_yarn_is_that_of_its_paper() -> None:
         ),
         ({"model_type": "minimax", "layer_types": ["x" * 100]}, "'layer_types' is"),
         ({"model_type": "granitemoehybrid", "layer_types": ["odd"]}, "mamba, linear_attention are"),
+        ({"model_type": "lfm2", "layer_types": ["odd"]}, "conv, full_attention are supported"),
+        ({"model_type": "lfm2", "layer_types": ["conv"] * 2}, "2 kinds for 1 layers"),
+        ({"model_type": "gemma4_text", "layer_types": ["odd"]}, "full_attention, sliding"),
         ({"head_dim": 65, "rope_scaling": LLAMA3_SCALING}, "RoPE of 65 values, expected an even"),
         ({"rope_theta": 1 + 1e-15, "rope_scaling": YARN}, "'rope_theta' is 1.0"),
         ({"rope_scaling": YARN | {"mscale": 1.0, "mscale_all_dim": -10 / math.log(2.0)}},

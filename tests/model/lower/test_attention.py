@@ -112,7 +112,8 @@ def attend(session: Session, at: LayerAttention) -> tuple[list[str], list[Any]]:
 
 
 @pytest.mark.parametrize(
-    ("kv_dtype", "page_len"), [("f16", 0), ("f16", 16), ("f32", 0), ("q8_0", 32)]
+    ("kv_dtype", "page_len"),
+    [("f16", 0), ("f16", 16), ("f32", 0), ("q8_0", 32), ("fp8", 16), ("q4_0", 0)],
 )
 @pytest.mark.parametrize("keys", [512, 2048])
 def test_a_decode_step_equals_turn_append_attend(

@@ -26,7 +26,6 @@ def test_each_step_has_one_prompt_beside_all_answers(
 ) -> None:
     monkeypatch.setattr(mixed, "_STEPS", 2)
     monkeypatch.setattr(mixed, "_RUNS", 1)
-    monkeypatch.setattr(mixed, "_MOST_RUNS", 1)
     sequences, context = session_size([(2, 16)])
     settings = SessionSettings(context, sequences=sequences)
     launched: list[tuple[int, list[int]]] = []

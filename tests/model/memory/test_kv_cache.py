@@ -16,7 +16,7 @@ from urdir.driver.device import Device
 from urdir.driver.errors import CudaError
 from urdir.driver.stream import Stream
 from urdir.model.engine.realizar import describe
-from urdir.model.errors import ContextFullError, ModelError
+from urdir.model.errors import ContextFullError, ModelError, SettingsError
 from urdir.model.families.attention import Attention
 from urdir.model.families.config import Config
 from urdir.model.families.layers import Block, Branch, LayerConfig
@@ -502,11 +502,39 @@ def test_values_that_keys_hold_take_no_room(emulator: Device) -> None:
     np.testing.assert_array_equal(copied, keys[[0, 0]])
 
 
-@pytest.mark.parametrize("dtype", ["f16", "q8_0"])
+@pytest.mark.parametrize("dtype", ["f16", "q8_0", "fp8"])
 def test_a_latent_token_is_stored_once(
     reference_file: Callable[[str], Path], dtype: KvDtype
 ) -> None:
     with Gguf(reference_file("deepseek2-moe")) as gguf:
         config = Config.of(gguf)
     shape = CacheShape.of(config, SessionSettings(64, dtype, page_len=16), rows=8)
-    assert shape.read_nbytes(1) == config.n_layers * {"f16": 2 * 576, "q8_0": 576 + 36}[dtype]
+    assert (
+        shape.read_nbytes(1)
+        == config.n_layers
+        * {
+            "f16": 2 * 576,
+            "q8_0": 576 + 36,
+            "fp8": 576 + 4,
+        }[dtype]
+    )
+
+
+def test_keys_and_values_have_types_of_their_own(reference_file: Callable[[str], Path]) -> None:
+    settings = SessionSettings(64, "fp8", value_dtype="q4_0", page_len=16)
+    with Gguf(reference_file("llama4-moe")) as gguf:
+        config = Config.of(gguf)
+    heads = [a for layer in config.layers if (a := layer.attention) is not None]
+    wanted = sum(a.kv_heads * (a.key_dim + 4 + a.value_dim * 18 // 32) for a in heads)
+    assert CacheShape.of(config, settings, rows=8).read_nbytes(1) == wanted
+    with Gguf(reference_file("deepseek2-moe")) as gguf:
+        config = Config.of(gguf)
+    with pytest.raises(SettingsError, match="part of its keys"):
+        CacheShape.of(config, settings, rows=8)
+
+
+def test_heads_without_whole_groups_are_refused(reference_file: Callable[[str], Path]) -> None:
+    with Gguf(reference_file("laguna-moe")) as gguf:
+        config = Config.of(gguf)
+    with pytest.raises(SettingsError, match="values of 80 dimensions cannot be q4_0"):
+        CacheShape.of(config, SessionSettings(64, "fp8", value_dtype="q4_0"), rows=8)

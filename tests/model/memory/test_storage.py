@@ -245,7 +245,8 @@ def test_a_state_is_found_where_a_window_is(
     assert window.kept == 4
     assert storage.match(1, range(70), 71) == 4 * PAGE
     storage.release(1, (), 71)
-    leading = opened.cache._leading
-    assert leading is not None
-    opened.cache._windows[0].pool.detach(leading.pool.find(range(4 * PAGE)).nodes[-1])
+    prefixes = opened.cache.prefixes
+    assert prefixes is not None
+    last = prefixes.leading.pool.find(range(4 * PAGE)).nodes[-1]
+    prefixes.windows[0].pool.detach(last)
     assert storage.match(1, range(70), 71) == 2 * PAGE

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
+from urdir.model.engine.adapters import AdapterScale
 from urdir.model.engine.requests.request import Ending, Finish, Piece, Request, TokenChoice
-from urdir.model.errors import ConstraintError
+from urdir.model.engine.requests.slots import SlotAction, SlotDone
+from urdir.model.errors import ConstraintError, PrefixFileError
 from urdir.model.files.gguf import Gguf
 from urdir.model.serve.access import Access
 from urdir.model.serve.interface import Defaults, Facts, Metrics
@@ -42,6 +44,7 @@ class ToyModel:
     tokenizer: Tokenizer
     template: ChatTemplate | None
     names: tuple[str, ...] = ("toy", "a/b-GGUF")
+    adapters: tuple[tuple[str, float], ...] = ()
     created: int = 1_700_000_000
     context: int = 512
     defaults: Defaults = field(default_factory=Defaults)
@@ -89,6 +92,8 @@ class ToyService:
     good: int = 0
     drafts: tuple[int, int] = (0, 0)  # of an answer, and those accepted
     requests: list[Request] = field(default_factory=list)
+    actions: list[SlotAction] = field(default_factory=list)
+    scales: dict[int, float] = field(default_factory=dict)  # of adapters
     tokens: int = 0
     running: int = 0
     cancelled: int = 0
@@ -130,8 +135,20 @@ class ToyService:
         top = tuple((token + i, -0.5 - i) for i in range(request.settings.logprobs))
         return TokenChoice(token, -0.5, top)
 
+    async def adapters(self, scales: Mapping[int, float] | None) -> tuple[AdapterScale, ...]:
+        if scales is not None:
+            self.scales = dict(scales)
+        names = enumerate(name for name, _ in self.model.adapters)
+        return tuple(AdapterScale(n, f"/a/{n}.gguf", self.scales.get(i, 0.0)) for i, n in names)
+
     async def check(self, constraint: object) -> None:
         pass
+
+    async def act_on_slot(self, action: SlotAction) -> SlotDone:
+        self.actions.append(action)
+        if action.slot == 9:
+            raise PrefixFileError("slot 9: there are 2, from 0 on")
+        return SlotDone(17, 4096, 0.25)
 
     async def metrics(self) -> Metrics:
         return Metrics(queued=3, running=self.running, pages_used=7, pages_total=99, steps=12)

@@ -186,6 +186,66 @@ def test_a_call_that_is_required(served: Any, stream: bool, name: str | None) ->
     assert seen
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_other_protocols_require_calls(served: Any, stream: bool) -> None:
+    """The constraint, its tokens and the parser of calls are those of chats."""
+    seen = set()
+    for _ in range(3):
+        for name, arguments in (*anthropic_calls(served, stream), *response_calls(served, stream)):
+            seen.add(name)
+            assert arguments in ([{}] if name == "time" else [{"city": "Ur"}, {"city": "Uruk"}])
+    assert seen <= {"weather", "time"}
+    assert seen
+
+
+def anthropic_calls(server: Any, stream: bool) -> list[tuple[str, Any]]:
+    functions = [tool["function"] for tool in TOOLS]
+    tools = [{"name": f["name"], "input_schema": f["parameters"]} for f in functions]
+    body = {"messages": ASKED, "tools": tools, "tool_choice": {"type": "any"}, "stream": stream}
+    reply = server.http().post("/v1/messages", json=body)
+    if not stream:
+        message = reply.json()
+        assert message["stop_reason"] == "tool_use"
+        return [(block["name"], block["input"]) for block in message["content"]]
+    lines = reply.text.splitlines()
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+    names = [e["content_block"]["name"] for e in events if e["type"] == "content_block_start"]
+    texts = [""] * len(names)
+    for event in events:
+        if event["type"] == "content_block_delta":
+            texts[event["index"]] += event["delta"]["partial_json"]
+    return list(zip(names, map(json.loads, texts), strict=True))
+
+
+def response_calls(server: Any, stream: bool) -> list[tuple[str, Any]]:
+    tools: list[Any] = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    client = server.openai().responses
+    body: dict[str, Any] = {"model": "toy", "input": "Is it wet in Ur?", "tools": tools}
+    reply = client.create(**body, tool_choice="required", stream=stream)
+    response = [*reply][-1].response if stream else reply
+    assert response.status == "completed"
+    return [(item.name, json.loads(item.arguments)) for item in response.output]
+
+
+def test_other_protocols_constrain_the_text(served: Any) -> None:
+    form = {"type": "json_schema", "schema": CITY}
+    asked: dict[str, Any] = {"messages": ASKED, "output_config": {"format": form}}
+    message = served.http().post("/v1/messages", json=asked).json()
+    chat = {"messages": ASKED, "format": CITY, "stream": False}
+    lines = served.http().post("/api/chat", json=chat).json()
+    native = served.http().post("/completion", json={"prompt": "a", "json_schema": CITY}).json()
+    items = {"input": "a", "text": {"format": {**form, "name": "city"}}}
+    response = served.http().post("/v1/responses", json=items).json()
+    texts = [
+        message["content"][-1]["text"],
+        lines["message"]["content"],
+        native["content"],
+        response["output"][-1]["content"][0]["text"],
+    ]
+    for text in texts:
+        assert json.loads(text) in ({"city": "Ur"}, {"city": "Uruk"})
+
+
 def test_a_result_and_what_follows(served: Any) -> None:
     served.service.answer = CALL
     reply = served.openai().chat.completions.create(model="toy", messages=ASKED, tools=TOOLS)

@@ -212,6 +212,7 @@ def test_a_call_after_thoughts(make_tokenizer: Callable[[list[str]], Tokenizer])
     assert not accepts(tokenizer, constraint, call)
 
 
+@pytest.mark.turns(2)  # a format with thoughts, the next one without
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("thinks", [False, True])
 def test_an_answer_in_a_form_or_a_call(

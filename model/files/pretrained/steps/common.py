@@ -8,6 +8,9 @@ from urdir.model.files.limits import HEADS
 from urdir.model.files.pretrained.family import Found, Step
 from urdir.model.files.pretrained.fields import Fields
 
+#: The kind of a layer whose attention has no window.
+FULL = "full_attention"
+
 
 def number(found: Found, key: str) -> int:
     """A size that another key follows from; 0 if absent or no integer."""
@@ -21,6 +24,21 @@ def layers_of(fields: Fields, found: Found) -> int:
     if not 0 < layers < 1 << 16:
         raise fields.wrong("num_hidden_layers", layers)
     return layers
+
+
+def layer_kinds(
+    fields: Fields, found: Found, *known: str, field: str = "layer_types"
+) -> list[str] | None:
+    """The kind of each layer, one of those ``known``; None if absent.
+
+    Raises ConfigError for another number of layers, UnsupportedError for another kind.
+    """
+    kinds, layers = fields.items(field, str), layers_of(fields, found)
+    if kinds is not None and len(kinds) != layers:
+        raise fields.wrong(field, f"{len(kinds)} kinds for {layers} layers")
+    if set(kinds or ()).difference(known):
+        raise fields.refused(field, f"{', '.join(known)} are supported")
+    return kinds
 
 
 def square_root(name: str) -> Step:
@@ -109,8 +127,8 @@ def alibi(fields: Fields, found: Found) -> None:
 def gemma4_layers(fields: Fields, found: Found) -> None:
     """Gemma 4's sizes by layer: full-attention layers have wider heads and their own number of
     them, and layers that reuse keys and values may have a wider FFN."""
-    layers, kinds = layers_of(fields, found), fields.items("layer_types", str)
-    if kinds is None or len(kinds) != layers:
+    layers, kinds = layers_of(fields, found), layer_kinds(fields, found, FULL, "sliding_attention")
+    if kinds is None:
         raise fields.wrong("layer_types", kinds)
     dim = fields.size("head_dim", 256)
     wide = fields.size("global_head_dim", dim)
@@ -123,7 +141,7 @@ def gemma4_layers(fields: Fields, found: Found) -> None:
         raise fields.wrong("num_global_key_value_heads", full)
     if not fields.given("attention_k_eq_v", bool, False) or full is None:
         full = heads
-    counts = [full if kind == "full_attention" else heads for kind in kinds]
+    counts = [full if kind == FULL else heads for kind in kinds]
     found["attention.head_count_kv"] = np.array(counts, np.int32)
     width = number(found, "feed_forward_length")
     shared = layers - number(found, "attention.shared_kv_layers")

@@ -9,9 +9,15 @@ import numpy as np
 from urdir.model.files.pretrained.family import Found, Step
 from urdir.model.files.pretrained.fields import Fields
 from urdir.model.files.pretrained.rope import is_usual, magnitude
-from urdir.model.files.pretrained.steps.common import flag, layers_of, number, rotates
+from urdir.model.files.pretrained.steps.common import (
+    FULL,
+    flag,
+    layer_kinds,
+    layers_of,
+    number,
+    rotates,
+)
 
-_FULL = "full_attention"
 _SCORINGS = {"softmax": 1, "sigmoid": 2, "noaux_tc": 2}
 #: Whether weights of experts are normed; the second of families that GGUF gives no choice.
 weights_norm = flag("norm_topk_prob", "expert_weights_norm")
@@ -114,11 +120,11 @@ def grouped(fields: Fields, found: Found) -> None:
 def mimo_heads(fields: Fields, found: Found) -> None:
     """MiMo-V2's value heads are narrower, and its windowed layers have twice as many KV heads."""
     found["attention.value_length"] = fields.size("v_head_dim")
-    kinds, layers = fields.items("layer_types", str), layers_of(fields, found)
-    if kinds is None or len(kinds) != layers or set(kinds) - {_FULL, "sliding_attention"}:
+    kinds = layer_kinds(fields, found, FULL, "sliding_attention")
+    if kinds is None:
         raise fields.wrong("layer_types", kinds)
     heads = number(found, "attention.head_count_kv")
-    counts = [heads if kind == _FULL else 2 * heads for kind in kinds]
+    counts = [heads if kind == FULL else 2 * heads for kind in kinds]
     found["attention.head_count_kv"] = np.array(counts, np.int32)
 
 

@@ -8,9 +8,7 @@ import numpy as np
 
 from urdir.model.files.pretrained.family import Found, Step
 from urdir.model.files.pretrained.fields import Fields
-from urdir.model.files.pretrained.steps.common import layers_of, number
-
-_FULL = "full_attention"
+from urdir.model.files.pretrained.steps.common import FULL, layer_kinds, layers_of, number
 
 
 def kimi_layers(fields: Fields, found: Found) -> None:
@@ -48,11 +46,9 @@ def heads_where(
     """KV heads in layers of those kinds, none in those of the others."""
 
     def step(fields: Fields, found: Found) -> None:
-        layers, given = layers_of(fields, found), fields.items(field, str)
-        if given is None or len(given) != layers:
+        given = layer_kinds(fields, found, *kinds, *others, field=field)
+        if given is None:
             raise fields.wrong(field, given)
-        if set(given).difference(kinds, others):
-            raise fields.refused(field, f"{', '.join(kinds + others)} are supported")
         set_heads(fields, found, [kind in kinds for kind in given])
 
     return step
@@ -93,7 +89,7 @@ def inner_size(fields: Fields, found: Found) -> None:
 def nemotron_layers(fields: Fields, found: Found) -> None:
     """Nemotron-H's layers: M is a Mamba-2 mixer, * attention, - an FFN, E experts; newer
     configurations list them by name."""
-    names = {"mamba": "M", "linear_attention": "M", "attention": "*", _FULL: "*", "mlp": "-"}
+    names = {"mamba": "M", "linear_attention": "M", "attention": "*", FULL: "*", "mlp": "-"}
     names["moe"] = "E"
     kinds = fields.items("layers_block_type", str) or fields.items("layer_types", str)
     pattern = fields.take("hybrid_override_pattern", str)
@@ -113,10 +109,10 @@ def nemotron_layers(fields: Fields, found: Found) -> None:
 def lfm2_layers(fields: Fields, found: Found) -> None:
     """LFM2's attention layers, and the width of its FFN."""
     full = set(fields.items("full_attn_idxs", int) or ())
-    kinds = fields.items("layer_types", str)
+    kinds = layer_kinds(fields, found, "conv", FULL)
     layers = layers_of(fields, found)
     if kinds is not None:
-        full = {layer for layer, kind in enumerate(kinds) if kind == "full_attention"}
+        full = {layer for layer, kind in enumerate(kinds) if kind == FULL}
     set_heads(fields, found, [layer in full for layer in range(layers)])
     width = fields.take("block_ff_dim", int) or number(found, "feed_forward_length")
     if fields.given("block_auto_adjust_ff_dim", bool, False):
@@ -134,12 +130,10 @@ def lfm2_layers(fields: Fields, found: Found) -> None:
 def delta_layers(fields: Fields, found: Found) -> None:
     """Qwen3-Next's layers: delta rules, with attention in every nth, and sizes of theirs."""
     layers = layers_of(fields, found)
-    kinds = fields.items("layer_types", str)
+    kinds = layer_kinds(fields, found, "linear_attention", FULL)
     every = fields.size("full_attention_interval", 4)
-    kinds = kinds or ["full_attention" if (layer + 1) % every == 0 else "linear_attention"
-                      for layer in range(layers)]  # fmt: skip
-    if len(kinds) != layers or set(kinds) - {"linear_attention", "full_attention"}:
-        raise fields.wrong("layer_types", kinds)
+    if kinds is None:
+        kinds = [FULL if (i + 1) % every == 0 else "linear_attention" for i in range(layers)]
     found["attention.recurrent_layers"] = np.array(kinds) == "linear_attention"
     found["ssm.state_size"] = fields.size("linear_key_head_dim")
     found["ssm.group_count"] = fields.size("linear_num_key_heads")
@@ -150,13 +144,9 @@ def delta_layers(fields: Fields, found: Found) -> None:
 
 def minimax_layers(fields: Fields, found: Found) -> None:
     """MiniMax-01's layers, and the scale of its residuals, which must be one for all."""
-    kinds, layers = fields.items("layer_types", str), layers_of(fields, found)
+    kinds, layers = layer_kinds(fields, found, "linear_attention", FULL), layers_of(fields, found)
     if kinds is None:
-        kinds = [
-            "full_attention" if (i + 1) % 2 == 0 else "linear_attention" for i in range(layers)
-        ]
-    if len(kinds) != layers or set(kinds) - {"linear_attention", "full_attention"}:
-        raise fields.wrong("layer_types", kinds)
+        kinds = [FULL if (i + 1) % 2 == 0 else "linear_attention" for i in range(layers)]
     found["attention.recurrent_layers"] = np.array(kinds) == "linear_attention"
     names = [f"{of}_alpha_factor" for of in ("full_attn", "linear_attn", "mlp")]
     scales = {fields.given(name, float, 1.0) for name in names}

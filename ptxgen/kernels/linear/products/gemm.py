@@ -10,6 +10,7 @@ from functools import cached_property
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Bounded, Scaled
+from urdir.ptxgen.kernels.linear.epilogue.adapted import Adapted
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.products.gemm_tile import TILE, CtaTile
 from urdir.ptxgen.kernels.linear.spec import LinearSpec, Part, odd_cols, side_by_side
@@ -37,7 +38,7 @@ class Gemm(LinearSpec):
 
     most_batch = sys.maxsize
     prologues = ()
-    epilogues = (Bias, Activated, Scaled, Bounded)
+    epilogues = (Bias, Adapted, Activated, Scaled, Bounded)
     name = "gemm"
     template = ("urdir.templates", "linear/products/gemm.ptx.j2")
 
@@ -95,6 +96,7 @@ class Gemm(LinearSpec):
             **each,
             "tiles": cls(q4_k, 130, 256, batch=129),
             "F16 odd": cls.of(f16, 31, 70, Bias(), batch=20),
+            "adapted": cls.of(q8, 33, 96, Bias(), Adapted(2, 8), batch=17),
             "gelu": cls.of(q8, 34, 96, Bias(), Activated(Activation("gelu")), batch=17),
             "silu": cls.of(f16, 33, 64, Activated(Activation("silu")), Scaled(0.5), batch=9),
             "capped": cls.of(q8, 40, 64, *ends, batch=10),

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Bounded, Gated, Scaled
+from urdir.ptxgen.kernels.linear.epilogue.adapted import Adapted
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
@@ -115,7 +116,7 @@ class GemmBytes(PackedTiling):
     of_floats = False
     name = "gemm_bytes"
     template = ("urdir.templates", "linear/products/gemm_bytes.ptx.j2")
-    epilogues = (Bias, Gated, Activated, Scaled, Residual, Bounded, PackedVectors)
+    epilogues = (Bias, Adapted, Gated, Activated, Scaled, Residual, Bounded, PackedVectors)
 
     def __post_init__(self) -> None:
         takes = eights.are_e4m3 if self.of_floats else eights.can_be_bytes
@@ -256,16 +257,7 @@ class GemmBytes(PackedTiling):
                 inputs[weights] = layout.pack(random_blocks(layout.format, count, rng))
                 if not self.of_floats:
                     inputs[of_rows] = eights.row_scales(layout, inputs[weights])
-        for p in self.params:
-            if p.name not in inputs and p.access is Access.IN:
-                inputs[p.name] = rng.standard_normal(self.shape_of(p)).astype(np.float32)
-        for step in self.fused:
-            inputs |= step.make_inputs(self, rng)
-        return {p.name: inputs[p.name] for p in self.params if p.access is not Access.OUT}
-
-    def flops(self) -> int:
-        rows = sum(part.rows for part in self.parts)
-        return 2 * self.batch * rows * self.cols * self.pair
+        return self.completed(inputs, rng)
 
     @classmethod
     def examples(cls) -> Mapping[str, GemmBytes]:
@@ -283,6 +275,10 @@ def _examples(cls: type[GemmBytes]) -> Iterator[tuple[str, GemmBytes]]:
     paired = BytesCut(2, 16)
     yield "gated", cls.of(q4_k, 96, 512, 30, paired, Bias(), Gated())
     yield "packed", cls.of(q4_k, 96, 512, 30, paired, Gated(), PackedVectors())
+    yield (
+        "adapted",
+        cls.of(q4_k, 96, 512, 30, paired, Adapted(2, 8, places=(0, 1), count=2), Gated()),
+    )
     yield "three matrices", cls(q4_k, 192, 256, 12, paired, others=((q6_k, 33), (q8, 64)))
     yield "residual", cls.of(q6_k, 65, 1280, 20, replace(small, vectors=24), Residual(0.5))
     gelu = Activation("gelu")

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Bounded, Gated, Scaled
+from urdir.ptxgen.kernels.linear.epilogue.adapted import Adapted
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.norm import BeginNorm
 from urdir.ptxgen.kernels.linear.epilogue.pack import PackedOutput
@@ -46,6 +47,15 @@ def gemm_small_examples(cls: type[S]) -> dict[str, S]:
         **_floats(cls),
         "packed residual": cls.of(
             q4_k, 85, 2304, PackedInput(), Bias(), Residual(), split=2, batch=7
+        ),
+        "adapted": cls.of(
+            q4_k, 80, 1024, Bias(), Adapted(3, 8), Residual(), BeginNorm(), tiles_each=2, batch=7
+        ),
+        "adapted, gated": cls.of(
+            q8, 53, 320, Adapted(2, 32, "f32", (0, 1), 2), Gated(), tiles_each=2, batch=3
+        ),
+        "some adapted": cls.of(
+            q6_k, 19, 768, Adapted(1, 16, places=(None, 0)), others=((q4_k, 39),), batch=2
         ),
         "packed cluster": cls.of(
             q6_k, 80, 4352, PackedInput(), Residual(), BeginNorm(), tiles_each=2, cluster=2

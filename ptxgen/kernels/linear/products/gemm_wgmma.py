@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Gated
+from urdir.ptxgen.kernels.linear.epilogue.adapted import Adapted
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.norm import BeginNorm
 from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
@@ -30,6 +31,8 @@ WARPGROUP = 128
 OTHER_REGISTERS = 64
 #: Registers of the weights of a slice.
 SLICE_REGISTERS = 16
+#: Vectors up to which a tile is of few.
+FEW = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,8 @@ class WgmmaCut:
 
     #: Of 16 rows, that a warp has.
     operands = 1
+    #: Registers that a thread which copies keeps where it hands over the others.
+    copy_registers = 40
 
     def __post_init__(self) -> None:
         if (
@@ -83,10 +88,24 @@ class WgmmaCut:
         return WARPGROUP * (self.warpgroups + 1)
 
     @property
-    def registers(self) -> int:
-        """Registers of a thread. With ``setmaxnreg`` warpgroups that multiply could take some from
-        the one that copies, but the driver's linker ignores it (advice C7504)."""
+    def first_registers(self) -> int:
+        """Registers with which each thread begins."""
         return min(SM_REGISTERS // (self.threads * self.resident) // 8 * 8, 248)
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether the warpgroup that copies hands registers to those that multiply: tiles of many
+        vectors, where these need more for their sums and the weights of a slice."""
+        needed = self.used_registers + SLICE_REGISTERS
+        return self.resident == 1 and self.vectors > FEW and needed > self.first_registers
+
+    @property
+    def registers(self) -> int:
+        """Registers of a thread that multiplies."""
+        if not self.hands_over:
+            return self.first_registers
+        left = self.first_registers * (self.warpgroups + 1) - self.copy_registers
+        return min(left // self.warpgroups // 8 * 8, 248)
 
     @property
     def x_nbytes(self) -> int:
@@ -211,6 +230,8 @@ def _examples(cls: type[GemmWgmma]) -> Iterator[tuple[str, GemmWgmma]]:
     small = WgmmaCut(1, 8, weight_stages=2, x_stages=2)
     yield from small_examples(cls, small)
     yield "large tile", cls(q4_k, 200, 512, 201, WgmmaCut(2, 192))
+    cut = WgmmaCut(4, 72, weight_stages=1, x_stages=2, x_slices=4)
+    yield "tall tile", cls.of(q4_k, 100, 512, 70, cut, Gated(), PackedVectors())
     yield "splits", cls(q4_k, 130, 1280, 17, WgmmaCut(1, 24, splits=4, x_slices=4, x_stages=1))
     yield "splits of many", cls(q6_k, 70, 1280, 75, WgmmaCut(1, 80, 2, 1, 2, 2, x_slices=4))
     cut = WgmmaCut(1, 24, 2, 2, x_slices=4, x_stages=2)
@@ -227,6 +248,9 @@ def _examples(cls: type[GemmWgmma]) -> Iterator[tuple[str, GemmWgmma]]:
     yield "norm begun", cls.of(q8, 70, 512, 37, replace(small, vectors=24), rms, Bias())
     yield "norm begun, gated", cls.of(q4_k, 96, 768, 30, WgmmaCut(2, 16), rms, Gated(), packed)
     yield "norm begun, three", cls.of(q4_k, 192, 512, 12, wide, rms, others=((q6_k, 33), (f16, 64)))
+    own = Adapted(2, 16, places=(0, 1), count=2)
+    yield "adapted, norm begun", cls.of(q4_k, 96, 768, 30, WgmmaCut(2, 16), rms, own, Gated())
+    yield "adapted, begin norm", cls.of(q8, 256, 512, 13, wide, Adapted(2, 8), *adds)
     yield from end_examples(cls, small, wide, WgmmaCut(2, 16))
     up, limited = Mixture(7, 2, 16), Gated(Activation("swiglu_oai", limit=1.5))
     cut = WgmmaCut(2, 16, weight_stages=2, x_stages=2)

@@ -15,6 +15,7 @@ from urdir.ptxgen.kernels.linear.epilogue.activation import (
     Scaled,
     SigmoidScaled,
 )
+from urdir.ptxgen.kernels.linear.epilogue.adapted import Adapted
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.epilogue.send import Send
@@ -124,6 +125,13 @@ def _of_ends(cls: type[S]) -> dict[str, S]:
         "residual and bias": cls.of(Q8, 19, 288, Bias(), Residual()),
         "residual and scale": cls.of(Q4_K, 19, 512, Residual(1.5)),
         "relu2 with bias": cls.of(Q8, 18, 320, Bias(), Activated(Activation("relu2"))),
+        "adapted": i16(Q8, 40, 288, Bias(), Adapted(2, 8), Residual(0.22)),
+        "adapted f32, gated": cls.of(
+            Q4_K, 35, 512, Adapted(1, 24, "f32", (None, 0)), Gated(), tiles_each=3, per_pass=1
+        ),
+        "some adapted, cluster": cls.of(
+            Q6_K, 19, 2304, Adapted(2, 16, places=(0, None)), others=((Q8, 7),), cluster=2
+        ),
         "some biases": cls.of(
             Q4_K, 19, 768, Bias((False, True, False)), others=((Q4_K, 5), (Q6_K, 7))
         ),

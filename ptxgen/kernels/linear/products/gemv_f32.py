@@ -9,6 +9,7 @@ from functools import cached_property
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Bounded, Gated, Scaled
+from urdir.ptxgen.kernels.linear.epilogue.adapted import Adapted
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
 from urdir.ptxgen.kernels.linear.prologue.norm import Normed
@@ -202,6 +203,12 @@ class GemvF32(LinearSpec):
             "F16 one stage": cls.of(f16, 3, 2085, warps=2, stages=1),
             "passes": cls.of(q4_k, 18, 2304, warps=1, rows_each=2, stages=3, passes=3, resident=8),
             "residual and bias": cls.of(q4_k, 6, 4864, Bias(), Residual(), rows_each=2),
+            "adapted batch": cls.of(
+                q8, 9, 96, Adapted(2, 8, "f32", (None, 1), 2), batch=5, others=((f16, 6),)
+            ),
+            "adapted, gated": cls.of(
+                q8, 9, 96, Bias(), Adapted(1, 32, places=(1, 0), count=2), Gated(), batch=2
+            ),
             "batch of 8": cls.of(q4_k, 5, 512, Bias(), batch=8),
             "batch of 4 norm": cls.of(q8, 9, 4864, Normed(rms), rows_each=1, batch=4, stages=1),
             "F32 batch": cls.of(FORMATS["F32"], 5, 37, Normed(rms), Bias(), batch=8),

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Bounded, Gated, Scaled
+from urdir.ptxgen.kernels.linear.epilogue.adapted import Adapted
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.heads import HeadPlaces, Heads
 from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
@@ -42,3 +43,19 @@ def end_examples(
         q8, 64, 256, 8, small, Bias(), Activated(gelu), Scaled(0.05), Bounded(softcap=20.0)
     )
     yield "ends", ends
+    some = Adapted(2, 8, places=(1, None, 0), count=3)
+    others = ((q6_k, 33), (f16, 63))
+    yield "adapted", cls.of(q4_k, 192, 256, 12, wide, some, others=others)
+    yield (
+        "adapted, gated",
+        cls.of(
+            q4_k,
+            96,
+            512,
+            30,
+            paired,
+            Adapted(3, 16, places=(0, 1), count=2),
+            Gated(),
+            PackedVectors(),
+        ),
+    )

@@ -117,12 +117,4 @@ class PackedProduct(PackedTiling):
                 layout = layouts[p.name]
                 count = layout.rows * layout.cols // layout.format.block
                 inputs[p.name] = layout.pack(random_blocks(layout.format, count, rng, **scale))
-            elif p.name not in inputs and p.access is Access.IN:
-                inputs[p.name] = rng.standard_normal(self.shape_of(p)).astype(np.float32)
-        for step in self.fused:
-            inputs |= step.make_inputs(self, rng)
-        return {p.name: inputs[p.name] for p in self.params if p.access is not Access.OUT}
-
-    def flops(self) -> int:
-        rows = sum(part.rows for part in self.parts)
-        return 2 * self.products * rows * self.cols * self.pair
+        return self.completed(inputs, rng)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
+
+import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Bounded, Gated, Scaled
+from urdir.ptxgen.kernels.linear.epilogue.adapted import Adapted
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.heads import Heads
 from urdir.ptxgen.kernels.linear.epilogue.norm import BeginNorm
@@ -22,7 +25,7 @@ from urdir.ptxgen.kernels.linear.packed_parts import (
 )
 from urdir.ptxgen.kernels.linear.product import MainLoop
 from urdir.ptxgen.kernels.linear.steps import Epilogue, Part, Prologue
-from urdir.ptxgen.spec import ceil_div
+from urdir.ptxgen.spec import Access, ceil_div
 from urdir.ptxgen.weights.formats import Format
 from urdir.ptxgen.weights.grids import aligned, with_entries
 from urdir.ptxgen.weights.layout import TILE_ROWS, Layout
@@ -54,6 +57,7 @@ class PackedTiling(MainLoop):
     packs_many = True
     epilogues: ClassVar[tuple[type[Epilogue], ...]] = (
         Bias,
+        Adapted,
         Gated,
         Activated,
         Scaled,
@@ -125,6 +129,20 @@ class PackedTiling(MainLoop):
     def products(self) -> int:
         """Vectors that are multiplied with a matrix each: a mixture's pairs."""
         return self.batch * (1 if self.mixture is None else self.mixture.used)
+
+    def flops(self) -> int:
+        rows = sum(part.rows for part in self.parts)
+        return 2 * self.products * rows * self.cols * self.pair
+
+    def completed(self, inputs: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+        """Inputs by name in the order of parameters, with random floats for those that ``inputs``
+        lacks, and what the steps make."""
+        for p in self.params:
+            if p.name not in inputs and p.access is Access.IN:
+                inputs[p.name] = rng.standard_normal(self.shape_of(p)).astype(np.float32)
+        for step in self.fused:
+            inputs |= step.make_inputs(self, rng)
+        return {p.name: inputs[p.name] for p in self.params if p.access is not Access.OUT}
 
     @property
     def tiles(self) -> int:

@@ -55,6 +55,8 @@ class PaperStorage:
 
     def keep_prefix(self, sequence: int, length: int) -> None: ...
 
+    def learn(self, tokens: int, seconds: float) -> None: ...
+
 
 class PaperSteps:
     """Graphs of the shapes that ``is_recorded`` says; nothing is left to prepare."""
@@ -85,6 +87,7 @@ class PaperSession:
         is_recorded: Callable[[StepShape], bool] = lambda shape: True,
     ) -> None:
         self.context, self.shapes = context, shapes
+        self.adapters = None
         self.sequences = sequences
         self.storage = PaperStorage(context)
         self.steps: Any = PaperSteps(shapes, is_recorded)
@@ -102,6 +105,7 @@ class PaperSession:
                 rows=choosing_rows(sequences),
                 write_tokens=self.write_tokens,
                 write_sampling=lambda sequence, words: None,
+                write_adapter=lambda sequence, slot, scale: None,
                 chosen=lambda sequence, position: TOKEN,
             ),
         )

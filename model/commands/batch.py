@@ -1,0 +1,77 @@
+"""`urdir batch`: answers to the requests of a file, in a file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from urdir.model.commands import options, prompts, serve, values
+from urdir.model.commands.options import UsageError
+
+if TYPE_CHECKING:
+    from urdir.model.serve.interface import AsyncService, Json
+
+EXAMPLES = """\
+  urdir batch in.jsonl out.jsonl -m model.gguf
+
+A line is a request, as OpenAI's batches have it; `url` is a path of `urdir serve`:
+  {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions",
+   "body": {"messages": [{"role": "user", "content": "Hi"}]}}
+"""
+
+
+def add_parser(commands: options.Subparsers) -> None:
+    """Declare the command."""
+    parser = options.add_command(commands, "batch", run, "answer a file of requests", EXAMPLES)
+    parser.add_argument("requests", metavar="IN.jsonl", type=Path, help="requests, one a line")
+    parser.add_argument(
+        "answers", metavar="OUT.jsonl", type=Path, help="answers, each as soon as it is there"
+    )
+    serve.add_opening_flags(parser)
+    parser.add_argument(
+        "--at-once",
+        type=values.whole_number(1, 1024),
+        default=256,
+        metavar="N",
+        help="requests in flight (256)",
+    )
+    serve.add_request_flags(parser)
+    parser.set_defaults(file=None, share_prefixes=True)
+    parser.read_variables()
+
+
+def run(args: argparse.Namespace) -> int:
+    """Answer all requests. The exit code is 1 if one failed."""
+    from urdir.model.serve.loops import run_in_loop
+
+    serve.check_extra()
+    if args.answers.exists() and args.requests.samefile(args.answers):
+        raise UsageError("the answers need a file of their own")
+    template = prompts.given_template(args)
+    with (
+        args.requests.open(encoding="utf-8") as lines,
+        args.answers.open("w", encoding="utf-8") as out,
+    ):
+
+        def write(answer: Json) -> None:
+            out.write(json.dumps(answer) + "\n")
+            out.flush()
+
+        async def answer_all(service: AsyncService) -> tuple[int, int]:
+            from urdir.model.serve.access import Access
+            from urdir.model.serve.app import make_app
+            from urdir.model.serve.limits import Limits
+            from urdir.model.serve.metrics import ServerMetrics
+            from urdir.model.serve.offline import answer_lines
+
+            app = make_app(service, Access(page=False), Limits(), ServerMetrics())
+            try:
+                return await answer_lines(app, lines, write, args.at_once)
+            finally:
+                await service.close()
+
+        count, failed = run_in_loop(answer_all(serve.open_service(args, template)))
+    print(f"{count - failed:,} of {count:,} requests answered")
+    return 1 if failed else 0

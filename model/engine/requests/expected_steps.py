@@ -1,0 +1,115 @@
+"""Steps that are expected after those queued: their graphs are prepared while the host waits."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+from urdir.driver.errors import DriverError
+from urdir.model.engine.batch import Output, StepShape
+from urdir.model.engine.decode_graphs import LOOK_AHEAD
+from urdir.model.engine.requests.recorded_shapes import RecordedShapes
+from urdir.model.engine.requests.scheduler import Scheduler
+from urdir.model.engine.requests.step_plan import StepPlan
+from urdir.model.engine.run_ahead import AT_ONCE, FEW
+
+if TYPE_CHECKING:
+    from urdir.model.engine.session import Session
+
+log = logging.getLogger("urdir.engine")
+
+#: Tokens between two searches for the graphs that an answer needs: fewer than the look-ahead.
+_STRIDE = LOOK_AHEAD // 4
+
+
+class ExpectedSteps:
+    """What follows the last step of ``scheduler``, by ``shapes`` of ``session``."""
+
+    def __init__(self, session: Session, scheduler: Scheduler, shapes: RecordedShapes) -> None:
+        self._session = session
+        self._scheduler = scheduler
+        self._shapes = shapes
+        self._pieces: Sequence[Callable[[], bool]] = ()  # each prepares a bit; False: all is done
+        self._expected: tuple[object, ...] | None = None
+        self._next: StepShape | None = None  # the step after the first token of an answer alone
+        self._last: tuple[int, Output] | None = None  # length and output of the last step
+
+    @property
+    def takes_time(self) -> bool:
+        """Whether the next step is that of an answer alone, and has no graph yet."""
+        return self._next is not None and not self._session.steps.is_recorded(self._next)
+
+    def expect(self, last: StepPlan, shape: StepShape, output: Output) -> None:
+        """Note which steps will follow, if what chooses a token in the last one goes on: by
+        ``output``, with drafts, or as by ``shape``."""
+        choosers = len(last.choosers)
+        self._next = None
+        if not choosers:
+            return
+        rows, drafted = choosers + sum(last.batch.drafts), shape.drafts > 0
+        wished = 0 if self._scheduler.drafting is None else self._scheduler.drafting.wished
+        end, longest = self._scheduler.end(last), last.longest
+        if longest < end and not last.requests and not self._scheduler.queued:
+            self._next = self._shapes.following(rows, longest + 1, output)
+        self._last = longest, output
+        outputs = shape.output, output
+        expected = (rows, outputs, longest // _STRIDE, end, drafted, wished, self._shapes.wished)
+        if expected != self._expected:
+            self._expected = expected
+            steps = AT_ONCE if choosers <= FEW and output.is_token else 1
+            prepare = self._session.graphs.prepare
+            pieces: list[Callable[[], bool]] = [
+                partial(prepare, rows, shape.output, longest, end, steps, drafted),
+                *self._catching_up(longest, end),
+            ]
+            if wished > rows:
+                pieces.append(partial(prepare, wished, output, longest, end, steps, True))
+            if drafted:
+                pieces.append(partial(prepare, choosers, shape.output, longest, end, steps))
+            if self._shapes.wished is not None:
+                pieces.append(partial(self._session.steps.prepare, self._shapes.wished))
+            self._pieces = pieces
+
+    def prepare(self) -> bool:
+        """Do a small piece of preparing for what is expected; False where all is done, or where
+        another thread does some of it."""
+        with in_advance():
+            if any(piece() for piece in self._pieces):
+                return not self._session.steps.is_waiting
+        self._pieces = ()
+        return False
+
+    def is_drafted_ready(self, rows: int) -> bool:
+        """Whether a step of so many rows, with drafts, takes no preparation now."""
+        steps = self._session.steps
+        if steps.observer is not None:
+            return True
+        if self._last is None:
+            return False
+        longest, output = self._last
+        length = min(longest + 1 + self._session.shapes.drafts, self._session.shapes.lengths[-1])
+        return steps.is_recorded(self._session.shapes.decode(rows, length, output, drafted=True))
+
+    def _catching_up(self, longest: int, end: int) -> list[Callable[[], bool]]:
+        """What prepares the steps that pass missed tokens through a draft model that rests."""
+        drafting = self._scheduler.drafting
+        if drafting is None or drafting.rest is None:
+            return []
+        lengths = (longest, min(longest + LOOK_AHEAD, end))
+        shapes = dict.fromkeys(self._session.shapes.catch_up(at - 1, at)[0] for at in lengths)
+        return [partial(self._session.steps.prepare, shape) for shape in shapes]
+
+
+@contextmanager
+def in_advance() -> Iterator[None]:
+    """Do something before it is needed, which may fail: the step that needs it tries again, and its
+    requests end by the error."""
+    try:
+        yield
+    except DriverError:
+        pass
+    except Exception:
+        log.exception("a step could not be prepared in advance")

@@ -1,0 +1,107 @@
+"""Requests from a file, answered without a socket: the lines of OpenAI's batches."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import Callable, Iterable
+from http import HTTPStatus
+
+from starlette.types import ASGIApp, Message
+
+from urdir.model.serve.interface import Json
+
+
+async def answer_lines(
+    app: ASGIApp, lines: Iterable[str], write: Callable[[Json], None], at_once: int
+) -> tuple[int, int]:
+    """Have ``app`` answer the requests of ``lines``, ``at_once`` at a time, and write each answer
+    as soon as it is there.
+
+    Blank lines are skipped. Returns the numbers of requests and of those that failed.
+    """
+    waiting = (line for line in lines if line.strip())
+    count = failed = 0
+
+    async def work() -> None:
+        nonlocal count, failed
+        for line in waiting:  # shared by all workers
+            count += 1
+            answer = await _answer(app, line)
+            response = answer["response"]
+            failed += response is None or response["status_code"] != HTTPStatus.OK
+            write(answer)
+
+    async with asyncio.TaskGroup() as workers:
+        for _ in range(at_once):
+            workers.create_task(work())
+    return count, failed
+
+
+async def _answer(app: ASGIApp, line: str) -> Json:
+    """The answer to one line, with its custom_id."""
+    answer: Json = {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": None}
+    try:
+        request = json.loads(line)
+        if not isinstance(request, dict):
+            raise ValueError("a line must be an object with custom_id, method, url and body")
+        answer["custom_id"] = request.get("custom_id")
+        _check(request)
+    except ValueError as error:
+        failure = {"code": "invalid_request", "message": str(error)}
+        return answer | {"response": None, "error": failure}
+    body = json.dumps({**request["body"], "stream": False})  # ollama's default is a stream
+    status, headers, found = await _exchange(app, request["url"], body)
+    response = {
+        "status_code": status,
+        "request_id": headers[b"x-request-id"].decode(),
+        "body": json.loads(found),
+    }
+    return answer | {"response": response, "error": None}
+
+
+def _check(request: Json) -> None:
+    """Raise ValueError for a line that is not a request."""
+    if request.get("method", "POST") != "POST":
+        raise ValueError("'method' must be POST")
+    if not isinstance(request.get("url"), str) or not isinstance(request.get("body"), dict):
+        raise ValueError("'url' must be a path, such as /v1/chat/completions, and 'body' an object")
+    if request["body"].get("stream"):
+        raise ValueError("'stream' cannot be true: answers of a batch are whole")
+
+
+async def _exchange(app: ASGIApp, path: str, body: str) -> tuple[int, dict[bytes, bytes], bytes]:
+    """Status, headers and body of the response to a POST."""
+    parts: list[Message] = [{"type": "http.request", "body": body.encode(), "more_body": False}]
+    status, headers, found = 0, {}, bytearray()
+
+    async def receive() -> Message:
+        if parts:
+            return parts.pop()
+        await asyncio.Event().wait()  # the client stays
+        raise AssertionError
+
+    async def send(message: Message) -> None:
+        nonlocal status, headers
+        if message["type"] == "http.response.start":
+            status, headers = message["status"], dict(message["headers"])
+        else:
+            found.extend(message.get("body", b""))
+
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "scheme": "http",
+        "method": "POST",
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
+        "client": None,
+        "server": None,
+    }
+    await app(scope, receive, send)
+    return status, headers, bytes(found)

@@ -1,0 +1,62 @@
+"""The first product of low-rank adapters for many rows, as prompts have: see `LoraShrink`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.linear.lora_shrink import LoraShrink
+from urdir.ptxgen.kernels.norm import Norm
+from urdir.ptxgen.spec import LaunchShape, ceil_div
+
+#: Rows from which on it is used: with fewer, neighbours are sequences with adapters of their own.
+LEAST_ROWS = 64
+#: Rows and ranks of a CTA: a sum of each pair is in a register.
+TILE_ROWS, TILE_RANKS = 8, 8
+
+
+@dataclass(frozen=True)
+class LoraShrinkRows(LoraShrink):
+    """The same with `TILE_ROWS` rows and ``each`` ranks for a CTA, which reads an A once for all of
+    its rows that have the adapter: of rows of one prompt all."""
+
+    each: int = TILE_RANKS
+
+    name = "lora_shrink_rows"
+    template = ("urdir.templates", "linear/lora_shrink_rows.ptx.j2")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.experts or self.each > TILE_RANKS:
+            raise PtxgenError(f"{self.name}: {self.each} ranks a CTA, {self.experts} experts")
+
+    @property
+    def tile(self) -> int:
+        """Rows of a CTA."""
+        return TILE_ROWS
+
+    @property
+    def launch_shape(self) -> LaunchShape:
+        grid = (self.width // self.each, ceil_div(self.batch, self.tile), 1)
+        return LaunchShape(grid=grid, block=(32 * self.warps, 1, 1))
+
+    @property
+    def warps(self) -> int:
+        """At least two: a thread for each sum of the CTA."""
+        return max(2, min(16, ceil_div(self.cols, 32 * 32)))
+
+    def bytes_moved(self) -> int:
+        """With few adapters."""
+        return 4 * self.batch * (self.cols + self.width)
+
+    @classmethod
+    def examples(cls) -> Mapping[str, LoraShrinkRows]:
+        rms = Norm("rms", 1e-5)
+        return {
+            "few rows": cls(3, 64, 1, 1, 8, 1),
+            "odd columns": cls(11, 37, 2, 3, 8, 5, norm=rms),
+            "f32": cls(17, 1028, 1, 2, 16, 4, "f32", each=4),
+            "norm": cls(70, 2080, 3, 4, 16, 9, norm=rms),
+            "no weight": cls(9, 300, 2, 2, 8, 2, norm=Norm("rms", 1e-6, weight=False)),
+        }

@@ -1,0 +1,480 @@
+"""LoRA adapters: logits against float64 with merged weights, by row, by request and by file."""
+
+from __future__ import annotations
+
+import json
+import lzma
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from urdir.model.engine.engine import Engine
+from urdir.model.engine.generate import Generation
+from urdir.model.engine.logits import logits_after
+from urdir.model.engine.realizar import EagerSteps
+from urdir.model.engine.requests.request import Request
+from urdir.model.engine.sampling_settings import GREEDY
+from urdir.model.errors import BusyError, ModelError, SettingsError
+from urdir.model.families.config import Config
+from urdir.model.files.adapter import open_adapter
+from urdir.model.files.gguf import Gguf
+from urdir.model.files.safetensors import read_safetensors
+from urdir.model.lower import adapters as lower_adapters
+from urdir.model.memory.draft_settings import DraftSettings
+from urdir.model.verify.conformance import relative_rms
+
+DATA = Path(__file__).parents[2] / "data" / "families"
+TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4]
+Matrices = Mapping[str, tuple[Any, Any]]
+#: Modules of the transformers class, by tensor.
+MODULES = {
+    **{f"attn_{x}": f"self_attn.{x}_proj" for x in "qkv"},
+    "attn_output": "self_attn.o_proj",
+    **{f"ffn_{x}": f"mlp.{x}_proj" for x in ("gate", "up", "down")},
+}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small llama."""
+    return unpacked("llama-dense", tmp_path_factory.mktemp("adapters"))
+
+
+def unpacked(name: str, folder: Path) -> Path:
+    path = folder / f"{name}.gguf"
+    path.write_bytes(lzma.decompress((DATA / f"{name}.gguf.xz").read_bytes()))
+    return path
+
+
+def made(base: Path, seed: int, rank: int, *parts: str) -> dict[str, tuple[Any, Any]]:
+    """A and B for the tensors whose names have one of these parts; every second is F16."""
+    random, found = np.random.default_rng(seed), {}
+    with Gguf(base) as file:
+        for name, tensor in file.tensors.items():
+            if len(tensor.shape) > 1 and any(part in name for part in parts):
+                dtype = np.float16 if len(found) % 2 else np.float32
+                *experts, rows, cols = tensor.shape
+                a = random.standard_normal((*experts, rank, cols)) / cols**0.5
+                b = random.standard_normal((*experts, rows, rank)) / rank**0.5
+                found[name] = a.astype(dtype), b.astype(dtype)
+    return found
+
+
+def write_gguf(path: Path, matrices: Matrices, alpha: float = 2.0, **changed: Any) -> Path:
+    """An adapter as llama.cpp writes it."""
+    writer = gguf.GGUFWriter(path, changed.get("arch", "llama"))
+    writer.add_string("general.type", changed.get("kind", "adapter"))
+    writer.add_string("adapter.type", changed.get("adapter_type", "lora"))
+    writer.add_float32("adapter.lora.alpha", alpha)
+    for name, pair in matrices.items():
+        for which, values in zip("ab", pair, strict=True):
+            if values is not None:
+                writer.add_tensor(f"{name}.lora_{which}", values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def write_peft(folder: Path, matrices: Matrices, **fields: Any) -> Path:
+    """The same as peft writes it: rows of queries and keys of the transformers class come in halves
+    of heads."""
+    folder.mkdir()
+    header, data = {}, b""
+    for name, (a, b) in matrices.items():
+        _, layer, of, _ = name.split(".")
+        if of in ("attn_q", "attn_k"):
+            heads = 2 if of == "attn_q" else 1
+            b = b.reshape(heads, -1, 2, b.shape[1]).swapaxes(1, 2).reshape(b.shape)
+        for which, values in (("A", a), ("B", b)):
+            values = np.ascontiguousarray(values, np.float32)
+            key = f"base_model.model.model.layers.{layer}.{MODULES[of]}.lora_{which}.weight"
+            span = [len(data), len(data) + values.nbytes]
+            header[key] = {"dtype": "F32", "shape": list(values.shape), "data_offsets": span}
+            data += values.tobytes()
+    text = json.dumps(header).encode()
+    file = folder / "adapter_model.safetensors"
+    file.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    assert read_safetensors(file)
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 2, "bias": "none", **fields}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def merged(base: Path, reference_model: Any) -> Any:
+    """Logits in float64 of the model with some adapters merged into its weights."""
+
+    def logits(tokens: list[int], *adapters: tuple[Matrices, float], path: Path = base) -> Any:
+        with Gguf(path) as file:
+            reference = reference_model(file, Config.of(file), 64)
+            plain = reference._tensor
+
+            def tensor(name: str) -> Any:
+                values = plain(name)
+                for matrices, scale in adapters:
+                    if name in matrices:
+                        a, b = (of.astype(np.float64) for of in matrices[name])
+                        values = values + scale * (b @ a).reshape(values.shape)
+                return values
+
+            reference.tensor = tensor
+            return reference.logits(tokens)
+
+    return logits
+
+
+@pytest.fixture(scope="module")
+def two(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Two adapters, of other tensors and other ranks: their files and matrices."""
+    folder = tmp_path_factory.mktemp("two")
+    first = made(base, 1, 5, "attn_q", "attn_v", "ffn_", "output.weight")
+    second = made(base, 2, 8, "attn_k", "attn_output", "ffn_down")
+    files = write_gguf(folder / "first.gguf", first), write_gguf(folder / "second.gguf", second)
+    return files, (first, second)
+
+
+@pytest.fixture(scope="module")
+def engine(base: Path, two: Any, device_name: str) -> Iterator[Engine]:
+    with Engine.open(
+        base,
+        device=device_name,
+        context=48,
+        kv_dtype="f32",
+        exact=True,
+        sequences=4,
+        page_len=16,
+        adapters=[(file, 1.0) for file in two[0]],
+        max_adapters=3,
+        max_adapter_rank=13,
+    ) as opened:
+        assert opened.session.adapters is not None
+        opened.session.adapters.default = ()
+        yield opened
+
+
+#: alpha / rank of both.
+SCALES = 2 / 5, 2 / 8
+
+
+def test_rows_of_one_step_have_adapters_of_their_own(engine: Engine, two: Any, merged: Any) -> None:
+    first, second = two[1]
+    of_rows: list[tuple[tuple[str, float], ...]] = [
+        (),
+        (("first", 1.0),),
+        (("second", -0.5),),
+        (("first", 0.5), ("second", 1.0)),
+    ]
+    adapters, state = engine.session.adapters, engine.session.parts.state
+    assert adapters is not None
+    with EagerSteps(engine.session) as eager:
+        places = [adapters.take(adapters.chosen(choice)) for choice in of_rows]
+        assert len({place.slot for place in places}) == 4
+        with pytest.raises(BusyError, match="3 slots"):
+            adapters.take(adapters.chosen((("first", 0.25), ("second", 1.0))))
+        for sequence, place in enumerate(places):
+            state.write_adapter(sequence, *place)
+            eager.feed(TOKENS[: 3 + sequence], sequence)
+            eager.logits([sequence])
+            eager.feed([TOKENS[-1]], sequence)
+        logits = eager.logits(range(4))
+        for place in places:
+            adapters.give_back(place)
+    for sequence, (row, choice) in enumerate(zip(logits, of_rows, strict=True)):
+        known = {"first": (first, SCALES[0]), "second": (second, SCALES[1])}
+        pairs = [(known[name][0], known[name][1] * scale) for name, scale in choice]
+        wanted = merged([*TOKENS[: 3 + sequence], TOKENS[-1]], *pairs)[-1]
+        assert relative_rms(row, wanted) < 2e-6, sequence
+
+
+@pytest.mark.parametrize("tokens", [3, 12])
+def test_prompts_and_rounded_activations(
+    base: Path,
+    two: Any,
+    merged: Any,
+    device_name: str,
+    tokens: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Few rows and many; the products of many take packed activations."""
+    monkeypatch.setattr(lower_adapters, "LEAST_ROWS", 12)  # those of `LoraShrinkRows`
+    wanted = merged(TOKENS[:tokens], *zip(two[1], SCALES, strict=True))[-1]
+    with Engine.open(
+        base, device=device_name, context=16, adapters=[(f, 1.0) for f in two[0]]
+    ) as opened:
+        assert opened.config.adapters is not None
+        with pytest.raises(ModelError, match="rank 13 together"):
+            [*logits_after(opened.session, TOKENS[:tokens])]
+    with Engine.open(
+        base,
+        device=device_name,
+        context=16,
+        adapters=[(f, 1.0) for f in two[0]],
+        max_adapter_rank=16,
+    ) as opened:
+        (found,) = logits_after(opened.session, TOKENS[:tokens])
+    assert relative_rms(found, wanted) < 3e-3
+
+
+@pytest.mark.parametrize(("exact", "tokens"), [(True, 2), (False, 2), (False, 12)])
+def test_experts_and_routers(
+    tmp_path: Path, merged: Any, device_name: str, exact: bool, tokens: int
+) -> None:
+    """One row, few, and many, which are grouped by expert."""
+    path = unpacked("llama-moe", tmp_path)
+    matrices = made(path, 4, 4, "attn_v", "_exps.weight", "ffn_gate_inp")
+    file = write_gguf(tmp_path / "experts.gguf", matrices, alpha=2.0)
+    wanted = merged(TOKENS[: tokens + 1], (matrices, 2 / 4), path=path)[-2:]
+    with Engine.open(
+        path,
+        device=device_name,
+        context=16,
+        exact=exact,
+        kv_dtype="f32",
+        adapters=[(file, 1.0)],
+    ) as opened:
+        given = TOKENS[:tokens], TOKENS[tokens : tokens + 1]
+        found = np.stack(list(logits_after(opened.session, *given)))
+    assert relative_rms(found, wanted) < (2e-6 if exact else 5e-3)
+
+
+def _tokens(engine: Engine, adapters: Any) -> tuple[list[int], int]:
+    request = Request(prompt=tuple(TOKENS), settings=GREEDY, limit=6, adapters=adapters)
+    generation = Generation(engine.session, None, request)
+    for _ in generation.pieces():
+        pass
+    return generation.tokens, generation.statistics.cached_tokens
+
+
+def test_prefixes_are_shared_by_requests_with_the_same_adapters_alone(engine: Engine) -> None:
+    plain, _ = _tokens(engine, ())
+    one, cached = _tokens(engine, (("first", 1.0),))
+    assert cached == 0
+    half, cached = _tokens(engine, (("first", 0.5),))
+    assert cached == 0
+    assert _tokens(engine, (("first", 1.0), ("second", 0.0))) == (one, 16)
+    assert _tokens(engine, ())[0] == plain != one
+    assert _tokens(engine, (("first", 0.5),)) == (half, 16)
+
+
+def test_adapters_come_and_go(engine: Engine, base: Path, tmp_path: Path, merged: Any) -> None:
+    other = made(base, 7, 3, "attn_v")
+    name = engine.load_adapter(write_gguf(tmp_path / "third.gguf", other))
+    before, _ = _tokens(engine, ((name, 1.0),))
+    engine.unload_adapter(name)
+    with pytest.raises(SettingsError, match="no adapter 'third': first, second"):
+        _tokens(engine, ((name, 1.0),))
+    # what is cached of an adapter is not found by another one of that name
+    engine.load_adapter(write_gguf(tmp_path / "other.gguf", made(base, 8, 3, "attn_v")), name)
+    after, cached = _tokens(engine, ((name, 1.0),))
+    assert cached == 0
+    with pytest.raises(SettingsError, match="is loaded"):
+        engine.load_adapter(tmp_path / "other.gguf", name)
+    engine.unload_adapter(name)
+    wanted = list(TOKENS)
+    for _ in before:
+        wanted.append(int(np.argmax(merged(wanted, (other, 2 / 3))[-1])))
+    assert before == wanted[len(TOKENS) :] != after
+
+
+@pytest.mark.parametrize("split", ["tensors", "layers"])
+def test_several_devices(
+    base: Path, two: Any, merged: Any, device_name: str, needs_gpus: Any, split: Any
+) -> None:
+    """Each has A and B of its columns and rows."""
+    needs_gpus(2)
+    wanted = merged(TOKENS[:5], (two[1][0], SCALES[0]), (two[1][1], -0.5 * SCALES[1]))[-2:]
+    with Engine.open(
+        base,
+        device=device_name,
+        gpus=2,
+        split=split,
+        context=16,
+        exact=True,
+        kv_dtype="f32",
+        adapters=[*zip(two[0], (1.0, -0.5), strict=True)],
+        max_adapter_rank=13,
+    ) as opened:
+        found = np.stack(list(logits_after(opened.session, TOKENS[:4], TOKENS[4:5])))
+    assert relative_rms(found, wanted) < 2e-6
+
+
+def test_drafts_are_verified_with_the_adapters(base: Path, two: Any, device_name: str) -> None:
+    answers = []
+    for drafts in (None, DraftSettings(most=2, least=2)):
+        with Engine.open(
+            base,
+            device=device_name,
+            context=48,
+            exact=True,
+            kv_dtype="f32",
+            adapters=[(two[0][0], 1.0)],
+            drafts=drafts,
+        ) as opened:
+            request = Request(prompt=(5, 6, 7, 8) * 3, settings=GREEDY, limit=8)
+            generation = Generation(opened.session, None, request)
+            for _ in generation.pieces():
+                pass
+            answers.append(generation.tokens)
+    assert generation.statistics.drafted_tokens > 0
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.references("adapters", [])
+def test_golden_logits(
+    name: str, pytestconfig: pytest.Config, tmp_path: Path, device_name: str
+) -> None:
+    folder = pytestconfig.getoption("--references")
+    golden = np.load(folder / f"{name}.npz")
+    for part in (name, f"{name}.adapter"):
+        packed = (folder / f"{part}.gguf.xz").read_bytes()
+        (tmp_path / f"{part}.gguf").write_bytes(lzma.decompress(packed))
+    tokens = golden["tokens"].tolist()
+    for scale in (None, 1.0, 0.5):
+        adapters = [] if scale is None else [(tmp_path / f"{name}.adapter.gguf", scale)]
+        with Engine.open(
+            tmp_path / f"{name}.gguf",
+            device=device_name,
+            context=len(tokens),
+            kv_dtype="f32",
+            exact=True,
+            adapters=adapters,
+        ) as opened:
+            found = np.stack(list(logits_after(opened.session, tokens[:1], tokens[1:])))
+        wanted = golden["logits" if scale is None else f"logits_scale_{scale}"]
+        error = relative_rms(found, wanted)
+        print(f"{name} times {scale}: relative RMS {error:.1e}")
+        assert error <= 1e-4
+
+
+def opens(path: Path, model: Gguf) -> bool:
+    """Whether an adapter can be read; no other error is raised than for a bad file."""
+    try:
+        open_adapter(path, model)
+    except ModelError:
+        return False
+    return True
+
+
+class TestFiles:
+    """Files of adapters, good and hostile."""
+
+    def test_peft_folder(self, base: Path, tmp_path: Path) -> None:
+        matrices = made(base, 3, 4, "blk.0.attn_", "blk.1.ffn_")
+        matrices = {name: of for name, of in matrices.items() if "norm" not in name}
+        file = write_gguf(tmp_path / "a.gguf", matrices, alpha=2.0)
+        folder = write_peft(tmp_path / "a", matrices)
+        with Gguf(base) as model:
+            wanted = open_adapter(file, model).matrices
+            found = open_adapter(folder, model, interleaved=True).matrices
+        assert found.keys() == wanted.keys()
+        for name, of in wanted.items():
+            assert np.array_equal(found[name].a, of.a)
+            assert np.array_equal(found[name].b, of.b)
+
+    def test_scales_of_peft(self, base: Path, tmp_path: Path) -> None:
+        matrices = made(base, 3, 4, "attn_v", "ffn_up")
+        folder = write_peft(
+            tmp_path / "a", matrices, use_rslora=True, alpha_pattern={r"layers\.1\..*up_proj": 6}
+        )
+        with Gguf(base) as model:
+            found = open_adapter(folder, model).matrices
+        for name, (_, b) in matrices.items():
+            alpha = 6 if name == "blk.1.ffn_up.weight" else 2
+            np.testing.assert_allclose(
+                found[name].b[0], alpha / 2 * b.astype(np.float64), rtol=1e-6
+            )
+
+    @pytest.mark.parametrize(
+        ("fields", "named"),
+        [
+            ({"peft_type": "IA3"}, "peft_type"),
+            ({"use_dora": True}, "use_dora"),
+            ({"bias": "all"}, "bias"),
+            ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+            ({"lora_alpha": 0}, "lora_alpha"),
+            ({"lora_alpha": "8"}, "lora_alpha"),
+            ({"alpha_pattern": ["a"]}, "alpha_pattern"),
+        ],
+    )
+    def test_refused_fields(
+        self, base: Path, tmp_path: Path, fields: dict[str, Any], named: str
+    ) -> None:
+        folder = write_peft(tmp_path / "a", made(base, 3, 4, "attn_v"), **fields)
+        with Gguf(base) as model, pytest.raises(ModelError, match=named):
+            open_adapter(folder, model)
+
+    def test_damaged_files(self, base: Path, tmp_path: Path) -> None:
+        """Bytes of headers and fields of other types: nothing but errors of this package."""
+        matrices = made(base, 3, 4, "attn_v")
+        file, folder = write_gguf(tmp_path / "a.gguf", matrices), tmp_path / "a"
+        write_peft(folder, matrices)
+        whole, random = file.read_bytes(), np.random.default_rng(5)
+        config = json.loads((folder / "adapter_config.json").read_text())
+        tensors = (folder / "adapter_model.safetensors").read_bytes()
+        opened = 0
+        with Gguf(base) as model:
+            for number in range(300):
+                damaged = bytearray(whole if number % 2 else tensors)
+                damaged[int(random.integers(min(600, len(damaged))))] ^= 1 << int(
+                    random.integers(8)
+                )
+                (file if number % 2 else folder / "adapter_model.safetensors").write_bytes(damaged)
+                opened += opens(file if number % 2 else folder, model)
+            (folder / "adapter_model.safetensors").write_bytes(tensors)
+            for name in (*config, "alpha_pattern", "use_rslora", "modules_to_save"):
+                for value in (None, [], {}, "x", -1, 1e308, [["a"]], {"(": 1}, {"a": "b"}):
+                    text = json.dumps({**config, name: value})
+                    (folder / "adapter_config.json").write_text(text)
+                    opened += opens(folder, model)
+        assert opened > 0
+
+    @pytest.mark.parametrize(
+        ("case", "words"),
+        [
+            ("architecture", "'gpt2' models"),
+            ("kind", "no adapter"),
+            ("adapter type", "only lora"),
+            ("no pair", "lora_b' is missing"),
+            ("nothing", "without tensors"),
+            ("nan", "NaN"),
+            ("rank", "lora_a"),
+            ("huge", "rank 1025"),
+            ("unknown", "no such tensor"),
+            ("norm", "not supported"),
+            ("shape", "the model's tensor is"),
+            ("large", "beyond f16"),
+            ("embedding", "not supported"),
+        ],
+    )
+    def test_hostile_files(self, base: Path, tmp_path: Path, case: str, words: str) -> None:
+        name = "blk.0.attn_v.weight"
+        a, b = made(base, 3, 4, "blk.0.attn_v")[name]
+        pairs: dict[str, Matrices] = {
+            "no pair": {name: (a, None)},
+            "nothing": {},
+            "nan": {name: (a, np.where(b == b.max(), np.float32(np.nan), b))},
+            "rank": {name: (a[:3], b)},
+            "huge": {name: (np.zeros((1025, a.shape[1]), "f4"), np.zeros((len(b), 1025), "f4"))},
+            "unknown": {"blk.9.attn_v.weight": (a, b)},
+            "norm": {"blk.0.attn_norm.weight": (a, b)},
+            "shape": {name: (a[:, 1:], b)},
+            "large": {name: (a, b * np.float32(1e6))},
+            "embedding": {"token_embd.weight": (a, b)},
+        }
+        changed = {
+            "architecture": {"arch": "gpt2"},
+            "kind": {"kind": "model"},
+            "adapter type": {"adapter_type": "control_vector"},
+        }.get(case, {})
+        file = write_gguf(tmp_path / "a.gguf", pairs.get(case, {name: (a, b)}), **changed)
+        with (
+            pytest.raises(ModelError, match=words),
+            Engine.open(base, device="emulator", context=8, adapters=[(file, 1.0)]) as opened,
+        ):
+            [*logits_after(opened.session, [1])]

@@ -1,0 +1,73 @@
+"""Adapters as operations: their evaluation against merged weights, and how they are grouped."""
+
+from __future__ import annotations
+
+import lzma
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from urdir.model.families.adapters import AdapterRoom
+from urdir.model.families.config import Config
+from urdir.model.files.gguf import Gguf
+from urdir.model.graph.adapters import Adapt, with_adapters
+from urdir.model.graph.evaluation import Evaluation
+from urdir.model.layers.adaptable import adaptable
+from urdir.model.layers.builder import StepOps
+from urdir.model.layers.ends import embedding, head
+from urdir.model.layers.model import layers
+
+FAMILIES = Path(__file__).parents[2] / "data" / "families"
+TOKENS = [3, 1, 4, 1]
+
+
+def graph_of(config: Config) -> Any:
+    step = StepOps(config, len(TOKENS))
+    x = layers(step, embedding(step))
+    assert x is not None
+    return step.graph, head(step, x)
+
+
+@pytest.mark.parametrize("name", ["llama-dense", "llama-moe"])
+def test_logits_with_an_adapter(name: str, tmp_path: Path, reference_model: Any) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(lzma.decompress((FAMILIES / f"{name}.gguf.xz").read_bytes()))
+    random, merged, adapters = np.random.default_rng(1), {}, {}
+    with Gguf(path) as file:
+        config = Config.of(file).at_context(64)
+        reference = reference_model(file, config, 64)
+        takes = adaptable(config)
+        for tensor in takes:
+            values = reference.tensor(tensor)
+            *experts, rows, cols = values.shape
+            a = random.standard_normal((*experts, 3, cols)) / cols**0.5
+            b = random.standard_normal((*experts, rows, 3))
+            merged[tensor], adapters[tensor] = values + b @ a, (a, b)
+        room = AdapterRoom(2, 8, frozenset(takes))
+        graph, logits = graph_of(config)
+        adapted = with_adapters(graph, room)
+        found = adapted.evaluate(Evaluation(reference, TOKENS, adapters=adapters))[logits]
+        plain = adapted.evaluate(Evaluation(reference, TOKENS))[logits]
+        np.testing.assert_allclose(plain, reference.logits(TOKENS), atol=1e-9)
+        before = reference.tensor
+        reference.tensor = lambda name: merged[name] if name in merged else before(name)
+        np.testing.assert_allclose(found, reference.logits(TOKENS), atol=1e-9)
+
+
+def test_products_of_one_tensor_share_an_operation(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(lzma.decompress((FAMILIES / "llama-dense.gguf.xz").read_bytes()))
+    with Gguf(path) as file:
+        config = Config.of(file)
+        names = frozenset(name for name in adaptable(config) if "attn_k" not in name)
+        graph, _ = graph_of(config)
+        assert with_adapters(graph, None) is graph
+        adapted = with_adapters(graph, AdapterRoom(1, 8, names))
+    of_layer = [op for op in adapted if isinstance(op, Adapt) and op.label.startswith("blk.1.")]
+    shared = [[of.matrix.name.split(".")[2] for of in op.of] for op in of_layer]
+    assert shared == [["attn_q", "attn_v"], ["attn_output"], ["ffn_gate", "ffn_up"], ["ffn_down"]]
+    assert len(adapted.starts) == len(graph.starts)
+    starts = [adapted.ops[start].label for start in adapted.starts]
+    assert starts == [graph.ops[start].label for start in graph.starts]
