@@ -131,8 +131,9 @@ class SequenceStorage:
             self._left[sequence], self._reached[sequence] = (scope, tuple(tokens)), reached
 
     def learn(self, tokens: int, seconds: float) -> None:
-        """A step computed so many tokens of prompts in that time."""
-        if self._cache.prefixes is not None:
+        """A step computed so many tokens of prompts in that time. Caches of several devices, which
+        decide alike, do not compare it with the rates of their copies."""
+        if self._cache.prefixes is not None and not self._cache.followers:
             self._cache.prefixes.learn(tokens, seconds)
 
     # ---- saved prefixes ----

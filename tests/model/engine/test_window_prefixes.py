@@ -112,6 +112,23 @@ def test_a_turn_begins_where_it_parts(engine: Engine) -> None:
             check(engine, prompt, second)
 
 
+@pytest.mark.slow
+def test_pages_come_back_from_the_host(engine: Engine) -> None:
+    """After another prompt took the pages on the device: the same bits as if they had stayed."""
+    first, other = TOKENS[:50], TOKENS[60:150]
+    with (
+        sharing(engine, pages=7, prefix_host_memory=4 << 20) as session,
+        Service(Opened(session, Letters()), None) as service,
+    ):
+        answers, found = [], []
+        for prompt in (first, first, other, first):
+            answers.append(ask(service, prompt, 1))
+            found.append(answers[-1].cached)
+    if not engine.weights.config.recurrents:
+        assert found == [0, 48, 0, 48]
+    assert answers[3].likely == answers[1].likely
+
+
 @pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize("drafts", [None, DraftSettings(most=3)])

@@ -77,14 +77,15 @@ def test_pages_come_back_with_their_windows(device: Device, stream: Stream, laye
         assert cache.match(0, IDS[:60], 61) == 60
 
 
-#: A type with scales, and latent vectors, which hold the values.
+#: Types with scales, and latent vectors, which hold the values.
 LAYOUTS = (
     KvLayout(2, 1, 256, 64, "q8_0", PAGE, 9),
+    KvLayout(2, 1, 256, 64, "q4_0", PAGE, 9),
     KvLayout(2, 1, 256, 72, "f16", PAGE, 9, value_dim=48, values_in_keys=True),
 )
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=["q8_0", "latent"])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["q8_0", "q4_0", "latent"])
 def test_the_same_bytes_come_back(device: Device, stream: Stream, layout: KvLayout) -> None:
     rng, shape = np.random.default_rng(1), CacheShape.equal(layout, 2)
     with KvCache(device, shape, stream, host_nbytes=1 << 20) as cache:
