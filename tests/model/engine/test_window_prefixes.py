@@ -116,10 +116,10 @@ def test_a_turn_begins_where_it_parts(engine: Engine) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("drafts", [None, DraftSettings(most=3)])
 def test_any_requests_are_answered_as_alone(engine: Engine, drafts: DraftSettings | None) -> None:
-    """With common beginnings, some cancelled, in few pages, so that some are preempted, and with
-    drafts."""
+    """With common beginnings, some cancelled, in few pages, so that some are preempted and prefixes
+    move to host memory, and with drafts."""
     rng, asked = random.Random(7), []
-    with sharing(engine, pages=11, drafts=drafts) as session:
+    with sharing(engine, pages=11, drafts=drafts, prefix_host_memory=1 << 17) as session:
         opened = Opened(session, Letters())
         with Service(opened, None, patient(session)) as service:
             for number in range(8):
