@@ -66,12 +66,12 @@ class CachedPrefixes:
         """Start a sequence with the longest usable prefix; see `KvCache.match`."""
         path = self._find(tokens, scope)
         self._restore(path)
+        self.leading.check_begin(path, end, spare)
         for window in self.windows:
             window.check_begin(path, end)
-        found = self.leading.begin(sequence, path, end, spare)
         for window in self.windows:
             window.begin(sequence, path, end)
-        return found
+        return self.leading.begin(sequence, path, end, spare)  # it may evict the path's part
 
     def publish(self, sequence: int, tokens: Sequence[int], scope: bytes) -> None:
         """Share what a sequence holds; see `KvCache.publish`."""
