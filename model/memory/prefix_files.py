@@ -114,7 +114,7 @@ class PrefixFiles:
                 found = str(header.get(field))[:80]
                 raise PrefixFileError(f"{name!r} is of another {field}: {found!r}, not {wanted!r}")
         count = header.get("tokens")
-        if type(count) is not int or not 0 <= count <= most_tokens:
+        if type(count) is not int or not 0 < count <= most_tokens:
             found = str(count)[:80]
             raise PrefixFileError(f"{name!r} has {found} tokens: up to {most_tokens:,} fit")
         sizes = [4 * count, *(int(np.prod(shape)) for shape in shapes(count))]
@@ -166,6 +166,6 @@ def _header(source: BinaryIO) -> dict[str, object] | None:
         return None
     try:
         header = json.loads(source.read(length))
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return header if isinstance(header, dict) else None
