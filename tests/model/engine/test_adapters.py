@@ -280,7 +280,7 @@ def test_scales_that_the_device_does_not_take_are_refused(
     adapters = engine.session.adapters
     assert adapters is not None
     before = adapters.default
-    with pytest.raises(SettingsError, match="adapter 'first' times .*: expected a number of up to"):
+    with pytest.raises(SettingsError, match=r"adapter 'first' times .*: expected"):
         adapters.chosen([("first", scale) for scale in scales])
     if len(scales) == 1:
         with pytest.raises(SettingsError, match="adapter 'first' times"):
