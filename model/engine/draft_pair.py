@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from urdir.model.engine.block_drafts import BlockDraft
@@ -68,7 +68,8 @@ FILE_DRAFTS: Mapping[
 class Pair:
     """A model and a draft that fits it. ``config`` describes the model, which keeps the streams
     that the draft reads, ``own`` the draft's layers, whose weights are in ``file``; None: they are
-    the model's. ``widths`` are those of its further intermediates, ``most`` the tokens that it can
+    the model's. ``widths`` are those of its further intermediates, ``of_drafts`` those that rows
+    of prompts do not have, ``most`` the tokens that it can
     draft at once, 0: any number; more than one of ``slots``: in a pass of as many rows.
     ``token_map`` (n,) u32 are the model's tokens of the draft's, where it has its own. Without
     ``launches`` the draft is a model by itself. With ``shares_cache`` its layers attend to the
@@ -84,6 +85,7 @@ class Pair:
     slots: int = 1
     token_map: npt.NDArray[np.uint32] | None = None
     shares_cache: bool = False
+    of_drafts: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def model(self) -> DraftModel:
@@ -98,6 +100,7 @@ class Pair:
             self.own,
             self.file,
             {**self.widths, **service_widths(given)},
+            self.of_drafts,
             held=given if self.slots == 1 else 0,
             streams=() if self.shares_cache else tuple(streams),
             stream=config.hidden,
@@ -161,15 +164,15 @@ def file_pair(gguf: ModelFile, file: ModelFile) -> Pair:
     widths[STREAMS_READ] = own.fc.cols
     if len(given) < len(own.target_layers):
         widths[NO_STREAM] = own.target_hidden
-    most, slots = 0, 1
+    most, slots, of_drafts = 0, 1, dict[str, int]()
     if isinstance(own, DFlash):
         most, slots = own.most, own.block
         if own.markov is not None:
-            widths[PREVIOUS] = own.markov.next.cols
+            of_drafts[PREVIOUS] = own.markov.next.cols
         if own.selector is not None:
-            widths |= selector_widths(own.selector)
+            of_drafts |= selector_widths(own.selector)
         if own.convolutions:
-            widths[DYNAMIC] = own.dynamic_width
+            of_drafts[DYNAMIC] = own.dynamic_width
     return Pair(
         gguf,
         tapped(config, given),
@@ -180,6 +183,7 @@ def file_pair(gguf: ModelFile, file: ModelFile) -> Pair:
         file=file,
         slots=slots,
         token_map=read_token_map(file, config) if own.token_map else None,
+        of_drafts=of_drafts,
     )
 
 
@@ -223,7 +227,7 @@ def open_pair(pair: Pair, device: Device, settings: SessionSettings, most: int) 
     most = min(most, pair.most or most)
     slots = 1 if pair.slots == 1 else most + pair.slots - pair.most
     source = pair.config if pair.shares_cache else None
-    shape = DraftShape(pair.own, settings, pair.widths, most, slots, source)
+    shape = DraftShape(pair.own, settings, {**pair.widths, **pair.of_drafts}, most, slots, source)
     budget = SessionBudget.of(paper_weights(pair.gguf, pair.config, device), settings)
     plan = MemoryPlan.of(pair.gguf, pair.config, budget)
     more = sum(weight_sizes(pair.file, pair.own).values()) if pair.file else 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,15 +40,18 @@ def draft_workspace(
     *,
     exact: bool,
     widths: Mapping[str, int],
+    of_drafts: Mapping[str, int] = MappingProxyType({}),
 ) -> WorkspaceShape:
     """What outlives the launches of a draft, for steps of ``rows`` rows that choose a token and
     ``chunk`` rows of prompts beside them: streams, logits and their ranks, and beside its layers
-    (`speculation.draft`) buffers of so many values a row as ``widths`` has by name."""
+    (`speculation.draft`) buffers of so many values a row as ``widths`` has by name, and those
+    ``of_drafts``, which prompts do not have."""
     # a draft by itself may take two tokens of a sequence at once
     shape = kept_shape(config, cache, rows, chunk, sm_count, exact, drafts=1)
     most = rows + chunk
     widths = {**widths, STREAM: config.hidden, OTHER_STREAM: config.hidden}
     own = {name: 4 * width * most for name, width in widths.items()}
+    own |= {name: 4 * width * rows for name, width in of_drafts.items()}
     return replace(shape, kept={**shape.kept, **own, **shape.outputs}, outputs={})
 
 
@@ -65,7 +69,9 @@ def with_draft(
     the other, so they have the same buffers, as large as the larger of both needs. Logits are apart
     from the values of a step: the draft keeps what it needs of a step before a token is chosen."""
     shape = (cache, draft.passed * rows, chunk, sm_count)
-    own = draft_workspace(draft.config, *shape, exact=exact, widths=draft.widths)
+    own = draft_workspace(
+        draft.config, *shape, exact=exact, widths=draft.widths, of_drafts=draft.of_drafts
+    )
     kept = {**work.kept, **work.outputs}
     return WorkspaceShape(_most(kept, own.kept), zeroed=_most(work.zeroed, own.zeroed))
 

@@ -18,7 +18,8 @@ class DraftModel:
 
     ``config`` describes its layers, whose keys and values have the positions and pages of the
     model's. Its weights are in ``file``; None: they are the model's. ``widths`` are values a row of
-    intermediates that it has beside its layers. Of each sequence ``held`` values are kept for each
+    intermediates that it has beside its layers, ``of_drafts`` of those that rows of prompts do not
+    have. Of each sequence ``held`` values are kept for each
     of the last positions (0: nothing), and while it rests the vectors of ``streams``, buffers of
     the model's workspace, each of ``stream`` values. ``each`` rows are of a sequence in the pass
     that begins a draft, or a block of ``slots``. ``mapped`` tokens of its own are mapped to the
@@ -29,6 +30,7 @@ class DraftModel:
     config: Config
     file: ModelFile | None = None
     widths: Mapping[str, int] = field(default_factory=dict)
+    of_drafts: Mapping[str, int] = field(default_factory=dict)
     held: int = 0
     streams: tuple[str, ...] = ()
     stream: int = 0

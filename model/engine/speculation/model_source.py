@@ -221,7 +221,8 @@ class ModelSource(Owner):
     ) -> DraftLaunches:
         """What reads the model's streams."""
         assert drafter.launches is not None
-        for name in drafter.model.widths:  # rows of padding are read, but not written
+        of = drafter.model
+        for name in (*of.widths, *of.of_drafts):  # rows of padding are read, but not written
             self.own.work[name].fill(0)
         return drafter.launches(self.draft_parts(parts, narrow))
 

@@ -17,14 +17,22 @@ from urdir.model.engine.budget import (
     SessionBudget,
     check_context,
 )
+from urdir.model.engine.draft_pair import file_pair
 from urdir.model.engine.fitting import Place, fitting_settings
 from urdir.model.engine.session import Session
+from urdir.model.engine.speculation.draft import GIVEN
+from urdir.model.engine.speculation.draft_convolutions import DYNAMIC
+from urdir.model.engine.speculation.markov_tokens import PREVIOUS
+from urdir.model.engine.speculation.selected_tokens import CANDIDATES, SUCCESSORS
 from urdir.model.errors import ModelError, SettingsError
 from urdir.model.families.config import Config
 from urdir.model.files.gguf import Gguf
 from urdir.model.lower.paper import paper_weights
+from urdir.model.memory.cache_shape import CacheShape
+from urdir.model.memory.draft_memory import with_draft
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights
+from urdir.model.memory.workspace import WorkspaceShape
 from urdir.ptxgen.kernels.attention.kv_types import KvDtype
 
 #: An arena rounds each of its parts up to this.
@@ -169,3 +177,19 @@ def test_as_many_pages_as_fit(reference_file: Callable[[str], Path], emulator: D
 def test_settings_out_of_range_are_named(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=f"^{message}"):
         SessionSettings(**{"context": 24, **fields})
+
+
+def test_what_selects_drafts_has_no_room_for_prompts(reference_file: Callable[[str], Path]) -> None:
+    """Vectors of all candidates of a row (DFlash2) are as many values as several streams."""
+    names = "target-any", "dflash2-select.draft"
+    with Gguf(reference_file(names[0])) as file, Gguf(reference_file(names[1])) as draft:
+        pair = file_pair(file, draft)
+        cache = CacheShape.of(pair.own, SessionSettings(64), rows=8)
+        sizes = [
+            with_draft(WorkspaceShape({}), pair.model, cache, 8, chunk, 4, exact=True).kept
+            for chunk in (16, 64)
+        ]
+    rows = pair.model.passed * 8
+    for name in (SUCCESSORS, CANDIDATES, DYNAMIC, PREVIOUS):
+        assert [of[name] for of in sizes] == [4 * rows * pair.of_drafts[name]] * 2
+    assert sizes[0][GIVEN] < sizes[1][GIVEN]
