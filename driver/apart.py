@@ -1,7 +1,7 @@
 """PTX that the driver compiles while it loads a module, compiled by another process beforehand.
 
 Launches of a process seem to wait while one of its threads has the driver compile so (0.6 s a
-kernel, one after the other): a service would answer nobody in that time. The driver keeps what it
+kernel, one after the other), and so would every answer of a service. The driver keeps what it
 has compiled on disk (``CUDA_CACHE_PATH``), for every process, by the text: loading takes
 milliseconds then.
 
