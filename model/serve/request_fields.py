@@ -260,7 +260,7 @@ _REFUSED: tuple[tuple[str, tuple[str, ...], str, str, tuple[Any, ...]], ...] = (
     ("verbosity", (CHAT,), "O", "say in a message how long the answer is to be", ("medium",)),
     ("functions", (CHAT, TOKENS), "OV", "use `tools`", UNSET),
     ("function_call", (CHAT, TOKENS), "OV", "use `tool_choice`", (*UNSET, "none", "auto")),
-    ("n n_cmpl best_of", _OTHERS, "V", "there is one answer", (1,)),
+    ("n n_cmpl best_of", (*_OTHERS, OLLAMA_OPTIONS), "V", "there is one answer", (1,)),
     ("background background_options conversation prompt", (RESPONSES,), "O",
      "send the whole conversation, or `previous_response_id`", UNSET),
     ("top_logprobs", (RESPONSES,), "O", "items have no log-probabilities", (0,)),
