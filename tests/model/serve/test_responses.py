@@ -132,7 +132,8 @@ def test_cut_short(server: Any) -> None:
     answer = ask(server, max_output_tokens=3)
     assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     assert answer.output[0].status == "incomplete"
-    *_, last = ask(server, max_output_tokens=3, stream=True)
+    *_, item, last = ask(server, max_output_tokens=3, stream=True)
+    assert (item.type, item.item.status) == ("response.output_item.done", "incomplete")
     assert last.type == "response.incomplete"
 
 
