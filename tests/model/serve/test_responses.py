@@ -171,8 +171,8 @@ def test_responses_are_kept_for_the_key_that_asked(start: Any) -> None:
 
 
 def test_what_is_kept_is_bounded(start: Any) -> None:
-    server = start(kept_bytes=6000)
-    names = [ask(server).id for _ in range(8)]
+    server = start(kept_bytes=32_000)
+    names = [ask(server).id for _ in range(32)]
     client = server.openai()
     found = []
     for name in names:
@@ -180,8 +180,12 @@ def test_what_is_kept_is_bounded(start: Any) -> None:
             found.append(client.responses.retrieve(name).id)
         except openai.NotFoundError:
             continue
-    assert 0 < len(found) < 8
+    assert 0 < len(found) < 32
     assert found == names[-len(found) :]
+    large = ask(server, metadata={"a": "b" * 2000})
+    with pytest.raises(openai.NotFoundError, match="too large"):
+        client.responses.retrieve(large.id)
+    assert client.responses.retrieve(names[-1]).id == names[-1]  # nothing gave way
 
 
 @pytest.mark.parametrize(
@@ -201,6 +205,7 @@ def test_what_is_kept_is_bounded(start: Any) -> None:
         ({"text": {"format": {"type": "yaml"}}}, "text.format.type"),
         ({"reasoning": {"effort": "much"}}, "reasoning.effort"),
         ({"n": 2}, "n"),
+        ({"store": "no"}, "store"),
     ],
 )
 def test_refusals(server: Any, body: Any, named: str) -> None:
