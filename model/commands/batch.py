@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 EXAMPLES = """\
   urdir batch in.jsonl out.jsonl -m model.gguf
 
-A line is a request, as OpenAI's batches have it; `url` is a path of `urdir serve`:
+A line is a request, as OpenAI's batches have it, with a custom_id of its own, since answers come
+as they are ready; `url` is a path of `urdir serve`:
   {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions",
    "body": {"messages": [{"role": "user", "content": "Hi"}]}}
 """
@@ -47,11 +48,11 @@ def run(args: argparse.Namespace) -> int:
     from urdir.model.serve.loops import run_in_loop
 
     serve.check_extra()
-    if args.answers.exists() and args.requests.samefile(args.answers):
-        raise UsageError("the answers need a file of their own")
+    if args.answers.is_file() and args.answers.stat().st_size:
+        raise UsageError(f"{args.answers} is not empty: the answers need a file of their own")
     template = prompts.given_template(args)
     with (
-        args.requests.open(encoding="utf-8") as lines,
+        args.requests.open("rb") as lines,
         args.answers.open("w", encoding="utf-8") as out,
     ):
 

@@ -89,7 +89,7 @@ class Kept:
         value = await self._keeping.keep("get", _key(caller, name))
         if value is None:
             raise ApiError(
-                f"there is no response {name!r:.80}: it was not stored, was too large, or is no longer",
+                f"there is no response {name!r:.80}: it was not stored, too large, or is gone",
                 status=404,
                 kind="not_found_error",
                 code="response_not_found",
