@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import struct
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager, suppress
@@ -78,7 +79,7 @@ class PrefixFiles:
         header = {**self._wanted, "tokens": len(prefix.tokens), "content": digest.hexdigest()}
         text = json.dumps(header).encode()
         with self._at(name) as (folder, file):
-            part = f".{file}.{os.getpid()}.part"
+            part = f".{file}.{secrets.token_hex(8)}.part"  # several may write the same
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
             try:
                 opened = os.open(part, flags, 0o600, dir_fd=folder)
@@ -166,6 +167,6 @@ def _header(source: BinaryIO) -> dict[str, object] | None:
         return None
     try:
         header = json.loads(source.read(length))
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return header if isinstance(header, dict) else None
