@@ -225,5 +225,5 @@ def read_limit(fields: Fields, model: ServedModel, *names: str) -> int | None:
         if value == 0:
             fields.fail(name, "must be at least 1", "invalid_value")
         if value is not None:
-            return None if value < 0 else value
+            return None if value < 0 else min(value, MOST_COUNT)
     return model.defaults.limit
