@@ -17,7 +17,7 @@ from urdir.model.serve.formats import Format, read_format, read_source
 from urdir.model.serve.interface import Json, ServedModel
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.messages import read_texts
-from urdir.model.serve.parameters import Parameters, read_limit, read_parameters
+from urdir.model.serve.parameters import Parameters, check_model, read_limit, read_parameters
 from urdir.model.serve.request_fields import MESSAGES, refuse_unsupported
 from urdir.model.serve.stream import NAMED, Shape
 from urdir.model.serve.tools import Tools, flat_tool, make_tools
@@ -52,6 +52,7 @@ def read_message(fields: Fields, model: ServedModel, limits: Limits) -> Asked:
 
 def count_tokens(fields: Fields, model: ServedModel, limits: Limits) -> Json:
     """The tokens of a request that is not answered."""
+    check_model(fields.text("model"), model)
     chat = _read_conversation(fields, model, limits)
     begun = Begun.of_conversation(model, chat, render(model, chat))
     return {"input_tokens": len(begun.tokens)}

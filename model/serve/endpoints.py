@@ -106,7 +106,9 @@ class Endpoints:
         if request.method == "POST":
             async with self._bodies.body(request) as body:
                 listed = Fields({"body": parse_json(body, self._limits)})
-            scales = read_scales(listed, "body", len(self._model.adapters)) or {}
+            scales = read_scales(listed, "body", len(self._model.adapters))
+            if scales is None:
+                listed.fail("body", "must be a list of objects", "invalid_type")
         found = await self._service.adapters(scales)
         data: Any = [
             {"id": place, "path": Path(of.path).name, "name": of.name, "scale": of.scale}

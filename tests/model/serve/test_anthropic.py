@@ -216,6 +216,8 @@ def test_refusals_have_anthropics_shape(server: Any, body: Any, named: str) -> N
 
 def test_an_unknown_model_and_path(server: Any) -> None:
     assert post(server, model="other").json()["error"]["type"] == "not_found_error"
+    count = server.http().post(f"{PATH}/count_tokens", json={"model": "other", "messages": HI})
+    assert (count.status_code, count.json()["error"]["type"]) == (404, "not_found_error")
     reply = server.http().post(f"{PATH}/batches", json={})
     assert (reply.status_code, reply.json()["error"]["type"]) == (404, "not_found_error")
 
