@@ -213,7 +213,10 @@ def test_while_the_model_is_loaded() -> None:
             assert health.headers["retry-after"] == "1"
             for path in ("/v1/completions", "/v1/messages", "/api/generate"):
                 assert http.post(path, json=ASKED).status_code == 503
-            assert http.get("/metrics").status_code == 503
+            for path in ("/metrics", "/lora-adapters", "/v1/responses/resp_1"):
+                assert http.get(path).json()["error"]["code"] == "loading"
+            slot = http.post("/slots/0?action=erase", json={})
+            assert slot.json()["error"]["code"] == "loading"
         process.terminate()
         assert process.wait(timeout=30) == 130
         wait_for(lambda: not is_open(port))
