@@ -117,9 +117,12 @@ class Place:
         fixed = self.plan(settings, pages=least)
         if free < fixed.total:
             fixed.check(self.device)
-        # layers with windows have other numbers of pages
+
+        def nbytes(pages: int) -> int:  # layers with windows have other numbers of them
+            return sum(whole.cache.with_pages(pages).sizes().values())
+
         counts = range(least, most + 1)
-        fitting = bisect_right(counts, free, key=lambda n: self.plan(settings, pages=n).total)
+        fitting = bisect_right(counts, free - fixed.total + fixed.kv_cache, key=nbytes)
         return counts[max(0, fitting - 1)]
 
     def _free(self, share: float) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from urdir.model.engine.budget import SessionBudget
 from urdir.model.engine.draft_room import with_draft_room
@@ -18,6 +18,7 @@ from urdir.model.lower.paper import PaperWorkspace
 from urdir.model.lower.parts import StepParts
 from urdir.model.memory.device_state import DecodeState
 from urdir.model.memory.exchange import Exchange, RankExchange
+from urdir.model.memory.host_pages import HostPages
 from urdir.model.memory.kv_cache import KvCache
 from urdir.model.memory.recurrent_state import RecurrentState
 from urdir.model.memory.storage import SequenceStorage
@@ -64,6 +65,9 @@ class Rank(Owner):
         with ExitStack() as owners:
             stream = owners.enter_context(device.create_stream())
             caches = [rank.cache for rank in followers]
+            is_alone = weights.config.share is None and weights.config.stage is None
+            of_states = _host_nbytes_of_states(budget, host_nbytes) if is_alone else 0
+            host_nbytes -= of_states
             cache = owners.enter_context(KvCache(device, budget.cache, stream, caches, host_nbytes))
             held = [of for rank in followers if (of := rank.parts.recurrent) is not None]
             recurrent = owners.enter_context(RecurrentState(device, budget.recurrent, stream, held))
@@ -102,12 +106,23 @@ class Rank(Owner):
                 own = Steps(self.parts, graphs, build=building_layers)
             self.steps = owners.enter_context(own)
             self.stream, self.cache, self.recurrent = stream, cache, recurrent
-            self.storage = SequenceStorage(cache, recurrent)
+            host = HostPages[Any](device, stream, [recurrent], of_states) if of_states else None
+            if host is not None:
+                owners.enter_context(host)
+            self.storage = SequenceStorage(cache, recurrent, host)
             self._owners = owners.pop_all()
 
     def close(self) -> None:
         """Free all of it. Idempotent."""
         self._owners.close()
+
+
+def _host_nbytes_of_states(budget: SessionBudget, nbytes: int) -> int:
+    """The part of host memory for shared states: a quarter beside pages. On several devices
+    there is none: one has the bookkeeping of states for all."""
+    if not budget.recurrent.layers or not budget.recurrent.shared:
+        return 0
+    return nbytes // 4 if budget.cache.layers else nbytes
 
 
 def open_ranks(

@@ -65,6 +65,8 @@ def low_rank(where: str, a: Floats, b: Floats, alpha: float, *, root: bool = Fal
     if not math.isfinite(alpha):
         raise ConfigError(f"{where}: alpha is {alpha}: expected a finite number")
     scale = alpha / (rank**0.5 if root else rank) if alpha else 1.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        b = b * np.float64(scale).astype(np.float32)
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
         raise ConfigError(f"{where}: an adapter with NaN or infinite values")
-    return LowRank(np.ascontiguousarray(a), np.ascontiguousarray(b * np.float32(scale)))
+    return LowRank(np.ascontiguousarray(a), np.ascontiguousarray(b))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from urdir.model.graph.adapters import Adapt
 from urdir.model.graph.ops import AllReduce, Gate, Norm, Op, Product
 from urdir.model.graph.recurrent import Convolve
 from urdir.model.graph.tensor import Tensor
@@ -184,12 +185,14 @@ def _takes_packed(at: Lowering, rows: int) -> bool:
     norm = at.following()
     assert isinstance(norm, Norm)
     products: list[Product] = []
-    while isinstance(op := at.following(1 + len(products)), Product) and op.x is norm.y:
+    # an adapter reads the stream, and computes the norm by itself
+    first = 2 if isinstance(at.following(1), Adapt) else 1
+    while isinstance(op := at.following(first + len(products)), Product) and op.x is norm.y:
         products.append(op)
     if not products or products[0].y.name not in _TAKE_PACKED:
         return False
     others = [op for op in at.readers(norm.x) if op is not norm and op.word != "add"]
-    if others or len(at.readers(norm.y)) > len(products):
+    if others or len(at.readers(norm.y)) > len(products) + first - 1:
         return False  # which would not take them so
     pair = isinstance(op, Gate) and len(products) == 2 and op.gate is products[0].y
     matrices = [at.matrix(product.of) for product in products]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from urdir.model.graph.adapters import Adapt
 from urdir.model.graph.ops import Norm, Product
 from urdir.model.lower.chain import Chain
 from urdir.model.lower.lowering import Lowering
@@ -107,6 +108,7 @@ def packs_next_norm(at: Lowering, chain: Chain, matrices: Sequence[Matrix]) -> N
     norm, following = next_norm(at, chain), at.following()
     if norm is None or following is None:
         return None
-    readers = at.readers(following.y)
+    # adapters read the stream, and compute the norm by themselves
+    readers = [op for op in at.readers(following.y) if not isinstance(op, Adapt)]
     products = [at.matrix(op.of) for op in readers if isinstance(op, Product)]
     return norm if len(products) == len(readers) and packs(at, chain.rows, products) else None

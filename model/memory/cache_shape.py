@@ -134,6 +134,14 @@ class CacheShape:
                 owners.append(owner)
         return cls(layers, tuple(owners), settings.sequences, max_len, settings.page_len)
 
+    def with_pages(self, pages: int) -> Self:
+        """The same with so many pages for the layers that keep all tokens."""
+        layers = {}
+        for index, layer in self.layers.items():
+            count = pages if layer.window is None else layer.window.pages(layer.layout, pages)
+            layers[index] = replace(layer, layout=replace(layer.layout, pages=count))
+        return replace(self, layers=layers)
+
     def after(self, first: int) -> Self:
         """The caches of the layers from number ``first`` on, as those of a model; where these read
         caches of layers before, all of them."""

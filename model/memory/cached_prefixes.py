@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from urdir.driver.errors import DriverError
 from urdir.model.memory.cache_groups import LeadingGroup, PagedGroup
 from urdir.model.memory.host_pages import HostPages
-from urdir.model.memory.pages import Move, Path
+from urdir.model.memory.host_slots import Move
+from urdir.model.memory.pages import Node, Path
 from urdir.model.memory.prefix_copy import Bytes, read_pages, write_pages
 from urdir.model.memory.window_group import WindowGroup
 
-#: Weight of the last step in the mean time of a prompt's tokens.
-_LEARNED = 0.2
+#: Weight of the last step in the mean time of a prompt's tokens, and the least tokens of one that
+#: counts: weights are read for few tokens as well.
+_LEARNED, _LEAST_TOKENS = 0.2, 256
 
 
 class CachedPrefixes:
@@ -21,12 +23,22 @@ class CachedPrefixes:
     that takes longer than computing them."""
 
     def __init__(
-        self, leading: LeadingGroup, windows: Sequence[WindowGroup], host: HostPages | None = None
+        self,
+        leading: LeadingGroup,
+        windows: Sequence[WindowGroup],
+        host: HostPages[Node] | None = None,
     ) -> None:
         self.leading, self.windows, self.host = leading, tuple(windows), host
         self._pool, self._page_len = leading.pool, leading.layout.page_len
         self._pool.host = host
-        self._prompt_seconds = 0.0  # for a token; 0: not known
+        # Seconds for a token of a prompt, and for one that comes back; 0: not known.
+        self._prompt_seconds = self._copy_seconds = 0.0
+
+    def measure(self) -> None:
+        """Measure the rate of copies to the device, before any page is used."""
+        if self.host is not None:
+            pages = min(group.layout.pages for group in self.groups)
+            self._copy_seconds = self.host.measure(pages) / self._page_len
 
     @property
     def groups(self) -> tuple[PagedGroup, ...]:
@@ -35,6 +47,8 @@ class CachedPrefixes:
 
     def learn(self, tokens: int, seconds: float) -> None:
         """A step computed so many tokens of prompts in that time."""
+        if tokens < _LEAST_TOKENS:
+            return
         mean, each = self._prompt_seconds, seconds / tokens
         self._prompt_seconds = mean + _LEARNED * (each - mean) if mean else each
 
@@ -128,7 +142,7 @@ class CachedPrefixes:
     # ---- parts ----
 
     def _find(self, tokens: Sequence[int], scope: bytes) -> Path:
-        pays = self.host is not None and self.host.pays(self._prompt_seconds)
+        pays = not self._prompt_seconds or self._copy_seconds < self._prompt_seconds
         return self._pool.find(tokens, scope, has_slots=pays)
 
     def _first_block(self, group: PagedGroup, length: int) -> int:

@@ -29,6 +29,7 @@ from urdir.model.memory.cached_prefixes import CachedPrefixes
 from urdir.model.memory.counted_pages import CountedPages
 from urdir.model.memory.host_pages import HostPages
 from urdir.model.memory.open_groups import open_groups
+from urdir.model.memory.pages import Node
 from urdir.model.memory.queued_writes import QueuedWrites
 from urdir.model.memory.window_group import WindowGroup
 from urdir.model.owner import Owner
@@ -102,8 +103,10 @@ class KvCache(Owner):
             windows = [group for group in self._groups if isinstance(group, WindowGroup)]
             host = None
             if host_nbytes:
-                host = HostPages(device, stream, [*leading, *windows], host_nbytes)
+                host = HostPages[Node](device, stream, [*leading, *windows], host_nbytes)
             self.prefixes = CachedPrefixes(leading[0], windows, host)
+            if not device.is_emulated:  # which copies and computes at other rates than a GPU
+                self.prefixes.measure()
 
     def layout(self, layer: int) -> KvLayout:
         """The layout of the keys and values that a layer uses."""

@@ -46,7 +46,7 @@ def open_groups(
     if windows and not whole:
         layout = windows[0].layout
         pages = layout.sequences * layout.blocks + sum(pool.pages for pool in pools)
-        layout = replace(layout, pages=pages)
+        layout = replace(layout, pages=pages, kv_heads=1)  # no memory: only their number counts
         pool = PagePool(pages, layout.page_len, pools)
         groups.append(LeadingGroup(arena, stream, {}, layout, pool, None))
     return groups

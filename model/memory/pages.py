@@ -26,6 +26,7 @@ from weakref import WeakValueDictionary
 
 from urdir.driver.errors import DriverError
 from urdir.model.memory.counted_pages import CountedPages
+from urdir.model.memory.host_slots import Move
 
 #: A partial page is shared by a copy, which takes as long as computing a few tokens: the minimum,
 #: as a fraction of the page.
@@ -81,21 +82,11 @@ class Window(Protocol):
         """A node moves to the host: the page whose contents do, too."""
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
-    """A node's ``slot`` in host memory, and its ``pages`` on the device, of the leading layers and
-    of each window (None: none)."""
-
-    node: Node
-    slot: int
-    pages: tuple[int | None, ...]
-
-
 class Host(Protocol):
     """Slots in host memory for pages that are evicted (`HostPages`)."""
 
-    def put(self, node: Node) -> tuple[int, Node | None]:
-        """A slot for a node, and the node that has to leave it."""
+    def put(self, node: Node) -> tuple[int, Node | None] | None:
+        """A slot for a node, and the node that has to leave it; None if all are claimed."""
 
     def claim(self, node: Node) -> int:
         """The slot of a node, which leaves it; it stays filled until it is freed."""
@@ -106,7 +97,7 @@ class Host(Protocol):
     def drop(self, node: Node) -> None:
         """A node that may have a slot has left the tree."""
 
-    def receive(self, moves: Sequence[Move]) -> None:
+    def receive(self, moves: Sequence[Move[Node]]) -> None:
         """Queue copies of pages to slots, before what is written to the pages from now on. Raises
         DriverError."""
 
@@ -128,7 +119,7 @@ class PagePool(CountedPages):
         super().__init__(pages, page_len)
         self.queries = self.hits = 0
         self.host = host
-        self._moves: list[Move] = []
+        self._moves: list[Move[Node]] = []
         self._windows = tuple(windows)
         self._nodes: list[Node | None] = [None] * pages
         # By scope; a root lives while a page of it is cached, which refers to it.
@@ -318,10 +309,10 @@ class PagePool(CountedPages):
     def _evict(self, page: int) -> None:
         oldest = self._nodes[page]
         assert oldest is not None
-        if self.host is None:
+        if self.host is None or (filled := self.host.put(oldest)) is None:
             self._forget(oldest)
             return
-        slot, lost = self.host.put(oldest)
+        slot, lost = filled
         if lost is not None:
             self._moves = [move for move in self._moves if move.node is not lost]
             self._forget(lost)

@@ -13,7 +13,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 from weakref import WeakValueDictionary
+
+from urdir.driver.errors import DriverError
+from urdir.model.memory.host_slots import Move
 
 #: Minimum distance of a state from the one before it, in pages. Computing up to a state takes a
 #: separate step that reads the weights once more: as long as some 60 prompt tokens take (qwen3.5-4b
@@ -21,9 +25,36 @@ from weakref import WeakValueDictionary
 LEAST_PAGES = 8
 
 
+class StateHost(Protocol):
+    """Slots in host memory for states (`HostPages`)."""
+
+    def has(self, node: _Node) -> bool:
+        """Whether a node has a slot."""
+
+    def put(self, node: _Node) -> tuple[int, _Node | None] | None:
+        """A slot for a node, and the node that has to leave it; None if all are claimed."""
+
+    def claim(self, node: _Node) -> int:
+        """The slot of a node, which leaves it; it stays filled until it is freed."""
+
+    def free(self, slot: int) -> None:
+        """A claimed slot is of no use any more, once queued copies have run."""
+
+    def drop(self, node: _Node) -> None:
+        """A node that may have a slot has left the tree."""
+
+    def receive(self, moves: Sequence[Move[_Node]]) -> None:
+        """Queue copies of states to slots. Raises DriverError."""
+
+    def give(self, moves: Sequence[Move[_Node]]) -> None:
+        """Queue copies of slots to states, and free the slots. Raises DriverError."""
+
+
 class PrefixStates:
     """``places`` slots for states after whole pages of ``page_len`` tokens, numbered from 0; none
     without pages.
+
+    With a ``host`` a state that is evicted moves there, and back once it is found.
 
     A slot is *taken* for a state under computation, and *known* by the tokens before it once
     computed. The least recently used known state is evicted.
@@ -31,6 +62,7 @@ class PrefixStates:
 
     def __init__(self, places: int, page_len: int) -> None:
         self.places = places
+        self.host: StateHost | None = None
         self._page_len = page_len
         self._unused = list(reversed(range(places)))
         self._known: OrderedDict[int, _Node] = OrderedDict()  # least recently used first
@@ -55,16 +87,20 @@ class PrefixStates:
         Pages hold the first ``held`` tokens. States beyond them are useless without pages and are
         removed.
         """
-        found, place = 0, -1
-        for length, node in self._path(tokens, scope) if self._known else ():
+        found, last = 0, None
+        for length, node in self._path(tokens, scope):
             if length > held:
                 self._forget(node)
                 break
-            if node.place is not None and is_usable(length):
-                found, place = length, node.place
-        if found:
-            self._known.move_to_end(place)
-        return found, place
+            if self._has_state(node) and is_usable(length):
+                found, last = length, node
+        if last is None:
+            return 0, -1
+        if last.place is None and not self._restore(last):
+            return self.find(tokens[: found - 1], held, scope, is_usable)
+        assert last.place is not None
+        self._known.move_to_end(last.place)
+        return found, last.place
 
     def cuts(self, tokens: Sequence[int], found: int, scope: bytes = b"") -> tuple[int, ...]:
         """Lengths at which states should be cached for others of ``scope`` while computing a
@@ -86,7 +122,7 @@ class PrefixStates:
         for _, node in reversed(path):
             if node.children:
                 break
-            if node.place is not None:
+            if self._has_state(node):
                 self._forget(node)
         return path[-1][0] if path else 0
 
@@ -98,7 +134,18 @@ class PrefixStates:
             return None
         place, node = self._known.popitem(last=False)
         node.place = None
-        _prune(node)
+        if self.host is not None and (filled := self.host.put(node)) is not None:
+            slot, lost = filled
+            if lost is not None:
+                self._prune(lost)
+            try:
+                self.host.receive([Move(node, slot, (place,))])
+            except DriverError:
+                self.host.drop(node)
+                self._prune(node)
+                self.give_back(place)
+                raise
+        self._prune(node)
         return place
 
     def give_back(self, place: int) -> None:
@@ -114,11 +161,40 @@ class PrefixStates:
                 node.children[page] = _Node(node, page)
             node = node.children[page]
         if node.place is None:
+            if self.host is not None:
+                self.host.drop(node)
             node.place = place
             self._known[place] = node
         else:
             self.give_back(place)
             self._known.move_to_end(node.place)
+
+    def _has_state(self, node: _Node) -> bool:
+        """Whether there is a state after a page, on the device or the host."""
+        return node.place is not None or (self.host is not None and self.host.has(node))
+
+    def _restore(self, node: _Node) -> bool:
+        """Bring a state back from the host; False if all slots are taken. Raises DriverError."""
+        assert self.host is not None
+        slot = self.host.claim(node)
+        place = None
+        try:
+            if (place := self.take()) is not None:
+                self.host.give([Move(node, slot, (place,))])
+        except DriverError:
+            if place is not None:
+                self.give_back(place)
+            place = None
+            raise
+        finally:
+            if place is None:
+                self.host.free(slot)
+                self._prune(node)
+        if place is None:
+            return False
+        node.place = place
+        self._known[place] = node
+        return True
 
     def _root(self, scope: bytes) -> _Node:
         """The root of a scope, removed with the last reference to it."""
@@ -128,6 +204,8 @@ class PrefixStates:
         """The nodes of the pages that ``tokens`` start with, each with the token count at its
         end."""
         node, length = self._root(scope), 0
+        if not self.places:
+            return
         for page in self._pages(tokens):
             child = node.children.get(page)
             if child is None:
@@ -145,15 +223,25 @@ class PrefixStates:
         """Remove all states from a page on."""
         assert node.parent is not None
         del node.parent.children[node.tokens]
-        _prune(node.parent)
+        self._prune(node.parent)
         lost = [node]
         while lost:
             node = lost.pop()
             lost += node.children.values()
             node.children.clear()  # otherwise the cycle would keep the root alive
+            if self.host is not None:
+                self.host.drop(node)
             if node.place is not None:
                 del self._known[node.place]
                 self.give_back(node.place)
+
+    def _prune(self, node: _Node) -> None:
+        """Remove a page and its ancestors if they lead to no state."""
+        while node.parent is not None and not self._has_state(node) and not node.children:
+            if node.parent.children.get(node.tokens) is not node:
+                return  # it was removed before
+            del node.parent.children[node.tokens]
+            node = node.parent
 
 
 class _Node:
@@ -167,10 +255,3 @@ class _Node:
         self.tokens = tokens
         self.place: int | None = None
         self.children: dict[tuple[int, ...], _Node] = {}
-
-
-def _prune(node: _Node) -> None:
-    """Remove a page and its ancestors if they lead to no state."""
-    while node.parent is not None and node.place is None and not node.children:
-        del node.parent.children[node.tokens]
-        node = node.parent

@@ -12,7 +12,7 @@ sequences: `SharedStates` tracks their contents.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
@@ -134,6 +134,12 @@ class RecurrentState(Owner):
         """Copy the state in a slot to a sequence."""
         self._copy("kept ", place, "", sequence)
 
+    def planes(self) -> Iterator[tuple[Slice, int, int]]:
+        """Of each array of kept states: its memory, where they begin, and the bytes of one."""
+        assert self._arena is not None
+        for name, nbytes in self._arrays():
+            yield self._arena["kept " + name], 0, nbytes
+
     def read(self, place: int) -> list[npt.NDArray[np.uint8]]:
         """The bytes of the state in a slot."""
         import numpy as np
@@ -146,9 +152,8 @@ class RecurrentState(Owner):
             part.upload(array)
 
     def _parts(self, place: int) -> Iterable[Slice]:
-        assert self._arena is not None
-        for name, nbytes in self._arrays():
-            yield self._arena["kept " + name].slice(place * nbytes, nbytes)
+        for memory, start, nbytes in self.planes():
+            yield memory.slice(start + place * nbytes, nbytes)
 
     def kept(self, sequence: int, length: int, now: int) -> int:
         """The longest length up to ``length`` with a state, given the present one after ``now``

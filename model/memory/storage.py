@@ -17,7 +17,7 @@ from urdir.driver.errors import DriverError
 from urdir.model.memory.kv_cache import KvCache
 from urdir.model.memory.pages import common_length
 from urdir.model.memory.prefix_copy import Bytes, PrefixBytes
-from urdir.model.memory.prefix_states import PrefixStates
+from urdir.model.memory.prefix_states import PrefixStates, StateHost
 from urdir.model.memory.recurrent_state import RecurrentState
 from urdir.model.memory.shared_states import SharedStates
 
@@ -26,18 +26,22 @@ _NOTHING: tuple[bytes, tuple[int, ...]] = (b"", ())
 
 
 class SequenceStorage:
-    """Room for the tokens of sequences, numbered from 0, in ``cache`` and ``states``.
+    """Room for the tokens of sequences, numbered from 0, in ``cache`` and ``states``. Shared states
+    that are evicted move to a ``host``.
 
     `match` starts a sequence and `release` ends it. In between it grows by `reserve` and is cut by
     `truncate`.
     """
 
-    def __init__(self, cache: KvCache, states: RecurrentState) -> None:
+    def __init__(
+        self, cache: KvCache, states: RecurrentState, host: StateHost | None = None
+    ) -> None:
         self._cache = cache
         self._states = states
         self._shared: SharedStates | None = None
         if states.shape.layers and states.shape.shared is not None:
             self._shared = SharedStates(states, cache.share_len)
+            self._shared.known.host = host
         # With recurrent layers pages alone are not a usable prefix.
         self._share_len = 0 if states.shape.layers else cache.share_len
         places = cache.shape.sequences
@@ -127,8 +131,9 @@ class SequenceStorage:
             self._left[sequence], self._reached[sequence] = (scope, tuple(tokens)), reached
 
     def learn(self, tokens: int, seconds: float) -> None:
-        """A step computed so many tokens of prompts in that time."""
-        if self._cache.prefixes is not None:
+        """A step computed so many tokens of prompts in that time. Caches of several devices, which
+        decide alike, do not compare it with the rates of their copies."""
+        if self._cache.prefixes is not None and not self._cache.followers:
             self._cache.prefixes.learn(tokens, seconds)
 
     # ---- saved prefixes ----

@@ -197,14 +197,15 @@ class Format:
 
     def quads(self, group: int, lifted: bool) -> list[int]:
         """A group's quads (quad j: quants 4j ... 4j + 3 of the unit) in the upper halves of bytes,
-        if ``lifted``, or the others: even ones first.
+        if ``lifted``, or the others: even ones first; of types with a codebook those of 16 weights
+        first.
         """
         _, lowest = next(self.parts("q"))
         count = self.group // 4
         quads = range(count * group, count * (group + 1))
         return [
             j
-            for j in sorted(quads, key=lambda j: j % 2)
+            for j in sorted(quads, key=lambda j: (self.grid is not None and j // 4, j % 2))
             if lifted == (not self.table and lowest.target.position(4 * j) % 8 >= 4)
         ]
 

@@ -28,6 +28,9 @@ import numpy.typing as npt
 
 from urdir.ptxgen.weights.fields import Part, Plane
 
+#: Entries of a codebook in shared memory, several of each or the 2,048 of IQ1.
+ENTRIES = 2048
+
 Signs = Literal["seven", "eight", "below", "none"]
 Numbers = Literal["index", "rest", "step", "below"]
 
@@ -56,9 +59,10 @@ class Grid:
         return _words(self.name, 4 if self.values else 8)
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of its entries."""
-        return 4 * len(self.words)
+    def copies(self) -> int:
+        """Copies of an entry in shared memory, side by side: lanes with different ones never wait
+        for each other."""
+        return ENTRIES // len(self.words)
 
     @property
     def entries(self) -> int:
@@ -174,7 +178,7 @@ class HasGrid(Protocol):
 
 def entries_nbytes(formats: Iterable[HasGrid]) -> int:
     """Bytes of the entries of all different codebooks of these types."""
-    return sum(grid.nbytes for grid in {fmt.grid for fmt in formats} if grid is not None)
+    return 4 * ENTRIES * len({fmt.grid for fmt in formats} - {None})
 
 
 def with_entries(nbytes: int, formats: Collection[HasGrid]) -> int:

@@ -12,7 +12,8 @@ from urdir.driver import Device, run_kernel
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
-from urdir.ptxgen.kernels.attention.kv_layout import GROUP, KvLayout
+from urdir.ptxgen.kernels.attention.kv_formats import GROUP
+from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
 from urdir.ptxgen.kernels.attention.prefill_attention import PrefillAttention
 from urdir.ptxgen.kernels.attention.prefill_wgmma import PrefillWgmma
@@ -37,7 +38,8 @@ def values_apart(layout: KvLayout, cache: np.ndarray[Any, Any]) -> np.ndarray[An
     """V of a cache of keys, in one of its own."""
     own = replace(layout, values_in_keys=False).values
     made = own.empty()
-    own.elements(made)[:] = layout.elements(cache)[:, layout.value_start :]
+    start = layout.value_start * layout.format.bits // 8
+    own.elements(made)[:] = layout.elements(cache)[:, start:]
     if layout.dtype == "q8_0":
         own.scales(made)[:] = layout.scales(cache)[:, layout.value_start // GROUP :]
     return made

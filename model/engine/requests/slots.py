@@ -101,5 +101,5 @@ def _ended(session: Session, action: SlotAction) -> tuple[int, ...]:
 
 def _files(session: Session) -> PrefixFiles:
     if session.prefix_files is None:
-        raise PrefixFileError("no prefix is saved: there is no folder for them (--prefix-dir)")
+        raise PrefixFileError("no prefix is saved: the engine has no folder for them (prefix_dir)")
     return session.prefix_files

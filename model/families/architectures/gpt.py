@@ -93,7 +93,6 @@ def gptj(file: Reader) -> Description:
     """GPT-J (EleutherAI 2021): attention and FFN in parallel on one norm, RoPE of neighbours.
     Folders only."""
     rope = read_rope(file, "interleaved", head_dims(file)[0], factors=False)
-    options: dict[str, Any] = {"output": "required", "output_bias": "required"}
     return decoder(
         file,
         layer_norm(file),
@@ -102,7 +101,8 @@ def gptj(file: Reader) -> Description:
         norm_bias="required",
         norms=("attn_norm", "attn_norm"),
         side_by_side=True,
-        **options,
+        output="required",
+        output_bias="required",
     )
 
 

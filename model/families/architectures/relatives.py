@@ -68,12 +68,8 @@ def _decoder(
 def arcee(file: Reader) -> Description:
     """Arcee AFM: ungated squared ReLU."""
     rope = _rope(file, "interleaved", factors=True)
-    return decoder(
-        file,
-        rms_norm(file),
-        lambda layer: attention(file, layer, rope, output_bias="absent"),
-        lambda layer: dense(file, layer, RELU2, gated=False, bias="absent"),
-    )
+    network = partial(dense, file, activation=RELU2, gated=False, bias="absent")
+    return _decoder(file, rope, network=network)
 
 
 def apertus(file: Reader) -> Description:
@@ -137,13 +133,18 @@ def hunyuan(file: Reader, *, axes: bool = False) -> Description:
     Hunyuan-VL) rope.dimension_sections.
     """
     without_experts(file, most=1)
-    norm, (key_dim, _) = rms_norm(file), head_dims(file)
-    rope = _rope(file, "half")
+    key_dim, rope = head_dims(file)[0], _rope(file, "half")
     alpha = file.optional("rope.scaling.alpha", float, 0.0)
     if alpha > 0.0:
         rope = replace(rope, freq_base=rope.freq_base * alpha ** (key_dim / (key_dim - 2)))
     if axes:
         rope = with_sections(file, rope, required=False)
+    return _normed_after_rope(file, rope)
+
+
+def _normed_after_rope(file: Reader, rope: RopeConfig) -> Description:
+    """A decoder of equal layers whose QK norms follow RoPE."""
+    norm, (key_dim, _) = rms_norm(file), head_dims(file)
 
     def mixer(layer: int) -> Attention:
         norms = required_head_norms(file, layer, norm, key_dim, after_rope=True)
@@ -159,14 +160,7 @@ def internlm2(file: Reader) -> Description:
 
 def maincoder(file: Reader) -> Description:
     """Maincoder: QK norms follow RoPE."""
-    norm, (key_dim, _) = rms_norm(file), head_dims(file)
-    rope = _rope(file, "interleaved")
-
-    def mixer(layer: int) -> Attention:
-        norms = required_head_norms(file, layer, norm, key_dim, after_rope=True)
-        return attention(file, layer, rope, qk_norm=norms, output_bias="absent")
-
-    return decoder(file, norm, mixer, lambda layer: dense(file, layer, bias="absent"))
+    return _normed_after_rope(file, _rope(file, "interleaved"))
 
 
 def mistral3(file: Reader) -> Description:

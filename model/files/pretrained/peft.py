@@ -28,6 +28,8 @@ from urdir.model.files.safetensors import StoredTensor, read_folder, read_safete
 
 CONFIG = "adapter_config.json"
 _FILE = "adapter_model.safetensors"
+#: Characters, and repetitions, of a pattern of modules at most.
+_MOST_PATTERN, _MOST_REPEATS = 200, 3
 #: base_model.model.MODULE.lora_A[.default].weight
 _PAIR = re.compile(r"^(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight$")
 #: Fields of adapter_config.json that change the result, with the values that are taken.
@@ -132,7 +134,7 @@ def _scaled(
     a, b = (_values(pairs[module][which]) for which in "AB")
     alpha = config.get("lora_alpha", 8)
     patterns = config.get("alpha_pattern") or {}
-    if not isinstance(patterns, dict):
+    if not isinstance(patterns, dict) or not all(map(_is_simple, patterns)):
         _wrong(folder, "alpha_pattern", patterns)
     for pattern, own in patterns.items():
         if re.match(rf"(.*\.)?({pattern})$", module):
@@ -142,6 +144,17 @@ def _scaled(
         _wrong(folder, "lora_alpha", alpha)
     where, root = f"{folder}: '{module}'", config.get("use_rslora") is True
     return low_rank(where, a, b, float(alpha), root=root)
+
+
+def _is_simple(pattern: str) -> bool:
+    """Whether a pattern of module names compiles, and cannot take long."""
+    if len(pattern) > _MOST_PATTERN or set(pattern) & {*"(){}"}:
+        return False
+    try:
+        re.compile(pattern)
+    except re.error:
+        return False
+    return sum(map(pattern.count, "*+?")) <= _MOST_REPEATS
 
 
 def _values(tensor: StoredTensor) -> Floats:

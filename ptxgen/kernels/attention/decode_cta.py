@@ -46,6 +46,7 @@ class DecodeCta:
         # cores multiply as integers
         self.scaled = [name for name, of in self.formats.items() if of.is_scaled]
         self.halved = [name for name in self.scaled if self.formats[name].scale == "f16"]
+        self.scales_heads = any(of.scales_heads for of in self.formats.values())
         self.integers = [name for name, of in self.formats.items() if of.operand == "s8"]
 
         # bytes of a thread's load

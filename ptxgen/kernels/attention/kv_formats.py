@@ -42,8 +42,9 @@ class KvFormat:
     ``operand`` is the form in which tensor cores multiply elements: "f16", "bf16", or "s8" (scales
     then belong to groups); "" if they do not. ``group`` values share a scale of type ``scale``: 0
     without scales, -1 for all of a head. Before architecture ``operands_since`` operands are 2^-8
-    of the elements. ``encode`` maps f32 (..., dim) to the bytes of elements (..., dim * bits / 8)
-    and the scales (..., n), ``decode`` is the inverse, exact in f32.
+    of the elements. From ``halves_since`` on a macro makes f16 of scaled elements directly.
+    ``encode`` maps f32 (..., dim) to the bytes of elements (..., dim * bits / 8) and the scales
+    (..., n), ``decode`` is the inverse, exact in f32.
     """
 
     name: KvDtype
@@ -54,6 +55,7 @@ class KvFormat:
     group: int = 0
     scale: Literal["", "f16", "f32"] = ""
     operands_since: int = 0
+    halves_since: int | None = None
 
     @property
     def is_scaled(self) -> bool:
@@ -74,6 +76,10 @@ class KvFormat:
     def raw_words(self) -> int:
         """32-bit registers for eight elements as stored, and their scale."""
         return self.bits // 4 + self.is_scaled
+
+    def makes_halves(self, sm: int) -> bool:
+        """Whether f16 values are made directly on an architecture, not from f32."""
+        return self.halves_since is not None and sm >= self.halves_since
 
     @property
     def stores_f16(self) -> bool:
@@ -231,7 +237,7 @@ FORMATS: dict[KvDtype, KvFormat] = {
         KvFormat("f16", 16, "f16", _encode_floats(np.float16), _decode_floats(np.float16)),
         KvFormat("bf16", 16, "bf16", lambda x: (_bytes(to_bf16(x)), None), _decode_bf16),
         KvFormat("q8_0", 8, "s8", _encode_q8_0, _decode_q8_0, GROUP, "f16"),
-        KvFormat("fp8", 8, "f16", _encode_fp8, _decode_fp8, -1, "f32", 89),
-        KvFormat("q4_0", 4, "s8", _encode_q4_0, _decode_q4_0, GROUP, "f16"),
+        KvFormat("fp8", 8, "f16", _encode_fp8, _decode_fp8, -1, "f32", 89, 89),
+        KvFormat("q4_0", 4, "s8", _encode_q4_0, _decode_q4_0, GROUP, "f16", 0, 0),
     )
 }

@@ -352,6 +352,15 @@ def test_golden_logits(
         assert error <= 1e-4
 
 
+def opens(path: Path, model: Gguf) -> bool:
+    """Whether an adapter can be read; no other error is raised than for a bad file."""
+    try:
+        open_adapter(path, model)
+    except ModelError:
+        return False
+    return True
+
+
 class TestFiles:
     """Files of adapters, good and hostile."""
 
@@ -399,6 +408,31 @@ class TestFiles:
         folder = write_peft(tmp_path / "a", made(base, 3, 4, "attn_v"), **fields)
         with Gguf(base) as model, pytest.raises(ModelError, match=named):
             open_adapter(folder, model)
+
+    def test_damaged_files(self, base: Path, tmp_path: Path) -> None:
+        """Bytes of headers and fields of other types: nothing but errors of this package."""
+        matrices = made(base, 3, 4, "attn_v")
+        file, folder = write_gguf(tmp_path / "a.gguf", matrices), tmp_path / "a"
+        write_peft(folder, matrices)
+        whole, random = file.read_bytes(), np.random.default_rng(5)
+        config = json.loads((folder / "adapter_config.json").read_text())
+        tensors = (folder / "adapter_model.safetensors").read_bytes()
+        opened = 0
+        with Gguf(base) as model:
+            for number in range(300):
+                damaged = bytearray(whole if number % 2 else tensors)
+                damaged[int(random.integers(min(600, len(damaged))))] ^= 1 << int(
+                    random.integers(8)
+                )
+                (file if number % 2 else folder / "adapter_model.safetensors").write_bytes(damaged)
+                opened += opens(file if number % 2 else folder, model)
+            (folder / "adapter_model.safetensors").write_bytes(tensors)
+            for name in (*config, "alpha_pattern", "use_rslora", "modules_to_save"):
+                for value in (None, [], {}, "x", -1, 1e308, [["a"]], {"(": 1}, {"a": "b"}):
+                    text = json.dumps({**config, name: value})
+                    (folder / "adapter_config.json").write_text(text)
+                    opened += opens(folder, model)
+        assert opened > 0
 
     @pytest.mark.parametrize(
         ("case", "words"),

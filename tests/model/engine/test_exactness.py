@@ -17,7 +17,7 @@ from urdir.ptxgen.kernels.attention.kv_types import KvDtype
 from urdir.ptxgen.kernels.linear.products.gemv import Gemv
 from urdir.ptxgen.spec import KernelSpec
 
-CACHES: tuple[KvDtype, ...] = ("f32", "f16", "bf16", "q8_0")
+CACHES: tuple[KvDtype, ...] = ("f32", "f16", "bf16", "q8_0", "fp8")
 TOKENS = [3, 141, 59, 26, 5]
 #: Kernels that round activations whatever their settings.
 ROUNDING = {"gemm_small", "gemm", "gemm_wgmma", "pack", "prefill_attention", "prefill_wgmma"}

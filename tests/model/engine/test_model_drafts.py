@@ -36,6 +36,8 @@ from urdir.model.engine.realizar import EagerSteps
 from urdir.model.engine.requests.limits import Limits
 from urdir.model.engine.requests.request import Request
 from urdir.model.engine.requests.scheduler import Scheduler
+from urdir.model.engine.requests.task import Task
+from urdir.model.engine.requests.tasks import Tasks
 from urdir.model.engine.sampling_settings import GREEDY
 from urdir.model.engine.session import Session
 from urdir.model.engine.speculation.model_source import Drafter
@@ -259,7 +261,7 @@ def drafted_of(answers: list[Given]) -> tuple[int, int]:
     )
 
 
-@pytest.mark.turns(7, which=1)
+@pytest.mark.turns(8, which=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 29))]
@@ -333,21 +335,30 @@ def test_the_context_ends_within_drafts(device: Device, similar: Two) -> None:
     assert [len(each.tokens) for each in found] == [2, 3, 4, 6, 8]
 
 
-@pytest.mark.turns(7)
+@pytest.mark.turns(8)
 @pytest.mark.slow
-def test_answers_that_are_preempted_go_on_the_same(device: Device, two: Two) -> None:
-    """Pages run out, also for drafts."""
-    rng = np.random.default_rng(5)
-    settings = replace(PLAIN, page_len=16, pages=5)
+def test_answers_that_are_preempted_go_on_the_same(
+    device: Device, two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages run out beside drafts."""
+    settings = replace(PLAIN, sequences=3, page_len=16, pages=4)
     requests = [
-        Request(prompt=prompt, settings=GREEDY, limit=16, ignore_end=True)
-        for prompt in prompts(rng, 4)
+        Request(prompt=(prompt * 9)[:9], settings=GREEDY, limit=16, ignore_end=True)
+        for prompt in prompts(np.random.default_rng(5), 4)
     ]
-    found = []
+    preempt, preempted, found = Tasks.preempt, list[Task](), list[list[Given]]()
+
+    def watched(tasks: Tasks, task: Task) -> None:
+        preempted.append(task)
+        preempt(tasks, task)
+
+    monkeypatch.setattr(Tasks, "preempt", watched)
     for drafts in (None, DRAFTS):
+        preempted.clear()
         with two.session(device, replace(settings, drafts=drafts)) as session:
             limits = replace(Limits.for_throughput(session.shapes, 4), ahead=4)
             found.append(given(session, requests, limits=limits))
+    assert preempted
     assert [each.tokens for each in found[1]] == [each.tokens for each in found[0]]
     assert drafted_of(found[1])[0] > 0
 
@@ -366,7 +377,7 @@ def test_a_prefix_is_shared_with_its_drafts_keys(device: Device, similar: Two) -
     assert drafted_of([second])[1] == drafted_of([first])[1] > 0
 
 
-@pytest.mark.turns(7)
+@pytest.mark.turns(8)
 @pytest.mark.sanitizer
 @pytest.mark.slow
 def test_replayed_steps_equal_launches_one_by_one(device: Device, two: Two) -> None:

@@ -123,6 +123,19 @@ def test_logits_after_a_state_of_another_are_those_of_the_whole(
 
 
 @pytest.mark.slow
+def test_a_state_comes_back_from_the_host(engine: Engine) -> None:
+    """One place on the device, and two prompts in turns: the same bits as if it had stayed."""
+    prompts, seen = (TOKENS[:18], TOKENS[60:78]), list[tuple[int, dict[int, float]]]()
+    host = {"prefix_host_memory": 4 << 20}
+    with sharing(engine, 1, **host) as session, Service(Opened(session, None), None) as service:
+        for number in (0, 0, 1, 0, 1):
+            seen.append(first_logprobs(service, prompts[number]))
+        assert service.metrics().states_kept == 1
+    assert [found for found, _ in seen] == [0, 16, 0, 16, 16]
+    assert seen[3] == seen[1]
+
+
+@pytest.mark.slow
 def test_states_of_another_scope_are_not_found(engine: Engine) -> None:
     """Each scope computes what it has not had, and its logits are the same to the last bit."""
     prompt, seen = TOKENS[:18], list[tuple[int, dict[int, float]]]()

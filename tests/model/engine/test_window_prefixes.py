@@ -112,14 +112,31 @@ def test_a_turn_begins_where_it_parts(engine: Engine) -> None:
             check(engine, prompt, second)
 
 
+@pytest.mark.slow
+def test_pages_come_back_from_the_host(engine: Engine) -> None:
+    """After another prompt took the pages on the device: the same bits as if they had stayed."""
+    first, other = TOKENS[:50], TOKENS[60:150]
+    with (
+        sharing(engine, pages=7, prefix_host_memory=4 << 20) as session,
+        Service(Opened(session, Letters()), None) as service,
+    ):
+        answers, found = [], []
+        for prompt in (first, first, other, first):
+            answers.append(ask(service, prompt, 1))
+            found.append(answers[-1].cached)
+    if not engine.weights.config.recurrents:
+        assert found == [0, 48, 0, 48]
+    assert answers[3].likely == answers[1].likely
+
+
 @pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize("drafts", [None, DraftSettings(most=3)])
 def test_any_requests_are_answered_as_alone(engine: Engine, drafts: DraftSettings | None) -> None:
-    """With common beginnings, some cancelled, in few pages, so that some are preempted, and with
-    drafts."""
+    """With common beginnings, some cancelled, in few pages, so that some are preempted and prefixes
+    move to host memory, and with drafts."""
     rng, asked = random.Random(7), []
-    with sharing(engine, pages=11, drafts=drafts) as session:
+    with sharing(engine, pages=11, drafts=drafts, prefix_host_memory=1 << 17) as session:
         opened = Opened(session, Letters())
         with Service(opened, None, patient(session)) as service:
             for number in range(8):

@@ -15,8 +15,10 @@ from urdir.driver.stream import Stream
 from urdir.model.errors import ModelError
 from urdir.model.memory.cache_shape import CacheShape
 from urdir.model.memory.host_pages import HostPages, _runs
+from urdir.model.memory.host_slots import Move
 from urdir.model.memory.kv_cache import KvCache
-from urdir.model.memory.pages import PagePool
+from urdir.model.memory.pages import Node, PagePool
+from urdir.model.memory.recurrent_state import RecurrentShape, RecurrentState
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 
 IDS = tuple(range(90))
@@ -40,7 +42,7 @@ def evict(cache: KvCache) -> None:
     cache.prefixes.evict()
 
 
-def host_of(cache: KvCache) -> HostPages:
+def host_of(cache: KvCache) -> HostPages[Node]:
     assert cache.prefixes is not None
     assert cache.prefixes.host is not None
     return cache.prefixes.host
@@ -75,14 +77,15 @@ def test_pages_come_back_with_their_windows(device: Device, stream: Stream, laye
         assert cache.match(0, IDS[:60], 61) == 60
 
 
-#: A type with scales, and latent vectors, which hold the values.
+#: Types with scales, and latent vectors, which hold the values.
 LAYOUTS = (
     KvLayout(2, 1, 256, 64, "q8_0", PAGE, 9),
+    KvLayout(2, 1, 256, 64, "q4_0", PAGE, 9),
     KvLayout(2, 1, 256, 72, "f16", PAGE, 9, value_dim=48, values_in_keys=True),
 )
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=["q8_0", "latent"])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["q8_0", "q4_0", "latent"])
 def test_the_same_bytes_come_back(device: Device, stream: Stream, layout: KvLayout) -> None:
     rng, shape = np.random.default_rng(1), CacheShape.equal(layout, 2)
     with KvCache(device, shape, stream, host_nbytes=1 << 20) as cache:
@@ -176,29 +179,28 @@ def test_pages_come_back_only_where_that_is_faster(device: Device, stream: Strea
         cache.publish(0, IDS[:60])
         cache.truncate(0, 0)
         evict(cache)
-        host, prefixes = host_of(cache), cache.prefixes
+        prefixes = cache.prefixes
         assert prefixes is not None
-        host._seconds = 1e-3
+        prefixes._copy_seconds = 1e-3
         for _ in range(30):
-            prefixes.learn(100, 0.05)
+            prefixes.learn(300, 0.15)
+        prefixes.learn(10, 9.0)  # few tokens count for nothing
         assert cache.match(1, IDS[:60], 61) == 0
         cache.reserve(1, 0, 20)
         cache.publish(1, IDS[:PAGE])
         assert cache.match(0, IDS[:60], 61) == PAGE
         cache.truncate(0, 0)
         for _ in range(30):
-            prefixes.learn(100, 0.2)
+            prefixes.learn(300, 0.6)
         assert cache.match(0, IDS[:60], 61) == 60
 
 
 def test_the_rate_is_measured(device: Device, stream: Stream) -> None:
     shape = shape_of(config_of(), page_len=PAGE)
     with KvCache(device, shape, stream, host_nbytes=1 << 20) as cache:
-        host = host_of(cache)
-        seconds = host._measure()
-        host._seconds = seconds
-        assert 0 < seconds < 1
-        assert [host.pays(of) for of in (0, seconds / 2, 2 * seconds)] == [True, False, True]
+        assert cache.prefixes is not None
+        cache.prefixes.measure()
+        assert 0 < cache.prefixes._copy_seconds < 1
 
 
 def test_neighbours_are_copied_at_once() -> None:
@@ -206,3 +208,22 @@ def test_neighbours_are_copied_at_once() -> None:
     assert _runs(pairs) == [(3, 9, 1), (4, 8, 1), (5, 2, 3), (8, 6, 1)]
     assert _runs([(page, 40 + page) for page in range(9, -1, -1)]) == [(0, 40, 10)]
     assert _runs([]) == []
+
+
+def test_states_come_back(device: Device, stream: Stream) -> None:
+    shape = RecurrentShape({0: {"a": 16, "b": 4}, 2: {"a": 16}}, 1, shared=2)
+    with (
+        RecurrentState(device, shape, stream) as states,
+        HostPages[int](device, stream, [states], 100) as host,
+    ):
+        assert host.count == 2
+        rng = np.random.default_rng(0)
+        arrays = [rng.integers(0, 256, size, np.uint8) for size in (16, 4, 16)]
+        states.write(1, arrays)
+        slot, _ = host.put(7) or (-1, None)
+        host.receive([Move(7, slot, (1,))])
+        states.write(1, [np.zeros_like(array) for array in arrays])
+        host.give([Move(7, host.claim(7), (0,))])
+        stream.synchronize()
+        for found, wanted in zip(states.read(0), arrays, strict=True):
+            np.testing.assert_array_equal(found, wanted)

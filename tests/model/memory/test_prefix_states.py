@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from urdir.model.memory import prefix_states
-from urdir.model.memory.prefix_states import PrefixStates
+from urdir.model.memory.host_slots import HostSlots, Move
+from urdir.model.memory.prefix_states import PrefixStates, _Node
 
 PAGE = 2
 Tokens = tuple[int, ...]
@@ -157,3 +161,55 @@ def test_states_are_erased_up_to_where_others_go_on() -> None:
     assert states.erase(other) == 2 * PAGE
     assert (states.known, len(states._unused)) == (0, 4)
     assert states.erase(other) == 0
+
+
+class Slots(HostSlots[_Node]):
+    """Slots of the host for states that are tuples of tokens, as those in ``places`` are."""
+
+    def __init__(self, count: int, places: list[tuple[int, ...]]) -> None:
+        super().__init__(count)
+        self.places, self.of = places, [()] * count
+
+    def receive(self, moves: Sequence[Move[_Node]]) -> None:
+        for move in moves:
+            assert move.pages[0] is not None
+            self.of[move.slot] = self.places[move.pages[0]]
+
+    def give(self, moves: Sequence[Move[_Node]]) -> None:
+        for move in moves:
+            assert move.pages[0] is not None
+            self.places[move.pages[0]] = self.of[move.slot]
+            self.free(move.slot)
+
+
+@pytest.mark.parametrize("slots", [1, 3, 40])
+def test_states_come_back_from_the_host(slots: int) -> None:
+    """What is found is the state after those tokens; with room for all, each is found that was ever
+    known. No slot and no place is lost."""
+    rng = np.random.default_rng(slots)
+    places: list[tuple[int, ...]] = [()] * 3
+    states, host = PrefixStates(3, PAGE), Slots(slots, places)
+    states.host = host
+    ever = set[tuple[int, ...]]()
+    for _ in range(400):
+        tokens = tuple(int(token) for token in np.repeat(rng.integers(0, 2, 4), PAGE))
+        length = int(rng.integers(1, 5)) * PAGE
+        if rng.random() < 0.5:
+            place = states.take()
+            assert place is not None
+            places[place] = tokens[:length]
+            states.know(tokens[:length], place)
+            ever.add(tokens[:length])
+        else:
+            found, place = states.find(tokens, length)
+            wanted = [of for of in ever if of == tokens[: len(of)] and len(of) <= length]
+            if found:
+                assert places[place] == tokens[:found]
+                assert tokens[:found] in ever
+            beyond = tokens[: length + PAGE]  # without pages
+            if len(beyond) > length:
+                ever -= {of for of in ever if of[: len(beyond)] == beyond}
+            if slots == 40:
+                assert found == max(map(len, wanted), default=0)
+        assert sorted([*states._unused, *states._known]) == [0, 1, 2]
+        assert sorted([*host._unused, *host._slots.values()]) == [*range(slots)]

@@ -16,9 +16,9 @@ from urdir.model.errors import ContextFullError
 from urdir.model.memory.cache_groups import LeadingGroup
 from urdir.model.memory.cache_shape import CachedLayer, Window
 from urdir.model.memory.cached_prefixes import CachedPrefixes
-from urdir.model.memory.host_pages import HostSlots
+from urdir.model.memory.host_slots import HostSlots, Move
 from urdir.model.memory.kv_cache import KvCache
-from urdir.model.memory.pages import Move, Node, PagePool
+from urdir.model.memory.pages import Node, PagePool
 from urdir.model.memory.window_group import WindowGroup
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 
@@ -62,7 +62,7 @@ class Contents:
             assert self.page(sequence, at)[at % PAGE] == (scope, tokens[: at + 1])
 
 
-class ToyHost(HostSlots):
+class ToyHost(HostSlots[Node]):
     """Slots whose contents are lists, in place of `HostPages`."""
 
     def __init__(self, count: int, leading: Contents, window: Contents) -> None:
@@ -70,17 +70,14 @@ class ToyHost(HostSlots):
         self.groups = leading, window
         self.of: list[list[list[Key] | None]] = [[None, None]] * count
 
-    def receive(self, moves: Sequence[Move]) -> None:
+    def receive(self, moves: Sequence[Move[Node]]) -> None:
         for move in moves:
             pairs = zip(self.groups, move.pages, strict=True)
             self.of[move.slot] = [
                 None if page is None else list(group.of[page]) for group, page in pairs
             ]
 
-    def pays(self, seconds: float) -> bool:
-        return True
-
-    def give(self, moves: Sequence[Move]) -> None:
+    def give(self, moves: Sequence[Move[Node]]) -> None:
         for move in moves:
             for group, page, content in zip(
                 self.groups, move.pages, self.of[move.slot], strict=True
@@ -272,7 +269,7 @@ class Windows(RuleBasedStateMachine):
 class WindowsWithHost(Windows):
     """The same with a few slots in host memory."""
 
-    slots = 9
+    slots = 5
 
     @rule(count=st.integers(1, PAGES))
     def others_need_pages(self, count: int) -> None:
@@ -296,15 +293,27 @@ for kind in (Windows, WindowsWithHost):
 test_any_use, test_any_use_with_host = Windows.TestCase, WindowsWithHost.TestCase
 
 
+def test_slots_that_are_claimed_are_not_filled() -> None:
+    host = HostSlots[Node](1)
+    first, second = (Node(None, (number,), -1) for number in range(2))
+    assert host.put(first) == (0, None)
+    slot = host.claim(first)
+    assert host.put(second) is None
+    host.free(slot)
+    assert host.put(second) == (0, None)
+
+
 def test_the_first_slot_that_was_filled_is_evicted_first() -> None:
     """As a list of slots by age has it, whatever is claimed or dropped in between."""
     rng = np.random.default_rng(3)
-    host, ages, nodes = HostSlots(5), list[Node](), list[Node]()
+    host, ages, nodes = HostSlots[Node](5), list[Node](), list[Node]()
     for number in range(300):
         operation = rng.integers(4)
         if operation < 2:
             nodes.append(Node(None, (number,), -1))
-            _, lost = host.put(nodes[-1])
+            filled = host.put(nodes[-1])
+            assert filled is not None
+            _, lost = filled
             wanted = ages.pop(0) if len(ages) == 5 else None
             assert lost is wanted
             ages.append(nodes[-1])

@@ -546,7 +546,7 @@ def test_requests_arrive_as_they_are() -> None:
         scope=b"\xff\0",
         drafts=False,
         draft_p_min=0.25,
-        adapters=(("poet", -0.5),),
+        adapters=(("a", -0.5),),
     )
     unlike = [
         each.name

@@ -275,6 +275,10 @@ def _examples(cls: type[GemmBytes]) -> Iterator[tuple[str, GemmBytes]]:
     paired = BytesCut(2, 16)
     yield "gated", cls.of(q4_k, 96, 512, 30, paired, Bias(), Gated())
     yield "packed", cls.of(q4_k, 96, 512, 30, paired, Gated(), PackedVectors())
+    yield (
+        "adapted",
+        cls.of(q4_k, 96, 512, 30, paired, Adapted(2, 8, places=(0, 1), count=2), Gated()),
+    )
     yield "three matrices", cls(q4_k, 192, 256, 12, paired, others=((q6_k, 33), (q8, 64)))
     yield "residual", cls.of(q6_k, 65, 1280, 20, replace(small, vectors=24), Residual(0.5))
     gelu = Activation("gelu")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Gated
+from urdir.ptxgen.kernels.linear.epilogue.adapted import Adapted
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.norm import BeginNorm
 from urdir.ptxgen.kernels.linear.epilogue.pack import PackedVectors
@@ -247,6 +248,9 @@ def _examples(cls: type[GemmWgmma]) -> Iterator[tuple[str, GemmWgmma]]:
     yield "norm begun", cls.of(q8, 70, 512, 37, replace(small, vectors=24), rms, Bias())
     yield "norm begun, gated", cls.of(q4_k, 96, 768, 30, WgmmaCut(2, 16), rms, Gated(), packed)
     yield "norm begun, three", cls.of(q4_k, 192, 512, 12, wide, rms, others=((q6_k, 33), (f16, 64)))
+    own = Adapted(2, 16, places=(0, 1), count=2)
+    yield "adapted, norm begun", cls.of(q4_k, 96, 768, 30, WgmmaCut(2, 16), rms, own, Gated())
+    yield "adapted, begin norm", cls.of(q8, 256, 512, 13, wide, Adapted(2, 8), *adds)
     yield from end_examples(cls, small, wide, WgmmaCut(2, 16))
     up, limited = Mixture(7, 2, 16), Gated(Activation("swiglu_oai", limit=1.5))
     cut = WgmmaCut(2, 16, weight_stages=2, x_stages=2)

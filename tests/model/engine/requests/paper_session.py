@@ -55,6 +55,8 @@ class PaperStorage:
 
     def keep_prefix(self, sequence: int, length: int) -> None: ...
 
+    def learn(self, tokens: int, seconds: float) -> None: ...
+
 
 class PaperSteps:
     """Graphs of the shapes that ``is_recorded`` says; nothing is left to prepare."""

@@ -100,7 +100,7 @@ def test_a_file_of_another_cache_is_refused(file: Path, opened: Callable[..., En
             assert answer(service, [*FIRST, 1])[0] == 0
     with (
         Service(Opened(opened(prefix_dir=None).session, Letters()), None) as service,
-        pytest.raises(PrefixFileError, match="there is no folder for them"),
+        pytest.raises(PrefixFileError, match="has no folder for them"),
     ):
         service.act_on_slot(SlotAction("restore", 0, "a"))
     with pytest.raises(ModelError, match="the service is closed"):
