@@ -169,6 +169,7 @@ _SERVED: tuple[_Row, ...] = (
      "a text, or items: `message`, `reasoning`, `function_call`, `function_call_output`"),
     ("previous_response_id", (RESPONSES,), "O",
      "goes on from a response, which is kept for an hour after its last use while there is room"),
+    ("store", (RESPONSES,), "O", "false: the response is not kept"),
     ("max_output_tokens", (RESPONSES,), "O", "default: the rest of the context"),
     ("reasoning.effort", (RESPONSES,), "O", "as `reasoning_effort`"),
     ("text.format", (RESPONSES,), "O", "`text`, `json_object`, `json_schema`"),
@@ -323,7 +324,6 @@ _NO_EFFECT: tuple[_Row, ...] = (
     ("cache_control", (MESSAGES,), "A", "caches are shared wherever prompts begin alike"),
     ("metadata service_tier inference_geo speed diagnostics user_profile_id workspace_id",
      (MESSAGES,), "A", "Anthropic's accounting"),
-    ("store", (RESPONSES,), "O", "false: the response is not kept"),
     ("metadata service_tier prompt_cache_key prompt_cache_options prompt_cache_retention "
      "safety_identifier access_programs", (RESPONSES,), "O", "OpenAI's accounting"),
     ("include max_tool_calls reasoning.summary", (RESPONSES,), "O",
