@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,7 +45,7 @@ def add_parser(commands: options.Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answer all requests. The exit code is 1 if one failed."""
+    """Answer all requests. The exit code is 1 if one failed. Raises DeviceLostError."""
     from urdir.model.serve.loops import run_in_loop
 
     serve.check_extra()
@@ -69,7 +70,11 @@ def run(args: argparse.Namespace) -> int:
 
             app = make_app(service, Access(page=False), Limits(), ServerMetrics())
             try:
-                return await answer_lines(app, lines, write, args.at_once)
+                sound = takewhile(lambda _: service.lost is None, lines)
+                counts = await answer_lines(app, sound, write, args.at_once)
+                if service.lost is not None:
+                    raise service.lost
+                return counts
             finally:
                 await service.close()
 

@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from urdir.model.engine.requests.metrics import Metrics
 from urdir.model.engine.requests.request import Request as EngineRequest
+from urdir.model.engine.requests.slots import SlotAction
 from urdir.model.serve.answer import Answer
 from urdir.model.serve.answers import together
 from urdir.model.serve.asked import Asked, Begun, Follows, Mixed, Text, render
@@ -178,7 +179,11 @@ class Endpoints:
         scope = prefix_scope(request.scope[CALLER], None)
 
         async def prepare(body: bytearray, caller: bytes) -> Response:
-            action = slot_action(slot, kind, scope, Fields(parse_body(body, self._limits)))
+            def read(fields: Fields, *_: object) -> SlotAction:
+                return slot_action(slot, kind, scope, fields)
+
+            async with self._turn(body, read) as (action, _):
+                pass
             return JsonResponse(slot_json(action, await self._service.act_on_slot(action)))
 
         return await self._prepared(request, prepare)

@@ -12,6 +12,7 @@ import pytest
 
 from tests.model.serve.conftest import ToyModel, ToyService
 from urdir.model.commands import serve
+from urdir.model.engine.requests.device_lost import DeviceLostError
 from urdir.model.serve.offline import answer_lines
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -85,6 +86,31 @@ def test_a_file_of_both(tmp_path: Path, cli: Callable[..., tuple[int, str, str]]
     code, _, err = cli("batch", str(source), str(source))
     assert (code, "a file of their own" in err) == (2, True)
     assert source.read_text() == "{}"
+
+
+@pytest.mark.parametrize("is_sound", [True, False])
+def test_a_lost_device_ends_the_batch(
+    tmp_path: Path,
+    cli: Callable[..., tuple[int, str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    is_sound: bool,
+) -> None:
+    """With an error, not with that of every line."""
+
+    class Lost:
+        lost = None if is_sound else DeviceLostError("the device is lost")
+        ended = False
+
+        async def close(self) -> None:
+            self.ended = True
+
+    source, answers, service = tmp_path / "in.jsonl", tmp_path / "out.jsonl", Lost()
+    source.write_text("{\n" * 9)
+    monkeypatch.setattr(serve, "open_service", lambda *_: service)
+    code, _, err = cli("batch", str(source), str(answers))
+    assert (code, service.ended) == (1, True)
+    assert ("the device is lost" in err) is not is_sound
+    assert answers.read_text().count("\n") == (9 if is_sound else 0)
 
 
 def test_answers_are_not_replaced(tmp_path: Path, cli: Callable[..., tuple[int, str, str]]) -> None:
