@@ -175,7 +175,7 @@ class ResponseShape(Shape):
             "completed_at": int(time.time()),
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
-            "output": self._output(answer),
+            "output": self._output(answer, status),
             "usage": _counts(usage, answer),
             "timings": usage.timings(),
         }
@@ -183,7 +183,8 @@ class ResponseShape(Shape):
     def failure(self, error: ApiError) -> Json:
         """The event "response.failed"."""
         [answer] = self.answers
-        response = {**self._head, "status": "failed", "output": self._output(answer)}
+        response = {**self._head, "status": "failed"}
+        response["output"] = self._output(answer, "incomplete")
         response |= {"incomplete_details": None, "usage": None}
         response["error"] = {"code": "server_error", "message": str(error)}
         return self._event("response.failed", response=response)
@@ -232,10 +233,11 @@ class ResponseShape(Shape):
             part=part,
         )
 
-    def _output(self, answer: Answer) -> list[Json]:
+    def _output(self, answer: Answer, status: str) -> list[Json]:
+        """The items, of which the last one has the status of the answer."""
         last = len(answer.blocks) - 1
         return [
-            self._item(block, i, _status(answer) if i == last else "completed")
+            self._item(block, i, status if i == last else "completed")
             for i, block in enumerate(answer.blocks)
         ]
 

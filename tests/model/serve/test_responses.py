@@ -218,5 +218,6 @@ def test_a_stream_that_fails(server: Any) -> None:
     server.service.error, server.service.good = RuntimeError("secret"), 3
     *_, last = ask(server, stream=True)
     assert (last.type, last.response.status) == ("response.failed", "failed")
+    assert [item.status for item in last.response.output] == ["incomplete"]
     assert last.response.error.code == "server_error"
     assert "secret" not in last.response.error.message
