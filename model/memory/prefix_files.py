@@ -99,8 +99,12 @@ class PrefixFiles:
         """The contents of a file, whose arrays for a number of tokens have certain ``shapes``, and
         its bytes. Raises PrefixFileError for one of something else, cut off or changed."""
         with self._at(name) as (folder, file):
-            opened = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
-            with open(opened, "rb") as source:
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+
+            def opened(path: str, _: int) -> int:  # closed by `open` where that fails
+                return os.open(path, flags, dir_fd=folder)
+
+            with open(file, "rb", opener=opened) as source:
                 return self._read(name, source, shapes, most_tokens)
 
     def _read(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -80,9 +81,12 @@ def test_links_and_others_are_not_followed(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(other)
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
+    files_before = os.listdir("/proc/self/fd") if sys.platform == "linux" else []
     for name in ("link", "pipe", "folder", "missing"):
         with pytest.raises(PrefixFileError, match=f"^'{name}' "):
             saved.read(name, shapes, 99)
+    if sys.platform == "linux":
+        assert os.listdir("/proc/self/fd") == files_before
     saved.write("link", PrefixBytes((), []))
     assert other.read_bytes() == before
     with pytest.raises(PrefixFileError, match="'folder' in the folder of prefixes: Is a directory"):
