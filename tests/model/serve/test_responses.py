@@ -221,3 +221,15 @@ def test_a_stream_that_fails(server: Any) -> None:
     assert [item.status for item in last.response.output] == ["incomplete"]
     assert last.response.error.code == "server_error"
     assert "secret" not in last.response.error.message
+
+
+def test_items_that_are_alike_are_several(server: Any) -> None:
+    """A stream tells them apart."""
+    server.model.answer_format = HERMES
+    server.service.answer = CALLS.replace("<think>Where?</think>Well.", "A") + "A"
+    done = [
+        event for event in ask(server, stream=True, tools=TOOLS) if event.type.endswith("item.done")
+    ]
+    assert [event.output_index for event in done] == [0, 1, 2, 3]
+    kinds = ["message", "function_call", "function_call", "message"]
+    assert [event.item.type for event in done] == kinds
