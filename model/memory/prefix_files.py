@@ -119,9 +119,9 @@ class PrefixFiles:
                 found = str(header.get(field))[:80]
                 raise PrefixFileError(f"{name!r} is of another {field}: {found!r}, not {wanted!r}")
         count = header.get("tokens")
-        if type(count) is not int or not 0 <= count <= most_tokens:
+        if type(count) is not int or not 0 < count <= most_tokens:
             found = str(count)[:80]
-            raise PrefixFileError(f"{name!r} has {found} tokens: up to {most_tokens:,} fit")
+            raise PrefixFileError(f"{name!r} has {found} tokens: 1 to {most_tokens:,} fit")
         sizes = [4 * count, *(int(np.prod(shape)) for shape in shapes(count))]
         if nbytes != source.tell() + sum(sizes):
             raise PrefixFileError(f"{name!r} is cut off, or has something else, too")
