@@ -16,8 +16,8 @@ from urdir.model.serve.interface import Json
 from urdir.model.serve.json_response import encode_json
 
 Action = Literal["put", "get", "drop"]
-#: A value takes up to this part of a store's bytes: none displaces all others, and a conversation
-#: whose every request adds to what is kept ends.
+#: A value takes at most this part of a store's bytes, so that one does not displace all others, and
+#: requests that go on from each other cannot make it ever larger.
 _PART = 16
 
 
