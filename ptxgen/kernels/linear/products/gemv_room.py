@@ -17,9 +17,6 @@ from urdir.ptxgen.weights.layout import TILE_COLS, TILE_ROWS, TILE_UNITS, Layout
 LEAST_WARPS = 4
 #: Registers of a thread, at most: with more, older assemblers' code spills.
 MAX_REGISTERS = 170
-#: Warps of a CTA that looks weights up, at most: its products wait for look-ups and instructions,
-#: not for weights. They need no more than the 64 registers a thread that two such CTAs leave.
-GRID_WARPS = 16
 #: Bytes of a unit's activations in shared memory: see templates/linear/products/_tile_x.j2.
 RECORD_NBYTES = {"f32": 144, "i16": 80}
 
@@ -71,18 +68,13 @@ def footprint(
     activations: Activations,
     prologue: Sequence[Prologue] = (),
 ) -> Footprint:
-    """Each CTA has the activations of its blocks. Types with codebooks have `GRID_WARPS`, if their
-    threads have registers for the activations."""
+    """Each CTA has the activations of its blocks."""
     cta_blocks = ceil_div(ceil_div(cols, TILE_COLS), cluster)
     formats = tuple(formats)
-    tables = entries_nbytes(formats) if activations == "i16" else 0
-    held = _registers(cols, cluster, prologue, GRID_WARPS)
-    many = tables > 0 and held <= most_registers(GRID_WARPS)
     return Footprint(
         tile=max(Layout(fmt, 1, cols).tile_nbytes for fmt in formats),
         sums=4 * TILE_ROWS,
         warp_squares=4,
         activations=RECORD_NBYTES[activations] * TILE_UNITS * cta_blocks,
-        tables=tables,
-        warps=GRID_WARPS if many else WARPS,
+        tables=entries_nbytes(formats) if activations == "i16" else 0,
     )
