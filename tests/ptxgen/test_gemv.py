@@ -415,7 +415,8 @@ def test_more_copies_of_a_codebook_give_the_same_bits(
 ) -> None:
     """Where shared memory has room, each lane or each two have entries of their own."""
     first, *others = (FORMATS[name] for name in names)
-    fields: dict[str, Any] = {"others": tuple((fmt, 18) for fmt in others), "split": 4}
+    fields: dict[str, Any] = {"others": tuple((fmt, 18) for fmt in others)}
+    fields |= {"split": 4, "groups": 1, "tiles_each": 2}
     few, many = (
         i16(first, 33, 2048, Normed(RMS), shared=shared, **fields) for shared in (60_000, 150_000)
     )
