@@ -139,6 +139,7 @@ class Adapters:
         requests that name none."""
         names = adapter_names([adapter.path for adapter, _ in adapters])
         for name, (adapter, scale) in zip(names, adapters, strict=True):
+            _check_scale(name, scale)
             self.add(name, adapter)
             self.default += ((name, scale),)
 

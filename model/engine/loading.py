@@ -317,7 +317,8 @@ def _save_prefixes(session: Session, folder: Path, file: ModelFile) -> None:
     except OSError as error:
         raise ModelError(f"the folder of prefixes {folder}: {error.strerror}") from None
     assert session.parts.recurrent is not None
-    layout = layout_digest(session.cache.shape, session.parts.recurrent.shape)
+    ropes = session.parts.config.ropes
+    layout = layout_digest(session.cache.shape, session.parts.recurrent.shape, ropes)
     session.prefix_files = PrefixFiles(
         folder, partial(model_digest, file), layout, session.cache.shape.dtypes
     )

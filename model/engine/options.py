@@ -145,6 +145,10 @@ class EngineOptions:
             value = getattr(self, name)
             if value is not None and not 0 < value <= MOST_RANK:
                 raise SettingsError(f"{name} is {value}: expected 1 to {MOST_RANK}")
+        if self.max_adapter_rank is not None and not self.adapters and self.max_adapters is None:
+            raise SettingsError(
+                f"max_adapter_rank is {self.max_adapter_rank}, without adapters: give max_adapters"
+            )
         if not 0 <= self.memory_share <= 1:
             raise SettingsError(f"memory_share is {self.memory_share}: expected 0 (off) to 1")
         self._session(self.context or DEFAULT_CONTEXT, SEQUENCES, MOST_CHUNK)

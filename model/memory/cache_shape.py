@@ -244,11 +244,13 @@ def _layer(
             f"value_dtype {values} of {keys} keys: values of latent attention are part of "
             f"its keys, choose one type for both"
         )
-    for name, dtype, dim in (("keys", keys, mixer.key_dim), ("values", values, mixer.value_dim)):
+    of_values = "value_dtype" if settings.value_dtype else "kv_dtype"
+    widths = (("kv_dtype", keys, mixer.key_dim), (of_values, values, mixer.value_dim))
+    for option, dtype, dim in widths:
         if dim % (unit := FORMATS[dtype].unit):
             raise SettingsError(
-                f"{name} of {dim} dimensions cannot be {dtype}, whose groups have {unit} values: "
-                f"choose f16, bf16, f32 or fp8"
+                f"{option} {dtype}: its groups have {unit} values, heads have {dim}: choose f16, "
+                "bf16, f32 or fp8"
             )
     layout = KvLayout(
         settings.sequences,

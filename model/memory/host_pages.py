@@ -45,7 +45,8 @@ class HostPages(HostSlots[_Node], Owner):
         slot_nbytes = sum(size for group in groups for _, _, size in group.planes())
         if nbytes < slot_nbytes:
             raise ModelError(
-                f"{nbytes:,} bytes of host memory for prefixes: a page takes {slot_nbytes:,}"
+                f"prefix_host_memory has {nbytes:,} bytes for a device: a page of its layers takes "
+                f"{slot_nbytes:,}"
             )
         super().__init__(nbytes // slot_nbytes)
         # of each plane of each group: its memory, start, bytes of a page, and where slots are

@@ -25,6 +25,7 @@ from urdir.model.memory.prefix_copy import PrefixBytes
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from urdir.model.families.rope import RopeConfig
     from urdir.model.files.model_file import ModelFile
     from urdir.model.memory.cache_shape import CacheShape
     from urdir.model.memory.recurrent_state import RecurrentShape
@@ -49,15 +50,19 @@ def model_digest(file: ModelFile) -> str:
     return found.hexdigest()
 
 
-def layout_digest(cache: CacheShape, states: RecurrentShape) -> str:
-    """A digest of what the pages of all layers hold, whatever their number."""
+def layout_digest(
+    cache: CacheShape, states: RecurrentShape, ropes: Sequence[RopeConfig] = ()
+) -> str:
+    """A digest of what the pages of all layers hold, whatever their number, and of the rotations of
+    keys: some depend on the longest context."""
     layers = []
     for index, layer in cache.layers.items():
         span = 0 if layer.window is None else layer.window.span
         arrays = [(of.kv_heads, of.head_dim, of.dtype) for of in layer.arrays.values()]
         layers.append((index, span, layer.layout.page_len, arrays))
     held = {index: dict(arrays) for index, arrays in states.layers.items()}
-    return blake2b(repr((layers, held)).encode(), digest_size=16).hexdigest()
+    text = repr((layers, held, sorted(map(repr, ropes))))
+    return blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 class PrefixFiles:

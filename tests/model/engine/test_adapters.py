@@ -285,6 +285,8 @@ def test_scales_that_the_device_does_not_take_are_refused(
     if len(scales) == 1:
         with pytest.raises(SettingsError, match="adapter 'first' times"):
             adapters.set_scales({0: scales[0]})
+        with pytest.raises(SettingsError, match="adapter 'first' times"):
+            adapters.load_all([(adapters.names["first"], scales[0])])
     assert adapters.default == before
 
 

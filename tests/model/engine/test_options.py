@@ -35,6 +35,7 @@ def test_a_signature_has_every_option_once(method: Any) -> None:
         ({"chunk": -1}, "chunk is -1"),
         ({"pages": 3}, "pages is 3, page_len is 0"),
         ({"page_len": 24}, "page_len is 24"),
+        ({"max_adapter_rank": 8}, "max_adapter_rank is 8, without adapters: give max_adapters"),
     ],
 )
 def test_an_option_out_of_range_is_refused_before_anything_is_opened(

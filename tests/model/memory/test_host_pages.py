@@ -166,7 +166,7 @@ def test_ranks_with_other_layers_find_as_much(
 
 def test_host_memory_for_less_than_a_page_is_refused(device: Device, stream: Stream) -> None:
     shape = shape_of(wide_config(), page_len=PAGE)
-    with pytest.raises(ModelError, match="1,000 bytes of host memory for prefixes: a page takes"):
+    with pytest.raises(ModelError, match="prefix_host_memory has 1,000 bytes for a device: a page"):
         KvCache(device, shape, stream, host_nbytes=1000)
 
 

@@ -560,5 +560,7 @@ def test_keys_and_values_have_types_of_their_own(reference_file: Callable[[str],
 def test_heads_without_whole_groups_are_refused(reference_file: Callable[[str], Path]) -> None:
     with Gguf(reference_file("laguna-moe")) as gguf:
         config = Config.of(gguf)
-    with pytest.raises(SettingsError, match="values of 80 dimensions cannot be q4_0"):
+    with pytest.raises(
+        SettingsError, match="value_dtype q4_0: its groups have 32 values, heads have 80"
+    ):
         CacheShape.of(config, SessionSettings(64, "fp8", value_dtype="q4_0"), rows=8)

@@ -14,8 +14,13 @@ import numpy as np
 import pytest
 
 from urdir.model.errors import PrefixFileError
+from urdir.model.families.config import Config
+from urdir.model.files.gguf import Gguf
+from urdir.model.memory.cache_shape import CacheShape
 from urdir.model.memory.prefix_copy import PrefixBytes
-from urdir.model.memory.prefix_files import _MAGIC, PrefixFiles
+from urdir.model.memory.prefix_files import _MAGIC, PrefixFiles, layout_digest
+from urdir.model.memory.recurrent_state import RecurrentShape
+from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 
 RNG = np.random.default_rng(2)
 TOKENS = tuple(int(token) for token in RNG.integers(0, 1 << 20, 37))
@@ -174,3 +179,19 @@ def test_several_write_the_same_file(tmp_path: Path) -> None:
             assert done.result() == (tmp_path / "a").stat().st_size
     assert saved.read("a", shapes, 99)[0].tokens == PREFIX.tokens
     assert os.listdir(tmp_path) == ["a"]
+
+
+def test_keys_that_were_rotated_otherwise_are_of_another_layout(
+    reference_file: Callable[[str], Path],
+) -> None:
+    """Phi-3 has other factors for long contexts; the file of the model is the same."""
+    with Gguf(reference_file("phi3-dense")) as file:
+        config = Config.of(file)
+    cache, states = CacheShape.equal(KvLayout(1, 1, 256, 8, "f16"), 1), RecurrentShape({}, 1)
+    (rope,) = config.ropes
+    assert rope.long_factors is not None
+    short, long, again = (
+        layout_digest(cache, states, config.at_context(context).ropes)
+        for context in (rope.long_above, rope.long_above + 1, rope.long_above)
+    )
+    assert short == again != long
