@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from urdir.model.errors import BusyError, SettingsError
 from urdir.model.memory.adapter_slots import write_slot
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 #: Names of adapters with their scales.
 Choice = tuple[tuple[str, float], ...]
+#: The largest scale: that of a sequence is an f32 number on the device.
+MOST_SCALE = float(np.finfo(np.float32).max)
 #: After how many seconds to ask again for a slot.
 RETRY_AFTER = 1.0
 
@@ -92,7 +95,7 @@ class Adapters:
     @property
     def names(self) -> Mapping[str, Adapter]:
         """The loaded adapters by name, oldest first."""
-        return {name: of.adapter for name, of in self._loaded.items()}
+        return {name: of.adapter for name, of in [*self._loaded.items()]}
 
     def add(self, name: str, adapter: Adapter) -> None:
         """Load an adapter under a name, which no other one has. Raises SettingsError."""
@@ -118,16 +121,17 @@ class Adapters:
         chosen = dict(self.default)
         return tuple(
             AdapterScale(name, str(of.adapter.path), chosen.get(name, 0.0))
-            for name, of in self._loaded.items()
+            for name, of in [*self._loaded.items()]
         )
 
     def set_scales(self, scales: Mapping[int, float]) -> None:
         """Choose the scales of requests that name no adapters, by place; 0 of the others. Raises
-        SettingsError for a place that none has."""
+        SettingsError for a place that none has, and for a scale that is no number."""
         names = [*self._loaded]
-        for place in scales:
+        for place, scale in scales.items():
             if not 0 <= place < len(names):
                 raise SettingsError(f"no adapter {place}: {len(names)} are loaded")
+            _check_scale(names[place], scale)
         self.default = tuple((names[place], scale) for place, scale in scales.items() if scale)
 
     def load_all(self, adapters: Sequence[tuple[Adapter, float]]) -> None:
@@ -144,15 +148,14 @@ class Adapters:
         del self._loaded[name]
         self.default = tuple(each for each in self.default if each[0] != name)
 
-    def chosen(self, choice: Choice | None) -> Choice:
+    def chosen(self, choice: Sequence[tuple[str, float]] | None) -> Choice:
         """The adapters of a request, with numbers in place of names; the ``default`` ones for None.
         Raises SettingsError for an unknown name, and for a scale that is no number."""
         scales: dict[str, float] = {}
         for name, scale in self.default if choice is None else choice:
-            if not math.isfinite(scale):
-                raise SettingsError(f"adapter {name!r} times {scale}: expected a finite number")
             number = str(self._of(name).number)
             scales[number] = scales.get(number, 0.0) + scale
+            _check_scale(name, scales[number])
         return tuple((number, scale) for number, scale in sorted(scales.items()) if scale)
 
     @staticmethod
@@ -160,7 +163,7 @@ class Adapters:
         """The scope within which requests with these adapters share prefixes."""
         if not chosen:
             return scope
-        return blake2b(repr(chosen).encode(), key=scope[:64], digest_size=32).digest()
+        return blake2b(repr((scope, chosen)).encode(), digest_size=32).digest()
 
     def take(self, chosen: Choice) -> AdapterPlace:
         """A place of adapters, written if it is new, until it is given back.
@@ -198,7 +201,8 @@ class Adapters:
             )
         number = min(free, key=lambda number: self._slots[number].used_at)
         self._slots[number].key = ()  # until all ranks have it
-        by_number = {str(of.number): of.adapter for of in self._loaded.values()}
+        loaded = [*self._loaded.values()]  # at once: other threads load and unload
+        by_number = {str(of.number): of.adapter for of in loaded}
         if any(of not in by_number for of, _ in key):
             raise SettingsError("the adapter of the request was removed")
         adapters = [(by_number[of].matrices, scale) for of, scale in key]
@@ -213,3 +217,11 @@ class Adapters:
             known = ", ".join(self._loaded) or "none is loaded"
             raise SettingsError(f"no adapter {name!r}: {known}")
         return found
+
+
+def _check_scale(name: str, scale: float) -> None:
+    """Raise SettingsError unless the device takes a scale."""
+    if not abs(scale) <= MOST_SCALE:
+        raise SettingsError(
+            f"adapter {name!r} times {scale}: expected a number of up to {MOST_SCALE:.3g}"
+        )

@@ -308,7 +308,7 @@ def _save_prefixes(session: Session, folder: Path, file: ModelFile) -> None:
     """Give a session a folder for its prefixes, made if it does not exist. Raises ModelError."""
     from urdir.model.memory.prefix_files import PrefixFiles, layout_digest, model_digest
 
-    if len(session.cache.shape.layers) and not session.cache.share_len:
+    if not session.cache.share_len:
         raise ModelError("prefixes are saved where the cache has pages: open with page_len")
     if session.cache.followers:
         raise ModelError("prefixes of models on several GPUs are not saved")

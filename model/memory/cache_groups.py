@@ -208,6 +208,10 @@ class LeadingGroup(PagedGroup):
 
     pool: PagePool
 
+    def check_begin(self, path: Path, end: int, spare: int) -> None:
+        """Raise ContextFullError where `begin` does."""
+        self.pool.check_begin(path, self._blocks(end), self._blocks(spare))
+
     def begin(self, sequence: int, path: Path, end: int, spare: int) -> int:
         """Start an empty sequence with a cached prefix and room for ``end`` tokens; returns the
         prefix length. See `KvCache.match`."""

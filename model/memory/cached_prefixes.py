@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from urdir.driver.errors import DriverError
 from urdir.model.memory.cache_groups import LeadingGroup, PagedGroup
@@ -56,22 +57,23 @@ class CachedPrefixes:
         """How many of ``tokens`` are in whole pages of the tree, also where windows are missing."""
         return self._pool.known(tokens, scope)
 
-    def finds(self, tokens: Sequence[int], scope: bytes) -> bool:
-        """Whether `match` would find all of ``tokens``, which fill whole pages."""
-        return self._find(tokens, scope).tokens(self._page_len) == len(tokens)
+    def found(self, tokens: Sequence[int], scope: bytes) -> int:
+        """How many of ``tokens`` `match` would find."""
+        return self._find(tokens, scope).tokens(self._page_len)
 
     def match(
-        self, sequence: int, tokens: Sequence[int], end: int, spare: int, scope: bytes
+        self, sequence: int, tokens: Sequence[int], end: int, spare: int, scope: bytes, most: int
     ) -> int:
-        """Start a sequence with the longest usable prefix; see `KvCache.match`."""
-        path = self._find(tokens, scope)
+        """Start a sequence with the longest usable prefix of up to ``most`` tokens; see
+        `KvCache.match`."""
+        path = replace(self._find(tokens[:most], scope), wanted=len(tokens))
         self._restore(path)
+        self.leading.check_begin(path, end, spare)
         for window in self.windows:
             window.check_begin(path, end)
-        found = self.leading.begin(sequence, path, end, spare)
         for window in self.windows:
             window.begin(sequence, path, end)
-        return found
+        return self.leading.begin(sequence, path, end, spare)  # it may evict the path's part
 
     def publish(self, sequence: int, tokens: Sequence[int], scope: bytes) -> None:
         """Share what a sequence holds; see `KvCache.publish`."""

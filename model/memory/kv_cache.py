@@ -145,9 +145,9 @@ class KvCache(Owner):
 
     def finds(self, tokens: Sequence[int], scope: bytes = b"") -> bool:
         """Whether `match` would find all of ``tokens``, which fill whole pages."""
-        if self.prefixes is None:
-            return not self._groups
-        return self.prefixes.finds(tokens, scope)
+        if self._groups and self.prefixes is None:
+            return False
+        return self._found(tokens, scope) == len(tokens)
 
     @property
     def pools(self) -> tuple[CountedPages, ...]:
@@ -185,21 +185,32 @@ class KvCache(Owner):
             raise ModelError(f"{len(tokens)} tokens to look up, but {end} positions to reserve")
         if any(group.is_written(sequence) for group in self._groups):
             raise ModelError(f"sequence {sequence} holds tokens: truncate it to 0 first")
+        most = self._found(tokens, scope) if self.followers else len(tokens)
         try:
-            found = self._match(sequence, tokens, end, spare, scope)
+            found = self._match(sequence, tokens, end, spare, scope, most)
             for cache in self.followers:
-                cache.match(sequence, tokens, end, spare, scope)
-        except DriverError:  # from a copy
+                cache._match(sequence, tokens, end, spare, scope, most)
+        except (DriverError, ContextFullError):  # from a copy; from a follower with other layers
             self.truncate(sequence, 0)
             raise
         return found
 
+    def _found(self, tokens: Sequence[int], scope: bytes) -> int:
+        """How many of ``tokens`` `match` finds in every rank: they have other layers, so that other
+        pages were evicted from windows, and from the host."""
+        caches = [cache.prefixes for cache in (self, *self.followers) if cache.prefixes is not None]
+        length, shorter = -1, len(tokens)
+        while length != shorter:
+            length = shorter
+            shorter = min((of.found(tokens[:length], scope) for of in caches), default=length)
+        return length
+
     def _match(
-        self, sequence: int, tokens: Sequence[int], end: int, spare: int, scope: bytes
+        self, sequence: int, tokens: Sequence[int], end: int, spare: int, scope: bytes, most: int
     ) -> int:
-        """`match` in this cache, without followers."""
+        """`match` in this cache, without followers, of up to ``most`` tokens."""
         if self.prefixes is not None:
-            return self.prefixes.match(sequence, tokens, end, spare, scope)
+            return self.prefixes.match(sequence, tokens, end, spare, scope, most)
         for group in self._groups:
             group.check_room(sequence, 0, end, spare)
         for group in self._groups:

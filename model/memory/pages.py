@@ -85,6 +85,9 @@ class Window(Protocol):
 class Host(Protocol):
     """Slots in host memory for pages that are evicted (`HostPages`)."""
 
+    def has(self, node: Node) -> bool:
+        """Whether a node has a slot."""
+
     def put(self, node: Node) -> tuple[int, Node | None] | None:
         """A slot for a node, and the node that has to leave it; None if all are claimed."""
 
@@ -158,6 +161,11 @@ class PagePool(CountedPages):
         prefix in ``scope``, shared, then fresh ones. Raises ContextFullError as `begin` does."""
         return self.begin(self.find(tokens, scope), pages, spare)
 
+    def check_begin(self, path: Path, pages: int, spare: int) -> None:
+        """Raise ContextFullError where `begin` does."""
+        shared = [node.page for node in path.nodes]
+        self.check_room(pages - len(shared) + spare + self.unreferenced(shared))
+
     def begin(self, path: Path, pages: int, spare: int = 0) -> Match:
         """``pages`` pages for a sequence that starts with a cached prefix: its pages, shared, then
         fresh ones.
@@ -165,9 +173,9 @@ class PagePool(CountedPages):
         Raises ContextFullError, without effect, unless ``spare`` more pages could be taken
         afterwards.
         """
+        self.check_begin(path, pages, spare)
         shared = [node.page for node in path.nodes]
         fresh = pages - len(shared)
-        self.check_room(fresh + spare + self.unreferenced(shared))
         self.share(shared)
         source = None
         if path.part is not None:
@@ -309,12 +317,13 @@ class PagePool(CountedPages):
     def _evict(self, page: int) -> None:
         oldest = self._nodes[page]
         assert oldest is not None
-        if self.host is None or (filled := self.host.put(oldest)) is None:
+        # sequences that computed the same tokens at once hold later pages alone
+        is_before = any(child.is_on_device for child in oldest.children)
+        if self.host is None or is_before or (filled := self.host.put(oldest)) is None:
             self._forget(oldest)
             return
         slot, lost = filled
         if lost is not None:
-            self._moves = [move for move in self._moves if move.node is not lost]
             self._forget(lost)
         windows = tuple([window.send(oldest) for window in self._windows])
         self._moves.append(Move(oldest, slot, (page, *windows)))
@@ -323,7 +332,10 @@ class PagePool(CountedPages):
 
     def _evicted(self) -> None:
         moves, self._moves = self._moves, []
-        if not moves or self.host is None:
+        if self.host is None:
+            return
+        moves = [move for move in moves if self.host.has(move.node)]  # others were forgotten
+        if not moves:
             return
         try:
             self.host.receive(moves)

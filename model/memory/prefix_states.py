@@ -25,6 +25,10 @@ from urdir.model.memory.host_slots import Move
 LEAST_PAGES = 8
 
 
+#: The place of a state that comes back from the host: its page stays in the tree.
+_CLAIMED = -1
+
+
 class StateHost(Protocol):
     """Slots in host memory for states (`HostPages`)."""
 
@@ -177,7 +181,7 @@ class PrefixStates:
         """Bring a state back from the host; False if all slots are taken. Raises DriverError."""
         assert self.host is not None
         slot = self.host.claim(node)
-        place = None
+        place, node.place = None, _CLAIMED
         try:
             if (place := self.take()) is not None:
                 self.host.give([Move(node, slot, (place,))])
@@ -187,12 +191,12 @@ class PrefixStates:
             place = None
             raise
         finally:
+            node.place = place
             if place is None:
                 self.host.free(slot)
                 self._prune(node)
         if place is None:
             return False
-        node.place = place
         self._known[place] = node
         return True
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from urdir.driver.errors import DriverError
+from urdir.model.errors import PrefixFileError
 from urdir.model.memory.kv_cache import KvCache
 from urdir.model.memory.pages import common_length
 from urdir.model.memory.prefix_copy import Bytes, PrefixBytes
@@ -166,13 +167,19 @@ class SequenceStorage:
 
     def write_prefix(self, sequence: int, prefix: PrefixBytes, scope: bytes) -> None:
         """Cache a prefix for others of ``scope``, as what ``sequence`` held when it last ended.
-        Raises ContextFullError, and DriverError."""
+        Raises ContextFullError, PrefixFileError for a state within a page, and DriverError."""
+        if self._shared is not None and (over := len(prefix.tokens) % self._cache.share_len):
+            raise PrefixFileError(f"a state {over} tokens after a page: states are at page ends")
         pages = 0
         if (prefixes := self._cache.prefixes) is not None:
             pages = len(prefixes.shapes(len(prefix.tokens)))
             prefixes.write(prefix.tokens, prefix.arrays[:pages], scope)
         if self._shared is not None and (place := self._shared.known.take()) is not None:
-            self._states.write(place, prefix.arrays[pages:])
+            try:
+                self._states.write(place, prefix.arrays[pages:])
+            except DriverError:
+                self._shared.known.give_back(place)
+                raise
             self._shared.known.know(prefix.tokens, place, scope)
         self._ended[sequence] = scope, prefix.tokens
 

@@ -95,7 +95,8 @@ def _ended(session: Session, action: SlotAction) -> tuple[int, ...]:
     """What the slot held when an answer ended there, if that was of the caller."""
     scope, tokens = session.storage.ended(action.slot)
     if not tokens or scope != action.scope:
-        raise PrefixFileError(f"slot {action.slot} has nothing of this caller")
+        of = "" if session.adapters is None else ", without adapters"
+        raise PrefixFileError(f"slot {action.slot} has nothing of this caller{of}")
     return tokens
 
 

@@ -36,6 +36,9 @@ _PAIR = re.compile(r"^(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.w
 _FIXED: Mapping[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none", None),
+    # others change the model's own weights: PiSSA, OLoRA, LoftQ
+    "init_lora_weights": (True, False, None, "gaussian", "orthogonal", "eva"),
+    "use_rslora": (True, False, None),
     "use_dora": (False, None),
     "use_qalora": (False, None),
     "lora_bias": (False, None),
@@ -63,7 +66,7 @@ def read_peft(folder: Path, base: ModelFile, *, interleaved: bool) -> Adapter:
     config = read_json(where)
     for name, allowed in _FIXED.items():
         if config.get(name) not in allowed:
-            raise UnsupportedError(f"{where}: {name} {shown(config[name])} is not supported")
+            raise UnsupportedError(f"{where}: {name} {shown(config.get(name))} is not supported")
     family, keys = _family(base)
     pairs = _pairs(folder)
     names = [f"{module}.weight" for module in pairs]
@@ -142,7 +145,7 @@ def _scaled(
             break
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not alpha:
         _wrong(folder, "lora_alpha", alpha)
-    where, root = f"{folder}: '{module}'", config.get("use_rslora") is True
+    where, root = f"{folder}: '{module}'", bool(config.get("use_rslora"))
     return low_rank(where, a, b, float(alpha), root=root)
 
 

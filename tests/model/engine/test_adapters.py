@@ -12,6 +12,7 @@ import gguf
 import numpy as np
 import pytest
 
+from urdir.model.engine.adapters import Adapters
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.generate import Generation
 from urdir.model.engine.logits import logits_after
@@ -102,7 +103,8 @@ def write_peft(folder: Path, matrices: Matrices, **fields: Any) -> Path:
     file.write_bytes(len(text).to_bytes(8, "little") + text + data)
     assert read_safetensors(file)
     config = {"peft_type": "LORA", "r": 4, "lora_alpha": 2, "bias": "none", **fields}
-    (folder / "adapter_config.json").write_text(json.dumps(config))
+    given = {name: value for name, value in config.items() if value is not ...}
+    (folder / "adapter_config.json").write_text(json.dumps(given))
     return folder
 
 
@@ -262,6 +264,30 @@ def test_prefixes_are_shared_by_requests_with_the_same_adapters_alone(engine: En
     assert _tokens(engine, (("first", 0.5),)) == (half, 16)
 
 
+def test_scopes_of_adapters_are_apart() -> None:
+    """Also of names that differ in their last bytes alone."""
+    scopes = [b"", b"a", b"a" * 64, b"a" * 65, b"a" * 64 + b"b"]
+    choices = [(("1", 1.0),), (("1", 0.5),), (("1", 1.0), ("2", 1.0))]
+    found = {Adapters.scope(scope, choice) for scope in scopes for choice in choices}
+    assert len(found) == len(scopes) * len(choices)
+    assert [Adapters.scope(scope, ()) for scope in scopes] == scopes
+
+
+@pytest.mark.parametrize("scales", [[float("nan")], [float("-inf")], [1e39], [3e38, 3e38]])
+def test_scales_that_the_device_does_not_take_are_refused(
+    engine: Engine, scales: list[float]
+) -> None:
+    adapters = engine.session.adapters
+    assert adapters is not None
+    before = adapters.default
+    with pytest.raises(SettingsError, match=r"adapter 'first' times .*: expected"):
+        adapters.chosen([("first", scale) for scale in scales])
+    if len(scales) == 1:
+        with pytest.raises(SettingsError, match="adapter 'first' times"):
+            adapters.set_scales({0: scales[0]})
+    assert adapters.default == before
+
+
 def test_adapters_come_and_go(engine: Engine, base: Path, tmp_path: Path, merged: Any) -> None:
     other = made(base, 7, 3, "attn_v")
     name = engine.load_adapter(write_gguf(tmp_path / "third.gguf", other))
@@ -394,6 +420,9 @@ class TestFiles:
         ("fields", "named"),
         [
             ({"peft_type": "IA3"}, "peft_type"),
+            ({"peft_type": ...}, "peft_type None"),
+            ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights"),
+            ({"use_rslora": "true"}, "use_rslora"),
             ({"use_dora": True}, "use_dora"),
             ({"bias": "all"}, "bias"),
             ({"modules_to_save": ["lm_head"]}, "modules_to_save"),

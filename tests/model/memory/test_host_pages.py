@@ -133,6 +133,37 @@ def test_the_oldest_leave_the_host(device: Device, stream: Stream) -> None:
         assert cache.pages(1) == cache.pages(0)
 
 
+@pytest.mark.parametrize("layers", [(slice(0, 1), slice(1, 3)), (slice(1, 3), slice(0, 1))])
+def test_ranks_with_other_layers_find_as_much(
+    device: Device, stream: Stream, layers: tuple[slice, slice]
+) -> None:
+    """One layer has room for more pages on the host than two; a window may have passed."""
+    config = config_of()
+    shapes = [
+        shape_of(replace(config, layers=config.layers[part]), "f32", page_len=PAGE)
+        for part in layers
+    ]
+    with (
+        KvCache(device, shapes[1], stream, host_nbytes=24 << 10) as follower,
+        KvCache(device, shapes[0], stream, [follower], host_nbytes=24 << 10) as cache,
+    ):
+        assert host_of(cache).count != host_of(follower).count
+        model, other = Model(cache), Model(follower)
+        cache.reserve(0, 0, 60)
+        other.write(0, 60)
+        model.write(0, 60)
+        cache.publish(0, IDS[:60])
+        cache.truncate(0, 0)
+        tokens = [of.tokens.pop(0) for of in (model, other)]
+        for each in (cache, follower):
+            evict(each)
+        found = cache.match(1, IDS[:60], 61)
+        assert 0 < found < 60
+        for of, held in zip((model, other), tokens, strict=True):
+            of.tokens = {1: held[:found]}
+            of.check()
+
+
 def test_host_memory_for_less_than_a_page_is_refused(device: Device, stream: Stream) -> None:
     shape = shape_of(wide_config(), page_len=PAGE)
     with pytest.raises(ModelError, match="1,000 bytes of host memory for prefixes: a page takes"):

@@ -417,6 +417,30 @@ def test_a_beginning_is_shared_with_its_window(device: Device, stream: Stream, l
             cache.truncate(1, 0)
 
 
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("host_nbytes", [0, 1 << 20])
+def test_the_last_free_page_is_that_of_the_prefix(
+    device: Device, stream: Stream, layers: int, host_nbytes: int
+) -> None:
+    """A prefix ends in a page that is evicted for the sequence that begins with it: its contents
+    stay there, or are copied, in layers with windows, too."""
+    config, ids = config_of(), tuple(range(90))
+    layers_of = replace(config, layers=config.layers[:layers])
+    shape = shape_of(layers_of, "f32", page_len=PAGE, pages=7)
+    with KvCache(device, shape, stream, host_nbytes=host_nbytes) as cache:
+        model = Model(cache)
+        model.write(0, 3 * PAGE - 3)
+        cache.publish(0, ids[: 3 * PAGE - 3])
+        cache.truncate(0, 0)
+        pool, at = cache.pools[-1], 3 * PAGE - 6
+        pool.take(pool.free - pool.kept)
+        tokens, model.tokens[0] = model.tokens[0], []
+        assert cache.match(1, (*ids[:at], 99), at + 1) == at
+        assert pool.free == 0
+        model.tokens[1] = tokens[:at]
+        model.check()
+
+
 def test_a_window_without_room_is_refused_whole(device: Device, stream: Stream) -> None:
     shape = shape_of(config_of(), page_len=PAGE)
     few = replace(shape.layers[0], layout=replace(shape.layers[0].layout, pages=3))

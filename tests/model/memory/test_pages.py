@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import timeit
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import settings
@@ -10,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from urdir.model.errors import ContextFullError
-from urdir.model.memory.pages import Match, PagePool
+from urdir.model.memory.host_slots import HostSlots, Move
+from urdir.model.memory.pages import Match, Node, PagePool
 
 PAGE = 4
 PAGES = 9
@@ -322,3 +324,50 @@ def test_taking_is_as_fast_in_a_large_pool() -> None:
         pool = PagePool(pages, PAGE)
         seconds.append(min(timeit.repeat(lambda p=pool: p.release(p.take(8)), number=200)))
     assert seconds[1] < 10 * seconds[0]
+
+
+class Slots(HostSlots[Node]):
+    """Slots whose contents are the pages that were copied to them."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self.of: dict[int, int | None] = {}
+
+    def receive(self, moves: Sequence[Move[Node]]) -> None:
+        assert len({move.slot for move in moves}) == len(moves)
+        self.of |= {move.slot: move.pages[0] for move in moves}
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3])
+def test_a_page_before_one_that_is_used_does_not_move(slots: int) -> None:
+    """Two sequences computed the same beginning; the second has a page after that of the first,
+    which is evicted: the tree has no page whose parent is on the host."""
+    pool = PagePool(3, PAGE, host=Slots(slots))
+    tokens = tuple(range(2 * PAGE))
+    first, second = pool.match((), 1).pages, pool.match((), 2).pages
+    pool.publish(tokens[:PAGE], first)
+    pool.publish(tokens, second)
+    pool.release(first)
+    assert pool.take(1) == first
+    assert pool.find(tokens, has_slots=False).tokens(PAGE) == 0
+    pool.publish(tokens, second)
+    pool.release(second)
+    assert [node.page for node in pool.find(tokens, has_slots=False).nodes] == second
+    assert sorted(pool.take(2)) == sorted(second)
+    assert pool.known(tokens) == PAGE * min(slots, 2)
+
+
+def test_a_slot_that_is_free_again_has_one_page() -> None:
+    """Pages after one that cannot move leave the tree, and their slots, before they are copied."""
+    pool = PagePool(5, PAGE, host=(host := Slots(2)))
+    tokens, other = tuple(range(2 * PAGE)), (7, 7, 7, 7)
+    before = pool.match((), 1).pages
+    pool.publish(tokens[:PAGE], before)
+    one, two = pool.match((), 2).pages, pool.match((), 2).pages
+    pool.publish(tokens, one)
+    pool.publish((*tokens[:PAGE], *other), two)
+    pool.release(one)
+    pool.release(before)
+    assert pool.take(3)
+    assert host.used == 0
+    assert host.of == {}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +81,12 @@ def test_links_and_others_are_not_followed(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(other)
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
+    files_before = os.listdir("/proc/self/fd") if sys.platform == "linux" else []
     for name in ("link", "pipe", "folder", "missing"):
         with pytest.raises(PrefixFileError, match=f"^'{name}' "):
             saved.read(name, shapes, 99)
+    if sys.platform == "linux":
+        assert os.listdir("/proc/self/fd") == files_before
     saved.write("link", PrefixBytes((), []))
     assert other.read_bytes() == before
     with pytest.raises(PrefixFileError, match="'folder' in the folder of prefixes: Is a directory"):
@@ -119,11 +124,13 @@ def with_header(**fields: Any) -> Callable[[bytes], bytes]:
         (lambda data: _MAGIC + b"\xff\xff\xff\x7f" + data, "is not a file of a prefix"),
         (lambda data: _MAGIC + b"\x02\0\0\0[]", "is not a file of a prefix"),
         (lambda data: _MAGIC + b"\x02\0\0\0\xff\xff", "is not a file of a prefix"),
+        (lambda data: _MAGIC + b"\0\x10\0\0" + b"[" * 4096, "is not a file of a prefix"),
         (with_header(model="x"), "is of another model: 'x', not 'm'"),
         (with_header(cache="q8_0"), "is of another cache: 'q8_0', not 'f16'"),
         (with_header(layout=None), "is of another layout: 'None', not 'l'"),
-        (with_header(tokens=100), "has 100 tokens: up to 99 fit"),
+        (with_header(tokens=100), "has 100 tokens: 1 to 99 fit"),
         (with_header(tokens=-1), "has -1 tokens"),
+        (with_header(tokens=0), "has 0 tokens"),
         (with_header(tokens=True), "has True tokens"),
         (with_header(tokens=36), "is cut off, or has something else"),
         (lambda data: data[:-1], "is cut off, or has something else"),
@@ -157,3 +164,13 @@ def test_any_change_of_a_byte_is_found(tmp_path: Path) -> None:
 def test_a_folder_that_is_gone(tmp_path: Path) -> None:
     with pytest.raises(PrefixFileError, match="'a' in the folder of prefixes: No such file"):
         files(tmp_path / "none").write("a", PREFIX)
+
+
+def test_several_write_the_same_file(tmp_path: Path) -> None:
+    """It is one of theirs, whole, however their writes alternate."""
+    saved = files(tmp_path)
+    with ThreadPoolExecutor(8) as pool:
+        for done in [pool.submit(saved.write, "a", PREFIX) for _ in range(200)]:
+            assert done.result() == (tmp_path / "a").stat().st_size
+    assert saved.read("a", shapes, 99)[0].tokens == PREFIX.tokens
+    assert os.listdir(tmp_path) == ["a"]

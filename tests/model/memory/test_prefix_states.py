@@ -213,3 +213,19 @@ def test_states_come_back_from_the_host(slots: int) -> None:
                 assert found == max(map(len, wanted), default=0)
         assert sorted([*states._unused, *states._known]) == [0, 1, 2]
         assert sorted([*host._unused, *host._slots.values()]) == [*range(slots)]
+
+
+def test_a_state_that_comes_back_stays_where_it_was() -> None:
+    """The state of the only longer prefix has to leave the host for it."""
+    places: list[tuple[int, ...]] = [()]
+    states, host = PrefixStates(1, PAGE), Slots(2, places)
+    states.host = host
+    short, other = tuple(range(PAGE)), (9,) * PAGE
+    for tokens in ((*short, *short), short, other):
+        place = states.take()
+        assert place is not None
+        places[place] = tokens
+        states.know(tokens, place)
+    for _ in range(2):
+        assert states.find((*short, 1), PAGE) == (PAGE, 0)
+    assert places[0] == short

@@ -12,9 +12,10 @@ from tests.model.memory.test_kv_cache import PAGE, RING, WINDOW, config_of, shap
 from urdir.driver.device import Device
 from urdir.driver.errors import DriverError
 from urdir.driver.stream import Stream
-from urdir.model.errors import ModelError
+from urdir.model.errors import ModelError, PrefixFileError
 from urdir.model.families.config import Config
 from urdir.model.memory.kv_cache import KvCache
+from urdir.model.memory.prefix_copy import PrefixBytes
 from urdir.model.memory.recurrent_state import RecurrentShape, RecurrentState
 from urdir.model.memory.storage import SequenceStorage
 
@@ -138,6 +139,31 @@ def shared(owners: ExitStack, stream: Stream, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("urdir.model.memory.prefix_states.LEAST_PAGES", 1)
     states = RecurrentShape(ONE.layers, 2, shared=2)
     return Opened(owners, stream, wide_config(), states, page_len=PAGE)
+
+
+def test_a_prefix_that_is_written_has_its_state_at_the_end_of_a_page(
+    stream: Stream, owners: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file may say anything; no place of a state is lost where it cannot be written."""
+    opened = shared(owners, stream, monkeypatch)
+    storage, known = opened.storage, opened.storage.shared_states
+    assert known is not None
+
+    def prefix(count: int) -> PrefixBytes:
+        arrays = [np.zeros(shape, np.uint8) for shape in storage.prefix_shapes(count)]
+        return PrefixBytes(tuple(range(count)), arrays)
+
+    with pytest.raises(PrefixFileError, match="a state 3 tokens after a page"):
+        storage.write_prefix(0, prefix(PAGE + 3), b"")
+    assert (storage.ended(0)[1], storage.match(1, range(PAGE + 3), PAGE + 3)) == ((), 0)
+    storage.release(1, (), 0)
+    pages = len([*opened.cache.prefixes.shapes(PAGE)]) if opened.cache.prefixes else 0
+    stream.device.api.inject("cuMemcpyHtoD", pages + 1)
+    with pytest.raises(DriverError):
+        storage.write_prefix(0, prefix(PAGE), b"")
+    assert (known.known, len(known._unused)) == (0, known.places)
+    storage.write_prefix(0, prefix(2 * PAGE), b"")
+    assert storage.match(1, range(2 * PAGE + 1), 3 * PAGE) == 2 * PAGE
 
 
 def test_a_sequence_begins_with_pages_and_the_state_of_another(
