@@ -62,8 +62,8 @@ class Grid:
         """Entries in shared memory, copies included, which may have as many as ``entries``: 16 or
         32 copies of each, else no more than `ENTRIES`.
 
-        Lanes with different copies never wait for each other, but that hardly helps as long as many
-        have the same: 32 look-ups take 3.5 wavefronts with one copy, 2.9 with eight, two with 16.
+        Lanes with different copies never wait for each other, but lanes with the same one do: 32
+        look-ups take 3.5 wavefronts with one copy, 2.9 with eight, two with 16, one with 32.
         """
         copies = min(32, entries // len(self.words))
         return len(self.words) * copies if copies >= 16 else ENTRIES
