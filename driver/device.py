@@ -241,6 +241,11 @@ class Device:
         all. Raises as `load` does."""
         return self._modules.load(kernels, self, tell)
 
+    def load_beside(self, kernels: Sequence[Kernel]) -> list[LoadedKernel]:
+        """`load_all` in a thread of its own while the device is used: what would hold up launches
+        is compiled by another process before."""
+        return self._modules.load_beside(kernels, self)
+
     def compile(self, ptx: str, name: str) -> bytes:
         """Compile a PTX text to machine code (a cubin) for this device.
 

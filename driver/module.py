@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from urdir.driver.apart import compile_apart
 from urdir.driver.cache import CubinCache
 from urdir.driver.compile import compile_ptx, image_of, is_whole
 from urdir.driver.context import OpenDevice, Owned
@@ -130,6 +131,18 @@ class ModuleCache:
             # not, and threads that wait for the interpreter delay those of a service.
             in_threads(make, (self._text(each, device) for each in unknown), len(unknown))
             return [self._loaded[key] for key, _ in keyed]
+
+    def load_beside(self, kernels: Sequence[Kernel], device: OpenDevice) -> list[LoadedKernel]:
+        """Load kernels while others run; see `Device.load_beside`."""
+        target = device.native_target
+        unknown = [(kernel, key) for kernel in kernels if self._is_new(key := kernel.key(target))]
+        if self._disk is not None:
+            unknown = [(kernel, key) for kernel, key in unknown if not self._disk.ptx_hash(key)]
+        texts = [self._text(each, device) for each in unknown]
+        whole = [(text.kernel.name, text.ptx) for text in texts if is_whole(text.ptx)]
+        if whole and not device.is_emulated:
+            compile_apart(int(device.context.gpu), whole)
+        return self.load(kernels, device)
 
     def has(self, kernel: Kernel, device: OpenDevice) -> bool:
         """Whether a kernel is loaded."""

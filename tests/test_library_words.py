@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[1]
 FLAG = re.compile(r"(?<![\w\-/.])(--[a-z][a-z-]+|-[a-z]{1,3}(?=[ ,:;)]|$))|URDIR_[A-Z]")
 #: What starts other programs, is the command line itself, or declares its flags.
 EXCEPT = (
+    "driver/apart.py",
     "model/cli.py",
     "model/engine/sampling_settings.py",
     "model/environment.py",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 EXAMPLES = """\
   urdir batch in.jsonl out.jsonl -m model.gguf
 
-A line is a request, as OpenAI's batches have it; `url` is a path of `urdir serve`:
+A line is a request, as OpenAI's batches have it, with a custom_id of its own, since answers come
+as they are ready; `url` is a path of `urdir serve`:
   {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions",
    "body": {"messages": [{"role": "user", "content": "Hi"}]}}
 """
@@ -43,15 +45,15 @@ def add_parser(commands: options.Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answer all requests. The exit code is 1 if one failed."""
+    """Answer all requests. The exit code is 1 if one failed. Raises DeviceLostError."""
     from urdir.model.serve.loops import run_in_loop
 
     serve.check_extra()
-    if args.answers.exists() and args.requests.samefile(args.answers):
-        raise UsageError("the answers need a file of their own")
+    if args.answers.is_file() and args.answers.stat().st_size:
+        raise UsageError(f"{args.answers} is not empty: the answers need a file of their own")
     template = prompts.given_template(args)
     with (
-        args.requests.open(encoding="utf-8") as lines,
+        args.requests.open("rb") as lines,
         args.answers.open("w", encoding="utf-8") as out,
     ):
 
@@ -68,7 +70,11 @@ def run(args: argparse.Namespace) -> int:
 
             app = make_app(service, Access(page=False), Limits(), ServerMetrics())
             try:
-                return await answer_lines(app, lines, write, args.at_once)
+                sound = takewhile(lambda _: service.lost is None, lines)
+                counts = await answer_lines(app, sound, write, args.at_once)
+                if service.lost is not None:
+                    raise service.lost
+                return counts
             finally:
                 await service.close()
 

@@ -214,7 +214,7 @@ class Steps(Owner):
                     unknown.append(kernel)
             for at in range(0, len(unknown), _TOGETHER):
                 some = unknown[at : at + _TOGETHER]
-                yield (job := Job(partial(device.load_all, some)))
+                yield (job := Job(partial(device.load_beside, some)))
                 if job.is_done:
                     job.result()
                 else:

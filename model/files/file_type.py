@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from urdir.model.files.model_file import ModelFile
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from urdir.model.files.model_file import ModelFile
 
 
 def file_type(file: ModelFile) -> str | None:

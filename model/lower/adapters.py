@@ -14,9 +14,8 @@ from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.rows import Rows
 from urdir.model.lower.rule import Rule
 from urdir.model.lower.stream import append_norm
-from urdir.ptxgen.kernels.linear.lora_shrink import LoraShrink
+from urdir.ptxgen.kernels.linear.lora_shrink import MOST_REQUESTS, LoraShrink
 from urdir.ptxgen.kernels.linear.lora_shrink_rows import LEAST_ROWS, LoraShrinkRows
-from urdir.ptxgen.kernels.linear.spec import MAX_BATCH
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
@@ -61,7 +60,7 @@ def lower_adapt(at: Lowering, ops: Sequence[Op]) -> bool:
     kernel = (_shrink_rows if many else _shrink)(
         *(of.x.rows, of.x.width, len(of.of), room.slots, room.rank, sequences, room.element),
         norm=layer and layer.norm,
-        outs=tuple(linear.rows for linear in of.of) if of.x.rows <= MAX_BATCH else (),
+        outs=tuple(linear.rows for linear in of.of) if of.x.rows <= MOST_REQUESTS else (),
     )
     matrices: dict[str, Slice] = {}
     for suffix, linear in zip(kernel.suffixes, of.of, strict=True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import struct
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager, suppress
@@ -83,7 +84,7 @@ class PrefixFiles:
         header = {**self._wanted, "tokens": len(prefix.tokens), "content": digest.hexdigest()}
         text = json.dumps(header).encode()
         with self._at(name) as (folder, file):
-            part = f".{file}.{os.getpid()}.part"
+            part = f".{file}.{secrets.token_hex(8)}.part"  # several may write the same
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
             try:
                 opened = os.open(part, flags, 0o600, dir_fd=folder)
@@ -103,8 +104,12 @@ class PrefixFiles:
         """The contents of a file, whose arrays for a number of tokens have certain ``shapes``, and
         its bytes. Raises PrefixFileError for one of something else, cut off or changed."""
         with self._at(name) as (folder, file):
-            opened = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
-            with open(opened, "rb") as source:
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+
+            def opened(path: str, _: int) -> int:  # closed by `open` where that fails
+                return os.open(path, flags, dir_fd=folder)
+
+            with open(file, "rb", opener=opened) as source:
                 return self._read(name, source, shapes, most_tokens)
 
     def _read(
@@ -121,7 +126,7 @@ class PrefixFiles:
         count = header.get("tokens")
         if type(count) is not int or not 0 < count <= most_tokens:
             found = str(count)[:80]
-            raise PrefixFileError(f"{name!r} has {found} tokens: up to {most_tokens:,} fit")
+            raise PrefixFileError(f"{name!r} has {found} tokens: 1 to {most_tokens:,} fit")
         sizes = [4 * count, *(int(np.prod(shape)) for shape in shapes(count))]
         if nbytes != source.tell() + sum(sizes):
             raise PrefixFileError(f"{name!r} is cut off, or has something else, too")

@@ -39,7 +39,7 @@ _REASONS = {
 }
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)  # two may be alike
 class Block:
     """A run of an answer of one kind: a text, or a call with its arguments as text."""
 

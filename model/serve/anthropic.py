@@ -17,7 +17,7 @@ from urdir.model.serve.formats import Format, read_format, read_source
 from urdir.model.serve.interface import Json, ServedModel
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.messages import read_texts
-from urdir.model.serve.parameters import Parameters, read_limit, read_parameters
+from urdir.model.serve.parameters import Parameters, check_model, read_limit, read_parameters
 from urdir.model.serve.request_fields import MESSAGES, refuse_unsupported
 from urdir.model.serve.stream import NAMED, Shape
 from urdir.model.serve.tools import Tools, flat_tool, make_tools
@@ -52,6 +52,7 @@ def read_message(fields: Fields, model: ServedModel, limits: Limits) -> Asked:
 
 def count_tokens(fields: Fields, model: ServedModel, limits: Limits) -> Json:
     """The tokens of a request that is not answered."""
+    check_model(fields.text("model"), model)
     chat = _read_conversation(fields, model, limits)
     begun = Begun.of_conversation(model, chat, render(model, chat))
     return {"input_tokens": len(begun.tokens)}
@@ -187,10 +188,9 @@ class MessageShape(Shape):
         self._id = f"msg_{uuid.uuid4().hex}"
 
     def opening(self) -> list[Json]:
-        """The message without content."""
-        prompt = len(self.answers[0].prompt)
-        counts = {"input_tokens": prompt, "output_tokens": 0}
-        return [{"type": "message_start", "message": self._message([], counts, None, None)}]
+        """The message without content. How much of the prompt was cached is known at the end."""
+        counts = _counts(len(self.answers[0].prompt), 0, 0)
+        return [{"type": "message_start", "message": self._message([], counts, _NO_END)}]
 
     def part(self, answer: Answer, events: Sequence[Event], piece: Piece) -> list[Json]:
         """Beginnings of blocks and deltas."""
@@ -198,11 +198,10 @@ class MessageShape(Shape):
 
     def ending(self, answer: Answer, usage: Usage) -> list[Json]:
         """The end of the last block, the reason and the usage."""
-        delta = {"stop_reason": _REASONS[answer.reason], "stop_sequence": answer.stopped_by}
-        counts = {"usage": _counts(usage), "timings": usage.timings()}
+        counts = {"usage": _used(usage), "timings": usage.timings()}
         return [
             *self._close(),
-            {"type": "message_delta", "delta": delta, **counts},
+            {"type": "message_delta", "delta": _end(answer), **counts},
             {"type": "message_stop"},
         ]
 
@@ -210,8 +209,7 @@ class MessageShape(Shape):
         """The message."""
         [answer] = self.answers
         content = [_block(block, block.text) for block in answer.blocks]
-        reason = _REASONS[answer.reason]
-        message = self._message(content, _counts(usage), reason, answer.stopped_by)
+        message = self._message(content, _used(usage), _end(answer))
         return message | {"timings": usage.timings()}
 
     def failure(self, error: ApiError) -> Json:
@@ -232,17 +230,14 @@ class MessageShape(Shape):
         if self._index >= 0:
             yield {"type": "content_block_stop", "index": self._index}
 
-    def _message(
-        self, content: list[Json], counts: Json, reason: str | None, stopped_by: str | None
-    ) -> Json:
+    def _message(self, content: list[Json], counts: Json, end: Json) -> Json:
         return {
             "id": self._id,
             "type": "message",
             "role": "assistant",
             "model": self.model.names[0],
             "content": content,
-            "stop_reason": reason,
-            "stop_sequence": stopped_by,
+            **end,
             "usage": counts,
         }
 
@@ -256,10 +251,23 @@ def _block(block: Block, text: str) -> Json:
     return {"type": kind, name: text, **signature}
 
 
-def _counts(usage: Usage) -> Json:
+_NO_END: Json = {"stop_reason": None, "stop_sequence": None}
+
+
+def _end(answer: Answer) -> Json:
+    """Why an answer ended; a stop string after a call is not the reason."""
+    sequence = answer.stopped_by if answer.reason is Reason.STOP else None
+    return {"stop_reason": _REASONS[answer.reason], "stop_sequence": sequence}
+
+
+def _used(usage: Usage) -> Json:
+    return _counts(usage.prompt, usage.cached, usage.completion)
+
+
+def _counts(prompt: int, cached: int, completion: int) -> Json:
     return {
-        "input_tokens": usage.prompt - usage.cached,
-        "cache_read_input_tokens": usage.cached,
+        "input_tokens": prompt - cached,
+        "cache_read_input_tokens": cached,
         "cache_creation_input_tokens": 0,
-        "output_tokens": usage.completion,
+        "output_tokens": completion,
     }

@@ -65,7 +65,7 @@ def make_app(
         Route("/v1/models/{name:path}", endpoints.model),
         Route("/v1/responses/{name}", endpoints.response, methods=["GET", "DELETE"]),
         Route("/v1/responses/{name}/cancel", endpoints.cancel_response, methods=["POST"]),
-        Route("/slots/{slot:int}", endpoints.slot, methods=["POST"]),
+        Route("/slots/{slot}", endpoints.slot, methods=["POST"]),
         Route("/lora-adapters", endpoints.adapters, methods=["GET", "POST"]),
     ]
     posts = {path: endpoints.answered(read) for path, read in ANSWERED.items()}

@@ -15,12 +15,13 @@ from starlette.responses import Response
 
 from urdir.model.engine.requests.metrics import Metrics
 from urdir.model.engine.requests.request import Request as EngineRequest
+from urdir.model.engine.requests.slots import SlotAction
 from urdir.model.serve.answer import Answer
 from urdir.model.serve.answers import together
 from urdir.model.serve.asked import Asked, Begun, Follows, Mixed, Text, render
 from urdir.model.serve.bodies import Bodies, parse_body, parse_json
 from urdir.model.serve.conversations import Conversation
-from urdir.model.serve.errors import ApiError, unknown_model
+from urdir.model.serve.errors import ApiError
 from urdir.model.serve.fields import Fields
 from urdir.model.serve.formats import Format
 from urdir.model.serve.interface import AsyncService, Json, ServedModel
@@ -29,7 +30,7 @@ from urdir.model.serve.kept import Kept
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.llama_server import slots
 from urdir.model.serve.metrics import ServerMetrics
-from urdir.model.serve.parameters import read_scales
+from urdir.model.serve.parameters import check_model, names_of, read_scales
 from urdir.model.serve.prefix_scope import CALLER, prefix_scope
 from urdir.model.serve.slots import slot_action, slot_json
 from urdir.model.serve.stream import AnswerResponse, while_connected
@@ -89,17 +90,14 @@ class Endpoints:
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
-        names = (*self._model.names, *(name for name, _ in self._model.adapters))
-        data = [self._model_json(name) for name in names]
+        data = [self._model_json(name) for name in names_of(self._model)]
         ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"], "has_more": False}
         return JsonResponse({"object": "list", "data": data} | ends)
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/NAME."""
         name = request.path_params["name"]
-        names = (*self._model.names, *(name for name, _ in self._model.adapters))
-        if name not in names:
-            raise unknown_model(name, names)
+        check_model(name, self._model)
         return JsonResponse(self._model_json(name))
 
     async def adapters(self, request: Request) -> Response:
@@ -109,7 +107,9 @@ class Endpoints:
         if request.method == "POST":
             async with self._bodies.body(request) as body:
                 listed = Fields({"body": parse_json(body, self._limits)})
-            scales = read_scales(listed, "body", len(self._model.adapters)) or {}
+            scales = read_scales(listed, "body", len(self._model.adapters))
+            if scales is None:
+                listed.fail("body", "must be a list of objects", "invalid_type")
         found = await self._service.adapters(scales)
         data: Any = [
             {"id": place, "path": Path(of.path).name, "name": of.name, "scale": of.scale}
@@ -179,7 +179,11 @@ class Endpoints:
         scope = prefix_scope(request.scope[CALLER], None)
 
         async def prepare(body: bytearray, caller: bytes) -> Response:
-            action = slot_action(slot, kind, scope, Fields(parse_body(body, self._limits)))
+            def read(fields: Fields, *_: object) -> SlotAction:
+                return slot_action(slot, kind, scope, fields)
+
+            async with self._turn(body, read) as (action, _):
+                pass
             return JsonResponse(slot_json(action, await self._service.act_on_slot(action)))
 
         return await self._prepared(request, prepare)

@@ -16,6 +16,9 @@ from urdir.model.serve.interface import Json
 from urdir.model.serve.json_response import encode_json
 
 Action = Literal["put", "get", "drop"]
+#: A value takes at most this part of a store's bytes, so that one does not displace all others, and
+#: requests that go on from each other cannot make it ever larger.
+_PART = 16
 
 
 class Store:
@@ -29,10 +32,12 @@ class Store:
         self._values: dict[bytes, tuple[float, bytes]] = {}  # in the order of their last use
 
     def do(self, action: Action, name: bytes, value: bytes = b"") -> bytes | None:
-        """Put a value, or get or drop one; the value that was there."""
+        """Put a value, or get or drop one; the value that was there. One that is too large is not
+        put."""
         self._forget(time.monotonic() - self._seconds)
         known = self._take(name)
-        if action != "drop" and (kept := known if action == "get" else value) is not None:
+        kept = {"put": value, "get": known, "drop": None}[action]
+        if kept is not None and len(kept) <= self._most_bytes // _PART:
             self._values[name] = time.monotonic(), kept
             self._bytes += len(kept)
             self._forget(0.0)
@@ -84,7 +89,7 @@ class Kept:
         value = await self._keeping.keep("get", _key(caller, name))
         if value is None:
             raise ApiError(
-                f"there is no response {name!r:.80}: it was not stored, or is no longer",
+                f"there is no response {name!r:.80}: it was not stored, too large, or is gone",
                 status=404,
                 kind="not_found_error",
                 code="response_not_found",

@@ -72,9 +72,9 @@ class NativeShape(Shape):
     has_tokens = False
 
     def part(self, answer: Answer, events: Sequence[Event], piece: Piece) -> list[Json]:
-        """The new text, with probabilities if requested."""
+        """The new text, with probabilities or tokens if requested, whatever text these have."""
         text = text_of(events, Kind.CONTENT)
-        if not text and not (piece.choices and self._has_logprobs):
+        if not text and not (piece.choices and (self._has_logprobs or self.has_tokens)):
             return []
         return [self._text(answer, text, piece.choices, ends=False)]
 

@@ -11,10 +11,11 @@ from http import HTTPStatus
 from starlette.types import ASGIApp, Message
 
 from urdir.model.serve.interface import Json
+from urdir.model.serve.stream import log
 
 
 async def answer_lines(
-    app: ASGIApp, lines: Iterable[str], write: Callable[[Json], None], at_once: int
+    app: ASGIApp, lines: Iterable[bytes], write: Callable[[Json], None], at_once: int
 ) -> tuple[int, int]:
     """Have ``app`` answer the requests of ``lines``, ``at_once`` at a time, and write each answer
     as soon as it is there.
@@ -22,13 +23,14 @@ async def answer_lines(
     Blank lines are skipped. Returns the numbers of requests and of those that failed.
     """
     waiting = (line for line in lines if line.strip())
+    known = set[str]()
     count = failed = 0
 
     async def work() -> None:
         nonlocal count, failed
         for line in waiting:  # shared by all workers
             count += 1
-            answer = await _answer(app, line)
+            answer = await _answer(app, line, known)
             response = answer["response"]
             failed += response is None or response["status_code"] != HTTPStatus.OK
             write(answer)
@@ -39,20 +41,24 @@ async def answer_lines(
     return count, failed
 
 
-async def _answer(app: ASGIApp, line: str) -> Json:
-    """The answer to one line, with its custom_id."""
+async def _answer(app: ASGIApp, line: bytes, known: set[str]) -> Json:
+    """The answer to one line, with its custom_id. What a busy server refuses is sent again."""
     answer: Json = {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": None}
     try:
         request = json.loads(line)
         if not isinstance(request, dict):
             raise ValueError("a line must be an object with custom_id, method, url and body")
         answer["custom_id"] = request.get("custom_id")
-        _check(request)
-    except ValueError as error:
+        _check(request, known)
+        body = json.dumps({**request["body"], "stream": False})  # ollama's default is a stream
+    except (ValueError, RecursionError) as error:
         failure = {"code": "invalid_request", "message": str(error)}
         return answer | {"response": None, "error": failure}
-    body = json.dumps({**request["body"], "stream": False})  # ollama's default is a stream
-    status, headers, found = await _exchange(app, request["url"], body)
+    while True:
+        status, headers, found = await _exchange(app, request["url"], body)
+        if status != HTTPStatus.TOO_MANY_REQUESTS:
+            break
+        await asyncio.sleep(float(headers.get(b"retry-after", b"1")))
     response = {
         "status_code": status,
         "request_id": headers[b"x-request-id"].decode(),
@@ -61,11 +67,16 @@ async def _answer(app: ASGIApp, line: str) -> Json:
     return answer | {"response": response, "error": None}
 
 
-def _check(request: Json) -> None:
-    """Raise ValueError for a line that is not a request."""
+def _check(request: Json, known: set[str]) -> None:
+    """Raise ValueError for a line that is not a request, or has a custom_id that is ``known``."""
+    name = request.get("custom_id")
+    if not isinstance(name, str) or name in known:
+        raise ValueError("'custom_id' must be a text that no line before has")
+    known.add(name)
     if request.get("method", "POST") != "POST":
         raise ValueError("'method' must be POST")
-    if not isinstance(request.get("url"), str) or not isinstance(request.get("body"), dict):
+    url = request.get("url")
+    if not isinstance(url, str) or not url.isascii() or not isinstance(request.get("body"), dict):
         raise ValueError("'url' must be a path, such as /v1/chat/completions, and 'body' an object")
     if request["body"].get("stream"):
         raise ValueError("'stream' cannot be true: answers of a batch are whole")
@@ -103,5 +114,10 @@ async def _exchange(app: ASGIApp, path: str, body: str) -> tuple[int, dict[bytes
         "client": None,
         "server": None,
     }
-    await app(scope, receive, send)
+    try:
+        await app(scope, receive, send)
+    except Exception as error:  # answered with status 500, and raised for the server's log
+        if not status:
+            raise
+        log.error("%s: %s", path, error, exc_info=error)
     return status, headers, bytes(found)

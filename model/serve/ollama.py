@@ -84,9 +84,9 @@ def _asked(
     source: Conversation | str,
     shape: type[_Lines],
 ) -> Asked:
-    check_model(named(fields), model)
     options = fields.object("options") or Fields({})
     refuse_unsupported(options, OLLAMA_OPTIONS)
+    options = Fields({**options.values, "model": named(fields)}, "options.")
     top = fields.whole("top_logprobs", 0, MOST_LOGPROBS)
     logprobs = (top or 0) if fields.flag("logprobs") or top else None
     limit = read_limit(options, model, "num_predict")

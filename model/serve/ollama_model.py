@@ -9,7 +9,7 @@ from urdir.model.serve.interface import Json, ServedModel
 from urdir.model.serve.json_response import iso_time
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.ollama import named
-from urdir.model.serve.parameters import check_model
+from urdir.model.serve.parameters import check_model, names_of
 from urdir.model.text.answers import find_answer_format
 
 #: The version of ollama whose protocol this is; clients look whether it is new enough.
@@ -23,7 +23,7 @@ def version(model: ServedModel) -> Json:
 
 def tags(model: ServedModel) -> Json:
     """GET /api/tags."""
-    return {"models": [_entry(model, name) for name in model.names]}
+    return {"models": [_entry(model, name) for name in names_of(model)]}
 
 
 def running(model: ServedModel) -> Json:

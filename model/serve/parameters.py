@@ -140,9 +140,14 @@ def read_scales(fields: Fields, name: str, count: int) -> dict[int, float] | Non
 
 def check_model(asked: str | None, model: ServedModel) -> None:
     """Raise ApiError for another model than the served one and its adapters."""
-    names = (*model.names, *(name for name, _ in model.adapters))
+    names = names_of(model)
     if asked is not None and asked not in names:
         raise unknown_model(asked, names)
+
+
+def names_of(model: ServedModel) -> tuple[str, ...]:
+    """All names that a request may have as its model: the model's, and those of its adapters."""
+    return (*model.names, *(name for name, _ in model.adapters if name not in model.names))
 
 
 def _read_settings(
@@ -220,5 +225,5 @@ def read_limit(fields: Fields, model: ServedModel, *names: str) -> int | None:
         if value == 0:
             fields.fail(name, "must be at least 1", "invalid_value")
         if value is not None:
-            return None if value < 0 else value
+            return None if value < 0 else min(value, MOST_COUNT)
     return model.defaults.limit

@@ -55,6 +55,7 @@ def _read(fields: Fields, model: ServedModel, limits: Limits, earlier: Json) -> 
     new = [{"role": "user", "content": new}] if isinstance(new, str) else new
     if not new:
         fields.fail("input", "must be a text or a list of items")
+    fields.flag("store")  # which `ResponseShape` reads
     reader = Items(model, JsonReader(limits))
     if (instructions := fields.text("instructions")) is not None:
         reader.messages.append(Message("system", instructions))
@@ -155,7 +156,8 @@ class ResponseShape(Shape):
 
     def ending(self, answer: Answer, usage: Usage) -> list[Json]:
         """The end of the last item."""
-        return list(self._end_item(answer, len(answer.blocks) - 1)) if answer.blocks else []
+        last = len(answer.blocks) - 1
+        return list(self._end_item(answer, last, _status(answer))) if answer.blocks else []
 
     def closing(self, usage: Usage) -> list[Json]:
         """The whole response."""
@@ -165,14 +167,15 @@ class ResponseShape(Shape):
     def whole(self, usage: Usage) -> Json:
         """The response."""
         [answer] = self.answers
-        is_cut = answer.reason in (Reason.LENGTH, Reason.FULL)
+        status = _status(answer)
+        is_cut = status == "incomplete"
         return {
             **self._head,
-            "status": "incomplete" if is_cut else "completed",
+            "status": status,
             "completed_at": int(time.time()),
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
-            "output": self._output(answer),
+            "output": self._output(answer, status),
             "usage": _counts(usage, answer),
             "timings": usage.timings(),
         }
@@ -180,7 +183,8 @@ class ResponseShape(Shape):
     def failure(self, error: ApiError) -> Json:
         """The event "response.failed"."""
         [answer] = self.answers
-        response = {**self._head, "status": "failed", "output": self._output(answer)}
+        response = {**self._head, "status": "failed"}
+        response["output"] = self._output(answer, "incomplete")
         response |= {"incomplete_details": None, "usage": None}
         response["error"] = {"code": "server_error", "message": str(error)}
         return self._event("response.failed", response=response)
@@ -199,9 +203,9 @@ class ResponseShape(Shape):
         if block.kind is not Kind.CALL:
             yield self._part(item, index, "added", _part(block))
 
-    def _end_item(self, answer: Answer, index: int) -> Iterator[Json]:
+    def _end_item(self, answer: Answer, index: int, status: str = "completed") -> Iterator[Json]:
         block = answer.blocks[index]
-        item = self._item(block, index, "completed")
+        item = self._item(block, index, status)
         name = "arguments" if block.kind is Kind.CALL else "text"
         more = {"name": block.name} if block.kind is Kind.CALL else {}
         yield self._change(answer, index, "done", **{name: block.text}, **more)
@@ -229,11 +233,11 @@ class ResponseShape(Shape):
             part=part,
         )
 
-    def _output(self, answer: Answer) -> list[Json]:
+    def _output(self, answer: Answer, status: str) -> list[Json]:
+        """The items, of which the last one has the status of the answer."""
         last = len(answer.blocks) - 1
-        is_cut = answer.reason in (Reason.LENGTH, Reason.FULL)
         return [
-            self._item(block, i, "incomplete" if is_cut and i == last else "completed")
+            self._item(block, i, status if i == last else "completed")
             for i, block in enumerate(answer.blocks)
         ]
 
@@ -252,6 +256,11 @@ class ResponseShape(Shape):
         event = {"type": kind, "sequence_number": self._number, **more}
         self._number += 1
         return event
+
+
+def _status(answer: Answer) -> str:
+    """Of an answer that has ended, and of its last item."""
+    return "incomplete" if answer.reason in (Reason.LENGTH, Reason.FULL) else "completed"
 
 
 def _part(block: Block) -> Json:

@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from urdir.ptxgen.weights.fields import Part, Plane
 
-#: Entries of a codebook in shared memory, several of each or the 2,048 of IQ1.
+#: Entries of a codebook in shared memory, several of each or the 2,048 of IQ1, by default.
 ENTRIES = 2048
 
 Signs = Literal["seven", "eight", "below", "none"]
@@ -58,11 +58,19 @@ class Grid:
         """Its entries."""
         return _words(self.name, 4 if self.values else 8)
 
-    @property
-    def copies(self) -> int:
-        """Copies of an entry in shared memory, side by side: lanes with different ones never wait
-        for each other."""
-        return ENTRIES // len(self.words)
+    def kept(self, entries: int) -> int:
+        """Entries in shared memory, copies included, which may have as many as ``entries``: 16 or
+        32 copies of each, else no more than `ENTRIES`.
+
+        Lanes with different copies never wait for each other, but lanes with the same one do: 32
+        look-ups take 3.5 wavefronts with one copy, 2.9 with eight, two with 16, one with 32.
+        """
+        copies = min(32, entries // len(self.words))
+        return len(self.words) * copies if copies >= 16 else ENTRIES
+
+    def copies(self, entries: int) -> int:
+        """Copies of an entry side by side."""
+        return self.kept(entries) // len(self.words)
 
     @property
     def entries(self) -> int:
@@ -176,14 +184,14 @@ class HasGrid(Protocol):
         """The codebook, if there is one."""
 
 
-def entries_nbytes(formats: Iterable[HasGrid]) -> int:
-    """Bytes of the entries of all different codebooks of these types."""
-    return 4 * ENTRIES * len({fmt.grid for fmt in formats} - {None})
+def entries_nbytes(formats: Iterable[HasGrid], entries: int = ENTRIES) -> int:
+    """Bytes of all that is kept of the different codebooks of these types (`Grid.kept`)."""
+    return 4 * sum(grid.kept(entries) for grid in {fmt.grid for fmt in formats} if grid)
 
 
-def with_entries(nbytes: int, formats: Collection[HasGrid]) -> int:
+def with_entries(nbytes: int, formats: Collection[HasGrid], entries: int = ENTRIES) -> int:
     """``nbytes`` of shared memory for other things, and then the entries of these types."""
-    return aligned(nbytes) + entries_nbytes(formats) if formats else nbytes
+    return aligned(nbytes) + entries_nbytes(formats, entries) if formats else nbytes
 
 
 def aligned(nbytes: int) -> int:

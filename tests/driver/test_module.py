@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from urdir.driver.apart import compile_apart, compile_here
+from urdir.driver.bindings import emulated
 from urdir.driver.cache import CacheWarning
-from urdir.driver.device import Device
+from urdir.driver.device import Device, probe
 from urdir.driver.errors import CudaError, LifetimeError, OutOfMemoryError, PtxLoadError, check
 from urdir.driver.launch import launch, pack
 from urdir.ptxgen.kernels.norm import Norm
@@ -183,6 +185,38 @@ def test_a_text_that_hands_over_registers_is_loaded_as_it_is(
                 device.load(bad)
     (entry,) = tmp_path.glob("*/cubins/*")
     assert entry.read_bytes().startswith(whole.encode())
+
+
+def test_what_holds_up_launches_is_compiled_apart_once(
+    make_kernel: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Texts that hand over registers, where they are new; on a GPU alone."""
+    apart: list[tuple[int, list[str]]] = []
+
+    def compile_apart(ordinal: int, texts: Any) -> bool:
+        apart.append((ordinal, [entry for entry, _ in texts]))
+        return False
+
+    monkeypatch.setattr("urdir.driver.module.compile_apart", compile_apart)
+    whole = make_kernel(text=make_kernel().text + "// setmaxnreg\n", spec_key="whole")
+    for is_emulated in (True, False, False):
+        folder = tmp_path / str(is_emulated)
+        with Device.open("emulator", cache_folder=folder) as device:
+            monkeypatch.setattr(device, "is_emulated", is_emulated)
+            assert len(device.load_beside([make_kernel(), whole])) == 2
+            device.load_beside([whole])
+            run_ramp(device, whole)
+    assert apart == [(0, ["ramp"])]
+
+
+def test_another_process_compiles_where_there_is_a_driver(make_kernel: Make) -> None:
+    """The same calls on the emulator, which say what is wrong."""
+    kernel, bad = make_kernel(), make_kernel(name="slope")
+    assert compile_apart(0, [(kernel.name, kernel.text)]) == (not probe().is_absent)
+    api = emulated()
+    compile_here(api, 0, [(kernel.name, kernel.text)] * 2)
+    with pytest.raises(CudaError, match="slope: CUDA_ERROR_NOT_FOUND"):
+        compile_here(api, 0, [(bad.name, kernel.text)])
 
 
 def test_new_ptx_version_names_the_driver(emulator: Device, make_kernel: Make) -> None:

@@ -170,6 +170,16 @@ def test_sums_of_splits_and_clusters_differ_by_rounding_alone(device: Device) ->
     assert np.abs(parts - y).max() < allowed * np.abs(y).max()
 
 
+def test_more_stages_of_weights_change_nothing(device: Device) -> None:
+    """Fewer than the tiles of a CTA, or more."""
+    cut = WgmmaCut(1, 72, cluster=2, weight_stages=3, x_stages=4)
+    few = GemmWgmma(FORMATS["Q4_K"], 70, 2304, 65, cut)
+    inputs = few.make_inputs(np.random.default_rng(8))
+    y = run_kernel(device, few, inputs)["y"]
+    deeper = replace(few, cut=replace(cut, weight_stages=8))
+    assert np.array_equal(run_kernel(device, deeper, inputs)["y"], y)
+
+
 def test_a_pair_has_the_same_bits_among_any_others(device: Device) -> None:
     """Whatever the other rows choose: its tile, its place and its neighbours are others."""
     rows, mixture = 23, Mixture(5, 2, 16)

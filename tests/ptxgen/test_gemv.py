@@ -406,6 +406,31 @@ def test_every_depth_of_the_ring_gives_the_same_bits(device: Device, stages: int
     assert relative_rms(y, expected) < 5e-5
 
 
+@pytest.mark.parametrize(
+    ("names", "copies"),
+    [(("IQ3_XXS",), [32]), (("IQ3_S", "IQ2_XXS"), [16, 32]), (("IQ2_XS", "IQ1_M"), [16, 1])],
+)
+def test_more_copies_of_a_codebook_give_the_same_bits(
+    device: Device, names: tuple[str, ...], copies: list[int]
+) -> None:
+    """Where shared memory has room, each lane or each two have entries of their own."""
+    first, *others = (FORMATS[name] for name in names)
+    fields: dict[str, Any] = {"others": tuple((fmt, 18) for fmt in others)}
+    fields |= {"split": 4, "groups": 1, "tiles_each": 2}
+    few, many = (
+        i16(first, 33, 2048, Normed(RMS), shared=shared, **fields) for shared in (60_000, 150_000)
+    )
+    grids = [fmt.grid for fmt in many.shared_grids if fmt.grid]
+    assert [grid.copies(many.grid_entries) for grid in grids] == copies
+    assert max(grid.copies(few.grid_entries) for grid in grids) <= 8
+    inputs = many.make_inputs(np.random.default_rng(19))
+    found, before = (run_kernel(device, each, inputs) for each in (many, few))
+    for deviation in compare(many, found, many.reference(**inputs)):
+        assert deviation.ok, deviation
+    for name, outputs in before.items():
+        np.testing.assert_array_equal(found[name], outputs)
+
+
 def test_a_ring_is_filled_a_few_tiles_at_a_time(device: Device) -> None:
     """Two of eight warps' Q4_K tiles before the wait, which changes no bit."""
     fields: dict[str, Any] = {"groups": 1, "tiles_each": 3, "shared": 120_000}

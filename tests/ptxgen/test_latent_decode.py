@@ -137,7 +137,7 @@ def test_one_key_far_above_the_others(device: Device) -> None:
     spec = of_rows(1, ctas=2)
     for key in (0, 70, 200, 318):
         inputs = inputs_of(spec, [319])
-        rows = spec.layout.elements(inputs["k_cache"])
+        rows = spec.layout.elements(inputs["k_cache"]).view(spec.layout.numpy_dtype)
         rows[:320] = 0
         rows[key, :64] = 30.0
         rows[key, 64:] = np.arange(512)

@@ -119,7 +119,9 @@ class Service(Owner):
 
     def act_on_slot(self, action: SlotAction) -> SlotDone:
         """Save, restore or erase the prefix of a slot, and wait for that. Raises what
-        `slots.act_on_slot` does, and ModelError once the service is closed."""
+        `slots.act_on_slot` does, what `lost` has, and ModelError once the service is closed."""
+        if self.lost is not None:
+            raise self.lost
         return act_on_slot(self._session, action, self._between)
 
     def _between(self, work: Callable[[], _Result]) -> _Result:

@@ -107,7 +107,10 @@ class EngineLink(Answering[int], asyncio.Protocol):
             self._send(wire.Cancel(begun))
 
     async def _reply(self, call: Callable[[int], wire.Call]) -> wire.Told:
-        """The answer to a call. Raises its failure."""
+        """The answer to a call. Raises its failure, and ApiError until `begin_with`: calls are not
+        read before."""
+        if self._model is None:
+            raise loading()
         number = next(self._numbers)
         self._send(call(number))
         self._replies[number] = reply = asyncio.get_running_loop().create_future()

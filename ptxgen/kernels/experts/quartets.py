@@ -12,7 +12,7 @@ from urdir.ptxgen.kernels.linear.spec import MAX_BATCH, SHARED_NBYTES, SMS
 from urdir.ptxgen.kernels.pairs import most_tiles
 from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.weights.formats import Format
-from urdir.ptxgen.weights.grids import aligned, with_entries
+from urdir.ptxgen.weights.grids import ENTRIES, aligned, with_entries
 from urdir.ptxgen.weights.layout import TILE_UNITS
 from urdir.ptxgen.weights.tiles import Tile
 
@@ -86,7 +86,7 @@ class QuartetProduct(ExpertsProduct):
         """The type, if it has a codebook, whose entries are in shared memory."""
         return (self.format,) if self.format.grid else ()
 
-    biased_grids = False
+    biased_grids, grid_entries = False, ENTRIES
 
     @property
     def grids_at(self) -> int:

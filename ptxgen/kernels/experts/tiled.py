@@ -23,7 +23,7 @@ from urdir.ptxgen.kernels.linear.products.gemv_room import (
 )
 from urdir.ptxgen.spec import LaunchShape, Tolerance, ceil_div
 from urdir.ptxgen.weights.formats import Format
-from urdir.ptxgen.weights.grids import aligned, entries_nbytes, with_entries
+from urdir.ptxgen.weights.grids import ENTRIES, aligned, entries_nbytes, with_entries
 from urdir.ptxgen.weights.layout import TILE_COLS, TILE_ROWS, TILE_UNITS, Layout
 from urdir.ptxgen.weights.tiles import Tile
 
@@ -96,7 +96,7 @@ class ExpertsSpec(CutOptions, ExpertsShape):
         """The type, if its codebook's entries are in shared memory."""
         return (self.format,) if self.format.grid and self.activations == "i16" else ()
 
-    biased_grids = False
+    biased_grids, grid_entries = False, ENTRIES
 
     @property
     def grids_at(self) -> int:
@@ -126,7 +126,7 @@ class ExpertsSpec(CutOptions, ExpertsShape):
             sums=4 * TILE_ROWS,
             warp_squares=8 if self.norm_first else 4,
             activations=self.record_nbytes * TILE_UNITS * self.blocks,
-            tables=entries_nbytes(self.shared_grids),
+            tables=entries_nbytes(self.shared_grids, self.grid_entries),
         )
 
     @property
@@ -158,7 +158,8 @@ class ExpertsSpec(CutOptions, ExpertsShape):
             grid=(self.cut.rows.clusters, self.grid_rows, 1),
             block=(32 * self.cut.warps, 1, 1),
             shared_bytes=max(
-                with_entries(self.cut.memory.nbytes, self.shared_grids), self.least_shared
+                with_entries(self.cut.memory.nbytes, self.shared_grids, self.grid_entries),
+                self.least_shared,
             ),
             resident=self.resident,
             prefers_shared=True,

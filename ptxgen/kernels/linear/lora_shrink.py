@@ -16,6 +16,8 @@ from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tol
 
 #: CTAs of a launch from which on a CTA computes several ranks: two for each SM of a large GPU.
 CTAS = 264
+#: Rows up to which the launch requests B: a lane for each.
+MOST_REQUESTS = 32
 #: Ranks of a CTA at most: each takes a register for its sum.
 MOST_EACH = 16
 
@@ -36,7 +38,8 @@ class LoraShrink(RowThreads, KernelSpec):
     ``ordered`` (`GroupExperts`).
 
     With ``outs``, the rows of the products, the B of each matrix, ``lora_b<m>`` (slots, outs,
-    rank), are requested for the L2 cache: they come while the product reads its weights.
+    rank), are requested for the L2 cache, once for all rows with the same adapter: they come while
+    the product reads its weights.
 
     The next launch, which adds B a, may start at once: it waits for this one, and reads nothing
     before that of the launch that makes x.
@@ -71,6 +74,10 @@ class LoraShrink(RowThreads, KernelSpec):
             raise PtxgenError(f"lora_shrink: {self.used} of {self.experts} experts")
         if self.outs and (len(self.outs) != self.matrices or self.experts):
             raise PtxgenError(f"lora_shrink: rows {self.outs} of {self.matrices} matrices")
+        if self.outs and self.batch > MOST_REQUESTS:
+            raise PtxgenError(
+                f"lora_shrink: requests B of {self.batch} rows: up to {MOST_REQUESTS}"
+            )
         if self.rank % self.each or not 1 <= self.each <= MOST_EACH:
             raise PtxgenError(f"lora_shrink: {self.each} ranks a CTA of {self.rank}")
 
@@ -188,7 +195,7 @@ class LoraShrink(RowThreads, KernelSpec):
             "norm": cls(1, 4096, 3, 2, 16, 2, norm=rms),
             "no weight": cls(2, 300, 2, 2, 8, 2, "f32", norm=Norm("rms", 1e-6, weight=False)),
             "many rows": cls(70, 1028, 2, 4, 32, 9, norm=rms).cut,
-            "with B": cls(2, 64, 2, 2, 8, 2, outs=(70, 33)),
+            "with B": cls(5, 64, 2, 2, 8, 3, outs=(70, 33)),
             "experts": cls(3, 96, 2, 2, 8, 3, experts=5, used=2).cut,
             "pairs of experts": cls(2, 40, 1, 2, 8, 2, "f32", experts=4, used=3, by_pair=True),
             "ordered": cls(

@@ -19,7 +19,8 @@ one on average. us of the fastest (rows x vectors of the weights; Q6_K down, els
 
 2048 of BF16, gate and up: 937 in tiles of 128, 880 of 208, 807 of 256 vectors, whose registers are
 handed over (`WgmmaCut.hands_over`). Two CTAs of a launch that fit on one SM are sometimes there,
-with none on another: 96 vectors of down took 36.4 so.
+with none on another: 96 vectors of down took 36.4 so. More stages than two have room for end that
+(`_alone_on_sm`; by the estimate, not measured).
 
 Two CTAs that shared their activations, each copying half of them to both (`cp.async.bulk` with
 `multicast`), took twice as long with every width.
@@ -71,6 +72,8 @@ SPLIT_SHAPES, SPLIT_MOST = ((1, 2),), 136
 TALL_SHAPES, TALL_MOST = ((4, 1),), 80
 #: Of more vectors than a CTA's, in how many tiles they may be, and how wide these are else.
 TILES, WIDTHS = range(1, 5), (128, 176, 192, 208, 256)
+#: The most stages of weights, of CTAs that are to have an SM each.
+MOST_STAGES = 8
 #: Stages of weights, and stages of activations and their slices, deepest first.
 RINGS = ((4, 3, 4), (3, 2, 4), (2, 2, 4), (3, 4, 1), (2, 4, 1), (2, 3, 1), (1, 3, 1))
 #: us of a tile of 64 rows and 256 columns of an SM, and of each vector: the more of weights that
@@ -82,9 +85,12 @@ HANDED, HANDED_FROM = 1.12, 8
 PAIRED = {1: 1.4, 2: 2.0}
 #: us of the same of a warpgroup alone, and of one that makes weights between products.
 ALONE, ALONE_PER_VECTOR, APART_PER_VECTOR = 0.42, 0.0007, 0.0061
-#: us of a launch, of each CTA of an SM after the other, of a cluster of two, and of a split for 64
-#: vectors.
-LAUNCH, NEXT, CLUSTER, SPLIT = 1.88, 0.23, 1.98, 0.256
+#: Registers that a thread of a pair's CTAs has beside those that it must have: 128 in all with up
+#: to 120 vectors, so that two fit.
+PAIR_REGISTERS = 4
+#: us of a launch, of each CTA of an SM after the other, of a vector of it at its end (of the
+#: second `FEW`), of a cluster of two, and of a split for 64 vectors.
+LAUNCH, NEXT, END, CLUSTER, SPLIT = 1.88, 0.23, 0.02, 1.98, 0.256
 #: Bytes in a us: that an SM gets from L2, that memory gives, and an SM gets of these.
 L2_NBYTES, MEMORY_NBYTES, SM_NBYTES_READ = 110e3, 3.57e6, 42e3
 #: us that a tile and a vector of it take of a mixture, and us from a CTA's begin to its first
@@ -135,7 +141,8 @@ def estimate(product: GemmWgmma, sms: int) -> float:
     apart = CLUSTER if cut.cluster > 1 else 0.0
     apart += SPLIT * cut.splits * cut.vectors / FEW if cut.splits > 1 else 0.0
     together = math.sqrt(math.hypot(*(us * us for us in at_once)))  # the longest, or some more
-    return LAUNCH + waves * NEXT + together + apart
+    end = NEXT + END * min(max(0, cut.vectors - FEW), FEW)
+    return LAUNCH + waves * end + together + apart
 
 
 def _tile(fmt: Format, vectors: int) -> float:
@@ -149,7 +156,9 @@ def _tile(fmt: Format, vectors: int) -> float:
 def _together(product: GemmWgmma) -> int:
     """CTAs for which an SM has room at once."""
     cut = product.cut
-    registers = cut.used_registers + (SLICE_REGISTERS if product.overlaps else 0)
+    registers = cut.used_registers
+    if product.overlaps:
+        registers += PAIR_REGISTERS if cut.cluster > 1 else SLICE_REGISTERS
     by_registers = SM_REGISTERS // (cut.threads * registers)
     return max(1, min(by_registers, SM_NBYTES // (product.shared_bytes + CTA_COST)))
 
@@ -182,8 +191,25 @@ def _cuts(product: GemmWgmma, sms: int) -> Iterator[WgmmaCut]:
         for groups, splits in shapes:
             for cluster in (1, 2):
                 cut = _deepest(product, groups, splits, cluster, vectors)
-                if cut is not None and (cluster == 1 or _ctas(replace(product, cut=cut)) <= sms):
+                if cut is None:
+                    continue
+                way = replace(product, cut=cut)
+                if cluster == 1 or _ctas(way) <= sms:
                     yield cut
+                    if _ctas(way) <= sms and vectors > FEW and _together(way) > 1:
+                        yield from _alone_on_sm(way)
+
+
+def _alone_on_sm(way: GemmWgmma) -> Iterator[WgmmaCut]:
+    """Its cut with the fewest stages of weights more for which an SM has no room for two CTAs."""
+    for stages in range(way.cut.weight_stages + 1, MOST_STAGES + 1):
+        try:
+            deeper = replace(way, cut=replace(way.cut, weight_stages=stages))
+        except PtxgenError:
+            return
+        if _together(deeper) == 1:
+            yield deeper.cut
+            return
 
 
 def _widths(whole: int) -> list[int]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.model.serve.conftest import ToyModel, ToyService
 from urdir.model.commands import serve
+from urdir.model.engine.requests.device_lost import DeviceLostError
+from urdir.model.serve.offline import answer_lines
 
 HI = [{"role": "user", "content": "Hi"}]
 LINES = [
@@ -21,6 +25,19 @@ LINES = [
     {"custom_id": "stream", "url": "/v1/completions", "body": {"prompt": "a", "stream": True}},
     {"custom_id": "get", "method": "GET", "url": "/v1/models", "body": {}},
     {"custom_id": "nowhere", "url": "/elsewhere", "body": {}},
+]
+#: Lines that are no requests.
+BAD = [
+    b"{",
+    b"[" * 100_000,
+    b"\xff",
+    b'{"url": "/v1/completions", "body": {"prompt": "a"}}',
+    json.dumps(LINES[0]).encode(),  # a second time
+    b'{"custom_id": "deep", "url": "/v1/completions", "body": {"a": '
+    + b"[" * 900
+    + b"]" * 900
+    + b"}}",
+    b'{"custom_id": "path", "url": "/\\ud800", "body": {}}',
 ]
 
 
@@ -35,7 +52,8 @@ def test_lines(
     from urdir.model.text.tokenizer import Tokenizer
 
     source, answers = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_text("\n\n".join(map(json.dumps, LINES)) + "\n{\n")
+    lines = [*(json.dumps(line).encode() for line in LINES), *BAD]
+    source.write_bytes(b"\n\n".join(lines))
     with Gguf(demo_file) as gguf:
         tokenizer = Tokenizer.of(gguf)
         template = ChatTemplate.of(gguf, tokenizer)
@@ -43,10 +61,14 @@ def test_lines(
         service = ToyService(ToyModel(tokenizer, template), delay=0.001)
         monkeypatch.setattr(serve, "open_service", lambda args, template: service)
         code, out, _ = cli("batch", str(source), str(answers), "--at-once", "3")
-    assert (code, out) == (1, "4 of 9 requests answered\n")
+    assert (code, out) == (1, "4 of 15 requests answered\n")
     assert service.ended == ["closed"]
-    found = {line["custom_id"]: line for line in map(json.loads, answers.read_text().splitlines())}
-    assert len({line["id"] for line in found.values()}) == len(found) == 9
+    written = [*map(json.loads, answers.read_text().splitlines())]
+    assert len({line["id"] for line in written}) == len(written) == 15
+    refused = [line["custom_id"] for line in written if line["error"]]
+    assert sorted(map(str, refused)) == sorted([*["None"] * 4, "stream", "get", "chat", "path"])
+    assert all(line["error"]["code"] == "invalid_request" for line in written if line["error"])
+    found = {line["custom_id"]: line for line in written if not line["error"]}
     bodies = {name: (line["response"] or {}).get("body") for name, line in found.items()}
     text = "2 plus 3 is 5."
     assert bodies["chat"]["choices"][0]["message"]["content"] == text
@@ -55,8 +77,7 @@ def test_lines(
     assert found["chat"]["response"]["request_id"]
     assert found["bad"]["response"]["status_code"] == 400
     assert found["nowhere"]["response"]["status_code"] == 404
-    for name in ("stream", "get", None):
-        assert found[name]["error"]["code"] == "invalid_request"
+    assert found["deep"]["response"]["status_code"] == 400
 
 
 def test_a_file_of_both(tmp_path: Path, cli: Callable[..., tuple[int, str, str]]) -> None:
@@ -65,3 +86,55 @@ def test_a_file_of_both(tmp_path: Path, cli: Callable[..., tuple[int, str, str]]
     code, _, err = cli("batch", str(source), str(source))
     assert (code, "a file of their own" in err) == (2, True)
     assert source.read_text() == "{}"
+
+
+@pytest.mark.parametrize("is_sound", [True, False])
+def test_a_lost_device_ends_the_batch(
+    tmp_path: Path,
+    cli: Callable[..., tuple[int, str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    is_sound: bool,
+) -> None:
+    """With an error, not with that of every line."""
+
+    class Lost:
+        lost = None if is_sound else DeviceLostError("the device is lost")
+        ended = False
+
+        async def close(self) -> None:
+            self.ended = True
+
+    source, answers, service = tmp_path / "in.jsonl", tmp_path / "out.jsonl", Lost()
+    source.write_text("{\n" * 9)
+    monkeypatch.setattr(serve, "open_service", lambda *_: service)
+    code, _, err = cli("batch", str(source), str(answers))
+    assert (code, service.ended) == (1, True)
+    assert ("the device is lost" in err) is not is_sound
+    assert answers.read_text().count("\n") == (9 if is_sound else 0)
+
+
+def test_answers_are_not_replaced(tmp_path: Path, cli: Callable[..., tuple[int, str, str]]) -> None:
+    source, answers = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("{}")
+    answers.write_text("an hour's work")
+    code, _, err = cli("batch", str(source), str(answers))
+    assert (code, "is not empty" in err) == (2, True)
+    assert answers.read_text() == "an hour's work"
+
+
+def test_a_busy_server_and_one_with_a_fault() -> None:
+    """What is refused for a while is sent again; a fault is the answer of its line."""
+    statuses = iter((429, 429, 200, 500))
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        status = next(statuses)
+        headers = [(b"x-request-id", b"a"), (b"retry-after", b"0")]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": b"{}"})
+        if status == 500:
+            raise RuntimeError("a fault")
+
+    lines = [json.dumps({"custom_id": i, "url": "/", "body": {}}).encode() for i in "ab"]
+    written: list[Any] = []
+    assert asyncio.run(answer_lines(app, lines, written.append, 1)) == (2, 1)
+    assert [line["response"]["status_code"] for line in written] == [200, 500]

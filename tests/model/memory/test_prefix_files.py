@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -84,9 +86,12 @@ def test_links_and_others_are_not_followed(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(other)
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
+    files_before = os.listdir("/proc/self/fd") if sys.platform == "linux" else []
     for name in ("link", "pipe", "folder", "missing"):
         with pytest.raises(PrefixFileError, match=f"^'{name}' "):
             saved.read(name, shapes, 99)
+    if sys.platform == "linux":
+        assert os.listdir("/proc/self/fd") == files_before
     saved.write("link", PrefixBytes((), []))
     assert other.read_bytes() == before
     with pytest.raises(PrefixFileError, match="'folder' in the folder of prefixes: Is a directory"):
@@ -128,7 +133,7 @@ def with_header(**fields: Any) -> Callable[[bytes], bytes]:
         (with_header(model="x"), "is of another model: 'x', not 'm'"),
         (with_header(cache="q8_0"), "is of another cache: 'q8_0', not 'f16'"),
         (with_header(layout=None), "is of another layout: 'None', not 'l'"),
-        (with_header(tokens=100), "has 100 tokens: up to 99 fit"),
+        (with_header(tokens=100), "has 100 tokens: 1 to 99 fit"),
         (with_header(tokens=-1), "has -1 tokens"),
         (with_header(tokens=0), "has 0 tokens"),
         (with_header(tokens=True), "has True tokens"),
@@ -164,6 +169,16 @@ def test_any_change_of_a_byte_is_found(tmp_path: Path) -> None:
 def test_a_folder_that_is_gone(tmp_path: Path) -> None:
     with pytest.raises(PrefixFileError, match="'a' in the folder of prefixes: No such file"):
         files(tmp_path / "none").write("a", PREFIX)
+
+
+def test_several_write_the_same_file(tmp_path: Path) -> None:
+    """It is one of theirs, whole, however their writes alternate."""
+    saved = files(tmp_path)
+    with ThreadPoolExecutor(8) as pool:
+        for done in [pool.submit(saved.write, "a", PREFIX) for _ in range(200)]:
+            assert done.result() == (tmp_path / "a").stat().st_size
+    assert saved.read("a", shapes, 99)[0].tokens == PREFIX.tokens
+    assert os.listdir(tmp_path) == ["a"]
 
 
 def test_keys_that_were_rotated_otherwise_are_of_another_layout(

@@ -14,17 +14,19 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+from urdir.model.engine.adapters import AdapterScale
 from urdir.model.engine.requests.answer import Answer
 from urdir.model.engine.requests.metrics import Metrics
 from urdir.model.engine.requests.request import Ending, Finish, Item, Piece, Request, TokenChoice
+from urdir.model.engine.requests.slots import SlotAction, SlotDone
 from urdir.model.engine.texts import open_texts
-from urdir.model.errors import BusyError, ConstraintError, ContextFullError
+from urdir.model.errors import BusyError, ConstraintError, ContextFullError, PrefixFileError
 from urdir.model.serve.access import Access
 from urdir.model.serve.apart.settings import Front, Settings
 from urdir.model.serve.apart.supervisor import serve_apart
@@ -58,7 +60,7 @@ class PacedService:
         self._wake = threading.Condition()
         self._extra: list[tuple[Answer, Item]] = []
         self._steps = self._generated = 0
-        self._ends = False
+        self._ends, self._scale = False, 0.0
         self.compiler = SimpleNamespace(matcher=self._compile)
         self._thread = threading.Thread(target=self._run, name="service")
         self._thread.start()
@@ -93,6 +95,16 @@ class PacedService:
             self._extra += [(answer, _ending(task, Finish.STOP)) for task in tasks]
             self._running = [task for task in self._running if task.answer is not answer]
             self._wake.notify()
+
+    def act_on_slot(self, action: SlotAction) -> SlotDone:
+        if action.slot > 3:
+            raise PrefixFileError(f"slot {action.slot}: there are 4")
+        return SlotDone(7, 0, 0.0)
+
+    def adapters(self, scales: Mapping[int, float] | None) -> tuple[AdapterScale, ...]:
+        if scales is not None:
+            self._scale = scales.get(0, 0.0)
+        return (AdapterScale("poet", "/a/poet.gguf", self._scale),)
 
     def metrics(self) -> Metrics:
         return Metrics(
@@ -192,7 +204,9 @@ def defaults(metadata: object) -> Defaults:
 def main() -> int:
     args = parse()
     limits = replace(Limits(), open_requests=args.open)
-    front = Front(partial(open_texts, args.model), names, defaults, Access(), limits)
+    front = Front(
+        partial(open_texts, args.model), names, defaults, Access(), limits, (("poet", 1.0),)
+    )
     with listen("127.0.0.1", args.port) as listener:
         port = listener.getsockname()[1]
         settings = Settings(partial(open_paced, args), front, args.workers, partial(greet, port))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from json import dumps
 from typing import Any
 
 import pytest
@@ -68,7 +69,10 @@ def test_usual_scales(adapted: Any) -> None:
     assert changed.json() == [rows[0], {**rows[1], "scale": 0.75}]
     assert http.get("/lora-adapters").json() == changed.json()
     assert http.post("/lora-adapters", json=[{"id": 7, "scale": 1}]).status_code == 400
-    assert http.post("/lora-adapters", json={"id": 1}).status_code == 400
+    for body in ({"id": 1}, None):
+        json = {"Content-Type": "application/json"}
+        reply = http.post("/lora-adapters", content=dumps(body), headers=json)
+        assert reply.status_code == 400
     assert http.get("/lora-adapters").json() == changed.json()
 
 

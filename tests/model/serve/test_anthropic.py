@@ -216,6 +216,8 @@ def test_refusals_have_anthropics_shape(server: Any, body: Any, named: str) -> N
 
 def test_an_unknown_model_and_path(server: Any) -> None:
     assert post(server, model="other").json()["error"]["type"] == "not_found_error"
+    count = server.http().post(f"{PATH}/count_tokens", json={"model": "other", "messages": HI})
+    assert (count.status_code, count.json()["error"]["type"]) == (404, "not_found_error")
     reply = server.http().post(f"{PATH}/batches", json={})
     assert (reply.status_code, reply.json()["error"]["type"]) == (404, "not_found_error")
 
@@ -276,3 +278,19 @@ def test_the_official_client(server: Any, client: Any) -> None:
     count = client.messages.count_tokens(model="toy", messages=talk, tools=TOOLS)
     client.messages.create(model="toy", max_tokens=200, messages=talk, tools=TOOLS)
     assert count.input_tokens == len(server.service.requests[-1].prompt)
+
+
+def test_a_stop_string_after_a_call_is_not_the_reason(server: Any) -> None:
+    server.service.answer, server.model.answer_format = CALLS + " Bye.", HERMES
+    body = {"tools": TOOLS, "stop_sequences": ["Bye"]}
+    reason = {"stop_reason": "tool_use", "stop_sequence": None}
+    assert post(server, **body).json().items() >= reason.items()
+    assert events(server, **body)[-2]["delta"] == reason
+
+
+def test_the_prompt_is_as_long_at_the_start_as_at_the_end(server: Any) -> None:
+    found = events(server)
+    usages = [found[0]["message"]["usage"], found[-2]["usage"]]
+    assert usages[0].keys() == usages[1].keys()
+    inputs = [sum(n for name, n in usage.items() if "input" in name) for usage in usages]
+    assert inputs == [len(server.service.requests[0].prompt)] * 2

@@ -179,6 +179,27 @@ def test_a_response_is_known_to_all_front_ends(server: Apart) -> None:
             assert other.get(f"/v1/responses/{first['id']}").status_code == 404
 
 
+def test_adapters_and_slots_are_of_the_engine(server: Apart) -> None:
+    """Whichever front end is asked; what the engine refuses is a client's error."""
+    scales = [{"id": 0, "scale": 0.5}]
+    erase = "/slots/{}?action=erase"
+    for _ in range(6):
+        with httpx.Client(base_url=server.url, trust_env=False) as other:
+            found = other.post("/lora-adapters", json=scales).json()
+            assert (found[0]["name"], found[0]["scale"]) == ("poet", 0.5)
+            assert other.get("/lora-adapters").json() == found
+            assert other.post(erase.format(3), json={}).json() == {"id_slot": 3, "n_erased": 7}
+            for slot, status in ((4, 400), (10**9, 404), (10**30, 404)):
+                assert other.post(erase.format(slot), json={}).status_code == status
+    refused = server.http.post("/lora-adapters", json=[{"id": 1, "scale": 1}])
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "body[0].id")
+
+
+def test_no_number_is_too_large(server: Apart) -> None:
+    (choice,) = server.ask(max_tokens=10**30, stop=["e"]).json()["choices"]
+    assert choice["finish_reason"] == "stop"
+
+
 def test_while_the_model_is_loaded() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -192,7 +213,10 @@ def test_while_the_model_is_loaded() -> None:
             assert health.headers["retry-after"] == "1"
             for path in ("/v1/completions", "/v1/messages", "/api/generate"):
                 assert http.post(path, json=ASKED).status_code == 503
-            assert http.get("/metrics").status_code == 503
+            for path in ("/metrics", "/lora-adapters", "/v1/responses/resp_1"):
+                assert http.get(path).json()["error"]["code"] == "loading"
+            slot = http.post("/slots/0?action=erase", json={})
+            assert slot.json()["error"]["code"] == "loading"
         process.terminate()
         assert process.wait(timeout=30) == 130
         wait_for(lambda: not is_open(port))

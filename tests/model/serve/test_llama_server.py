@@ -119,3 +119,12 @@ def test_the_model(server: Any) -> None:
     assert [slot["is_processing"] for slot in http.get("/slots").json()] == [False]
     rendered = http.post("/apply-template", json={"messages": HI}).json()["prompt"]
     assert rendered == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_streamed_tokens_are_all_there(server: Any) -> None:
+    """Those within a character, too, which have no text."""
+    server.service.answer = "é 🦆"
+    found = events(server, return_tokens=True)
+    tokens = [token for event in found for token in event["tokens"]]
+    assert tokens == server.service.model.tokenizer.encode("é 🦆")
+    assert "".join(event["content"] for event in found) == "é 🦆"

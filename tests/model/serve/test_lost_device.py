@@ -52,6 +52,7 @@ def test_everybody_is_told(api: Any) -> None:
             api.inject("launch", 60)  # within the second step
             failed = await asyncio.gather(ask(), ask(n=2), ask())
             lost = [*failed, await http.get("/health"), await http.get("/metrics"), await ask()]
+            lost.append(await http.post("/slots/0?action=erase", json={}))
         await service.close()
         return sound, lost
 

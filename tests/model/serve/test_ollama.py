@@ -186,3 +186,23 @@ def talk(server: Any, client: Any, refused: type[Exception]) -> None:
     assert answer.message.tool_calls[0].function.arguments == {"city": "Ur"}
     with pytest.raises(refused, match="there is no model 'no'"):
         client.chat(model="no", messages=HI)
+
+
+def test_an_adapter_is_a_model(server: Any) -> None:
+    server.service.model.adapters = (("poet", 0.5),)
+    assert post(server, model="poet:latest").status_code == 200
+    assert post(server, "/api/generate", model="poet", raw=True).status_code == 200
+    assert [request.adapters for request in server.service.requests] == [(("poet", 0.5),)] * 2
+    found = server.http().get("/api/tags").json()["models"]
+    assert [model["name"] for model in found] == ["toy", "a/b-GGUF", "poet"]
+
+
+@pytest.mark.parametrize("name", ["n", "n_cmpl", "best_of"])
+def test_there_is_one_answer(server: Any, name: str) -> None:
+    for is_streamed in (False, True):
+        refused = post(server, stream=is_streamed, options={name: 2})
+        assert (refused.status_code, refused.json()) == (
+            400,
+            {"error": f"'options.{name}' is not supported: there is one answer"},
+        )
+    assert post(server, stream=False, options={name: 1}).status_code == 200

@@ -132,7 +132,8 @@ def test_cut_short(server: Any) -> None:
     answer = ask(server, max_output_tokens=3)
     assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     assert answer.output[0].status == "incomplete"
-    *_, last = ask(server, max_output_tokens=3, stream=True)
+    *_, item, last = ask(server, max_output_tokens=3, stream=True)
+    assert (item.type, item.item.status) == ("response.output_item.done", "incomplete")
     assert last.type == "response.incomplete"
 
 
@@ -170,8 +171,8 @@ def test_responses_are_kept_for_the_key_that_asked(start: Any) -> None:
 
 
 def test_what_is_kept_is_bounded(start: Any) -> None:
-    server = start(kept_bytes=6000)
-    names = [ask(server).id for _ in range(8)]
+    server = start(kept_bytes=32_000)
+    names = [ask(server).id for _ in range(32)]
     client = server.openai()
     found = []
     for name in names:
@@ -179,8 +180,12 @@ def test_what_is_kept_is_bounded(start: Any) -> None:
             found.append(client.responses.retrieve(name).id)
         except openai.NotFoundError:
             continue
-    assert 0 < len(found) < 8
+    assert 0 < len(found) < 32
     assert found == names[-len(found) :]
+    large = ask(server, metadata={"a": "b" * 2000})
+    with pytest.raises(openai.NotFoundError, match="too large"):
+        client.responses.retrieve(large.id)
+    assert client.responses.retrieve(names[-1]).id == names[-1]  # nothing gave way
 
 
 @pytest.mark.parametrize(
@@ -200,6 +205,7 @@ def test_what_is_kept_is_bounded(start: Any) -> None:
         ({"text": {"format": {"type": "yaml"}}}, "text.format.type"),
         ({"reasoning": {"effort": "much"}}, "reasoning.effort"),
         ({"n": 2}, "n"),
+        ({"store": "no"}, "store"),
     ],
 )
 def test_refusals(server: Any, body: Any, named: str) -> None:
@@ -212,5 +218,18 @@ def test_a_stream_that_fails(server: Any) -> None:
     server.service.error, server.service.good = RuntimeError("secret"), 3
     *_, last = ask(server, stream=True)
     assert (last.type, last.response.status) == ("response.failed", "failed")
+    assert [item.status for item in last.response.output] == ["incomplete"]
     assert last.response.error.code == "server_error"
     assert "secret" not in last.response.error.message
+
+
+def test_items_that_are_alike_are_several(server: Any) -> None:
+    """A stream tells them apart."""
+    server.model.answer_format = HERMES
+    server.service.answer = CALLS.replace("<think>Where?</think>Well.", "A") + "A"
+    done = [
+        event for event in ask(server, stream=True, tools=TOOLS) if event.type.endswith("item.done")
+    ]
+    assert [event.output_index for event in done] == [0, 1, 2, 3]
+    kinds = ["message", "function_call", "function_call", "message"]
+    assert [event.item.type for event in done] == kinds

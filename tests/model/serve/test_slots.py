@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -57,15 +58,33 @@ def test_a_caller_acts_on_what_is_his(start: Any) -> None:
         ("0?action=save", {}, "filename", 400),
         ("0?action=save", {"filename": 7}, "filename", 400),
         ("9?action=erase", {}, "slot 9: there are 2", 400),
-        ("x?action=erase", {}, "/slots/x", 404),
+        ("x?action=erase", {}, "no slot 'x'", 404),
+        (f"{9 * '9'}9?action=erase", {}, "no slot '9999999999'", 404),
+        (f"{5000 * '9'}?action=erase", {}, "no slot '999", 404),
+        ("0?action=save", {"filename": "ä"}, "'filename' must have letters", 400),
+        ("0?action=save", {"filename": "\ud800"}, "'filename' must have letters", 400),
     ],
 )
 def test_bad_actions_are_refused(
     server: Any, path: str, body: dict[str, Any], words: str, status: int
 ) -> None:
-    reply = server.http().post(f"/slots/{path}", json=body)
+    headers = {"Content-Type": "application/json"}  # httpx cannot write a lone surrogate
+    reply = server.http().post(f"/slots/{path}", content=json.dumps(body), headers=headers)
     assert reply.status_code == status
     assert words in reply.json()["error"]["message"]
+
+
+def test_files_are_those_of_an_api_key(start: Any) -> None:
+    """Another key neither restores a file, which would show what was asked, nor replaces it."""
+    server = start(Access(api_keys=("one", "two")))
+    for key in ("one", "two", "one"):
+        for kind in ("save", "restore"):
+            path, body = f"/slots/0?action={kind}", {"filename": "a.bin"}
+            reply = server.http().post(path, json=body, headers=bearer(key))
+            assert reply.json()["filename"] == "a.bin"
+    one, same, two, _, again, _ = (action.file for action in server.service.actions)
+    assert one == same == again != two
+    assert all(file.endswith(".a.bin") for file in (one, two))
 
 
 def test_actions_pass_between_processes() -> None:

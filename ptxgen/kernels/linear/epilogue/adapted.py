@@ -25,6 +25,9 @@ class Adapted(Epilogue):
     ``places`` says which a in ``lora`` is that of each matrix of the launch, a pair's other one
     included; None for a matrix without adapters. There are ``count`` of them. The matrices B of all
     slots are ``lora_b`` (slots, rows, rank), of the other product of a gated pair ``lora_b_up``.
+
+    Products of packed activations round a to f16, as they do x, and add B a on tensor cores to the
+    sums that other steps begin with.
     """
 
     slots: int

@@ -21,6 +21,7 @@ from urdir.ptxgen.kernels.linear.products.gemv_room import (
     RECORD_NBYTES,
     Activations,
     footprint,
+    grid_entries,
     most_registers,
 )
 from urdir.ptxgen.kernels.linear.products.tiled import TiledSpec
@@ -78,6 +79,12 @@ class Gemv(TiledSpec):
         return super().shared_grids if self.activations == "i16" else ()
 
     @property
+    def grid_entries(self) -> int:
+        return grid_entries(
+            self.formats, self.cols, self.cluster, self.activations, self.options.shared
+        )
+
+    @property
     def record_nbytes(self) -> int:
         """Bytes of a unit's activations."""
         return RECORD_NBYTES[self.activations]
@@ -115,7 +122,8 @@ class Gemv(TiledSpec):
 
     @cached_property
     def cut(self) -> Cut:
-        room = footprint(self.formats, self.cols, self.cluster, self.activations, self.prologue)
+        given = (self.formats, self.cols, self.cluster, self.activations)
+        room = footprint(*given, self.options.shared)
         sums = 1 + sum(step.warp_sums for step in self.prologue)
         shared = sum(step.shared_nbytes for step in self.epilogue)
         room = replace(room, warp_squares=4 * sums, shared=shared)

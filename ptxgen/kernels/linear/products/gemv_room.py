@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from urdir.ptxgen.kernels.linear.cut import WARPS, Footprint
@@ -10,16 +11,16 @@ from urdir.ptxgen.kernels.linear.prologue.sum import DeferredAdd
 from urdir.ptxgen.kernels.linear.steps import Prologue, find
 from urdir.ptxgen.spec import ceil_div
 from urdir.ptxgen.weights.formats import Format
-from urdir.ptxgen.weights.grids import entries_nbytes
+from urdir.ptxgen.weights.grids import ENTRIES, entries_nbytes
 from urdir.ptxgen.weights.layout import TILE_COLS, TILE_ROWS, TILE_UNITS, Layout
 
 #: With fewer warps `GemvF32` is faster: each warp has too many activations to round.
 LEAST_WARPS = 4
 #: Registers of a thread, at most: with more, older assemblers' code spills.
 MAX_REGISTERS = 170
-#: Warps of a CTA that looks weights up, at most: its products wait for look-ups and instructions,
-#: not for weights. They need no more than the 64 registers a thread that two such CTAs leave.
-GRID_WARPS = 16
+#: Entries of a codebook in shared memory at most, several copies of each (`Grid.kept`): look-ups of
+#: 256 or 512 bind a product (model/measure/FINDINGS.md).
+GRID_ENTRIES = 8192
 #: Bytes of a unit's activations in shared memory: see templates/linear/products/_tile_x.j2.
 RECORD_NBYTES = {"f32": 144, "i16": 80}
 
@@ -43,7 +44,7 @@ def has_room(
     """
     if cluster > 1 and any(step.warp_sums for step in prologue):
         return False
-    warps = footprint(formats, cols, cluster, activations, prologue).most_warps(shared)
+    warps = footprint(formats, cols, cluster, activations, shared).most_warps(shared)
     held = _registers(cols, cluster, prologue, warps)
     return warps >= LEAST_WARPS and held <= most_registers(warps)
 
@@ -69,20 +70,31 @@ def footprint(
     cols: int,
     cluster: int,
     activations: Activations,
-    prologue: Sequence[Prologue] = (),
+    shared: int,
 ) -> Footprint:
-    """Each CTA has the activations of its blocks. Types with codebooks have `GRID_WARPS`, if their
-    threads have registers for the activations."""
+    """Each CTA has the activations of its blocks, and of codebooks `GRID_ENTRIES` if all warps
+    have room beside these, else the least."""
     cta_blocks = ceil_div(ceil_div(cols, TILE_COLS), cluster)
     formats = tuple(formats)
-    tables = entries_nbytes(formats) if activations == "i16" else 0
-    held = _registers(cols, cluster, prologue, GRID_WARPS)
-    many = tables > 0 and held <= most_registers(GRID_WARPS)
-    return Footprint(
+    room = Footprint(
         tile=max(Layout(fmt, 1, cols).tile_nbytes for fmt in formats),
         sums=4 * TILE_ROWS,
         warp_squares=4,
         activations=RECORD_NBYTES[activations] * TILE_UNITS * cta_blocks,
-        tables=tables,
-        warps=GRID_WARPS if many else WARPS,
     )
+    if activations == "f32":
+        return room
+    least, most = (
+        replace(room, tables=entries_nbytes(formats, entries))
+        for entries in (ENTRIES, GRID_ENTRIES)
+    )
+    return most if most.most_warps(shared) == WARPS else least
+
+
+def grid_entries(
+    formats: Iterable[Format], cols: int, cluster: int, activations: Activations, shared: int
+) -> int:
+    """Entries of a codebook in the shared memory that `footprint` gives it, at most."""
+    formats = tuple(formats)
+    tables = footprint(formats, cols, cluster, activations, shared).tables
+    return GRID_ENTRIES if tables > entries_nbytes(formats) else ENTRIES

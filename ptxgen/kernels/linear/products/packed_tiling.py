@@ -27,7 +27,7 @@ from urdir.ptxgen.kernels.linear.product import MainLoop
 from urdir.ptxgen.kernels.linear.steps import Epilogue, Part, Prologue
 from urdir.ptxgen.spec import Access, ceil_div
 from urdir.ptxgen.weights.formats import Format
-from urdir.ptxgen.weights.grids import aligned, with_entries
+from urdir.ptxgen.weights.grids import ENTRIES, aligned, with_entries
 from urdir.ptxgen.weights.layout import TILE_ROWS, Layout
 from urdir.ptxgen.weights.packed import GROUP, packed_shape
 
@@ -231,7 +231,7 @@ class PackedTiling(MainLoop):
         raise NotImplementedError
 
     #: Whether values of codes are biased.
-    biased_grids = True
+    biased_grids, grid_entries = True, ENTRIES
 
     @property
     def shared_grids(self) -> tuple[Format, ...]:

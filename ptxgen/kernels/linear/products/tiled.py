@@ -12,7 +12,7 @@ from urdir.ptxgen.ptx.architecture import CLUSTERS_SINCE
 from urdir.ptxgen.spec import LaunchShape
 from urdir.ptxgen.target import since
 from urdir.ptxgen.weights.formats import Format
-from urdir.ptxgen.weights.grids import aligned, with_entries
+from urdir.ptxgen.weights.grids import ENTRIES, aligned, with_entries
 
 OPTIONS = {field.name for field in fields(CutOptions)}
 
@@ -80,6 +80,11 @@ class TiledSpec(LinearSpec):
         return tuple(fmt for fmt in self.formats if fmt.grid)
 
     @property
+    def grid_entries(self) -> int:
+        """Entries of a codebook in shared memory, at most."""
+        return ENTRIES
+
+    @property
     def biased_grids(self) -> bool:
         """Whether values of codes are biased."""
         return False
@@ -109,7 +114,8 @@ class TiledSpec(LinearSpec):
             block=(32 * self.cut.warps, 1, 1),
             cluster=(self.cluster, 1, 1),
             shared_bytes=max(
-                with_entries(self.cut.memory.nbytes, self.shared_grids), self.options.least_shared
+                with_entries(self.cut.memory.nbytes, self.shared_grids, self.grid_entries),
+                self.options.least_shared,
             ),
             resident=self.options.resident,
             prefers_shared=True,
