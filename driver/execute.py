@@ -197,8 +197,8 @@ def _in_order(before: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
     """The operations that each one waits for: those of ``before``, or where few of these are not
     the one just before, that alone.
 
-    A fork seems to make every launch of a graph slower: a decode step of Qwen3.5-4B took 1.050 ms
-    as a chain of 165 launches, 1.094 with one more that forked (H200, 2026-11-28).
+    A fork makes every launch of a graph slower: a decode step of Qwen3.5-4B took 1.050 ms as a
+    chain of 165 launches, 1.094 with one more that forked (H200, 2026-11-28).
     """
     breaks = sum(number - 1 not in of for number, of in enumerate(before) if number)
     if breaks > _FEW_BREAKS * len(before):
