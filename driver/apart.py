@@ -31,7 +31,7 @@ def compile_apart(ordinal: int, texts: Sequence[tuple[str, str]]) -> bool:
     Failure costs time alone: it is compiled when it is loaded. The process takes as much memory of
     the GPU as a context does (0.5 GB of an H200), for as long as it runs.
     """
-    command = [sys.executable, "-m", __name__, str(ordinal)]
+    command = [sys.executable, "-P", "-m", __name__, str(ordinal)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with suppress(OSError, subprocess.TimeoutExpired):
         ended = subprocess.run(

@@ -96,10 +96,11 @@ def make_app(
 
 
 async def _refused(request: Request, error: Exception) -> Response:
-    """Respond to an error of an endpoint in OpenAI's format. Server errors are logged; so is every
-    request, in one line, if access logging is on."""
+    """Respond to an error of an endpoint in its protocol's format. Failures of the server are
+    logged, refusals (ApiError: the model is being read, the server is stopping) are not; so is
+    every request, in one line, if access logging is on."""
     told = api_error(error)
-    if told.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+    if told.status >= HTTPStatus.INTERNAL_SERVER_ERROR and not isinstance(error, ApiError):
         is_lost = isinstance(error, DeviceLostError)
         log.error(
             "%s (%s): %s",

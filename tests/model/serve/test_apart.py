@@ -204,7 +204,8 @@ def test_while_the_model_is_loaded() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [sys.executable, str(PROGRAM), "--port", str(port), "--load", "600"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(command, start_new_session=True, **pipes)
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
             wait_for(lambda: is_open(port))
@@ -222,7 +223,8 @@ def test_while_the_model_is_loaded() -> None:
         wait_for(lambda: not is_open(port))
     finally:
         process.kill()
-        process.communicate()
+        _, errors = process.communicate()
+    assert b"Traceback" not in errors  # nothing has failed
 
 
 def is_open(port: int) -> bool:
