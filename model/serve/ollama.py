@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -128,9 +129,9 @@ class _Lines(Shape):
 
     framing = LINES
 
+    @abstractmethod
     def content(self, text: str, thinking: str, calls: Sequence[Block]) -> Json:
         """The part of a line that has text."""
-        raise NotImplementedError
 
     def end(self, answer: Answer) -> Json:
         """More of the last line."""

@@ -38,6 +38,14 @@ def device(device_name: str) -> Iterator[Device]:
         yield opened
 
 
+@pytest.fixture(scope="module")
+def short_prompts_are_worth_a_state() -> Iterator[None]:
+    """States are kept for prompts of a page or more."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("urdir.model.memory.prefix_states.LEAST_PAGES", 1)
+        yield
+
+
 @dataclass(frozen=True)
 class Model:
     """What a file would hold."""

@@ -27,6 +27,7 @@ from urdir.model.verify.conformance import relative_rms
 SAMPLE = "qwen35-dense"
 OTHERS = ("mamba-dense", "falcon-h1-dense", "minimax-01-moe", "kimi-linear-moe")
 NAMES = [SAMPLE, *(pytest.param(name, marks=pytest.mark.full) for name in OTHERS)]
+pytestmark = pytest.mark.usefixtures("short_prompts_are_worth_a_state")
 PAGE = 16
 #: The same tokens in other divisions: rounding differs.
 CLOSE = 1e-5
@@ -42,11 +43,6 @@ def engine(
     file = reference_file(request.param)
     with Engine.open(file, device=device_name, context=128, kv_dtype="f32", exact=True) as engine:
         yield engine
-
-
-@pytest.fixture(autouse=True)
-def short_prompts_are_worth_a_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("urdir.model.memory.prefix_states.LEAST_PAGES", 1)
 
 
 def sharing(engine: Engine, states: int, *, exact: bool = True, **fields: Any) -> Session:

@@ -25,6 +25,7 @@ from urdir.model.verify.conformance import relative_rms
 SAMPLE = "gemma3-dense"
 OTHERS = ("gpt-oss-moe", "cohere2-dense", "gemma4-e", "lfm2-dense")
 NAMES = [SAMPLE, *(pytest.param(name, marks=pytest.mark.full) for name in OTHERS)]
+pytestmark = pytest.mark.usefixtures("short_prompts_are_worth_a_state")
 PAGE, WINDOW = 16, 20
 LIKELY = SamplingSettings(temperature=0.0, logprobs=5)
 TOKENS = [int(token) for token in np.random.default_rng(5).integers(0, 128, 300)]
@@ -37,11 +38,6 @@ def engine(
     file = reference_file(request.param)
     with Engine.open(file, device=device_name, context=128, kv_dtype="f32", exact=True) as engine:
         yield engine
-
-
-@pytest.fixture(autouse=True)
-def short_prompts_are_worth_a_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("urdir.model.memory.prefix_states.LEAST_PAGES", 1)
 
 
 class Answered(Collected):

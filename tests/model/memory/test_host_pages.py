@@ -30,12 +30,6 @@ def device(device_name: str) -> Iterator[Device]:
         yield opened
 
 
-@pytest.fixture
-def stream(device: Device) -> Iterator[Stream]:
-    with device.create_stream() as created:
-        yield created
-
-
 def evict(cache: KvCache) -> None:
     """Others need all pages for a while."""
     assert cache.prefixes is not None

@@ -41,12 +41,6 @@ def device(device_name: str) -> Iterator[Device]:
         yield opened
 
 
-@pytest.fixture
-def stream(device: Device) -> Iterator[Stream]:
-    with device.create_stream() as created:
-        yield created
-
-
 def changed(config: Config, layer: int, **fields: Any) -> Config:
     """The same with other fields of a layer's attention."""
     layers = list(config.layers)

@@ -29,12 +29,6 @@ def device() -> Iterator[Device]:
         yield opened
 
 
-@pytest.fixture
-def stream(device: Device) -> Iterator[Stream]:
-    with device.create_stream() as created:
-        yield created
-
-
 class Opened:
     """A storage of two sequences, with its parts."""
 

@@ -40,11 +40,3 @@ def _session(data: Path, device_name: str) -> Iterator[Session]:
         Session(device, weights, SessionSettings(64, sequences=4, page_len=16)) as opened,
     ):
         yield opened
-
-
-@pytest.fixture(scope="module")
-def short_prompts_are_worth_a_state() -> Iterator[None]:
-    """States are kept for prompts of a page or more."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("urdir.model.memory.prefix_states.LEAST_PAGES", 1)
-        yield

@@ -22,17 +22,13 @@ from urdir.model.errors import ModelError, PrefixFileError
 SAMPLE = "gemma3-dense"
 OTHERS = ("deepseek2-moe", "qwen35-dense", "mamba-dense")
 NAMES = [SAMPLE, *(pytest.param(name, marks=pytest.mark.full) for name in OTHERS)]
+pytestmark = pytest.mark.usefixtures("short_prompts_are_worth_a_state")
 FIRST, OWN = TOKENS[:48], TOKENS[200:207]
 
 
 @pytest.fixture(scope="module", params=NAMES)
 def file(request: pytest.FixtureRequest, reference_file: Callable[[str], Path]) -> Path:
     return reference_file(request.param)
-
-
-@pytest.fixture(autouse=True)
-def short_prompts_are_worth_a_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("urdir.model.memory.prefix_states.LEAST_PAGES", 1)
 
 
 @pytest.fixture
