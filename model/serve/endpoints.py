@@ -76,7 +76,9 @@ class Endpoints:
 
     async def metrics(self, request: Request) -> Response:
         """GET /metrics."""
-        text = self._metrics.text(await self._metrics_now())
+        now = await self._metrics_now()
+        self._metrics.say_model(self._model.names[0])
+        text = self._metrics.text(now)
         return Response(text, media_type=self._metrics.content_type)
 
     async def slots(self, request: Request) -> Response:

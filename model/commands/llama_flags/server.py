@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from urdir.model.commands import values
 from urdir.model.commands.flags import Served
 
-_MEMORY, _ACCESS, _REQUESTS = ("many",), ("access",), ("requests",)
+_MEMORY, _ACCESS, _REQUESTS, _LOG = ("many",), ("access",), ("requests",), ("log",)
 
 SERVED: tuple[Served, ...] = (
     Served(
@@ -56,6 +58,24 @@ SERVED: tuple[Served, ...] = (
         _ACCESS,
         "let pages of these origins ask, between commas; repeatable, * for all (default: none)",
         {"action": "append", "default": [], "metavar": "ORIGIN"},
+    ),
+    Served(
+        "--ssl-cert-file",
+        _ACCESS,
+        "speak HTTPS: the certificate with its chain (PEM)",
+        {"type": Path, "metavar": "FILE"},
+    ),
+    Served(
+        "--ssl-key-file",
+        _ACCESS,
+        "its private key",
+        {"type": Path, "metavar": "FILE"},
+    ),
+    Served(
+        "--log-file",
+        _LOG,
+        "append the log to a file in place of stderr",
+        {"type": Path, "metavar": "FILE"},
     ),
     Served(
         "-to --timeout",
