@@ -99,7 +99,7 @@ def prompt_attention(
     wgmma if the device has it and the kernel supports the cache. ``packs`` requests packed heads,
     which some shapes support: then the kernel ``packs``. Raises PtxgenError for unsupported shapes.
     """
-    if PrefillWgmma.serves(layout):
+    if PrefillWgmma.serves(layout) and not scores.relative:
         kernel = PrefillWgmma(heads, layout, rows, scores)
         if kernel.target_on(target):
             return replace(kernel, packs=packs and kernel.can_pack)
@@ -155,6 +155,8 @@ def decode_attention(
     """
     incremental = IncrementalAttention(heads, layout, rows, scores, token)
     incremental = replace(incremental, packs=packs and incremental.can_pack)
+    if scores.texts:
+        return incremental
     if target and token is not None:
         shape = (heads, layout, max_keys, sm_count, rows, scores, token, target)
         if (latent := latent_attention(*shape, packs=incremental.packs)) is not None:
