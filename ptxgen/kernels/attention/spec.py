@@ -239,8 +239,8 @@ class AttentionSpec(KernelSpec):
         if self.scores.sinks:  # some dominate, some are negligible
             inputs["sinks"] = rng.normal(0, 4, self.heads).astype(np.float32)
         if self.scores.relative:
-            shape = self.heads, 2 * self.scores.relative + 1
-            inputs["relative"] = rng.standard_normal(shape).astype(np.float32)
+            bias = rng.standard_normal((self.heads, 2 * self.scores.relative + 1))
+            inputs["relative"] = bias.astype(np.float32)
         inputs["sequence"] = np.array(sequences, np.uint32)
         inputs["position"] = np.array(positions, np.uint32)
         return inputs

@@ -1,0 +1,267 @@
+"""An encoder: room for steps of texts on a device, and the steps that make embeddings of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from urdir.driver import execute
+from urdir.driver.context import close_all
+from urdir.model.engine.budget import RESERVE_BYTES, check_context
+from urdir.model.engine.encoding.step import (
+    EncodeShape,
+    append_step,
+    build_plan,
+    kinds_of,
+    row_bucket,
+    text_bucket,
+)
+from urdir.model.errors import ContextFullError, ModelError, SettingsError, UnsupportedError
+from urdir.model.families.config import Config
+from urdir.model.families.embedding import POOLINGS, Embedding, Pooling
+from urdir.model.layers.pooled import RESULT, pooled_width
+from urdir.model.lower.paper import Needs, PaperWorkspace, needs_of
+from urdir.model.lower.parts import LayerParts
+from urdir.model.lower.sheet import Sheet
+from urdir.model.memory.text_rows import TextKeys, TextRows, TextRowsShape
+from urdir.model.memory.weights import Weights
+from urdir.model.memory.workspace import Workspace, WorkspaceShape
+from urdir.model.owner import Owner
+from urdir.ptxgen.kernels.attention.kv_types import KvDtype
+
+if TYPE_CHECKING:
+    from urdir.driver.device import Device
+    from urdir.driver.graph import RecordedGraph
+    from urdir.model.engine.runner import Observer
+
+Floats = npt.NDArray[np.float32]
+
+#: Rows of a step, on a GPU and on the emulator, unless a text has more.
+MOST_ROWS, EMULATED_ROWS = 8192, 1024
+#: Tokens of a text by default, where the model takes more.
+DEFAULT_TEXT = 8192
+#: The most rows whose launches start before the ones before are complete: longer ones fill the
+#: device by themselves.
+EARLY_ROWS = 512
+#: Graphs that are kept; the one that was not used for longest makes room.
+MOST_GRAPHS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderSettings:
+    """Texts of up to ``context`` tokens, in steps of up to ``rows`` rows; with ``exact``
+    activations, keys and values stay f32."""
+
+    context: int
+    rows: int
+    exact: bool = False
+
+    @classmethod
+    def of(
+        cls, config: Config, context: int | None, rows: int | None, *, exact: bool, emulated: bool
+    ) -> EncoderSettings:
+        """The settings of a model; None and 0 as `EngineOptions.context` has them."""
+        most = config.context_length
+        chosen = min(DEFAULT_TEXT, most) if context is None else context or most
+        check_context(config, chosen)
+        usual = EMULATED_ROWS if emulated else MOST_ROWS
+        wanted = rows or usual
+        return cls(chosen, row_bucket(max(chosen, wanted)), exact)
+
+
+def check_encodes(config: Config) -> None:
+    """Raise UnsupportedError for a model whose steps need a cache."""
+    why = None
+    if config.recurrents:
+        why = "layers with a state"
+    elif any(mixer.latent is not None for mixer in config.attentions):
+        why = "latent attention"
+    elif any(mixer.shares_cache_of is not None for mixer in config.attentions):
+        why = "caches shared between layers"
+    elif len(config.attentions) != config.n_layers:
+        why = "layers without attention"
+    if why is not None:
+        raise UnsupportedError(f"embeddings of '{config.architecture}' models: {why}")
+
+
+class Encoder(Owner):
+    """Steps of whole texts side by side, each a recorded graph of its shape.
+
+    Texts are tokens, those of special tokens included. Raises UnsupportedError for a model that
+    needs a cache, SettingsError, ModelError if memory is short.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        weights: Weights,
+        settings: EncoderSettings,
+        observer: Observer | None = None,
+    ) -> None:
+        config = weights.config
+        check_encodes(config)
+        check_context(config, settings.context)
+        self.config, self.settings = config, settings
+        self.embedding = config.embedding_of_texts or Embedding(None)
+        self._device, self._observer = device, observer
+        self._graphs: dict[EncodeShape, RecordedGraph] = {}
+        dtype: KvDtype = "f32" if settings.exact else "f16"
+        rows = settings.rows
+        with ExitStack() as owners:
+            self.stream = owners.enter_context(device.create_stream())
+            keys = owners.enter_context(TextKeys(device, config, rows, dtype))
+            shape = TextRowsShape(rows, text_bucket(rows), kinds_of(config))
+            self._state = owners.enter_context(TextRows(device, shape, self.stream))
+            parts = LayerParts(
+                device=device,
+                config=config,
+                weights=weights,
+                cache=keys,
+                work=cast("Workspace", PaperWorkspace(WorkspaceShape({RESULT: 1 << 40}))),
+                exact=settings.exact,
+            )
+            room = self._room(parts)
+            _check_memory(device, room.nbytes)
+            work = owners.enter_context(Workspace(device, room))
+            self._parts = replace(parts, work=work)
+            self._owners = owners.pop_all()
+
+    def encode(self, texts: Sequence[Sequence[int]], pooling: Pooling | None = None) -> Floats:
+        """What is made of texts: embeddings (n, width), of a ranking model the scores (n, labels),
+        or with the pooling "none" the states of all tokens, text after text. Not normalised.
+
+        ``pooling`` replaces the file's. Raises SettingsError for a pooling that is not known,
+        UnsupportedError for scores of a model without them, ContextFullError for a text that is too
+        long, ModelError for one without tokens or with a token outside the vocabulary.
+        """
+        chosen = self.chosen_pooling(pooling)
+        width = pooled_width(self.embedding, self.config.hidden, chosen)
+        self.check_texts(texts)
+        made = [self._step(some, chosen, width) for some in self._steps(texts)]
+        return np.concatenate(made) if made else np.zeros((0, width), np.float32)
+
+    def chosen_pooling(self, pooling: Pooling | None) -> Pooling:
+        """A pooling, or the file's. Raises SettingsError where there is none."""
+        chosen = pooling or self.embedding.pooling
+        if chosen is None:
+            raise SettingsError(
+                "the file does not say how the states of a text are pooled: give a pooling, "
+                f"{', '.join(POOLINGS)}"
+            )
+        if chosen not in POOLINGS:
+            raise SettingsError(f"pooling {chosen!r}: expected one of {', '.join(POOLINGS)}")
+        return chosen
+
+    def check_texts(self, texts: Sequence[Sequence[int]]) -> None:
+        """Raise ContextFullError or ModelError for a text that `encode` does not take."""
+        vocab, most = self.config.vocab_size, self.settings.context
+        for number, text in enumerate(texts):
+            if not len(text):
+                raise ModelError(f"text {number} has no tokens")
+            if len(text) > most:
+                raise ContextFullError(
+                    f"text {number} has {len(text)} tokens, {most} fit: shorten it, or open the "
+                    f"model with a larger context (it takes {self.config.context_length})"
+                )
+            if not 0 <= min(text) <= max(text) < vocab:
+                raise ModelError(
+                    f"text {number} has a token outside the vocabulary of {vocab} tokens"
+                )
+
+    def prepare(self, rows: int, texts: int, pooling: Pooling | None = None) -> None:
+        """Record the graph of a step of so many rows and texts. Raises DriverError."""
+        self._graph(self._shape(rows, texts, self.chosen_pooling(pooling)))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device beside the weights."""
+        cache = cast("TextKeys", self._parts.cache)
+        return cache.nbytes + self._parts.work.buffer.nbytes
+
+    def close(self) -> None:
+        """Free graphs and memory. Idempotent."""
+        graphs = [*self._graphs.values()]
+        self._graphs.clear()
+        close_all(graphs)
+        self._owners.close()
+
+    # ---- steps ----
+
+    def _steps(self, texts: Sequence[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
+        """The texts of each step, in order, as many as fit."""
+        some: list[Sequence[int]] = []
+        rows = 0
+        for text in texts:
+            if rows + len(text) > self.settings.rows:
+                yield some
+                some, rows = [], 0
+            some.append(text)
+            rows += len(text)
+        if some:
+            yield some
+
+    def _shape(self, rows: int, texts: int, pooling: Pooling) -> EncodeShape:
+        return EncodeShape(row_bucket(rows), text_bucket(texts), pooling)
+
+    def _step(self, texts: Sequence[Sequence[int]], pooling: Pooling, width: int) -> Floats:
+        """The results of one step."""
+        count = sum(map(len, texts))
+        shape = self._shape(count, len(texts), pooling)
+        scorer = self.embedding.scorer
+        reads = scorer.reads if pooling == "rank" and scorer is not None else pooling
+        self._state.write(texts, shape.rows, shape.texts, last=reads == "last")
+        if self._observer is not None:
+            plan = build_plan(self._parts, self._state, shape)
+            self._observer.run(execute.bind(plan, self._device), self.stream)
+        else:
+            self._graph(shape).launch(self.stream)
+        self.stream.synchronize()
+        results = count if pooling == "none" else len(texts)
+        return self._parts.work[RESULT].download(np.float32, (results, width))
+
+    def _graph(self, shape: EncodeShape) -> RecordedGraph:
+        """The recorded graph of a shape, made at first use."""
+        if shape in self._graphs:
+            graph = self._graphs[shape] = self._graphs.pop(shape)
+            return graph
+        plan = build_plan(self._parts, self._state, shape)
+        self._device.load_all(plan.kernels())
+        graph = execute.record(plan, self._device, programmatic=shape.rows <= EARLY_ROWS)
+        self._graphs[shape] = graph
+        while len(self._graphs) > MOST_GRAPHS:
+            self._graphs.pop(next(iter(self._graphs))).close()
+        return graph
+
+    # ---- memory ----
+
+    def _room(self, parts: LayerParts) -> WorkspaceShape:
+        """The workspace that the largest steps need: few rows, and most, of one text and of many;
+        their kernels differ."""
+        rows, hidden = self.settings.rows, self.config.hidden
+        poolings: list[Pooling] = ["none", "mean", "last"]
+        widths = [rows * pooled_width(self.embedding, hidden, "none")]
+        if self.embedding.scorer is not None:
+            poolings.append("rank")
+            widths.append(self._state.shape.texts * self.embedding.scorer.labels)
+        needs = Needs()
+        for pooling in poolings:
+            for count, texts in ((8, 1), (8, 4), (rows, 1), (rows, self._state.shape.texts)):
+                sheet = Sheet(parts.work)
+                append_step(sheet, parts, self._state, EncodeShape(count, texts, pooling))
+                needs = needs.most(needs_of(sheet))
+        needs = needs.for_rows(rows)
+        return WorkspaceShape({RESULT: 4 * max(widths)}, zeroed=needs.zeroed, room=needs.room)
+
+
+def _check_memory(device: Device, nbytes: int) -> None:
+    free, _ = device.memory_info()
+    if nbytes + RESERVE_BYTES > free:
+        raise ModelError(
+            f"not enough memory on {device.name}: steps of texts need {nbytes:,} bytes, {free:,} "
+            "are free: a shorter context or a smaller chunk needs less"
+        )
