@@ -143,7 +143,12 @@ class Encoder(Owner):
         width = pooled_width(self.embedding, self.config.hidden, chosen)
         self.check_texts(texts)
         made = [self._step(some, chosen, width) for some in self._steps(texts)]
-        return np.concatenate(made) if made else np.zeros((0, width), np.float32)
+        rows = np.concatenate(made) if made else np.zeros((0, width), np.float32)
+        scorer = self.embedding.scorer
+        if chosen == "rank" and scorer is not None and scorer.softmax:
+            weights = np.exp(rows - rows.max(axis=1, keepdims=True))
+            rows = weights / weights.sum(axis=1, keepdims=True)
+        return rows
 
     def chosen_pooling(self, pooling: Pooling | None) -> Pooling:
         """A pooling, or the file's. Raises SettingsError where there is none."""
@@ -176,6 +181,11 @@ class Encoder(Owner):
     def prepare(self, rows: int, texts: int, pooling: Pooling | None = None) -> None:
         """Record the graph of a step of so many rows and texts. Raises DriverError."""
         self._graph(self._shape(rows, texts, self.chosen_pooling(pooling)))
+
+    @property
+    def context(self) -> int:
+        """Most tokens of a text."""
+        return self.settings.context
 
     @property
     def nbytes(self) -> int:
