@@ -41,7 +41,7 @@ def add_parser(commands: options.Subparsers) -> None:
         action="append",
         default=[],
         metavar="1,2,3|@FILE",
-        help="token ids of a text, or a file of them; for each text anew",
+        help="token ids of a text, or a file of them; repeatable",
     )
     parser.add_argument("--query", metavar="TEXT", help="score the texts as answers to this one")
     parser.add_argument(

@@ -148,7 +148,7 @@ class Loading(Owner):
 
 
 def answering(session: Session | None) -> Session:
-    """The sequences of a model. Raises UnsupportedError where there are none."""
+    """The sequences of a model. Raises UnsupportedError without them."""
     if session is None:
         raise UnsupportedError(
             "the model is open for embeddings and scores (embed, rerank), it gives no answers; a "

@@ -20,6 +20,8 @@ from urdir.ptxgen.kernels.norm import Norm
 #: The states of a text: all of them, their mean, the first token's, the last one's; "rank": scores.
 Pooling = Literal["none", "mean", "cls", "last", "rank"]
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
+#: What llama.cpp writes for a pooling that is not known: -1.
+_UNSPECIFIED = 2**32 - 1
 _NUMBERS: dict[int, Pooling] = dict(enumerate(POOLINGS))
 
 
@@ -73,10 +75,8 @@ def read_embedding(file: Reader, *, causal: bool) -> Embedding | None:
 
 def read_pooling(file: Reader) -> Pooling | None:
     """The pooling_type of a file, None without one."""
-    if not file.has_key("pooling_type"):
-        return None
-    number = file.required("pooling_type", int)
-    if number == -1:
+    number = file.unless("pooling_type", _UNSPECIFIED)
+    if number is None:
         return None
     if number not in _NUMBERS:
         raise ConfigError(f"metadata key '{file.key('pooling_type')}' is {number}: expected 0 to 4")
@@ -91,7 +91,9 @@ def _scorer(file: Reader, causal: bool, labels: int) -> Scorer | None:
     hidden, is_modern = file.hidden, file.architecture == "modern-bert"
     width = hidden if has_output or file.stored["cls.weight"] == (hidden, hidden) else 1
     norm = Norm("layer", file.number("attention.layer_norm_epsilon", 1e-5))
-    number = file.optional("classifier.pooling_type", int, 1 if is_modern else -1)
+    number = file.unless("classifier.pooling_type", _UNSPECIFIED)
+    if number is None and is_modern:
+        number = 1
     return Scorer(
         file.linear("cls", None, width, hidden) if has_dense else None,
         file.norm("cls.norm", None, norm) if file.has("cls.norm.weight") else None,

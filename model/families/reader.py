@@ -172,6 +172,12 @@ class Reader:
             raise ConfigError(f"metadata key '{key}' must be an array")
         return [self._element(key, item, int) for item in items]
 
+    def unless(self, name: str, absent: int) -> int | None:
+        """An integer; None if the key is absent, or has the value ``absent`` or -1."""
+        self._asked.add(self.key(name))
+        value = self._metadata.optional(self.key(name), int, None)
+        return None if value in (None, absent, -1) else self._bounded(self.key(name), value)
+
     def strings(self, name: str) -> tuple[str, ...]:
         """The strings of an array; empty if the key is absent, ConfigError for another type."""
         found = self.optional(name, StringArray, None)

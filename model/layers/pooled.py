@@ -32,7 +32,7 @@ def pooled_width(of: Embedding, hidden: int, pooling: Pooling) -> int:
 
 
 def encoded(step: StepOps, texts: int, pooling: Pooling) -> Tensor:
-    """The results of a step's rows, of so many ``texts``: embeddings, scores, or where nothing is
+    """The results of a step with rows of ``texts`` texts: embeddings, scores, or where nothing is
     pooled the states of all rows."""
     of, graph, config = embedding_of(step), step.graph, step.config
     reads = _reads(of, pooling)

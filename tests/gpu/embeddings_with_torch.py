@@ -2,7 +2,7 @@
 
     python tests/gpu/embeddings_with_torch.py bge-large 512 128
 
-Random weights, F16, no padding, the states' mean or first token; sentence-transformers runs the same
+Random weights, F16, no padding, the first token's state. sentence-transformers runs the same
 modules, and has tokenising and sorting to do beside. Of several batch sizes the best one counts.
 """
 

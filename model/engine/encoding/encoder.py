@@ -137,10 +137,10 @@ class Encoder(Owner):
 
         ``pooling`` replaces the file's. Raises SettingsError for a pooling that is not known,
         UnsupportedError for scores of a model without them, ContextFullError for a text that is too
-        long, ModelError for one without tokens or with a token outside the vocabulary.
+        long, SettingsError for one without tokens or with a token outside the vocabulary.
         """
         chosen = self.chosen_pooling(pooling)
-        width = pooled_width(self.embedding, self.config.hidden, chosen)
+        width = self.check_pooling(chosen)
         self.check_texts(texts)
         made = [self._step(some, chosen, width) for some in self._steps(texts)]
         rows = np.concatenate(made) if made else np.zeros((0, width), np.float32)
@@ -151,7 +151,7 @@ class Encoder(Owner):
         return rows
 
     def chosen_pooling(self, pooling: Pooling | None) -> Pooling:
-        """A pooling, or the file's. Raises SettingsError where there is none."""
+        """A pooling, or the file's. Raises SettingsError without either."""
         chosen = pooling or self.embedding.pooling
         if chosen is None:
             raise SettingsError(
@@ -162,19 +162,23 @@ class Encoder(Owner):
             raise SettingsError(f"pooling {chosen!r}: expected one of {', '.join(POOLINGS)}")
         return chosen
 
+    def check_pooling(self, pooling: Pooling) -> int:
+        """Values of a result. Raises UnsupportedError for scores of a model without them."""
+        return pooled_width(self.embedding, self.config.hidden, pooling)
+
     def check_texts(self, texts: Sequence[Sequence[int]]) -> None:
-        """Raise ContextFullError or ModelError for a text that `encode` does not take."""
+        """Raise ContextFullError or SettingsError for a text that `encode` does not take."""
         vocab, most = self.config.vocab_size, self.settings.context
         for number, text in enumerate(texts):
             if not len(text):
-                raise ModelError(f"text {number} has no tokens")
+                raise SettingsError(f"text {number} has no tokens")
             if len(text) > most:
                 raise ContextFullError(
                     f"text {number} has {len(text)} tokens, {most} fit: shorten it, or open the "
                     f"model with a larger context (it takes {self.config.context_length})"
                 )
             if not 0 <= min(text) <= max(text) < vocab:
-                raise ModelError(
+                raise SettingsError(
                     f"text {number} has a token outside the vocabulary of {vocab} tokens"
                 )
 
