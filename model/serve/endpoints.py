@@ -186,8 +186,8 @@ class Endpoints:
             assert self._model
             if not isinstance(self._service, EmbeddingService):
                 raise ApiError(
-                    "the model gives answers, no embeddings: serve an embedding model, or open this "
-                    "one for embeddings",
+                    "the model gives answers, no embeddings: serve an embedding model, or open "
+                    "this one for embeddings",
                     code="no_embeddings",
                 )
             async with self._turn(body, read) as (asked, _):

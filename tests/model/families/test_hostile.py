@@ -30,7 +30,8 @@ from urdir.model.families.rope import RopeConfig
 from urdir.model.families.stored import StoredMatrix, StoredVector
 from urdir.model.files.metadata import Metadata, StringArray
 
-FILES = sorted((Path(__file__).parents[2] / "data" / "families").glob("*.gguf.xz"))
+DATA = Path(__file__).parents[2] / "data"
+FILES = sorted(path for kind in ("families", "encoders") for path in DATA.glob(f"{kind}/*.gguf.xz"))
 NAMES = [path.name.removesuffix(".gguf.xz") for path in FILES]
 #: How many of them are part of the quick run.
 QUICK = 4
