@@ -67,8 +67,8 @@ def read_embedding(file: Reader, *, causal: bool) -> Embedding | None:
         return None
     if pooling == "rank" and scorer is None:
         raise ConfigError(
-            f"{file.key('pooling_type')} is 4 (rank), and the tensors of a score are missing: "
-            "cls.weight or cls.output.weight"
+            f"tensor 'cls.output.weight' (or 'cls.weight') is missing: {file.key('pooling_type')} "
+            "is 4 (rank)"
         )
     return Embedding(pooling, _dense(file), scorer, labels)
 

@@ -87,7 +87,7 @@ def jina_bert_v3(file: Reader) -> Description:
 def _gated(file: Reader, layer: int) -> Dense:
     """The FFN of Jina 2: gated by a matrix of its own, by the first half of ffn_up, or not."""
     width, hidden = file.size_at("feed_forward_length", layer), file.hidden
-    if file.has("ffn_gate.weight", layer):
+    if file.anywhere("ffn_gate.weight"):
         network = dense(file, layer, gelu(file))
         assert network.gate is not None
         return replace(network, gate=replace(network.gate, bias=None))
@@ -126,7 +126,7 @@ def _encoder(
     def layer(index: int) -> LayerConfig:
         after = named("attn_output_norm", index)
         first = Block((Branch(mixer(index)),))
-        if file.has("attn_norm_2.weight", index):
+        if file.anywhere("attn_norm_2.weight"):
             first, after = (
                 replace(first, post_norm=after, sums_stream=True),
                 named("attn_norm_2", index),
