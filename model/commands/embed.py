@@ -13,7 +13,7 @@ from urdir.model.commands import options
 from urdir.model.commands.logits import read_tokens
 from urdir.model.commands.opening import engine_options, open_engine
 from urdir.model.errors import ModelError
-from urdir.model.families.embedding import POOLINGS
+from urdir.model.families.pooling import POOLINGS
 
 if TYPE_CHECKING:
     from urdir.model.engine.encoding.encoder import Floats

@@ -272,7 +272,8 @@ def _makes_embeddings(args: argparse.Namespace) -> bool:
     from urdir.model.engine.pieces import open_file
     from urdir.model.families.config import Config
 
-    if args.embeddings or args.reranking or args.pooling is not None:
+    wanted = (getattr(args, name, None) for name in ("embeddings", "reranking", "pooling"))
+    if any(wanted):
         return True
     with open_file(args.model, args.quantize) as file:
         return _engine_options(args, None).makes_embeddings(Config.of(file))

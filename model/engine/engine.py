@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from urdir.model.engine.requests.request import Ending, Piece, Request
     from urdir.model.engine.sampling_settings import SamplingSettings
     from urdir.model.engine.session import Session
-    from urdir.model.families.embedding import Pooling
+    from urdir.model.families.pooling import Pooling
     from urdir.model.text.chat import ChatTemplate
     from urdir.model.text.tokenizer import Tokenizer
 

@@ -160,6 +160,7 @@ def answering(session: Session | None) -> Session:
 def _open_parts(opening: Opening, options: EngineOptions) -> EngineParts:
     """The parts of an engine, which ``opening`` owns. Weights are being loaded."""
     file, pair, config, texts = _open_file(opening, options)
+    embeds = options.makes_embeddings(config)
     group = partial(
         open_group, options.device, options.gpus, options.cache_folder, options.ptx_files
     )
@@ -170,7 +171,7 @@ def _open_parts(opening: Opening, options: EngineOptions) -> EngineParts:
     import urdir.model.engine.speculation.model_source  # noqa: F401
 
     devices = opening.group()
-    if options.makes_embeddings(config):
+    if embeds:
         return _open_encoder(opening, options, file, config, texts, devices)
     return _open_session(opening, options, file, pair, config, texts, devices)
 
@@ -261,7 +262,9 @@ def _open_encoder(
     devices: Group,
 ) -> EngineParts:
     """The parts of an engine that makes embeddings, which ``opening`` owns."""
-    from urdir.model.engine.encoding.encoder import Encoder, EncoderSettings, check_encodes
+    from urdir.model.engine.encoding.budget import EncoderSettings, encoder_plan
+    from urdir.model.engine.encoding.encoder import Encoder, check_encodes
+    from urdir.model.lower.paper import paper_weights
     from urdir.model.memory.weights import Weights
 
     check_encodes(config)
@@ -277,6 +280,7 @@ def _open_encoder(
     )
     config = _with_bytes(config.at_context(settings.context), file, device, options)
     announce(device, file)
+    encoder_plan(file, paper_weights(file, config, device), settings).check(device)
     weights = opening.own(Weights(file, config, device))
     encoder = opening.own(Encoder(device, weights, settings, options.observer))
     opening.upload([(weights, file)])
@@ -366,6 +370,7 @@ def _open_file(
         file = opening.own(open_file(options.path, options.quantize))
         pair = _open_pair(opening, options, file)
         config = Config.of(file) if pair is None else pair.config
+        options.makes_embeddings(config)  # refuses what cannot be
         needed = options.text or options.chat is not False
         tokenizer = opening.tokenizer(file, needed=needed)
         if process is not None:

@@ -166,8 +166,8 @@ class EngineOptions:
             return not config.is_causal or (of is not None and of.pooling is not None)
         if not (self.embeddings or config.is_causal):
             raise SettingsError(
-                f"embeddings is False: '{config.architecture}' models are encoders, which make "
-                "nothing else"
+                f"'{config.architecture}' models are encoders: they make embeddings or scores of "
+                "texts (embed, rerank), and no answers"
             )
         return self.embeddings
 

@@ -10,16 +10,14 @@ after pooling. llama.cpp: `llm_graph_context::build_pooling` and `build_dense_ou
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from urdir.model.errors import ConfigError
+from urdir.model.families.pooling import POOLINGS, Pooling
 from urdir.model.families.reader import Reader
 from urdir.model.families.stored import Linear, Normalization
 from urdir.ptxgen.kernels.norm import Norm
 
-#: The states of a text: all of them, their mean, the first token's, the last one's; "rank": scores.
-Pooling = Literal["none", "mean", "cls", "last", "rank"]
-POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 #: What llama.cpp writes for a pooling that is not known: -1.
 _UNSPECIFIED = 2**32 - 1
 _NUMBERS: dict[int, Pooling] = dict(enumerate(POOLINGS))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from urdir.model.errors import UnsupportedError
-from urdir.model.families.embedding import Embedding, Pooling, Scorer
+from urdir.model.families.embedding import Embedding, Scorer
+from urdir.model.families.pooling import Pooling
 from urdir.model.families.stored import Linear
 from urdir.model.graph.ops import Activate, Bound, Norm, Product
 from urdir.model.graph.pooling import Pool

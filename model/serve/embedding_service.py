@@ -20,7 +20,7 @@ from urdir.model.engine.requests.metrics import Metrics
 from urdir.model.engine.requests.request import Ending, Piece, Request
 from urdir.model.engine.requests.slots import SlotAction, SlotDone
 from urdir.model.errors import BusyError, SettingsError
-from urdir.model.families.embedding import Pooling
+from urdir.model.families.pooling import Pooling
 from urdir.model.serve.embeddings import Embeds
 from urdir.model.serve.errors import ApiError
 from urdir.model.serve.interface import ServedModel

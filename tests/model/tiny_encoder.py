@@ -19,9 +19,11 @@ def vocabulary() -> list[str]:
     return ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *words]
 
 
-def write_encoder(path: Path, *, ranks: bool = False, seed: int = 0) -> Path:
-    """Write a BERT with random weights: of embeddings (the mean), or one that ``ranks``."""
-    rng, tokens = np.random.default_rng(seed), vocabulary()
+def write_encoder(path: Path, *, ranks: bool = False, seed: int = 0, unused: int = 0) -> Path:
+    """Write a BERT with random weights: of embeddings (the mean), or one that ``ranks``. Its
+    vocabulary has ``unused`` tokens more."""
+    rng = np.random.default_rng(seed)
+    tokens = vocabulary() + [f"unused {number}" for number in range(unused)]
     writer = gguf.GGUFWriter(path, "bert")
     writer.add_name("tiny encoder")
     writer.add_context_length(CONTEXT)
@@ -35,7 +37,7 @@ def write_encoder(path: Path, *, ranks: bool = False, seed: int = 0) -> Path:
     writer.add_tokenizer_model("bert")
     writer.add_token_list(tokens)
     kinds = [gguf.TokenType.CONTROL] * 4 + [gguf.TokenType.NORMAL] * len(WORDS)
-    writer.add_token_types(kinds)
+    writer.add_token_types([*kinds, *[gguf.TokenType.UNUSED] * unused])
     writer.add_bos_token_id(BEGIN)
     writer.add_unk_token_id(UNKNOWN)
     writer.add_sep_token_id(END)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -12,27 +11,24 @@ import numpy.typing as npt
 
 from urdir.driver import execute
 from urdir.driver.context import close_all
-from urdir.model.engine.budget import RESERVE_BYTES, check_context
+from urdir.model.engine.budget import check_context
+from urdir.model.engine.encoding.budget import EncoderSettings, workspace_of
 from urdir.model.engine.encoding.step import (
     EncodeShape,
-    append_step,
     build_plan,
-    kinds_of,
     row_bucket,
     text_bucket,
 )
-from urdir.model.errors import ContextFullError, ModelError, SettingsError, UnsupportedError
+from urdir.model.errors import ContextFullError, SettingsError, UnsupportedError
 from urdir.model.families.config import Config
-from urdir.model.families.embedding import POOLINGS, Embedding, Pooling
+from urdir.model.families.embedding import Embedding
+from urdir.model.families.pooling import POOLINGS, Pooling
 from urdir.model.layers.pooled import RESULT, pooled_width
-from urdir.model.lower.paper import Needs, PaperWorkspace, needs_of
 from urdir.model.lower.parts import LayerParts
-from urdir.model.lower.sheet import Sheet
-from urdir.model.memory.text_rows import TextKeys, TextRows, TextRowsShape
+from urdir.model.memory.text_rows import TextKeys, TextRows
 from urdir.model.memory.weights import Weights
-from urdir.model.memory.workspace import Workspace, WorkspaceShape
+from urdir.model.memory.workspace import Workspace
 from urdir.model.owner import Owner
-from urdir.ptxgen.kernels.attention.kv_types import KvDtype
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
@@ -41,37 +37,11 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float32]
 
-#: Rows of a step, on a GPU and on the emulator, unless a text has more.
-MOST_ROWS, EMULATED_ROWS = 8192, 1024
-#: Tokens of a text by default, where the model takes more.
-DEFAULT_TEXT = 8192
 #: The most rows whose launches start before the ones before are complete: longer ones fill the
 #: device by themselves.
 EARLY_ROWS = 512
 #: Graphs that are kept; the one that was not used for longest makes room.
 MOST_GRAPHS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class EncoderSettings:
-    """Texts of up to ``context`` tokens, in steps of up to ``rows`` rows; with ``exact``
-    activations, keys and values stay f32."""
-
-    context: int
-    rows: int
-    exact: bool = False
-
-    @classmethod
-    def of(
-        cls, config: Config, context: int | None, rows: int | None, *, exact: bool, emulated: bool
-    ) -> EncoderSettings:
-        """The settings of a model; None and 0 as `EngineOptions.context` has them."""
-        most = config.context_length
-        chosen = min(DEFAULT_TEXT, most) if context is None else context or most
-        check_context(config, chosen)
-        usual = EMULATED_ROWS if emulated else MOST_ROWS
-        wanted = rows or usual
-        return cls(chosen, row_bucket(max(chosen, wanted)), exact)
 
 
 def check_encodes(config: Config) -> None:
@@ -110,25 +80,21 @@ class Encoder(Owner):
         self.embedding = config.embedding_of_texts or Embedding(None)
         self._device, self._observer = device, observer
         self._graphs: dict[EncodeShape, RecordedGraph] = {}
-        dtype: KvDtype = "f32" if settings.exact else "f16"
-        rows = settings.rows
         with ExitStack() as owners:
             self.stream = owners.enter_context(device.create_stream())
-            keys = owners.enter_context(TextKeys(device, config, rows, dtype))
-            shape = TextRowsShape(rows, text_bucket(rows), kinds_of(config))
-            self._state = owners.enter_context(TextRows(device, shape, self.stream))
-            parts = LayerParts(
+            keys = owners.enter_context(TextKeys(device, config, settings.rows, settings.dtype))
+            self._state = owners.enter_context(
+                TextRows(device, settings.rows_shape(config), self.stream)
+            )
+            work = owners.enter_context(Workspace(device, workspace_of(weights, settings)))
+            self._parts = LayerParts(
                 device=device,
                 config=config,
                 weights=weights,
                 cache=keys,
-                work=cast("Workspace", PaperWorkspace(WorkspaceShape({RESULT: 1 << 40}))),
+                work=work,
                 exact=settings.exact,
             )
-            room = self._room(parts)
-            _check_memory(device, room.nbytes)
-            work = owners.enter_context(Workspace(device, room))
-            self._parts = replace(parts, work=work)
             self._owners = owners.pop_all()
 
     def encode(self, texts: Sequence[Sequence[int]], pooling: Pooling | None = None) -> Floats:
@@ -250,32 +216,3 @@ class Encoder(Owner):
         while len(self._graphs) > MOST_GRAPHS:
             self._graphs.pop(next(iter(self._graphs))).close()
         return graph
-
-    # ---- memory ----
-
-    def _room(self, parts: LayerParts) -> WorkspaceShape:
-        """The workspace that the largest steps need: few rows, and most, of one text and of many;
-        their kernels differ."""
-        rows, hidden = self.settings.rows, self.config.hidden
-        poolings: list[Pooling] = ["none", "mean", "last"]
-        widths = [rows * pooled_width(self.embedding, hidden, "none")]
-        if self.embedding.scorer is not None:
-            poolings.append("rank")
-            widths.append(self._state.shape.texts * self.embedding.scorer.labels)
-        needs = Needs()
-        for pooling in poolings:
-            for count, texts in ((8, 1), (8, 4), (rows, 1), (rows, self._state.shape.texts)):
-                sheet = Sheet(parts.work)
-                append_step(sheet, parts, self._state, EncodeShape(count, texts, pooling))
-                needs = needs.most(needs_of(sheet))
-        needs = needs.for_rows(rows)
-        return WorkspaceShape({RESULT: 4 * max(widths)}, zeroed=needs.zeroed, room=needs.room)
-
-
-def _check_memory(device: Device, nbytes: int) -> None:
-    free, _ = device.memory_info()
-    if nbytes + RESERVE_BYTES > free:
-        raise ModelError(
-            f"not enough memory on {device.name}: steps of texts need {nbytes:,} bytes, {free:,} "
-            "are free: a shorter context or a smaller chunk needs less"
-        )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from urdir.driver.plan import Plan
 from urdir.model.families.config import Config
-from urdir.model.families.embedding import Pooling
+from urdir.model.families.pooling import Pooling
 from urdir.model.layers.builder import StepOps
 from urdir.model.layers.pooled import RESULT, encoded
 from urdir.model.lower.parts import LayerParts

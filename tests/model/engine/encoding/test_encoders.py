@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from tests.model.stepping import Eager
-from urdir.model.engine.encoding.encoder import Encoder, EncoderSettings
+from urdir.model.engine.encoding.budget import EncoderSettings
+from urdir.model.engine.encoding.encoder import Encoder
 from urdir.model.engine.engine import Engine
-from urdir.model.families.embedding import Pooling
+from urdir.model.families.pooling import Pooling
 from urdir.model.verify.conformance import relative_rms
 
 #: The contract: cosine distance of embeddings, difference of scores, in exact mode.
