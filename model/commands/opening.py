@@ -48,6 +48,7 @@ def engine_options(
         ptx_files=ptx_files(environment),
         host_sampling=environment.correctness_mode,
         observer=observer(environment),
+        embeddings=False,
     )
 
 
@@ -81,6 +82,7 @@ def service_options(
         prefix_host_memory=args.prefix_host_memory,
         prefix_dir=args.prefix_dir,
         chunk=options.chunk(args),
+        embeddings=None,
     )
 
 

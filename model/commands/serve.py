@@ -78,6 +78,8 @@ def add_parser(commands: options.Subparsers) -> None:
         help="end with exit code 1 when the device is lost, so that a supervisor starts it again "
         "(default: answer 503 until Ctrl-C, then the same)",
     )
+    embeddings = parser.add_argument_group("embeddings and scores, in place of answers")
+    options.add_llama_flags(embeddings, "embeddings")
     add_request_flags(parser)
     access = parser.add_argument_group("who may ask")
     options.add_llama_flags(access, "access")
@@ -181,7 +183,7 @@ def _serve_here(args: argparse.Namespace) -> None:
     logs.begin()
     with listen(args.host, args.port) as listener:
         host, port = listener.getsockname()[:2]
-        if args.api_workers:
+        if args.api_workers and not _makes_embeddings(args):
             _serve_apart(args, listener, access, limits, logs)
             return
         from urdir.model.serve.server import serve
@@ -281,6 +283,8 @@ def _server(args: argparse.Namespace) -> replicas.Server:
 
 def open_service(args: argparse.Namespace, template: str | None) -> AsyncService:
     """Open the engine with its scheduler; ``template`` replaces the file's."""
+    if _makes_embeddings(args):
+        return _open_embeddings(args)
     from urdir.model.engine.requests.async_service import AsyncService as EngineService
     from urdir.model.serve.served_model import EngineModel
 
@@ -289,6 +293,34 @@ def open_service(args: argparse.Namespace, template: str | None) -> AsyncService
     defaults = _defaults(args, engine.file.metadata)
     model = EngineModel(engine, names, context, defaults, _adapters(args))
     return EngineService(engine, model, limits=limits, warm_up=warm_up)
+
+
+def _makes_embeddings(args: argparse.Namespace) -> bool:
+    """Whether a model is served for embeddings: as the flags say, or its file."""
+    from urdir.model.engine.pieces import open_file
+    from urdir.model.families.config import Config
+
+    wanted = (getattr(args, name, None) for name in ("embeddings", "reranking", "pooling"))
+    if any(wanted):
+        return True
+    with open_file(args.model, args.quantize) as file:
+        return _engine_options(args, None).makes_embeddings(Config.of(file))
+
+
+def _open_embeddings(args: argparse.Namespace) -> AsyncService:
+    """A service of embeddings or scores."""
+    from urdir.model.engine.engine import Engine
+    from urdir.model.serve.embedding_service import EmbeddingService
+    from urdir.model.serve.served_model import EngineModel
+
+    wanted = replace(_engine_options(args, None), embeddings=True, text=True)
+    with load(args, wanted) as loading:
+        engine = Engine(loading)
+    if args.verbose:
+        print(f"{engine!r}", file=sys.stderr)
+    names, context = _names(args, engine.name), engine.encoder.context
+    model = EngineModel(engine, names, context, _defaults(args, engine.file.metadata))
+    return EmbeddingService(engine, model, "rank" if args.reranking else args.pooling)
 
 
 def _open_engine(

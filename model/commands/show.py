@@ -97,7 +97,7 @@ def _report(gguf: OpenFile, verdict: Verdict) -> dict[str, Any]:
         "unused_tensors": _of_folder(gguf, "unused_tensors"),
         "roles": _roles(gguf, config) if config else [],
         "memory": verdict.memory,
-        "cache": _cache(config) if config else {},
+        "cache": _cache(config) if config and config.is_causal else {},
         "draft": draft_facts(gguf),
     }
 

@@ -6,7 +6,13 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from urdir.model.families.rope import RopeConfig
-from urdir.model.families.stored import Linear, Normalization, StoredVector
+from urdir.model.families.stored import (
+    MOST_DISTANCE,
+    Linear,
+    Normalization,
+    RelativeBias,
+    StoredVector,
+)
 from urdir.ptxgen.kernels.attention.own_token import Temperature
 from urdir.ptxgen.kernels.attention.scores import Scores
 from urdir.ptxgen.kernels.norm import Norm
@@ -62,7 +68,8 @@ class Latent:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Causal softmax attention (GQA) with scores scale * q . k.
+    """Causal softmax attention (GQA) with scores scale * q . k; or where it is not ``causal``, of
+    each token to all of its text, within a window to ``window`` // 2 tokens on either side.
 
     A row at position p attends to positions above p - ``window``, or from the start of its
     ``chunk`` (0: unlimited). ``softcap`` c > 0 turns scores s into c * tanh(s / c). ``sinks``
@@ -95,6 +102,8 @@ class Attention:
     value_scale: float = 1.0  # multiplies the result
     shares_cache_of: int | None = None
     latent: Latent | None = None
+    causal: bool = True
+    relative: RelativeBias | None = None  # is added to scores
 
     @property
     def written_out(self) -> Attention | None:
@@ -121,6 +130,8 @@ class Attention:
             chunk=self.chunk,
             sinks=self.sinks is not None,
             max_bias=self.max_bias,
+            causal=self.causal,
+            relative=0 if self.relative is None else MOST_DISTANCE,
         )
 
     @property

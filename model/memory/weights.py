@@ -12,8 +12,10 @@ import numpy as np
 from urdir.model.families.config import Config
 from urdir.model.families.rope import RopeConfig
 from urdir.model.families.stored import (
+    MOST_DISTANCE,
     Linear,
     Normalization,
+    RelativeBias,
     Run,
     Slopes,
     Stored,
@@ -84,8 +86,8 @@ class Matrix:
 
 class Weights(Owner):
     """All weights of a model in one allocation, indexed by their references in the description;
-    ``rope_tables`` by rotation, ``rates`` by decay slopes. Addresses, which plans need, are known
-    before the upload (`upload`)."""
+    ``rope_tables`` by rotation, ``rates`` by decay slopes, ``biases`` by distance. Addresses,
+    which plans need, are known before the upload (`upload`)."""
 
     def __init__(self, gguf: ModelFile, config: Config, device: Device) -> None:
         self.config = config
@@ -96,6 +98,8 @@ class Weights(Owner):
         #: Learned positions (at least the largest cache's, hidden) f32, or None.
         self.positions = self._arena.get(_POSITIONS)
         self.rope_tables = {rope: self._arena[_table_name(rope)] for rope in config.ropes}
+        #: The bias of each head by distance, (heads, 2 MOST_DISTANCE + 1) f32.
+        self.biases = {of: self._arena[_table_name(of)] for of in config.biases}
         #: Decay rates of lightning attention states, (heads,) f32.
         self.rates = {slopes: self._arena[_table_name(slopes)] for slopes in config.slopes}
 
@@ -123,6 +127,9 @@ class Weights(Owner):
         self._arena.buffer.fill(0)  # padding of the last tiles
         self._upload_rope_tables(gguf)
         self._upload_positions(gguf)
+        for bias, table in self.biases.items():
+            values = vector_values(bias.weight, gguf.tensors[bias.weight.name])
+            table.upload(bias.table(values))
         for slopes, rates in self.rates.items():
             rates.upload(slopes.rates())
         total = sum(_source_nbytes(of, gguf) for of in self._kept)
@@ -250,6 +257,7 @@ def weight_sizes(gguf: ModelFile, config: Config) -> dict[str, int]:
         rows = max(config.positions.rows, rounded_capacity(config.context_length))
         sizes[_POSITIONS] = 4 * rows * config.hidden
     sizes |= {_table_name(slopes): 4 * slopes.heads for slopes in config.slopes}
+    sizes |= {_table_name(of): 4 * of.heads * (2 * MOST_DISTANCE + 1) for of in config.biases}
     return sizes | {_table_name(rope): 4 * rope.dim for rope in config.ropes}
 
 
@@ -267,7 +275,7 @@ def _kept(config: Config) -> Iterator[Stored]:
     """Tensors stored on the device: without factors that go into RoPE tables, learned positions and
     tensors of another model. Later stages have only their layers."""
     others = {stored for rope in config.ropes for stored in stored_in(rope)} | {config.positions}
-    others |= config.lent
+    others |= config.lent | {of.weight for of in config.biases}
     has_ends = config.stage is None or config.stage.rank == 0
     return (of for of in stored_in(config if has_ends else config.layers) if of not in others)
 
@@ -319,5 +327,5 @@ def _runs_text(runs: tuple[Run, ...]) -> str:
     return ",".join(f"{start}:{stop}" for start, stop in runs)
 
 
-def _table_name(of: RopeConfig | Slopes) -> str:
+def _table_name(of: RopeConfig | Slopes | RelativeBias) -> str:
     return f"table of {of}"

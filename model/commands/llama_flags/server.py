@@ -8,6 +8,7 @@ from urdir.model.commands import values
 from urdir.model.commands.flags import Served
 
 _MEMORY, _ACCESS, _REQUESTS, _LOG = ("many",), ("access",), ("requests",), ("log",)
+_EMBEDDINGS = ("embeddings",)
 
 SERVED: tuple[Served, ...] = (
     Served(
@@ -21,6 +22,24 @@ SERVED: tuple[Served, ...] = (
         _REQUESTS,
         "tokens of an answer at most; -1: until the end",
         {"type": values.token_limit, "dest": "n_predict", "metavar": "N"},
+    ),
+    Served(
+        "--embedding --embeddings",
+        _EMBEDDINGS,
+        "serve /v1/embeddings and no answers (default: where the file is for that)",
+        {"action": "store_true", "dest": "embeddings"},
+    ),
+    Served(
+        "--rerank --reranking",
+        _EMBEDDINGS,
+        "serve /v1/rerank and /v1/score, and no answers (default: likewise)",
+        {"action": "store_true", "dest": "reranking"},
+    ),
+    Served(
+        "--pooling",
+        _EMBEDDINGS,
+        "what is made of the states of a text: mean, cls, last or rank (default: the file's)",
+        {"choices": ("mean", "cls", "last", "rank")},
     ),
     Served(
         "-a --alias",

@@ -99,7 +99,7 @@ def prompt_attention(
     wgmma if the device has it and the kernel supports the cache. ``packs`` requests packed heads,
     which some shapes support: then the kernel ``packs``. Raises PtxgenError for unsupported shapes.
     """
-    if PrefillWgmma.serves(layout):
+    if PrefillWgmma.serves(layout) and not scores.relative:
         kernel = PrefillWgmma(heads, layout, rows, scores)
         if kernel.target_on(target):
             return replace(kernel, packs=packs and kernel.can_pack)
@@ -151,7 +151,8 @@ def decode_attention(
     With the device's native ``target`` it may use clusters, whose rows have fewer chunks. ``packs``
     requests packed heads, which some shapes support: then the kernel ``packs``. With drafts up to
     ``run`` rows side by side are consecutive tokens of a sequence, and may share reads of its keys:
-    then partial results take more. Raises PtxgenError for unsupported shapes.
+    then partial results take more. Keys of texts are not
+    split. Raises PtxgenError for unsupported shapes.
     """
     incremental = IncrementalAttention(heads, layout, rows, scores, token)
     incremental = replace(incremental, packs=packs and incremental.can_pack)
@@ -165,7 +166,7 @@ def decode_attention(
         elif (wide := _wide(incremental, max_keys, sm_count, target)) is not None:
             return wide
     whole = SINGLE_KEYS if rows == 1 else INCREMENTAL_KEYS
-    if min(scores.span or max_keys, max_keys) <= whole:
+    if scores.texts or min(scores.span or max_keys, max_keys) <= whole:
         return _narrowed(_spread(incremental, sm_count), sm_count, target)
     split = split_attention(incremental, max_keys, sm_count)
     if run > 1 and (shared := _shared(split, run, sm_count, target)) is not None:

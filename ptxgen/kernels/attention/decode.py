@@ -133,6 +133,8 @@ class DecodeAttention(RowsWithTokens):
         """
         if 0 < self.layout.capacity < TILE_KEYS or self.value_dim > MAX_MMA_VALUES:
             return False
+        if self.scores.texts:  # of exact arithmetic alone
+            return False
         formats = (self.layout.format, self.layout.values.format)
         for of, width in zip(formats, (self.head_dim, self.value_dim), strict=True):
             whole = {"": 0, "s8": 64}.get(of.operand, 128 // of.bits)

@@ -45,7 +45,7 @@ class IncrementalAttention(DecodeAttention):
     def params(self) -> tuple[Param, ...]:
         return (
             *self.input_params,
-            *self.sink_params,
+            *self.score_params,
             self.out_param,
         )
 
@@ -122,6 +122,13 @@ class IncrementalAttention(DecodeAttention):
                 4,
                 KvLayout(1, 1, 70, 64, "f32"),
                 scores=Scores(max_bias=4.0, softcap=20.0, sinks=True),
+            ),
+            "texts": cls(4, KvLayout(1, 2, 60, 64, "f32"), rows=50, scores=Scores(texts=True)),
+            "texts ALiBi": cls(
+                3, KvLayout(1, 1, 50, 64, "f32"), rows=33, scores=Scores(texts=True, max_bias=8.0)
+            ),
+            "texts relative": cls(
+                6, KvLayout(1, 2, 90, 32, "f16"), rows=70, scores=Scores(texts=True, relative=9)
             ),
             "ring": cls(
                 2, KvLayout(2, 2, 90, 64, "f16", capacity=32), rows=3, scores=Scores(window=30)
