@@ -141,9 +141,9 @@ def _of_ends(cls: type[S]) -> dict[str, S]:
             tiles_each=1,
         ),
         "adapted by itself, f32, some": cls.of(
-            *(Q6_K, 99, 2304, SelfAdapted(2, 16, "f32", (None, 0, 1), 2)),
-            others=((Q8, 77), (Q8, 40)),
-            tiles_each=5,
+            *(Q6_K, 99, 768, SelfAdapted(2, 8, "f32", (None, 0))),
+            others=((Q8, 77),),
+            tiles_each=3,
             per_pass=2,
         ),
         "some biases": cls.of(
