@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -24,9 +24,16 @@ from urdir.model.families.stored import (
     stored_in,
 )
 from urdir.model.memory.cache_shape import rounded_capacity
-from urdir.model.memory.matrix_rows import format_in, source_rows
+from urdir.model.memory.matrix_rows import float_rows, format_in, source_rows
 from urdir.model.memory.norms import NormLayer
-from urdir.model.memory.upload import STAGING_BYTES, Piece, Repacking, upload, vector_pieces
+from urdir.model.memory.upload import (
+    STAGING_BYTES,
+    Piece,
+    Repacking,
+    as_read,
+    upload,
+    vector_pieces,
+)
 from urdir.model.owner import Owner
 from urdir.model.progress import Progress
 from urdir.ptxgen.kernels.rotation import turns_table
@@ -130,14 +137,20 @@ class Weights(Owner):
         for bias, table in self.biases.items():
             values = vector_values(bias.weight, gguf.tensors[bias.weight.name])
             table.upload(bias.table(values))
+        tensors = {of: gguf.tensors[of.name] for of in self._layouts}
+        floats = {of: float_rows(of, tensor) for of, tensor in tensors.items()}
+        sources = {of: rows or source_rows(of, tensors[of]) for of, rows in floats.items()}
         for slopes, rates in self.rates.items():
             rates.upload(slopes.rates())
-        total = sum(_source_nbytes(of, gguf) for of in self._kept)
         scaled = {of for of in self._layouts if _scales_name(of) in self._arena}
-        repacking = Repacking(
-            self.device, self._layouts.values(), {self._layouts[of] for of in scaled}
-        )
-        pieces = self._pieces(gguf, repacking)
+        matrices = [
+            (self._layouts[of], None if rows is None else rows.format)
+            for of, rows in floats.items()
+        ]
+        repacking = Repacking(self.device, matrices, {self._layouts[of] for of in scaled})
+        total = sum(as_read(*of).source_nbytes for of in matrices)
+        total += sum(0 if isinstance(of, StoredMatrix) else 4 * of.size for of in self._kept)
+        pieces = self._pieces(gguf, repacking, sources)
         rank = self.config.share or self.config.stage
         is_first = rank is None or rank.rank == 0
         with Progress("loading", total, shown=is_first) as progress:
@@ -179,13 +192,16 @@ class Weights(Owner):
         weight, bias = (None if v is None else self.vector(v) for v in (of.weight, of.bias))
         return NormLayer(of.norm, weight, bias)
 
-    def _pieces(self, gguf: ModelFile, repacking: Repacking) -> Iterator[Piece]:
+    def _pieces(
+        self, gguf: ModelFile, repacking: Repacking, sources: Mapping[StoredMatrix, Any]
+    ) -> Iterator[Piece]:
         for of in self._kept:
-            tensor, place = gguf.tensors[of.name], self._arena[_label(of)]
+            place = self._arena[_label(of)]
             if isinstance(of, StoredMatrix):
-                yield from repacking.pieces(self._layouts[of], source_rows(of, tensor), place)
+                yield from repacking.pieces(self._layouts[of], sources[of], place)
             else:
-                yield from vector_pieces(vector_values(of, tensor).view(np.uint8), place)
+                values = vector_values(of, gguf.tensors[of.name])
+                yield from vector_pieces(values.view(np.uint8), place)
 
     def _upload_rope_tables(self, gguf: ModelFile) -> None:
         for rope, table in self.rope_tables.items():
@@ -286,12 +302,6 @@ def _adapted(config: Config) -> Iterator[StoredMatrix]:
     for of in _kept(config) if room is not None else ():
         if isinstance(of, StoredMatrix) and room is not None and room.has(of):
             yield of
-
-
-def _source_nbytes(of: Stored, gguf: ModelFile) -> int:
-    if isinstance(of, StoredMatrix):
-        return of.rows * _layout(of, gguf).source_row_nbytes
-    return 4 * of.size
 
 
 def _layout(of: StoredMatrix, gguf: ModelFile) -> Layout:
