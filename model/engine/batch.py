@@ -252,7 +252,7 @@ class ShapeBuckets:
         of ``length`` keys where it does not walk."""
         rows, begins = self._chunk(end - start), self.begin_apart and start == 0
         walk = NO_BLOCKS if begins else self.walked(rows, [end])
-        keys = self.lengths[-1] if walk.count else self.keys(length)
+        keys = self.lengths[-1] if walk.count else self.keys(length, 2)
         return StepShape(rows, keys, output, prompt=rows, begins=begins, walk=walk)
 
     def walked(self, rows: int, lengths: Sequence[int]) -> Blocks:
