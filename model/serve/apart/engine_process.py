@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _TICK_SECONDS = 0.1  # between looks at the device
 _HANG_UP_SECONDS = 10.0  # for front ends to end
+_MOST_KILLED_EARLY = 5  # front ends one after another, by a signal while they start
 _context = multiprocessing.get_context("spawn")
 
 
@@ -74,6 +75,7 @@ class _Engine:
         self._order: Literal["", "drain", "abort"] = ""
         self._deadline = math.inf  # of front ends that are to abort
         self._context = 0
+        self._killed_early = 0  # front ends one after another, before they were ready
 
     def run(self) -> None:
         """Open the engine beside the front ends, and serve. Raises what ends it."""
@@ -140,7 +142,9 @@ class _Engine:
         is_ready = front.desk.is_ready.wait(_TICK_SECONDS)  # what it said last may be unread
         if front.desk.failure is not None:
             raise front.desk.failure.error
-        if code == CANNOT_SERVE or not is_ready:
+        self._killed_early = 0 if is_ready else self._killed_early + 1
+        was_killed = code is not None and code < 0 and self._killed_early < _MOST_KILLED_EARLY
+        if code == CANNOT_SERVE or not (is_ready or was_killed):
             raise ModelError("a process that serves HTTP does not start: see above")
         print(f"urdir: a front end has ended ({code}), another begins", file=sys.stderr)
         new = self._start(front.row)
