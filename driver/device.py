@@ -256,7 +256,7 @@ class Device:
         """From now on other processes compile what `load_beside` loads, as many as pay and as the
         GPU has memory for."""
         free, _ = self.memory_info()
-        most = min((os.cpu_count() or 1) // 2, _MOST_COMPILERS, free // _COMPILER_NBYTES)
+        most = min((os.cpu_count() or 1) * 3 // 4, _MOST_COMPILERS, free // _COMPILER_NBYTES)
         if most and self._modules.compilers is None:
             self._modules.compilers = self._modules.compilers_of(self, most)
 

@@ -132,7 +132,8 @@ def likely_shapes(
 
     In every round sequences are longer, and there are more of them, than in the one before. Of the
     ``outputs`` all of the first come first: OpenAI's clients sample by default, and steps that
-    sample serve greedy answers as well.
+    sample serve greedy answers as well. Of the others steps of answers alone have shapes here, as
+    in those that have prompts the choice of a token takes no time to speak of.
     Beside answers a step takes up to ``mixed_rows`` rows of prompts. These may be ``divided``: then
     their parts are of any length, not of as many rows as a step takes. There are at ``most`` so
     many users with so many tokens each.
@@ -143,14 +144,18 @@ def likely_shapes(
     enough = bisect_left(shapes.lengths, min(longest, shapes.lengths[-1]))
     lengths = shapes.lengths[: enough + 1]
     for output in outputs:
+        is_first = output is outputs[0]
         for reach in range(max(len(lengths), len(users))):
             near, few = lengths[: reach + 1], users[: 2 * reach + 1]
             for length in near:
                 for count in few:
-                    yield from _answering(shapes, count, length, output, new_rows)
+                    beside = new_rows if is_first else ()
+                    yield from _answering(shapes, count, length, output, beside)
+                if not is_first:
+                    continue
                 yield from _asking(shapes, length, output, divided)
                 yield from _asking_together(shapes, length, output) if reach else ()
-            yield from _asking_long(shapes, near[-1])
+            yield from _asking_long(shapes, near[-1]) if is_first else ()
 
 
 def _answering(
