@@ -5,8 +5,6 @@ driver compile a text that is loaded itself (`compile.image_of`; 518 ms of a ker
 2026-11-28, 2 ms while another process compiles): so would every answer of a service. The driver
 keeps what it compiles for a module on disk (``CUDA_CACHE_PATH``), by the text; cubins of the linker
 are kept by `CubinCache`. Loading takes milliseconds then.
-
-    python -m urdir.driver.apart DEVICE FOLDER LIMIT    kernels on stdin, a byte for each on stdout
 """
 
 from __future__ import annotations
@@ -27,10 +25,10 @@ from urdir.driver.kernel import Kernel
 
 #: Seconds in which a process starts, and in which it compiles a kernel, at most.
 _START, _EACH = 20.0, 10.0
+_PROGRAM = "urdir.driver.compiler"
+#: The answer for a kernel that is compiled.
+DONE = b"1"
 _LENGTH = struct.Struct("<I")
-_DONE, _FAILED = b"1", b"0"
-#: Compiling is less urgent than what a service does meanwhile.
-_NICE = 5
 
 
 class Compilers:
@@ -46,7 +44,7 @@ class Compilers:
             sys.executable,
             "-P",
             "-m",
-            __name__,
+            _PROGRAM,
             device,
             str(folder or ""),
             str(limit or 0),
@@ -99,8 +97,8 @@ class Compilers:
         try:
             assert process.stdin is not None
             assert process.stdout is not None
-            _write(process.stdin, pickle.dumps(kernel))
-            return process.stdout.read(1) == _DONE
+            write(process.stdin, kernel)
+            return process.stdout.read(1) == DONE
         except (OSError, pickle.PicklingError, AttributeError, TypeError):
             return False
         finally:
@@ -123,38 +121,14 @@ class Compilers:
         return None
 
 
-def _write(pipe: IO[bytes], data: bytes) -> None:
+def write(pipe: IO[bytes], kernel: Kernel) -> None:
+    """Send a kernel to such a process."""
+    data = pickle.dumps(kernel)
     pipe.write(_LENGTH.pack(len(data)) + data)
     pipe.flush()
 
 
-def _read(pipe: IO[bytes]) -> Any:
+def read(pipe: IO[bytes]) -> Any:
     """The next kernel; None at the end. Raises what a class that is not found here raises."""
     head = pipe.read(_LENGTH.size)
     return pickle.loads(pipe.read(*_LENGTH.unpack(head))) if head else None
-
-
-def serve(device: str, folder: str, limit: str) -> None:
-    """Compile what comes on stdin until that ends."""
-    from urdir.driver.device import Device
-
-    if hasattr(os, "nice"):
-        os.nice(_NICE)
-    replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nothing else is printed there
-    path = Path(folder) if folder else None
-    with Device.open(device, cache_folder=path, cache_limit=int(limit) or None) as opened:
-        while True:
-            try:
-                kernel = _read(sys.stdin.buffer)
-                if kernel is None:
-                    return
-                opened.load(kernel).close()
-                reply = _DONE
-            except Exception:  # the process that loads it says what is wrong
-                reply = _FAILED
-            replies.write(reply)
-
-
-if __name__ == "__main__":
-    serve(*sys.argv[1:])
