@@ -120,6 +120,7 @@ def begin_warm_up(loading: Loading, seconds: float, **likely: Any) -> WarmUp | N
 
     if loading.device.is_emulated:
         return None
+    loading.device.begin_compilers()
     warm_up = loading.warm_up(gc.freeze, **likely)
     with Progress("recording graphs", warm_up.left) as progress:
         warm_up.run(seconds, progress.reach)

@@ -253,6 +253,8 @@ class Endpoints:
         if isinstance(source, Conversation):
             rendered = await run(partial(render, self._model, source))
             begun = await run(partial(Begun.of_conversation, self._model, source, rendered))
+        elif isinstance(source, tuple):
+            begun = Begun(source, source)
         else:
             begun = await run(partial(Begun.of_text, self._model, source, asked.special))
         return replace(begun, tokens=asked.earlier + begun.tokens) if asked.earlier else begun
@@ -280,6 +282,8 @@ class Endpoints:
 
     async def _constraint(self, begun: Begun, form: Format | None) -> Constraint | None:
         """The constraint on all answers, which the engine takes. Raises ModelError."""
+        if form is None and not begun.must_call:
+            return None  # without a thread, which takes longer
         constraint = await asyncio.to_thread(begun.constraint, self._model, form)
         if constraint is not None:
             await self._service.check(constraint)

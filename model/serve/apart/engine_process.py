@@ -30,6 +30,7 @@ log = logging.getLogger("urdir.serve")
 
 _TICK_SECONDS = 0.1  # between looks at the device
 _HANG_UP_SECONDS = 10.0  # for front ends to end
+_MOST_KILLED_EARLY = 5  # front ends one after another, by a signal while they start
 _context = multiprocessing.get_context("spawn")
 
 
@@ -79,6 +80,7 @@ class _Engine:
         self._drained = math.inf  # when front ends that drain are to abort
         self._is_interrupted = False
         self._context = 0
+        self._killed_early = 0  # front ends one after another, before they were ready
 
     def run(self) -> None:
         """Open the engine beside the front ends, and serve. Raises what ends it."""
@@ -152,7 +154,9 @@ class _Engine:
         is_ready = front.desk.is_ready.wait(_TICK_SECONDS)  # what it said last may be unread
         if front.desk.failure is not None:
             raise front.desk.failure.error
-        if code == CANNOT_SERVE or not is_ready:
+        self._killed_early = 0 if is_ready else self._killed_early + 1
+        was_killed = code is not None and code < 0 and self._killed_early < _MOST_KILLED_EARLY
+        if code == CANNOT_SERVE or not (is_ready or was_killed):
             raise ModelError("a process that serves HTTP does not start: see above")
         log.warning("a front end has ended (%s), another begins", code)
         new = self._start(front.row)
