@@ -61,6 +61,27 @@ class Latent:
 
 
 @dataclass(frozen=True, slots=True)
+class Indexer:
+    """Lightning indexer (DeepSeek V3.2, arXiv 2512.02556): a row attends to the ``most`` tokens
+    with the highest scores, the sum over ``heads`` of w max(0, q . k).
+
+    ``q`` (heads * dim, latent q) reads the normed latent vector of queries, ``k`` (dim, hidden) and
+    ``weights`` (heads, hidden) read what attention reads. The one key head is normed, and q and k
+    rotate. Positive factors of all scores, and a Hadamard rotation of q and k, change no choice and
+    are left out.
+    """
+
+    heads: int
+    dim: int
+    most: int
+    q: Linear
+    k: Linear
+    k_norm: Normalization
+    weights: Linear
+    rope: RopeConfig
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
     """Causal softmax attention (GQA) with scores scale * q . k.
 
@@ -69,7 +90,8 @@ class Attention:
     (heads,) add one logit per head, without a value. ``max_bias`` > 0 adds ALiBi (Press et al.
     2021, arXiv 2108.12409). Without ``v`` the product of ``k`` is K and V; without both, the layer
     reads the cache of layer ``shares_cache_of``. Q, K and V are clamped to +- ``clamp``. With a
-    ``latent``, q and k are the rotated parts.
+    ``latent``, q and k are the rotated parts. With an ``indexer``, or as the last layer that has
+    one selected (``follows_indexer``), rows attend to some tokens alone.
     """
 
     heads: int  # query heads
@@ -95,6 +117,8 @@ class Attention:
     value_scale: float = 1.0  # multiplies the result
     shares_cache_of: int | None = None
     latent: Latent | None = None
+    indexer: Indexer | None = None
+    follows_indexer: bool = False
 
     @property
     def written_out(self) -> Attention | None:
@@ -110,6 +134,12 @@ class Attention:
             value_dim=latent.expand.rows // self.heads,
             latent=None,
         )
+
+    @property
+    def ropes(self) -> tuple[RopeConfig, ...]:
+        """The rotations of heads, and of an indexer."""
+        of = (self.rope, self.indexer and self.indexer.rope)
+        return tuple(rope for rope in of if rope is not None)
 
     @property
     def scores(self) -> Scores:

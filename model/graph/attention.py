@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -76,10 +77,16 @@ class Cache(Attend):
 
 
 def attention(
-    at: Evaluation, scores: Scores, sinks: StoredVector | None, q: Floats, k: Floats, v: Floats
+    at: Evaluation,
+    scores: Scores,
+    sinks: StoredVector | None,
+    q: Floats,
+    k: Floats,
+    v: Floats,
+    selected: np.ndarray[Any, np.dtype[np.bool_]] | None = None,
 ) -> Floats:
-    """(rows, heads, value_dim): softmax over all positions up to a row's own, of q (rows, heads,
-    key_dim), k and v (rows, KV heads, ...)."""
+    """(rows, heads, value_dim): softmax over all positions up to a row's own, or over those that
+    are ``selected`` (rows, rows), of q (rows, heads, key_dim), k and v (rows, KV heads, ...)."""
     heads = q.shape[1]
     k, v = (np.repeat(each, heads // each.shape[1], axis=1) for each in (k, v))
     logits = np.einsum("qhd,khd->hqk", q, k) * scores.scale
@@ -88,7 +95,7 @@ def attention(
     behind = at.positions[:, None] - at.positions[None, :]
     if scores.max_bias:
         logits = logits - _slopes(heads, scores.max_bias)[:, None, None] * behind
-    seen = behind >= 0
+    seen = behind >= 0 if selected is None else selected & (behind >= 0)
     if scores.window:
         seen &= behind < scores.window
     if scores.chunk:

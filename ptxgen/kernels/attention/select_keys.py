@@ -1,0 +1,120 @@
+"""Selection of the keys that a row attends to: those with the highest index scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
+from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param
+
+#: Bits of a digit, by which a radix selection narrows scores, from the highest down; and histograms
+#: of a CTA, among which lanes are divided: equal digits meet in few additions.
+DIGITS, COPIES = (11, 11, 10), 4
+BINS = 1 << max(DIGITS)
+#: Threads of a CTA for buckets up to `FEW_KEYS`, and for longer ones.
+THREADS, MANY_THREADS, FEW_KEYS = 256, 1024, 4096
+#: What marks a padding row.
+NO_POSITION = 0xFFFFFFFF
+
+
+@dataclass(frozen=True)
+class SelectKeys(KernelSpec):
+    """The ``most`` highest of a row's scores, of equal ones those of lower positions: their slots
+    in a cache of ``layout``, in order of position.
+
+    Row r has scores of positions up to position[r], in a bucket of ``keys``. ``slots`` are
+    followed by zeros where the row has fewer tokens. ``last`` is how many there are, less one,
+    and ``row`` is ``first`` + r: position and sequence of the row in `KvLayout.chosen`. A padding
+    row, with a position from ``max_len`` on, remains one. NaN counts as a high score.
+    """
+
+    layout: KvLayout
+    rows: int
+    keys: int
+    most: int
+
+    name = "select_keys"
+    template = ("urdir.templates", "attention/select_keys.ptx.j2")
+
+    def __post_init__(self) -> None:
+        if self.layout.kv_heads != 1 or self.layout.capacity:
+            raise PtxgenError("select_keys: a cache of one KV head, of all tokens")
+        if not 1 <= self.rows <= 65535 or not 1 <= self.keys <= self.layout.max_len:
+            raise PtxgenError(
+                f"select_keys: {self.rows} rows of {self.keys} keys of {self.layout.max_len}"
+            )
+        if not 1 <= self.most < 1 << 15:
+            raise PtxgenError(f"select_keys: {self.most} keys of a row: 1 to 32767")
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        table = tuple(p for p in self.layout.params(Access.IN) if p.name == "block_table")
+        return (
+            Param("first", "u32"),
+            Param("scores", "f32", ("rows", "keys"), Access.IN),
+            *table,
+            Param("sequence", "u32", ("rows",), Access.IN),
+            Param("position", "u32", ("rows",), Access.IN),
+            Param("slots", "u32", ("rows", "most"), Access.OUT),
+            Param("last", "u32", ("rows",), Access.OUT),
+            Param("row", "u32", ("rows",), Access.OUT),
+        )
+
+    @property
+    def launch_shape(self) -> LaunchShape:
+        threads = THREADS if self.keys <= FEW_KEYS else MANY_THREADS
+        return LaunchShape(grid=(self.rows, 1, 1), block=(threads, 1, 1))
+
+    def reference(self, **inputs: Any) -> dict[str, Array]:
+        slots = np.zeros((self.rows, self.most), np.uint32)
+        last = np.full(self.rows, NO_POSITION, np.uint32)
+        for row in np.flatnonzero(inputs["position"] < self.layout.max_len).tolist():
+            scores = inputs["scores"][row, : int(inputs["position"][row]) + 1]
+            ranked = np.where(np.isnan(scores), np.inf, scores)
+            chosen = np.sort(np.argsort(-ranked, kind="stable")[: self.most])
+            sequence, table = int(inputs["sequence"][row]), inputs.get("block_table")
+            slots[row, : chosen.size] = self.layout.slots_of(sequence, chosen, table)[0]
+            last[row] = chosen.size - 1
+        row = np.arange(self.rows, dtype=np.uint32) + inputs["first"]
+        return {"slots": slots, "last": last, "row": row.astype(np.uint32)}
+
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        """Scores on a coarse grid, so that the last chosen one has equals; a short row, and a
+        padding row."""
+        scores = np.round(4 * rng.standard_normal((self.rows, self.keys))) / 4
+        scores[0] = np.maximum(scores[0], 0)
+        scores[-1] *= rng.choice([1e-9, 1.0, 1e9], self.keys)
+        positions = rng.integers(0, self.keys, self.rows)
+        positions[0] = self.keys - 1
+        if self.rows > 2:
+            positions[1:3] = min(self.keys, self.most) // 2, self.layout.max_len
+        sequences = rng.integers(0, self.layout.sequences, self.rows)
+        table = {"block_table": self.layout.random_table(rng)} if self.layout.is_paged else {}
+        at = {"sequence": sequences, "position": positions}
+        first = np.uint32(rng.integers(0, 100))
+        return {"first": first, "scores": scores.astype(np.float32), **table} | {
+            name: of.astype(np.uint32) for name, of in at.items()
+        }
+
+    @classmethod
+    def examples(cls) -> Mapping[str, SelectKeys]:
+        latent = {"value_dim": 512, "values_in_keys": True}
+        return {
+            "one of one": cls(KvLayout(1, 1, 1, 64, "f16"), 1, 1, 1),
+            "few": cls(KvLayout(2, 1, 300, 64, "f32"), 4, 300, 16),
+            "odd": cls(KvLayout(2, 1, 1600, 576, "f16", **latent), 5, 1301, 257),
+            "pages": cls(KvLayout(3, 1, 512, 576, "bf16", 16, 70, **latent), 3, 512, 100),
+            "long": cls(KvLayout(1, 1, 20000, 576, "f16", **latent), 2, 12345, 2048),
+        }
+
+    def flops(self) -> int:
+        return 0
+
+    def bytes_moved(self) -> int:
+        """Scores, read once, and slots."""
+        return 4 * self.rows * (self.keys + self.most)
