@@ -288,7 +288,7 @@ def chosen_attention(
     keys are in the cache and whose queries have been rotated: on wgmma if supported, with queries
     in MLA's two ``parts``, a token that is neither rotated nor appended."""
     if parts is not None and LatentDecode.serves(heads, layout, scores, parts):
-        each = 16 if heads % 16 == 0 else 8
+        each = 8 if heads % 16 or (rows == 1 and heads <= FEW_HEADS) else 16
         clusters = rows * heads // each
         cluster = next((n for n in (8, 4) if n * clusters <= sm_count), 2)
         spec = LatentDecode(
