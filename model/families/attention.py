@@ -138,8 +138,8 @@ class Attention:
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:
         """The rotations of heads, and of an indexer."""
-        of = (self.rope, self.indexer and self.indexer.rope)
-        return tuple(rope for rope in of if rope is not None)
+        own = () if self.rope is None else (self.rope,)
+        return own if self.indexer is None else (*own, self.indexer.rope)
 
     @property
     def scores(self) -> Scores:

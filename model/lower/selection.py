@@ -90,7 +90,7 @@ def append_selected(at: Lowering, of: AttendLatent, attention: LayerAttention) -
         attention,
         caches={**attention.caches, "block_table": at.place(of.selected)},
         rows=replace(rows, sequence=at.work[ROW], position=at.work[LAST]),
-        constants=attention.constants | (parts_of_heads(at, of) if in_parts else {}),
+        constants={**attention.constants, **(parts_of_heads(at, of) if in_parts else {})},
     )
     chosen.launch(at.plan, kernel, of.label, out=at.place(of.y))
 

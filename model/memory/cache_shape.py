@@ -285,7 +285,8 @@ def _layer(
     )
     layout = in_pages(layout, page_len, settings.pages)
     if not (is_short and page_len):
-        return CachedLayer(layout, span, index=mixer.indexer and _index(mixer.indexer, layout))
+        index = None if mixer.indexer is None else _index(mixer.indexer, layout)
+        return CachedLayer(layout, span, index=index)
     window = Window.of(span, rows, mailbox_slots(settings.drafts), page_len)
     pages = window.pages(layout, settings.pages)
     return CachedLayer(replace(layout, pages=pages), span, window)

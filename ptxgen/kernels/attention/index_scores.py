@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -141,15 +142,13 @@ class IndexScores(KernelSpec):
 
     @classmethod
     def examples(cls) -> Mapping[str, IndexScores]:
-        def keys(sequences: int, max_len: int, dim: int, *more: Any) -> KvLayout:
-            return KvLayout(sequences, 1, max_len, dim, *more, values_in_keys=True)
-
+        keys = partial(KvLayout, values_in_keys=True)
         return {
-            "one key": cls(keys(1, 1, 32, "f16"), 1, 1, 1),
-            "f32": cls(keys(2, 300, 64, "f32"), 16, 3, 290, ctas=2, rounds=False),
-            "f16 as it is": cls(keys(1, 200, 40, "f16"), 5, 2, 150, rounds=False),
-            "odd heads": cls(keys(2, 260, 96, "f16"), 13, 3, 257, ctas=2),
-            "DeepSeek V3.2": cls(keys(2, 512, 128, "f16", 64, 17), 64, 3, 390, ctas=3),
+            "few keys": cls(keys(2, 1, 50, 32, "f16"), 3, 2, 40),
+            "f32": cls(keys(2, 1, 300, 64, "f32"), 16, 3, 290, ctas=2, rounds=False),
+            "f16 as it is": cls(keys(1, 1, 200, 40, "f16"), 5, 2, 150, rounds=False),
+            "odd heads": cls(keys(2, 1, 260, 96, "f16"), 13, 3, 257, ctas=2),
+            "DeepSeek V3.2": cls(keys(2, 1, 512, 128, "f16", 64, 17), 64, 3, 390, ctas=3),
         }
 
     def flops(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -103,13 +104,14 @@ class SelectKeys(KernelSpec):
 
     @classmethod
     def examples(cls) -> Mapping[str, SelectKeys]:
-        latent = {"value_dim": 512, "values_in_keys": True}
+        latent = partial(KvLayout, value_dim=512, values_in_keys=True)
         return {
+            "few": cls(KvLayout(2, 1, 70, 64, "f16"), 4, 65, 5),
             "one of one": cls(KvLayout(1, 1, 1, 64, "f16"), 1, 1, 1),
-            "few": cls(KvLayout(2, 1, 300, 64, "f32"), 4, 300, 16),
-            "odd": cls(KvLayout(2, 1, 1600, 576, "f16", **latent), 5, 1301, 257),
-            "pages": cls(KvLayout(3, 1, 512, 576, "bf16", 16, 70, **latent), 3, 512, 100),
-            "long": cls(KvLayout(1, 1, 20000, 576, "f16", **latent), 2, 12345, 2048),
+            "some": cls(KvLayout(2, 1, 300, 64, "f32"), 4, 300, 16),
+            "odd": cls(latent(2, 1, 1600, 576, "f16"), 5, 1301, 257),
+            "pages": cls(latent(3, 1, 512, 576, "bf16", 16, 70), 3, 512, 100),
+            "long": cls(latent(1, 1, 20000, 576, "f16"), 2, 12345, 2048),
         }
 
     def flops(self) -> int:
