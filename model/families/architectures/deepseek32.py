@@ -1,7 +1,7 @@
 """DeepSeek V3.2 and GLM 5: MLA over the tokens that a lightning indexer selects (DSA, arXiv
 2512.02556), and DeepSeek V3's experts.
 
-Keys: those of `deepseek2` but for temperatures; attention.indexer.head_count, key_length, top_k;
+Keys: those of `deepseek2`, without temperatures; attention.indexer.head_count, key_length, top_k;
 of GLM 5 also attention.indexer.types (for each layer whether it has an indexer, or selects as the
 last layer before that has one) and attention.layer_norm_epsilon of the norm of index keys.
 MTP heads attend to all tokens. llama.cpp: `src/models/` deepseek32.cpp, glm-dsa.cpp.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from urdir.model.errors import ConfigError
+from urdir.model.errors import ConfigError, UnsupportedError
 from urdir.model.families.architectures.deepseek2 import scaled_rope
 from urdir.model.families.attention import Attention, Indexer
 from urdir.model.families.dense import rms_decoder
@@ -24,6 +24,8 @@ from urdir.model.families.parts import layer_norm, rms_norm
 from urdir.model.families.reader import Reader
 from urdir.model.families.rope import RopeConfig
 from urdir.model.families.scored_experts import scored_experts
+from urdir.ptxgen.kernels.attention.index_scores import MOST_DIM, MOST_HEADS
+from urdir.ptxgen.kernels.attention.select_keys import MOST_KEYS
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.rotation import RopeStyle
 
@@ -96,6 +98,12 @@ def _indexer(file: Reader, layer: int, rope: RopeConfig, rank: int) -> Indexer:
     if rope.dim > dim:
         raise ConfigError(
             f"{file.key('attention.indexer.key_length')} is {dim}, but {rope.dim} values rotate"
+        )
+    if heads > MOST_HEADS or dim > MOST_DIM or dim % 8 or most > MOST_KEYS:
+        raise UnsupportedError(
+            f"an indexer of {heads} heads of {dim} values that selects {most} tokens "
+            f"({file.key('attention.indexer')}): supported are up to {MOST_HEADS} heads of a "
+            f"multiple of 8 values, up to {MOST_DIM}, and {MOST_KEYS} tokens"
         )
     eps = "attention.layer_norm_epsilon"
     norm = layer_norm(file) if file.has_key(eps) else Norm("layer", _INDEX_EPS)

@@ -19,6 +19,8 @@ DIGITS, COPIES = (11, 11, 10), 4
 BINS = 1 << max(DIGITS)
 #: Threads of a CTA for buckets up to `FEW_KEYS`, and for longer ones.
 THREADS, MANY_THREADS, FEW_KEYS = 256, 1024, 4096
+#: Tokens that a row selects at most.
+MOST_KEYS = (1 << 15) - 1
 #: What marks a padding row.
 NO_POSITION = 0xFFFFFFFF
 
@@ -49,8 +51,8 @@ class SelectKeys(KernelSpec):
             raise PtxgenError(
                 f"select_keys: {self.rows} rows of {self.keys} keys of {self.layout.max_len}"
             )
-        if not 1 <= self.most < 1 << 15:
-            raise PtxgenError(f"select_keys: {self.most} keys of a row: 1 to 32767")
+        if not 1 <= self.most <= MOST_KEYS:
+            raise PtxgenError(f"select_keys: {self.most} keys of a row: 1 to {MOST_KEYS}")
 
     @property
     def params(self) -> tuple[Param, ...]:
