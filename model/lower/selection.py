@@ -19,7 +19,7 @@ from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.latent_decode import LatentDecode
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
 from urdir.ptxgen.kernels.attention.prepare_tokens import PrepareTokens
-from urdir.ptxgen.kernels.attention.select_keys import SelectKeys
+from urdir.ptxgen.kernels.attention.select_keys import select_keys
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
@@ -122,7 +122,7 @@ def _append_selection(at: Lowering, of: Select) -> None:
         count = min(each, rows.count - first)
         ctas = max(1, _CTAS_PER_SM * at.limits.sms // count)
         kernel = IndexScores(index, of.indexer.heads, count, keys, ctas, rounds)
-        select = SelectKeys(layout, count, keys, most)
+        select = select_keys(layout, count, keys, most, at.limits.sms, at.limits.target)
 
         def part(place: Slice, width: int = 1, first: int = first, count: int = count) -> Slice:
             return place.slice(4 * first * width, 4 * count * width)

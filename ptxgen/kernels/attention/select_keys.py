@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
-from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param
+from urdir.ptxgen.ptx.architecture import CLUSTERS_SINCE
+from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, ceil_div
+from urdir.ptxgen.target import since
 
-#: Bits of a digit, by which a radix selection narrows scores, from the highest down; and histograms
-#: of a CTA, among which lanes are divided: equal digits meet in few additions.
-DIGITS, COPIES = (11, 11, 10), 4
-BINS = 1 << max(DIGITS)
 #: Threads of a CTA for buckets up to `FEW_KEYS`, and for longer ones.
 THREADS, MANY_THREADS, FEW_KEYS = 256, 1024, 4096
+#: Buckets up to which one CTA has all of a row.
+ALONE_KEYS = 8192
 #: Tokens that a row selects at most.
 MOST_KEYS = (1 << 15) - 1
 #: What marks a padding row.
@@ -34,13 +34,19 @@ class SelectKeys(KernelSpec):
     followed by zeros where the row has fewer tokens. ``last`` is how many there are, less one,
     and ``row`` is ``first`` + r: position and sequence of the row in `KvLayout.chosen`. A padding
     row, with a position from ``max_len`` on, remains one. NaN counts as a high score.
+
+    On sm_90 and newer a ``cluster`` of CTAs (2, 4 or 8) may share a row. The result is the same.
     """
 
     layout: KvLayout
     rows: int
     keys: int
     most: int
+    cluster: int = 1
 
+    #: Bits of a digit, by which a radix selection narrows scores, from the highest down.
+    digits: ClassVar = (11, 11, 10)
+    bins: ClassVar = 1 << max(digits)
     name = "select_keys"
     template = ("urdir.templates", "attention/select_keys.ptx.j2")
 
@@ -53,6 +59,11 @@ class SelectKeys(KernelSpec):
             )
         if not 1 <= self.most <= MOST_KEYS:
             raise PtxgenError(f"select_keys: {self.most} keys of a row: 1 to {MOST_KEYS}")
+        if self.cluster not in (1, 2, 4, 8) or (self.cluster > 1 and self.keys <= FEW_KEYS):
+            raise PtxgenError(
+                f"select_keys: clusters of {self.cluster} for {self.keys} keys: 2, 4 or 8 for more "
+                f"than {FEW_KEYS}"
+            )
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -69,9 +80,29 @@ class SelectKeys(KernelSpec):
         )
 
     @property
+    def targets(self) -> tuple[str, ...]:
+        return since(CLUSTERS_SINCE) if self.cluster > 1 else super().targets
+
+    @property
+    def copies(self) -> int:
+        """Histograms of a CTA, among which lanes are divided: equal digits meet in few
+        additions."""
+        return 2 if self.cluster > 1 else 4
+
+    @property
+    def ahead(self) -> int:
+        """Scores that a thread loads at once, all of a CTA's part if these are few."""
+        part = ceil_div(self.keys, self.cluster)
+        return min(8, ceil_div(part, self.launch_shape.threads))
+
+    @property
     def launch_shape(self) -> LaunchShape:
         threads = THREADS if self.keys <= FEW_KEYS else MANY_THREADS
-        return LaunchShape(grid=(self.rows, 1, 1), block=(threads, 1, 1))
+        return LaunchShape(
+            grid=(self.cluster, self.rows, 1),
+            block=(threads, 1, 1),
+            cluster=(self.cluster, 1, 1),
+        )
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         slots = np.zeros((self.rows, self.most), np.uint32)
@@ -114,6 +145,8 @@ class SelectKeys(KernelSpec):
             "odd": cls(latent(2, 1, 1600, 576, "f16"), 5, 1301, 257),
             "pages": cls(latent(3, 1, 512, 576, "bf16", 16, 70), 3, 512, 100),
             "long": cls(latent(1, 1, 20000, 576, "f16"), 2, 12345, 2048),
+            "cluster": cls(latent(2, 1, 8192, 576, "f16", 16, 1100), 4, 8000, 2048, cluster=2),
+            "odd cluster": cls(latent(1, 1, 9000, 576, "f16"), 2, 8191, 1000, cluster=4),
         }
 
     def flops(self) -> int:
@@ -122,3 +155,17 @@ class SelectKeys(KernelSpec):
     def bytes_moved(self) -> int:
         """Scores, read once, and slots."""
         return 4 * self.rows * (self.keys + self.most)
+
+
+def select_keys(
+    layout: KvLayout, rows: int, keys: int, most: int, sm_count: int, target: str
+) -> SelectKeys:
+    """The kernel on a device of native ``target``: with clusters, where they are resident."""
+    spec = SelectKeys(layout, rows, keys, most)
+    if keys <= ALONE_KEYS:
+        return spec
+    for cluster in (8, 4, 2):
+        near = replace(spec, cluster=cluster)
+        if cluster * rows <= sm_count and near.target_on(target):
+            return near
+    return spec
