@@ -131,6 +131,8 @@ def _attention(config: Config) -> Features:
     yield any(isinstance(m, KimiDelta) for m in others), "delta rule per channel"
     yield any(isinstance(m, Lightning) for m in others), "lightning"
     yield any(m.latent for m in mixers), "MLA"
+    yield any(m.indexer for m in mixers), "indexer"
+    yield any(m.follows_indexer for m in mixers), "shared indexers"
     yield bool(others) and 0 < len(mixers) < config.n_layers, "attention in some layers"
     yield len(mixers) == len(others) == config.n_layers, "parallel attention"
     yield any(m.q.bias for m in mixers), "QKV biases"

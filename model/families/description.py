@@ -146,7 +146,7 @@ class Description:
         """The distinct rotations, in order of first use."""
         heads = (head.layer.attention for head in self.nextn)
         mixers = (*self.attentions, *(mixer for mixer in heads if mixer is not None))
-        return tuple(dict.fromkeys(a.rope for a in mixers if a.rope is not None))
+        return tuple(dict.fromkeys(rope for mixer in mixers for rope in mixer.ropes))
 
     @property
     def is_causal(self) -> bool:

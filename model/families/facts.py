@@ -158,6 +158,10 @@ def _attention(of: Attention) -> Facts:
         value_scale=_other_than(of.value_scale, 1.0),
         cache_of_layer=of.shares_cache_of,
         latent_vector=of.latent and of.latent.down.rows,
+        selects=of.indexer and of.indexer.most,
+        index_heads=of.indexer and of.indexer.heads,
+        index_dim=of.indexer and of.indexer.dim,
+        selects_as_before=of.follows_indexer,
     )
 
 

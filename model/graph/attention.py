@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -87,10 +88,11 @@ def attention(
     k: Floats,
     v: Floats,
     bias: Floats | None = None,
+    selected: np.ndarray[Any, np.dtype[np.bool_]] | None = None,
 ) -> Floats:
     """(rows, heads, value_dim): softmax over all positions up to a row's own, or all that it
-    attends to, of q (rows, heads, key_dim), k and v (rows, KV heads, ...), with a ``bias`` (heads,
-    2 n + 1) by distance."""
+    attends to, or those of them that are ``selected`` (rows, rows), of q (rows, heads, key_dim), k
+    and v (rows, KV heads, ...), with a ``bias`` (heads, 2 n + 1) by distance."""
     heads = q.shape[1]
     k, v = (np.repeat(each, heads // each.shape[1], axis=1) for each in (k, v))
     logits = np.einsum("qhd,khd->hqk", q, k) * scores.scale
@@ -106,6 +108,8 @@ def attention(
         seen = (behind >= 0) & (behind < (scores.window or np.inf))
     else:
         seen = np.abs(behind) <= (scores.window // 2 or np.inf)
+    if selected is not None:
+        seen &= selected
     if scores.chunk:
         seen &= at.positions[None, :] >= at.positions[:, None] // scores.chunk * scores.chunk
     logits = np.where(seen, logits, -np.inf)

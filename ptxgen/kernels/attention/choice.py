@@ -276,6 +276,33 @@ def latent_attention(
     return spec if spec.target_on(target) else None
 
 
+def chosen_attention(
+    heads: int,
+    layout: KvLayout,
+    rows: int,
+    scores: Scores,
+    sm_count: int,
+    target: str,
+    parts: OwnToken | None,
+) -> LatentDecode | IncrementalAttention:
+    """The kernel for rows that each attend to tokens of their own choice (`KvLayout.chosen`), whose
+    keys are in the cache and whose queries have been rotated: on wgmma if supported, with queries
+    in MLA's two ``parts``, a token that is neither rotated nor appended."""
+    if parts is not None and LatentDecode.serves(heads, layout, scores, parts):
+        each = 8 if heads % 16 or (rows == 1 and heads <= FEW_HEADS) else 16
+        clusters = rows * heads // each
+        cluster = next((n for n in (8, 4) if n * clusters <= sm_count), 2)
+        spec = LatentDecode(
+            *(heads, layout, rows, scores, parts, each),
+            ctas=rows,
+            least=LEAST_KEYS,
+            cluster=cluster,
+        )
+        if spec.target_on(target):
+            return spec
+    return _spread(IncrementalAttention(heads, layout, rows, scores), sm_count)
+
+
 def _has_much_memory(target: str) -> bool:
     """Whether SMs have room for a large ring beside a CTA of the products."""
     return Target.parse(target).sm in LARGE_SHARED

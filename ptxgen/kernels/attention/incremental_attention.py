@@ -136,6 +136,12 @@ class IncrementalAttention(DecodeAttention):
             "ring of pages": cls(
                 2, KvLayout(3, 1, 160, 64, "q8_0", 16, 7, capacity=32), 4, Scores(chunk=32)
             ),
+            "tokens of its own choice": cls(
+                3, latent(3, 1, 90, 96, "f16", 1, 300, value_dim=64), rows=3
+            ),
+            "tokens of its own choice q8_0": cls(
+                2, KvLayout(2, 1, 70, 64, "q8_0", 1, 200, value_dim=32), rows=2
+            ),
             **cls._examples_with_a_token(),
         }
         others = {
