@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 class StreamedSlice(Slice):
     """A slot of device memory while it has the bytes of ``source``, or a part of such a slot
-    (``whole`` is all of it). Others with the same bytes of the device have other sources. It has
-    no ``source`` while plans are made for memory that does not exist."""
+    (``whole`` is all of it). Others with the same bytes of the device have other sources."""
 
     __slots__ = ("_whole", "source")
 
@@ -31,7 +30,7 @@ class StreamedSlice(Slice):
         offset: int,
         nbytes: int,
         name: str,
-        source: PinnedBuffer | None,
+        source: PinnedBuffer,
         whole: StreamedSlice | None = None,
     ) -> None:
         super().__init__(buffer, offset, nbytes, name)
@@ -88,7 +87,7 @@ def with_transfers(operations: Sequence[Operation]) -> list[Operation]:
                     f"{operation.label}: reads {of.name!r} and {gone[-1].of.name!r}, which take "
                     "turns in one slot"
                 )
-            copies[first].append(_transfer(of))
+            copies[first].append(Copy(of, of.source, f"transfer {of.name}"))
             contents = [content for content in contents if content not in gone]
             contents.append(_Content(of, number))
     return [each for at, op in enumerate([*operations, None]) for each in (*copies[at], op) if each]
@@ -114,12 +113,6 @@ def check_transfers(operations: Iterable[Operation]) -> None:
 def is_transfer(operation: Operation) -> bool:
     """Whether an operation copies from host memory, which is done beside the kernels."""
     return isinstance(operation, Copy) and isinstance(operation.src, PinnedBuffer)
-
-
-def _transfer(of: StreamedSlice) -> Copy:
-    if of.source is None:
-        raise LaunchError(f"{of.name!r} has no source: it stands for memory that does not exist")
-    return Copy(of, of.source, f"transfer {of.name}")
 
 
 def _slots_read(operation: Operation) -> Iterator[StreamedSlice]:

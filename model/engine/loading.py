@@ -149,6 +149,7 @@ def _open_parts(opening: Opening, options: EngineOptions) -> EngineParts:
     opening.open_devices(group)
     # imported while the device is opened
     from urdir.model.engine.fitting import fitting_settings
+    from urdir.model.engine.placing import placed
     from urdir.model.engine.session import Session
     from urdir.model.engine.speculation.model_source import Drafter
     from urdir.model.memory.weights import Weights, shares_of
@@ -168,6 +169,8 @@ def _open_parts(opening: Opening, options: EngineOptions) -> EngineParts:
         given = [adapter for adapter, _ in adapters]
         room = room_for(config, given, element, options.max_adapters, options.max_adapter_rank)
         config = replace(config, adapters=room)
+    if options.placement is not None:
+        config = placed(config, file, options.placement, len(devices))
     shares = shares_of(config, file, len(devices), options.split)
     ranks = [*zip(shares, devices, strict=True)]
     announce(devices[0], file)

@@ -14,6 +14,7 @@ from urdir.model.families.adapters import AdapterRoom
 from urdir.model.families.attention import Attention
 from urdir.model.families.layers import LayerConfig
 from urdir.model.families.nextn import NextnHead
+from urdir.model.families.placement import Streaming
 from urdir.model.families.recurrent import Lightning, Recurrent
 from urdir.model.families.rope import RopeConfig
 from urdir.model.families.stored import (
@@ -104,6 +105,7 @@ class Description:
     nextn: tuple[NextnHead, ...] = ()  # where they are read
     as_bytes: frozenset[str] = frozenset()  # tensors that many rows multiply as signed bytes
     adapters: AdapterRoom | None = None  # room for LoRA adapters of its matrices
+    streaming: Streaming | None = None  # matrices that lie in host memory
 
     def __repr__(self) -> str:
         size = f"hidden {self.hidden}, vocabulary {self.vocab_size}, context {self.context_length}"

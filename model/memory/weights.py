@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
 from urdir.model.families.config import Config
+from urdir.model.families.placement import units
 from urdir.model.families.rope import RopeConfig
 from urdir.model.families.stored import (
     Linear,
@@ -24,6 +26,7 @@ from urdir.model.families.stored import (
 from urdir.model.memory.cache_shape import rounded_capacity
 from urdir.model.memory.matrix_rows import format_in, source_rows
 from urdir.model.memory.norms import NormLayer
+from urdir.model.memory.streamed import StreamedMatrices, slot_sizes, slots_in
 from urdir.model.memory.upload import STAGING_BYTES, Piece, Repacking, upload, vector_pieces
 from urdir.model.owner import Owner
 from urdir.model.progress import Progress
@@ -90,9 +93,16 @@ class Weights(Owner):
     def __init__(self, gguf: ModelFile, config: Config, device: Device) -> None:
         self.config = config
         self.device = device
-        self._arena: Arena = device.arena(weight_sizes(gguf, config), "weights")
         self._kept = tuple(_kept(config))
         self._layouts = {of: _layout(of, gguf) for of in self._kept if isinstance(of, StoredMatrix)}
+        with ExitStack() as owners:
+            arena = owners.enter_context(device.arena(weight_sizes(gguf, config), "weights"))
+            self._arena: Arena = arena
+            #: The matrices in host memory.
+            self.streamed = owners.enter_context(
+                StreamedMatrices(device, self._layouts, units(config), slots_in(arena))
+            )
+            self._owners = owners.pop_all()
         #: Learned positions (at least the largest cache's, hidden) f32, or None.
         self.positions = self._arena.get(_POSITIONS)
         self.rope_tables = {rope: self._arena[_table_name(rope)] for rope in config.ropes}
@@ -130,23 +140,35 @@ class Weights(Owner):
         repacking = Repacking(
             self.device, self._layouts.values(), {self._layouts[of] for of in scaled}
         )
-        pieces = self._pieces(gguf, repacking)
         rank = self.config.share or self.config.stage
         is_first = rank is None or rank.rank == 0
+        stop = stop or threading.Event()
         with Progress("loading", total, shown=is_first) as progress:
-            upload(self.device, pieces, total, progress=progress.advance, stop=stop)
-        if stop is None or not stop.is_set():
-            repacking.add_powers(
-                (layout, self._arena[_label(of)], self._arena.get(_scales_name(of)))
-                for of, layout in self._layouts.items()
-            )
+
+            def fill(kept: Sequence[Stored]) -> None:
+                pieces = self._pieces(gguf, repacking, kept)
+                nbytes = sum(_source_nbytes(of, gguf) for of in kept)
+                upload(self.device, pieces, nbytes, progress=progress.advance, stop=stop)
+                if not stop.is_set():
+                    repacking.add_powers(
+                        (self._layouts[of], self._place(of), self._arena.get(_scales_name(of)))
+                        for of in kept
+                        if isinstance(of, StoredMatrix)
+                    )
+
+            fill([of for of in self._kept if of not in self.streamed])
+            for group in self.streamed.groups:
+                if not stop.is_set():
+                    self.streamed.clear()
+                    fill(group)
+                    self.streamed.save(group)
 
     def matrix(self, of: Linear | StoredMatrix) -> Matrix:
         """A matrix of the description, with its bias."""
         stored, bias = (of.matrix, of.bias) if isinstance(of, Linear) else (of, None)
         return Matrix(
             self._layouts[stored],
-            self._arena[_label(stored)],
+            self._place(stored),
             None if bias is None else self.vector(bias),
             stored.columns is not None,
             self._arena.get(_scales_name(stored)),
@@ -172,9 +194,15 @@ class Weights(Owner):
         weight, bias = (None if v is None else self.vector(v) for v in (of.weight, of.bias))
         return NormLayer(of.norm, weight, bias)
 
-    def _pieces(self, gguf: ModelFile, repacking: Repacking) -> Iterator[Piece]:
-        for of in self._kept:
-            tensor, place = gguf.tensors[of.name], self._arena[_label(of)]
+    def _place(self, of: Stored) -> Slice:
+        """Where a tensor lies on the device, if need be while it is used."""
+        return self.streamed.get(of) or self._arena[_label(of)]
+
+    def _pieces(
+        self, gguf: ModelFile, repacking: Repacking, kept: Iterable[Stored]
+    ) -> Iterator[Piece]:
+        for of in kept:
+            tensor, place = gguf.tensors[of.name], self._place(of)
             if isinstance(of, StoredMatrix):
                 yield from repacking.pieces(self._layouts[of], source_rows(of, tensor), place)
             else:
@@ -208,7 +236,7 @@ class Weights(Owner):
 
     def close(self) -> None:
         """Free the weights. Idempotent."""
-        self._arena.close()
+        self._owners.close()
 
 
 def shares_of(
@@ -233,10 +261,14 @@ def shares_of(
 
 def weight_sizes(gguf: ModelFile, config: Config) -> dict[str, int]:
     """Bytes of everything ``Weights`` keeps on the device, by name."""
+    groups = units(config)
+    streamed = {of for unit in groups for of in unit}
     sizes = {
         _label(of): _layout(of, gguf).nbytes if isinstance(of, StoredMatrix) else 4 * of.size
         for of in _kept(config)
+        if of not in streamed
     }
+    sizes |= slot_sizes(groups, {of: _layout(of, gguf) for of in streamed}, config.streaming)
     for of in _adapted(config):
         assert config.adapters is not None
         sizes[_lora_name("A", of)] = config.adapters.a_nbytes(of)
@@ -251,6 +283,11 @@ def weight_sizes(gguf: ModelFile, config: Config) -> dict[str, int]:
         sizes[_POSITIONS] = 4 * rows * config.hidden
     sizes |= {_table_name(slopes): 4 * slopes.heads for slopes in config.slopes}
     return sizes | {_table_name(rope): 4 * rope.dim for rope in config.ropes}
+
+
+def streamed_nbytes(gguf: ModelFile, config: Config) -> int:
+    """Bytes of host memory that a model takes."""
+    return sum(_layout(of, gguf).nbytes for unit in units(config) for of in unit)
 
 
 def vector_values(of: StoredVector, tensor: Tensor) -> npt.NDArray[np.float32]:
