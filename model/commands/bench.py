@@ -148,6 +148,7 @@ def add_parser(commands: options.Subparsers) -> None:
     )
     options.add_device(parser)
     options.add_gpus(parser)
+    options.add_placement(parser)
     options.add_prompt_arithmetic(parser)
     bench_load.add_arguments(parser)
 
@@ -213,7 +214,7 @@ def _run_section(
         chunk=options.chunk(args),
         **session,
     )
-    with open_engine(args, wanted) as engine:
+    with open_engine(wanted) as engine:
         rows = list(measured(engine.session))
         made = _conditions(engine.device, engine.name, _rates(engine.device), len(engine.group))
     print_report(made, [(part, rows)], args.output)
@@ -378,11 +379,11 @@ def _open_engine(args: argparse.Namespace, part: BenchCase) -> Engine:
         draft=_draft_source(args),
     )
     if args.lora is None:
-        return open_engine(args, wanted)
+        return open_engine(wanted)
     from urdir.model.measure.made_adapters import load_made_adapters
 
     rank, count = args.lora
-    engine = open_engine(args, replace(wanted, max_adapters=count, max_adapter_rank=rank))
+    engine = open_engine(replace(wanted, max_adapters=count, max_adapter_rank=rank))
     load_made_adapters(engine, rank, count)
     return engine
 

@@ -47,6 +47,7 @@ def add_parser(commands: options.Subparsers) -> None:
     options.add_model(parser)
     options.add_device(parser)
     options.add_gpus(parser)
+    options.add_placement(parser, "--gpu")
     parser.add_argument("--json", action="store_true", help="print all of it as one JSON object")
     parser.add_argument("--template", action="store_true", help="print the chat template only")
 

@@ -169,8 +169,7 @@ def _open_parts(opening: Opening, options: EngineOptions) -> EngineParts:
         given = [adapter for adapter, _ in adapters]
         room = room_for(config, given, element, options.max_adapters, options.max_adapter_rank)
         config = replace(config, adapters=room)
-    if options.placement is not None:
-        config = placed(config, file, options.placement, len(devices))
+    config = placed(config, file, devices, options)
     shares = shares_of(config, file, len(devices), options.split)
     ranks = [*zip(shares, devices, strict=True)]
     announce(devices[0], file)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 #: Tensors of experts by llama.cpp's names, as its ``-cmoe`` has them.
 EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
+#: More layers than a model has.
+ALL_LAYERS = 1 << 20
 #: Slots that the matrices of layers take turns in: one is read while the next is filled.
 SLOTS = 2
 
