@@ -127,6 +127,7 @@ def placement(args: argparse.Namespace) -> Placement | None:
         gpu_layers=args.gpu_layers,
         host_experts=args.host_experts,
         overrides=tuple(args.overrides),
+        expert_slots=args.expert_slots,
         fit=args.fit != "off" or args.device_memory is not None,
     )
     return None if found == Placement() else found

@@ -112,6 +112,13 @@ def add_placement(parser: argparse._ActionsContainer, memory: str = "--device-me
     """-ngl, -cmoe, -ncmoe, -ot, --fit and ``memory``."""
     add_llama_flags(parser, "placement")
     parser.add_argument(
+        "--expert-slots",
+        type=values.whole_number(0),
+        metavar="N",
+        help="of streamed experts keep those of each layer that were used last on the GPU, N of "
+        "them (default: as many as fit)",
+    )
+    parser.add_argument(
         memory,
         type=values.byte_size,
         dest="device_memory",

@@ -6,12 +6,19 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from urdir.model.engine.budget import RESERVE_BYTES
 from urdir.model.engine.fitting import Place
 from urdir.model.errors import UnsupportedError
-from urdir.model.families.placement import EXPERTS, Placement, streamable, with_streaming
+from urdir.model.families.placement import (
+    EXPERTS,
+    Placement,
+    cached_mixtures,
+    streamable,
+    with_streaming,
+)
 from urdir.model.families.stored import stored_in
 from urdir.model.memory.streamed import check_host
 from urdir.model.memory.weights import streamed_nbytes, weight_sizes
@@ -21,10 +28,8 @@ if TYPE_CHECKING:
     from urdir.model.engine.options import EngineOptions
     from urdir.model.families.config import Config
     from urdir.model.files.model_file import ModelFile
-    from urdir.model.memory.session_settings import SessionSettings
 
-#: Of many users' sequences, so many have room for a whole context beside weights that are chosen to
-#: fit.
+#: Of many users' sequences, so many have room for a whole context beside weights that fit.
 _WHOLE_SEQUENCES = 4
 
 
@@ -38,48 +43,67 @@ def placed(
         device.limit_memory(options.device_memory)
     placement = options.placement or Placement()
     names = placement.on_host(config)
+    room = partial(_room, Place(file, config, devices[0]), options)
     if placement.fit:
-        session = options.session(config, devices[0], options.chosen_context(config))
-        if options.memory_share:
-            session = replace(session, pages=None, shared_states=0)
-        share = options.memory_share or 1.0
-        names = fitting_names(Place(file, config, devices[0]), session, names, share)
-    config = with_streaming(config, names)
-    if config.streaming is None:
+        names = fitting_names(file, config, names, room())
+    if not names:
         return config
     if len(devices) > 1:
         raise UnsupportedError(
             f"weights in host memory for {len(devices)} GPUs are not supported: leave all on the "
             "GPUs"
         )
+    slots = placement.expert_slots
+    if slots is None:
+        slots = _fitting_slots(file, config, names, room())
+    config = with_streaming(config, names, slots)
     check_host(streamed_nbytes(file, config))
     return config
 
 
-def fitting_names(
-    place: Place, session: SessionSettings, names: frozenset[str], share: float = 1.0
-) -> frozenset[str]:
-    """The tensors that lie in host memory where all else fits a ``share`` of a device's memory:
-    ``names``, and as few more as are needed. Experts come first, as few of them are used at a time;
-    layers are chosen evenly, so that the link is busy all the time."""
-    most = session
+def _room(place: Place, options: EngineOptions) -> float:
+    """Bytes of a device that a session as it is wanted leaves to weights; of many users', some
+    sequences have room for a whole context."""
+    session = options.session(place.config, place.device, options.chosen_context(place.config))
     if session.page_len:
-        pages = place.least_pages(replace(session, pages=None)) or 1
-        most = replace(
-            session, pages=session.pages or pages * min(_WHOLE_SEQUENCES, session.sequences)
-        )
-    beside = place.plan(most).total - _weights(place, place.config)
-    free = share * place.device.usable_memory() - RESERVE_BYTES - beside
-    choices = [names, *(names | more for more in _choices(place.config))]
+        session = replace(session, shared_states=0 if options.memory_share else None)
+        whole = (place.least_pages(session) or 1) * min(_WHOLE_SEQUENCES, session.sequences)
+        session = replace(session, pages=session.pages or whole)
+    beside = place.plan(session).total - _weights(place.file, place.config)
+    free = (options.memory_share or 1.0) * place.device.usable_memory()
+    return free - RESERVE_BYTES - beside
+
+
+def fitting_names(
+    file: ModelFile, config: Config, names: frozenset[str], room: float
+) -> frozenset[str]:
+    """The tensors that lie in host memory where the others have ``room`` bytes: ``names``, and as
+    few more as are needed. Experts come first, as few of them are used at a time; layers are chosen
+    evenly, so that the link is busy all the time."""
+    choices = [names, *(names | more for more in _choices(config))]
 
     def fits(choice: frozenset[str]) -> bool:
-        return _weights(place, with_streaming(place.config, choice)) <= free
+        return _weights(file, with_streaming(config, choice)) <= room
 
     return choices[min(bisect_left(choices, True, key=fits), len(choices) - 1)]
 
 
-def _weights(place: Place, config: Config) -> int:
-    return sum(weight_sizes(place.file, config).values())
+def _fitting_slots(file: ModelFile, config: Config, names: frozenset[str], room: float) -> int:
+    """The most experts of a layer whose caches fit ``room`` bytes beside the weights; 0 where those
+    of a row do not."""
+    mixtures = cached_mixtures(with_streaming(config, names, 1))
+    most = max((of.router.experts for of in mixtures), default=0)
+    least = max((of.router.used for of in mixtures), default=0)
+
+    def exceeds(slots: int) -> bool:
+        return _weights(file, with_streaming(config, names, slots)) > room
+
+    slots = bisect_left(range(1, most + 1), True, key=exceeds)
+    return slots if slots >= least else 0
+
+
+def _weights(file: ModelFile, config: Config) -> int:
+    return sum(weight_sizes(file, config).values())
 
 
 def _choices(config: Config) -> Iterator[frozenset[str]]:

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from urdir.model.errors import SettingsError
-from urdir.model.families.stored import StoredMatrix, stored_in
+from urdir.model.families.stored import StoredMatrix, StoredVector, stored_in
 
 if TYPE_CHECKING:
     from urdir.model.families.description import Description
+    from urdir.model.families.feed_forward import Mixture
 
     D = TypeVar("D", bound=Description)
 
@@ -26,10 +27,12 @@ SLOTS = 2
 @dataclass(frozen=True, slots=True)
 class Streaming:
     """Tensors of layers by ``names`` whose matrices lie in host memory, and take turns in ``slots``
-    of device memory, each for one layer's."""
+    of device memory, each for one layer's. Of mixtures whose experts are all there, every layer has
+    ``experts`` of them in device memory, those that were used last."""
 
     names: frozenset[str]
     slots: int = SLOTS
+    experts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +42,15 @@ class Placement:
     A tensor lies where the first of ``overrides`` says whose pattern its name has a match of (True:
     in host memory). Else the experts of the first ``host_experts`` layers lie in host memory, and
     all matrices of layers but the last ``gpu_layers`` - 1, as the output counts as a layer (None:
-    all stay). With ``fit`` as many more as are needed.
+    all stay). With ``fit`` as many more as are needed. ``expert_slots`` experts of every layer are
+    kept on the device (None: as many as fit).
     """
 
     gpu_layers: int | None = None
     host_experts: int = 0
     overrides: tuple[tuple[str, bool], ...] = ()
     fit: bool = False
+    expert_slots: int | None = None
 
     def __post_init__(self) -> None:
         for pattern, _ in self.overrides:
@@ -96,9 +101,31 @@ def streamable(config: Description) -> frozenset[str]:
     return frozenset(of.name for of in matrices if users[of.name] == 1)
 
 
-def with_streaming(config: D, names: frozenset[str]) -> D:
-    """The description with these tensors in host memory; none: as it is."""
-    return replace(config, streaming=Streaming(names)) if names else config
+def with_streaming(config: D, names: frozenset[str], experts: int = 0) -> D:
+    """The description with these tensors in host memory; none: as it is. So many ``experts`` of a
+    layer are kept on the device."""
+    return replace(config, streaming=Streaming(names, experts=experts)) if names else config
+
+
+def cached_mixtures(config: Description) -> list[Mixture]:
+    """The mixtures whose experts are all in host memory, and some of them cached on the device."""
+    streaming = config.streaming
+    if streaming is None or not streaming.experts:
+        return []
+    found = [of for layer in config.layers for of in layer.mixtures]
+    return [of for of in found if all(m.name in streaming.names for m in expert_matrices(of))]
+
+
+def expert_matrices(of: Mixture) -> list[StoredMatrix]:
+    """The matrices of a mixture's experts."""
+    linears = (of.up, of.down, *(() if of.gate is None else (of.gate,)))
+    return [linear.matrix for linear in linears]
+
+
+def expert_biases(of: Mixture) -> list[StoredVector]:
+    """The biases of a mixture's experts."""
+    linears = (of.up, of.down, *(() if of.gate is None else (of.gate,)))
+    return [linear.bias for linear in linears if linear.bias is not None]
 
 
 def units(config: Description) -> list[tuple[StoredMatrix, ...]]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from urdir.model.families.config import Config
-from urdir.model.families.placement import units
+from urdir.model.families.placement import cached_mixtures, units
 from urdir.model.families.rope import RopeConfig
 from urdir.model.families.stored import (
     Linear,
@@ -24,6 +24,7 @@ from urdir.model.families.stored import (
     stored_in,
 )
 from urdir.model.memory.cache_shape import rounded_capacity
+from urdir.model.memory.expert_cache import ExpertCache, cache_sizes
 from urdir.model.memory.matrix_rows import format_in, source_rows
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.streamed import StreamedMatrices, slot_sizes, slots_in
@@ -102,6 +103,11 @@ class Weights(Owner):
             self.streamed = owners.enter_context(
                 StreamedMatrices(device, self._layouts, units(config), slots_in(arena))
             )
+            #: Caches of experts, by the matrix up of each.
+            self.expert_caches = {
+                of.up.matrix: ExpertCache.of(of, self._layouts, self.streamed, arena, _label)
+                for of in cached_mixtures(config)
+            }
             self._owners = owners.pop_all()
         #: Learned positions (at least the largest cache's, hidden) f32, or None.
         self.positions = self._arena.get(_POSITIONS)
@@ -268,7 +274,11 @@ def weight_sizes(gguf: ModelFile, config: Config) -> dict[str, int]:
         for of in _kept(config)
         if of not in streamed
     }
-    sizes |= slot_sizes(groups, {of: _layout(of, gguf) for of in streamed}, config.streaming)
+    layouts = {of: _layout(of, gguf) for of in streamed}
+    sizes |= slot_sizes(groups, layouts, config.streaming)
+    for mixture in cached_mixtures(config):
+        assert config.streaming is not None
+        sizes |= cache_sizes(mixture, layouts, config.streaming.experts, _label)
     for of in _adapted(config):
         assert config.adapters is not None
         sizes[_lora_name("A", of)] = config.adapters.a_nbytes(of)
