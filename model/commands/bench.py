@@ -285,6 +285,7 @@ class _ModelRun:
         from urdir.driver.errors import DriverError
         from urdir.model.errors import ModelError
         from urdir.model.measure.bench import FailedRow, bench, profile_step
+        from urdir.model.measure.streaming import LinkUse
 
         try:
             engine = _open_engine(self.args, part)
@@ -297,14 +298,14 @@ class _ModelRun:
             return
         with engine, Progress("measuring", len(part.tests)) as progress:
             rates = self.rates = self.rates or _rates(engine.device)
-            link = _link(engine)
+            link = LinkUse.of(engine.session) if engine.weights.streamed else None
             for row in progress.over(bench(engine.session, engine.file, rates, part)):
                 if isinstance(row, FailedRow):
                     self.has_failed = True
                 else:
                     self.rows.append(row)
-                    if link:
-                        progress.note(_link_share(row, engine, link))
+                    if link is not None:
+                        progress.note(link.during(row))
                 self._note_conditions(engine, rates)
                 self._show(row, progress)
             for count in part.sequences if has_profile else ():
@@ -324,26 +325,6 @@ class _ModelRun:
             self.printing.add(self.conditions, self.section, [row])
         if self.args.output == "json" or not sys.stdout.isatty():
             progress.note(_line(row))
-
-
-def _link(engine: Engine) -> float:
-    """The rate of the link to the host in bytes per second, where weights are streamed, else 0."""
-    from urdir.model.measure.bandwidth import link_bandwidth
-
-    return link_bandwidth(engine.device) if engine.weights.streamed else 0.0
-
-
-def _link_share(row: BenchRow, engine: Engine, link: float) -> str:
-    """What a test used of the link: each step copies all that is streamed once."""
-    rows = row.sequences
-    if row.ms_per_step is None:
-        rows *= engine.session.shapes.chunks[-1]
-    nbytes = engine.weights.streamed.nbytes
-    rate = row.tokens_per_second / rows * nbytes
-    return (
-        f"{row.test}: {nbytes / 1e9:.2f} GB a step, {rate / 1e9:.1f} of the {link / 1e9:.1f} GB/s "
-        f"of the link: {rate / link:.1%}"
-    )
 
 
 def _line(row: BenchRow | FailedRow) -> str:

@@ -68,6 +68,11 @@ class ExpertCache:
         held = {of: cached_layout(layouts[of], experts, slots) for of in matrices}
         return cls(experts, slots, state, parts, held)
 
+    @property
+    def expert_nbytes(self) -> int:
+        """Bytes of an expert."""
+        return sum(part.nbytes for part in self.parts.values())
+
     def arguments(self) -> Iterator[PinnedBuffer | Slice]:
         """All its memory, in the same order for mixtures that are alike."""
         yield self.state

@@ -236,6 +236,12 @@ class Weights(Owner):
         return self._arena.nbytes
 
     @property
+    def experts_nbytes(self) -> int:
+        """Bytes in host memory of experts that are cached."""
+        caches = self.expert_caches.values()
+        return sum(self._layouts[of].nbytes for cache in caches for of in cache.layouts)
+
+    @property
     def layouts(self) -> tuple[Layout, ...]:
         """The layouts of all matrices, in the order of the description."""
         return tuple(self._layouts.values())
