@@ -33,10 +33,11 @@ from urdir.model.memory.weights import Weights, weight_sizes
 DATA = Path(__file__).parents[2] / "data"
 #: The mixture of the default run, and why.
 SAMPLE = {"gpt-oss-moe": "biases"}
+#: Models of such families without experts.
+DENSE = {"ernie4_5-moe", "nemotron_h_moe-dense", "paddleocr-moe", "refact-moe"}
 MIXTURES = sorted(
-    path.name.partition(".")[0]
-    for path in (DATA / "families").glob("*moe*.gguf.xz")
-    if path.name.partition(".")[0] not in SAMPLE
+    {path.name.partition(".")[0] for path in (DATA / "families").glob("*moe*.gguf.xz")}
+    - {*SAMPLE, *DENSE}
 )
 NAMES = [*SAMPLE, *(pytest.param(name, marks=pytest.mark.full) for name in MIXTURES)]
 NANO = DATA / "golden" / "nano-llama-q8_0.gguf"
