@@ -140,6 +140,13 @@ def add_parser(commands: options.Subparsers) -> None:
         "quality, and a wrong text",
     )
     parser.add_argument(
+        "--routing",
+        type=values.real_number(0.5, 0.99),
+        metavar="SHARE",
+        help="rows choose experts at random, the first half of them with this share of all "
+        "choices: what a cache of experts is worth (0.9: as published of Qwen3-30B-A3B)",
+    )
+    parser.add_argument(
         "--lora",
         type=values.rank_and_count,
         metavar="RANK[xCOUNT]",

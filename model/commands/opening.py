@@ -39,6 +39,7 @@ def engine_options(
         split=getattr(args, "split", "tensors"),
         placement=placement(args) if "overrides" in args else None,
         device_memory=getattr(args, "device_memory", None),
+        random_routing=getattr(args, "routing", None),
         prompt_arithmetic=getattr(args, "prompt_arithmetic", "f16"),
         adapters=tuple(getattr(args, "adapters", ())),
         max_adapters=getattr(args, "max_adapters", None),

@@ -83,6 +83,8 @@ class EngineOptions:
 
     ``placement`` says which matrices lie in host memory, and are copied to the device before each
     use (None: none). Of each device ``device_memory`` bytes are used at most (None: what is free).
+    ``random_routing``, to measure: rows choose experts at random, the first half of them with this
+    share of all choices, and answers mean nothing.
 
     ``drafts``: steps verify drafts of the next tokens, so that one may take several: the answers
     are the same (`DraftSettings`). ``draft`` says whose: "ngram", those of earlier text; "mtp", of
@@ -123,6 +125,7 @@ class EngineOptions:
     prefix_dir: Path | None = None
     placement: Placement | None = None
     device_memory: int | None = None
+    random_routing: float | None = None
     drafts: DraftSettings | None = None
     draft: str | os.PathLike[str] | SyntheticModel | None = None
     adapters: Sequence[tuple[str | os.PathLike[str], float]] = ()

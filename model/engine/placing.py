@@ -41,6 +41,7 @@ def placed(
     ModelError for too little host memory, UnsupportedError for several ``devices``."""
     for device in devices:
         device.limit_memory(options.device_memory)
+    config = replace(config, random_routing=options.random_routing)
     placement = options.placement or Placement()
     names = placement.on_host(config)
     room = partial(_room, Place(file, config, devices[0]), options)
