@@ -102,8 +102,8 @@ def streamable(config: Description) -> frozenset[str]:
 
 
 def with_streaming(config: D, names: frozenset[str], experts: int = 0) -> D:
-    """The description with these tensors in host memory; none: as it is. So many ``experts`` of a
-    layer are kept on the device."""
+    """The description with these tensors in host memory; none: as it is. Of a layer ``experts``
+    are kept on the device."""
     return replace(config, streaming=Streaming(names, experts=experts)) if names else config
 
 

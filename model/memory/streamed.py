@@ -99,7 +99,7 @@ def slots_in(arena: Mapping[str, Slice]) -> list[Slice]:
 
 
 def host_available() -> int | None:
-    """Bytes of host memory that can be had without swapping; None where the system does not say."""
+    """Bytes of host memory that are free without swapping; None where the system does not say."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             for line in lines:
