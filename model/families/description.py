@@ -14,7 +14,6 @@ from urdir.model.families.adapters import AdapterRoom
 from urdir.model.families.attention import Attention
 from urdir.model.families.layers import LayerConfig
 from urdir.model.families.nextn import NextnHead
-from urdir.model.families.placement import Streaming
 from urdir.model.families.recurrent import Lightning, Recurrent
 from urdir.model.families.rope import RopeConfig
 from urdir.model.families.stored import (
@@ -25,6 +24,7 @@ from urdir.model.families.stored import (
     StoredMatrix,
     StoredVector,
 )
+from urdir.model.families.streaming import Streaming
 
 
 @dataclass(frozen=True, slots=True)

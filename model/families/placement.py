@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from urdir.model.errors import SettingsError
 from urdir.model.families.stored import StoredMatrix, StoredVector, stored_in
+from urdir.model.families.streaming import Streaming
 
 if TYPE_CHECKING:
     from urdir.model.families.description import Description
@@ -20,19 +21,6 @@ if TYPE_CHECKING:
 EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 #: More layers than a model has.
 ALL_LAYERS = 1 << 20
-#: Slots that the matrices of layers take turns in: one is read while the next is filled.
-SLOTS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Streaming:
-    """Tensors of layers by ``names`` whose matrices lie in host memory, and take turns in ``slots``
-    of device memory, each for one layer's. Of mixtures whose experts are all there, every layer has
-    ``experts`` of them in device memory, those that were used last."""
-
-    names: frozenset[str]
-    slots: int = SLOTS
-    experts: int = 0
 
 
 @dataclass(frozen=True, slots=True)

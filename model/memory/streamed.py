@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from urdir.driver.memory import ALIGNMENT
 from urdir.driver.streamed import StreamedSlice
 from urdir.model.errors import ModelError
-from urdir.model.families.placement import Streaming
 from urdir.model.families.stored import Stored, StoredMatrix
+from urdir.model.families.streaming import Streaming
 from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
