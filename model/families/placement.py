@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 #: Tensors of experts by llama.cpp's names, as its ``-cmoe`` has them.
 EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
-#: More layers than a model has.
-ALL_LAYERS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+#: More layers than a model has.
+ALL_LAYERS = 1 << 20
 #: Slots that the matrices of layers take turns in: one is read while the next is filled.
 SLOTS = 2
 

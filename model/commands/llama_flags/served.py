@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from urdir.model.commands import values
 from urdir.model.commands.flags import Served
-from urdir.model.families.placement import ALL_LAYERS
+from urdir.model.families.streaming import ALL_LAYERS
 
 MODEL_HELP = (
     "GGUF file, any part of a split one, a folder with config.json and safetensors, "

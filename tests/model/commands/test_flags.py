@@ -22,7 +22,7 @@ from urdir.model.commands.llama_flags import FLAGS
 from urdir.model.commands.llama_flags.unserved import UNSERVED, read_unserved
 from urdir.model.commands.parser import Parser
 from urdir.model.commands.prompts import given_variables
-from urdir.model.families.placement import ALL_LAYERS
+from urdir.model.families.streaming import ALL_LAYERS
 
 #: Which groups of flags a command has.
 _OPENING = {"model", "context", "memory", "placement", "template"}
