@@ -186,6 +186,7 @@ def _open_parts(opening: Opening, options: EngineOptions) -> EngineParts:
         fewer_sequences=options.sequences is None,
     )
     weights = [opening.own(Weights(file, share, device)) for share, device in ranks]
+    _keep_counts(opening, options, file, weights[0])
     loaded = [(each, file) for each in weights]
     drafters: list[Drafter] = []
     if pair is not None and model is not None:
@@ -304,6 +305,19 @@ def _open_file(
             if source is not None:
                 process.check(source)
     return file, pair, config, opening.own(Texts(file, tokenizer, source, process))
+
+
+def _keep_counts(
+    opening: Opening, options: EngineOptions, file: ModelFile, weights: Weights
+) -> None:
+    """Read how often cached experts were chosen in earlier runs; it is noted in the end."""
+    folder = options.cache_folder
+    if folder is None or not weights.expert_caches:
+        return
+    from urdir.model.cache_folder import user_cache_folder
+    from urdir.model.engine.expert_counts import ExpertCounts
+
+    opening.own(ExpertCounts(user_cache_folder() if folder == "user" else folder, file, weights))
 
 
 def _save_prefixes(session: Session, folder: Path, file: ModelFile) -> None:

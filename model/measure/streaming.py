@@ -90,11 +90,10 @@ class LinkUse:
         streamed = self.session.weights.streamed
         before, self._seen = self._seen, self._counted()
         pairs, copies, moved = (now - then for now, then in zip(self._seen, before, strict=True))
-        nbytes, rows = float(streamed.nbytes), row.sequences
-        if row.ms_per_step is None:
+        nbytes, rows, experts = float(streamed.nbytes), row.sequences, ""
+        if row.ms_per_step is None:  # prompts read all experts
             rows *= self.session.shapes.chunks[-1]
-        experts = ""
-        if pairs:
+        elif pairs:
             mixtures = [of for layer in self.session.parts.config.layers for of in layer.mixtures]
             of_step = rows * sum(of.router.used for of in mixtures)
             nbytes += moved * of_step / pairs - self.session.weights.experts_nbytes

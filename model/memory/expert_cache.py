@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from urdir.driver.memory import Array, PinnedBuffer
 from urdir.model.families.placement import expert_biases, expert_matrices
 from urdir.model.families.stored import Stored, StoredMatrix
 from urdir.ptxgen.kernels.experts.place import parts_of, state_words
 from urdir.ptxgen.weights.layout import TILE_ROWS, Layout
 
 if TYPE_CHECKING:
-    from urdir.driver.memory import PinnedBuffer, Slice
+    from urdir.driver.memory import Slice
     from urdir.driver.streamed import StreamedSlice
     from urdir.model.families.feed_forward import Mixture
 
@@ -79,6 +80,28 @@ class ExpertCache:
         for part in self.parts.values():
             yield part.source
             yield part.target
+
+    def fill(self, streamed: Mapping[Stored, StreamedSlice], counts: Array | None) -> None:
+        """Copy experts to all slots, while the matrices are in theirs: those with the highest
+        ``counts`` (experts,), by default the first ones."""
+        if counts is None or len(counts) != self.experts:
+            counts = np.zeros(self.experts, np.float32)
+        chosen = np.argsort(-counts, kind="stable")[: self.slots]
+        for of, part in self.parts.items():
+            source = streamed.get(of, part.source)
+            assert not isinstance(source, PinnedBuffer)
+            for slot, expert in enumerate(chosen.tolist()):
+                place = part.target.slice(slot * part.nbytes, part.nbytes)
+                place.copy_from(source.slice(expert * part.nbytes, part.nbytes))
+        state = np.zeros(self.state.nbytes // 4, np.uint32)
+        held, holder, *_ = parts_of(state, self.experts, self.slots)
+        held[chosen] = np.arange(1, self.slots + 1)
+        holder[:] = chosen + 1
+        self.state.upload(state)
+
+    def counts(self) -> Array:
+        """How often rows that looked it up have chosen each expert, (experts,) u32."""
+        return parts_of(self.state.download(np.uint32), self.experts, self.slots)[4]
 
     def statistics(self) -> tuple[int, int]:
         """How many pairs of rows and experts there were, and how many experts were copied."""

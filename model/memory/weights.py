@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from urdir.driver.device import Device
-    from urdir.driver.memory import Arena, Slice
+    from urdir.driver.memory import Arena, Array, Slice
     from urdir.model.files.gguf import Tensor
     from urdir.model.files.model_file import ModelFile
     from urdir.model.memory.session_settings import Split
@@ -109,6 +109,9 @@ class Weights(Owner):
                 for of in cached_mixtures(config)
             }
             self._owners = owners.pop_all()
+        #: How often experts were chosen in the past, by the number of their cache: see
+        #: `ExpertCache.counts`. Caches are filled by it.
+        self.expert_counts: Mapping[int, Array] = {}
         #: Learned positions (at least the largest cache's, hidden) f32, or None.
         self.positions = self._arena.get(_POSITIONS)
         self.rope_tables = {rope: self._arena[_table_name(rope)] for rope in config.ropes}
@@ -168,6 +171,13 @@ class Weights(Owner):
                     self.streamed.clear()
                     fill(group)
                     self.streamed.save(group)
+                    self._fill_caches(group)
+
+    def _fill_caches(self, group: Collection[Stored]) -> None:
+        """Fill the caches of experts whose matrices are in their slots now."""
+        for number, (up, cache) in enumerate(self.expert_caches.items()):
+            if up in group:
+                cache.fill(self.streamed, self.expert_counts.get(number))
 
     def matrix(self, of: Linear | StoredMatrix) -> Matrix:
         """A matrix of the description, with its bias."""

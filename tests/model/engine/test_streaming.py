@@ -14,7 +14,7 @@ import pytest
 from tests.model.stepping import answer, logits_of, logits_of_each, stepping
 from urdir.driver import bindings
 from urdir.driver.device import Device
-from urdir.driver.errors import OutOfMemoryError
+from urdir.driver.errors import DriverError, OutOfMemoryError
 from urdir.driver.streamed import is_transfer
 from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.budget import RESERVE_BYTES
@@ -27,8 +27,10 @@ from urdir.model.families.config import Config
 from urdir.model.families.placement import Placement, streamable, with_streaming
 from urdir.model.files.gguf import Gguf
 from urdir.model.memory import streamed
+from urdir.model.memory.expert_cache import ExpertCache
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.model.memory.weights import Weights, weight_sizes
+from urdir.ptxgen.kernels.experts.place import parts_of
 
 DATA = Path(__file__).parents[2] / "data"
 #: The mixture of the default run, and why.
@@ -42,6 +44,7 @@ MIXTURES = sorted(
 NAMES = [*SAMPLE, *(pytest.param(name, marks=pytest.mark.full) for name in MIXTURES)]
 NANO = DATA / "golden" / "nano-llama-q8_0.gguf"
 EXPERTS = Placement(host_experts=99)
+CACHED = replace(EXPERTS, expert_slots=2)
 
 
 @contextmanager
@@ -261,3 +264,85 @@ def test_a_limit_of_device_memory(expected: list[Any]) -> None:
             tokens = [(number * 7 + 3) % engine.config.vocab_size for number in range(9)]
             assert answer(engine.session, tokens, 4) == expected[0]
             assert engine.device.usable_memory() > 0
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        "cuMemHostAlloc",
+        "cuMemcpyDtoHAsync",
+        "cuMemcpyDtoD",
+        "cuGraphAddMemcpyNode",
+        "cuMemFreeHost",
+    ],
+)
+def test_a_call_that_fails_leaves_nothing_behind(
+    function: str, reference_file: Callable[[str], Path]
+) -> None:
+    """While loading, recording or closing."""
+    api, path = bindings.emulated(), reference_file("gpt-oss-moe")
+
+    def use() -> None:
+        with (
+            Device.open("emulator", api=api) as device,
+            opened(device, path, CACHED) as weights,
+            Session(device, weights, SessionSettings(context=32)) as session,
+        ):
+            session.steps.graph(StepShape(1, 32, Output.GREEDY))
+            session.steps.graph(StepShape(8, 32, Output.GREEDY, prompt=8))
+
+    api.inject(function)
+    with pytest.raises(DriverError):
+        use()
+    use()
+    assert api.live() == {}
+
+
+def test_caches_begin_with_the_experts_that_were_chosen_most(
+    tmp_path: Path, reference_file: Callable[[str], Path]
+) -> None:
+    path, folder = reference_file("gpt-oss-moe"), tmp_path / "cache"
+    wanted: dict[str, Any] = {"device": "emulator", "context": 32, "placement": CACHED}
+    answers, held = [], []
+    for _ in range(2):
+        with Engine.open(path, cache_folder=folder, **wanted) as engine:
+            caches = [*engine.weights.expert_caches.values()]
+            held.append([set(cached(cache)) for cache in caches])
+            answers.append(answer(engine.session, [3, 5, 7], 6))
+            counts = [cache.counts() for cache in caches]
+    assert answers[0] == answers[1]
+    assert held[0] == [{0, 1}, {0, 1}]
+    (saved,) = (folder / "experts").iterdir()
+    total = np.frombuffer(saved.read_bytes(), np.float32)
+    first = (total - np.concatenate(counts)) / 0.5
+    np.testing.assert_array_equal(first, np.concatenate(counts))  # the same answer twice
+    for experts, of in zip(held[1], np.split(first, 2), strict=True):
+        others = [of[expert] for expert in range(len(of)) if expert not in experts]
+        assert min(of[[*experts]]) >= max(others)
+    saved.write_bytes(b"abc")  # is ignored
+    with Engine.open(path, cache_folder=folder, **wanted) as engine:
+        caches = [*engine.weights.expert_caches.values()]
+        assert [set(cached(cache)) for cache in caches] == held[0]
+
+
+def cached(cache: ExpertCache) -> list[int]:
+    """The experts in the slots of a cache."""
+    state = cache.state.download(np.uint32)
+    return (parts_of(state, cache.experts, cache.slots)[1] - 1).tolist()
+
+
+def test_many_users_of_a_service(reference_file: Callable[[str], Path]) -> None:
+    """Memory is divided among experts and pages; answers are those of an engine with all of it."""
+    answers = []
+    for placement, limit in ((None, None), (CACHED, None), (Placement(fit=True), 400 << 20)):
+        with Engine.open(
+            reference_file("gpt-oss-moe"),
+            device="emulator",
+            context=64,
+            sequences=2,
+            memory_share=0.9,
+            placement=placement,
+            device_memory=limit,
+        ) as engine:
+            answers.append([answer(engine.session, [3, 5, 7], 4) for _ in range(2)])
+    assert answers[1] == answers[0] == answers[2]
