@@ -148,6 +148,13 @@ def add_parser(commands: options.Subparsers) -> None:
         "quality, and a wrong text",
     )
     parser.add_argument(
+        "--routing",
+        type=values.real_number(0.5, 0.99),
+        metavar="SHARE",
+        help="rows choose experts at random, the first half of them with this share of all "
+        "choices: what a cache of experts is worth (0.9: as published of Qwen3-30B-A3B)",
+    )
+    parser.add_argument(
         "--lora",
         type=values.rank_and_count,
         metavar="RANK[xCOUNT]",
@@ -156,6 +163,7 @@ def add_parser(commands: options.Subparsers) -> None:
     )
     options.add_device(parser)
     options.add_gpus(parser)
+    options.add_placement(parser)
     options.add_prompt_arithmetic(parser)
     bench_load.add_arguments(parser)
 
@@ -238,7 +246,7 @@ def _run_section(
         chunk=options.chunk(args),
         **session,
     )
-    with open_engine(args, wanted) as engine:
+    with open_engine(wanted) as engine:
         rows = list(measured(engine.session))
         made = _conditions(engine.device, engine.name, _rates(engine.device), len(engine.group))
     print_report(made, [(part, rows)], args.output)
@@ -309,6 +317,7 @@ class _ModelRun:
         from urdir.driver.errors import DriverError
         from urdir.model.errors import ModelError
         from urdir.model.measure.bench import FailedRow, bench, profile_step
+        from urdir.model.measure.streaming import LinkUse
 
         try:
             engine = _open_engine(self.args, part)
@@ -321,11 +330,14 @@ class _ModelRun:
             return
         with engine, Progress("measuring", len(part.tests)) as progress:
             rates = self.rates = self.rates or _rates(engine.device)
+            link = LinkUse.of(engine.session) if engine.weights.streamed else None
             for row in progress.over(bench(engine.session, engine.file, rates, part)):
                 if isinstance(row, FailedRow):
                     self.has_failed = True
                 else:
                     self.rows.append(row)
+                    if link is not None:
+                        progress.note(link.during(row))
                 self._note_conditions(engine, rates)
                 self._show(row, progress)
             for count in part.sequences if has_profile else ():
@@ -403,11 +415,11 @@ def _open_engine(args: argparse.Namespace, part: BenchCase) -> Engine:
         draft=_draft_source(args),
     )
     if args.lora is None:
-        return open_engine(args, wanted)
+        return open_engine(wanted)
     from urdir.model.measure.made_adapters import load_made_adapters
 
     rank, count = args.lora
-    engine = open_engine(args, replace(wanted, max_adapters=count, max_adapter_rank=rank))
+    engine = open_engine(replace(wanted, max_adapters=count, max_adapter_rank=rank))
     load_made_adapters(engine, rank, count)
     return engine
 

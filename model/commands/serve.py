@@ -131,6 +131,7 @@ def add_request_flags(parser: Parser) -> None:
     options.add_llama_flags(memory, "context", help=_CONTEXT_HELP)
     options.add_many(memory)
     options.add_llama_flags(memory, "memory")
+    options.add_placement(memory)
     requests = parser.add_argument_group(
         "what a request leaves open",
         "Without these it is what OpenAI has: temperature 1, and nothing filtered.",
@@ -332,7 +333,7 @@ def _open_engine(
     from urdir.model.serve.apart.settings import SWITCH_SECONDS
 
     sys.setswitchinterval(SWITCH_SECONDS)
-    with load(args, _engine_options(args, template)) as loading:
+    with load(_engine_options(args, template)) as loading:
         warm_up = begin_warm_up(loading, _WARM_UP_SECONDS)
         engine = Engine(loading)
     if args.adapters_unapplied and engine.session.adapters is not None:

@@ -187,6 +187,7 @@ def _open_session(
 ) -> EngineParts:
     """The parts of an engine that gives answers, which ``opening`` owns."""
     from urdir.model.engine.fitting import fitting_settings
+    from urdir.model.engine.placing import placed
     from urdir.model.engine.session import Session
     from urdir.model.engine.speculation.model_source import Drafter
     from urdir.model.memory.weights import Weights, shares_of
@@ -205,6 +206,7 @@ def _open_session(
         given = [adapter for adapter, _ in adapters]
         room = room_for(config, given, element, options.max_adapters, options.max_adapter_rank)
         config = replace(config, adapters=room)
+    config = placed(config, file, devices, options)
     shares = shares_of(config, file, len(devices), options.split)
     ranks = [*zip(shares, devices, strict=True)]
     announce(devices[0], file)
@@ -221,6 +223,7 @@ def _open_session(
         fewer_sequences=options.sequences is None,
     )
     weights = [opening.own(Weights(file, share, device)) for share, device in ranks]
+    _keep_counts(opening, options, file, weights[0])
     loaded = [(each, file) for each in weights]
     drafters: list[Drafter] = []
     if pair is not None and model is not None:
@@ -378,6 +381,19 @@ def _open_file(
             if source is not None:
                 process.check(source)
     return file, pair, config, opening.own(Texts(file, tokenizer, source, process))
+
+
+def _keep_counts(
+    opening: Opening, options: EngineOptions, file: ModelFile, weights: Weights
+) -> None:
+    """Read how often cached experts were chosen in earlier runs; it is noted in the end."""
+    folder = options.cache_folder
+    if folder is None or not weights.expert_caches:
+        return
+    from urdir.model.cache_folder import user_cache_folder
+    from urdir.model.engine.expert_counts import ExpertCounts
+
+    opening.own(ExpertCounts(user_cache_folder() if folder == "user" else folder, file, weights))
 
 
 def _save_prefixes(session: Session, folder: Path, file: ModelFile) -> None:

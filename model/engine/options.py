@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from urdir.driver.ptx_files import PtxFiles
     from urdir.model.engine.runner import Observer
     from urdir.model.families.config import Config
+    from urdir.model.families.placement import Placement
     from urdir.model.families.synthetic import SyntheticModel
     from urdir.model.memory.draft_settings import DraftSettings
     from urdir.ptxgen.kernels.attention.kv_types import KvDtype
@@ -80,6 +81,11 @@ class EngineOptions:
     page-locked host memory (0: none), and back when a prompt begins with them.
     `Service.act_on_slot` saves prefixes to files of the folder ``prefix_dir``.
 
+    ``placement`` says which matrices lie in host memory, and are copied to the device before each
+    use (None: none). Of each device ``device_memory`` bytes are used at most (None: what is free).
+    ``random_routing``, to measure: rows choose experts at random, the first half of them with this
+    share of all choices, and answers mean nothing.
+
     ``drafts``: steps verify drafts of the next tokens, so that one may take several: the answers
     are the same (`DraftSettings`). ``draft`` says whose: "ngram", those of earlier text; "mtp", of
     the model's own heads; or the file of a draft model (EAGLE-3, DFlash, Gemma 4's assistant, or a
@@ -121,6 +127,9 @@ class EngineOptions:
     chunk: int | None = None
     prefix_host_memory: int = 0
     prefix_dir: Path | None = None
+    placement: Placement | None = None
+    device_memory: int | None = None
+    random_routing: float | None = None
     drafts: DraftSettings | None = None
     draft: str | os.PathLike[str] | SyntheticModel | None = None
     adapters: Sequence[tuple[str | os.PathLike[str], float]] = ()

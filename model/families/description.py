@@ -26,6 +26,7 @@ from urdir.model.families.stored import (
     StoredMatrix,
     StoredVector,
 )
+from urdir.model.families.streaming import Streaming
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,8 @@ class Description:
     nextn: tuple[NextnHead, ...] = ()  # where they are read
     as_bytes: frozenset[str] = frozenset()  # tensors that many rows multiply as signed bytes
     adapters: AdapterRoom | None = None  # room for LoRA adapters of its matrices
+    streaming: Streaming | None = None  # matrices that lie in host memory
+    random_routing: float | None = None  # see `SkewedLogits`: experts are not those of the routers
 
     def __repr__(self) -> str:
         size = f"hidden {self.hidden}, vocabulary {self.vocab_size}, context {self.context_length}"

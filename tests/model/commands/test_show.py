@@ -47,6 +47,22 @@ def test_show_says_first_whether_it_runs(
     assert len(message) < 250  # no list of all architectures
 
 
+def test_what_would_be_streamed(cli: Cli) -> None:
+    code, out, _ = cli("show", "demo", "--gpu", "1G", "-ngl", "3", "--json")
+    report = json.loads(out)
+    names = [f"blk.{layer}." for layer in range(4)]
+    tensors = [t for t in report["tensors"] if t["name"].startswith(tuple(names))]
+    nbytes = sum(tensor["bytes"] for tensor in tensors if len(tensor["shape"]) == 2)
+    assert code == 0
+    assert nbytes <= report["streamed"]["nbytes"] < 1.1 * nbytes
+    assert not report["streamed"]["measured"]
+    assert not json.loads(cli("show", "demo", "--json")[1])["streamed"]
+    code, out, _ = cli("show", "demo", "--gpu", "100M", "-c", "100")
+    assert code == 1
+    assert "are streamed from host memory for every step" in out
+    assert "cannot run here: needs" in out
+
+
 def test_show_needs_no_tokeniser(cli: Cli, nano: Path) -> None:
     code, out, _ = cli("show", nano, "--json")
     report = json.loads(out)

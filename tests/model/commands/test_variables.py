@@ -30,6 +30,7 @@ VALUES = (
     "2-3",
     "name",
     "name:0.5",
+    "name=CPU",
 )
 
 
