@@ -11,6 +11,7 @@ from urdir.model.graph.graph import Graph
 from urdir.model.graph.ops import Norm, Op
 from urdir.model.graph.tensor import Tensor
 from urdir.model.lower.arguments import without_none
+from urdir.model.lower.experts.layer import RouterLayer
 from urdir.model.lower.parts import LayerParts, device_limits
 from urdir.model.lower.places import Places
 from urdir.model.lower.rows import OutputRows, Rows
@@ -43,8 +44,8 @@ class Lowering:
 
     What rules leave for those after them is kept here: tensors whose values lie ``packed`` for the
     product that reads them; norms that are ``begun``, or that each reader computes (``unmade``);
-    parts of sums that are ``sent`` to the other ranks; and the last norm that is ``completed``, in
-    ``work["normed"]``.
+    parts of sums that are ``sent`` to the other ranks; routers that have made logits alone
+    (``unselected``); and the last norm that is ``completed``, in ``work["normed"]``.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Lowering:
         self.begun: dict[Tensor, Begun] = {}
         self.sent: set[Tensor] = set()
         self.unmade: dict[Tensor, Norm] = {}
+        self.unselected: dict[Tensor, RouterLayer] = {}
         self.completed: tuple[Tensor, Normalization] | None = None
 
     def restore(

@@ -102,20 +102,34 @@ def lower_route(at: Lowering, ops: Sequence[Op]) -> bool:
         select = _select(rows, router.selection)
         at.launch(select, f"{of.label}.select", logits=logits, **chosen)
         return True
-    has_bias = matrix.bias is not None
-    kernel = _route(rows, matrix.cols, router.selection, computed, has_bias, router.scale)
+    has_bias, selects = matrix.bias is not None, bool(norms) or not _products_choose(at, of)
+    kernel = _route(rows, matrix.cols, router.selection, computed, has_bias, router.scale, selects)
     at.launch(
         kernel,
         of.label,
         weights=matrix.data,
         x=x,
-        arrived=work.zeroed(COUNTERS),
+        arrived=work.zeroed(COUNTERS) if selects else None,
         logits=logits,
         norm=None if layer is None else layer.weight,
         bias=matrix.bias,
-        **chosen,
+        **(chosen if selects else {}),
     )
+    if not selects:
+        at.unselected[of.y] = router
     return True
+
+
+def _products_choose(at: Lowering, of: Route) -> bool:
+    """Whether the products of the experts choose them by the logits: those of the same x that read
+    an expert's matrices for each row."""
+    readers = at.readers(of.y)
+    experts = readers[0] if len(readers) == 1 else None
+    if at.takes_gemm(of.x.rows) or not isinstance(experts, Experts):
+        return False
+    if experts.x is not of.x or experts.room is not None or experts.weigh_input:
+        return False
+    return not SharedRead(at, of.x.rows).pays(mixture_layer(at, experts))
 
 
 def router_layer(at: Lowering, of: Route) -> RouterLayer:
@@ -210,7 +224,8 @@ def lower_experts(at: Lowering, ops: Sequence[Op]) -> bool:
     adapters = None
     if of.room is not None:
         adapters = ExpertAdapters(at, of, rows_of_tensor(at, of.x), of.room)
-    call = MixtureCall(of.label, mixture_layer(at, of), x, layer, residual, at.place(y), adapters)
+    mixture, router = mixture_layer(at, of), at.unselected.get(of.routing)
+    call = MixtureCall(of.label, mixture, x, layer, residual, at.place(y), adapters, router)
     append_experts(at, of.x.rows, call)
     if adapters is not None:
         adapters.add_last(at.place(y))

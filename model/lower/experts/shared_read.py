@@ -32,14 +32,18 @@ class SharedRead(ExpertProducts):
 
     def serves(self, mixture: MixtureLayer, norm: NormLayer | None) -> bool:
         """Whether `ExpertsGemmSmall` serves, and pays."""
+        if not self.pays(mixture):
+            return False
+        products = mixture_products(mixture)
+        return all(self._small(mixture, product, norm) is not None for product in products)
+
+    def pays(self, mixture: MixtureLayer) -> bool:
+        """Whether it would pay, if it serves."""
         selection = mixture.selection
         matrices = [m for m in (mixture.gate, mixture.up, mixture.down) if m is not None]
         nbytes = sum(m.layout.nbytes for m in matrices) // selection.experts
         few = (self.rows, selection.experts, selection.used)
-        if self.at.exact or not pays_together(*few, nbytes):
-            return False
-        products = mixture_products(mixture)
-        return all(self._small(mixture, product, norm) is not None for product in products)
+        return not self.at.exact and pays_together(*few, nbytes)
 
     def append(self, call: MixtureCall) -> None:
         """See `append_experts`."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.experts.spec import MAX_USED
-from urdir.ptxgen.spec import Array
+from urdir.ptxgen.spec import Access, Array, Param
 
 #: The most experts of a layer.
 MAX_EXPERTS = 512
@@ -91,6 +91,11 @@ class Selection:
         plain = self.scoring == "softmax" and not self.bias and self.groups == 1
         by_logits = self.scoring in ("softmax_selected", "sparsemixer")
         return self.by_logits or by_logits or plain
+
+    def vector_params(self) -> list[Param]:
+        """Parameters of what it needs beside logits."""
+        given = (("choice_bias", self.bias), ("expert_scale", self.expert_scale))
+        return [Param(name, "f32", (self.experts,), Access.IN) for name, has in given if has]
 
     def scores(self, logits: Array) -> Array:
         """The scores of logits (rows, experts), f64."""
