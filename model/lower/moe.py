@@ -95,11 +95,12 @@ def lower_route(at: Lowering, ops: Sequence[Op]) -> bool:
         or matrix.format.name != "F32"
         or not RouteExperts.takes(matrix.cols, computed)
     ):
+        splits = 1
         if many:
-            _append_logits(at, of, router, x, layer)
+            splits = _append_logits(at, of, router, x, layer)
         else:
             _append_product(at, of, norm)
-        select = _select(rows, router.selection)
+        select = _select(rows, router.selection, splits)
         at.launch(select, f"{of.label}.select", logits=logits, **chosen)
         return True
     has_bias, selects = matrix.bias is not None, bool(norms) or not _products_choose(at, of)
@@ -162,7 +163,8 @@ def _makes_many_logits(at: Lowering, router: RouterLayer, rows: int) -> bool:
 
 def _append_logits(
     at: Lowering, of: Route, router: RouterLayer, x: Slice, norm: NormLayer | None
-) -> None:
+) -> int:
+    """Returns in how many splits they are."""
     matrix, rows = router.matrix, of.x.rows
     if norm is not None:
         # A norm of the router alone: "normed" may have the experts' input already.
@@ -170,9 +172,9 @@ def _append_logits(
         assert isinstance(maker, Norm)
         append_norm(at, f"{of.label}.norm", maker, at.work["expert out"])
         x = at.work["expert out"]
-    kernel = _logits(
-        rows, router.selection.experts, matrix.cols, matrix.bias is not None, router.scale
-    )
+    of_sizes = (rows, router.selection.experts, matrix.cols)
+    splits = RouterLogits.splits_for(*of_sizes, at.limits.sms)
+    kernel = _logits(*of_sizes, matrix.bias is not None, router.scale, splits)
     at.launch(
         kernel,
         of.label,
@@ -192,6 +194,7 @@ def _append_logits(
             lora_b=at.parts.weights.lora(of.router.linear)[1],
             y=at.work["router logits"],
         )
+    return splits
 
 
 def _append_product(at: Lowering, of: Route, norm: Norm | None) -> None:
