@@ -11,12 +11,12 @@ from urdir.model.graph.graph import Graph
 from urdir.model.graph.ops import Norm, Op
 from urdir.model.graph.tensor import Tensor
 from urdir.model.lower.arguments import without_none
-from urdir.model.lower.experts.layer import RouterLayer
 from urdir.model.lower.parts import LayerParts, device_limits
 from urdir.model.lower.places import Places
 from urdir.model.lower.rows import OutputRows, Rows
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
+from urdir.ptxgen.kernels.experts.selection import Selection
 from urdir.ptxgen.kernels.linear.choice import takes_gemm
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Lowering:
         self.begun: dict[Tensor, Begun] = {}
         self.sent: set[Tensor] = set()
         self.unmade: dict[Tensor, Norm] = {}
-        self.unselected: dict[Tensor, RouterLayer] = {}
+        self.unselected: dict[Tensor, Selection] = {}
         self.completed: tuple[Tensor, Normalization] | None = None
 
     def restore(

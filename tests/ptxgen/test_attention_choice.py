@@ -296,13 +296,17 @@ def test_many_rows_have_fewer_warps_each(
     assert spec.launch_shape.threads == 32 * warps
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "norms"), [(16, 8, 3), (32, 8, 5), (64, 8, 5)])
-def test_heads_with_norms_may_be_more_than_the_warps(heads: int, kv_heads: int, norms: int) -> None:
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "norms", "warps"), [(16, 8, 3, 4), (32, 8, 5, 8), (64, 8, 5, 8)]
+)
+def test_each_head_with_a_norm_has_a_warp(
+    heads: int, kv_heads: int, norms: int, warps: int
+) -> None:
     """Those of a tile of queries, and the key."""
     token, layout = OwnToken(qk_norm=QK_NORM), KvLayout(64, kv_heads, 512, 128, "f16")
     spec = decode_attention(heads, layout, 512, 132, rows=64, target="sm_90a", token=token)
     assert isinstance(spec, IncrementalAttention)
-    assert (spec.norms, spec.warps) == (norms, 4)
+    assert (spec.norms, spec.warps) == (norms, warps)
 
 
 @pytest.mark.parametrize("max_len", [512, 4096, 1 << 20])

@@ -57,9 +57,9 @@ class PerRow(ExpertProducts):
             *([Residual()] if residual is not None else []),
             batch=self.rows,
             early=True,  # the products before it have waited for the router
-            selection=call.router and call.router.selection,
+            selection=call.selection,
         )
-        weighted = down.weighted and call.router is None
+        weighted = down.weighted and call.selection is None
         self.at.plan.launch(
             kernel,
             f"{call.label}_down",
@@ -74,11 +74,9 @@ class PerRow(ExpertProducts):
 
     def _choice(self, call: MixtureCall) -> dict[str, Slice]:
         """The experts of each row, or what they are chosen by."""
-        router = call.router
-        if router is None:
+        if call.selection is None:
             return {"expert": self.work["expert"]}
-        vectors = {"choice_bias": router.choice_bias, "expert_scale": router.expert_scale}
-        return {"logits": self.work["router logits"]} | without_none(**vectors)
+        return {"logits": self.work["router logits"]}
 
     def _append_up(self, label: str, call: MixtureCall, product: Product, y: Slice) -> None:
         norm, selection, matrix = call.norm, call.mixture.selection, product.matrix
@@ -92,7 +90,7 @@ class PerRow(ExpertProducts):
             matrix,
             *steps,
             batch=self.rows,
-            selection=call.router and call.router.selection,
+            selection=call.selection,
         )
         weight = self.work["expert weight"] if product.weighted else None
         norms = {} if norm is None else without_none(norm=norm.weight, norm_bias=norm.bias)

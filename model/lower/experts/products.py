@@ -9,13 +9,14 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 from urdir.model.lower.arguments import without_none
-from urdir.model.lower.experts.layer import MixtureLayer, RouterLayer
+from urdir.model.lower.experts.layer import MixtureLayer
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.requests import alike, biases
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.activate import Activate
 from urdir.ptxgen.kernels.experts.combine import CombineExperts
+from urdir.ptxgen.kernels.experts.selection import Selection
 from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Gated
 from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
 from urdir.ptxgen.kernels.linear.steps import Epilogue
@@ -35,7 +36,7 @@ _normalise = lru_cache(maxsize=64)(Normalise)
 class MixtureCall:
     """A mixture to compute: y = residual + the weighted sum of the chosen experts for x after the
     ``norm``, all (rows, hidden) f32; y is another buffer. Labels of launches begin with ``label``.
-    ``router``: that whose logits choose the experts, None if they are chosen.
+    ``selection``: by which the products choose the experts, None if they are chosen.
     """
 
     label: str
@@ -45,7 +46,7 @@ class MixtureCall:
     residual: Slice | None
     y: Slice
     adapters: CallAdapters | None = None
-    router: RouterLayer | None = None
+    selection: Selection | None = None
 
     def after_norm(self, at: Lowering, rows: int) -> MixtureCall:
         """The same after a launch of its own for the norm, if there is one."""

@@ -17,7 +17,7 @@ from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.experts.choice import most_warps, pays_together
 from urdir.ptxgen.kernels.experts.gemm_small import ExpertsGemmSmall
-from urdir.ptxgen.kernels.experts.spec import MAX_USED
+from urdir.ptxgen.kernels.experts.selection import MAX_USED
 from urdir.ptxgen.kernels.linear.prologue.norm import Normed, is_first
 from urdir.ptxgen.kernels.linear.steps import Step
 

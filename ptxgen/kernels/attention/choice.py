@@ -44,6 +44,8 @@ ONE_RING_NBYTES, NARROW = 85 << 10, 128
 RUN, WIDER_RUN = 4, 2
 #: CTAs of eight warps, with narrow heads, that an SM holds.
 CTAS_PER_SM = 2
+#: Heads with norms of CTAs with half the warps, at most: more take another round.
+MOST_NORMS = 4
 #: Minimum keys of a chunk, and for several rows the approximate number (see `FlashDecode`). 32 rows
 #: of 4,128 keys take 123 us in a chunk each, 134 in three, 136 in five; with q8_0 74 and 86.
 LEAST_KEYS, MOST_KEYS = 64, 2048
@@ -314,6 +316,8 @@ def _narrowed(spec: IncrementalAttention, sm_count: int, target: str) -> Increme
     ctas = spec.layout.kv_heads * spec.rows * spec.tiles
     multiplies = spec.suits_tensor_cores and max(spec.head_dim, spec.value_dim) <= NARROW
     if not target or not multiplies or ctas <= CTAS_PER_SM * sm_count:
+        return spec
+    if spec.norms > MOST_NORMS:
         return spec
     if Target.parse(target).sm not in LARGE_SHARED:
         return spec

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from urdir.ptxgen.kernels.experts.select import MOST_IN_EXAMPLES, SELECTIONS
 from urdir.ptxgen.kernels.experts.selection import Selection
 from urdir.ptxgen.kernels.experts.tiled import ExpertsSpec
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
@@ -89,12 +88,14 @@ class ExpertsDown(ExpertsSpec):
             "chooses late, unweighted": cls.of(
                 *(q8, 17, 3, 48, 544, Bias(), adds), batch=2, selection=Selection(17, 3)
             ),
-            **{
-                f"chooses, {name}": cls.of(
-                    *(q4_k, of.experts, of.used, 16, 256, Bias(), weighted, adds),
-                    **{"batch": rows, "early": True, "selection": of} | i16,
-                )
-                for name, (rows, of) in SELECTIONS.items()
-                if of.experts <= MOST_IN_EXAMPLES
-            },
+            "chooses": cls.of(
+                *(q4_k, 128, 8, 16, 256, weighted, adds),
+                **{"batch": 3, "early": True, "selection": Selection(128, 8, normalised=True)},
+                **i16,
+            ),
+            "chooses, bias": cls.of(
+                *(q8, 70, 4, 48, 288, Bias(), weighted, adds),
+                **{"early": True, "selection": Selection(70, 4, "softmax_selected", scale=2.5)},
+                **i16,
+            ),
         }

@@ -18,7 +18,11 @@ THREADS = 256
 
 def selection_params(selection: Selection) -> list[Param]:
     """Parameters of a kernel that selects experts, except logits."""
-    params = selection.vector_params()
+    params = []
+    if selection.bias:
+        params.append(Param("choice_bias", "f32", (selection.experts,), Access.IN))
+    if selection.expert_scale:
+        params.append(Param("expert_scale", "f32", (selection.experts,), Access.IN))
     params.append(Param("expert", "u32", ("rows", selection.used), Access.OUT))
     params.append(Param("weight", "f32", ("rows", selection.used), Access.OUT))
     return params
@@ -85,8 +89,6 @@ class SelectExperts(KernelSpec):
         return self.rows * self.selection.experts**2
 
 
-#: Of these, products that choose for themselves have as many experts at most in examples.
-MOST_IN_EXAMPLES = 70
 #: Rows and selections to test, by name.
 SELECTIONS: Mapping[str, tuple[int, Selection]] = {
     "one of one": (1, Selection(1, 1)),

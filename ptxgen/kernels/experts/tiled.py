@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
-
-import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.experts.selection import Selection
-from urdir.ptxgen.kernels.experts.spec import MAX_USED, ExpertsProduct
+from urdir.ptxgen.kernels.experts.selection import MAX_USED
+from urdir.ptxgen.kernels.experts.spec import ExpertsProduct
 from urdir.ptxgen.kernels.linear.cut import (
     MIN_SLOTS,
     Cut,
@@ -26,7 +22,7 @@ from urdir.ptxgen.kernels.linear.products.gemv_room import (
     RECORD_NBYTES,
     Activations,
 )
-from urdir.ptxgen.spec import Access, LaunchShape, Param, Tolerance, ceil_div
+from urdir.ptxgen.spec import LaunchShape, Tolerance, ceil_div
 from urdir.ptxgen.weights.formats import Format
 from urdir.ptxgen.weights.grids import ENTRIES, aligned, entries_nbytes, with_entries
 from urdir.ptxgen.weights.layout import TILE_COLS, TILE_ROWS, TILE_UNITS, Layout
@@ -46,14 +42,11 @@ class ExpertsShape(ExpertsProduct):
 
 @dataclass(frozen=True)
 class ExpertsSpec(CutOptions, ExpertsShape):
-    """A kernel whose rows read their experts from ``expert`` (batch, used) u32 on the device, or
-    choose them by a ``selection`` from ``logits`` (batch, experts) f32, each CTA for itself.
+    """A kernel whose rows read, or choose, their experts on the device.
 
     The CTAs of a launch are cut for ``sms`` SMs all together. Raises PtxgenError for a cut that is
     impossible.
     """
-
-    selection: Selection | None = None
 
     # Read by the macros of linear kernels.
     tiles_left = 1
@@ -66,9 +59,7 @@ class ExpertsSpec(CutOptions, ExpertsShape):
                 f"{self.name}: {self.used} of {self.experts} experts for {self.batch} rows: "
                 f"1 to {MAX_USED} of them, for at least one row"
             )
-        of = self.selection
-        if of is not None and (of.experts, of.used) != (self.experts, self.used):
-            raise PtxgenError(f"{self.name}: {self.used} of {self.experts} experts, not {of}")
+        self.check_selection()
         if self.activations == "i16" and self.format.arithmetic != "integers":
             raise PtxgenError(f"{self.name}: 16-bit activations are for quantised weights only")
         if self.cluster != 1 or self.fill:
@@ -93,37 +84,9 @@ class ExpertsSpec(CutOptions, ExpertsShape):
         return self.normed
 
     @property
-    def choice_params(self) -> tuple[Param, ...]:
-        """Parameters by which a row has its experts."""
-        if self.selection is None:
-            return (Param("expert", "u32", ("batch", "used"), Access.IN),)
-        logits = Param("logits", "f32", ("batch", "experts"), Access.IN)
-        return (logits, *self.selection.vector_params())
-
-    def chosen(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """The inputs with ``expert``, and ``weight`` where the experts are chosen here."""
-        if self.selection is None:
-            return {**inputs}
-        extra = (inputs.get("choice_bias"), inputs.get("expert_scale"))
-        expert, weight = self.selection(inputs["logits"], *extra)
-        return {**inputs, "expert": expert, "weight": weight}
-
-    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        made = super().make_inputs(rng)
-        return made | (
-            {} if self.selection is None else self.selection.random_logits(self.batch, rng)
-        )
-
-    @property
     def choice_nbytes(self) -> int:
-        """Bytes of shared memory in which they are chosen, at most (`_choice.j2`): ranks, what
-        slots have, sums of warps, and groups, each with its alignment."""
-        of = self.selection
-        if of is None:
-            return 0
-        sums = {"softmax": 2, "sparsemixer": 4}.get(of.scoring, 0)
-        groups = 4 * of.experts + 8 * of.groups if of.groups > 1 else 0
-        return 8 * (of.experts + 8) + 3 * 4 * (of.used + 4) + sums * 128 + groups
+        """Bytes of shared memory for what slots have, at most, where biases need it."""
+        return 8 * self.used + 32 if self.selection is not None and self.bias else 0
 
     @property
     def grid_rows(self) -> int:

@@ -10,7 +10,6 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
-from urdir.ptxgen.kernels.experts.select import MOST_IN_EXAMPLES, SELECTIONS
 from urdir.ptxgen.kernels.experts.selection import Selection
 from urdir.ptxgen.kernels.experts.tiled import ExpertsSpec
 from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Gated
@@ -112,16 +111,13 @@ class ExpertsUp(ExpertsSpec):
             "clamped inputs": cls.of(
                 q8, 3, 2, 48, 1088, rms, Gated(Activation("relu", limit=1.5)), sms=4, per_pass=1
             ),
+            "chooses": cls.of(
+                *(q4_k, 128, 8, 16, 512, rms, Gated()),
+                **{"batch": 2, "activations": "i16", "selection": Selection(128, 8)},
+            ),
             "chooses, layer norm": cls.of(
                 *(q8, 33, 4, 16, 544, layer, Bias(), Gated(oai)),
                 selection=Selection(33, 4, "softmax_selected"),
             ),
-            **{
-                f"chooses, {name}": cls.of(
-                    *(q4_k, of.experts, of.used, 16, 512, rms, Gated()),
-                    **{"batch": rows, "activations": "i16", "selection": of},
-                )
-                for name, (rows, of) in SELECTIONS.items()
-                if of.experts <= MOST_IN_EXAMPLES
-            },
+            "chooses, all of them": cls.of(q8, 3, 3, 16, 64, selection=Selection(3, 3)),
         }
