@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 MANY_LOGITS = 8192
 #: Experts from which products of few rows choose for themselves, at most. On an H200 a step of
 #: gpt-oss-20b (32 experts) takes 1,141 us in place of 1,157, one of two sequences 1,581 of 1,609.
-MOST_CHOSEN = 32
+MOST_CHOSEN, TOGETHER = 32, False
 
 # One object for equal kernels, with its cached properties.
 _logits = lru_cache(maxsize=64)(RouterLogits)
@@ -134,7 +134,8 @@ def _products_choose(at: Lowering, of: Route) -> bool:
     if experts.x is not of.x or experts.room is not None or experts.weigh_input:
         return False
     is_plain = of.selection.is_plain and of.selection.experts <= MOST_CHOSEN
-    return is_plain and not SharedRead(at, of.x.rows).pays(mixture_layer(at, experts))
+    together = SharedRead(at, of.x.rows).pays(mixture_layer(at, experts))
+    return is_plain and (TOGETHER or not together)
 
 
 def router_layer(at: Lowering, of: Route) -> RouterLayer:
@@ -257,7 +258,7 @@ def append_experts(at: Lowering, rows: int, call: MixtureCall) -> None:
     together = SharedRead(at, rows)
     if at.takes_gemm(rows):
         GroupedGemm(at, rows).append(call)
-    elif call.adapters is None and together.serves(call.mixture, call.norm):
+    elif call.adapters is None and together.serves(call):
         together.append(call)
     else:
         PerRow(at, rows).append(call)

@@ -63,7 +63,7 @@ class PerRow(ExpertProducts):
         self.at.plan.launch(
             kernel,
             f"{call.label}_down",
-            **self._choice(call),
+            **self.choice(call),
             x=self.work["expert gate"],
             y=call.y,
             **without_none(
@@ -71,12 +71,6 @@ class PerRow(ExpertProducts):
             ),
             **down.arguments,
         )
-
-    def _choice(self, call: MixtureCall) -> dict[str, Slice]:
-        """The experts of each row, or what they are chosen by."""
-        if call.selection is None:
-            return {"expert": self.work["expert"]}
-        return {"logits": self.work["router logits"]}
 
     def _append_up(self, label: str, call: MixtureCall, product: Product, y: Slice) -> None:
         norm, selection, matrix = call.norm, call.mixture.selection, product.matrix
@@ -97,7 +91,7 @@ class PerRow(ExpertProducts):
         self.at.plan.launch(
             kernel,
             label,
-            **self._choice(call),
+            **self.choice(call),
             x=call.x,
             y=y,
             **without_none(weight=weight),

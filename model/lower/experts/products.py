@@ -119,6 +119,12 @@ class ExpertProducts:
         """The intermediates."""
         return self.at.work
 
+    def choice(self, call: MixtureCall) -> dict[str, Slice]:
+        """The experts of each row, or what they are chosen by."""
+        if call.selection is None:
+            return {"expert": self.work["expert"]}
+        return {"logits": self.work["router logits"]}
+
     def append_activated(self, call: MixtureCall, multiply: Multiply) -> None:
         """``work["expert gate"]`` = f(gate x) * up x, without a gate f(up x), for each pair of a
         row and its experts."""
