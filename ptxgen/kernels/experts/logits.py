@@ -77,7 +77,7 @@ class RouterLogits(KernelSpec):
 
     @classmethod
     def splits_for(cls, rows: int, experts: int, cols: int, sms: int) -> int:
-        """So many splits that there is a CTA for each SM, at most, and each has as many steps."""
+        """Splits for a CTA on each SM, at most; the last may have fewer steps."""
         ctas = ceil_div(rows, CTA_ROWS) * ceil_div(experts, CTA_EXPERTS)
         steps = ceil_div(cols, STEP)
         most = max(1, min(MOST_SPLITS, sms // ctas, steps))
