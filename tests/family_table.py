@@ -146,6 +146,7 @@ def _attention(config: Config) -> Features:
     yield any(m.clamp for m in mixers), "clamp"
     yield any(m.temperature for m in mixers), "temperature"
     yield any(m.gate for m in mixers), "gate"
+    yield any(m.norm for m in mixers), "norm of the result"
     yield any(m.v is None and m.k is not None for m in mixers), "K is V"
     yield any(m.shares_cache_of is not None for m in mixers), "shared caches"
     yield len({(m.heads, m.kv_heads, m.key_dim) for m in mixers}) > 1, "heads differ by layer"
@@ -171,6 +172,7 @@ def _networks(config: Config) -> Features:
         if isinstance(network, Dense):
             yield True, _named(network)
             yield network.divisors is not None, "divisors"
+            yield network.norm is not None, "norm of inner values"
         elif isinstance(network, Mixture):
             yield from _mixture(network)
         elif not isinstance(network, Attention | Recurrent):
@@ -195,6 +197,7 @@ def _mixture(network: Mixture) -> Features:
     yield route.expert_scale is not None, "expert scales"
     yield network.weigh_input, "weighted input"
     yield network.latent is not None, "latent experts"
+    yield network.chunks is not None, "experts of groups of experts"
     yield network.up.bias is not None, "expert biases"
     yield network.shared is not None, "shared expert"
     yield network.shared_gate is not None, "shared expert gate"
@@ -208,6 +211,7 @@ def _more(config: Config) -> Features:
     yield any(block.scale != 1.0 for block in _blocks(config)), "residual scale"
     yield config.logit_scale != 1.0, "logit scale"
     yield config.softcap > 0.0, "logit soft-cap"
+    yield config.hides is not None, "hidden logits"
     yield config.layer_embeddings is not None, "per-layer embeddings"
     yield any(layer.output_scale for layer in config.layers), "layer scale"
     yield bool(config.saved_streams), "saved streams"

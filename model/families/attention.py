@@ -68,7 +68,8 @@ class Attention:
     ``chunk`` (0: unlimited). ``softcap`` c > 0 turns scores s into c * tanh(s / c). ``sinks``
     (heads,) add one logit per head, without a value. ``max_bias`` > 0 adds ALiBi (Press et al.
     2021, arXiv 2108.12409). Without ``v`` the product of ``k`` is K and V; without both, the layer
-    reads the cache of layer ``shares_cache_of``. Q, K and V are clamped to +- ``clamp``. With a
+    reads the cache of layer ``shares_cache_of``. Q, K and V are clamped to +- ``clamp``. A ``norm``
+    (heads * value_dim,) normalises all heads of the result together. With a
     ``latent``, q and k are the rotated parts.
     """
 
@@ -95,6 +96,7 @@ class Attention:
     value_scale: float = 1.0  # multiplies the result
     shares_cache_of: int | None = None
     latent: Latent | None = None
+    norm: Normalization | None = None
 
     @property
     def written_out(self) -> Attention | None:

@@ -27,12 +27,14 @@ Network = Attention | Recurrent | Dense | Mixture | Linear | Activation
 @dataclass(frozen=True, slots=True)
 class Branch:
     """A network of a block with its norms. ``reads_layer_input``: it reads the stream at the start
-    of the layer, not of the block."""
+    of the layer, not of the block; ``reads_sibling``: the result of the branch before it, normed.
+    """
 
     network: Network
     norm: Normalization | None = None
     post_norm: Normalization | None = None
     reads_layer_input: bool = False
+    reads_sibling: bool = False
 
     def at_context(self, context: int) -> Branch:
         """The branch with RoPE for sequences of up to ``context`` tokens."""

@@ -24,6 +24,7 @@ _BY_LIMIT: Mapping[Limit, tuple[str, ...]] = {
     limits.WIDTH: (
         *("embedding_length", "embedding_length_per_layer_input", "feed_forward_length"),
         *("expert_feed_forward_length", "expert_shared_feed_forward_length"),
+        "expert_chunk_feed_forward_length",
         *("expert_latent_length", "moe_latent_size", "ssm.inner_size", "ssm.time_step_rank"),
         "target_hidden_size",
         *("attention.q_lora_rank", "attention.kv_lora_rank"),
@@ -32,6 +33,7 @@ _BY_LIMIT: Mapping[Limit, tuple[str, ...]] = {
     limits.EXPERTS: (
         *("expert_count", "expert_used_count", "expert_shared_count"),
         *("expert_group_count", "expert_group_used_count", "ssm.group_count"),
+        "experts_per_group",
     ),
 }
 #: Limits by key, without the architecture's name.

@@ -65,7 +65,10 @@ class Reference:
             x = self._layer(layer, index, x, positions, keys_and_values, extra)
         x = self._recalled(c.recalls, x)
         logits = self.linear(c.output, self.norm(c.output_norm, x)) * c.logit_scale
-        return c.softcap * np.tanh(logits / c.softcap) if c.softcap else logits
+        logits = c.softcap * np.tanh(logits / c.softcap) if c.softcap else logits
+        if c.hides is not None:
+            logits[:, slice(*c.hides)] = np.finfo(np.float32).min
+        return logits
 
     # ---- weights ----
 
@@ -96,6 +99,8 @@ class Reference:
     def linear(self, linear: Linear, x: Floats) -> Floats:
         """x W^T (+ bias)."""
         y = x @ self.matrix(linear.matrix).T
+        if linear.factor is not None:
+            y = y * self.vector(linear.factor)
         return y if linear.bias is None else y + self.vector(linear.bias)
 
     def norm(self, of: Normalization | None, x: Floats) -> Floats:
@@ -105,6 +110,7 @@ class Reference:
         weight, bias = (None if v is None else self.vector(v) for v in (of.weight, of.bias))
         if weight is not None and of.weight is not None and len(of.weight.shape) > 1:
             weight = weight.reshape(of.weight.shape[0], -1)  # (heads, head_dim)
+            bias = None if bias is None else bias.reshape(weight.shape)
         return of.norm(x, weight, bias)
 
     # ---- layers ----
@@ -143,12 +149,16 @@ class Reference:
 
     def _block(self, block: Block, x: Floats, start: Floats, positions: Any, caches: Any) -> Floats:
         total: Floats = np.zeros_like(x)
+        added = total
         for branch in block.branches:
             stream = start if branch.reads_layer_input else x
+            if branch.reads_sibling:
+                stream = added
             y = self._network(
                 branch.network, self.norm(branch.norm, stream), stream, start, positions, caches
             )
-            total = total + self.norm(branch.post_norm, y)
+            added = self.norm(branch.post_norm, y)
+            total = total + added
         return self.norm(block.post_norm, block.scale * total)
 
     def _network(
@@ -184,6 +194,7 @@ class Reference:
             hidden = of.activation.gated(self.linear(of.gate, x), up)
         if of.divisors is not None:
             hidden = hidden / self.vector(of.divisors)
+        hidden = self.norm(of.norm, hidden)
         return self.linear(of.down, hidden)
 
     # ---- mixtures ----
@@ -194,10 +205,10 @@ class Reference:
             source = self.norm(of.router.norm, stream) * of.router.norm_scale
         chosen, weights = self._route(of.router, self.linear(of.router.linear, source))
         read = x if of.latent is None else self.linear(of.latent.down, x)
-        out: Floats = np.zeros_like(read)
-        for row in range(len(x)):
-            for expert, weight in zip(chosen[row], weights[row], strict=True):
-                out[row] += self._expert(of, int(expert), read[row], weight)
+        out = self._experts(of, read, chosen, weights)
+        if of.chunks is not None:
+            chosen, weights = self._route(of.chunks.router, self.linear(of.chunks.router.linear, x))
+            out = out + of.chunk_scale * self._experts(of.chunks, out, chosen, weights)
         if of.latent is not None:
             out = self.linear(of.latent.up, self.norm(of.latent.norm, out))
         if of.shared is not None:
@@ -205,6 +216,14 @@ class Reference:
             if of.shared_gate is not None:
                 shared = shared / (1.0 + np.exp(-self.linear(of.shared_gate, x)))
             out = out + shared
+        return out
+
+    def _experts(self, of: Mixture, x: Floats, chosen: Any, weights: Floats) -> Floats:
+        """The weighted sum of the chosen experts' results."""
+        out: Floats = np.zeros_like(x)
+        for row in range(len(x)):
+            for expert, weight in zip(chosen[row], weights[row], strict=True):
+                out[row] += self._expert(of, int(expert), x[row], weight)
         return out
 
     def _route(self, of: Router, logits: Floats) -> tuple[Any, Floats]:
@@ -226,7 +245,7 @@ class Reference:
             mask = np.full(grouped.shape, -np.inf)
             np.put_along_axis(mask, kept[:, :, None], 0.0, axis=1)
             choice = (grouped + mask).reshape(choice.shape)
-        chosen = np.argsort(-choice, axis=1, kind="stable")[:, : of.used]
+        chosen = np.argsort(-choice, axis=1, kind="stable")[:, : of.used] // of.shares
         weights = np.take_along_axis(scores, chosen, axis=1)
         if of.scoring == "softmax_selected":
             weights = _softmax(weights)
@@ -385,7 +404,7 @@ class Reference:
         caches[-1] = k, v
         q = self._tempered(a, q, positions)
         out = self._attend(a, q, k, v, positions).reshape(len(x), a.output_width) * a.value_scale
-        return self.linear(a.o, self._gated(a, out, x))
+        return self.linear(a.o, self.norm(a.norm, self._gated(a, out, x)))
 
     def _gated(self, a: Attention, out: Floats, x: Floats) -> Floats:
         if a.gate is None:
