@@ -29,6 +29,7 @@ from urdir.model.families.recurrent import (
     Selective,
     ShortConv,
 )
+from urdir.model.families.rwkv import ChannelMix, TimeMix
 from urdir.model.files.gguf import Gguf
 
 FOLDER = Path(__file__).parent / "data" / "families"
@@ -129,6 +130,7 @@ def _attention(config: Config) -> Features:
     yield any(m.heads for m in scans), "per head"
     yield any(isinstance(m, KimiDelta) for m in others), "delta rule per channel"
     yield any(isinstance(m, Lightning) for m in others), "lightning"
+    yield any(isinstance(m, TimeMix) for m in others), "time mixing"
     yield any(m.latent for m in mixers), "MLA"
     yield bool(others) and 0 < len(mixers) < config.n_layers, "attention in some layers"
     yield len(mixers) == len(others) == config.n_layers, "parallel attention"
@@ -175,6 +177,8 @@ def _networks(config: Config) -> Features:
             yield network.norm is not None, "norm of inner values"
         elif isinstance(network, Mixture):
             yield from _mixture(network)
+        elif isinstance(network, ChannelMix):
+            yield True, "channel mixing"
         elif not isinstance(network, Attention | Recurrent):
             yield True, f"{type(network).__name__.lower()} alone"
     yield any(isinstance(n, Dense) and n.up.bias for n in networks), "biases"

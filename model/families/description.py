@@ -133,8 +133,8 @@ class Description:
 
     @property
     def recurrents(self) -> tuple[Recurrent, ...]:
-        """The recurrent mixer of every layer with one."""
-        return tuple(layer.recurrent for layer in self.layers if layer.recurrent is not None)
+        """The recurrent networks of all layers."""
+        return tuple(of for layer in self.layers for of in layer.recurrents)
 
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:

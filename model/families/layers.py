@@ -117,6 +117,11 @@ class LayerConfig:
         """Its recurrent mixer, or None."""
         return next((n for n in self.networks if isinstance(n, Recurrent)), None)
 
+    @property
+    def recurrents(self) -> tuple[Recurrent, ...]:
+        """Its recurrent networks; RWKV has two."""
+        return tuple(n for n in self.networks if isinstance(n, Recurrent))
+
     def at_context(self, context: int) -> LayerConfig:
         """The layer for sequences of up to ``context`` tokens; see `RopeConfig`."""
         blocks = tuple(

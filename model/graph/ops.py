@@ -51,7 +51,7 @@ class Op:
                 yield from (item for item in value if isinstance(item, Tensor))
 
     def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
-        """The values of ``y`` of those that it reads."""
+        """The values of ``y`` of those that it reads; of several results side by side."""
         raise NotImplementedError
 
     @classmethod

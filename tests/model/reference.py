@@ -24,6 +24,7 @@ from urdir.model.families.recurrent import (
     Selective,
     ShortConv,
 )
+from urdir.model.families.rwkv import ChannelMix, LowRank, TimeMix
 from urdir.model.families.stored import (
     Linear,
     Normalization,
@@ -45,6 +46,7 @@ class Reference:
         self.tensor = cache(self._tensor)
         self._saved: dict[str, Floats] = {}
         self._banked: list[Floats] = []
+        self._values: Floats = np.zeros(0)
 
     def logits(self, tokens: Any) -> Floats:
         """Logits (tokens, vocab) after every token of one sequence."""
@@ -177,6 +179,10 @@ class Reference:
                 return self._kimi_delta(of, x)
             case Lightning():
                 return self._lightning(of, x)
+            case TimeMix():
+                return self._time_mix(of, x)
+            case ChannelMix():
+                return self._channel_mix(of, x)
             case Dense():
                 return self._dense(of, x)
             case Mixture():
@@ -380,6 +386,79 @@ class Reference:
         gate = self.linear(of.gate, x if of.gate_low is None else self.linear(of.gate_low, x))
         y = self.norm(of.norm, y).reshape(rows, -1) * _sigmoid(gate)
         return self.linear(of.o, y)
+
+    # ---- RWKV ----
+
+    def _low_rank(self, of: LowRank | Linear | None, x: Floats) -> Floats:
+        if not isinstance(of, LowRank):
+            return np.ones_like(x) if of is None else self.linear(of, x)
+        low = self.linear(of.down, x)
+        return self.linear(of.up, low if of.activation is None else of.activation(low))
+
+    def _time_mix(self, of: TimeMix, x: Floats) -> Floats:
+        shift = np.vstack([np.zeros(x.shape[1]), x[:-1]]) - x
+        mixes = [self.vector(mix) for mix in of.shift]
+        if of.dynamic is not None:
+            first = x + shift * self.vector(of.dynamic.first)
+            lows = [np.tanh(self.linear(down, first)) for down in of.dynamic.down]
+            more = [self.linear(up, low) for up, low in zip(of.dynamic.up, lows, strict=True)]
+            mixes = [mix + own for mix, own in zip(mixes, more, strict=True)]
+        by = {name: x + shift * mix for name, mix in zip(of.order, mixes, strict=True)}
+        shape, group = (len(x), of.heads, of.dim), of.heads // of.key_heads
+        r = self.linear(of.r, by["r"]).reshape(shape)
+        k, v = (
+            np.repeat(self.linear(m, by[at]).reshape(len(x), -1, of.dim), group, axis=1)
+            for m, at in ((of.k, "k"), (of.v, "v"))
+        )
+        w = self._low_rank(of.decay, by["w"]).reshape(shape)
+        gate = self._low_rank(of.gate, by.get("g", x))
+        bonus = 0.0 if of.bonus is None else self.vector(of.bonus).reshape(of.heads, of.dim)
+        if of.variant == "rwkv7":
+            w = np.exp(-0.606531 * _sigmoid(w))
+            a = _sigmoid(self._low_rank(of.rate, by["a"]).reshape(shape))
+            if of.names_values:
+                self._values = v
+            else:
+                mixed = _sigmoid(self._low_rank(of.residual, by["v"]).reshape(shape))
+                v = v + (self._values - v) * mixed
+            assert of.key_scale is not None
+            assert of.key_rate is not None
+            u = k * self.vector(of.key_scale).reshape(shape[1:])
+            u = u / np.maximum(np.sqrt((u * u).sum(2, keepdims=True)), 1e-12)
+            scaled = k * self.vector(of.key_rate).reshape(shape[1:])
+            k = k + (a * scaled - scaled)
+        else:
+            w = np.exp(-np.exp(w))
+            k = k * (1.0 - w) if of.variant == "gated" else k
+            gate = gate * _sigmoid(gate) if of.variant == "rwkv6" else _sigmoid(gate)
+        state = np.zeros((of.heads, of.dim, of.dim))  # values, keys
+        y = np.zeros(shape)
+        for t in range(len(x)):
+            added = np.einsum("hv,hk->hvk", v[t], k[t])
+            if of.variant == "rwkv6":
+                y[t] = np.einsum("hvk,hk->hv", state + added * bonus[:, None], r[t])
+            old, state = state, state * w[t][:, None] + added
+            if of.variant == "rwkv7":
+                seen = np.einsum("hvk,hk->hv", old, -u[t])
+                state = state + np.einsum("hv,hk->hvk", seen, u[t] * a[t])
+            if of.variant != "rwkv6":
+                y[t] = np.einsum("hvk,hk->hv", state, r[t])
+        if of.variant == "gated":
+            y = y / np.sqrt(of.dim)
+        if of.norm is not None:
+            assert of.norm.weight is not None
+            assert of.norm.bias is not None
+            y = of.norm.norm(y) * self.vector(of.norm.weight).reshape(shape[1:])
+            y = y + self.vector(of.norm.bias).reshape(shape[1:])
+        if of.variant == "rwkv7":
+            y = y + (k * r * bonus).sum(2, keepdims=True) * v
+        return self.linear(of.o, y.reshape(len(x), -1) * gate)
+
+    def _channel_mix(self, of: ChannelMix, x: Floats) -> Floats:
+        shift = np.vstack([np.zeros(x.shape[1]), x[:-1]]) - x
+        mixed = [x + shift * self.vector(mix) for mix in of.shift]
+        y = self.linear(of.o, np.maximum(self.linear(of.key, mixed[0]), 0.0) ** 2)
+        return y if of.receptance is None else y * _sigmoid(self.linear(of.receptance, mixed[1]))
 
     # ---- attention ----
 
