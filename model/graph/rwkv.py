@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from urdir.model.families.rwkv import TimeMix
+from urdir.model.families.rwkv import LowRank, TimeMix
 from urdir.model.families.stored import StoredVector
 from urdir.model.graph.evaluation import Evaluation, Floats
 from urdir.model.graph.ops import Op
@@ -53,6 +53,38 @@ class Shift(Op):
         if dynamic:
             mixes = [mix + more for mix, more in zip(mixes, dynamic, strict=True)]
         return np.concatenate([tokens + mix * (before - tokens) for mix in mixes], axis=1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LowRanks(Op):
+    """y and the other ``results``: of each of ``inputs`` the product ``of`` low rank."""
+
+    word = "low_ranks"
+    inputs: tuple[Tensor, ...]
+    of: tuple[LowRank, ...]
+    results: tuple[Tensor, ...]
+
+    def __post_init__(self) -> None:
+        self._check(self.results[:1] == (self.y,), "y is not the first result")
+        for x, of, y in zip(self.inputs, self.of, self.results, strict=True):
+            self._check((y.width, x.width) == (of.up.rows, of.down.cols), "other matrices")
+
+    @property
+    def reads(self) -> tuple[Tensor, ...]:
+        """The inputs."""
+        return self.inputs
+
+    @property
+    def makes(self) -> tuple[Tensor, ...]:
+        """The products."""
+        return self.results
+
+    def evaluate(self, at: Evaluation, *x: Floats) -> Floats:
+        found = []
+        for of, values in zip(self.of, x, strict=True):
+            low = at.linear(of.down, values)
+            found.append(at.linear(of.up, low if of.activation is None else of.activation(low)))
+        return np.concatenate(found, axis=1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from urdir.model.families.rwkv import ChannelMix, LowRank, TimeMix
-from urdir.model.families.stored import Normalization, StoredVector
+from urdir.model.families.stored import Linear, Normalization, StoredVector
 from urdir.model.graph.ops import Activate, Gate
-from urdir.model.graph.rwkv import Shift, Wkv
+from urdir.model.graph.rwkv import LowRanks, Shift, Wkv
 from urdir.model.graph.tensor import BRANCH, Tensor
 from urdir.model.layers.builder import LayerOps
 from urdir.ptxgen.kernels.activation import Activation
@@ -31,13 +33,9 @@ def time_mix(
     made["v"] = at.product("time_mix_value", by["v"], mixer.v, name)
     if mixer.names_values:
         at.step.saved[FIRST] = made["v"]
-    lows = {"decay": (mixer.decay, "w"), "rate": (mixer.rate, "a")}
-    lows |= {"residual": (mixer.residual, "v"), "gate": (mixer.gate, "g")}  # type: ignore[dict-item]
-    for role, (of, mix) in lows.items():
-        if isinstance(of, LowRank):
-            made[role] = low_rank(at, f"time_mix_{role}", by[mix], of, f"time {role}")
-        elif of is not None:
-            made[role] = at.product(f"time_mix_{role}", by[mix], of, f"time {role}")
+    if isinstance(mixer.gate, Linear):
+        made["gate"] = at.product("time_mix_gate", by["g"], mixer.gate, "time gate")
+    made |= _low_ranks(at, mixer, by)
     if mixer.residual is not None:
         made["first"] = at.step.saved[FIRST]
     y = Tensor("heads", x.rows, mixer.r.rows)
@@ -84,13 +82,17 @@ def shifted(
     return results
 
 
-def low_rank(at: LayerOps, label: str, x: Tensor, of: LowRank, name: str) -> Tensor:
-    """up f(down x)."""
-    y = at.product(f"{label}.low", x, of.down, f"{name} low")
-    if of.activation is not None:
-        z = Tensor(y.name, y.rows, y.width)
-        y = at.graph.add(Activate(at.name(f"{label}.activation"), z, y, of.activation))
-    return at.product(label, y, of.up, name)
+def _low_ranks(at: LayerOps, mixer: TimeMix, by: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The products of low rank, by their roles."""
+    places = {"decay": "w", "rate": "a", "residual": "v", "gate": "g"}
+    of = {name: (getattr(mixer, name), by.get(mix)) for name, mix in places.items()}
+    lows = {name: (x, low) for name, (low, x) in of.items() if isinstance(low, LowRank)}
+    inputs, products = zip(*lows.values(), strict=True)
+    rows = inputs[0].rows
+    results = [Tensor(f"time {name}", rows, low.up.rows) for name, (_, low) in lows.items()]
+    label = at.name("time_mix_low_ranks")
+    at.graph.add(LowRanks(label, results[0], inputs, products, tuple(results)))
+    return dict(zip(lows, results, strict=True))
 
 
 def _dynamic(at: LayerOps, mixer: TimeMix, x: Tensor) -> tuple[Tensor, ...]:
