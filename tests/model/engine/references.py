@@ -2,7 +2,8 @@
 
 - families: ``NAME.gguf.xz`` (or ``NAME.gguf``) and ``NAME.npz``, which has ``tokens``, ``logits``
   and ``native``, the error of llama.cpp's own kernels;
-- golden: the same without ``native``;
+- golden: the same without ``native``; of `tests/data/golden` most files are written by
+  `golden_files`;
 - drafts: ``NAME.npz`` has ``draft_logits``; the draft is ``NAME.draft.gguf.xz``, or a part of
   ``NAME.gguf.xz``, and its model ``NAME.target.gguf.xz``, or what `target_of` names;
 - adapters: ``NAME.gguf.xz``, ``NAME.adapter.gguf.xz``, and ``NAME.npz`` with ``logits_scale_1.0``
@@ -20,6 +21,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from tests.model.golden_files import FILES, FOLDER
 
 #: Endings of names: what another file needs, and the logits of which are in the other's npz.
 _PARTS = {
@@ -96,9 +99,9 @@ def _adapters(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _files(folder: Path, kind: str) -> Iterator[tuple[str, str]]:
-    packed = {path.name.removesuffix(".xz") for path in folder.glob("*.gguf.xz")}
-    for name in sorted(packed | {path.name for path in folder.glob("*.gguf")}):
-        name = name.removesuffix(".gguf")
+    packed = {path.name.removesuffix(".gguf.xz") for path in folder.glob("*.gguf.xz")}
+    names = packed | {path.stem for path in folder.glob("*.gguf")}
+    for name in sorted(names | {name for name in FILES if folder == FOLDER}):
         golden = golden_of(folder, name)
         parts = [why for ending, why in _PARTS.items() if name.endswith(ending)]
         if parts or not golden.exists():
