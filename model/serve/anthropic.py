@@ -208,7 +208,7 @@ class MessageShape(Shape):
     def whole(self, usage: Usage) -> Json:
         """The message."""
         [answer] = self.answers
-        content = [_block(block, block.text) for block in answer.blocks]
+        content = [_block(block, block.text) for block in answer.whole()]
         message = self._message(content, _used(usage), _end(answer))
         return message | {"timings": usage.timings()}
 
@@ -222,9 +222,10 @@ class MessageShape(Shape):
             self._index += 1
             block = _block(event.block, "")
             yield {"type": "content_block_start", "index": self._index, "content_block": block}
-        *_, kind, name = _BLOCKS[event.block.kind]
-        delta = {"type": kind, name: event.text}
-        yield {"type": "content_block_delta", "index": self._index, "delta": delta}
+        if event.text:
+            *_, kind, name = _BLOCKS[event.block.kind]
+            delta = {"type": kind, name: event.text}
+            yield {"type": "content_block_delta", "index": self._index, "delta": delta}
 
     def _close(self) -> Iterator[Json]:
         if self._index >= 0:

@@ -12,7 +12,6 @@ from urdir.model.serve.interface import Json, ServedModel
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.messages import read_messages
 from urdir.model.serve.tools import Tools, read_tools
-from urdir.model.text.answers import find_answer_format
 from urdir.model.text.chat import ChatTemplate, Message, Prompt
 
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -53,7 +52,7 @@ def make_conversation(
     variables: Json | None = None,
 ) -> Conversation:
     """A conversation with what ``fields`` say of the template beside messages and tools."""
-    variables = (variables or {}) | _read_variables(fields, template_of(model).source)
+    variables = (variables or {}) | _read_variables(fields, template_of(model))
     continues = _read_continued(fields, messages, variables.get("add_generation_prompt"))
     if continues is not None and tools.is_required:
         fields.fail("tool_choice", "cannot require a call if the last message is continued")
@@ -69,9 +68,9 @@ def template_of(model: ServedModel) -> ChatTemplate:
     return model.template
 
 
-def _read_variables(fields: Fields, source: str) -> Json:
+def _read_variables(fields: Fields, template: ChatTemplate) -> Json:
     """What the template may read beside messages and tools."""
-    variables = _read_effort(fields, source)
+    variables, source = _read_effort(fields, template), template.source
     if documents := fields.objects("documents"):
         if "documents" not in source:
             fields.fail("documents", "is not supported by the chat template")
@@ -83,13 +82,13 @@ def _read_variables(fields: Fields, source: str) -> Json:
     return variables
 
 
-def _read_effort(fields: Fields, source: str) -> dict[str, Any]:
+def _read_effort(fields: Fields, template: ChatTemplate) -> dict[str, Any]:
     """reasoning_effort, as the variables that templates have for it; ApiError where this one has
     none."""
     effort = fields.choice("reasoning_effort", _EFFORTS)
     if effort is None:
         return {}
-    form = find_answer_format(source)
+    form, source = template.form, template.source
     can_think = form.is_harmony or form.thinks is not None
     if effort == "none":
         is_known = "enable_thinking" in source or not can_think

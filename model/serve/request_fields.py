@@ -110,8 +110,9 @@ _SERVED: tuple[_Row, ...] = (
     ("documents", _CHATS, "V", "the template's variable; refused where it has none"),
     ("echo", (CHAT,), "VL", "the answer begins with the message that it continues"),
     ("tools tool_choice parallel_tool_calls", (CHAT, TOKENS, RESPONSES), "OVL",
-     "calls are read in the model's own form, and come whole. A template without a known one gets"
-     " tools as text. `required` or a named function constrains the answer"),
+     "calls are read in the model's own form, which is derived from its template, and arguments "
+     "come as they are written. A template without calls gets tools as text. `required` or a named "
+     "function constrains the answer"),
     ("prompt", (TEXT, NATIVE), "OVL",
      "a text, token ids, or a list of either; control tokens in it are parsed"),
     ("prompt add_special_tokens return_token_strs", (TOKENS,), "V",

@@ -24,7 +24,7 @@ from urdir.model.serve.interface import Defaults, Facts, Metrics
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.listening import listen
 from urdir.model.serve.server import Server
-from urdir.model.text.answers import AnswerFormat, AnswerParser, find_answer_format
+from urdir.model.text.answers import AnswerFormat, AnswerParser
 from urdir.model.text.chat import ChatTemplate, Prompt
 from urdir.model.text.fill import FillTokens
 from urdir.model.text.text_stream import TextStream
@@ -169,7 +169,7 @@ def toy_texts(demo_file: Path) -> Iterator[tuple[Tokenizer, ChatTemplate]]:
 
 
 def _model(tokenizer: Tokenizer, template: ChatTemplate) -> ToyModel:
-    return ToyModel(tokenizer, template, answer_format=find_answer_format(template.source))
+    return ToyModel(tokenizer, template, answer_format=template.form)
 
 
 @pytest.fixture
