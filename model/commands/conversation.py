@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from urdir.model.commands import options
-from urdir.model.commands.prompts import given_variables, read_text
+from urdir.model.commands.prompts import given_thinking, given_variables, read_text
 from urdir.model.commands.report import end_note, print_statistics
 from urdir.model.commands.terminal import shown
 from urdir.model.errors import ContextFullError, ModelError
@@ -128,6 +128,9 @@ class Conversation:
                     stops=tuple(self.args.stop),
                     ignore_end=self.args.ignore_eos,
                     shown=self._form.shown,
+                    thoughts=self._form.limit(
+                        given_thinking(self.args), prompt.text, self.args.reasoning_budget_message
+                    ),
                 )
             )
             self._print(generation, prompt.text, pieces)

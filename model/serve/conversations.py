@@ -11,6 +11,7 @@ from urdir.model.serve.fields import Fields
 from urdir.model.serve.interface import Json, ServedModel
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.messages import read_messages
+from urdir.model.serve.parameters import THINKING_FIELDS
 from urdir.model.serve.tools import Tools, read_tools
 from urdir.model.text.chat import ChatTemplate, Message, Prompt
 
@@ -32,7 +33,8 @@ class Conversation:
 
         Raises TemplateError.
         """
-        variables = model.defaults.variables | self.variables
+        switch = {"enable_thinking": False} if model.defaults.thinking == 0 else {}
+        variables = switch | model.defaults.variables | self.variables
         return template_of(model).render(
             self.messages, self.tools.offered, variables, continues=self.continues
         )
@@ -71,6 +73,9 @@ def template_of(model: ServedModel) -> ChatTemplate:
 def _read_variables(fields: Fields, template: ChatTemplate) -> Json:
     """What the template may read beside messages and tools."""
     variables, source = _read_effort(fields, template), template.source
+    for name in THINKING_FIELDS:
+        if fields.raw(name) == 0:
+            variables.setdefault("enable_thinking", False)
     if documents := fields.objects("documents"):
         if "documents" not in source:
             fields.fail("documents", "is not supported by the chat template")

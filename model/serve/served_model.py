@@ -19,6 +19,7 @@ from urdir.model.text.chat import ChatTemplate, Message, Prompt
 from urdir.model.text.constraints import Constraint
 from urdir.model.text.fill import FillTokens
 from urdir.model.text.gbnf import as_lark
+from urdir.model.text.thought_limit import ThoughtLimit
 from urdir.model.text.tokenizer import Tokenizer
 from urdir.model.text.tool_choice import after_thoughts, required_call
 
@@ -120,6 +121,10 @@ class EngineModel:
                 constraint, self._format, prompt.before, prompt.begun, tools=tools, many=many
             )
         return constraint
+
+    def thought_limit(self, tokens: int | None, prompt: Prompt) -> ThoughtLimit | None:
+        """See `ServedModel`."""
+        return self._format.limit(tokens, prompt.text, self.defaults.thinking_message)
 
     def required_call(
         self, tools: Tools, prompt: Prompt, name: str | None, many: bool

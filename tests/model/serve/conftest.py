@@ -28,6 +28,7 @@ from urdir.model.text.answers import AnswerFormat, AnswerParser
 from urdir.model.text.chat import ChatTemplate, Prompt
 from urdir.model.text.fill import FillTokens
 from urdir.model.text.text_stream import TextStream
+from urdir.model.text.thought_limit import ThoughtLimit
 from urdir.model.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -72,6 +73,9 @@ class ToyModel:
         if source == "(":
             raise ConstraintError("the expression has no end")
         return (kind, source, prompt is not None)
+
+    def thought_limit(self, tokens: int | None, prompt: Prompt) -> ThoughtLimit | None:
+        return self.answer_format.limit(tokens, prompt.text)
 
     def required_call(
         self, tools: Mapping[str, Any], prompt: Prompt, name: str | None, many: bool
