@@ -1,17 +1,22 @@
-"""The chat page: one file with a strict content security policy."""
+"""The chat page: one document, put together from the files of `web`, with a strict content security
+policy."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import re
 from functools import cache
 from pathlib import Path
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
-_INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
+_WEB = Path(__file__).with_name("web")
+#: In this order, as one script: constants stand before what runs at the start.
+_SCRIPTS = (
+    *("dom", "highlight", "math", "markdown", "conversation", "store", "server"),
+    *("turns", "settings", "sidebar", "composer", "main"),
+)
 
 
 async def page(request: Request) -> HTMLResponse:
@@ -23,11 +28,13 @@ async def page(request: Request) -> HTMLResponse:
 @cache
 def _page() -> tuple[str, dict[str, str]]:
     """The page, and the security headers computed from its contents."""
-    html = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
-    sources = {"script": "", "style": ""}
-    for kind, text in _INLINE.findall(html):
+    script = '"use strict";\n' + "".join(_text(f"{name}.js") for name in _SCRIPTS)
+    inline = {"script": script, "style": _text("style.css")}
+    html, sources = _text("index.html"), {}
+    for tag, text in inline.items():
+        html = html.replace(f"<{tag}></{tag}>", f"<{tag}>{text}</{tag}>")
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-        sources[kind] += f" 'sha256-{digest}'"
+        sources[tag] = f" 'sha256-{digest}'"
     policy = (
         f"default-src 'none'; script-src{sources['script']}; style-src{sources['style']}; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -39,3 +46,7 @@ def _page() -> tuple[str, dict[str, str]]:
         "Referrer-Policy": "no-referrer",
         "Cache-Control": "no-cache",
     }
+
+
+def _text(name: str) -> str:
+    return (_WEB / name).read_text(encoding="utf-8")

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.model import golden_files
 from urdir.model.cli import main
 
 DATA = Path(__file__).parent.parent / "data"
@@ -191,11 +192,11 @@ def vocab_file(
 def reference_file(
     tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
 ) -> Callable[[str], Path]:
-    """The path of a model of `data/families`, `data/golden` or `data/drafts` ("gemma2-dense"), or
-    of the folder of ``--references``; unpacked."""
+    """The path of a model of `data/families`, `data/golden`, `data/drafts` or `data/encoders`, or
+    of the folder of ``--references``; unpacked, or written by `golden_files`."""
     folder = tmp_path_factory.mktemp("references")
     given = pytestconfig.getoption("--references")
-    kinds = ("golden", "families", "drafts")
+    kinds = ("golden", "families", "drafts", "encoders")
     folders = [DATA / kind for kind in kinds] if given is None else [given]
 
     @functools.cache
@@ -204,6 +205,9 @@ def reference_file(
             if stored.exists():
                 return stored
         path = folder / f"{name}.gguf"
+        if given is None and name in golden_files.FILES:
+            golden_files.write(name, path)
+            return path
         packed = next(found for of in folders if (found := of / f"{path.name}.xz").exists())
         path.write_bytes(lzma.decompress(packed.read_bytes()))
         return path

@@ -289,7 +289,7 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_command(server: _Server, tmp_path: Path, data: Path) -> None:
     """With the environment that a user sets, in a process of its own."""
-    content = (data / "golden" / "nano-llama-q4_0.gguf").read_bytes()
+    content = (data / "golden" / "nano-llama-q4_k_m.gguf").read_bytes()
     server.repositories["a/b"] = {"x-Q4_0.gguf": content}
     environment = os.environ | {
         "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",

@@ -54,7 +54,7 @@ def test_every_matrix_is_repacked_exactly(
 
 
 def test_several_threads_copy_every_byte_once(
-    data: Path, device_name: str, monkeypatch: pytest.MonkeyPatch
+    reference_file: Callable[[str], Path], device_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pieces of bands and of vectors, in lanes that have many each."""
     monkeypatch.setattr(upload, "_SLOT_BYTES", 5120)
@@ -67,7 +67,7 @@ def test_several_threads_copy_every_byte_once(
 
     monkeypatch.setattr(upload, "_Lane", new_lane)
     with (
-        Gguf(data / "golden" / "nano-llama-q6_k.gguf") as gguf,
+        Gguf(reference_file("nano-llama-q6_k")) as gguf,
         Device.open(device_name) as device,
         Weights.load(gguf, Config.of(gguf), device) as weights,
     ):

@@ -1,0 +1,320 @@
+// The page: what is shown, what runs, and what keys and buttons do.
+
+let conversations = []; // all that are kept
+let chat = newConversation(); // the one that is shown
+let running = null; // {control, chat}: the answer that is written
+let server = null; // what it says of itself
+
+// Tell a screen reader, and with `isShown` everybody for a while.
+function say(words, isShown = false) {
+  byId("status").textContent = words;
+  if (!isShown) return;
+  const note = byId("note");
+  note.textContent = words;
+  note.hidden = false;
+  clearTimeout(say.timer);
+  say.timer = setTimeout(() => { note.hidden = true; }, 6000);
+}
+
+// ---- conversations ----
+
+const listActions = {
+  open: (conversation) => openChat(conversation),
+  menu: (conversation) => manage(conversation, listActions),
+  rename: (conversation, title) => {
+    conversation.title = title;
+    kept(conversation);
+  },
+  remove: async (conversation) => {
+    if (running?.chat === conversation) stop();
+    conversations = conversations.filter((each) => each !== conversation);
+    await forget(conversation.id);
+    if (conversation === chat) openChat(newConversation());
+    else listed();
+  },
+};
+const listed = () => showList(conversations, listActions);
+
+function kept(conversation) {
+  if (!Object.keys(conversation.nodes).length) return;
+  if (!conversations.includes(conversation)) conversations.push(conversation);
+  if (conversation === chat) history.replaceState(null, "", `#${chat.id}`); // so that a reload finds it
+  keep(conversation);
+  listed();
+}
+
+function openChat(conversation) {
+  stop();
+  chat = conversation;
+  history.replaceState(null, "", chat.title ? `#${chat.id}` : location.pathname);
+  showChat();
+  listed();
+  if (isNarrow()) showSidebar(false);
+  byId("input").focus();
+}
+
+function showChat() {
+  byId("messages").replaceChildren();
+  const path = shownPath(chat);
+  if (!path.length) element("p", byId("messages"), "Ask the model something.", "empty");
+  for (const node of path) {
+    if (node.role === "assistant") new Answer(node).finish(turnActions);
+    else if (node.role === "tool") toolTurn(node);
+    else userTurn(node, turnActions);
+  }
+  askForResults(path.at(-1));
+  showContext(path.findLast((node) => node.used)?.used ?? 0);
+  byId("scroll").scrollTop = byId("scroll").scrollHeight;
+}
+
+function askForResults(node) {
+  if (!node?.calls?.length || chat.leaf !== node.id) return;
+  resultForm(node, (results) => {
+    let parent = node.id;
+    results.forEach((content, at) => {
+      parent = addNode(chat, parent, { role: "tool", content, call: node.calls[at].id }).id;
+    });
+    showChat();
+    answer(parent);
+  });
+}
+
+// ---- answers ----
+
+const turnActions = {
+  select: (node) => {
+    stop();
+    selectNode(chat, node.id);
+    kept(chat);
+    showChat();
+  },
+  again: (node) => {
+    stop();
+    chat.leaf = node.parent;
+    showChat();
+    answer(node.parent);
+  },
+  goOn: (node) => {
+    if (!running) answer(node.parent, node);
+  },
+  edit: (node, turn) => editor(node, turn, (content) => {
+    stop();
+    const { role, files, reasoning } = node;
+    const edited = addNode(chat, node.parent, { role, content, files, reasoning });
+    kept(chat);
+    showChat();
+    if (role === "user") answer(edited.id, null, edited);
+  }),
+};
+
+function submit() {
+  const input = byId("input"), content = input.value.trim();
+  if ((!content && !attached.length) || running) return;
+  byId("messages").querySelector(".empty, .results")?.remove();
+  const node = addNode(chat, chat.leaf, { role: "user", content, files: attached.splice(0) });
+  userTurn(node, turnActions);
+  input.value = "";
+  showAttached();
+  fit();
+  answer(node.id, null, node);
+}
+
+// Write an answer after the node `parent`, or go on with `begun`. If that fails, `asked` is in the input again.
+async function answer(parent, begun = null, asked = null) {
+  const within = chat;
+  const node = begun ?? addNode(within, parent, { role: "assistant" });
+  const before = begun && { content: begun.content, reasoning: begun.reasoning };
+  if (begun) byId("messages").lastElementChild.remove();
+  const shown = new Answer(node);
+  byId("scroll").scrollTop = byId("scroll").scrollHeight;
+  const control = new AbortController();
+  running = { control, chat: within };
+  byId("send").textContent = "Stop";
+  say("Answering");
+  const saving = setInterval(() => kept(within), 3000);
+  let isFailed = false;
+  try {
+    node.note = await write(within, node, Boolean(begun), shown, control.signal);
+    say(node.content);
+  } catch (error) {
+    isFailed = !control.signal.aborted;
+    node.note = isFailed ? "failed" : "stopped";
+    if (isFailed) shown.fail(error.message);
+  }
+  clearInterval(saving);
+  if (isFailed && begun) Object.assign(node, before);
+  else if (isFailed || !(node.content || node.reasoning || node.calls)) {
+    dropNode(within, node);
+    if (asked && within === chat) {
+      dropNode(within, asked);
+      takeBack(asked);
+    }
+  }
+  kept(within);
+  if (running?.control === control) {
+    running = null;
+    byId("send").textContent = "Send";
+  }
+  if (within !== chat) return;
+  shown.finish(turnActions);
+  askForResults(node);
+  if (node.used) showContext(node.used);
+}
+
+// Let the server write; returns a note on the answer.
+async function write(within, node, isBegun, shown, signal) {
+  const path = shownPath(within).filter((each) => isBegun || each !== node);
+  const system = byId("system").value.trim();
+  const body = {
+    messages: [...(system ? [{ role: "system", content: system }] : []), ...path.map(messageOf)],
+    ...settingsOfRequest(),
+    ...(isBegun ? { continue_final_message: true } : {}),
+    stream: true,
+    stream_options: { include_usage: true },
+  };
+  let first = 0;
+  const { usage, timings, finish } = await complete(body, signal, (delta) => {
+    if (!(delta.content || delta.reasoning_content || delta.tool_calls)) return;
+    first ||= performance.now();
+    shown.add(delta);
+  });
+  const tokens = usage?.completion_tokens ?? 0;
+  node.used = usage?.total_tokens ?? 0;
+  const seconds = (performance.now() - first) / 1000;
+  const rate = timings?.predicted_per_second ?? (seconds > 0.1 ? (tokens - 1) / seconds : 0);
+  const speed = rate > 0 ? `, ${rate.toFixed(rate < 10 ? 1 : 0)} a second` : "";
+  return `${tokens} tokens${speed}${finish === "length" ? ", cut off" : ""}`;
+}
+
+function stop() {
+  running?.control.abort();
+  running = null;
+  byId("send").textContent = "Send";
+}
+
+// ---- the model ----
+
+function showContext(used) {
+  const most = server?.props?.default_generation_settings?.n_ctx ?? 0;
+  const meter = byId("context");
+  meter.hidden = !used || !most;
+  meter.max = most || 1;
+  meter.high = 0.85 * most;
+  meter.value = used;
+  const words = `${used.toLocaleString()} of ${most.toLocaleString()} tokens of context used`;
+  meter.title = words;
+  meter.setAttribute("aria-label", words);
+}
+
+async function nameModel() {
+  server = await describe().catch(() => null);
+  if (!server) return;
+  byId("model").textContent = document.title = server.model.id;
+  const settings = server.props?.default_generation_settings;
+  showSampling(settings?.params ?? { temperature: null });
+  byId("thinking").closest("label").hidden = !/enable_thinking/.test(server.props?.chat_template ?? "");
+  const card = byId("card-list");
+  card.replaceChildren();
+  const facts = { Name: server.model.id, Context: settings?.n_ctx?.toLocaleString(), ...server.model.meta };
+  for (const [name, value] of Object.entries(facts)) {
+    if (value === undefined || value === null) continue;
+    element("dt", card, name);
+    element("dd", card, typeof value === "number" ? value.toLocaleString() : String(value));
+  }
+  showContext(shownPath(chat).findLast((node) => node.used)?.used ?? 0);
+}
+
+// ---- keys and buttons ----
+
+for (const id of PLAIN) remember(id);
+byId("composer").addEventListener("submit", (event) => {
+  event.preventDefault();
+  if (running) stop();
+  else submit();
+});
+byId("input").addEventListener("input", fit);
+byId("input").addEventListener("keydown", (event) => {
+  if (event.key === "ArrowUp" && !byId("input").value) {
+    const last = [...document.querySelectorAll(".turn.user .more button")].findLast((each) => each.textContent === "Edit");
+    if (last && !running) {
+      event.preventDefault();
+      last.click();
+    }
+  }
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  submit();
+});
+byId("input").addEventListener("paste", (event) => {
+  if (!event.clipboardData.files.length) return;
+  event.preventDefault();
+  attach([...event.clipboardData.files]);
+});
+byId("attach").addEventListener("click", () => byId("files").click());
+byId("files").addEventListener("change", async () => {
+  await attach([...byId("files").files]);
+  byId("files").value = "";
+});
+document.addEventListener("dragover", (event) => event.preventDefault());
+document.addEventListener("drop", (event) => {
+  event.preventDefault();
+  attach([...event.dataTransfer.files]);
+});
+document.addEventListener("keydown", (event) => {
+  const isCommand = event.ctrlKey || event.metaKey;
+  if (event.key === "Escape" && !document.querySelector("dialog[open]")) {
+    if (isNarrow() && document.body.classList.contains("listed")) showSidebar(false);
+    else stop();
+  } else if (isCommand && event.shiftKey && event.key.toLowerCase() === "o") {
+    event.preventDefault();
+    openChat(newConversation());
+  } else if (isCommand && event.key.toLowerCase() === "k") {
+    event.preventDefault();
+    showSidebar(true);
+    byId("search").focus();
+  }
+});
+byId("messages").addEventListener("click", (event) => {
+  const copy = event.target.closest(".copy-code");
+  if (copy) copyFrom(copy, copy.closest("figure").querySelector("pre").textContent);
+});
+byId("menu").addEventListener("click", () => showSidebar(!document.body.classList.contains("listed")));
+byId("shade").addEventListener("click", () => showSidebar(false));
+byId("clear").addEventListener("click", () => openChat(newConversation()));
+byId("search").addEventListener("input", listed);
+byId("open-settings").addEventListener("click", () => byId("settings").showModal());
+byId("open-card").addEventListener("click", () => byId("card").showModal());
+byId("reset").addEventListener("click", resetSettings);
+byId("settings").addEventListener("close", nameModel);
+byId("export").addEventListener("click", () => {
+  download("conversations.json", "application/json", JSON.stringify(conversations));
+});
+byId("import").addEventListener("click", () => byId("imported").click());
+byId("imported").addEventListener("change", async () => {
+  try {
+    for (const file of byId("imported").files) {
+      for (const each of readExport(await file.text())) {
+        conversations = conversations.filter((known) => known.id !== each.id);
+        kept(each);
+      }
+    }
+  } catch (error) {
+    say(`Not imported: ${error.message}.`, true);
+  }
+  byId("imported").value = "";
+});
+addEventListener("pagehide", () => kept(chat));
+
+async function begin() {
+  showSidebar(!isNarrow());
+  nameModel();
+  const found = await keptConversations().catch(() => []);
+  conversations = [...conversations, ...found.filter((each) => !conversations.some(({ id }) => id === each.id))];
+  const wanted = conversations.find(({ id }) => id === location.hash.slice(1));
+  if (wanted && !shownPath(chat).length) {
+    chat = wanted;
+    showChat();
+  }
+  listed();
+}
+begin();

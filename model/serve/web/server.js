@@ -1,0 +1,56 @@
+// What the server is asked.
+
+function headers() {
+  const key = byId("key").value;
+  const auth = key ? { Authorization: `Bearer ${key}` } : {};
+  return { "Content-Type": "application/json", ...auth };
+}
+
+// Why a response is an error; a proxy's are no JSON.
+async function reason(response) {
+  try {
+    return (await response.json()).error.message;
+  } catch {
+    return `${response.status} ${response.statusText}`;
+  }
+}
+
+async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const parts = (text + value).split("\n\n");
+    text = parts.pop();
+    for (const part of parts) {
+      if (part === "data: [DONE]") return;
+      if (part.startsWith("data: ")) yield JSON.parse(part.slice(6)); // others are comments
+    }
+  }
+}
+
+// Ask for an answer; `onDelta` gets what comes. Returns {usage, timings, finish}.
+async function complete(body, signal, onDelta) {
+  const response = await fetch("v1/chat/completions",
+    { method: "POST", headers: headers(), body: JSON.stringify(body), signal });
+  if (!response.ok) throw new Error(await reason(response));
+  const end = { usage: null, timings: null, finish: null };
+  for await (const event of events(response)) {
+    if (event.error) throw new Error(event.error.message);
+    const choice = event.choices?.[0];
+    end.usage = event.usage ?? end.usage;
+    end.timings = event.timings ?? end.timings;
+    end.finish = choice?.finish_reason ?? end.finish;
+    if (choice?.delta) onDelta(choice.delta);
+  }
+  return end;
+}
+
+// {model, props}, or null if the server does not tell.
+async function describe() {
+  const [models, props] = await Promise.all(["v1/models", "props"].map((path) => fetch(path, { headers: headers() })));
+  if (models.status === 401) byId("settings").showModal(); // it has the field for the key
+  if (!models.ok) return null;
+  return { model: (await models.json()).data[0], props: props.ok ? await props.json() : null };
+}

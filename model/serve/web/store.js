@@ -1,0 +1,34 @@
+// Conversations in the browser's own database; without one they last as long as the page.
+
+const database = new Promise((resolve) => {
+  try {
+    const request = indexedDB.open("urdir", 1);
+    request.onupgradeneeded = () => request.result.createObjectStore("conversations", { keyPath: "id" });
+    request.onsuccess = () => resolve(request.result);
+    request.onerror = request.onblocked = () => resolve(null);
+  } catch {
+    resolve(null);
+  }
+});
+
+async function inStore(mode, use) {
+  const opened = await database;
+  if (!opened) return undefined;
+  return new Promise((resolve, reject) => {
+    const transaction = opened.transaction("conversations", mode);
+    const request = use(transaction.objectStore("conversations"));
+    transaction.oncomplete = () => resolve(request.result);
+    transaction.onabort = transaction.onerror = () => reject(transaction.error);
+  });
+}
+
+const keptConversations = async () => (await inStore("readonly", (store) => store.getAll())) ?? [];
+const forget = (id) => inStore("readwrite", (store) => store.delete(id));
+
+async function keep(conversation) {
+  try {
+    await inStore("readwrite", (store) => store.put(conversation));
+  } catch (error) {
+    say(`This conversation cannot be kept: ${error?.message ?? "the browser refuses"}`);
+  }
+}
