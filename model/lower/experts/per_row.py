@@ -50,7 +50,7 @@ class PerRow(ExpertProducts):
         kernel = self._fitted(
             ExpertsDown,
             self.rows == 1,
-            mixture.selection.experts,
+            mixture.held,
             mixture.selection.used,
             down.matrix,
             *down.epilogue,
@@ -75,7 +75,7 @@ class PerRow(ExpertProducts):
     def _append_up(self, label: str, call: MixtureCall, product: Product, y: Slice) -> None:
         norm, selection, matrix = call.norm, call.mixture.selection, product.matrix
         steps = (*([Normed(norm.norm)] if norm is not None else []), *product.epilogue)
-        experts, used = selection.experts, selection.used
+        experts, used = call.mixture.held, selection.used
         kernel = self._fitted(
             ExpertsUp,
             self.rows > 1,

@@ -122,7 +122,7 @@ class ExpertProducts:
     def choice(self, call: MixtureCall) -> dict[str, Slice]:
         """The experts of each row, or what they are chosen by."""
         if call.selection is None:
-            return {"expert": self.work["expert"]}
+            return {"expert": self.work[call.mixture.number]}
         return {"logits": self.work["router logits"]}
 
     def append_activated(self, call: MixtureCall, multiply: Multiply) -> None:

@@ -42,7 +42,7 @@ class SharedRead(ExpertProducts):
         """Whether it would pay, if it serves."""
         selection = mixture.selection
         matrices = [m for m in (mixture.gate, mixture.up, mixture.down) if m is not None]
-        nbytes = sum(m.layout.nbytes for m in matrices) // selection.experts
+        nbytes = sum(m.layout.nbytes for m in matrices) // mixture.held
         few = (self.rows, selection.experts, selection.used)
         return not self.at.exact and pays_together(*few, nbytes)
 
@@ -101,9 +101,9 @@ class SharedRead(ExpertProducts):
             *product.epilogue,
             shared=self.at.limits.shared_per_cta,
             format=matrix.format,
-            experts=selection.experts,
+            experts=mixture.held,
             used=selection.used,
-            rows=matrix.rows // selection.experts,
+            rows=matrix.rows // mixture.held,
             cols=matrix.cols,
             batch=self.rows,
             down=down,
