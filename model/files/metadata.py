@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from urdir.model.errors import ConfigError
 from urdir.model.files.limits import NAME_LENGTH
 
+#: The key of a GGUF file made of a folder: keys and rows are a folder's.
+FOLDER = "own.folder"
 _T = TypeVar("_T")
 _D = TypeVar("_D")
 
