@@ -162,6 +162,8 @@ class Device:
         self.name = str(name)
         self.note = note
         self._ptx_files = ptx_files or PtxFiles()
+        self._limit: int | None = None
+        self._free_at_first = 0
         self.context = Context(api, name.index, self.name)
         try:
             self.properties = read_properties(api, self.context.gpu)
@@ -209,6 +211,18 @@ class Device:
         self.context.make_current()
         free, total = check(self.api, self.api.cuMemGetInfo(), "cuMemGetInfo")
         return int(free), int(total)
+
+    def limit_memory(self, nbytes: int | None) -> None:
+        """From now on `usable_memory` counts up to ``nbytes`` bytes in all (None: no limit)."""
+        self._limit = nbytes
+        self._free_at_first = self.memory_info()[0]
+
+    def usable_memory(self) -> int:
+        """Bytes that are free, and below the limit."""
+        free, _ = self.memory_info()
+        if self._limit is None:
+            return free
+        return max(0, min(free, self._limit - (self._free_at_first - free)))
 
     def allocate(self, nbytes: int, name: str) -> Buffer:
         """Allocate ``nbytes`` bytes, contents undefined. Raises OutOfMemoryError."""

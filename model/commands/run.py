@@ -51,6 +51,7 @@ def add_parser(commands: options.Subparsers) -> None:
     options.add_sampling(parser)
     options.add_device(parser)
     options.add_gpus(parser)
+    options.add_placement(parser)
     options.add_prompt_arithmetic(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     parser.read_variables(prompts.name_a_model)
@@ -71,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         if not prompt:
             raise UsageError("no prompt: stdin is empty; give it after the model, or with -p TEXT")
     wanted = answer_options(args, chat=not args.raw, chat_template=template)
-    with load(args, wanted) as loading:
+    with load(wanted) as loading:
         if args.raw:
             tokens = loading.tokenizer.encode(prompt, parse_special=True, add_bos=True)
         else:

@@ -52,6 +52,7 @@ def building(
         append_output(plan, parts, outputs.rows if outputs else rows, shape.output)
     # What differs from step to step is in device memory, moved on by "advance".
     plan.extend([*plan] * (shape.steps - 1))
+    plan.add_transfers()
     return plan
 
 

@@ -18,6 +18,7 @@ from urdir.model.graph.tensor import Tensor
 from urdir.model.lower.adapters import SLOTS, rows_of_tensor
 from urdir.model.lower.chain import Chain
 from urdir.model.lower.experts.adapters import ExpertAdapters
+from urdir.model.lower.experts.cached import through_cache
 from urdir.model.lower.experts.grouped_gemm import GroupedGemm
 from urdir.model.lower.experts.layer import MixtureLayer, RouterLayer
 from urdir.model.lower.experts.per_row import PerRow
@@ -32,6 +33,7 @@ from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.kernels.experts.logits import RouterLogits
 from urdir.ptxgen.kernels.experts.route import RouteExperts
 from urdir.ptxgen.kernels.experts.select import SelectExperts
+from urdir.ptxgen.kernels.experts.skewed_logits import SkewedLogits
 from urdir.ptxgen.kernels.linear.epilogue.activation import Scaled
 from urdir.ptxgen.kernels.linear.lora_expand import LoraExpand
 
@@ -47,6 +49,7 @@ MANY_LOGITS = 8192
 _logits = lru_cache(maxsize=64)(RouterLogits)
 _route = lru_cache(maxsize=64)(RouteExperts)
 _select = lru_cache(maxsize=64)(SelectExperts)
+_skewed = lru_cache(maxsize=64)(SkewedLogits)
 
 
 def lower_shared_norm(at: Lowering, ops: Sequence[Op]) -> bool:
@@ -86,6 +89,11 @@ def lower_route(at: Lowering, ops: Sequence[Op]) -> bool:
     extra = {"choice_bias": router.choice_bias, "expert_scale": router.expert_scale}
     chosen = {"expert": work["expert"], "weight": work["expert weight"], **extra}
     matrix, logits = router.matrix, work["router logits"]
+    if (share := at.parts.config.random_routing) is not None:
+        skewed, position = _skewed(rows, router.selection.experts, share), at.rows.position
+        at.launch(skewed, f"{of.label}.logits", position=position, logits=logits)
+        at.launch(_select(rows, router.selection), f"{of.label}.select", logits=logits, **chosen)
+        return True
     computed = None if layer is None else layer.norm
     apart = of.low is not None and matrix.format.name == "F32" and RouterLogits.takes(matrix.cols)
     many = apart or _makes_many_logits(at, router, rows)
@@ -211,6 +219,9 @@ def lower_experts(at: Lowering, ops: Sequence[Op]) -> bool:
     if of.room is not None:
         adapters = ExpertAdapters(at, of, rows_of_tensor(at, of.x), of.room)
     call = MixtureCall(of.label, mixture_layer(at, of), x, layer, residual, at.place(y), adapters)
+    cache = at.parts.weights.expert_caches.get(of.up.matrix)
+    if cache is not None and not at.takes_gemm(of.x.rows):
+        call = through_cache(at, of, call, cache)
     append_experts(at, of.x.rows, call)
     if adapters is not None:
         adapters.add_last(at.place(y))

@@ -50,7 +50,7 @@ class PerRow(ExpertProducts):
         kernel = self._fitted(
             ExpertsDown,
             self.rows == 1,
-            mixture.selection.experts,
+            mixture.held,
             mixture.selection.used,
             down.matrix,
             *down.epilogue,
@@ -62,7 +62,7 @@ class PerRow(ExpertProducts):
         self.at.plan.launch(
             kernel,
             f"{call.label}_down",
-            expert=self.work["expert"],
+            expert=self.work[mixture.number],
             x=self.work["expert gate"],
             y=call.y,
             **without_none(weight=weight, residual=residual),
@@ -72,7 +72,7 @@ class PerRow(ExpertProducts):
     def _append_up(self, label: str, call: MixtureCall, product: Product, y: Slice) -> None:
         norm, selection, matrix = call.norm, call.mixture.selection, product.matrix
         steps = (*([Normed(norm.norm)] if norm is not None else []), *product.epilogue)
-        experts, used = selection.experts, selection.used
+        experts, used = call.mixture.held, selection.used
         kernel = self._fitted(
             ExpertsUp, self.rows > 1, experts, used, matrix, *steps, batch=self.rows
         )
@@ -81,7 +81,7 @@ class PerRow(ExpertProducts):
         self.at.plan.launch(
             kernel,
             label,
-            expert=self.work["expert"],
+            expert=self.work[call.mixture.number],
             x=call.x,
             y=y,
             **without_none(weight=weight),

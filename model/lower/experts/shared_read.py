@@ -34,7 +34,7 @@ class SharedRead(ExpertProducts):
         """Whether `ExpertsGemmSmall` serves, and pays."""
         selection = mixture.selection
         matrices = [m for m in (mixture.gate, mixture.up, mixture.down) if m is not None]
-        nbytes = sum(m.layout.nbytes for m in matrices) // selection.experts
+        nbytes = sum(m.layout.nbytes for m in matrices) // mixture.held
         few = (self.rows, selection.experts, selection.used)
         if self.at.exact or not pays_together(*few, nbytes):
             return False
@@ -72,7 +72,7 @@ class SharedRead(ExpertProducts):
         self.at.plan.launch(
             kernel,
             label,
-            expert=self.work["expert"],
+            expert=self.work[mixture.number],
             x=x,
             y=y,
             **without_none(weight=weight, norm=None if norm is None else norm.weight),
@@ -91,9 +91,9 @@ class SharedRead(ExpertProducts):
             *product.epilogue,
             shared=self.at.limits.shared_per_cta,
             format=matrix.format,
-            experts=selection.experts,
+            experts=mixture.held,
             used=selection.used,
-            rows=matrix.rows // selection.experts,
+            rows=matrix.rows // mixture.held,
             cols=matrix.cols,
             batch=self.rows,
             down=down,

@@ -560,7 +560,8 @@ def test_a_file_that_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("flags", "words"), [(("-ngl", "3"), "6 layers"), (("--device", "abacus"), "abacus")]
+    ("flags", "words"),
+    [(("-ot", "nothing=CPU"), "no such tensor"), (("--device", "abacus"), "abacus")],
 )
 def test_bad_usage_that_the_engine_finds(flags: tuple[str, ...], words: str) -> None:
     command = [sys.executable, "-m", "urdir.model", "serve", "--port", "0", "--device", "emulator"]
