@@ -209,7 +209,7 @@ def _run_embed(args: argparse.Namespace) -> int:
     wanted = replace(
         engine_options(args, _source(args), longest), chunk=options.chunk(args), embeddings=True
     )
-    with open_engine(args, wanted) as engine:
+    with open_engine(wanted) as engine:
         rows = list(embed_rows(engine.encoder, args.embed, args.repetitions))
         made = _conditions(engine.device, engine.name, _rates(engine.device))
     part = report.Section("embeddings", report.EMBED_COLUMNS, (EmbedRow,))

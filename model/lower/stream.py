@@ -15,6 +15,7 @@ from urdir.model.graph.ops import (
     Embed,
     Gate,
     Gather,
+    Hide,
     Norm,
     Op,
     Recall,
@@ -31,6 +32,7 @@ from urdir.ptxgen.kernels import (
     add,
     embedding,
     gather,
+    hide,
     normalise,
     pool_rows,
     recall,
@@ -122,7 +124,7 @@ def lower_norm_after(at: Lowering, ops: Sequence[Op]) -> bool:
         rest.pop(0)
     add, next_norm = rest[0], rest[1] if len(rest) > 1 else None
     assert isinstance(add, Add)
-    if add.b is not y:
+    if add.b is not y or at.readers(norm.y) != [ops[1]]:
         return False
     scale_by = None
     if isinstance(next_norm, ScaleBy):
@@ -205,6 +207,16 @@ def lower_copy(at: Lowering, ops: Sequence[Op]) -> bool:
     assert isinstance(of, Copy)
     kernel = _rescale(of.y.rows * of.y.width)
     at.launch(kernel, of.label, x=at.place(of.x), y=at.place(of.y))
+    return True
+
+
+def lower_hide(at: Lowering, ops: Sequence[Op]) -> bool:
+    """Columns with the lowest number, in place."""
+    (of,) = ops
+    assert isinstance(of, Hide)
+    at.share(of.y, of.x)
+    kernel = hide.Hide(of.y.width, of.first, of.end - of.first, of.y.rows)
+    at.launch(kernel, of.label, y=at.place(of.x))
     return True
 
 
@@ -351,6 +363,7 @@ RULES: Sequence[Rule] = (
     Rule("scale", lower_scale),
     Rule("scale_by", lower_scale_by),
     Rule("copy", lower_copy),
+    Rule("hide", lower_hide),
     Rule("recall", lower_recall),
     Rule("activate", lower_activate),
     *variants("gate add?", lower_gate),
