@@ -42,6 +42,7 @@ EXAMPLES = """\
   urdir bench model.gguf --profile --plot roofline.png   where the time of a decode step goes
   urdir bench --kernels -o csv               single matrix-vector products
   urdir bench model.gguf --mixed 64,512 --mixed 256,512   prompts beside answers, and each alone
+  urdir bench --shape bge-large --embed 512,128 --embed 1,32   embeddings of many texts, of one
   urdir bench model.gguf --second-turn 8000  first token of a turn whose beginning is cached
   urdir bench model.gguf --startup           compiling, loading, first token
   urdir bench --load http://127.0.0.1:8080 --users 64 --input 500 --answer 100-300
@@ -83,6 +84,13 @@ def add_parser(commands: options.Subparsers) -> None:
         metavar="N,P",
         help="time steps of N answers and P rows of a prompt, and of each alone, instead; "
         "repeatable",
+    )
+    instead.add_argument(
+        "--embed",
+        action="append",
+        type=values.number_pair,
+        metavar="N,L",
+        help="time embeddings of N texts of L tokens instead; repeatable",
     )
     instead.add_argument(
         "--second-turn",
@@ -177,6 +185,8 @@ def run(args: argparse.Namespace) -> int:
         return _run_kernels(args)
     if args.mixed:
         return _run_mixed(args)
+    if args.embed:
+        return _run_embed(args)
     if args.second_turn:
         return _run_second_turn(args)
     return _run_startup(args) if args.startup else _run_model(args)
@@ -190,6 +200,21 @@ def _run_mixed(args: argparse.Namespace) -> int:
     return _run_section(
         args, part, context, lambda of: mixed_rows(of, args.mixed), sequences=sequences
     )
+
+
+def _run_embed(args: argparse.Namespace) -> int:
+    from urdir.model.measure.embeddings import EmbedRow, embed_rows
+
+    longest = max(tokens for _, tokens in args.embed)
+    wanted = replace(
+        engine_options(args, _source(args), longest), chunk=options.chunk(args), embeddings=True
+    )
+    with open_engine(wanted) as engine:
+        rows = list(embed_rows(engine.encoder, args.embed, args.repetitions))
+        made = _conditions(engine.device, engine.name, _rates(engine.device))
+    part = report.Section("embeddings", report.EMBED_COLUMNS, (EmbedRow,))
+    print_report(made, [(part, rows)], args.output)
+    return 0
 
 
 def _run_second_turn(args: argparse.Namespace) -> int:

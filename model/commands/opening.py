@@ -49,6 +49,7 @@ def engine_options(
         ptx_files=ptx_files(environment),
         host_sampling=environment.correctness_mode,
         observer=observer(environment),
+        embeddings=False,
     )
 
 
@@ -82,6 +83,7 @@ def service_options(
         prefix_host_memory=args.prefix_host_memory,
         prefix_dir=args.prefix_dir,
         chunk=options.chunk(args),
+        embeddings=None,
     )
 
 
@@ -114,6 +116,7 @@ def begin_warm_up(loading: Loading, seconds: float, **likely: Any) -> WarmUp | N
 
     if loading.device.is_emulated:
         return None
+    loading.device.begin_compilers()
     warm_up = loading.warm_up(gc.freeze, **likely)
     with Progress("recording graphs", warm_up.left) as progress:
         warm_up.run(seconds, progress.reach)

@@ -101,7 +101,7 @@ def _report(gguf: OpenFile, verdict: Verdict) -> dict[str, Any]:
         "roles": _roles(gguf, config) if config else [],
         "memory": verdict.memory,
         "streamed": asdict(verdict.streamed) if verdict.streamed else {},
-        "cache": _cache(config) if config else {},
+        "cache": _cache(config) if config and config.is_causal else {},
         "draft": draft_facts(gguf),
     }
 

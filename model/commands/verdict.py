@@ -130,9 +130,18 @@ def _plans(
 ) -> dict[int, MemoryPlan]:
     """What a share of the model needs, by context."""
     from urdir.model.engine.budget import MemoryPlan, SessionBudget
+    from urdir.model.engine.encoding.budget import EncoderSettings, encoder_plan
     from urdir.model.lower.paper import paper_weights
     from urdir.model.memory.session_settings import SessionSettings
 
+    if not share.is_causal:
+        weights = paper_weights(gguf, share, device)
+        return {
+            tokens: encoder_plan(
+                gguf, weights, EncoderSettings.of(share, tokens, emulated=device.is_emulated)
+            )
+            for tokens in contexts
+        }
     return {
         tokens: MemoryPlan.of(
             gguf,

@@ -103,6 +103,10 @@ class EngineOptions:
     ``cache_folder`` keeps compiled kernels: "user" is the user's (`user_cache_folder`), None keeps
     none. ``ptx_files`` are folders of edited PTX to use and of PTX to write. ``host_sampling``
     chooses tokens on the host. ``observer`` looks at every step.
+
+    ``embeddings``: the model makes embeddings or scores of texts (`Engine.embed`), and no answers.
+    None: encoders do, and models whose file says how embeddings are pooled. ``context`` is then
+    that of a text (None: up to 8192), ``chunk`` the tokens of all texts in a step.
     """
 
     path: str | os.PathLike[str] | SyntheticModel | None = None
@@ -137,6 +141,7 @@ class EngineOptions:
     cache_folder: Path | Literal["user"] | None = "user"
     ptx_files: PtxFiles | None = None
     host_sampling: bool = False
+    embeddings: bool | None = None
     observer: Observer | None = None
 
     def __post_init__(self) -> None:
@@ -161,6 +166,19 @@ class EngineOptions:
         if not 0 <= self.memory_share <= 1:
             raise SettingsError(f"memory_share is {self.memory_share}: expected 0 (off) to 1")
         self._session(self.context or DEFAULT_CONTEXT, SEQUENCES, MOST_CHUNK)
+
+    def makes_embeddings(self, config: Config) -> bool:
+        """Whether a model is opened for embeddings. Raises SettingsError for an encoder that is
+        not."""
+        if self.embeddings is None:
+            of = config.embedding_of_texts
+            return not config.is_causal or (of is not None and of.pooling is not None)
+        if not (self.embeddings or config.is_causal):
+            raise SettingsError(
+                f"'{config.architecture}' models are encoders: they make embeddings or scores of "
+                "texts (embed, rerank), and no answers"
+            )
+        return self.embeddings
 
     def chosen_context(self, config: Config) -> int:
         """Tokens of context for a model; see `chosen_context`."""

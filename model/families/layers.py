@@ -49,6 +49,8 @@ class Block:
 
     A ``stream_norm`` first replaces x by its norm.
 
+    With ``sums_stream`` the sum, before its norm, has x as one more addend.
+
     With ``recalls`` the branches read a weighted sum of x and the streams banked by earlier blocks
     (`Recall`); x itself is unchanged. A block that ``banks`` stores x and restarts the stream with
     its own result.
@@ -60,6 +62,7 @@ class Block:
     stream_norm: Normalization | None = None
     recalls: Normalization | None = None
     banks: bool = False
+    sums_stream: bool = False
 
 
 @dataclass(frozen=True, slots=True)

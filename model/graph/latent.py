@@ -20,7 +20,8 @@ class AttendLatent(Op):
 
     The value of a row is the norm of ``latent``; its key is ``k``, turned, beside that vector, and
     both go into the cache of ``layer``. Queries are ``q`` (heads, n), turned, beside what
-    `Latent.absorb` makes of ``q_still``; without that all of a head turns.
+    `Latent.absorb` makes of ``q_still``; without that all of a head turns. Rows attend to the
+    tokens that are ``selected``, if given.
     """
 
     word = "attend_latent"
@@ -30,6 +31,7 @@ class AttendLatent(Op):
     q_still: Tensor | None
     mixer: Attention
     layer: int
+    selected: Tensor | None = None
 
     def __post_init__(self) -> None:
         heads = self.mixer.heads
@@ -59,7 +61,12 @@ class AttendLatent(Op):
         if mixer.temperature is not None:
             q = q * mixer.temperature(at.positions)[:, None, None]
         at.cached[self.layer] = k, latent
-        return attention(at, mixer.scores, mixer.sinks, q, k, latent).reshape(rows, -1)
+        seen = None
+        if self.selected is not None:
+            seen = np.zeros((rows, rows + 1), np.bool_)
+            seen[np.arange(rows)[:, None], x[-1].astype(int)] = True
+            seen = seen[:, :-1]
+        return attention(at, mixer.scores, mixer.sinks, q, k, latent, seen).reshape(rows, -1)
 
     def _turned(self, at: Evaluation, x: Floats) -> Floats:
         rope = self.mixer.rope

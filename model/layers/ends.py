@@ -23,6 +23,8 @@ def embedding(step: StepOps) -> Tensor:
     config, graph = step.config, step.graph
     table, scale = config.embedding, config.embedding_scale
     x = graph.add(Embed("token_embd", step.stream(), table, scale, config.positions))
+    if config.token_type is not None:
+        x = graph.add(AddVector("token_types", step.stream(), x, config.token_type))
     if config.embedding_norm is not None:
         x = graph.add(Norm("token_embd_norm", step.stream(), x, config.embedding_norm))
     if config.layer_embeddings is not None:

@@ -95,7 +95,7 @@ def _block(at: LayerOps, block: Block, x: Tensor, start: Tensor) -> Tensor:
     """x += scale * the networks' results, one after the other, or x += norm(their sum)."""
     x = at.norm("stream_norm", x, block.stream_norm, STREAM)
     if block.post_norm is not None:
-        at.residual = None
+        at.residual = x if block.sums_stream else None
         for branch in block.branches:
             _add_branch(at, branch, x, start, 1.0)
         assert at.residual is not None

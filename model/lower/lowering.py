@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from urdir.model.families.stored import Linear, Normalization, StoredVector
+from urdir.model.graph.adapters import Adapt
 from urdir.model.graph.graph import Graph
 from urdir.model.graph.ops import Norm, Op
 from urdir.model.graph.tensor import Tensor
@@ -43,7 +44,8 @@ class Lowering:
 
     What rules leave for those after them is kept here: tensors whose values lie ``packed`` for the
     product that reads them; norms that are ``begun``, or that each reader computes (``unmade``);
-    parts of sums that are ``sent`` to the other ranks; and the last norm that is ``completed``, in
+    parts of sums that are ``sent`` to the other ranks; A x of adapters that the product itself may
+    compute (``pending``); and the last norm that is ``completed``, in
     ``work["normed"]``.
     """
 
@@ -67,6 +69,7 @@ class Lowering:
         self.packed: dict[Tensor, Slice] = {}
         self.begun: dict[Tensor, Begun] = {}
         self.sent: set[Tensor] = set()
+        self.pending: dict[Tensor, Adapt] = {}
         self.unmade: dict[Tensor, Norm] = {}
         self.completed: tuple[Tensor, Normalization] | None = None
 

@@ -45,7 +45,9 @@ class Kinds:
     def __init__(self, parts: LayerParts) -> None:
         self._cache = parts.cache
         self._numbers: dict[Any, int] = {}
-        self._tables = set(stored_in(parts.config.ropes))  # kept in another form
+        self._tables = set(
+            stored_in((parts.config.ropes, parts.config.biases))
+        )  # kept in another form
         self.layers = [self._kind(parts, i, of) for i, of in enumerate(parts.config.layers)]
 
     @classmethod
@@ -81,6 +83,8 @@ class Kinds:
         if layer.attention is not None:
             layout = parts.cache.layout(index)
             arguments += parts.cache.arguments(index).values()
+            relative = layer.attention.relative
+            arguments += [] if relative is None else [weights.biases[relative]]
         if layer.recurrent is not None and parts.recurrent is not None:
             arguments += parts.recurrent.arguments(index).values()
             slopes = getattr(layer.recurrent, "slopes", None)

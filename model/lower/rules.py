@@ -11,10 +11,22 @@ from urdir.model.lower import (
     linear,
     moe,
     recurrent,
+    selection,
     stream,
 )
 from urdir.model.lower.rule import RuleBook
 
-_ROOMS = (adapters, moe, latent, attention, linear, recurrent, collectives, stream, blocks)
+_ROOMS = (
+    adapters,
+    moe,
+    selection,
+    latent,
+    attention,
+    linear,
+    recurrent,
+    collectives,
+    stream,
+    blocks,
+)
 #: What a step is lowered by.
 RULES = RuleBook([rule for room in _ROOMS for rule in room.RULES])

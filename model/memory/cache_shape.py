@@ -13,12 +13,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Self
 
 from urdir.model.errors import SettingsError
-from urdir.model.families.attention import Attention
+from urdir.model.families.attention import Attention, Indexer
 from urdir.model.families.config import Config
 from urdir.model.memory.device_state import mailbox_slots
 from urdir.model.memory.session_settings import SessionSettings
 from urdir.ptxgen.kernels.attention.kv_formats import FORMATS
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
+from urdir.ptxgen.kernels.attention.kv_types import KvDtype
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
@@ -86,16 +87,20 @@ class Window:
 @dataclass(frozen=True)
 class CachedLayer:
     """The keys and values of one layer. A token attends to the last ``span`` tokens (0: all). In
-    pages, a ``window`` says which tokens are stored; None: all."""
+    pages, a ``window`` says which tokens are stored; None: all. A layer with an indexer has its
+    keys in the same slots, in an array of layout ``index``."""
 
     layout: KvLayout
     span: int
     window: Window | None = None
+    index: KvLayout | None = None
 
     @property
     def arrays(self) -> dict[str, KvLayout]:
-        """The layouts of "keys" and "values"; only of keys if these contain the values."""
-        return dict(zip(("keys", "values"), self.layout.caches.values(), strict=False))
+        """The layouts of "keys" and "values" (only of keys if these contain the values), and of
+        keys of an "index"."""
+        arrays = dict(zip(("keys", "values"), self.layout.caches.values(), strict=False))
+        return arrays if self.index is None else arrays | {"index": self.index}
 
 
 @dataclass(frozen=True)
@@ -139,7 +144,8 @@ class CacheShape:
         layers = {}
         for index, layer in self.layers.items():
             count = pages if layer.window is None else layer.window.pages(layer.layout, pages)
-            layers[index] = replace(layer, layout=replace(layer.layout, pages=count))
+            own = layer.index and replace(layer.index, pages=count)
+            layers[index] = replace(layer, layout=replace(layer.layout, pages=count), index=own)
         return replace(self, layers=layers)
 
     def after(self, first: int) -> Self:
@@ -161,6 +167,12 @@ class CacheShape:
     def layout(self, layer: int) -> KvLayout:
         """The layout of the keys and values that a layer uses."""
         return self.layers[self.owners[layer]].layout
+
+    def index_layout(self, layer: int) -> KvLayout:
+        """The layout of the keys of a layer's indexer."""
+        layout = self.layers[self.owners[layer]].index
+        assert layout is not None
+        return layout
 
     @cached_property
     def groups(self) -> Sequence[tuple[int, ...]]:
@@ -220,12 +232,20 @@ class CacheShape:
             if owner >= 0:
                 cached = self.layers[owner]
                 total += cached.layout.pair_nbytes * min(length, cached.span or length)
+                total += 0 if cached.index is None else cached.index.pair_nbytes * length
         return total
 
 
 def table_name(group: int) -> str:
     """The name of a group's block table."""
     return f"block table {group}"
+
+
+def _index(of: Indexer, layout: KvLayout) -> KvLayout:
+    """The cache of an indexer's keys, in the slots of the layer's own: f32 beside keys in f32, else
+    f16."""
+    dtype: KvDtype = "f32" if layout.dtype == "f32" else "f16"
+    return replace(layout, head_dim=of.dim, value_dim=0, dtype=dtype, values_in_keys=True)
 
 
 def _layer(
@@ -265,7 +285,8 @@ def _layer(
     )
     layout = in_pages(layout, page_len, settings.pages)
     if not (is_short and page_len):
-        return CachedLayer(layout, span)
+        index = None if mixer.indexer is None else _index(mixer.indexer, layout)
+        return CachedLayer(layout, span, index=index)
     window = Window.of(span, rows, mailbox_slots(settings.drafts), page_len)
     pages = window.pages(layout, settings.pages)
     return CachedLayer(replace(layout, pages=pages), span, window)

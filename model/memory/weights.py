@@ -6,7 +6,7 @@ import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -14,8 +14,10 @@ from urdir.model.families.config import Config
 from urdir.model.families.placement import cached_mixtures, units
 from urdir.model.families.rope import RopeConfig
 from urdir.model.families.stored import (
+    MOST_DISTANCE,
     Linear,
     Normalization,
+    RelativeBias,
     Run,
     Slopes,
     Stored,
@@ -25,10 +27,17 @@ from urdir.model.families.stored import (
 )
 from urdir.model.memory.cache_shape import rounded_capacity
 from urdir.model.memory.expert_cache import ExpertCache, cache_sizes
-from urdir.model.memory.matrix_rows import format_in, source_rows
+from urdir.model.memory.matrix_rows import float_rows, format_in, source_rows
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.streamed import StreamedMatrices, slot_sizes, slots_in
-from urdir.model.memory.upload import STAGING_BYTES, Piece, Repacking, upload, vector_pieces
+from urdir.model.memory.upload import (
+    STAGING_BYTES,
+    Piece,
+    Repacking,
+    as_read,
+    upload,
+    vector_pieces,
+)
 from urdir.model.owner import Owner
 from urdir.model.progress import Progress
 from urdir.ptxgen.kernels.rotation import turns_table
@@ -88,8 +97,8 @@ class Matrix:
 
 class Weights(Owner):
     """All weights of a model in one allocation, indexed by their references in the description;
-    ``rope_tables`` by rotation, ``rates`` by decay slopes. Addresses, which plans need, are known
-    before the upload (`upload`)."""
+    ``rope_tables`` by rotation, ``rates`` by decay slopes, ``biases`` by distance. Addresses,
+    which plans need, are known before the upload (`upload`)."""
 
     def __init__(self, gguf: ModelFile, config: Config, device: Device) -> None:
         self.config = config
@@ -115,6 +124,8 @@ class Weights(Owner):
         #: Learned positions (at least the largest cache's, hidden) f32, or None.
         self.positions = self._arena.get(_POSITIONS)
         self.rope_tables = {rope: self._arena[_table_name(rope)] for rope in config.ropes}
+        #: The bias of each head by distance, (heads, 2 MOST_DISTANCE + 1) f32.
+        self.biases = {of: self._arena[_table_name(of)] for of in config.biases}
         #: Decay rates of lightning attention states, (heads,) f32.
         self.rates = {slopes: self._arena[_table_name(slopes)] for slopes in config.slopes}
 
@@ -142,21 +153,34 @@ class Weights(Owner):
         self._arena.buffer.fill(0)  # padding of the last tiles
         self._upload_rope_tables(gguf)
         self._upload_positions(gguf)
+        for bias, table in self.biases.items():
+            values = vector_values(bias.weight, gguf.tensors[bias.weight.name])
+            table.upload(bias.table(values))
+        tensors = {of: gguf.tensors[of.name] for of in self._layouts}
+        floats = {of: float_rows(of, tensor) for of, tensor in tensors.items()}
+        sources = {of: rows or source_rows(of, tensors[of]) for of, rows in floats.items()}
         for slopes, rates in self.rates.items():
             rates.upload(slopes.rates())
-        total = sum(_source_nbytes(of, gguf) for of in self._kept)
         scaled = {of for of in self._layouts if _scales_name(of) in self._arena}
-        repacking = Repacking(
-            self.device, self._layouts.values(), {self._layouts[of] for of in scaled}
-        )
+        matrices = {
+            of: (self._layouts[of], None if rows is None else rows.format)
+            for of, rows in floats.items()
+        }
+        repacking = Repacking(self.device, matrices.values(), {self._layouts[of] for of in scaled})
+        read = {
+            of: as_read(*matrices[of]).source_nbytes
+            if isinstance(of, StoredMatrix)
+            else 4 * of.size
+            for of in self._kept
+        }
         rank = self.config.share or self.config.stage
         is_first = rank is None or rank.rank == 0
         stop = stop or threading.Event()
-        with Progress("loading", total, shown=is_first) as progress:
+        with Progress("loading", sum(read.values()), shown=is_first) as progress:
 
             def fill(kept: Sequence[Stored]) -> None:
-                pieces = self._pieces(gguf, repacking, kept)
-                nbytes = sum(_source_nbytes(of, gguf) for of in kept)
+                pieces = self._pieces(gguf, repacking, sources, kept)
+                nbytes = sum(read[of] for of in kept)
                 upload(self.device, pieces, nbytes, progress=progress.advance, stop=stop)
                 if not stop.is_set():
                     repacking.add_powers(
@@ -215,14 +239,19 @@ class Weights(Owner):
         return self.streamed.get(of) or self._arena[_label(of)]
 
     def _pieces(
-        self, gguf: ModelFile, repacking: Repacking, kept: Iterable[Stored]
+        self,
+        gguf: ModelFile,
+        repacking: Repacking,
+        sources: Mapping[StoredMatrix, Any],
+        kept: Iterable[Stored],
     ) -> Iterator[Piece]:
         for of in kept:
-            tensor, place = gguf.tensors[of.name], self._place(of)
+            place = self._place(of)
             if isinstance(of, StoredMatrix):
-                yield from repacking.pieces(self._layouts[of], source_rows(of, tensor), place)
+                yield from repacking.pieces(self._layouts[of], sources[of], place)
             else:
-                yield from vector_pieces(vector_values(of, tensor).view(np.uint8), place)
+                values = vector_values(of, gguf.tensors[of.name])
+                yield from vector_pieces(values.view(np.uint8), place)
 
     def _upload_rope_tables(self, gguf: ModelFile) -> None:
         for rope, table in self.rope_tables.items():
@@ -308,6 +337,7 @@ def weight_sizes(gguf: ModelFile, config: Config) -> dict[str, int]:
         rows = max(config.positions.rows, rounded_capacity(config.context_length))
         sizes[_POSITIONS] = 4 * rows * config.hidden
     sizes |= {_table_name(slopes): 4 * slopes.heads for slopes in config.slopes}
+    sizes |= {_table_name(of): 4 * of.heads * (2 * MOST_DISTANCE + 1) for of in config.biases}
     return sizes | {_table_name(rope): 4 * rope.dim for rope in config.ropes}
 
 
@@ -330,7 +360,7 @@ def _kept(config: Config) -> Iterator[Stored]:
     """Tensors stored on the device: without factors that go into RoPE tables, learned positions and
     tensors of another model. Later stages have only their layers."""
     others = {stored for rope in config.ropes for stored in stored_in(rope)} | {config.positions}
-    others |= config.lent
+    others |= config.lent | {of.weight for of in config.biases}
     has_ends = config.stage is None or config.stage.rank == 0
     return (of for of in stored_in(config if has_ends else config.layers) if of not in others)
 
@@ -341,12 +371,6 @@ def _adapted(config: Config) -> Iterator[StoredMatrix]:
     for of in _kept(config) if room is not None else ():
         if isinstance(of, StoredMatrix) and room is not None and room.has(of):
             yield of
-
-
-def _source_nbytes(of: Stored, gguf: ModelFile) -> int:
-    if isinstance(of, StoredMatrix):
-        return of.rows * _layout(of, gguf).source_row_nbytes
-    return 4 * of.size
 
 
 def _layout(of: StoredMatrix, gguf: ModelFile) -> Layout:
@@ -382,5 +406,5 @@ def _runs_text(runs: tuple[Run, ...]) -> str:
     return ",".join(f"{start}:{stop}" for start, stop in runs)
 
 
-def _table_name(of: RopeConfig | Slopes) -> str:
+def _table_name(of: RopeConfig | Slopes | RelativeBias) -> str:
     return f"table of {of}"

@@ -96,6 +96,11 @@ class Begun:
             parallel=tools.parallel,
         )
 
+    @property
+    def must_call(self) -> bool:
+        """Whether the answer has to call a tool."""
+        return isinstance(self.source, Conversation) and self.source.tools.is_required
+
     def constraint(self, model: ServedModel, form: Format | None) -> Constraint | None:
         """The constraint on its answers; None: free text."""
         tools = None

@@ -12,7 +12,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-from urdir.model.families.attention import Attention, Latent, QkNorm
+from urdir.model.families.attention import Attention, Indexer, Latent, QkNorm
 from urdir.model.families.config import Config
 from urdir.model.families.feed_forward import Dense, Mixture, Router
 from urdir.model.families.layers import Block, LayerConfig, Network
@@ -420,8 +420,25 @@ class Reference:
             k = np.concatenate([k, np.einsum("rl,hls->rhs", latent, up)], 2)
         q, v = self._tempered(a, q, positions), np.einsum("rl,hvl->rhv", latent, parts)
         plain = replace(a, kv_heads=a.heads)
-        out = self._attend(plain, q, k, v, positions).reshape(rows, -1)
+        if a.indexer is not None:
+            self._chosen = self._selected(a.indexer, x, source, positions)
+        chosen = self._chosen if a.indexer or a.follows_indexer else None
+        out = self._attend(plain, q, k, v, positions, chosen).reshape(rows, -1)
         return self.linear(a.o, self._gated(a, out, x))
+
+    def _selected(self, of: Indexer, x: Floats, source: Floats, positions: Any) -> Any:
+        """Which tokens (rows, tokens) an indexer selects."""
+        table = turns_table(of.rope.frequencies(None))
+        q = self.linear(of.q, source).reshape(len(x), of.heads, of.dim)
+        k = self.norm(of.k_norm, self.linear(of.k, x))[:, None]
+        q, k = (of.rope.rotation.turn(each, positions, table) for each in (q, k))
+        weights = self.linear(of.weights, x)
+        seen = np.zeros((len(x), len(x)), np.bool_)
+        for row in range(len(x)):
+            scores = [weights[row] @ np.maximum(q[row] @ k[key, 0], 0) for key in range(row + 1)]
+            best = sorted(range(row + 1), key=lambda key: (-scores[key], key))
+            seen[row, best[: of.most]] = True
+        return seen
 
     @staticmethod
     def _tempered(a: Attention, q: Floats, positions: Any) -> Floats:
@@ -454,7 +471,9 @@ class Reference:
             return self.norm(of, x)
         return self.norm(of, x.reshape(len(x), -1)).reshape(x.shape)
 
-    def _attend(self, a: Attention, q: Floats, k: Floats, v: Floats, positions: Any) -> Floats:
+    def _attend(
+        self, a: Attention, q: Floats, k: Floats, v: Floats, positions: Any, chosen: Any = None
+    ) -> Floats:
         group = a.heads // a.kv_heads
         k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
         scores = np.einsum("qhd,khd->hqk", q, k) * a.scale
@@ -464,6 +483,8 @@ class Reference:
         if a.max_bias:
             scores = scores - _slopes(a.heads, a.max_bias)[:, None, None] * behind
         seen = behind >= 0
+        if chosen is not None:
+            seen &= chosen
         if a.window:
             seen &= behind < a.window
         if a.chunk:

@@ -99,7 +99,7 @@ def prompt_attention(
     wgmma if the device has it and the kernel supports the cache. ``packs`` requests packed heads,
     which some shapes support: then the kernel ``packs``. Raises PtxgenError for unsupported shapes.
     """
-    if PrefillWgmma.serves(layout):
+    if PrefillWgmma.serves(layout) and not scores.relative:
         kernel = PrefillWgmma(heads, layout, rows, scores)
         if kernel.target_on(target):
             return replace(kernel, packs=packs and kernel.can_pack)
@@ -151,7 +151,8 @@ def decode_attention(
     With the device's native ``target`` it may use clusters, whose rows have fewer chunks. ``packs``
     requests packed heads, which some shapes support: then the kernel ``packs``. With drafts up to
     ``run`` rows side by side are consecutive tokens of a sequence, and may share reads of its keys:
-    then partial results take more. Raises PtxgenError for unsupported shapes.
+    then partial results take more. Keys of texts are not
+    split. Raises PtxgenError for unsupported shapes.
     """
     incremental = IncrementalAttention(heads, layout, rows, scores, token)
     incremental = replace(incremental, packs=packs and incremental.can_pack)
@@ -165,7 +166,7 @@ def decode_attention(
         elif (wide := _wide(incremental, max_keys, sm_count, target)) is not None:
             return wide
     whole = SINGLE_KEYS if rows == 1 else INCREMENTAL_KEYS
-    if min(scores.span or max_keys, max_keys) <= whole:
+    if scores.texts or min(scores.span or max_keys, max_keys) <= whole:
         return _narrowed(_spread(incremental, sm_count), sm_count, target)
     split = split_attention(incremental, max_keys, sm_count)
     if run > 1 and (shared := _shared(split, run, sm_count, target)) is not None:
@@ -273,6 +274,33 @@ def latent_attention(
         cluster=cluster,
     )
     return spec if spec.target_on(target) else None
+
+
+def chosen_attention(
+    heads: int,
+    layout: KvLayout,
+    rows: int,
+    scores: Scores,
+    sm_count: int,
+    target: str,
+    parts: OwnToken | None,
+) -> LatentDecode | IncrementalAttention:
+    """The kernel for rows that each attend to tokens of their own choice (`KvLayout.chosen`), whose
+    keys are in the cache and whose queries have been rotated: on wgmma if supported, with queries
+    in MLA's two ``parts``, a token that is neither rotated nor appended."""
+    if parts is not None and LatentDecode.serves(heads, layout, scores, parts):
+        each = 8 if heads % 16 or (rows == 1 and heads <= FEW_HEADS) else 16
+        clusters = rows * heads // each
+        cluster = next((n for n in (8, 4) if n * clusters <= sm_count), 2)
+        spec = LatentDecode(
+            *(heads, layout, rows, scores, parts, each),
+            ctas=rows,
+            least=LEAST_KEYS,
+            cluster=cluster,
+        )
+        if spec.target_on(target):
+            return spec
+    return _spread(IncrementalAttention(heads, layout, rows, scores), sm_count)
 
 
 def _has_much_memory(target: str) -> bool:

@@ -64,6 +64,12 @@ class DecodeAttention(RowsWithTokens):
             raise PtxgenError(f"{self.name}: norms of {self.norms} heads by {self.warps} warps")
 
     @property
+    def waits_for_dependencies(self) -> bool:  # type: ignore[override]
+        """Not where the launch just before has chosen the keys: the table is read before the
+        wait."""
+        return not self.layout.is_chosen
+
+    @property
     def can_pack(self) -> bool:
         """Whether ``packs`` is supported: unused places would not be cleared."""
         return self.rows % GROUP == 0 and self.heads * self.value_dim % TILE_COLS == 0
@@ -132,6 +138,10 @@ class DecodeAttention(RowsWithTokens):
         of them (16 heads, 8 KV heads of 256 values) 13.8 and 7.7.
         """
         if 0 < self.layout.capacity < TILE_KEYS or self.value_dim > MAX_MMA_VALUES:
+            return False
+        if self.scores.texts:  # of exact arithmetic alone
+            return False
+        if self.layout.is_chosen:  # a tile of keys is copied as neighbours
             return False
         formats = (self.layout.format, self.layout.values.format)
         for of, width in zip(formats, (self.head_dim, self.value_dim), strict=True):

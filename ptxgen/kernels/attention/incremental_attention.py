@@ -45,7 +45,7 @@ class IncrementalAttention(DecodeAttention):
     def params(self) -> tuple[Param, ...]:
         return (
             *self.input_params,
-            *self.sink_params,
+            *self.score_params,
             self.out_param,
         )
 
@@ -123,11 +123,24 @@ class IncrementalAttention(DecodeAttention):
                 KvLayout(1, 1, 70, 64, "f32"),
                 scores=Scores(max_bias=4.0, softcap=20.0, sinks=True),
             ),
+            "texts": cls(4, KvLayout(1, 2, 60, 64, "f32"), rows=50, scores=Scores(texts=True)),
+            "texts ALiBi": cls(
+                3, KvLayout(1, 1, 50, 64, "f32"), rows=33, scores=Scores(texts=True, max_bias=8.0)
+            ),
+            "texts relative": cls(
+                6, KvLayout(1, 2, 90, 32, "f16"), rows=70, scores=Scores(texts=True, relative=9)
+            ),
             "ring": cls(
                 2, KvLayout(2, 2, 90, 64, "f16", capacity=32), rows=3, scores=Scores(window=30)
             ),
             "ring of pages": cls(
                 2, KvLayout(3, 1, 160, 64, "q8_0", 16, 7, capacity=32), 4, Scores(chunk=32)
+            ),
+            "tokens of its own choice": cls(
+                3, latent(3, 1, 90, 96, "f16", 1, 300, value_dim=64), rows=3
+            ),
+            "tokens of its own choice q8_0": cls(
+                2, KvLayout(2, 1, 70, 64, "q8_0", 1, 200, value_dim=32), rows=2
             ),
             **cls._examples_with_a_token(),
         }

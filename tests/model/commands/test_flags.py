@@ -30,7 +30,17 @@ _GENERATING = {"prompt", "generation", "sampling", "text"}
 GROUPS = {
     "run": {*_OPENING, *_GENERATING, "run"},
     "chat": {*_OPENING, *_GENERATING, "chat"},
-    "serve": {*_OPENING, "sampling", "server", "alias", "many", "requests", "access"},
+    "serve": {
+        *_OPENING,
+        "sampling",
+        "server",
+        "alias",
+        "many",
+        "requests",
+        "access",
+        "log",
+        "embeddings",
+    },
     "bench": {"model", "memory", "placement", "bench"},
 }
 #: Those of issue 17, and a value that is served or accepted. None: a switch.
@@ -156,7 +166,9 @@ def test_the_flags_that_people_type_are_taken(
     parsers[command].parse([command, flag, *([] if value is None else [value])])
 
 
-@pytest.mark.parametrize("flag", ["--slots", "--embedding", "--path", "--ssl-key-file", "--mmproj"])
+@pytest.mark.parametrize(
+    "flag", ["--slots", "--embd-normalize", "--path", "--reuse-port", "--mmproj"]
+)
 def test_what_a_server_does_not_do_is_refused(
     flag: str, parsers: dict[str, Parser], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.model.tiny_encoder import write_encoder
 from urdir.model.files.demo import demo_model
 
 Cli = Callable[..., tuple[int, str, str]]
 
 
 def test_show_says_first_whether_it_runs(
-    cli: Cli, make_gguf: Callable[..., Path], write_llama: Callable[..., Path]
+    cli: Cli, make_gguf: Callable[..., Path], write_llama: Callable[..., Path], tmp_path: Path
 ) -> None:
     code, out, _ = cli("show", "demo", "-c", "100")
     first, second, *rest = out.splitlines()
@@ -40,8 +41,8 @@ def test_show_says_first_whether_it_runs(
         code, out, err = cli("run", path, "x")
         assert (code, out, err.count("\n")) == (1, "", 1)
         assert message in err
-    path = make_gguf({"general.architecture": "nomic-bert-moe"})
-    assert "it computes embeddings, which are not supported" in cli("run", path, "x")[2]
+    path = write_encoder(tmp_path / "encoder.gguf")
+    assert "'bert' models are encoders" in cli("run", path, "x")[2]
     message = cli("run", write_llama("rwkv7.gguf", arch="rwkv7"), "x")[2]
     assert len(message) < 250  # no list of all architectures
 

@@ -35,6 +35,7 @@ UNUSED = {
     "mamba2": _NO_ATTENTION,
     "nemotron_h": {"rope.dimension_count"},
     "deepseek2": _HEADS,
+    "deepseek32": _HEADS,
     "kimi-linear": _HEADS - {"attention.head_count_kv"},
 }
 #: As published; of qwen3.5-4b only the sum with its vision tower is.
@@ -46,6 +47,7 @@ PARAMETERS = {
     "granite-4.0-h-small": 32.2e9,
     "nemotron-h-8b": 8.1e9,
     "deepseek-v2-lite": 15.7e9,
+    "deepseek-v3.2-share": 10_602_490_624,
     "kimi-linear-48b-a3b": 49.1e9,
     "qwen3-next-80b-a3b": 80e9,
     "qwen3.5-35b-a3b": 35e9,

@@ -268,3 +268,18 @@ def server(_shared_server: Running, service: ToyService) -> Running:
     vars(kept).clear()
     vars(kept).update(vars(service) | {"model": _shared_server.model})
     return _shared_server
+
+
+@pytest.fixture
+def process() -> Iterator[Callable[..., Any]]:
+    """Starts `serve_process.Process`."""
+    from tests.model.serve.serve_process import Process
+
+    with contextlib.ExitStack() as stack:
+
+        def start(*flags: str, **how: Any) -> Process:
+            started = Process(*flags, **how)
+            stack.callback(started.process.kill)
+            return started
+
+        yield start
