@@ -162,25 +162,24 @@ class Weights(Owner):
         for slopes, rates in self.rates.items():
             rates.upload(slopes.rates())
         scaled = {of for of in self._layouts if _scales_name(of) in self._arena}
-        matrices = {
-            of: (self._layouts[of], None if rows is None else rows.format)
-            for of, rows in floats.items()
-        }
-        repacking = Repacking(self.device, matrices.values(), {self._layouts[of] for of in scaled})
-        read = {
-            of: as_read(*matrices[of]).source_nbytes
-            if isinstance(of, StoredMatrix)
-            else 4 * of.size
-            for of in self._kept
-        }
+        formats = {of: None if rows is None else rows.format for of, rows in floats.items()}
+        matrices = [(self._layouts[of], form) for of, form in formats.items()]
+        repacking = Repacking(self.device, matrices, {self._layouts[of] for of in scaled})
+
+        def nbytes_of(of: Stored) -> int:
+            if isinstance(of, StoredMatrix):
+                return as_read(self._layouts[of], formats[of]).source_nbytes
+            return 4 * of.size
+
+        total = sum(map(nbytes_of, self._kept))
         rank = self.config.share or self.config.stage
         is_first = rank is None or rank.rank == 0
         stop = stop or threading.Event()
-        with Progress("loading", sum(read.values()), shown=is_first) as progress:
+        with Progress("loading", total, shown=is_first) as progress:
 
             def fill(kept: Sequence[Stored]) -> None:
                 pieces = self._pieces(gguf, repacking, sources, kept)
-                nbytes = sum(read[of] for of in kept)
+                nbytes = sum(map(nbytes_of, kept))
                 upload(self.device, pieces, nbytes, progress=progress.advance, stop=stop)
                 if not stop.is_set():
                     repacking.add_powers(
