@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.chunk_cut import CHUNK_UNIT
 from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
@@ -45,6 +44,8 @@ ONE_RING_NBYTES, NARROW = 85 << 10, 128
 RUN, WIDER_RUN = 4, 2
 #: CTAs of eight warps, with narrow heads, that an SM holds.
 CTAS_PER_SM = 2
+#: Heads with norms of CTAs with half the warps, at most: more take another round.
+MOST_NORMS = 4
 #: Minimum keys of a chunk, and for several rows the approximate number (see `FlashDecode`). 32 rows
 #: of 4,128 keys take 123 us in a chunk each, 134 in three, 136 in five; with q8_0 74 and 86.
 LEAST_KEYS, MOST_KEYS = 64, 2048
@@ -339,18 +340,16 @@ def _spread(spec: IncrementalAttention, sm_count: int) -> IncrementalAttention:
 
 def _narrowed(spec: IncrementalAttention, sm_count: int, target: str) -> IncrementalAttention:
     """The kernel with half the warps per CTA where there are more CTAs than SMs hold with all: SMs
-    then hold twice as many rows, and each merges fewer sums. Not where these are fewer than the
-    heads that have norms."""
+    then hold twice as many rows, and each merges fewer sums."""
     ctas = spec.layout.kv_heads * spec.rows * spec.tiles
     multiplies = spec.suits_tensor_cores and max(spec.head_dim, spec.value_dim) <= NARROW
     if not target or not multiplies or ctas <= CTAS_PER_SM * sm_count:
         return spec
+    if spec.norms > MOST_NORMS:
+        return spec
     if Target.parse(target).sm not in LARGE_SHARED:
         return spec
-    try:
-        return replace(spec, warps=spec.warps // 2)
-    except PtxgenError:
-        return spec
+    return replace(spec, warps=spec.warps // 2)
 
 
 def fills_sms(keys: int) -> bool:

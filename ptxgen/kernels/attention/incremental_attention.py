@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -207,6 +207,16 @@ class IncrementalAttention(DecodeAttention):
             ),
             "rope q8_0 four warps": cls(
                 4, KvLayout(2, 1, 131, 64, "q8_0"), rows=3, scores=Scores(window=70), warps=4
+            ),
+            "norms four warps": cls(
+                *(8, KvLayout(8, 2, 48, 128, "f16", 16, 27), 8),
+                token=replace(whole, qk_norm=QK_NORM),
+                warps=4,
+            ),
+            "all norms four warps": cls(
+                *(4, KvLayout(2, 1, 131, 64, "q8_0"), 3, Scores(window=70)),
+                token=OwnToken(Rotation(64, "half"), QK_NORM, V_NORM),
+                warps=4,
             ),
             "rope q8_0": cls(8, KvLayout(1, 2, 70, 128, "q8_0"), token=whole, most_heads=2),
             "rope q8_0 window": cls(
