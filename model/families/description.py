@@ -77,7 +77,8 @@ class Description:
     its row of ``positions``, normalised by ``embedding_norm``. It is saved as ``saves``, and
     ``adds`` (hidden,) is added. Logits are ``output`` of ``output_norm`` of the stream, times
     ``logit_scale``, then c * tanh(. / c) for a ``softcap`` c > 0. With ``recalls``, banked streams
-    are mixed in before that, as in `Block`.
+    are mixed in before that, as in `Block`. If blocks have hyper-connections, the stream is copied
+    to several first, whose mean counts in the end.
     """
 
     architecture: str
@@ -140,6 +141,12 @@ class Description:
         heads = (head.layer.attention for head in self.nextn)
         mixers = (*self.attentions, *(mixer for mixer in heads if mixer is not None))
         return tuple(dict.fromkeys(rope for mixer in mixers for rope in mixer.ropes))
+
+    @property
+    def has_streams(self) -> bool:
+        """Whether the residual has several streams (`HyperConnection`)."""
+        blocks = (block for layer in self.layers for block in layer.blocks)
+        return any(block.hyper is not None for block in blocks)
 
     @property
     def slopes(self) -> tuple[Slopes, ...]:

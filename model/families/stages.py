@@ -56,6 +56,8 @@ def _check(config: Config) -> None:
         reason = "layers that share a cache"
     elif any(mixer.follows_indexer for mixer in config.attentions):
         reason = "layers that attend to what earlier ones selected"
+    elif config.has_streams:
+        reason = "several residual streams"
     elif config.layer_embeddings is not None:
         reason = "embeddings of each layer"
     elif config.saved_streams or config.recalls or config.banked(config.n_layers):

@@ -13,6 +13,7 @@ from urdir.model.lower import (
     recurrent,
     selection,
     stream,
+    streams,
 )
 from urdir.model.lower.rule import RuleBook
 
@@ -26,6 +27,7 @@ _ROOMS = (
     recurrent,
     collectives,
     stream,
+    streams,
     blocks,
 )
 #: What a step is lowered by.
