@@ -77,7 +77,7 @@ class Graph(Owned):
         return self._add(Node(handle, launch, loaded), after, programmatic)
 
     def add_copy(self, copy: Copy, after: Iterable[int] = ()) -> int:
-        """Add a copy in device memory; returns the node's number."""
+        """Add a copy to device memory; returns the node's number."""
         with self._adding() as api:
             handle = add_copy_node(api, self.handle, copy)
         return self._add(Node(handle, copy), after)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import ExitStack
 from pathlib import Path
 
 from urdir.model.commands import options
+from urdir.model.commands.opening import open_device
 from urdir.model.commands.report import size_text
 from urdir.model.errors import SettingsError
 
@@ -13,8 +15,8 @@ EXAMPLES = """\
   urdir quantize model-f16.gguf model-q4_k_m.gguf           llama.cpp's recipe Q4_K_M
   urdir quantize model-f16.gguf model-q6_k.gguf --type q6_k   one type
 
-Metadata are copied. A folder needs no file: --quantize makes its matrices smaller while they
-are loaded.
+A GPU does the work if there is one. Metadata are copied. A folder needs no file: --quantize makes
+its matrices smaller while they are loaded.
 """
 
 
@@ -31,17 +33,23 @@ def add_parser(commands: options.Subparsers) -> None:
     parser.add_argument(
         "--type", choices=types, default="q4_k_m", help=f"{', '.join(types)} (q4_k_m)"
     )
+    options.add_device(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the file, with a progress bar on stderr."""
-    from urdir.model.files.requantise import requantise
+    from urdir.model.files.requantise import made_blocks, requantise
+    from urdir.model.memory.device_blocks import DeviceBlocks
     from urdir.model.progress import Progress
 
     if args.source.is_dir():
         raise SettingsError(f"{args.source}: a folder; --quantize {args.type} loads it so")
     size = args.source.stat().st_size if args.source.exists() else 0
-    with Progress("quantising", size) as progress:
-        requantise(args.source, args.out, args.type, progress.advance)
+    with ExitStack() as owners:
+        device = owners.enter_context(open_device(args))
+        is_chosen = args.device is not None or not device.is_emulated
+        make = owners.enter_context(DeviceBlocks(device)) if is_chosen else made_blocks
+        progress = owners.enter_context(Progress("quantising", size))
+        requantise(args.source, args.out, args.type, progress.advance, make)
     print(f"{args.out}: {size_text(args.out.stat().st_size)}, {size_text(size)} before")
     return 0

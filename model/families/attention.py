@@ -6,7 +6,13 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from urdir.model.families.rope import RopeConfig
-from urdir.model.families.stored import Linear, Normalization, StoredVector
+from urdir.model.families.stored import (
+    MOST_DISTANCE,
+    Linear,
+    Normalization,
+    RelativeBias,
+    StoredVector,
+)
 from urdir.ptxgen.kernels.attention.own_token import Temperature
 from urdir.ptxgen.kernels.attention.scores import Scores
 from urdir.ptxgen.kernels.norm import Norm
@@ -95,15 +101,17 @@ class Indexer:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Causal softmax attention (GQA) with scores scale * q . k.
+    """Causal softmax attention (GQA) with scores scale * q . k; or where it is not ``causal``, of
+    each token to all of its text, within a window to ``window`` // 2 tokens on either side.
 
     A row at position p attends to positions above p - ``window``, or from the start of its
     ``chunk`` (0: unlimited). ``softcap`` c > 0 turns scores s into c * tanh(s / c). ``sinks``
     (heads,) add one logit per head, without a value. ``max_bias`` > 0 adds ALiBi (Press et al.
     2021, arXiv 2108.12409). Without ``v`` the product of ``k`` is K and V; without both, the layer
-    reads the cache of layer ``shares_cache_of``. Q, K and V are clamped to +- ``clamp``. With a
-    ``latent``, q and k are the rotated parts. With an ``indexer``, or as the last layer that has
-    one selected (``follows_indexer``), rows attend to some tokens alone.
+    reads the cache of layer ``shares_cache_of``. Q, K and V are clamped to +- ``clamp``. A ``norm``
+    (heads * value_dim,) normalises all heads of the result together. With a ``latent``, q and k are
+    the rotated parts. With an ``indexer``, or as the last layer that has one selected
+    (``follows_indexer``), rows attend to some tokens alone.
     """
 
     heads: int  # query heads
@@ -129,8 +137,11 @@ class Attention:
     value_scale: float = 1.0  # multiplies the result
     shares_cache_of: int | None = None
     latent: Latent | None = None
+    causal: bool = True
+    relative: RelativeBias | None = None  # is added to scores
     indexer: Indexer | None = None
     follows_indexer: bool = False
+    norm: Normalization | None = None
 
     @property
     def written_out(self) -> Attention | None:
@@ -170,6 +181,8 @@ class Attention:
             chunk=self.chunk,
             sinks=self.sinks is not None,
             max_bias=self.max_bias,
+            causal=self.causal,
+            relative=0 if self.relative is None else MOST_DISTANCE,
         )
 
     @property

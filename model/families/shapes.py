@@ -117,6 +117,28 @@ def _of_layers(count: int, places: Sequence[int], value: int) -> npt.NDArray[np.
     return numbers
 
 
+#: BERT's keys, and the optional tensors of its layers.
+_BERT = {**_LAYER_NORM, "attention.causal": False, "context_length": 512, "pooling_type": 2}
+_BERT_LAYER = (
+    *_QKV_BIAS,
+    "attn_output.bias",
+    "attn_output_norm.bias",
+    "ffn_up.bias",
+    "ffn_down.bias",
+    "layer_output_norm.bias",
+)
+_BERT_TENSORS = ("position_embd.weight", "token_types.weight", "token_embd_norm.bias")
+#: https://huggingface.co/answerdotai/ModernBERT-large
+_MODERN_BERT = {
+    **_LAYER_NORM,
+    "attention.causal": False,
+    "attention.sliding_window": 128,
+    "context_length": 8192,
+    "rope.freq_base": 160000.0,
+    "rope.freq_base_swa": 10000.0,
+    "pooling_type": 2,
+}
+
 #: Layers of https://huggingface.co/nvidia/Nemotron-H-8B-Base-8K: Mamba-2, FFN, attention.
 _NEMOTRON = "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"
 
@@ -125,6 +147,15 @@ SHAPES = {
     "llama-3.2-3b": Shape("llama", 28, 3072, 24, 8, 128, 8192, 128256, True, _turns(5e5)),
     "llama-3.1-8b": Shape("llama", 32, 4096, 32, 8, 128, 14336, 128256, False, _turns(5e5)),
     "llama-3.1-70b": Shape("llama", 80, 8192, 64, 8, 128, 28672, 128256, False, _turns(5e5)),
+    "bert-base": Shape(
+        *("bert", 12, 768, 12, 12, 64, 3072, 30522, True), _BERT, _BERT_LAYER, _BERT_TENSORS, "f16"
+    ),
+    "bge-large": Shape(
+        *("bert", 24, 1024, 16, 16, 64, 4096, 30522, True), _BERT, _BERT_LAYER, _BERT_TENSORS, "f16"
+    ),
+    "modernbert-large": Shape(
+        *("modern-bert", 28, 1024, 16, 16, 64, 2624, 50368, True), _MODERN_BERT, (), (), "f16"
+    ),
     "mistral-small-24b": Shape(
         *("llama", 40, 5120, 32, 8, 128, 32768, 131072, False),
         {**_turns(1e8), "context_length": 32768},
@@ -340,6 +371,20 @@ SHAPES = {
             "ssm.group_count": 1,
         },
         ("ssm_conv1d.bias",),
+    ),
+    # https://huggingface.co/RWKV/RWKV7-Goose-World3-1.5B-HF
+    "rwkv7-1.5b": Shape(
+        *("rwkv7", 24, 2048, 32, 32, 64, 8192, 65536, False),
+        {
+            **_LAYER_NORM,
+            "wkv.head_size": 64,
+            "token_shift_count": 2,
+            "attention.decay_lora_rank": 96,
+            "attention.iclr_lora_rank": 96,
+            "attention.value_residual_mix_lora_rank": 64,
+            "attention.gate_lora_rank": 256,
+        },
+        tuple(f"time_mix_{of}.weight" for of in ("w0", "a0", "v0", "g1", "ln")),
     ),
     "granite-4.0-h-small": Shape(
         *("granitehybrid", 40, 4096, 32, 8, 128, 768, 100352, True),

@@ -24,6 +24,9 @@ from urdir.ptxgen.weights.layout import Layout
 if TYPE_CHECKING:
     from gguf import GGUFWriter
 
+#: What makes blocks of a ggml type of rows as a file has them (bytes,), of a layout: (bytes,) u8.
+MakeBlocks = Callable[[NDArray[np.uint8], Layout, int], NDArray[np.uint8]]
+
 #: Tensors that keep their types, as in llama.cpp: norms, routers, convolutions, learned positions,
 #: and what has one dimension.
 _KEPT = re.compile(
@@ -32,15 +35,24 @@ _KEPT = re.compile(
 _CHUNK_VALUES = 1 << 22  # quantised at once
 
 
+def made_blocks(rows: NDArray[np.uint8], layout: Layout, type_id: int) -> NDArray[np.uint8]:
+    """Blocks made by the processor; see `MakeBlocks`."""
+    return quantizer(type_id)(layout.unpack(layout.pack(rows))).reshape(-1)
+
+
 def requantise(
-    source: Path, out: Path, kind: str, advance: Callable[[int], None] = lambda nbytes: None
+    source: Path,
+    out: Path,
+    kind: str,
+    advance: Callable[[int], None] = lambda nbytes: None,
+    make: MakeBlocks = made_blocks,
 ) -> None:
     """Write the GGUF file ``source`` as ``out`` with matrices of the type or recipe ``kind``.
 
-    ``advance`` gets the bytes of each tensor that was read. Raises SettingsError for an unknown
-    type, UnsupportedError for a type that GGUF lacks and for split files, ModelError for a file
-    that exists, and for metadata that gguf's package does not write; nothing is left of ``out``
-    then.
+    ``advance`` gets the bytes of each tensor that was read; ``make`` makes blocks. Raises
+    SettingsError for an unknown type, UnsupportedError for a type that GGUF lacks and for split
+    files, ModelError for a file that exists, and for metadata that gguf's package does not write;
+    nothing is left of ``out`` then.
     """
     from gguf import GGMLQuantizationType, GGUFWriter
 
@@ -71,7 +83,7 @@ def requantise(
                 writer.write_kv_data_to_file()
             writer.write_ti_data_to_file()
             for name, tensor in gguf.tensors.items():
-                writer.write_tensor_data(_blocks(tensor, types[name]))
+                writer.write_tensor_data(_blocks(tensor, types[name], make))
                 advance(tensor.nbytes)
             writer.close()
         except BaseException:
@@ -121,11 +133,11 @@ def _type_of(tensor: Tensor, recipe: Recipe) -> int:
     return tensor.type_id if found is None else found
 
 
-def _blocks(tensor: Tensor, type_id: int) -> NDArray[np.uint8]:
+def _blocks(tensor: Tensor, type_id: int, make: MakeBlocks) -> NDArray[np.uint8]:
     """The tensor's bytes as that type."""
     if type_id == tensor.type_id:
         return tensor.data[: len(tensor.data)]
-    fmt, width, make = format_of(tensor.type_id), tensor.shape[-1], quantizer(type_id)
+    fmt, width = format_of(tensor.type_id), tensor.shape[-1]
     rows = int(np.prod(tensor.shape[:-1]))
     row_nbytes, at_once = tensor.nbytes // rows, max(1, _CHUNK_VALUES // width)
     pieces = []
@@ -133,5 +145,5 @@ def _blocks(tensor: Tensor, type_id: int) -> NDArray[np.uint8]:
         last = min(first + at_once, rows)
         layout = Layout(fmt, last - first, width)
         read = tensor.data[first * row_nbytes : last * row_nbytes]
-        pieces.append(make(layout.unpack(layout.pack(read))).reshape(-1))
+        pieces.append(make(read, layout, type_id))
     return np.concatenate(pieces)

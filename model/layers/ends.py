@@ -9,6 +9,7 @@ from urdir.model.graph.ops import (
     AllGather,
     Bound,
     Embed,
+    Hide,
     Norm,
     Product,
     Scale,
@@ -24,6 +25,8 @@ def embedding(step: StepOps) -> Tensor:
     config, graph = step.config, step.graph
     table, scale = config.embedding, config.embedding_scale
     x = graph.add(Embed("token_embd", step.stream(), table, scale, config.positions))
+    if config.token_type is not None:
+        x = graph.add(AddVector("token_types", step.stream(), x, config.token_type))
     if config.embedding_norm is not None:
         x = graph.add(Norm("token_embd_norm", step.stream(), x, config.embedding_norm))
     if config.layer_embeddings is not None:
@@ -81,10 +84,12 @@ def head(step: StepOps, x: Tensor) -> Tensor:
         y = graph.add(Scale("output", tensor(), y, config.logit_scale))
     if config.softcap:
         y = graph.add(Bound("output", tensor(), y, softcap=config.softcap))
-    if config.share is None:
-        return y
-    whole = Tensor("logits", x.rows, config.vocab_size)
-    return graph.add(AllGather("logits_of_ranks", whole, y))
+    if config.share is not None:
+        whole = Tensor("logits", x.rows, config.vocab_size)
+        y = graph.add(AllGather("logits_of_ranks", whole, y))
+    if config.hides is not None:
+        y = graph.add(Hide("output.hidden", Tensor("logits", y.rows, y.width), y, *config.hides))
+    return y
 
 
 def received(step: StepOps) -> Tensor:

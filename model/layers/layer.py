@@ -105,7 +105,7 @@ def _block(at: LayerOps, block: Block, x: Tensor, start: Tensor) -> Tensor:
     if block.hyper is not None:
         return _hyper_block(at, block, block.hyper, x)
     if block.post_norm is not None:
-        at.residual = None
+        at.residual = x if block.sums_stream else None
         for branch in block.branches:
             _add_branch(at, branch, x, start, 1.0)
         assert at.residual is not None
@@ -145,6 +145,9 @@ def _hyper_block(at: LayerOps, block: Block, of: HyperConnection, x: Tensor) -> 
 def _add_branch(at: LayerOps, branch: Branch, x: Tensor, start: Tensor, scale: float) -> None:
     """Add a network's result to the residual, after the norm that follows it."""
     source = start if branch.reads_layer_input else x
+    if branch.reads_sibling:
+        assert at.sibling is not None
+        source = at.sibling
     if branch.post_norm is None:
         made = _network(at, branch, source, start, scale)
         label = "sum"
@@ -156,6 +159,7 @@ def _add_branch(at: LayerOps, branch: Branch, x: Tensor, start: Tensor, scale: f
         name = STREAM if before is None else "normed"
         made = at.norm("branch_norm", made, branch.post_norm, name)
         made, at.residual, label = at.scale("branch_norm", made, scale), before, "branch_norm"
+    at.sibling = made
     at.residual = made if at.residual is None else at.add(label, at.residual, made)
 
 

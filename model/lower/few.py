@@ -10,7 +10,7 @@ from urdir.model.graph.adapters import Adapt
 from urdir.model.graph.ops import AllReduce, Gate, Norm, Op, Product
 from urdir.model.graph.recurrent import Convolve
 from urdir.model.graph.tensor import Tensor
-from urdir.model.lower.adapters import adapter_arguments
+from urdir.model.lower.adapters import adapter_arguments, own_adapters
 from urdir.model.lower.arguments import without_none
 from urdir.model.lower.chain import Chain, adapted
 from urdir.model.lower.lowering import Begun, Lowering
@@ -103,8 +103,10 @@ def append_few(
     for first in firsts:
         count = min(MAX_BATCH, chain.rows - first)
         kernel = choose_linear(source.asked(replace(request, batch=count)))
-        launch = results.products(kernel, first) | results.epilogue(kernel, first)
-        launch |= adapter_arguments(at, chain.products, first, count, chain.pair is not None)
+        pair = chain.pair is not None
+        own = own_adapters(at, chain.products, kernel, pair)
+        kernel, more = own or (kernel, adapter_arguments(at, chain.products, first, count, pair))
+        launch = results.products(kernel, first) | results.epilogue(kernel, first) | more
         launch |= {} if step is None else step.launch(at)
         launch |= {} if exchange is None else exchange.arguments_of(kernel)
         launch |= {} if begins is None else results.begun(kernel, begins)

@@ -11,6 +11,7 @@ from urdir.model.lower import (
     linear,
     moe,
     recurrent,
+    rwkv,
     selection,
     stream,
     streams,
@@ -18,17 +19,8 @@ from urdir.model.lower import (
 from urdir.model.lower.rule import RuleBook
 
 _ROOMS = (
-    adapters,
-    moe,
-    selection,
-    latent,
-    attention,
-    linear,
-    recurrent,
-    collectives,
-    stream,
-    streams,
-    blocks,
+    *(adapters, moe, selection, latent, attention, linear),
+    *(recurrent, rwkv, collectives, stream, streams, blocks),
 )
 #: What a step is lowered by.
 RULES = RuleBook([rule for room in _ROOMS for rule in room.RULES])

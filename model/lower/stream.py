@@ -15,6 +15,7 @@ from urdir.model.graph.ops import (
     Embed,
     Gate,
     Gather,
+    Hide,
     Norm,
     Op,
     Recall,
@@ -22,6 +23,7 @@ from urdir.model.graph.ops import (
     Scale,
     ScaleBy,
 )
+from urdir.model.graph.pooling import Pool
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.parts import StepParts
 from urdir.model.lower.rule import Rule, variants
@@ -30,7 +32,9 @@ from urdir.ptxgen.kernels import (
     add,
     embedding,
     gather,
+    hide,
     normalise,
+    pool_rows,
     recall,
     reorder,
     rescale,
@@ -120,7 +124,7 @@ def lower_norm_after(at: Lowering, ops: Sequence[Op]) -> bool:
         rest.pop(0)
     add, next_norm = rest[0], rest[1] if len(rest) > 1 else None
     assert isinstance(add, Add)
-    if add.b is not y:
+    if add.b is not y or at.readers(norm.y) != [ops[1]]:
         return False
     scale_by = None
     if isinstance(next_norm, ScaleBy):
@@ -206,6 +210,16 @@ def lower_copy(at: Lowering, ops: Sequence[Op]) -> bool:
     return True
 
 
+def lower_hide(at: Lowering, ops: Sequence[Op]) -> bool:
+    """Columns with the lowest number, in place."""
+    (of,) = ops
+    assert isinstance(of, Hide)
+    at.share(of.y, of.x)
+    kernel = hide.Hide(of.y.width, of.first, of.end - of.first, of.y.rows)
+    at.launch(kernel, of.label, y=at.place(of.x))
+    return True
+
+
 def lower_recall(at: Lowering, ops: Sequence[Op]) -> bool:
     """A sum with banked streams, which lie side by side."""
     (of,) = ops
@@ -278,6 +292,17 @@ def lower_gather(at: Lowering, ops: Sequence[Op]) -> bool:
     return True
 
 
+def lower_pool(at: Lowering, ops: Sequence[Op]) -> bool:
+    """The mean of each text."""
+    (of,) = ops
+    assert isinstance(of, Pool)
+    assert at.rows.texts is not None
+    kernel = pool_rows.PoolRows(of.y.width, of.x.rows, of.y.rows)
+    segment = at.rows.texts.segment
+    at.launch(kernel, of.label, x=at.place(of.x), segment=segment, y=at.place(of.y))
+    return True
+
+
 def lower_reorder(at: Lowering, ops: Sequence[Op]) -> bool:
     """Columns in another order."""
     (of,) = ops
@@ -292,27 +317,36 @@ def lower_embed(at: Lowering, ops: Sequence[Op]) -> bool:
     """Rows of a table, for the rows' tokens."""
     (of,) = ops
     assert isinstance(of, Embed)
-    assert isinstance(at.parts, StepParts)
-    state, weights = at.parts.state, at.parts.weights
+    weights, texts = at.parts.weights, at.rows.texts
     table = weights.matrix(of.table)
     positions = weights.positions if of.positions is not None else None
+    known = 0 if positions is None else positions.nbytes // (4 * table.cols)
+    where: dict[str, Slice] = {"position": at.rows.position}
+    if texts is not None:
+        max_len, sequences, tokens = known or at.rows.keys, 1, texts.tokens
+    else:
+        assert isinstance(at.parts, StepParts)
+        state = at.parts.state
+        max_len, sequences, tokens = state.max_len, state.sequences, state["tokens"]
+        where = at.rows.arguments
     kernel = embedding.Embedding(
         table.format,
         table.rows,
         table.cols,
-        state.max_len,
+        max_len,
         rows=of.y.rows,
-        sequences=state.sequences,
+        sequences=sequences,
         scale=of.scale,
-        positions=0 if positions is None else positions.nbytes // (4 * table.cols),
+        positions=known,
+        texts=texts is not None,
     )
     at.launch(
         kernel,
         of.label,
         weights=table.data,
-        tokens=state["tokens"],
+        tokens=tokens,
         y=at.place(of.y),
-        **at.rows.arguments,
+        **where,
         position_table=positions,
     )
     return True
@@ -329,10 +363,12 @@ RULES: Sequence[Rule] = (
     Rule("scale", lower_scale),
     Rule("scale_by", lower_scale_by),
     Rule("copy", lower_copy),
+    Rule("hide", lower_hide),
     Rule("recall", lower_recall),
     Rule("activate", lower_activate),
     *variants("gate add?", lower_gate),
     Rule("gather", lower_gather),
+    Rule("pool", lower_pool),
     Rule("reorder", lower_reorder),
     Rule("embed", lower_embed),
 )

@@ -45,6 +45,7 @@ class Tokenizer:
         self.end_ids = vocabulary.end_ids
         self.adds_bos = vocabulary.adds_bos
         self.adds_eos = vocabulary.adds_eos
+        self._separator = [vocabulary.sep_id] if vocabulary.adds_sep else []
         self._shown = vocabulary.shown_ids
         self._specials = _longest_first(vocabulary)
         self._controls = {
@@ -132,6 +133,16 @@ class Tokenizer:
         if add_eos and self.adds_eos and self.eos_id is not None and ids[-1:] != [self.eos_id]:
             ids.append(self.eos_id)
         return ids
+
+    def encode_whole(self, text: str) -> list[int]:
+        """Token ids of a whole text with what the model wants before and after it."""
+        return self.encode(text, add_bos=True, add_eos=True)
+
+    def encode_pair(self, first: str, second: str) -> list[int]:
+        """Token ids of two texts that a model compares, with what it wants around them."""
+        between = [of for of in self._separator if of is not None]
+        start = self.encode(first, add_bos=True, add_eos=True)
+        return [*start, *between, *self.encode(second, add_eos=True)]
 
     def _strip(self, piece: str, fragments: Sequence[Span | int], index: int) -> str:
         """``piece``, fragment ``index``, without white space that its neighbours absorb."""

@@ -14,6 +14,9 @@ from urdir.ptxgen.kernels.linear.epilogue.activation import (
     Gated,
     SigmoidScaled,
 )
+from urdir.ptxgen.kernels.linear.epilogue.adapted import Adapted
+from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
+from urdir.ptxgen.kernels.linear.epilogue.self_adapted import SelfAdapted
 from urdir.ptxgen.kernels.linear.epilogue.send import Send
 from urdir.ptxgen.kernels.linear.epilogue.then import Continued
 from urdir.ptxgen.kernels.linear.products.gemv_examples import gemv_examples
@@ -27,6 +30,7 @@ from urdir.ptxgen.kernels.linear.products.gemv_room import (
 from urdir.ptxgen.kernels.linear.products.tiled import TiledSpec
 from urdir.ptxgen.kernels.linear.prologue.gate import Gate
 from urdir.ptxgen.kernels.linear.prologue.norm import Normed
+from urdir.ptxgen.kernels.linear.prologue.own import OwnVectors
 from urdir.ptxgen.kernels.linear.prologue.sum import (
     OTHER_REGISTERS,
     DeferredAdd,
@@ -55,8 +59,16 @@ class Gemv(TiledSpec):
     activations: Activations = "f32"
     alone: bool = False
 
-    prologues = (NormedAdd, RankAdd, Gate, Normed)
-    epilogues = (SigmoidScaled, *LinearSpec.epilogues, Continued, Send)
+    prologues = (NormedAdd, RankAdd, Gate, OwnVectors, Normed)
+    epilogues = (
+        SigmoidScaled,
+        Bias,
+        Adapted,
+        SelfAdapted,
+        *LinearSpec.epilogues[2:],
+        Continued,
+        Send,
+    )
     name = "gemv"
     template = ("urdir.templates", "linear/products/gemv.ptx.j2")
 

@@ -18,10 +18,12 @@ from urdir.ptxgen.kernels.linear.epilogue.activation import (
 from urdir.ptxgen.kernels.linear.epilogue.adapted import Adapted
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
+from urdir.ptxgen.kernels.linear.epilogue.self_adapted import SelfAdapted
 from urdir.ptxgen.kernels.linear.epilogue.send import Send
 from urdir.ptxgen.kernels.linear.epilogue.then import Continued
 from urdir.ptxgen.kernels.linear.prologue.gate import Gate
 from urdir.ptxgen.kernels.linear.prologue.norm import Normed
+from urdir.ptxgen.kernels.linear.prologue.own import OwnVectors
 from urdir.ptxgen.kernels.linear.prologue.sum import NormedAdd, RankAdd
 from urdir.ptxgen.kernels.linear.spec import LinearSpec, odd_cols
 from urdir.ptxgen.kernels.norm import Norm
@@ -132,6 +134,19 @@ def _of_ends(cls: type[S]) -> dict[str, S]:
         "some adapted, cluster": cls.of(
             Q6_K, 19, 2304, Adapted(2, 16, places=(0, None)), others=((Q8, 7),), cluster=2
         ),
+        "adapted by itself": i16(
+            *(Q8, 100, 288, Bias(), SelfAdapted(2, 8, sequences=3), Residual(0.22)), tiles_each=2
+        ),
+        "adapted by itself, norm, gated": i16(
+            *(Q4_K, 61, 512, Normed(FINE), SelfAdapted(1, 16, places=(1, 0), count=2), Gated()),
+            tiles_each=1,
+        ),
+        "adapted by itself, f32, some": cls.of(
+            *(Q6_K, 99, 768, SelfAdapted(2, 8, "f32", (None, 0))),
+            others=((Q8, 77),),
+            tiles_each=3,
+            per_pass=2,
+        ),
         "some biases": cls.of(
             Q4_K, 19, 768, Bias((False, True, False)), others=((Q4_K, 5), (Q6_K, 7))
         ),
@@ -185,6 +200,8 @@ def _of_gates(cls: type[S]) -> dict[str, S]:
         "gated heads, cluster": i16(Q8, 40, 2336, Gate(SILU, 32, 1e-6), sms=4, cluster=2),
         "gained residual": i16(Q4_K, 19, 768, SigmoidScaled(), Residual(0.5)),
         "gained": cls.of(F32, 9, 37, SigmoidScaled()),
+        "own vectors": i16(Q4_K, 19, 768, OwnVectors(), Bias(), others=OTHERS),
+        "own vectors F32": cls.of(F32, 9, 37, OwnVectors(), others=((F16, 35), (F32, 5)), sms=2),
     }
 
 
