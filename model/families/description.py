@@ -77,8 +77,9 @@ class Description:
     its row of ``positions``, normalised by ``embedding_norm``. It is saved as ``saves``, and
     ``adds`` (hidden,) is added. Logits are ``output`` of ``output_norm`` of the stream, times
     ``logit_scale``, then c * tanh(. / c) for a ``softcap`` c > 0. With ``recalls``, banked streams
-    are mixed in before that, as in `Block`. Logits of the tokens from ``hides[0]`` to before
-    ``hides[1]`` are the lowest number (Chameleon).
+    are mixed in before that, as in `Block`. Further ``streams`` begin as products of the stream, as
+    long as it, and end as those of ``merges``, of which the mean with the stream is taken. Logits
+    of the tokens from ``hides[0]`` to before ``hides[1]`` are the lowest number (Chameleon).
     """
 
     architecture: str
@@ -99,6 +100,8 @@ class Description:
     softcap: float = 0.0
     recalls: Normalization | None = None
     hides: tuple[int, int] | None = None
+    streams: tuple[Linear, ...] = ()
+    merges: tuple[Linear, ...] = ()
     ignored_keys: tuple[str, ...] = ()  # of the file, unknown to the architecture
     unused_tensors: tuple[str, ...] = ()  # of the file, not used for plain decoding
     share: Share | None = None

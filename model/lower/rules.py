@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from urdir.model.lower import (
     adapters,
+    altup,
     attention,
     blocks,
     collectives,
@@ -18,7 +19,7 @@ from urdir.model.lower.rule import RuleBook
 
 _ROOMS = (
     *(adapters, moe, latent, attention, linear),
-    *(recurrent, rwkv, collectives, stream, blocks),
+    *(altup, recurrent, rwkv, collectives, stream, blocks),
 )
 #: What a step is lowered by.
 RULES = RuleBook([rule for room in _ROOMS for rule in room.RULES])
