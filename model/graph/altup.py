@@ -10,7 +10,7 @@ from urdir.model.families.stored import StoredVector
 from urdir.model.graph.evaluation import Evaluation, Floats
 from urdir.model.graph.ops import Op
 from urdir.model.graph.tensor import Tensor
-from urdir.ptxgen.kernels.altup import sparse
+from urdir.ptxgen.kernels.altup.sparsify import sparse
 
 
 @dataclass(frozen=True, slots=True, eq=False)
