@@ -58,7 +58,7 @@ def begins_with_attention(layer: LayerConfig) -> bool:
     branch, networks = first.branches[0], [b for block in others for b in block.branches]
     return (
         alone
-        and not has_end(layer)
+        and not _ends_with_other_rows(layer)
         and not any(block.recalls for block in layer.blocks)
         and isinstance(branch.network, Attention)
         and not branch.reads_layer_input
@@ -67,9 +67,9 @@ def begins_with_attention(layer: LayerConfig) -> bool:
     )
 
 
-def has_end(layer: LayerConfig) -> bool:
-    """Whether anything happens after the blocks."""
-    ends = (layer.embedding, layer.output_scale, layer.output_norm, layer.saves, layer.adds)
+def _ends_with_other_rows(layer: LayerConfig) -> bool:
+    """Whether more than a norm of each row happens after the blocks."""
+    ends = (layer.embedding, layer.output_scale, layer.saves, layer.adds)
     return any(end is not None for end in ends)
 
 
