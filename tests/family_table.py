@@ -135,6 +135,7 @@ def _attention(config: Config) -> Features:
     yield any(m.latent for m in mixers), "MLA"
     yield any(m.indexer for m in mixers), "indexer"
     yield any(m.follows_indexer for m in mixers), "shared indexers"
+    yield any(m.indexer and m.indexer.pool > 1 for m in mixers), "pools of keys"
     yield bool(others) and 0 < len(mixers) < config.n_layers, "attention in some layers"
     yield len(mixers) == len(others) == config.n_layers, "parallel attention"
     yield any(m.q.bias for m in mixers), "QKV biases"
@@ -180,6 +181,7 @@ def _networks(config: Config) -> Features:
             yield True, _named(network)
             yield network.divisors is not None, "divisors"
             yield network.norm is not None, "norm of inner values"
+            yield network.deviations is not None, "sparse gates in some layers"
         elif isinstance(network, Mixture):
             yield from _mixture(network)
         elif isinstance(network, ChannelMix):
@@ -223,8 +225,10 @@ def _more(config: Config) -> Features:
     yield config.hides is not None, "hidden logits"
     yield config.layer_embeddings is not None, "per-layer embeddings"
     yield any(layer.output_scale for layer in config.layers), "layer scale"
+    yield bool(config.streams), "several streams (AltUp, LAuReL)"
     yield bool(config.saved_streams), "saved streams"
     yield config.banked(config.n_layers) > 0, "banked streams"
+    yield config.has_streams, "hyper-connections"
     sources = [m.q.matrix.name for m in config.attentions]
     yield len(set(sources)) < len(sources), "looped layers"
     yield bool(config.unused_tensors), "unused tensors"

@@ -15,7 +15,7 @@ import numpy as np
 from urdir.model.families.attention import Attention, Indexer, Latent, QkNorm
 from urdir.model.families.config import Config
 from urdir.model.families.feed_forward import Dense, Mixture, Router
-from urdir.model.families.layers import Block, LayerConfig, Network
+from urdir.model.families.layers import AltUp, Block, HyperConnection, LayerConfig, Network
 from urdir.model.families.recurrent import (
     Convolution,
     KimiDelta,
@@ -47,6 +47,7 @@ class Reference:
         self._saved: dict[str, Floats] = {}
         self._banked: list[Floats] = []
         self._values: Floats = np.zeros(0)
+        self._streams: list[Floats] = []
 
     def logits(self, tokens: Any) -> Floats:
         """Logits (tokens, vocab) after every token of one sequence."""
@@ -58,14 +59,24 @@ class Reference:
             x = x + self.matrix(c.positions)[positions]
         x = self.norm(c.embedding_norm, x)
         extra = self._layer_embeddings(tokens, x)
+        self._streams = [self._as_long(self.linear(of, x), x) for of in c.streams]
         self._save(c.saves, x)
         if c.adds is not None:
             x = x + self.vector(c.adds)
         keys_and_values: list[Any] = []
         self._banked.clear()
+        if c.has_streams:
+            x = np.repeat(x[:, None], 4, axis=1)
         for index, layer in enumerate(c.layers):
             x = self._layer(layer, index, x, positions, keys_and_values, extra)
-        x = self._recalled(c.recalls, x)
+        if c.has_streams:
+            x = x.mean(axis=1)
+        else:
+            merged = [
+                self._as_long(self.linear(of, stream), x)
+                for of, stream in zip(c.merges, self._streams, strict=True)
+            ]
+            x = self._recalled(c.recalls, sum(merged, x) / (1 + len(merged)))
         logits = self.linear(c.output, self.norm(c.output_norm, x)) * c.logit_scale
         logits = c.softcap * np.tanh(logits / c.softcap) if c.softcap else logits
         if c.hides is not None:
@@ -127,8 +138,13 @@ class Reference:
         extra: Floats | None,
     ) -> Floats:
         caches.append(None)
+        if layer.altup is not None:
+            return self._altup_layer(layer, layer.altup, index, x, positions, caches, extra)
         start = x
         for block in layer.blocks:
+            if block.hyper is not None:
+                x = self._in_streams(block, block.hyper, x, positions, caches)
+                continue
             x = self.norm(block.stream_norm, x)
             read = self._recalled(block.recalls, x)
             if block.banks:
@@ -148,6 +164,70 @@ class Reference:
             scale = 1.0 if layer.adds_scale is None else self.vector(layer.adds_scale)
             x = x + self._saved[layer.adds] * scale
         return x
+
+    def _in_streams(
+        self, block: Block, of: HyperConnection, x: Floats, positions: Any, caches: Any
+    ) -> Floats:
+        """The streams x (rows, 4, hidden) after a block, each row by itself."""
+        mixes = self.linear(of.mixes, self.norm(of.norm, x.reshape(len(x), -1)))
+        scale, base = self.vector(of.scale), self.vector(of.base)
+        pre = _sigmoid(mixes[:, :4] * scale[0] + base[:4]) + of.eps
+        post = 2 * _sigmoid(mixes[:, 4:8] * scale[1] + base[4:8])
+        read = np.stack([row @ streams for row, streams in zip(pre, x, strict=True)])
+        made = self._block(block, read, read, positions, caches)
+        streams = []
+        for row, y in enumerate(made):
+            comb = _softmax((mixes[row, 8:] * scale[2] + base[8:]).reshape(4, 4)) + of.eps
+            for turn in range(of.iterations):
+                if turn:
+                    comb = comb / (comb.sum(1, keepdims=True) + of.eps)
+                comb = comb / (comb.sum(0, keepdims=True) + of.eps)
+            streams.append(comb.T @ x[row] + np.outer(post[row], y))
+        return np.stack(streams)
+
+    @staticmethod
+    def _as_long(x: Floats, target: Floats) -> Floats:
+        lengths = [np.sqrt((of**2).sum(1, keepdims=True)) for of in (target, x)]
+        return x * lengths[0] / lengths[1]
+
+    def _altup_layer(
+        self,
+        layer: LayerConfig,
+        of: AltUp,
+        index: int,
+        x: Floats,
+        positions: Any,
+        caches: Any,
+        extra: Any,
+    ) -> Floats:
+        """Google's modeling_gemma3n, Gemma3nTextDecoderLayer, as llama.cpp has it."""
+
+        def modalities(of_x: Floats) -> Floats:
+            return np.tanh(self.linear(of.router, self.norm(of.router_norm, of_x) / x.shape[1]))
+
+        streams = np.stack([x, *self._streams])
+        count = len(streams)
+        coefs = self.linear(of.predict, modalities(x)).reshape(len(x), count, count)
+        predicted = streams + np.einsum("tij,jte->ite", coefs, streams)
+        active = predicted[0]
+        (attends,), (network,) = (block.branches for block in layer.blocks)
+        n = self.norm(attends.norm, active)
+        assert isinstance(attends.network, Attention)
+        made = self.norm(attends.post_norm, self._attention(attends.network, n, positions, caches))
+        laurel = self.linear(of.laurel[1], self.linear(of.laurel[0], n))
+        m = (active + made + n + self.norm(of.laurel_norm, laurel)) / np.sqrt(2.0)
+        assert isinstance(network.network, Dense)
+        ffn = self._dense(network.network, self.norm(network.norm, m))
+        activated = m + self.norm(network.post_norm, ffn)
+        weights = self.linear(of.correct, modalities(activated)) + 1.0
+        corrected = predicted + weights.T[:, :, None] * (activated - active)
+        assert layer.embedding is not None
+        e = layer.embedding
+        first = corrected[0] * self.vector(of.correct_scale)
+        gated = e.activation(self.linear(e.gate, first)) * extra[:, index]
+        added = self.norm(e.norm, self.linear(e.proj, gated))
+        self._streams = [stream + added for stream in corrected[1:]]
+        return corrected[0]
 
     def _block(self, block: Block, x: Floats, start: Floats, positions: Any, caches: Any) -> Floats:
         total: Floats = np.zeros_like(x)
@@ -197,7 +277,12 @@ class Reference:
         if of.gate is None:
             hidden = of.activation(up)
         else:
-            hidden = of.activation.gated(self.linear(of.gate, x), up)
+            gate = self.linear(of.gate, x)
+            if of.deviations is not None:
+                bound = gate.mean(1, keepdims=True)
+                bound = bound + of.deviations * gate.std(1, ddof=1, keepdims=True)
+                gate = np.maximum(gate - bound, 0.0)
+            hidden = of.activation.gated(gate, up)
         if of.divisors is not None:
             hidden = hidden / self.vector(of.divisors)
         hidden = self.norm(of.norm, hidden)
@@ -508,6 +593,8 @@ class Reference:
         turned = self.linear(a.q, source).reshape(rows, a.heads, -1)
         turned = self._turned(a, turned, "q", positions)
         k_turned = self._turned(a, self.linear(a.k, x)[:, None], "k", positions)
+        if a.key_is_latent:
+            turned, k_turned = turned[:, :, :0], k_turned[:, :, :0]
         k_turned, latents = self.stored(layer, k_turned, latent[:, None])
         latent = latents[:, 0]
         q, k = turned, np.repeat(k_turned, a.heads, axis=1)
@@ -526,16 +613,24 @@ class Reference:
 
     def _selected(self, of: Indexer, x: Floats, source: Floats, positions: Any) -> Any:
         """Which tokens (rows, tokens) an indexer selects."""
-        table = turns_table(of.rope.frequencies(None))
         q = self.linear(of.q, source).reshape(len(x), of.heads, of.dim)
         k = self.norm(of.k_norm, self.linear(of.k, x))[:, None]
-        q, k = (of.rope.rotation.turn(each, positions, table) for each in (q, k))
-        weights = self.linear(of.weights, x)
+        if of.rope is not None:
+            table = turns_table(of.rope.frequencies(None))
+            q, k = (of.rope.rotation.turn(each, positions, table) for each in (q, k))
+        weights, keys = self.linear(of.weights, x), k[:, 0]
+        if of.gate is not None and of.places is not None:
+            gates, places = self.linear(of.gate, x), self.vector(of.places).reshape(of.pool, -1)
+            pools = [range(at, at + of.pool) for at in range(0, len(x) - of.pool + 1, of.pool)]
+            keys = [(_softmax((gates[p] + places).T).T * keys[p]).sum(0) for p in map(list, pools)]
         seen = np.zeros((len(x), len(x)), np.bool_)
         for row in range(len(x)):
-            scores = [weights[row] @ np.maximum(q[row] @ k[key, 0], 0) for key in range(row + 1)]
-            best = sorted(range(row + 1), key=lambda key: (-scores[key], key))
-            seen[row, best[: of.most]] = True
+            count = (row + 1) // of.pool
+            scores = [weights[row] @ np.maximum(q[row] @ keys[key], 0) for key in range(count)]
+            best = sorted(range(count), key=lambda key: (-scores[key], key))
+            for key in best[: of.most // of.pool]:
+                seen[row, key * of.pool : (key + 1) * of.pool] = True
+            seen[row, count * of.pool : row + 1] = True
         return seen
 
     @staticmethod
