@@ -29,9 +29,11 @@ from urdir.model.families.recurrent import (
     Selective,
     ShortConv,
 )
+from urdir.model.families.rwkv import ChannelMix, TimeMix
 from urdir.model.files.gguf import Gguf
 
 FOLDER = Path(__file__).parent / "data" / "families"
+ENCODERS = Path(__file__).parent / "data" / "encoders"
 README = Path(__file__).parents[1] / "model" / "MODELS.md"
 BEGIN, END = "<!-- by tests/family_table.py -->\n", "<!-- end -->\n"
 
@@ -54,7 +56,7 @@ def table() -> str:
             _of_all(configs.values(), of)
             for of in (_layers, _attention, _positions, _networks, _more)
         ]
-        shown = f"{error:.0e}" if error else "no golden"
+        shown = f"{error:.0e}" if error else "embeddings" if configs else "no golden"
         by = {written["others"][golden] for golden in configs if golden in written["others"]}
         shown += f" ({', '.join(sorted(by))})" if by else ""
         lines.append(f"| `{name}` | `{file}` | {' | '.join(columns)} | {shown} |")
@@ -75,7 +77,7 @@ def _goldens() -> dict[str, dict[str, Config]]:
     found: dict[str, dict[str, Config]] = {}
     with TemporaryDirectory() as folder:
         path = Path(folder) / "model.gguf"
-        for packed in sorted(FOLDER.glob("*.gguf.xz")):
+        for packed in [*sorted(FOLDER.glob("*.gguf.xz")), *sorted(ENCODERS.glob("*.gguf.xz"))]:
             path.write_bytes(lzma.decompress(packed.read_bytes()))
             with Gguf(path) as file:
                 config = Config.of(file)
@@ -129,7 +131,11 @@ def _attention(config: Config) -> Features:
     yield any(m.heads for m in scans), "per head"
     yield any(isinstance(m, KimiDelta) for m in others), "delta rule per channel"
     yield any(isinstance(m, Lightning) for m in others), "lightning"
+    yield any(isinstance(m, TimeMix) for m in others), "time mixing"
     yield any(m.latent for m in mixers), "MLA"
+    yield any(m.indexer for m in mixers), "indexer"
+    yield any(m.follows_indexer for m in mixers), "shared indexers"
+    yield any(m.indexer and m.indexer.pool > 1 for m in mixers), "pools of keys"
     yield bool(others) and 0 < len(mixers) < config.n_layers, "attention in some layers"
     yield len(mixers) == len(others) == config.n_layers, "parallel attention"
     yield any(m.q.bias for m in mixers), "QKV biases"
@@ -139,6 +145,7 @@ def _attention(config: Config) -> Features:
     yield any(n.over == "row" for n in norms), "QK norms over all heads"
     yield any(n.after_rope for n in norms), "after RoPE"
     yield any(m.v_norm for m in mixers), "value norm"
+    yield not config.is_causal, "to both sides"
     yield any(m.window for m in mixers), "window"
     yield any(m.chunk for m in mixers), "chunked attention"
     yield any(m.softcap for m in mixers), "soft-cap"
@@ -146,6 +153,7 @@ def _attention(config: Config) -> Features:
     yield any(m.clamp for m in mixers), "clamp"
     yield any(m.temperature for m in mixers), "temperature"
     yield any(m.gate for m in mixers), "gate"
+    yield any(m.norm for m in mixers), "norm of the result"
     yield any(m.v is None and m.k is not None for m in mixers), "K is V"
     yield any(m.shares_cache_of is not None for m in mixers), "shared caches"
     yield len({(m.heads, m.kv_heads, m.key_dim) for m in mixers}) > 1, "heads differ by layer"
@@ -163,6 +171,7 @@ def _positions(config: Config) -> Features:
     yield any(rope.still for rope in ropes), "axes"
     yield any(m.max_bias for m in mixers), "ALiBi"
     yield config.positions is not None, "learned"
+    yield bool(config.biases), "bias by distance"
 
 
 def _networks(config: Config) -> Features:
@@ -171,8 +180,11 @@ def _networks(config: Config) -> Features:
         if isinstance(network, Dense):
             yield True, _named(network)
             yield network.divisors is not None, "divisors"
+            yield network.norm is not None, "norm of inner values"
         elif isinstance(network, Mixture):
             yield from _mixture(network)
+        elif isinstance(network, ChannelMix):
+            yield True, "channel mixing"
         elif not isinstance(network, Attention | Recurrent):
             yield True, f"{type(network).__name__.lower()} alone"
     yield any(isinstance(n, Dense) and n.up.bias for n in networks), "biases"
@@ -195,6 +207,7 @@ def _mixture(network: Mixture) -> Features:
     yield route.expert_scale is not None, "expert scales"
     yield network.weigh_input, "weighted input"
     yield network.latent is not None, "latent experts"
+    yield network.chunks is not None, "experts of groups of experts"
     yield network.up.bias is not None, "expert biases"
     yield network.shared is not None, "shared expert"
     yield network.shared_gate is not None, "shared expert gate"
@@ -208,13 +221,19 @@ def _more(config: Config) -> Features:
     yield any(block.scale != 1.0 for block in _blocks(config)), "residual scale"
     yield config.logit_scale != 1.0, "logit scale"
     yield config.softcap > 0.0, "logit soft-cap"
+    yield config.hides is not None, "hidden logits"
     yield config.layer_embeddings is not None, "per-layer embeddings"
     yield any(layer.output_scale for layer in config.layers), "layer scale"
     yield bool(config.saved_streams), "saved streams"
     yield config.banked(config.n_layers) > 0, "banked streams"
+    yield config.has_streams, "hyper-connections"
     sources = [m.q.matrix.name for m in config.attentions]
     yield len(set(sources)) < len(sources), "looped layers"
     yield bool(config.unused_tensors), "unused tensors"
+    of = config.embedding_of_texts
+    yield of is not None and of.pooling is not None, "embeddings"
+    yield of is not None and of.scorer is not None, "scores"
+    yield of is not None and bool(of.dense), "matrices after pooling"
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from urdir.model.families.attention import Attention
 from urdir.model.families.description import Description
+from urdir.model.families.embedding import Embedding
 from urdir.model.families.feed_forward import Dense, Mixture
 from urdir.model.families.layers import Block, Branch, LayerConfig, Network
 from urdir.model.families.recurrent import (
@@ -59,8 +60,22 @@ def model_facts(description: Description) -> Facts:
         output_bias=description.output.bias is not None,
         logit_scale=_other_than(description.logit_scale, 1.0),
         softcap=description.softcap,
+        hidden_logits=description.hides and list(description.hides),
         saves=description.saves,
         adds=description.adds and description.adds.name,
+        token_type=description.token_type is not None,
+        embeddings=_embedding(description.embedding_of_texts),
+    )
+
+
+def _embedding(of: Embedding | None) -> Facts | None:
+    if of is None:
+        return None
+    return _known(
+        pooling=of.pooling,
+        matrices=len(of.dense) or None,
+        scores=of.scorer and of.scorer.labels,
+        labels=", ".join(of.labels) or None,
     )
 
 
@@ -72,7 +87,9 @@ def _block(block: Block) -> list[Facts]:
         norm_of_sum=_norm(block.post_norm),
         scale_of_sum=_other_than(block.scale, 1.0),
         recalls_streams=block.recalls is not None,
+        hyper_connection=block.hyper is not None,
         banks_stream=block.banks,
+        sum_with_stream=block.sums_stream,
     )
     return networks
 
@@ -84,6 +101,7 @@ def _branch(branch: Branch) -> Facts:
             norm=_norm(branch.norm),
             norm_after=_norm(branch.post_norm),
             reads_layer_input=branch.reads_layer_input,
+            reads_sibling=branch.reads_sibling,
         ),
     }
 
@@ -126,6 +144,8 @@ def _attention(of: Attention) -> Facts:
         chunk=of.chunk,
         rope=_rope(of.rope),
         alibi=of.max_bias,
+        to_both_sides=not of.causal,
+        bias_by_distance=of.relative and of.relative.buckets,
         bias=any(linear is not None and linear.bias is not None for linear in (of.q, of.k, of.v)),
         qk_norm=norm and _norm(norm.q),
         qk_norm_of=_other_than("row" if norm and norm.over == "row" else "head", "head"),
@@ -141,6 +161,12 @@ def _attention(of: Attention) -> Facts:
         value_scale=_other_than(of.value_scale, 1.0),
         cache_of_layer=of.shares_cache_of,
         latent_vector=of.latent and of.latent.down.rows,
+        selects=of.indexer and of.indexer.most,
+        index_heads=of.indexer and of.indexer.heads,
+        index_dim=of.indexer and of.indexer.dim,
+        index_pool=_other_than(of.indexer.pool if of.indexer else 1, 1),
+        selects_as_before=of.follows_indexer,
+        norm_of_result=_norm(of.norm),
     )
 
 
@@ -219,6 +245,7 @@ def _dense(of: Dense) -> Facts:
         gated=of.gate is not None,
         bias=of.up.bias is not None,
         divisors=of.divisors is not None,
+        norm_of_inner=_norm(of.norm),
     )
 
 
@@ -241,6 +268,8 @@ def _mixture(of: Mixture) -> Facts:
         weighs_input=of.weigh_input,
         latent_vector=of.latent and of.latent.down.rows,
         shared=of.shared and _dense(of.shared),
+        chunks=of.chunks and _mixture(of.chunks),
+        chunk_scale=_other_than(of.chunk_scale, 1.0),
     )
 
 

@@ -27,12 +27,14 @@ Network = Attention | Recurrent | Dense | Mixture | Linear | Activation
 @dataclass(frozen=True, slots=True)
 class Branch:
     """A network of a block with its norms. ``reads_layer_input``: it reads the stream at the start
-    of the layer, not of the block."""
+    of the layer, not of the block; ``reads_sibling``: the result of the branch before it, normed.
+    """
 
     network: Network
     norm: Normalization | None = None
     post_norm: Normalization | None = None
     reads_layer_input: bool = False
+    reads_sibling: bool = False
 
     def at_context(self, context: int) -> Branch:
         """The branch with RoPE for sequences of up to ``context`` tokens."""
@@ -44,22 +46,42 @@ class Branch:
 
 
 @dataclass(frozen=True, slots=True)
+class HyperConnection:
+    """How a block reads and writes the streams of a residual that has several (`kernels.streams`):
+    by weights made of ``mixes`` (24, streams * hidden) times the ``norm`` of all streams together,
+    with ``scale`` (3,), ``base`` (24,), and ``iterations`` and ``eps`` of the Sinkhorn balance."""
+
+    norm: Normalization
+    mixes: Linear
+    scale: StoredVector
+    base: StoredVector
+    iterations: int
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
 class Block:
     """x += post_norm(scale * sum of the branches).
 
     A ``stream_norm`` first replaces x by its norm.
 
+    With ``sums_stream`` the sum, before its norm, has x as one more addend.
+
     With ``recalls`` the branches read a weighted sum of x and the streams banked by earlier blocks
     (`Recall`); x itself is unchanged. A block that ``banks`` stores x and restarts the stream with
     its own result.
+
+    A ``hyper`` connection reads and writes a residual of several streams.
     """
 
     branches: tuple[Branch, ...]
     post_norm: Normalization | None = None
     scale: float = 1.0
     stream_norm: Normalization | None = None
+    hyper: HyperConnection | None = None
     recalls: Normalization | None = None
     banks: bool = False
+    sums_stream: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +136,11 @@ class LayerConfig:
     def recurrent(self) -> Recurrent | None:
         """Its recurrent mixer, or None."""
         return next((n for n in self.networks if isinstance(n, Recurrent)), None)
+
+    @property
+    def recurrents(self) -> tuple[Recurrent, ...]:
+        """Its recurrent networks; RWKV has two."""
+        return tuple(n for n in self.networks if isinstance(n, Recurrent))
 
     def at_context(self, context: int) -> LayerConfig:
         """The layer for sequences of up to ``context`` tokens; see `RopeConfig`."""

@@ -16,6 +16,7 @@ def attention(at: LayerOps, mixer: Attention, x: Tensor, scale: float) -> Tensor
     heads = at.graph.add(attend_op(at, Attend, "heads", mixer, q, k, v))
     if mixer.gate is not None and gates is not None:
         heads = gated(at, mixer.gate, gates, heads)
+    heads = at.norm("attn_sub_norm", heads, mixer.norm, "normed heads")
     heads = at.only_outputs("attention.output_rows", heads)
     if at.residual is not None:
         at.residual = at.only_outputs("output_rows", at.residual)
@@ -118,4 +119,5 @@ def attend_op(
         v_norm=mixer.v_norm if k is not None else None,
         temperature=mixer.temperature,
         shares_cache_of=mixer.shares_cache_of,
+        relative=mixer.relative,
     )

@@ -17,6 +17,7 @@ from urdir.model.lower.places import Places
 from urdir.model.lower.rows import OutputRows, Rows
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
+from urdir.ptxgen.kernels.experts.selection import Selection
 from urdir.ptxgen.kernels.linear.choice import takes_gemm
 
 if TYPE_CHECKING:
@@ -45,8 +46,8 @@ class Lowering:
     What rules leave for those after them is kept here: tensors whose values lie ``packed`` for the
     product that reads them; norms that are ``begun``, or that each reader computes (``unmade``);
     parts of sums that are ``sent`` to the other ranks; A x of adapters that the product itself may
-    compute (``pending``); and the last norm that is ``completed``, in
-    ``work["normed"]``.
+    compute (``pending``); routers that have made logits alone (``unselected``); and the last norm
+    that is ``completed``, in ``work["normed"]``.
     """
 
     def __init__(
@@ -65,12 +66,13 @@ class Lowering:
         self.starts = graph.starts
         self._places = Places(graph, plan.registers, fixed or {})
         #: The number of the operation that makes a tensor.
-        self.numbers = {op.y: number for number, op in enumerate(self.ops)}
+        self.numbers = {y: number for number, op in enumerate(self.ops) for y in op.makes}
         self.packed: dict[Tensor, Slice] = {}
         self.begun: dict[Tensor, Begun] = {}
         self.sent: set[Tensor] = set()
         self.pending: dict[Tensor, Adapt] = {}
         self.unmade: dict[Tensor, Norm] = {}
+        self.unselected: dict[Tensor, Selection] = {}
         self.completed: tuple[Tensor, Normalization] | None = None
 
     def restore(

@@ -12,10 +12,10 @@ from typing import Any
 import gguf
 import numpy as np
 
-from urdir.model.families.attention import Attention, Latent, QkNorm
+from urdir.model.families.attention import Attention, Indexer, Latent, QkNorm
 from urdir.model.families.config import Config
 from urdir.model.families.feed_forward import Dense, Mixture, Router
-from urdir.model.families.layers import Block, LayerConfig, Network
+from urdir.model.families.layers import Block, HyperConnection, LayerConfig, Network
 from urdir.model.families.recurrent import (
     Convolution,
     KimiDelta,
@@ -24,6 +24,7 @@ from urdir.model.families.recurrent import (
     Selective,
     ShortConv,
 )
+from urdir.model.families.rwkv import ChannelMix, LowRank, TimeMix
 from urdir.model.families.stored import (
     Linear,
     Normalization,
@@ -45,6 +46,7 @@ class Reference:
         self.tensor = cache(self._tensor)
         self._saved: dict[str, Floats] = {}
         self._banked: list[Floats] = []
+        self._values: Floats = np.zeros(0)
 
     def logits(self, tokens: Any) -> Floats:
         """Logits (tokens, vocab) after every token of one sequence."""
@@ -61,11 +63,16 @@ class Reference:
             x = x + self.vector(c.adds)
         keys_and_values: list[Any] = []
         self._banked.clear()
+        if c.has_streams:
+            x = np.repeat(x[:, None], 4, axis=1)
         for index, layer in enumerate(c.layers):
             x = self._layer(layer, index, x, positions, keys_and_values, extra)
-        x = self._recalled(c.recalls, x)
+        x = x.mean(axis=1) if c.has_streams else self._recalled(c.recalls, x)
         logits = self.linear(c.output, self.norm(c.output_norm, x)) * c.logit_scale
-        return c.softcap * np.tanh(logits / c.softcap) if c.softcap else logits
+        logits = c.softcap * np.tanh(logits / c.softcap) if c.softcap else logits
+        if c.hides is not None:
+            logits[:, slice(*c.hides)] = np.finfo(np.float32).min
+        return logits
 
     # ---- weights ----
 
@@ -96,6 +103,8 @@ class Reference:
     def linear(self, linear: Linear, x: Floats) -> Floats:
         """x W^T (+ bias)."""
         y = x @ self.matrix(linear.matrix).T
+        if linear.factor is not None:
+            y = y * self.vector(linear.factor)
         return y if linear.bias is None else y + self.vector(linear.bias)
 
     def norm(self, of: Normalization | None, x: Floats) -> Floats:
@@ -105,6 +114,7 @@ class Reference:
         weight, bias = (None if v is None else self.vector(v) for v in (of.weight, of.bias))
         if weight is not None and of.weight is not None and len(of.weight.shape) > 1:
             weight = weight.reshape(of.weight.shape[0], -1)  # (heads, head_dim)
+            bias = None if bias is None else bias.reshape(weight.shape)
         return of.norm(x, weight, bias)
 
     # ---- layers ----
@@ -121,6 +131,9 @@ class Reference:
         caches.append(None)
         start = x
         for block in layer.blocks:
+            if block.hyper is not None:
+                x = self._in_streams(block, block.hyper, x, positions, caches)
+                continue
             x = self.norm(block.stream_norm, x)
             read = self._recalled(block.recalls, x)
             if block.banks:
@@ -141,14 +154,38 @@ class Reference:
             x = x + self._saved[layer.adds] * scale
         return x
 
+    def _in_streams(
+        self, block: Block, of: HyperConnection, x: Floats, positions: Any, caches: Any
+    ) -> Floats:
+        """The streams x (rows, 4, hidden) after a block, each row by itself."""
+        mixes = self.linear(of.mixes, self.norm(of.norm, x.reshape(len(x), -1)))
+        scale, base = self.vector(of.scale), self.vector(of.base)
+        pre = _sigmoid(mixes[:, :4] * scale[0] + base[:4]) + of.eps
+        post = 2 * _sigmoid(mixes[:, 4:8] * scale[1] + base[4:8])
+        read = np.stack([row @ streams for row, streams in zip(pre, x, strict=True)])
+        made = self._block(block, read, read, positions, caches)
+        streams = []
+        for row, y in enumerate(made):
+            comb = _softmax((mixes[row, 8:] * scale[2] + base[8:]).reshape(4, 4)) + of.eps
+            for turn in range(of.iterations):
+                if turn:
+                    comb = comb / (comb.sum(1, keepdims=True) + of.eps)
+                comb = comb / (comb.sum(0, keepdims=True) + of.eps)
+            streams.append(comb.T @ x[row] + np.outer(post[row], y))
+        return np.stack(streams)
+
     def _block(self, block: Block, x: Floats, start: Floats, positions: Any, caches: Any) -> Floats:
         total: Floats = np.zeros_like(x)
+        added = total
         for branch in block.branches:
             stream = start if branch.reads_layer_input else x
+            if branch.reads_sibling:
+                stream = added
             y = self._network(
                 branch.network, self.norm(branch.norm, stream), stream, start, positions, caches
             )
-            total = total + self.norm(branch.post_norm, y)
+            added = self.norm(branch.post_norm, y)
+            total = total + added
         return self.norm(block.post_norm, block.scale * total)
 
     def _network(
@@ -167,6 +204,10 @@ class Reference:
                 return self._kimi_delta(of, x)
             case Lightning():
                 return self._lightning(of, x)
+            case TimeMix():
+                return self._time_mix(of, x)
+            case ChannelMix():
+                return self._channel_mix(of, x)
             case Dense():
                 return self._dense(of, x)
             case Mixture():
@@ -184,6 +225,7 @@ class Reference:
             hidden = of.activation.gated(self.linear(of.gate, x), up)
         if of.divisors is not None:
             hidden = hidden / self.vector(of.divisors)
+        hidden = self.norm(of.norm, hidden)
         return self.linear(of.down, hidden)
 
     # ---- mixtures ----
@@ -194,10 +236,10 @@ class Reference:
             source = self.norm(of.router.norm, stream) * of.router.norm_scale
         chosen, weights = self._route(of.router, self.linear(of.router.linear, source))
         read = x if of.latent is None else self.linear(of.latent.down, x)
-        out: Floats = np.zeros_like(read)
-        for row in range(len(x)):
-            for expert, weight in zip(chosen[row], weights[row], strict=True):
-                out[row] += self._expert(of, int(expert), read[row], weight)
+        out = self._experts(of, read, chosen, weights)
+        if of.chunks is not None:
+            chosen, weights = self._route(of.chunks.router, self.linear(of.chunks.router.linear, x))
+            out = out + of.chunk_scale * self._experts(of.chunks, out, chosen, weights)
         if of.latent is not None:
             out = self.linear(of.latent.up, self.norm(of.latent.norm, out))
         if of.shared is not None:
@@ -205,6 +247,14 @@ class Reference:
             if of.shared_gate is not None:
                 shared = shared / (1.0 + np.exp(-self.linear(of.shared_gate, x)))
             out = out + shared
+        return out
+
+    def _experts(self, of: Mixture, x: Floats, chosen: Any, weights: Floats) -> Floats:
+        """The weighted sum of the chosen experts' results."""
+        out: Floats = np.zeros_like(x)
+        for row in range(len(x)):
+            for expert, weight in zip(chosen[row], weights[row], strict=True):
+                out[row] += self._expert(of, int(expert), x[row], weight)
         return out
 
     def _route(self, of: Router, logits: Floats) -> tuple[Any, Floats]:
@@ -226,7 +276,7 @@ class Reference:
             mask = np.full(grouped.shape, -np.inf)
             np.put_along_axis(mask, kept[:, :, None], 0.0, axis=1)
             choice = (grouped + mask).reshape(choice.shape)
-        chosen = np.argsort(-choice, axis=1, kind="stable")[:, : of.used]
+        chosen = np.argsort(-choice, axis=1, kind="stable")[:, : of.used] // of.shares
         weights = np.take_along_axis(scores, chosen, axis=1)
         if of.scoring == "softmax_selected":
             weights = _softmax(weights)
@@ -362,6 +412,79 @@ class Reference:
         y = self.norm(of.norm, y).reshape(rows, -1) * _sigmoid(gate)
         return self.linear(of.o, y)
 
+    # ---- RWKV ----
+
+    def _low_rank(self, of: LowRank | Linear | None, x: Floats) -> Floats:
+        if not isinstance(of, LowRank):
+            return np.ones_like(x) if of is None else self.linear(of, x)
+        low = self.linear(of.down, x)
+        return self.linear(of.up, low if of.activation is None else of.activation(low))
+
+    def _time_mix(self, of: TimeMix, x: Floats) -> Floats:
+        shift = np.vstack([np.zeros(x.shape[1]), x[:-1]]) - x
+        mixes = [self.vector(mix) for mix in of.shift]
+        if of.dynamic is not None:
+            first = x + shift * self.vector(of.dynamic.first)
+            lows = [np.tanh(self.linear(down, first)) for down in of.dynamic.down]
+            more = [self.linear(up, low) for up, low in zip(of.dynamic.up, lows, strict=True)]
+            mixes = [mix + own for mix, own in zip(mixes, more, strict=True)]
+        by = {name: x + shift * mix for name, mix in zip(of.order, mixes, strict=True)}
+        shape, group = (len(x), of.heads, of.dim), of.heads // of.key_heads
+        r = self.linear(of.r, by["r"]).reshape(shape)
+        k, v = (
+            np.repeat(self.linear(m, by[at]).reshape(len(x), -1, of.dim), group, axis=1)
+            for m, at in ((of.k, "k"), (of.v, "v"))
+        )
+        w = self._low_rank(of.decay, by["w"]).reshape(shape)
+        gate = self._low_rank(of.gate, by.get("g", x))
+        bonus = 0.0 if of.bonus is None else self.vector(of.bonus).reshape(of.heads, of.dim)
+        if of.variant == "rwkv7":
+            w = np.exp(-0.606531 * _sigmoid(w))
+            a = _sigmoid(self._low_rank(of.rate, by["a"]).reshape(shape))
+            if of.names_values:
+                self._values = v
+            else:
+                mixed = _sigmoid(self._low_rank(of.residual, by["v"]).reshape(shape))
+                v = v + (self._values - v) * mixed
+            assert of.key_scale is not None
+            assert of.key_rate is not None
+            u = k * self.vector(of.key_scale).reshape(shape[1:])
+            u = u / np.maximum(np.sqrt((u * u).sum(2, keepdims=True)), 1e-12)
+            scaled = k * self.vector(of.key_rate).reshape(shape[1:])
+            k = k + (a * scaled - scaled)
+        else:
+            w = np.exp(-np.exp(w))
+            k = k * (1.0 - w) if of.variant == "gated" else k
+            gate = gate * _sigmoid(gate) if of.variant == "rwkv6" else _sigmoid(gate)
+        state = np.zeros((of.heads, of.dim, of.dim))  # values, keys
+        y = np.zeros(shape)
+        for t in range(len(x)):
+            added = np.einsum("hv,hk->hvk", v[t], k[t])
+            if of.variant == "rwkv6":
+                y[t] = np.einsum("hvk,hk->hv", state + added * bonus[:, None], r[t])
+            old, state = state, state * w[t][:, None] + added
+            if of.variant == "rwkv7":
+                seen = np.einsum("hvk,hk->hv", old, -u[t])
+                state = state + np.einsum("hv,hk->hvk", seen, u[t] * a[t])
+            if of.variant != "rwkv6":
+                y[t] = np.einsum("hvk,hk->hv", state, r[t])
+        if of.variant == "gated":
+            y = y / np.sqrt(of.dim)
+        if of.norm is not None:
+            assert of.norm.weight is not None
+            assert of.norm.bias is not None
+            y = of.norm.norm(y) * self.vector(of.norm.weight).reshape(shape[1:])
+            y = y + self.vector(of.norm.bias).reshape(shape[1:])
+        if of.variant == "rwkv7":
+            y = y + (k * r * bonus).sum(2, keepdims=True) * v
+        return self.linear(of.o, y.reshape(len(x), -1) * gate)
+
+    def _channel_mix(self, of: ChannelMix, x: Floats) -> Floats:
+        shift = np.vstack([np.zeros(x.shape[1]), x[:-1]]) - x
+        mixed = [x + shift * self.vector(mix) for mix in of.shift]
+        y = self.linear(of.o, np.maximum(self.linear(of.key, mixed[0]), 0.0) ** 2)
+        return y if of.receptance is None else y * _sigmoid(self.linear(of.receptance, mixed[1]))
+
     # ---- attention ----
 
     def _attention(self, a: Attention, x: Floats, positions: Any, caches: list[Any]) -> Floats:
@@ -385,7 +508,7 @@ class Reference:
         caches[-1] = k, v
         q = self._tempered(a, q, positions)
         out = self._attend(a, q, k, v, positions).reshape(len(x), a.output_width) * a.value_scale
-        return self.linear(a.o, self._gated(a, out, x))
+        return self.linear(a.o, self.norm(a.norm, self._gated(a, out, x)))
 
     def _gated(self, a: Attention, out: Floats, x: Floats) -> Floats:
         if a.gate is None:
@@ -410,6 +533,8 @@ class Reference:
         turned = self.linear(a.q, source).reshape(rows, a.heads, -1)
         turned = self._turned(a, turned, "q", positions)
         k_turned = self._turned(a, self.linear(a.k, x)[:, None], "k", positions)
+        if a.key_is_latent:
+            turned, k_turned = turned[:, :, :0], k_turned[:, :, :0]
         k_turned, latents = self.stored(layer, k_turned, latent[:, None])
         latent = latents[:, 0]
         q, k = turned, np.repeat(k_turned, a.heads, axis=1)
@@ -420,8 +545,33 @@ class Reference:
             k = np.concatenate([k, np.einsum("rl,hls->rhs", latent, up)], 2)
         q, v = self._tempered(a, q, positions), np.einsum("rl,hvl->rhv", latent, parts)
         plain = replace(a, kv_heads=a.heads)
-        out = self._attend(plain, q, k, v, positions).reshape(rows, -1)
+        if a.indexer is not None:
+            self._chosen = self._selected(a.indexer, x, source, positions)
+        chosen = self._chosen if a.indexer or a.follows_indexer else None
+        out = self._attend(plain, q, k, v, positions, chosen).reshape(rows, -1)
         return self.linear(a.o, self._gated(a, out, x))
+
+    def _selected(self, of: Indexer, x: Floats, source: Floats, positions: Any) -> Any:
+        """Which tokens (rows, tokens) an indexer selects."""
+        q = self.linear(of.q, source).reshape(len(x), of.heads, of.dim)
+        k = self.norm(of.k_norm, self.linear(of.k, x))[:, None]
+        if of.rope is not None:
+            table = turns_table(of.rope.frequencies(None))
+            q, k = (of.rope.rotation.turn(each, positions, table) for each in (q, k))
+        weights, keys = self.linear(of.weights, x), k[:, 0]
+        if of.gate is not None and of.places is not None:
+            gates, places = self.linear(of.gate, x), self.vector(of.places).reshape(of.pool, -1)
+            pools = [range(at, at + of.pool) for at in range(0, len(x) - of.pool + 1, of.pool)]
+            keys = [(_softmax((gates[p] + places).T).T * keys[p]).sum(0) for p in map(list, pools)]
+        seen = np.zeros((len(x), len(x)), np.bool_)
+        for row in range(len(x)):
+            count = (row + 1) // of.pool
+            scores = [weights[row] @ np.maximum(q[row] @ keys[key], 0) for key in range(count)]
+            best = sorted(range(count), key=lambda key: (-scores[key], key))
+            for key in best[: of.most // of.pool]:
+                seen[row, key * of.pool : (key + 1) * of.pool] = True
+            seen[row, count * of.pool : row + 1] = True
+        return seen
 
     @staticmethod
     def _tempered(a: Attention, q: Floats, positions: Any) -> Floats:
@@ -454,7 +604,9 @@ class Reference:
             return self.norm(of, x)
         return self.norm(of, x.reshape(len(x), -1)).reshape(x.shape)
 
-    def _attend(self, a: Attention, q: Floats, k: Floats, v: Floats, positions: Any) -> Floats:
+    def _attend(
+        self, a: Attention, q: Floats, k: Floats, v: Floats, positions: Any, chosen: Any = None
+    ) -> Floats:
         group = a.heads // a.kv_heads
         k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
         scores = np.einsum("qhd,khd->hqk", q, k) * a.scale
@@ -464,6 +616,8 @@ class Reference:
         if a.max_bias:
             scores = scores - _slopes(a.heads, a.max_bias)[:, None, None] * behind
         seen = behind >= 0
+        if chosen is not None:
+            seen &= chosen
         if a.window:
             seen &= behind < a.window
         if a.chunk:

@@ -8,11 +8,10 @@ from typing import Any, Literal
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.experts.spec import MAX_USED
 from urdir.ptxgen.spec import Array
 
-#: The most experts of a layer.
-MAX_EXPERTS = 512
+#: The most experts of a layer, and of a row: a lane of a warp has the number of one.
+MAX_EXPERTS, MAX_USED = 512, 32
 #: What the sum of a row's weights is at least before they are divided by it: the smallest f16.
 LEAST_SUM = 6.103515625e-5
 
@@ -39,6 +38,10 @@ class Selection:
     best of the others. The weight of either is its softmax over the logits s that are left and with
     (best - s) / max(|s|, best) at most ``near``.
 
+    With ``shares`` so many neighbouring experts share one network (Grove MoE): the results are the
+    numbers of networks, a chosen one's quotient by ``shares``, weighted by the score of the expert
+    with that number, as llama.cpp does. A network may be there twice.
+
     The order of these is that of llama.cpp's llm_graph_context::build_moe_ffn.
     """
 
@@ -54,6 +57,7 @@ class Selection:
     expert_scale: bool = False
     by_best: bool = False
     near: float = 0.02
+    shares: int = 1
 
     def __post_init__(self) -> None:
         if self.scoring not in SCORINGS:
@@ -65,6 +69,8 @@ class Selection:
         plain = not self.bias and self.groups == 1 and not self.normalised
         if self.scoring == "sparsemixer" and not (plain and self.used == 2):
             raise PtxgenError("a sparse mixer takes two experts by their logits alone")
+        if self.experts % self.shares or (self.shares > 1 and self.expert_scale):
+            raise PtxgenError(f"{self.shares} of {self.experts} experts cannot share a network")
         if self.groups == 1:
             return
         if not 1 <= self.groups_used <= self.groups or self.experts % self.groups:
@@ -92,6 +98,12 @@ class Selection:
         by_logits = self.scoring in ("softmax_selected", "sparsemixer")
         return self.by_logits or by_logits or plain
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether a warp chooses by logits alone, and nothing but these has a part in weights."""
+        softmax = self.scoring in ("softmax", "softmax_selected")
+        return softmax and not self.bias and self.groups == 1 and not self.expert_scale
+
     def scores(self, logits: Array) -> Array:
         """The scores of logits (rows, experts), f64."""
         logits = np.asarray(logits, np.float64)
@@ -115,7 +127,7 @@ class Selection:
             choice = choice + bias
         if self.groups > 1:
             choice = np.where(self._allowed(choice), choice, -np.inf)
-        expert = np.argsort(-choice, axis=1, kind="stable")[:, : self.used]
+        expert = np.argsort(-choice, axis=1, kind="stable")[:, : self.used] // self.shares
         weight = np.take_along_axis(scores, expert, axis=1)
         if self.scoring == "softmax_selected":
             weight = _softmax(weight)

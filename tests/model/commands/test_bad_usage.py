@@ -31,8 +31,9 @@ Cli = Callable[..., tuple[int, str, str]]
         (("run", "-c", "100000", "-p", "x"), "512"),
         (("run", "-ctk", "q4_1", "-p", "x"), "q4_0"),
         (("run", "-ctv", "e4m3", "-p", "x"), "fp8"),
-        (("run", "-ngl", "0", "-p", "x"), "-ngl"),
-        (("run", "-ngl", "3", "-p", "x"), "6 layers"),
+        (("run", "-ot", "attn=DISK", "-p", "x"), "PATTERN=CPU"),
+        (("run", "-ot", "nothing=CPU", "-p", "x"), "no such tensor"),
+        (("run", "-cmoe", "-ncmoe", "3", "-p", "x"), "-ncmoe"),
         (("run", "--tem", "0", "-p", "x"), "unknown flag --tem: did you mean --temp?"),
         (("run", "-pg", "1,2"), "unknown flag -pg"),
         (("run", "demo", "x", "-p", "y"), "two prompts"),
@@ -113,7 +114,7 @@ def test_bad_files_exit_with_1_and_one_line(cli: Cli, tmp_path: Path, data: Path
 
 def test_unsupported_files_are_refused_by_name(cli: Cli, write_llama: Callable[..., Path]) -> None:
     cases = (
-        (write_llama("a.gguf", arch="rwkv7"), "rwkv7"),
+        (write_llama("a.gguf", arch="pockettts"), "pockettts"),
         (write_llama("b.gguf", without="block_count"), "llama.block_count"),
         (write_llama("c.gguf", type_of_q="I8"), "blk.0.attn_q.weight"),
     )
