@@ -1,71 +1,134 @@
-"""PTX that the driver compiles while it loads a module, compiled by another process beforehand.
+"""Kernels compiled by other processes, into the caches on disk.
 
-Launches of a process wait while one of its threads has the driver compile so (518 ms of a kernel
-on an H200, 2026-11-28; 2 ms while another process compiles), and so would every answer of a
-service. The driver keeps what it has compiled on disk (``CUDA_CACHE_PATH``), for every process, by
-the text: loading takes milliseconds then.
-
-    python -m urdir.driver.apart ORDINAL < JSON list of [entry, PTX text]
+Rendering PTX holds the interpreter, and launches of a process wait while one of its threads has the
+driver compile a text that is loaded itself (`compile.image_of`; 518 ms of a kernel on an H200,
+2026-11-28, 2 ms while another process compiles): so would every answer of a service. The driver
+keeps what it compiles for a module on disk (``CUDA_CACHE_PATH``), by the text; cubins of the linker
+are kept by `CubinCache`. Loading takes milliseconds then.
 """
 
 from __future__ import annotations
 
-import json
 import os
+import pickle
+import struct
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
-from urdir.driver import bindings
-from urdir.driver.errors import DriverError, check
+from urdir.driver.kernel import Kernel
 
-#: Seconds in which the process starts, and in which it compiles a kernel, at most.
-_START, _EACH = 20.0, 5.0
+#: Seconds in which a process starts, and in which it compiles a kernel, at most.
+_START, _EACH = 20.0, 10.0
+_PROGRAM = "urdir.driver.compiler"
+#: The answer for a kernel that is compiled.
+DONE = b"1"
+_LENGTH = struct.Struct("<I")
 
 
-def compile_apart(ordinal: int, texts: Sequence[tuple[str, str]]) -> bool:
-    """Compile entries with their PTX texts for the GPU ``ordinal``; whether that succeeded.
+class Compilers:
+    """Up to ``most`` processes that compile kernels for ``device``, started as they are needed.
 
-    Failure costs time alone: it is compiled when it is loaded. The process takes as much memory of
-    the GPU as a context does (0.5 GB of an H200), for as long as it runs.
+    Cubins go to the cache in ``folder`` (None: only what the driver keeps is kept). A process takes
+    as much memory of a GPU as a context does (0.5 GB of an H200) until `close`. A failure costs
+    time alone: the kernel is compiled when it is loaded. Thread-safe.
     """
-    command = [sys.executable, "-P", "-m", __name__, str(ordinal)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    with suppress(OSError, subprocess.TimeoutExpired):
-        ended = subprocess.run(
-            command,
-            input=json.dumps(texts),
-            env=environment,
-            text=True,
-            capture_output=True,
-            timeout=_START + _EACH * len(texts),
-            check=False,
-        )
-        return not ended.returncode
-    return False
+
+    def __init__(self, device: str, folder: Path | None, limit: int | None, most: int) -> None:
+        self._command = [
+            sys.executable,
+            "-P",
+            "-m",
+            _PROGRAM,
+            device,
+            str(folder or ""),
+            str(limit or 0),
+        ]
+        self._threads = ThreadPoolExecutor(most, "compilers")
+        self._own = threading.local()  # a thread's process
+        self._lock = threading.Lock()  # of what follows
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._results: dict[str, Future[bool]] = {}
+        self._is_closed = False
+
+    def compile(self, kernels: Mapping[str, Kernel]) -> bool:
+        """Compile kernels by their keys, each once, and wait; whether all succeeded."""
+        with self._lock:
+            if self._is_closed:
+                return False
+            for key, kernel in kernels.items():
+                if key not in self._results:
+                    self._results[key] = self._threads.submit(self._compiled, kernel)
+            results = [self._results[key] for key in kernels]
+        wait(results)
+        return all(not result.cancelled() and result.result() for result in results)
+
+    def close(self) -> None:
+        """End the processes; what waits for them goes on. Idempotent."""
+        with self._lock:
+            self._is_closed = True
+            for process in self._processes:
+                process.kill()
+        self._threads.shutdown(cancel_futures=True)
+        for process in self._processes:
+            process.communicate()
+
+    def __enter__(self) -> Compilers:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _compiled(self, kernel: Kernel) -> bool:
+        """Have this thread's process compile a kernel."""
+        is_new = not hasattr(self._own, "process")
+        if is_new:
+            self._own.process = self._start()
+        process: subprocess.Popen[bytes] | None = self._own.process
+        if process is None or process.poll() is not None:
+            return False
+        timer = threading.Timer(_EACH + is_new * _START, process.kill)
+        timer.start()
+        try:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            write(process.stdin, kernel)
+            return process.stdout.read(1) == DONE
+        except (OSError, pickle.PicklingError, AttributeError, TypeError):
+            return False
+        finally:
+            timer.cancel()
+
+    def _start(self) -> subprocess.Popen[bytes] | None:
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        pipe = subprocess.PIPE
+        with self._lock, suppress(OSError):
+            if not self._is_closed:
+                process = subprocess.Popen(
+                    self._command,
+                    env=environment,
+                    stdin=pipe,
+                    stdout=pipe,
+                    stderr=subprocess.DEVNULL,
+                )
+                self._processes.append(process)
+                return process
+        return None
 
 
-def compile_here(api: Any, ordinal: int, texts: Sequence[tuple[str, str]]) -> None:
-    """Load each text and find its entry, as `LoadedKernel` does. Raises CudaError."""
-    check(api, api.cuInit(0), "cuInit")
-    gpu = check(api, api.cuDeviceGet(ordinal), f"cuDeviceGet {ordinal}")
-    context = check(api, api.cuDevicePrimaryCtxRetain(gpu), "cuDevicePrimaryCtxRetain")
-    try:
-        check(api, api.cuCtxSetCurrent(context), "cuCtxSetCurrent")
-        for entry, text in texts:
-            module = check(api, api.cuModuleLoadData(text.encode() + b"\0"), "cuModuleLoadData")
-            function = check(api, api.cuModuleGetFunction(module, entry.encode()), entry)
-            registers = api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NUM_REGS
-            check(api, api.cuFuncGetAttribute(registers, function), "cuFuncGetAttribute")
-            check(api, api.cuModuleUnload(module), "cuModuleUnload")
-    finally:
-        api.cuDevicePrimaryCtxRelease(gpu)
+def write(pipe: IO[bytes], kernel: Kernel) -> None:
+    """Send a kernel to such a process."""
+    data = pickle.dumps(kernel)
+    pipe.write(_LENGTH.pack(len(data)) + data)
+    pipe.flush()
 
 
-if __name__ == "__main__":
-    try:
-        compile_here(bindings.real(), int(sys.argv[1]), json.load(sys.stdin))
-    except DriverError as error:
-        sys.exit(f"{error}")
+def read(pipe: IO[bytes]) -> Any:
+    """The next kernel; None at the end. Raises what a class that is not found here raises."""
+    head = pipe.read(_LENGTH.size)
+    return pickle.loads(pipe.read(*_LENGTH.unpack(head))) if head else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,6 +29,9 @@ from urdir.driver.properties import driver_version, read_properties
 from urdir.driver.ptx_files import PtxFiles
 from urdir.driver.stream import Event, Stream
 from urdir.ptxgen.ptx.architecture import OPENED, specific_target
+
+#: Processes that compile, at most, and memory of the GPU that one may take.
+_MOST_COMPILERS, _COMPILER_NBYTES = 12, 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +162,8 @@ class Device:
         self.name = str(name)
         self.note = note
         self._ptx_files = ptx_files or PtxFiles()
+        self._limit: int | None = None
+        self._free_at_first = 0
         self.context = Context(api, name.index, self.name)
         try:
             self.properties = read_properties(api, self.context.gpu)
@@ -171,7 +177,9 @@ class Device:
                 # a GPU cannot load an image of the emulator
                 folder = cache_folder / ("emulator" if self.is_emulated else "cuda")
                 cache = CubinCache.open(folder, cache_limit or DEFAULT_LIMIT)
-            self._modules = ModuleCache(self, cache, self._ptx_files)
+            self._modules = ModuleCache(
+                self, cache, self._ptx_files, cache_folder if cache is not None else None
+            )
         except BaseException:
             self.context.close(quiet=True)
             raise
@@ -203,6 +211,18 @@ class Device:
         self.context.make_current()
         free, total = check(self.api, self.api.cuMemGetInfo(), "cuMemGetInfo")
         return int(free), int(total)
+
+    def limit_memory(self, nbytes: int | None) -> None:
+        """From now on `usable_memory` counts up to ``nbytes`` bytes in all (None: no limit)."""
+        self._limit = nbytes
+        self._free_at_first = self.memory_info()[0]
+
+    def usable_memory(self) -> int:
+        """Bytes that are free, and below the limit."""
+        free, _ = self.memory_info()
+        if self._limit is None:
+            return free
+        return max(0, min(free, self._limit - (self._free_at_first - free)))
 
     def allocate(self, nbytes: int, name: str) -> Buffer:
         """Allocate ``nbytes`` bytes, contents undefined. Raises OutOfMemoryError."""
@@ -241,10 +261,30 @@ class Device:
         all. Raises as `load` does."""
         return self._modules.load(kernels, self, tell)
 
-    def load_beside(self, kernels: Sequence[Kernel]) -> list[LoadedKernel]:
-        """`load_all` in a thread of its own while the device is used: what would hold up launches
-        is compiled by another process before."""
-        return self._modules.load_beside(kernels, self)
+    def compile_beside(self, kernels: Sequence[Kernel]) -> None:
+        """Have other processes compile, and wait for them, what would hold up launches of this one
+        when it is loaded; after `begin_compilers` all that is new. What fails there is compiled
+        when it is loaded."""
+        self._modules.compile_beside(kernels, self)
+
+    def begin_compilers(self) -> None:
+        """From now on other processes compile for `compile_beside`, as many as pay and as the
+        GPU has memory for."""
+        free, _ = self.memory_info()
+        most = min((os.cpu_count() or 1) * 3 // 4, _MOST_COMPILERS, free // _COMPILER_NBYTES)
+        if most and self._modules.compilers is None:
+            self._modules.compilers = self._modules.compilers_of(self, most)
+
+    @property
+    def has_compilers(self) -> bool:
+        """Whether other processes compile all that `compile_beside` gets."""
+        return self._modules.compilers is not None
+
+    def end_compilers(self) -> None:
+        """End these processes. Idempotent."""
+        if (compilers := self._modules.compilers) is not None:
+            self._modules.compilers = None
+            compilers.close()
 
     def compile(self, ptx: str, name: str) -> bytes:
         """Compile a PTX text to machine code (a cubin) for this device.
@@ -261,6 +301,7 @@ class Device:
 
     def close(self) -> None:
         """Close everything created on the device, and release it. Idempotent."""
+        self.end_compilers()
         if self.context.alive:
             self._ptx_files.device_closed()
         self.context.close()

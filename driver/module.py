@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from urdir.driver.apart import compile_apart
+from urdir.driver.apart import Compilers
 from urdir.driver.cache import CubinCache
 from urdir.driver.compile import compile_ptx, image_of, is_whole
 from urdir.driver.context import OpenDevice, Owned
@@ -91,13 +91,18 @@ class _Text:
 class ModuleCache:
     """The loaded kernels of one device by spec key. Thread-safe.
 
-    ``disk`` stores their cubins (None: not stored). ``files`` may replace generated PTX, and
-    receives what is loaded.
+    ``disk`` stores their cubins (None: not stored); ``folder`` is the one that it was opened for.
+    ``files`` may replace generated PTX, and receives what is loaded.
     """
 
-    def __init__(self, device: OpenDevice, disk: CubinCache | None, files: PtxFiles) -> None:
+    def __init__(
+        self, device: OpenDevice, disk: CubinCache | None, files: PtxFiles, folder: Path | None
+    ) -> None:
         self._identity = _driver_identity(device)
         self._disk = disk
+        self._folder = folder
+        #: Processes for `compile_beside`.
+        self.compilers: Compilers | None = None
         self._files = files
         self._loaded: dict[str, LoadedKernel] = {}
         self._lock = threading.Lock()
@@ -132,17 +137,31 @@ class ModuleCache:
             in_threads(make, (self._text(each, device) for each in unknown), len(unknown))
             return [self._loaded[key] for key, _ in keyed]
 
-    def load_beside(self, kernels: Sequence[Kernel], device: OpenDevice) -> list[LoadedKernel]:
-        """Load kernels while others run; see `Device.load_beside`."""
-        target = device.native_target
-        unknown = [(kernel, key) for kernel in kernels if self._is_new(key := kernel.key(target))]
-        if self._disk is not None:
-            unknown = [(kernel, key) for kernel, key in unknown if not self._disk.ptx_hash(key)]
-        texts = [self._text(each, device) for each in unknown]
-        whole = [(text.kernel.name, text.ptx) for text in texts if is_whole(text.ptx)]
-        if whole and not device.is_emulated:
-            compile_apart(int(device.context.gpu), whole)
-        return self.load(kernels, device)
+    def compile_beside(self, kernels: Sequence[Kernel], device: OpenDevice) -> None:
+        """Have other processes compile kernels; see `Device.compile_beside`."""
+        target, compilers = device.native_target, self.compilers
+        keyed = {kernel.key(target): kernel for kernel in kernels}
+        unknown = {key: kernel for key, kernel in keyed.items() if self._is_unknown(key)}
+        if compilers is None or self._disk is None:  # only what would hold up launches
+            if device.is_emulated:
+                return
+            unknown = {key: each for key, each in unknown.items() if is_whole(each.ptx(target))}
+        if compilers is not None:
+            compilers.compile(unknown)
+        elif unknown:
+            with self.compilers_of(device, 1) as once:
+                once.compile(unknown)
+
+    def compilers_of(self, device: OpenDevice, most: int) -> Compilers:
+        """Processes that compile for this cache."""
+        limit = None if self._disk is None else self._disk.limit
+        return Compilers(device.name, self._folder, limit, most)
+
+    def _is_unknown(self, key: str) -> bool:
+        """Whether a kernel has to be compiled from what its spec renders."""
+        if not self._is_new(key) or self._files.overriding(key) is not None:
+            return False
+        return self._disk is None or self._disk.ptx_hash(key) is None
 
     def has(self, kernel: Kernel, device: OpenDevice) -> bool:
         """Whether a kernel is loaded."""

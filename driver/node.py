@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from urdir.driver.errors import check
 from urdir.driver.kernel import signature
+from urdir.driver.memory import PinnedBuffer
 from urdir.driver.operation import Copy, Fill, Launch, Operation
 
 if TYPE_CHECKING:
@@ -59,10 +60,16 @@ def add_kernel_node(api: Any, graph: Any, loaded: LoadedKernel, launch: Launch) 
 
 
 def add_copy_node(api: Any, graph: Any, copy: Copy) -> Any:
-    """Add a copy in device memory to a CUgraph, without edges. Raises CudaError."""
+    """Add a copy to device memory to a CUgraph, without edges. Raises CudaError."""
     params = api.CUDA_MEMCPY3D()
-    params.srcMemoryType = params.dstMemoryType = api.CUmemorytype.CU_MEMORYTYPE_DEVICE
-    params.srcDevice, params.dstDevice = copy.src.address, copy.dst.address
+    params.dstMemoryType = api.CUmemorytype.CU_MEMORYTYPE_DEVICE
+    params.dstDevice = copy.dst.address
+    if isinstance(copy.src, PinnedBuffer):
+        params.srcMemoryType = api.CUmemorytype.CU_MEMORYTYPE_HOST
+        params.srcHost = copy.src.address
+    else:
+        params.srcMemoryType = api.CUmemorytype.CU_MEMORYTYPE_DEVICE
+        params.srcDevice = copy.src.address
     params.WidthInBytes, params.Height, params.Depth = copy.src.nbytes, 1, 1
     result = api.cuGraphAddMemcpyNode(graph, None, 0, params, _context(api))
     return check(api, result, f"cuGraphAddMemcpyNode {copy.label!r}")

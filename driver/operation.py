@@ -63,13 +63,13 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """All of ``src`` to the start of ``dst``.
+    """All of ``src``, on the device or page-locked on the host, to the start of ``dst``.
 
     Raises LaunchError if ``dst`` is smaller or the two overlap.
     """
 
     dst: Region
-    src: Region
+    src: Memory
     label: str
 
     def __post_init__(self) -> None:
@@ -99,8 +99,8 @@ class Copy:
         return (self.src, self.dst)
 
     def bytes_moved(self) -> int:
-        """Bytes read and written."""
-        return 2 * self.src.nbytes
+        """Bytes of the device that are read and written."""
+        return self.src.nbytes * (1 if isinstance(self.src, PinnedBuffer) else 2)
 
 
 @dataclass(frozen=True, slots=True)

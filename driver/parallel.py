@@ -48,10 +48,12 @@ def completed(work: Generator[object, None, _Result]) -> _Result:
 
 
 class Job(Generic[_Result]):
-    """``work()``, run once by the first thread that needs it."""
+    """``work()``, run once by the first thread that needs it. ``waits``: it mostly waits for other
+    processes, so that several may run at once."""
 
-    def __init__(self, work: Callable[[], _Result]) -> None:
+    def __init__(self, work: Callable[[], _Result], waits: bool = False) -> None:
         self._work = work
+        self.waits = waits
         self._future: Future[_Result] = Future()
         self._lock = threading.Lock()
 

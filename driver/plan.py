@@ -16,6 +16,7 @@ from urdir.driver.kernel import Kernel
 from urdir.driver.launch import Argument
 from urdir.driver.memory import Buffer, PinnedBuffer, Region
 from urdir.driver.operation import Copy, Fill, Launch, Memory, Operation, allocation_of
+from urdir.driver.streamed import with_transfers
 
 #: The last operation to run: its index, or its label (of several, the last); None for all.
 StopAfter = int | str | None
@@ -35,7 +36,7 @@ class Plan:
         """Append a launch; see `Launch` for its checks."""
         self._operations.append(Launch(kernel, label, args))
 
-    def copy(self, dst: Region, src: Region, label: str) -> None:
+    def copy(self, dst: Region, src: Memory, label: str) -> None:
         """Append a copy of all of ``src`` to the start of ``dst``; see `Copy`."""
         self._operations.append(Copy(dst, src, label))
 
@@ -46,6 +47,10 @@ class Plan:
     def extend(self, operations: Iterable[Operation]) -> None:
         """Append the operations of another plan, or any others."""
         self._operations.extend(operations)
+
+    def add_transfers(self) -> None:
+        """Insert the copies of streamed memory that launches read; see `with_transfers`."""
+        self._operations = with_transfers(self._operations)
 
     def __len__(self) -> int:
         return len(self._operations)

@@ -27,6 +27,7 @@ COMMANDS = (
     "list",
     "quantize",
     "logits",
+    "embed",
     "bench",
     "check",
     "ptx",

@@ -33,6 +33,7 @@ from urdir.model.families.rwkv import ChannelMix, TimeMix
 from urdir.model.files.gguf import Gguf
 
 FOLDER = Path(__file__).parent / "data" / "families"
+ENCODERS = Path(__file__).parent / "data" / "encoders"
 README = Path(__file__).parents[1] / "model" / "MODELS.md"
 BEGIN, END = "<!-- by tests/family_table.py -->\n", "<!-- end -->\n"
 
@@ -55,7 +56,7 @@ def table() -> str:
             _of_all(configs.values(), of)
             for of in (_layers, _attention, _positions, _networks, _more)
         ]
-        shown = f"{error:.0e}" if error else "no golden"
+        shown = f"{error:.0e}" if error else "embeddings" if configs else "no golden"
         by = {written["others"][golden] for golden in configs if golden in written["others"]}
         shown += f" ({', '.join(sorted(by))})" if by else ""
         lines.append(f"| `{name}` | `{file}` | {' | '.join(columns)} | {shown} |")
@@ -76,7 +77,7 @@ def _goldens() -> dict[str, dict[str, Config]]:
     found: dict[str, dict[str, Config]] = {}
     with TemporaryDirectory() as folder:
         path = Path(folder) / "model.gguf"
-        for packed in sorted(FOLDER.glob("*.gguf.xz")):
+        for packed in [*sorted(FOLDER.glob("*.gguf.xz")), *sorted(ENCODERS.glob("*.gguf.xz"))]:
             path.write_bytes(lzma.decompress(packed.read_bytes()))
             with Gguf(path) as file:
                 config = Config.of(file)
@@ -132,6 +133,9 @@ def _attention(config: Config) -> Features:
     yield any(isinstance(m, Lightning) for m in others), "lightning"
     yield any(isinstance(m, TimeMix) for m in others), "time mixing"
     yield any(m.latent for m in mixers), "MLA"
+    yield any(m.indexer for m in mixers), "indexer"
+    yield any(m.follows_indexer for m in mixers), "shared indexers"
+    yield any(m.indexer and m.indexer.pool > 1 for m in mixers), "pools of keys"
     yield bool(others) and 0 < len(mixers) < config.n_layers, "attention in some layers"
     yield len(mixers) == len(others) == config.n_layers, "parallel attention"
     yield any(m.q.bias for m in mixers), "QKV biases"
@@ -141,6 +145,7 @@ def _attention(config: Config) -> Features:
     yield any(n.over == "row" for n in norms), "QK norms over all heads"
     yield any(n.after_rope for n in norms), "after RoPE"
     yield any(m.v_norm for m in mixers), "value norm"
+    yield not config.is_causal, "to both sides"
     yield any(m.window for m in mixers), "window"
     yield any(m.chunk for m in mixers), "chunked attention"
     yield any(m.softcap for m in mixers), "soft-cap"
@@ -166,6 +171,7 @@ def _positions(config: Config) -> Features:
     yield any(rope.still for rope in ropes), "axes"
     yield any(m.max_bias for m in mixers), "ALiBi"
     yield config.positions is not None, "learned"
+    yield bool(config.biases), "bias by distance"
 
 
 def _networks(config: Config) -> Features:
@@ -222,9 +228,14 @@ def _more(config: Config) -> Features:
     yield bool(config.streams), "several streams (AltUp, LAuReL)"
     yield bool(config.saved_streams), "saved streams"
     yield config.banked(config.n_layers) > 0, "banked streams"
+    yield config.has_streams, "hyper-connections"
     sources = [m.q.matrix.name for m in config.attentions]
     yield len(set(sources)) < len(sources), "looped layers"
     yield bool(config.unused_tensors), "unused tensors"
+    of = config.embedding_of_texts
+    yield of is not None and of.pooling is not None, "embeddings"
+    yield of is not None and of.scorer is not None, "scores"
+    yield of is not None and bool(of.dense), "matrices after pooling"
 
 
 def main() -> None:

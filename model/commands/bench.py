@@ -42,6 +42,7 @@ EXAMPLES = """\
   urdir bench model.gguf --profile --plot roofline.png   where the time of a decode step goes
   urdir bench --kernels -o csv               single matrix-vector products
   urdir bench model.gguf --mixed 64,512 --mixed 256,512   prompts beside answers, and each alone
+  urdir bench --shape bge-large --embed 512,128 --embed 1,32   embeddings of many texts, of one
   urdir bench model.gguf --second-turn 8000  first token of a turn whose beginning is cached
   urdir bench model.gguf --startup           compiling, loading, first token
   urdir bench --load http://127.0.0.1:8080 --users 64 --input 500 --answer 100-300
@@ -85,6 +86,13 @@ def add_parser(commands: options.Subparsers) -> None:
         "repeatable",
     )
     instead.add_argument(
+        "--embed",
+        action="append",
+        type=values.number_pair,
+        metavar="N,L",
+        help="time embeddings of N texts of L tokens instead; repeatable",
+    )
+    instead.add_argument(
         "--second-turn",
         type=values.whole_number(1),
         metavar="N",
@@ -93,7 +101,8 @@ def add_parser(commands: options.Subparsers) -> None:
     parser.add_argument(
         "--profile",
         action="store_true",
-        help="also time a decode step launch by launch, of each number of sequences",
+        help="also time a decode step launch by launch, of each number of sequences, or with "
+        "--embed a step of each",
     )
     parser.add_argument(
         "--falls",
@@ -140,6 +149,13 @@ def add_parser(commands: options.Subparsers) -> None:
         "quality, and a wrong text",
     )
     parser.add_argument(
+        "--routing",
+        type=values.real_number(0.5, 0.99),
+        metavar="SHARE",
+        help="rows choose experts at random, the first half of them with this share of all "
+        "choices: what a cache of experts is worth (0.9: as published of Qwen3-30B-A3B)",
+    )
+    parser.add_argument(
         "--lora",
         type=values.rank_and_count,
         metavar="RANK[xCOUNT]",
@@ -148,6 +164,7 @@ def add_parser(commands: options.Subparsers) -> None:
     )
     options.add_device(parser)
     options.add_gpus(parser)
+    options.add_placement(parser)
     options.add_prompt_arithmetic(parser)
     bench_load.add_arguments(parser)
 
@@ -169,6 +186,8 @@ def run(args: argparse.Namespace) -> int:
         return _run_kernels(args)
     if args.mixed:
         return _run_mixed(args)
+    if args.embed:
+        return _run_embed(args)
     if args.second_turn:
         return _run_second_turn(args)
     return _run_startup(args) if args.startup else _run_model(args)
@@ -182,6 +201,31 @@ def _run_mixed(args: argparse.Namespace) -> int:
     return _run_section(
         args, part, context, lambda of: mixed_rows(of, args.mixed), sequences=sequences
     )
+
+
+def _run_embed(args: argparse.Namespace) -> int:
+    from urdir.model.measure.embeddings import EmbedRow, embed_profile, embed_rows
+    from urdir.model.measure.profile import ProfileRow
+
+    longest = max(tokens for _, tokens in args.embed)
+    wanted = replace(
+        engine_options(args, _source(args), longest), chunk=options.chunk(args), embeddings=True
+    )
+    with open_engine(wanted) as engine:
+        encoder, device, rates = engine.encoder, engine.device, _rates(engine.device)
+        rows = list(embed_rows(encoder, args.embed, args.repetitions))
+        launches = [
+            row
+            for texts, tokens in (args.embed if args.profile else ())
+            for row in embed_profile(encoder, device, texts, tokens, rates.read)
+        ]
+        made = _conditions(device, engine.name, rates)
+    part = report.Section("embeddings", report.EMBED_COLUMNS, (EmbedRow,))
+    profiled = report.Section("profile", report.PROFILE_COLUMNS, (ProfileRow,))
+    parts: list[tuple[report.Section, Sequence[Any]]] = [(part, rows)]
+    parts += [(profiled, launches)] if args.profile else []
+    print_report(made, parts, args.output)
+    return 0
 
 
 def _run_second_turn(args: argparse.Namespace) -> int:
@@ -213,7 +257,7 @@ def _run_section(
         chunk=options.chunk(args),
         **session,
     )
-    with open_engine(args, wanted) as engine:
+    with open_engine(wanted) as engine:
         rows = list(measured(engine.session))
         made = _conditions(engine.device, engine.name, _rates(engine.device), len(engine.group))
     print_report(made, [(part, rows)], args.output)
@@ -284,6 +328,7 @@ class _ModelRun:
         from urdir.driver.errors import DriverError
         from urdir.model.errors import ModelError
         from urdir.model.measure.bench import FailedRow, bench, profile_step
+        from urdir.model.measure.streaming import LinkUse
 
         try:
             engine = _open_engine(self.args, part)
@@ -296,11 +341,14 @@ class _ModelRun:
             return
         with engine, Progress("measuring", len(part.tests)) as progress:
             rates = self.rates = self.rates or _rates(engine.device)
+            link = LinkUse.of(engine.session) if engine.weights.streamed else None
             for row in progress.over(bench(engine.session, engine.file, rates, part)):
                 if isinstance(row, FailedRow):
                     self.has_failed = True
                 else:
                     self.rows.append(row)
+                    if link is not None:
+                        progress.note(link.during(row))
                 self._note_conditions(engine, rates)
                 self._show(row, progress)
             for count in part.sequences if has_profile else ():
@@ -378,11 +426,11 @@ def _open_engine(args: argparse.Namespace, part: BenchCase) -> Engine:
         draft=_draft_source(args),
     )
     if args.lora is None:
-        return open_engine(args, wanted)
+        return open_engine(wanted)
     from urdir.model.measure.made_adapters import load_made_adapters
 
     rank, count = args.lora
-    engine = open_engine(args, replace(wanted, max_adapters=count, max_adapter_rank=rank))
+    engine = open_engine(replace(wanted, max_adapters=count, max_adapter_rank=rank))
     load_made_adapters(engine, rank, count)
     return engine
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from urdir.model.engine.requests.limits import Limits
     from urdir.model.families.synthetic import SyntheticModel
     from urdir.model.measure.http_events import HttpServer
-    from urdir.model.measure.load import LoadCase, Reply
+    from urdir.model.measure.load import Lengths, LoadCase, Reply
     from urdir.model.measure.load_engine import DeviceUse
 
 
@@ -34,10 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     count = values.whole_number(1)
     group.add_argument("--requests", type=count, default=100, metavar="N", help="in all (100)")
     group.add_argument(
-        "--input", type=_lengths, default=(512, 512), metavar="N[-N]", help="prompt tokens (512)"
+        "--input",
+        type=_lengths,
+        default="512",
+        metavar="N[-N|~D]",
+        help="prompt tokens: as many, from a range, or by a mean and its deviation (512)",
     )
     group.add_argument(
-        "--answer", type=_lengths, default=(128, 128), metavar="N[-N]", help="answer tokens (128)"
+        "--answer", type=_lengths, default="128", metavar="N[-N|~D]", help="the same (128)"
     )
     group.add_argument(
         "--shared",
@@ -68,15 +72,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _lengths(text: str) -> tuple[int, int]:
-    """An argparse type: a number of tokens, or a range to draw it from."""
-    match = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
-    low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-    if not 1 <= low <= high:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is neither a count of tokens nor a range: 10-20"
-        )
-    return low, high
+def _lengths(text: str) -> Lengths:
+    """An argparse type: a number of tokens, a range, or a mean and a deviation."""
+    from urdir.model.measure.load import Lengths
+
+    if match := re.fullmatch(r"(\d+)~(\d+)", text):
+        mean, deviation = int(match[1]), int(match[2])
+        if 1 <= deviation <= mean:
+            return Lengths.around(mean, deviation)
+    elif match := re.fullmatch(r"(\d+)(?:-(\d+))?", text):
+        low, high = int(match[1]), int(match[2] or match[1])
+        if 1 <= low <= high:
+            return Lengths(low, high)
+    raise argparse.ArgumentTypeError(
+        f"{text!r} is neither a count of tokens nor a range, 10-20, nor a mean and a deviation, "
+        "780~340"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -98,10 +109,12 @@ def run_here(
     from urdir.model.engine.engine import Engine
     from urdir.model.measure.load import plan_load
     from urdir.model.measure.load_engine import load_engine
+    from urdir.model.serve.apart.settings import SWITCH_SECONDS
 
+    sys.setswitchinterval(SWITCH_SECONDS)  # as `urdir serve` does
     case = _case(args)
     wanted = changed(service_options(args, source, _context(case)))
-    with load(args, wanted) as loading:
+    with load(wanted) as loading:
         limits = _limits(args, loading.shapes)
         _warm_up(loading, limits, case)
         engine = Engine(loading)
@@ -132,7 +145,7 @@ def _context(case: LoadCase) -> int | None:
     """Context of the longest request; None if the default of a server is long enough."""
     from urdir.model.engine.options import LONG_CONTEXT
 
-    longest = case.inputs[1] + case.outputs[1]
+    longest = case.inputs.high + case.outputs.high
     return longest if longest > LONG_CONTEXT else None
 
 
@@ -151,7 +164,7 @@ def _warm_up(loading: Loading, limits: Limits, case: LoadCase) -> None:
     if not loading.device.is_emulated:
         print("steps that are likely are recorded first", file=sys.stderr)
     users = case.users if case.rate is None else case.requests
-    most = users, case.inputs[1] + case.outputs[1]
+    most = users, case.inputs.high + case.outputs.high
     outputs, rows = (Output.GREEDY,), limits.mixed_rows
     begin_warm_up(loading, float("inf"), outputs=outputs, mixed_rows=rows, most=most)
 
@@ -175,8 +188,8 @@ def _report(
         model=model,
         server=where,
         arrivals="all at once" if args.at_once else arrivals,
-        input="-".join(map(str, dict.fromkeys(case.inputs))),
-        answer="-".join(map(str, dict.fromkeys(case.outputs))),
+        input=str(case.inputs),
+        answer=str(case.outputs),
         shared=case.shared,
         version=installed_version("urdir"),
     )
@@ -193,8 +206,9 @@ async def _measure(server: HttpServer, case: LoadCase) -> tuple[str, list[Reply]
     from urdir.model.measure.load import plan_load, run_load
     from urdir.model.measure.load_server import ask_server, server_model
 
-    model, vocabulary = await server_model(server)
-    ask = partial(ask_server, server, model)
-    with Progress("requests", case.requests) as progress:
-        asks = plan_load(case, vocabulary)
-        return model, await run_load(ask, case, asks, lambda _: progress.advance())
+    async with server:
+        model, vocabulary = await server_model(server)
+        ask = partial(ask_server, server, model)
+        with Progress("requests", case.requests) as progress:
+            asks = plan_load(case, vocabulary)
+            return model, await run_load(ask, case, asks, lambda _: progress.advance())

@@ -126,6 +126,13 @@ MIXED_COLUMNS: Mapping[str, Cell] = {
     "mixed ms": _number("mixed_ms", ".3f"),
     "excess": _number("excess", ".1%"),
 }
+EMBED_COLUMNS: Mapping[str, Cell] = {
+    "texts": _number("texts", ",.0f"),
+    "tokens each": _number("tokens", ",.0f"),
+    "ms": _number("ms", ".3f"),
+    "best ms": _number("best_ms", ".3f"),
+    "tokens/s": _number("tokens_per_second", ",.0f"),
+}
 TURN_COLUMNS: Mapping[str, Cell] = {
     "turn": _number("turn", ".0f"),
     "from": lambda r: r["source"],

@@ -42,6 +42,7 @@ def add_parser(commands: options.Subparsers) -> None:
     options.add_sampling(parser)
     options.add_device(parser)
     options.add_gpus(parser)
+    options.add_placement(parser)
     options.add_prompt_arithmetic(parser)
     parser.read_variables(prompts.name_a_model)
 
@@ -58,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     at_terminal = has_terminal()
     colours = args.color == "on" or (args.color == "auto" and at_terminal)
     wanted = answer_options(args, chat=True, chat_template=given)
-    with open_engine(args, wanted) as engine:
+    with open_engine(wanted) as engine:
         if args.verbose:
             print_engine(engine)
         conversation = Conversation(engine, engine.template, args, system, colours)

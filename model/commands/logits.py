@@ -109,7 +109,7 @@ def _logits(args: argparse.Namespace, tokens: list[int]) -> dict[str, Rows]:
         kv_dtype="f32" if args.exact else "f16",
         exact=args.exact,
     )
-    with open_engine(args, wanted) as engine:
+    with open_engine(wanted) as engine:
         size = engine.config.vocab_size
         _check_tokens(tokens, size)
         rows = np.empty((len(tokens), size), np.float32)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import gc
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from urdir.model.commands import options
 from urdir.model.environment import Environment, read_environment
-from urdir.model.errors import SettingsError
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
     from urdir.model.engine.options import EngineOptions
     from urdir.model.engine.requests.warm_up import WarmUp
     from urdir.model.engine.runner import Observer
-    from urdir.model.families.config import Config
+    from urdir.model.families.placement import Placement
     from urdir.model.families.synthetic import SyntheticModel
 
 
@@ -39,6 +37,9 @@ def engine_options(
         device=args.device or environment.device,
         gpus=getattr(args, "gpus", None),
         split=getattr(args, "split", "tensors"),
+        placement=placement(args) if "overrides" in args else None,
+        device_memory=getattr(args, "device_memory", None),
+        random_routing=getattr(args, "routing", None),
         prompt_arithmetic=getattr(args, "prompt_arithmetic", "f16"),
         adapters=tuple(getattr(args, "adapters", ())),
         max_adapters=getattr(args, "max_adapters", None),
@@ -48,6 +49,7 @@ def engine_options(
         ptx_files=ptx_files(environment),
         host_sampling=environment.correctness_mode,
         observer=observer(environment),
+        embeddings=False,
     )
 
 
@@ -81,26 +83,22 @@ def service_options(
         prefix_host_memory=args.prefix_host_memory,
         prefix_dir=args.prefix_dir,
         chunk=options.chunk(args),
+        embeddings=None,
     )
 
 
-def load(args: argparse.Namespace, wanted: EngineOptions) -> Loading:
-    """Begin to load a model's weights. Raises SettingsError if ``-ngl`` requests fewer layers on
-    the GPU than the model has."""
+def load(wanted: EngineOptions) -> Loading:
+    """Begin to load a model's weights."""
     from urdir.model.engine.loading import Loading
 
-    with ExitStack() as unless_done:
-        loading = unless_done.enter_context(Loading(wanted))
-        check_layers(args, loading.config)
-        unless_done.pop_all()
-    return loading
+    return Loading(wanted)
 
 
-def open_engine(args: argparse.Namespace, wanted: EngineOptions) -> Engine:
-    """Open an engine; see `load`."""
+def open_engine(wanted: EngineOptions) -> Engine:
+    """Open an engine."""
     from urdir.model.engine.engine import Engine
 
-    with load(args, wanted) as loading:
+    with load(wanted) as loading:
         return Engine(loading)
 
 
@@ -118,19 +116,25 @@ def begin_warm_up(loading: Loading, seconds: float, **likely: Any) -> WarmUp | N
 
     if loading.device.is_emulated:
         return None
+    loading.device.begin_compilers()
     warm_up = loading.warm_up(gc.freeze, **likely)
     with Progress("recording graphs", warm_up.left) as progress:
         warm_up.run(seconds, progress.reach)
     return warm_up
 
 
-def check_layers(args: argparse.Namespace, config: Config) -> None:
-    """Refuse fewer layers on the GPU than the model has."""
-    asked, layers = getattr(args, "gpu_layers", None), config.n_layers
-    if asked is not None and asked < layers:
-        raise SettingsError(
-            f"-ngl {asked}: all {layers} layers go to the GPU, none stays on the CPU: leave it out"
-        )
+def placement(args: argparse.Namespace) -> Placement | None:
+    """What stays on the device, as the flags say; None for all of it."""
+    from urdir.model.families.placement import Placement
+
+    found = Placement(
+        gpu_layers=args.gpu_layers,
+        host_experts=args.host_experts,
+        overrides=tuple(args.overrides),
+        expert_slots=args.expert_slots,
+        fit=args.fit != "off" or args.device_memory is not None,
+    )
+    return None if found == Placement() else found
 
 
 def open_device(args: argparse.Namespace) -> Device:

@@ -108,6 +108,25 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_placement(parser: argparse._ActionsContainer, memory: str = "--device-memory") -> None:
+    """-ngl, -cmoe, -ncmoe, -ot, --fit and ``memory``."""
+    add_llama_flags(parser, "placement")
+    parser.add_argument(
+        "--expert-slots",
+        type=values.whole_number(0),
+        metavar="N",
+        help="of streamed experts keep those of each layer that were used last on the GPU, N of "
+        "them (default: as many as fit)",
+    )
+    parser.add_argument(
+        memory,
+        type=values.byte_size,
+        dest="device_memory",
+        metavar="SIZE",
+        help="use no more than this of a GPU's memory, such as 20G; what does not fit is streamed",
+    )
+
+
 def add_gpus(parser: argparse.ArgumentParser) -> None:
     """--gpus."""
     parser.add_argument(

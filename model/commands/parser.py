@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
+from urdir.model.commands.config_file import read_config
 from urdir.model.commands.variables import Variable, VariableError, variables
 from urdir.model.environment import flag_variables
 
 #: Commands of other programs that do not exist here, and what to use instead.
 ABSENT = {
     "perplexity": "perplexity is not measured; urdir logits writes the logits of a text's tokens",
-    "embedding": "embeddings are not computed; urdir logits writes logits",
+    "embedding": "urdir embed writes embeddings",
     "imatrix": "urdir quantises without an importance matrix",
     "finetune": "urdir runs models, it does not train them",
     "convert": "nothing to convert: GGUF files and safetensors folders run as they are",
@@ -38,7 +39,17 @@ class Parser(argparse.ArgumentParser):
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
         self._variables: tuple[Variable, ...] = ()
         self._names_model: Callable[[list[str]], bool] = bool
-        self._source = ""  # the variable that is read
+        self._source = ""  # the variable, or the row of a file, that is read
+
+    def read_config(self) -> None:
+        """Take --config FILE.toml: flags by their names, which the command line and the environment
+        override. Call before `read_variables`."""
+        self.add_argument(
+            "--config",
+            metavar="FILE",
+            help="flags from a TOML file, such as ctx-size = 8192; the command line and the "
+            "environment override it",
+        )
 
     def read_variables(self, names_model: Callable[[list[str]], bool] = bool) -> None:
         """Read all declared flags from the environment, and mention it in the help.
@@ -57,29 +68,53 @@ class Parser(argparse.ArgumentParser):
         namespace = argparse.Namespace() if namespace is None else namespace
         given = self._given(args) if self._variables else set()
         try:
-            self._take_variables(given, namespace)
+            given |= self._take_variables(given, namespace)
+            if self._variables and (file := self._config_of(args)) is not None:
+                self._take_config(file, given, namespace)
         finally:
             self._source = ""
         return super().parse_known_args(args, namespace)
 
-    def _take_variables(self, given: set[argparse.Action], namespace: argparse.Namespace) -> None:
-        """Store the variables of flags that are not ``given`` in ``namespace``."""
+    def _take_variables(
+        self, given: set[argparse.Action], namespace: argparse.Namespace
+    ) -> set[argparse.Action]:
+        """Store the variables of flags that are not ``given`` in ``namespace``; returns these."""
         environ = flag_variables() if self._variables else {}
         sources: dict[argparse.Action, str] = {}
         for variable in self._variables:
-            self._source = variable.source(environ) or ""
+            source = variable.source(environ)
+            self._source = f"${source}" if source else ""
             action = variable.action
-            if not self._source or {action, *self._excluded(action), *self._same(action)} & given:
+            if source is None or {action, *self._excluded(action), *self._same(action)} & given:
                 continue
             for other in self._excluded(action) & sources.keys():
                 self.error(f"it excludes ${sources[other]}")
             try:
-                word = variable.word(self._source, environ)
+                word = variable.word(source, environ)
             except VariableError as wrong:
                 self.error(str(wrong))
             if word is not None:
                 super().parse_known_args([word], namespace)
-            sources[action] = self._source
+            sources[action] = source
+        self._source = ""
+        return {*sources}
+
+    def _config_of(self, args: Sequence[str]) -> str | None:
+        """The file of --config, the last one, or of its variable."""
+        found = [word for word in args if word.startswith("--config=")]
+        variable = flag_variables().get("URDIR_ARG_CONFIG")
+        return found[-1].partition("=")[2] if found else variable or None
+
+    def _take_config(
+        self, file: str, given: set[argparse.Action], namespace: argparse.Namespace
+    ) -> None:
+        """Store the rows of a file whose flags are not ``given`` in ``namespace``."""
+        for name, words in read_config(file, self.flags, self.error):
+            self._source = f"{file}: {name}"
+            action = self.flags[words[0].partition("=")[0]]
+            if {action, *self._excluded(action), *self._same(action)} & given:
+                continue
+            super().parse_known_args(words, namespace)
 
     def _given(self, args: Sequence[str]) -> set[argparse.Action]:
         """Flags on a command line, including the model's if a word names it."""
@@ -105,7 +140,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """End the command with one line that also refers to the help."""
-        source = f"${self._source}: " if self._source else ""
+        source = f"{self._source}: " if self._source else ""
         self.exit(2, f"{self.prog}: {source}{message} (see {self.prog} --help)\n")
 
     def _print_message(self, message: str, file: Any = None) -> None:

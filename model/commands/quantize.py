@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import ExitStack
 from pathlib import Path
 
 from urdir.model.commands import options
+from urdir.model.commands.opening import open_device
 from urdir.model.commands.report import size_text
-from urdir.model.errors import SettingsError
 
 EXAMPLES = """\
   urdir quantize model-f16.gguf model-q4_k_m.gguf           llama.cpp's recipe Q4_K_M
   urdir quantize model-f16.gguf model-q6_k.gguf --type q6_k   one type
+  urdir quantize folder model-q4_k_m.gguf                     for urdir alone
 
-Metadata are copied. A folder needs no file: --quantize makes its matrices smaller while they
-are loaded.
+A GPU does the work if there is one. Metadata are copied. The file of a folder keeps its keys and
+its order of rows; --quantize loads a folder in the same way without a file.
 """
 
 
@@ -25,23 +27,28 @@ def add_parser(commands: options.Subparsers) -> None:
     parser = options.add_command(
         commands, "quantize", run, "write a GGUF file with matrices of other types", EXAMPLES
     )
-    parser.add_argument("source", metavar="MODEL.gguf", type=Path)
+    parser.add_argument("source", metavar="MODEL", type=Path)
     parser.add_argument("out", metavar="OUT.gguf", type=Path)
     types = [name for name in QUANTISED if name != "fp8"]  # GGUF lacks it
     parser.add_argument(
         "--type", choices=types, default="q4_k_m", help=f"{', '.join(types)} (q4_k_m)"
     )
+    options.add_device(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the file, with a progress bar on stderr."""
-    from urdir.model.files.requantise import requantise
+    from urdir.model.files.requantise import made_blocks, requantise
+    from urdir.model.memory.device_blocks import DeviceBlocks
     from urdir.model.progress import Progress
 
-    if args.source.is_dir():
-        raise SettingsError(f"{args.source}: a folder; --quantize {args.type} loads it so")
-    size = args.source.stat().st_size if args.source.exists() else 0
-    with Progress("quantising", size) as progress:
-        requantise(args.source, args.out, args.type, progress.advance)
+    files = [*args.source.glob("*.safetensors")] if args.source.is_dir() else [args.source]
+    size = sum(file.stat().st_size for file in files if file.exists())
+    with ExitStack() as owners:
+        device = owners.enter_context(open_device(args))
+        is_chosen = args.device is not None or not device.is_emulated
+        make = owners.enter_context(DeviceBlocks(device)) if is_chosen else made_blocks
+        progress = owners.enter_context(Progress("quantising", size))
+        requantise(args.source, args.out, args.type, progress.advance, make)
     print(f"{args.out}: {size_text(args.out.stat().st_size)}, {size_text(size)} before")
     return 0

@@ -30,10 +30,11 @@ if TYPE_CHECKING:
     from urdir.model.engine.requests.limits import Limits as EngineLimits
     from urdir.model.engine.requests.service import Service
     from urdir.model.engine.requests.warm_up import WarmUp
-    from urdir.model.serve.access import Access
+    from urdir.model.serve.access import Access, Tls
     from urdir.model.serve.apart.settings import Post
     from urdir.model.serve.interface import AsyncService, Defaults
     from urdir.model.serve.limits import Limits
+    from urdir.model.serve.logs import LogSettings
 
 EXAMPLES = """\
   urdir serve                                    the built-in demo model, http://127.0.0.1:8080
@@ -77,9 +78,18 @@ def add_parser(commands: options.Subparsers) -> None:
         help="end with exit code 1 when the device is lost, so that a supervisor starts it again "
         "(default: answer 503 until Ctrl-C, then the same)",
     )
+    embeddings = parser.add_argument_group("embeddings and scores, in place of answers")
+    options.add_llama_flags(embeddings, "embeddings")
     add_request_flags(parser)
     access = parser.add_argument_group("who may ask")
     options.add_llama_flags(access, "access")
+    access.add_argument(
+        "--drain",
+        type=values.whole_number(0),
+        metavar="SECONDS",
+        help="once it is to stop (SIGTERM): seconds for open answers, which are aborted then "
+        "(default: as long as they take)",
+    )
     access.add_argument(
         "--allowed-host",
         action="append",
@@ -89,6 +99,15 @@ def add_parser(commands: options.Subparsers) -> None:
         "any name elsewhere)",
     )
     replicas.add_flags(parser)
+    log = parser.add_argument_group("log")
+    options.add_llama_flags(log, "log")
+    log.add_argument(
+        "--log-format",
+        choices=("text", "json"),
+        help="log what happens and each request, as text or as lines of JSON (default: with -v or "
+        "--log-file, as text)",
+    )
+    parser.read_config()
     parser.read_variables()
 
 
@@ -112,6 +131,7 @@ def add_request_flags(parser: Parser) -> None:
     options.add_llama_flags(memory, "context", help=_CONTEXT_HELP)
     options.add_many(memory)
     options.add_llama_flags(memory, "memory")
+    options.add_placement(memory)
     requests = parser.add_argument_group(
         "what a request leaves open",
         "Without these it is what OpenAI has: temperature 1, and nothing filtered.",
@@ -158,10 +178,14 @@ def _serve_here(args: argparse.Namespace) -> None:
     if args.api_workers and sys.platform == "win32":
         raise UsageError("--api-workers on Windows: all is in one process there, leave it out")
     open_service, access, limits = _server(args)
+    if access.tls is not None:
+        access.tls.context()  # an error here, not in each process
+    logs = _logs(args)
+    logs.begin()
     with listen(args.host, args.port) as listener:
         host, port = listener.getsockname()[:2]
-        if args.api_workers:
-            _serve_apart(args, listener, access, limits)
+        if args.api_workers and not _makes_embeddings(args):
+            _serve_apart(args, listener, access, limits, logs)
             return
         from urdir.model.serve.server import serve
 
@@ -171,11 +195,15 @@ def _serve_here(args: argparse.Namespace) -> None:
             model = service.model
             _greet(_served(model.names[0], model.context), host, port, access)
 
-        serve(service, listener, access, limits, greet, args.exit_on_device_loss)
+        serve(service, listener, access, limits, greet, args.exit_on_device_loss, args.drain)
 
 
 def _serve_apart(
-    args: argparse.Namespace, listener: socket.socket, access: Access, limits: Limits
+    args: argparse.Namespace,
+    listener: socket.socket,
+    access: Access,
+    limits: Limits,
+    logs: LogSettings,
 ) -> None:
     """Serve with HTTP in ``--api-workers`` processes."""
     from urdir.model.engine.texts import open_texts
@@ -194,6 +222,7 @@ def _serve_apart(
         access=access,
         limits=limits,
         adapters=_adapters(args),
+        logs=logs,
     )
     settings = Settings(
         partial(_open_for_fronts, args, template),
@@ -201,6 +230,7 @@ def _serve_apart(
         workers=args.api_workers,
         greet=partial(_greet_apart, names, host, port, access),
         exit_on_device_loss=args.exit_on_device_loss,
+        drain_seconds=args.drain,
     )
     serve_apart(settings, listener)
 
@@ -235,7 +265,8 @@ def _usual_workers() -> int:
 
 def _greet(what: str, host: str, port: int, access: Access) -> None:
     """Announce the server and its address."""
-    where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    scheme = "https" if access.tls is not None else "http"
+    where = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
     print(f"{what}: {where} (Ctrl-C ends)", file=sys.stderr)
     if access.hosts is None and not access.api_keys:
         print("anyone who reaches this address may ask (--api-key)", file=sys.stderr)
@@ -253,6 +284,8 @@ def _server(args: argparse.Namespace) -> replicas.Server:
 
 def open_service(args: argparse.Namespace, template: str | None) -> AsyncService:
     """Open the engine with its scheduler; ``template`` replaces the file's."""
+    if _makes_embeddings(args):
+        return _open_embeddings(args)
     from urdir.model.engine.requests.async_service import AsyncService as EngineService
     from urdir.model.serve.served_model import EngineModel
 
@@ -261,6 +294,34 @@ def open_service(args: argparse.Namespace, template: str | None) -> AsyncService
     defaults = _defaults(args, engine.file.metadata)
     model = EngineModel(engine, names, context, defaults, _adapters(args))
     return EngineService(engine, model, limits=limits, warm_up=warm_up)
+
+
+def _makes_embeddings(args: argparse.Namespace) -> bool:
+    """Whether a model is served for embeddings: as the flags say, or its file."""
+    from urdir.model.engine.pieces import open_file
+    from urdir.model.families.config import Config
+
+    wanted = (getattr(args, name, None) for name in ("embeddings", "reranking", "pooling"))
+    if any(wanted):
+        return True
+    with open_file(args.model, args.quantize) as file:
+        return _engine_options(args, None).makes_embeddings(Config.of(file))
+
+
+def _open_embeddings(args: argparse.Namespace) -> AsyncService:
+    """A service of embeddings or scores."""
+    from urdir.model.engine.engine import Engine
+    from urdir.model.serve.embedding_service import EmbeddingService
+    from urdir.model.serve.served_model import EngineModel
+
+    wanted = replace(_engine_options(args, None), embeddings=True, text=True)
+    with load(wanted) as loading:
+        engine = Engine(loading)
+    if args.verbose:
+        print(f"{engine!r}", file=sys.stderr)
+    names, context = _names(args, engine.name), engine.encoder.context
+    model = EngineModel(engine, names, context, _defaults(args, engine.file.metadata))
+    return EmbeddingService(engine, model, "rank" if args.reranking else args.pooling)
 
 
 def _open_engine(
@@ -272,7 +333,7 @@ def _open_engine(
     from urdir.model.serve.apart.settings import SWITCH_SECONDS
 
     sys.setswitchinterval(SWITCH_SECONDS)
-    with load(args, _engine_options(args, template)) as loading:
+    with load(_engine_options(args, template)) as loading:
         warm_up = begin_warm_up(loading, _WARM_UP_SECONDS)
         engine = Engine(loading)
     if args.adapters_unapplied and engine.session.adapters is not None:
@@ -323,6 +384,8 @@ def _defaults(args: argparse.Namespace, metadata: Mapping[str, Any]) -> Defaults
         settings=options.sampling_settings(args, Defaults().settings, metadata),
         limit=args.n_predict,
         variables=prompts.given_variables(args),
+        thinking=prompts.given_thinking(args),
+        thinking_message=args.reasoning_budget_message,
     )
 
 
@@ -339,7 +402,22 @@ def _access(args: argparse.Namespace) -> Access:
             raise UsageError(f"--api-key-file {args.api_key_file}: it has no keys")
         keys += read
     origins = [origin.strip() for given in args.cors for origin in given.split(",")]
-    return Access(tuple(keys), tuple(origins), _hosts(args), args.page)
+    return Access(tuple(keys), tuple(origins), _hosts(args), args.page, _tls(args))
+
+
+def _tls(args: argparse.Namespace) -> Tls | None:
+    from urdir.model.serve.access import Tls
+
+    certificate, key = args.ssl_cert_file, args.ssl_key_file
+    if (certificate is None) != (key is None):
+        raise UsageError("--ssl-cert-file and --ssl-key-file: give both, or put a proxy before it")
+    return None if certificate is None else Tls(certificate, key)
+
+
+def _logs(args: argparse.Namespace) -> LogSettings:
+    from urdir.model.serve.logs import LogSettings
+
+    return LogSettings(args.log_format, args.log_file, args.verbose)
 
 
 def _hosts(args: argparse.Namespace) -> frozenset[str] | None:

@@ -7,6 +7,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from urdir.model.commands import options
@@ -28,6 +29,7 @@ EXAMPLES = """\
   urdir show model.gguf              whether it runs here, memory, layers, tensors, metadata
   urdir show model.gguf -c 500       memory at that context, too
   urdir show model.gguf --gpus 2     the share of each of two GPUs
+  urdir show model.gguf --gpu 24G    what would be streamed from host memory with 24 GB
   urdir show model.gguf --template   the chat template as it stands in the file
   urdir show hf:org/repo:Q8_0        a file on the Hugging Face hub
 
@@ -47,6 +49,7 @@ def add_parser(commands: options.Subparsers) -> None:
     options.add_model(parser)
     options.add_device(parser)
     options.add_gpus(parser)
+    options.add_placement(parser, "--gpu")
     parser.add_argument("--json", action="store_true", help="print all of it as one JSON object")
     parser.add_argument("--template", action="store_true", help="print the chat template only")
 
@@ -97,7 +100,8 @@ def _report(gguf: OpenFile, verdict: Verdict) -> dict[str, Any]:
         "unused_tensors": _of_folder(gguf, "unused_tensors"),
         "roles": _roles(gguf, config) if config else [],
         "memory": verdict.memory,
-        "cache": _cache(config) if config else {},
+        "streamed": asdict(verdict.streamed) if verdict.streamed else {},
+        "cache": _cache(config) if config and config.is_causal else {},
         "draft": draft_facts(gguf),
     }
 
@@ -204,8 +208,10 @@ def _print(gguf: OpenFile, verdict: Verdict) -> None:
     kind = file_type(gguf)
     parts = [gguf.format, *([kind] if kind else []), f"{_count_text(_parameters(gguf))} parameters"]
     print(f"{', '.join(map(printable, parts))}, {size_text(nbytes)} of tensors")
+    if verdict.streamed:
+        print(verdict.streamed)
     _print_memory(verdict.memory)
-    if verdict.config and (cache := _cache(verdict.config)):
+    if verdict.config and verdict.config.is_causal and (cache := _cache(verdict.config)):
         _section("cache of a token, by type (-ctk, -ctv)")
         print("  " + ", ".join(f"{dtype} {size_text(size)}" for dtype, size in cache.items()))
     if verdict.config:

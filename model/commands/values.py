@@ -173,17 +173,27 @@ def seed(text: str) -> int | None:
     return None if value < 0 else value
 
 
+#: Where a tensor lies, by llama.cpp's names: whether that is host memory.
+_PLACES = {"CPU": True, "CUDA_HOST": True, "CUDA0": False, "GPU": False}
+
+
 def gpu_layers(text: str) -> int | None:
     """An argparse type: the fewest layers of a list of numbers; None for all of them."""
     numbers = [
         None if part in ("all", "auto", "-1") else whole_number(0)(part) for part in text.split(",")
     ]
-    given = [number for number in numbers if number is not None]
-    if 0 in given:
-        raise argparse.ArgumentTypeError(
-            "every layer is on the GPU, none on the CPU (--device emulator needs no GPU)"
-        )
-    return min(given, default=None)
+    return min((number for number in numbers if number is not None), default=None)
+
+
+def overrides(text: str) -> list[tuple[str, bool]]:
+    """An argparse type: patterns of tensors between commas, and whether they lie on the host."""
+    found = []
+    for part in text.split(","):
+        pattern, equals, place = part.rpartition("=")
+        if not equals or place.upper() not in _PLACES:
+            raise argparse.ArgumentTypeError(f"{part!r}: expected PATTERN=CPU or PATTERN=CUDA0")
+        found.append((pattern, _PLACES[place.upper()]))
+    return found
 
 
 def gpus(text: str) -> int | tuple[int, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from urdir.model.commands.opening import open_group
+from urdir.model.commands.opening import engine_options, open_group
 from urdir.model.commands.report import size_text
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from urdir.model.engine.budget import MemoryPlan
     from urdir.model.families.config import Config
     from urdir.model.files.model_file import ModelFile
+    from urdir.model.measure.streaming import Streaming
 
 #: Contexts for which the memory is shown, up to the model's own.
 _CONTEXTS = (4096, 16384, 65536)
@@ -23,12 +24,14 @@ _CONTEXTS = (4096, 16384, 65536)
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """Whether the model ``runs``, in words; its description (None without one), and the bytes that
-    it needs by owner for several contexts, per rank if there are several."""
+    it needs by owner for several contexts, per rank if there are several; ``streamed``: what is
+    streamed from host memory, and how fast that can be."""
 
     runs: bool
     text: str
     config: Config | None = None
     memory: list[dict[str, int]] = field(default_factory=list)
+    streamed: Streaming | None = None
 
 
 def verdict_of(gguf: ModelFile, args: argparse.Namespace) -> Verdict:
@@ -38,9 +41,11 @@ def verdict_of(gguf: ModelFile, args: argparse.Namespace) -> Verdict:
     """
     from urdir.driver.errors import DriverError
     from urdir.model.engine.options import chosen_context
-    from urdir.model.errors import ConfigError, UnsupportedError
+    from urdir.model.engine.placing import placed
+    from urdir.model.errors import ConfigError, ModelError, SettingsError, UnsupportedError
     from urdir.model.families.config import Config
     from urdir.model.measure.paper_device import paper_device
+    from urdir.model.measure.streaming import Streaming
     from urdir.model.memory.weights import shares_of
     from urdir.ptxgen.tools.gpus import DEFAULT_GPU, GPUS
 
@@ -51,11 +56,19 @@ def verdict_of(gguf: ModelFile, args: argparse.Namespace) -> Verdict:
         return Verdict(False, f"cannot run: {str(exc).removeprefix(f'{gguf.path}: ')}")
     context = chosen_context(config, args.ctx_size)
     contexts = _contexts(config, context)
+    streamed = None
     try:
         with open_group(args) as group:
+            config = placed(config, gguf, [*group], engine_options(args, None, context))
+            if config.streaming is not None:
+                streamed, shares = Streaming.of(gguf, config, group[0]), [config]
             plans = [_plans(gguf, share, contexts, group[0]) for share in shares]
             needed = [plan[context] for plan in plans]
             runs, text = _judge(gguf, [*zip(group, needed, strict=True)], context)
+    except SettingsError:
+        raise
+    except ModelError as exc:
+        return Verdict(False, f"cannot run here: {exc}", config)
     except DriverError as exc:
         gpu = GPUS[DEFAULT_GPU]
         with paper_device(gpu.target, gpu.sm_count) as device:
@@ -66,7 +79,7 @@ def verdict_of(gguf: ModelFile, args: argparse.Namespace) -> Verdict:
         for tokens in contexts
         for rank, plan in enumerate(plans)
     ]
-    return Verdict(runs, text, config, memory)
+    return Verdict(runs, text, config, memory, streamed)
 
 
 def _count(gpus: int | tuple[int, ...] | None) -> int:
@@ -91,15 +104,15 @@ def _judge(
     from urdir.model.engine.budget import RESERVE_BYTES
     from urdir.model.engine.pieces import emulated_rate
 
-    device, plan = min(ranks, key=lambda rank: rank[0].memory_info()[0] - rank[1].total)
+    device, plan = min(ranks, key=lambda rank: rank[0].usable_memory() - rank[1].total)
     gpus = "a GPU needs" if len(ranks) == 1 else f"each of {len(ranks)} GPUs needs up to"
     needs = "needs" if len(ranks) == 1 else gpus
     needed = f"{size_text(plan.total + RESERVE_BYTES)} at a context of {context:,}"
-    if device.is_emulated:
+    if device.is_emulated and plan.fits(device):
         rate = f"about {emulated_rate(gguf):.2g} tokens/s"
         why = f" ({device.note})" if device.note else ""
         return True, f"runs on the emulator{why}, {rate}; {gpus} {needed}"
-    free, total = device.memory_info()
+    free, total = device.usable_memory(), device.memory_info()[1]
     has = f"{device.properties.name} has {size_text(free)} of {size_text(total)} free"
     if plan.fits(device):
         return True, f"runs: {needs} {needed}, {has}"
@@ -117,9 +130,18 @@ def _plans(
 ) -> dict[int, MemoryPlan]:
     """What a share of the model needs, by context."""
     from urdir.model.engine.budget import MemoryPlan, SessionBudget
+    from urdir.model.engine.encoding.budget import EncoderSettings, encoder_plan
     from urdir.model.lower.paper import paper_weights
     from urdir.model.memory.session_settings import SessionSettings
 
+    if not share.is_causal:
+        weights = paper_weights(gguf, share, device)
+        return {
+            tokens: encoder_plan(
+                gguf, weights, EncoderSettings.of(share, tokens, emulated=device.is_emulated)
+            )
+            for tokens in contexts
+        }
     return {
         tokens: MemoryPlan.of(
             gguf,

@@ -241,7 +241,9 @@ class ShapeBuckets:
         decode, outputs = (self._rounded(len(of), grain) for of in (batch.decode, batch.choosing))
         most = min(self.rows, ceil_div(prompt, self.alignment))
         rows, walk = decode + prompt, self.walked(decode + prompt, [s.end for s in segments])
-        keys = self.keys(length, 2) if batch.decode or not walk.count else self.lengths[-1]
+        # without answers only the last layer's output rows depend on them: one graph serves all
+        few = batch.decode or (rows <= MAX_BATCH and not walk.count)
+        keys = self.keys(length, 2) if few else self.lengths[-1]
         outputs = max(1, outputs)
         return StepShape(
             rows, keys, output, prompt=prompt, outputs=outputs, segments=most, walk=walk
@@ -252,7 +254,7 @@ class ShapeBuckets:
         of ``length`` keys where it does not walk."""
         rows, begins = self._chunk(end - start), self.begin_apart and start == 0
         walk = NO_BLOCKS if begins else self.walked(rows, [end])
-        keys = self.lengths[-1] if walk.count else self.keys(length)
+        keys = self.lengths[-1] if walk.count else self.keys(length, 2)
         return StepShape(rows, keys, output, prompt=rows, begins=begins, walk=walk)
 
     def walked(self, rows: int, lengths: Sequence[int]) -> Blocks:

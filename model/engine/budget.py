@@ -215,7 +215,7 @@ class MemoryPlan:
 
     def fits(self, device: Device) -> bool:
         """Whether the device has that much free."""
-        return self.total + RESERVE_BYTES <= device.memory_info()[0]
+        return self.total + RESERVE_BYTES <= device.usable_memory()
 
     def as_dict(self) -> dict[str, int]:
         """Bytes by owner and in total, for printing."""
@@ -225,11 +225,12 @@ class MemoryPlan:
     def check(self, device: Device) -> None:
         """Raise ModelError with needed and available bytes when the device has too little."""
         if not self.fits(device):
-            free, _ = device.memory_info()
+            free = device.usable_memory()
             raise ModelError(
                 f"not enough memory on {device.name}: {self.total + RESERVE_BYTES:,} bytes needed "
                 f"(weights {self.weights:,}, KV cache {self.kv_cache:,}, recurrent states "
                 f"{self.recurrent:,}, workspace {self.workspace:,}, graphs {self.graphs:,}, "
                 f"staging {self.staging:,}), {free:,} available: a shorter context, fewer "
-                "sequences or a smaller model need less"
+                "sequences or a smaller model need less; Placement(fit=True) streams what does not "
+                "fit from host memory"
             )

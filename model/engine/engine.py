@@ -8,19 +8,22 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from urdir.model.engine.loading import Loading
+from urdir.model.engine.loading import Loading, answering
 from urdir.model.engine.options import EngineOptions, from_keywords
-from urdir.model.errors import SettingsError
+from urdir.model.errors import SettingsError, UnsupportedError
 from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
     from urdir.model.engine.adapters import Adapters
+    from urdir.model.engine.encoding.encoder import Encoder, Floats
     from urdir.model.engine.generate import Generation
     from urdir.model.engine.reply import Messages, Reply, ToolDescriptions
     from urdir.model.engine.requests.async_service import AnswersOnDemand
     from urdir.model.engine.requests.continuations import Continuation
     from urdir.model.engine.requests.request import Ending, Piece, Request
     from urdir.model.engine.sampling_settings import SamplingSettings
+    from urdir.model.engine.session import Session
+    from urdir.model.families.pooling import Pooling
     from urdir.model.text.chat import ChatTemplate
     from urdir.model.text.tokenizer import Tokenizer
 
@@ -28,10 +31,11 @@ if TYPE_CHECKING:
 class Engine(Owner):
     """Everything that turns tokens into tokens; a context manager that frees the device.
 
-    ``file``, ``config``, ``group``, ``device``, ``weights`` and ``session`` are its parts. Where
-    there are several GPUs, ``device`` and ``weights`` are those of rank 0, and ``weight_nbytes``
-    are of all. ``seconds`` is what opening each of "device", "file", "tokenizer", "weights" (upload
-    and repacking) took, beside the others; ``host_sampling`` whether tokens are chosen on the host.
+    ``file``, ``config``, ``group``, ``device``, ``weights`` and ``session`` are its parts; an
+    engine for embeddings has an ``encoder`` in place of the session. Where there are several GPUs,
+    ``device`` and ``weights`` are those of rank 0, and ``weight_nbytes`` are of all. ``seconds`` is
+    what opening each of "device", "file", "tokenizer", "weights" (upload and repacking) took,
+    beside the others; ``host_sampling`` whether tokens are chosen on the host.
     """
 
     def __init__(self, loading: Loading) -> None:
@@ -44,7 +48,7 @@ class Engine(Owner):
         self.device = parts.group[0]
         self.weights = parts.weights[0]
         self.weight_nbytes = sum(each.nbytes for each in parts.weights)
-        self.session = parts.session
+        self._session, self._encoder = parts.session, parts.encoder
         self.seconds = parts.seconds
         self.host_sampling = parts.host_sampling
         self._texts = parts.texts
@@ -72,6 +76,56 @@ class Engine(Owner):
                 engine = Engine(loading)
         """
         return Loading(options)
+
+    @property
+    def session(self) -> Session:
+        """The sequences. Raises UnsupportedError in an engine for embeddings."""
+        return answering(self._session)
+
+    @property
+    def encoder(self) -> Encoder:
+        """What makes embeddings. Raises UnsupportedError in an engine for answers."""
+        if self._encoder is None:
+            raise UnsupportedError(
+                "the model is open for answers: open it with embeddings=True to embed texts"
+            )
+        return self._encoder
+
+    @property
+    def makes_embeddings(self) -> bool:
+        """Whether it is an engine for embeddings."""
+        return self._encoder is not None
+
+    def embed(
+        self,
+        texts: str | Sequence[str] | Sequence[Sequence[int]],
+        *,
+        pooling: Pooling | None = None,
+        normalize: bool = True,
+    ) -> Floats:
+        """Embeddings of texts, or of their tokens: (n, width) f32, of unit length with
+        ``normalize``.
+
+        ``pooling`` replaces the file's: "mean", "cls" (the first token), "last", "none" (the states
+        of all tokens, text after text), or "rank", the scores (n, labels) of a ranking model, which
+        are not normalised. Raises UnsupportedError, SettingsError, ContextFullError for a text that
+        is too long, ModelError, DriverError.
+        """
+        from urdir.model.engine.encoding.texts import normalized, tokens_of
+
+        encoder = self.encoder
+        tokens = tokens_of(lambda: self.tokenizer, texts)
+        made = encoder.encode(tokens, pooling)
+        is_score = encoder.chosen_pooling(pooling) == "rank"
+        return normalized(made) if normalize and not is_score else made
+
+    def rerank(self, query: str, documents: Sequence[str]) -> Floats:
+        """How well each of the documents fits the query, by a ranking model: (n,) f32, higher is
+        better. Raises as `embed`."""
+        from urdir.model.engine.encoding.texts import pair_tokens
+
+        pairs = pair_tokens(self.tokenizer, self.file.metadata, query, documents)
+        return self.encoder.encode(pairs, "rank")[:, 0]
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -240,7 +294,9 @@ class Engine(Owner):
         return self._texts.name
 
     def __repr__(self) -> str:
-        return f"<Engine {self.name!r} on {self.device.name}, context {self.session.context}>"
+        user = self._session or self._encoder
+        assert user is not None
+        return f"<Engine {self.name!r} on {self.device.name}, context {user.context}>"
 
     def close(self) -> None:
         """Free session, weights, device and file, in this order. Idempotent."""

@@ -87,7 +87,7 @@ class Place:
             return most
         free = self._free(share)
         while most > 1:
-            plan = self.plan(settings, sequences=most, pages=self._least_pages(settings))
+            plan = self.plan(settings, sequences=most, pages=self.least_pages(settings))
             if plan.total + plan.recurrent <= free:
                 break
             most //= 2
@@ -96,7 +96,7 @@ class Place:
     def most_states(self, settings: SessionSettings, share: float) -> int:
         """The most states of recurrent layers that are worth their memory beside the pages, for
         sequences to share; 0 if they cannot share prefixes."""
-        budget = self.budget(settings, pages=settings.pages or self._least_pages(settings))
+        budget = self.budget(settings, pages=settings.pages or self.least_pages(settings))
         if not budget.recurrent.layers or not budget.cache.share_len:
             return 0
         plan = MemoryPlan.of(self.file, self.config, budget)
@@ -127,9 +127,9 @@ class Place:
 
     def _free(self, share: float) -> float:
         """Bytes of a ``share`` of what the device has free."""
-        return share * self.device.memory_info()[0] - RESERVE_BYTES
+        return share * self.device.usable_memory() - RESERVE_BYTES
 
-    def _least_pages(self, settings: SessionSettings) -> int | None:
+    def least_pages(self, settings: SessionSettings) -> int | None:
         """The pages of one sequence of the whole context; None for a model without pages."""
         alone = self.budget(settings, sequences=1, pages=None).cache.layers.values()
         return max((of.layout.pages for of in alone), default=0) or None

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from urdir.driver.group import Group
     from urdir.model.engine.batch import ShapeBuckets
     from urdir.model.engine.draft_pair import Pair
+    from urdir.model.engine.encoding.encoder import Encoder
     from urdir.model.engine.options import EngineOptions
     from urdir.model.engine.requests.request import Request
     from urdir.model.engine.requests.warm_up import WarmUp
@@ -45,7 +46,8 @@ class EngineParts:
     config: Config
     group: Group
     weights: Sequence[Weights]
-    session: Session
+    session: Session | None
+    encoder: Encoder | None
     host_sampling: bool
     seconds: Mapping[str, float]
 
@@ -83,9 +85,14 @@ class Loading(Owner):
         return self._parts.group[0]
 
     @property
+    def session(self) -> Session:
+        """The sequences. Raises UnsupportedError for a model that makes embeddings."""
+        return answering(self._parts.session)
+
+    @property
     def shapes(self) -> ShapeBuckets:
         """The shapes of the steps that the engine will have."""
-        return self._parts.session.shapes
+        return self.session.shapes
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -101,7 +108,7 @@ class Loading(Owner):
         """Record the graphs of a request's prompt and of its first token."""
         from urdir.model.engine.batch import Output
 
-        session = self._parts.session
+        session = self.session
         output = Output.of(request.settings, masked=request.constraint is not None)
         output = Output.LOGITS if self._parts.host_sampling else output
         shapes, length = [], 0
@@ -118,7 +125,7 @@ class Loading(Owner):
         from urdir.model.engine.batch import Output
         from urdir.model.engine.requests.warm_up import WarmUp, first_shapes, likely_shapes
 
-        session = self._parts.session
+        session = self.session
         states = session.storage.shared_states
         divided = states is not None and states.places > 0
         shapes = likely_shapes(session.shapes, **likely, divided=divided)
@@ -140,22 +147,53 @@ class Loading(Owner):
         self._opening.close()
 
 
+def answering(session: Session | None) -> Session:
+    """The sequences of a model. Raises UnsupportedError without them."""
+    if session is None:
+        raise UnsupportedError(
+            "the model is open for embeddings and scores (embed, rerank), it gives no answers; a "
+            "decoder does if it is opened with embeddings=False"
+        )
+    return session
+
+
 def _open_parts(opening: Opening, options: EngineOptions) -> EngineParts:
     """The parts of an engine, which ``opening`` owns. Weights are being loaded."""
     file, pair, config, texts = _open_file(opening, options)
+    embeds = options.makes_embeddings(config)
     group = partial(
         open_group, options.device, options.gpus, options.cache_folder, options.ptx_files
     )
     opening.open_devices(group)
     # imported while the device is opened
+    import urdir.model.engine.fitting
+    import urdir.model.engine.session
+    import urdir.model.engine.speculation.model_source  # noqa: F401
+
+    devices = opening.group()
+    if embeds:
+        return _open_encoder(opening, options, file, config, texts, devices)
+    return _open_session(opening, options, file, pair, config, texts, devices)
+
+
+def _open_session(
+    opening: Opening,
+    options: EngineOptions,
+    file: ModelFile,
+    pair: Pair | None,
+    config: Config,
+    texts: Texts,
+    devices: Group,
+) -> EngineParts:
+    """The parts of an engine that gives answers, which ``opening`` owns."""
     from urdir.model.engine.fitting import fitting_settings
+    from urdir.model.engine.placing import placed
     from urdir.model.engine.session import Session
     from urdir.model.engine.speculation.model_source import Drafter
     from urdir.model.memory.weights import Weights, shares_of
 
     context = options.chosen_context(config)
     config = config.at_context(context)
-    devices = opening.group()
     if pair is not None:
         pair = _checked_pair(pair.at_context(context), len(devices))
         config = pair.config
@@ -168,6 +206,7 @@ def _open_parts(opening: Opening, options: EngineOptions) -> EngineParts:
         given = [adapter for adapter, _ in adapters]
         room = room_for(config, given, element, options.max_adapters, options.max_adapter_rank)
         config = replace(config, adapters=room)
+    config = placed(config, file, devices, options)
     shares = shares_of(config, file, len(devices), options.split)
     ranks = [*zip(shares, devices, strict=True)]
     announce(devices[0], file)
@@ -184,6 +223,7 @@ def _open_parts(opening: Opening, options: EngineOptions) -> EngineParts:
         fewer_sequences=options.sequences is None,
     )
     weights = [opening.own(Weights(file, share, device)) for share, device in ranks]
+    _keep_counts(opening, options, file, weights[0])
     loaded = [(each, file) for each in weights]
     drafters: list[Drafter] = []
     if pair is not None and model is not None:
@@ -210,8 +250,46 @@ def _open_parts(opening: Opening, options: EngineOptions) -> EngineParts:
     if session.exchange is not None:
         devices.notes.append(session.exchange.describe_faults)
     return EngineParts(
-        *(file, texts, config, devices, weights, session),
+        *(file, texts, config, devices, weights, session, None),
         host_sampling=options.host_sampling,
+        seconds=opening.seconds,
+    )
+
+
+def _open_encoder(
+    opening: Opening,
+    options: EngineOptions,
+    file: ModelFile,
+    config: Config,
+    texts: Texts,
+    devices: Group,
+) -> EngineParts:
+    """The parts of an engine that makes embeddings, which ``opening`` owns."""
+    from urdir.model.engine.encoding.budget import EncoderSettings, encoder_plan
+    from urdir.model.engine.encoding.encoder import Encoder, check_encodes
+    from urdir.model.lower.paper import paper_weights
+    from urdir.model.memory.weights import Weights
+
+    check_encodes(config)
+    if len(devices) > 1 or options.draft is not None or options.adapters:
+        raise UnsupportedError("embeddings on several GPUs, with drafts or with adapters")
+    device = devices[0]
+    settings = EncoderSettings.of(
+        config,
+        options.context,
+        options.chunk,
+        exact=options.exact,
+        emulated=device.is_emulated,
+    )
+    config = _with_bytes(config.at_context(settings.context), file, device, options)
+    announce(device, file)
+    encoder_plan(file, paper_weights(file, config, device), settings).check(device)
+    weights = opening.own(Weights(file, config, device))
+    encoder = opening.own(Encoder(device, weights, settings, options.observer))
+    opening.upload([(weights, file)])
+    return EngineParts(
+        *(file, texts, config, devices, [weights], None, encoder),
+        host_sampling=False,
         seconds=opening.seconds,
     )
 
@@ -295,6 +373,7 @@ def _open_file(
         file = opening.own(open_file(options.path, options.quantize))
         pair = _open_pair(opening, options, file)
         config = Config.of(file) if pair is None else pair.config
+        options.makes_embeddings(config)  # refuses what cannot be
         needed = options.text or options.chat is not False
         tokenizer = opening.tokenizer(file, needed=needed)
         if process is not None:
@@ -302,6 +381,19 @@ def _open_file(
             if source is not None:
                 process.check(source)
     return file, pair, config, opening.own(Texts(file, tokenizer, source, process))
+
+
+def _keep_counts(
+    opening: Opening, options: EngineOptions, file: ModelFile, weights: Weights
+) -> None:
+    """Read how often cached experts were chosen in earlier runs; it is noted in the end."""
+    folder = options.cache_folder
+    if folder is None or not weights.expert_caches:
+        return
+    from urdir.model.cache_folder import user_cache_folder
+    from urdir.model.engine.expert_counts import ExpertCounts
+
+    opening.own(ExpertCounts(user_cache_folder() if folder == "user" else folder, file, weights))
 
 
 def _save_prefixes(session: Session, folder: Path, file: ModelFile) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from urdir.driver.ptx_files import PtxFiles
     from urdir.model.engine.runner import Observer
     from urdir.model.families.config import Config
+    from urdir.model.families.placement import Placement
     from urdir.model.families.synthetic import SyntheticModel
     from urdir.model.memory.draft_settings import DraftSettings
     from urdir.ptxgen.kernels.attention.kv_types import KvDtype
@@ -80,6 +81,11 @@ class EngineOptions:
     page-locked host memory (0: none), and back when a prompt begins with them.
     `Service.act_on_slot` saves prefixes to files of the folder ``prefix_dir``.
 
+    ``placement`` says which matrices lie in host memory, and are copied to the device before each
+    use (None: none). Of each device ``device_memory`` bytes are used at most (None: what is free).
+    ``random_routing``, to measure: rows choose experts at random, the first half of them with this
+    share of all choices, and answers mean nothing.
+
     ``drafts``: steps verify drafts of the next tokens, so that one may take several: the answers
     are the same (`DraftSettings`). ``draft`` says whose: "ngram", those of earlier text; "mtp", of
     the model's own heads; or the file of a draft model (EAGLE-3, DFlash, Gemma 4's assistant, or a
@@ -97,6 +103,10 @@ class EngineOptions:
     ``cache_folder`` keeps compiled kernels: "user" is the user's (`user_cache_folder`), None keeps
     none. ``ptx_files`` are folders of edited PTX to use and of PTX to write. ``host_sampling``
     chooses tokens on the host. ``observer`` looks at every step.
+
+    ``embeddings``: the model makes embeddings or scores of texts (`Engine.embed`), and no answers.
+    None: encoders do, and models whose file says how embeddings are pooled. ``context`` is then
+    that of a text (None: up to 8192), ``chunk`` the tokens of all texts in a step.
     """
 
     path: str | os.PathLike[str] | SyntheticModel | None = None
@@ -117,6 +127,9 @@ class EngineOptions:
     chunk: int | None = None
     prefix_host_memory: int = 0
     prefix_dir: Path | None = None
+    placement: Placement | None = None
+    device_memory: int | None = None
+    random_routing: float | None = None
     drafts: DraftSettings | None = None
     draft: str | os.PathLike[str] | SyntheticModel | None = None
     adapters: Sequence[tuple[str | os.PathLike[str], float]] = ()
@@ -128,6 +141,7 @@ class EngineOptions:
     cache_folder: Path | Literal["user"] | None = "user"
     ptx_files: PtxFiles | None = None
     host_sampling: bool = False
+    embeddings: bool | None = None
     observer: Observer | None = None
 
     def __post_init__(self) -> None:
@@ -152,6 +166,19 @@ class EngineOptions:
         if not 0 <= self.memory_share <= 1:
             raise SettingsError(f"memory_share is {self.memory_share}: expected 0 (off) to 1")
         self._session(self.context or DEFAULT_CONTEXT, SEQUENCES, MOST_CHUNK)
+
+    def makes_embeddings(self, config: Config) -> bool:
+        """Whether a model is opened for embeddings. Raises SettingsError for an encoder that is
+        not."""
+        if self.embeddings is None:
+            of = config.embedding_of_texts
+            return not config.is_causal or (of is not None and of.pooling is not None)
+        if not (self.embeddings or config.is_causal):
+            raise SettingsError(
+                f"'{config.architecture}' models are encoders: they make embeddings or scores of "
+                "texts (embed, rerank), and no answers"
+            )
+        return self.embeddings
 
     def chosen_context(self, config: Config) -> int:
         """Tokens of context for a model; see `chosen_context`."""

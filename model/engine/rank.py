@@ -96,7 +96,7 @@ class Rank(Owner):
                 opened = open_source(drafter, self.parts, cache, stream, sources)
                 self.source = owners.enter_context(opened)
             steps = [(rank.steps, rank.stream) for rank in followers]
-            graphs, build = budget.graphs, partial(building, source=self.source)
+            graphs, build = budget.graphs, partial(building, source=self.source, known={})
             if weights.config.stage is None:
                 own = Steps(self.parts, graphs, observer, steps, build)
             elif followers:

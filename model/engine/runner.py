@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 #: Kernels that are compiled concurrently while a graph is prepared: a new request may wait for
 #: these.
-_TOGETHER = 12
+_TOGETHER = 32
+#: Graphs whose kernels other processes compile at the same time.
+_WAITING = 32
 #: Makes the plan of a shape, in pieces.
 Build = Callable[[StepParts, StepShape], Work["Plan"]]
 
@@ -69,7 +71,9 @@ class Steps(Owner):
         self._used_bytes, self._most_bytes = 0, graph_bytes
         self._begun: dict[StepShape, Work[RecordedGraph]] = {}
         self._waits: dict[StepShape, Job[Any]] = {}  # of those that have begun
+        self._is_closing = False
         self._helper = ThreadPoolExecutor(1, "recording")
+        self._waiting = ThreadPoolExecutor(_WAITING, "loading")  # for other processes
 
     def launch(self, shape: StepShape, stream: Stream) -> None:
         """Queue a shape's steps on ``stream``. Raises DriverError; nothing was queued then."""
@@ -170,7 +174,7 @@ class Steps(Owner):
         self._begun[shape] = work
         if job is not None:
             self._waits[shape] = job
-            self._helper.submit(job.run)
+            (self._waiting if job.waits else self._helper).submit(job.run)
         return True
 
     @property
@@ -178,6 +182,15 @@ class Steps(Owner):
         """True while a thread works for `prepare`."""
         own = any(not job.is_done for job in self._waits.values())
         return own or any(steps.is_waiting for steps, _ in self._followers)
+
+    def waits(self, shape: StepShape) -> bool:
+        """True while a thread works for `prepare` of a shape."""
+        own = (job := self._waits.get(shape)) is not None and not job.is_done
+        return own or any(steps.waits(shape) for steps, _ in self._followers)
+
+    def end_compilers(self) -> None:
+        """End the processes that compile, if there are any; a thread waits for their end."""
+        self._waiting.submit(self.parts.device.end_compilers)
 
     def wait_for_helper(self) -> None:
         """Wait until the thread's work is done, or do it here."""
@@ -214,7 +227,7 @@ class Steps(Owner):
                     unknown.append(kernel)
             for at in range(0, len(unknown), _TOGETHER):
                 some = unknown[at : at + _TOGETHER]
-                yield (job := Job(partial(device.load_beside, some)))
+                yield (job := Job(partial(self._load_beside, some), device.has_compilers))
                 if job.is_done:
                     job.result()
                 else:
@@ -224,6 +237,12 @@ class Steps(Owner):
             self._bound[shape] = yield from execute.binding(plan, device)
         return self._bound[shape]
 
+    def _load_beside(self, kernels: Sequence[Kernel]) -> None:
+        """Load kernels in a thread of its own, while the device is used."""
+        self.parts.device.compile_beside(kernels)
+        if not self._is_closing:
+            self.parts.device.load_all(kernels)
+
     def _load(self, kernels: Sequence[Kernel]) -> None:
         """Load kernels; those that must be compiled are, side by side."""
         with Progress("compiling") as progress:
@@ -231,7 +250,10 @@ class Steps(Owner):
 
     def close(self) -> None:
         """Free the graphs. Idempotent."""
-        self._helper.shutdown(cancel_futures=True)
+        self._is_closing = True
+        self.parts.device.end_compilers()  # nothing waits for them any more
+        for threads in (self._helper, self._waiting):
+            threads.shutdown(cancel_futures=True)
         graphs = [*self._graphs.values()]
         self._graphs.clear()
         self._used_bytes = 0

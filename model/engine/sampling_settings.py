@@ -146,8 +146,9 @@ class SamplingSettings:
     def __post_init__(self) -> None:
         for name, setting in SETTINGS.items():
             value, bounds = getattr(self, name), setting.bounds
-            is_unset = value is None and _DEFAULT_OF[name] is None
-            if bounds is not None and not is_unset and not bounds.allow(value):
+            if value is _DEFAULT_OF[name]:  # most are: a request makes such settings three times
+                continue
+            if bounds is not None and not bounds.allow(value):
                 raise SettingsError(f"{name} is {value!r}: expected {bounds.words}")
         if not _are_biases(self.logit_bias):
             raise SettingsError(

@@ -41,6 +41,7 @@ def building_layers(parts: StepParts, shape: StepShape) -> Generator[None, None,
     assert stage is not None
     plan = Plan(f"layers from {stage.first} on, {shape.rows} rows, {shape.keys} keys")
     yield from stage_launches(plan, parts, shape)
+    plan.add_transfers()
     return plan
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from dataclasses import replace
 
 from urdir.driver.parallel import completed
 from urdir.driver.plan import Plan
@@ -22,6 +23,10 @@ from urdir.ptxgen.kernels.argmax import Argmax
 from urdir.ptxgen.kernels.sample import Sample
 from urdir.ptxgen.kernels.token_logprobs import TokenLogprobs
 
+#: Layers of steps, by their shapes.
+KnownLayers = dict[StepShape, Plan]
+_MOST_KNOWN = 256
+
 
 def build_plan(parts: StepParts, shape: StepShape) -> Plan:
     """The plan of ``shape.steps`` steps: embedding, layers, and the step's output."""
@@ -29,15 +34,17 @@ def build_plan(parts: StepParts, shape: StepShape) -> Plan:
 
 
 def building(
-    parts: StepParts, shape: StepShape, source: DraftSource | None = None
+    parts: StepParts,
+    shape: StepShape,
+    source: DraftSource | None = None,
+    known: KnownLayers | None = None,
 ) -> Generator[None, None, Plan]:
     """`build_plan` in small pieces, one a layer: the plan is what the generator returns. Drafts are
-    those of ``source``; None: of earlier text."""
+    those of ``source``; None: of earlier text. Layers are kept in ``known``, and taken from it."""
     steps = "step" if shape.steps == 1 else f"steps x {shape.steps}"
     plan = Plan(f"{shape.kind} {steps}, {shape.rows} rows, {shape.keys} keys")
     if not shape.draft_only:
-        yield from append_placed_rows(plan, parts, shape, source)
-        yield from model_launches(plan, parts, shape)
+        plan.extend((yield from _layers(parts, shape, source, known)))
     rows, outputs = rows_of(parts, shape)
     if source is not None:
         yield from source.append_kept(plan, parts, shape, rows)
@@ -45,6 +52,25 @@ def building(
         append_output(plan, parts, outputs.rows if outputs else rows, shape.output)
     # What differs from step to step is in device memory, moved on by "advance".
     plan.extend([*plan] * (shape.steps - 1))
+    plan.add_transfers()
+    return plan
+
+
+def _layers(
+    parts: StepParts, shape: StepShape, source: DraftSource | None, known: KnownLayers | None
+) -> Generator[None, None, Plan]:
+    """What comes before the choice of tokens, which is the same for all that choose any."""
+    wanted = shape.output if shape.output is Output.NONE else Output.LOGITS
+    same = replace(shape, output=wanted, steps=1)
+    plan = None if known is None else known.pop(same, None)
+    if plan is None:
+        plan = Plan(f"layers of {shape.rows} rows")
+        yield from append_placed_rows(plan, parts, shape, source)
+        yield from model_launches(plan, parts, shape)
+    if known is not None:
+        known[same] = plan  # the last one used comes last
+        if len(known) > _MOST_KNOWN:
+            known.pop(next(iter(known)), None)
     return plan
 
 

@@ -6,7 +6,13 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from urdir.model.families.rope import RopeConfig
-from urdir.model.families.stored import Linear, Normalization, StoredVector
+from urdir.model.families.stored import (
+    MOST_DISTANCE,
+    Linear,
+    Normalization,
+    RelativeBias,
+    StoredVector,
+)
 from urdir.ptxgen.kernels.attention.own_token import Temperature
 from urdir.ptxgen.kernels.attention.scores import Scores
 from urdir.ptxgen.kernels.norm import Norm
@@ -61,16 +67,51 @@ class Latent:
 
 
 @dataclass(frozen=True, slots=True)
+class Indexer:
+    """Lightning indexer (DeepSeek V3.2, arXiv 2512.02556): a row attends to the ``most`` tokens
+    with the highest scores, the sum over ``heads`` of w max(0, q . k).
+
+    ``q`` (heads * dim, latent q) reads the normed latent vector of queries, ``k`` (dim, hidden) and
+    ``weights`` (heads, hidden) read what attention reads. The one key head is normed, and q and k
+    rotate as ``rope`` says. Positive factors of all scores, and a Hadamard rotation of q and k,
+    change no choice and are left out.
+
+    With a ``pool`` above 1 so many tokens side by side have one key, the sum of theirs weighted by
+    value: by the softmax of ``gate`` (dim, hidden) x plus the ``places`` (pool, dim) of the tokens.
+    Whole pools are selected, ``most`` tokens in all, beside the last tokens, which are no pool yet.
+    """
+
+    heads: int
+    dim: int
+    most: int
+    q: Linear
+    k: Linear
+    k_norm: Normalization
+    weights: Linear
+    rope: RopeConfig | None
+    pool: int = 1
+    gate: Linear | None = None
+    places: StoredVector | None = None
+
+    @property
+    def width(self) -> int:
+        """The most tokens that a row attends to."""
+        return self.most + self.pool - 1
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
-    """Causal softmax attention (GQA) with scores scale * q . k.
+    """Causal softmax attention (GQA) with scores scale * q . k; or where it is not ``causal``, of
+    each token to all of its text, within a window to ``window`` // 2 tokens on either side.
 
     A row at position p attends to positions above p - ``window``, or from the start of its
     ``chunk`` (0: unlimited). ``softcap`` c > 0 turns scores s into c * tanh(s / c). ``sinks``
     (heads,) add one logit per head, without a value. ``max_bias`` > 0 adds ALiBi (Press et al.
     2021, arXiv 2108.12409). Without ``v`` the product of ``k`` is K and V; without both, the layer
     reads the cache of layer ``shares_cache_of``. Q, K and V are clamped to +- ``clamp``. A ``norm``
-    (heads * value_dim,) normalises all heads of the result together. With a
-    ``latent``, q and k are the rotated parts.
+    (heads * value_dim,) normalises all heads of the result together. With a ``latent``, q and k are
+    the rotated parts. With an ``indexer``, or as the last layer that has one selected
+    (``follows_indexer``), rows attend to some tokens alone.
     """
 
     heads: int  # query heads
@@ -96,6 +137,10 @@ class Attention:
     value_scale: float = 1.0  # multiplies the result
     shares_cache_of: int | None = None
     latent: Latent | None = None
+    causal: bool = True
+    relative: RelativeBias | None = None  # is added to scores
+    indexer: Indexer | None = None
+    follows_indexer: bool = False
     norm: Normalization | None = None
 
     @property
@@ -114,6 +159,19 @@ class Attention:
         )
 
     @property
+    def ropes(self) -> tuple[RopeConfig, ...]:
+        """The rotations of heads, and of an indexer."""
+        own = () if self.rope is None else (self.rope,)
+        if self.indexer is None or self.indexer.rope is None:
+            return own
+        return (*own, self.indexer.rope)
+
+    @property
+    def key_is_latent(self) -> bool:
+        """Whether the key of a latent vector is that vector alone: nothing rotates."""
+        return self.latent is not None and self.key_dim == self.value_dim
+
+    @property
     def scores(self) -> Scores:
         """The transformation of scores between q . k and the softmax."""
         return Scores(
@@ -123,6 +181,8 @@ class Attention:
             chunk=self.chunk,
             sinks=self.sinks is not None,
             max_bias=self.max_bias,
+            causal=self.causal,
+            relative=0 if self.relative is None else MOST_DISTANCE,
         )
 
     @property

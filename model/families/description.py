@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from urdir.model.families.adapters import AdapterRoom
 from urdir.model.families.attention import Attention
+from urdir.model.families.embedding import Embedding
 from urdir.model.families.layers import LayerConfig
 from urdir.model.families.nextn import NextnHead
 from urdir.model.families.recurrent import Lightning, Recurrent
@@ -19,11 +20,13 @@ from urdir.model.families.rope import RopeConfig
 from urdir.model.families.stored import (
     Linear,
     Normalization,
+    RelativeBias,
     Slopes,
     Stored,
     StoredMatrix,
     StoredVector,
 )
+from urdir.model.families.streaming import Streaming
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +77,17 @@ class Description:
     A stage lists its own layers only.
 
     The residual stream starts as the token's row of ``embedding``, times ``embedding_scale``, plus
-    its row of ``positions``, normalised by ``embedding_norm``. It is saved as ``saves``, and
-    ``adds`` (hidden,) is added. Logits are ``output`` of ``output_norm`` of the stream, times
-    ``logit_scale``, then c * tanh(. / c) for a ``softcap`` c > 0. With ``recalls``, banked streams
-    are mixed in before that, as in `Block`. Further ``streams`` begin as products of the stream, as
-    long as it, and end as those of ``merges``, of which the mean with the stream is taken. Logits
-    of the tokens from ``hides[0]`` to before ``hides[1]`` are the lowest number (Chameleon).
+    its row of ``positions`` and the ``token_type`` (hidden,) of all tokens, normalised by
+    ``embedding_norm``. It is saved as ``saves``, and ``adds`` (hidden,) is added. Logits are
+    ``output`` of ``output_norm`` of the stream, times ``logit_scale``, then c * tanh(. / c) for a
+    ``softcap`` c > 0. With ``recalls``, banked streams are mixed in before that, as in `Block`.
+    If blocks have hyper-connections, the stream is copied to several first, whose mean counts in
+    the end. Further ``streams`` begin as products of the stream, as long as it, and end as those of
+    ``merges``, of which the mean with the stream is taken. Logits of the tokens from ``hides[0]``
+    to before ``hides[1]`` are the lowest number (Chameleon).
+
+    Models that make embeddings or scores of texts say so in ``embedding_of_texts``. Encoders (not
+    `is_causal`) make nothing else: their ``output`` is the embedding, which has no meaning.
     """
 
     architecture: str
@@ -98,6 +106,8 @@ class Description:
     layer_embeddings: LayerEmbeddings | None = None
     logit_scale: float = 1.0
     softcap: float = 0.0
+    token_type: StoredVector | None = None
+    embedding_of_texts: Embedding | None = None
     recalls: Normalization | None = None
     hides: tuple[int, int] | None = None
     streams: tuple[Linear, ...] = ()
@@ -109,6 +119,8 @@ class Description:
     nextn: tuple[NextnHead, ...] = ()  # where they are read
     as_bytes: frozenset[str] = frozenset()  # tensors that many rows multiply as signed bytes
     adapters: AdapterRoom | None = None  # room for LoRA adapters of its matrices
+    streaming: Streaming | None = None  # matrices that lie in host memory
+    random_routing: float | None = None  # see `SkewedLogits`: experts are not those of the routers
 
     def __repr__(self) -> str:
         size = f"hidden {self.hidden}, vocabulary {self.vocab_size}, context {self.context_length}"
@@ -144,7 +156,23 @@ class Description:
         """The distinct rotations, in order of first use."""
         heads = (head.layer.attention for head in self.nextn)
         mixers = (*self.attentions, *(mixer for mixer in heads if mixer is not None))
-        return tuple(dict.fromkeys(a.rope for a in mixers if a.rope is not None))
+        return tuple(dict.fromkeys(rope for mixer in mixers for rope in mixer.ropes))
+
+    @property
+    def has_streams(self) -> bool:
+        """Whether the residual has several streams (`HyperConnection`)."""
+        blocks = (block for layer in self.layers for block in layer.blocks)
+        return any(block.hyper is not None for block in blocks)
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether tokens attend to earlier ones alone, so that the model can continue a text."""
+        return all(mixer.causal for mixer in self.attentions)
+
+    @property
+    def biases(self) -> tuple[RelativeBias, ...]:
+        """The distinct biases by distance."""
+        return tuple(dict.fromkeys(a.relative for a in self.attentions if a.relative is not None))
 
     @property
     def slopes(self) -> tuple[Slopes, ...]:

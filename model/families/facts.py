@@ -10,6 +10,7 @@ from typing import Any
 
 from urdir.model.families.attention import Attention
 from urdir.model.families.description import Description
+from urdir.model.families.embedding import Embedding
 from urdir.model.families.feed_forward import Dense, Mixture
 from urdir.model.families.layers import Block, Branch, LayerConfig, Network
 from urdir.model.families.recurrent import (
@@ -63,6 +64,19 @@ def model_facts(description: Description) -> Facts:
         streams=len(description.streams),
         saves=description.saves,
         adds=description.adds and description.adds.name,
+        token_type=description.token_type is not None,
+        embeddings=_embedding(description.embedding_of_texts),
+    )
+
+
+def _embedding(of: Embedding | None) -> Facts | None:
+    if of is None:
+        return None
+    return _known(
+        pooling=of.pooling,
+        matrices=len(of.dense) or None,
+        scores=of.scorer and of.scorer.labels,
+        labels=", ".join(of.labels) or None,
     )
 
 
@@ -74,7 +88,9 @@ def _block(block: Block) -> list[Facts]:
         norm_of_sum=_norm(block.post_norm),
         scale_of_sum=_other_than(block.scale, 1.0),
         recalls_streams=block.recalls is not None,
+        hyper_connection=block.hyper is not None,
         banks_stream=block.banks,
+        sum_with_stream=block.sums_stream,
     )
     return networks
 
@@ -129,6 +145,8 @@ def _attention(of: Attention) -> Facts:
         chunk=of.chunk,
         rope=_rope(of.rope),
         alibi=of.max_bias,
+        to_both_sides=not of.causal,
+        bias_by_distance=of.relative and of.relative.buckets,
         bias=any(linear is not None and linear.bias is not None for linear in (of.q, of.k, of.v)),
         qk_norm=norm and _norm(norm.q),
         qk_norm_of=_other_than("row" if norm and norm.over == "row" else "head", "head"),
@@ -144,6 +162,11 @@ def _attention(of: Attention) -> Facts:
         value_scale=_other_than(of.value_scale, 1.0),
         cache_of_layer=of.shares_cache_of,
         latent_vector=of.latent and of.latent.down.rows,
+        selects=of.indexer and of.indexer.most,
+        index_heads=of.indexer and of.indexer.heads,
+        index_dim=of.indexer and of.indexer.dim,
+        index_pool=_other_than(of.indexer.pool if of.indexer else 1, 1),
+        selects_as_before=of.follows_indexer,
         norm_of_result=_norm(of.norm),
     )
 

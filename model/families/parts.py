@@ -5,7 +5,7 @@ Keys of all of them, under the architecture's name:
     block_count  context_length  embedding_length  feed_forward_length (for all layers or each)
     attention.head_count, head_count_kv (for all layers or each; default: head_count)
     attention.key_length, value_length                          default: hidden / heads
-        attention.causal                                            false is refused
+        attention.causal            false is refused, except of encoders
         nextn_predict_layers            number of trailing layers for multi-token prediction (MTP):
                                         see `nextn`; unused unless they are read
 """
@@ -19,6 +19,7 @@ from typing import Any, Literal
 from urdir.model.errors import ConfigError, UnsupportedError
 from urdir.model.families.attention import Attention, OutputGate, QkNorm
 from urdir.model.families.description import Description
+from urdir.model.families.embedding import read_embedding
 from urdir.model.families.feed_forward import Dense
 from urdir.model.families.layers import Block, Branch, LayerConfig, Network
 from urdir.model.families.nextn import NextnHead, NextnKind, nextn_head
@@ -257,16 +258,17 @@ def model(
     embedding: str = "token_embd",
     unused: Collection[str] = (),
     nextn: NextnKind | None = None,
+    causal: bool = True,
     **options: Any,
 ) -> Description:
     """The model of these layers, with the matrices ``embedding`` and output. The embedding doubles
     as output if that is "absent", or "optional" and not stored.
 
     ``unused`` are tensor names, without layer number, that llama.cpp loads without using them.
-    ``nextn`` describes the family's MTP heads; None: they are not supported. ``options`` are fields
-    of `Description`.
+    ``nextn`` describes the family's MTP heads; None: they are not supported. Encoders are not
+    ``causal``. ``options`` are fields of `Description`.
     """
-    if not file.optional("attention.causal", bool, True):
+    if not file.optional("attention.causal", bool, True) and causal:
         raise UnsupportedError(
             f"{file.key('attention.causal')} is false: only causal decoders are supported"
         )
@@ -298,6 +300,7 @@ def model(
         "output": logits,
         "output_norm": output_norm,
         "nextn": heads,
+        "embedding_of_texts": read_embedding(file, causal=causal),
         "unused_tensors": (*_of_further_layers(file), *file.of_kinds(unused)),
     }
     # ignored keys are known only after everything was read

@@ -17,7 +17,7 @@ from urdir.model.families.stored import (
     StoredMatrix,
     StoredVector,
 )
-from urdir.model.files.metadata import Metadata
+from urdir.model.files.metadata import FOLDER, Metadata, StringArray
 from urdir.model.files.model_file import SHARED_ORDERS, ModelFile
 from urdir.ptxgen.kernels.norm import Norm
 
@@ -29,7 +29,7 @@ Presence = Literal["required", "optional", "absent"]
 #: Bounds of 32-bit integers and floats, and the smallest normal float.
 _MOST = (2**31, 2.0**128)
 _LEAST = 2.0**-126
-_LAYER = re.compile(r"^blk\.\d+\.")
+_LAYER = re.compile(r"^((?:enc|dec)\.)?blk\.\d+\.")
 
 
 class Reader:
@@ -58,7 +58,9 @@ class Reader:
         self._metadata = metadata
         self._max_layers = max_layers
         self._asked: set[str] = set()
-        self._kinds = {_LAYER.sub("", name) for name in stored}
+        #: What the names of tensors of layers begin with: "enc." of the encoder of T5.
+        self.part = ""
+        self._kinds = {_LAYER.sub(r"\1", name) for name in stored}
 
     @classmethod
     def of(cls, file: ModelFile, *, nextn: bool = False) -> Self:
@@ -68,7 +70,8 @@ class Reader:
         layer more than tensors, and then refused. A claim of billions of layers costs nothing.
         """
         stored = {name: tensor.shape for name, tensor in file.tensors.items()}
-        of_folder = getattr(file, "format", "") == "safetensors"
+        is_folder = getattr(file, "format", "") == "safetensors"
+        of_folder = is_folder or file.metadata.optional(FOLDER, bool, False)
         return cls(
             file.metadata,
             file.architecture,
@@ -170,6 +173,17 @@ class Reader:
             raise ConfigError(f"metadata key '{key}' must be an array")
         return [self._element(key, item, int) for item in items]
 
+    def unless(self, name: str, absent: int) -> int | None:
+        """An integer; None if the key is absent, or has the value ``absent`` or -1."""
+        self._asked.add(self.key(name))
+        value = self._metadata.optional(self.key(name), int, None)
+        return None if value in (None, absent, -1) else self._bounded(self.key(name), value)
+
+    def strings(self, name: str) -> tuple[str, ...]:
+        """The strings of an array; empty if the key is absent, ConfigError for another type."""
+        found = self.optional(name, StringArray, None)
+        return () if found is None else tuple(found)
+
     @property
     def asked_keys(self) -> frozenset[str]:
         """Whole keys that were read, present or not."""
@@ -230,15 +244,15 @@ class Reader:
 
     def has(self, name: str, layer: int | None = None) -> bool:
         """Whether a tensor is stored; ``name`` includes ".weight" or ".bias"."""
-        return _full(name, layer) in self.stored
+        return self._full(name, layer) in self.stored
 
     def anywhere(self, name: str) -> bool:
         """Whether any layer has a tensor of that name: then every layer of its kind must."""
-        return name in self._kinds
+        return self.part + name in self._kinds
 
     def of_kinds(self, kinds: Collection[str]) -> tuple[str, ...]:
         """All tensors of those names, in any layer."""
-        return tuple(name for name in self.stored if _LAYER.sub("", name) in kinds)
+        return tuple(name for name in self.stored if _LAYER.sub(r"\1", name) in kinds)
 
     def of_layer(self, layer: int) -> tuple[str, ...]:
         """All tensors of a layer."""
@@ -246,11 +260,11 @@ class Reader:
 
     def matrix(self, name: str, layer: int | None, *shape: int) -> StoredMatrix:
         """The whole matrix ``name``.weight of that shape, rows first."""
-        return StoredMatrix.whole(_full(f"{name}.weight", layer), *shape)
+        return StoredMatrix.whole(self._full(f"{name}.weight", layer), *shape)
 
     def vector(self, name: str, layer: int | None, *shape: int) -> StoredVector:
         """The tensor ``name`` (including ".weight" or ".bias", if it has one)."""
-        return StoredVector.whole(_full(name, layer), *shape)
+        return StoredVector.whole(self._full(name, layer), *shape)
 
     def optional_vector(self, name: str, layer: int | None, *shape: int) -> StoredVector | None:
         """As `vector`, or None if no layer has it."""
@@ -309,6 +323,9 @@ class Reader:
             item = bool(item)
         return self._bounded(key, Metadata({key: item}).require(key, kind))
 
+    def _full(self, name: str, layer: int | None) -> str:
+        return name if layer is None else f"{self.part}blk.{layer}.{name}"
+
     def _bounded(self, key: str, value: _T) -> _T:
         """Check that kernels can hold a value: 32 bits, no float that would be 0 there, no size
         above its limit."""
@@ -322,7 +339,3 @@ class Reader:
 
 
 _Number = TypeVar("_Number", int, float)
-
-
-def _full(name: str, layer: int | None) -> str:
-    return name if layer is None else f"blk.{layer}.{name}"

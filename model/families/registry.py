@@ -53,13 +53,7 @@ _OTHER_FILES = {
     "eagle3": ": this is an EAGLE-3 draft, give it to its model as its draft",
     "dflash": ": this is a DFlash draft, give it to its model as its draft",
     "gemma4-assistant": ": this is Gemma 4's assistant, give it to its model as its draft",
-} | dict.fromkeys(
-    (
-        *("bert", "eurobert", "modern-bert", "neo-bert", "nomic-bert", "nomic-bert-moe"),
-        *("jina-bert-v2", "jina-bert-v3", "gemma-embedding", "t5encoder"),
-    ),
-    ": it computes embeddings, which are not supported",
-)
+}
 
 
 def _hint(architecture: str) -> str:

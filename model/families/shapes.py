@@ -117,14 +117,64 @@ def _of_layers(count: int, places: Sequence[int], value: int) -> npt.NDArray[np.
     return numbers
 
 
+#: BERT's keys, and the optional tensors of its layers.
+_BERT = {**_LAYER_NORM, "attention.causal": False, "context_length": 512, "pooling_type": 2}
+_BERT_LAYER = (
+    *_QKV_BIAS,
+    "attn_output.bias",
+    "attn_output_norm.bias",
+    "ffn_up.bias",
+    "ffn_down.bias",
+    "layer_output_norm.bias",
+)
+_BERT_TENSORS = ("position_embd.weight", "token_types.weight", "token_embd_norm.bias")
+#: https://huggingface.co/answerdotai/ModernBERT-large
+_MODERN_BERT = {
+    **_LAYER_NORM,
+    "attention.causal": False,
+    "attention.sliding_window": 128,
+    "context_length": 8192,
+    "rope.freq_base": 160000.0,
+    "rope.freq_base_swa": 10000.0,
+    "pooling_type": 2,
+}
+
 #: Layers of https://huggingface.co/nvidia/Nemotron-H-8B-Base-8K: Mamba-2, FFN, attention.
 _NEMOTRON = "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"
+
+
+def _gpt_oss(layers: int, experts: int) -> Shape:
+    return Shape(
+        *("gpt-oss", layers, 2880, 64, 8, 64, 2880, 201088, False),
+        {
+            **_turns(150000.0),
+            "attention.sliding_window": 128,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 32.0,
+            "rope.scaling.original_context_length": 4096,
+            "expert_count": experts,
+            "expert_used_count": 4,
+            "expert_feed_forward_length": 2880,
+        },
+        (*_QKV_BIAS, "attn_output.bias"),
+        kind="mxfp4_moe",
+    )
+
 
 SHAPES = {
     "llama-3.2-1b": Shape("llama", 16, 2048, 32, 8, 64, 8192, 128256, True, _turns(5e5)),
     "llama-3.2-3b": Shape("llama", 28, 3072, 24, 8, 128, 8192, 128256, True, _turns(5e5)),
     "llama-3.1-8b": Shape("llama", 32, 4096, 32, 8, 128, 14336, 128256, False, _turns(5e5)),
     "llama-3.1-70b": Shape("llama", 80, 8192, 64, 8, 128, 28672, 128256, False, _turns(5e5)),
+    "bert-base": Shape(
+        *("bert", 12, 768, 12, 12, 64, 3072, 30522, True), _BERT, _BERT_LAYER, _BERT_TENSORS, "f16"
+    ),
+    "bge-large": Shape(
+        *("bert", 24, 1024, 16, 16, 64, 4096, 30522, True), _BERT, _BERT_LAYER, _BERT_TENSORS, "f16"
+    ),
+    "modernbert-large": Shape(
+        *("modern-bert", 28, 1024, 16, 16, 64, 2624, 50368, True), _MODERN_BERT, (), (), "f16"
+    ),
     "mistral-small-24b": Shape(
         *("llama", 40, 5120, 32, 8, 128, 32768, 131072, False),
         {**_turns(1e8), "context_length": 32768},
@@ -160,21 +210,8 @@ SHAPES = {
         },
         _HEAD_NORMS,
     ),
-    "gpt-oss-20b": Shape(
-        *("gpt-oss", 24, 2880, 64, 8, 64, 2880, 201088, False),
-        {
-            **_turns(150000.0),
-            "attention.sliding_window": 128,
-            "rope.scaling.type": "yarn",
-            "rope.scaling.factor": 32.0,
-            "rope.scaling.original_context_length": 4096,
-            "expert_count": 32,
-            "expert_used_count": 4,
-            "expert_feed_forward_length": 2880,
-        },
-        (*_QKV_BIAS, "attn_output.bias"),
-        kind="mxfp4_moe",
-    ),
+    "gpt-oss-20b": _gpt_oss(layers=24, experts=32),
+    "gpt-oss-120b": _gpt_oss(layers=36, experts=128),
     "gemma-2-9b": Shape(
         *("gemma2", 42, 3584, 16, 8, 256, 14336, 256000, True),
         {
@@ -449,5 +486,38 @@ SHAPES = {
             "expert_shared_count": 2,
         },
         ("ffn_gate.weight", "ffn_gate_shexp.weight"),
+    ),
+    # What one of eight GPUs has of eight layers of DeepSeek V3.2: 16 of 128 heads, an eighth of
+    # every FFN and of the vocabulary; latent vectors and indexers are whole.
+    "deepseek-v3.2-share": Shape(
+        *("deepseek32", 8, 7168, 16, 1, 192, 2304, 16160, False),
+        {
+            **_turns(10000.0),
+            **_SMALL_EPS,
+            "context_length": 163840,
+            "attention.q_lora_rank": 1536,
+            "attention.kv_lora_rank": 512,
+            "attention.key_length_mla": 192,
+            "attention.value_length_mla": 128,
+            "attention.indexer.head_count": 64,
+            "attention.indexer.key_length": 128,
+            "attention.indexer.top_k": 2048,
+            "rope.dimension_count": 64,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 40.0,
+            "rope.scaling.original_context_length": 4096,
+            "rope.scaling.yarn_log_multiplier": 0.1,
+            "leading_dense_block_count": 1,
+            "expert_count": 256,
+            "expert_used_count": 8,
+            "expert_group_count": 8,
+            "expert_group_used_count": 4,
+            "expert_feed_forward_length": 256,
+            "expert_shared_count": 1,
+            "expert_gating_func": 2,
+            "expert_weights_norm": True,
+            "expert_weights_scale": 2.5,
+        },
+        ("ffn_gate.weight", "ffn_gate_shexp.weight", "exp_probs_b.bias"),
     ),
 }

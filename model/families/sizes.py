@@ -15,18 +15,16 @@ from urdir.model.files.limits import Limit
 _HEADS = ("", "_swa", "_mla")
 _BY_LIMIT: Mapping[Limit, tuple[str, ...]] = {
     limits.LAYERS: ("block_count", "nextn_predict_layers"),
-    limits.HEADS: ("attention.head_count", "attention.head_count_kv"),
+    limits.HEADS: (
+        *("attention.head_count", "attention.head_count_kv"),
+        "attention.indexer.head_count",
+    ),
     limits.HEAD_WIDTH: (
         *(f"attention.{of}_length{kind}" for of in ("key", "value") for kind in _HEADS),
         *("rope.dimension_count", "rope.dimension_count_swa", "rope.dimension_sections"),
+        "attention.indexer.key_length",
         "wkv.head_size",
-        *(
-            "wkv.head_size",
-            "kda.head_dim",
-            "ssm.state_size",
-            "ssm.conv_kernel",
-            "shortconv.l_cache",
-        ),
+        *("kda.head_dim", "ssm.state_size", "ssm.conv_kernel", "shortconv.l_cache"),
     ),
     limits.WIDTH: (
         *("embedding_length", "embedding_length_per_layer_input", "feed_forward_length"),

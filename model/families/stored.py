@@ -22,7 +22,7 @@ Shape = tuple[int, ...]
 Run = tuple[int, int]
 _T = TypeVar("_T")
 _Number = TypeVar("_Number", bound=np.generic)
-_LAYER = re.compile(r"^blk\.\d+\.")
+_LAYER = re.compile(r"^((?:enc|dec)\.)?blk\.\d+\.")
 
 
 def length(runs: tuple[Run, ...]) -> int:
@@ -211,6 +211,33 @@ class Slopes:
         return np.asarray(-scale * slopes, np.float32)
 
 
+#: Keys further away than this have the bias of this distance (T5; llama.cpp has no key for it).
+MOST_DISTANCE = 128
+
+
+@dataclass(frozen=True, slots=True)
+class RelativeBias:
+    """A bias of attention's scores by the distance of a key, ``weight`` (buckets, heads): those of
+    earlier keys in the first half of the buckets, of later ones in the second. Near distances have
+    a bucket each, others share some, more of them the further they are (T5; Raffel et al. 2019,
+    arXiv 1910.10683)."""
+
+    weight: StoredVector
+    buckets: int
+    heads: int
+
+    def table(self, values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """The bias of each head for distances from -MOST_DISTANCE to MOST_DISTANCE, (heads, 2 *
+        MOST_DISTANCE + 1) f32, of the values of ``weight``."""
+        distance = np.arange(-MOST_DISTANCE, MOST_DISTANCE + 1)
+        half, away = self.buckets // 2, np.abs(distance)
+        exact = half // 2
+        far = np.log(np.maximum(away, 1) / exact) / math.log(MOST_DISTANCE / exact)
+        bucket = np.minimum(exact + np.floor(far * (half - exact)).astype(np.int64), half - 1)
+        bucket = np.where(away < exact, away, bucket) + half * (distance > 0)
+        return np.ascontiguousarray(values.reshape(self.buckets, self.heads)[bucket].T)
+
+
 Stored = StoredMatrix | StoredVector
 
 
@@ -226,7 +253,7 @@ def of_any_layer(description: _T) -> _T:
 
 def _renamed(value: Any) -> Any:
     if isinstance(value, Stored):
-        return replace(value, name=_LAYER.sub("", value.name))
+        return replace(value, name=_LAYER.sub(r"\1", value.name))
     if isinstance(value, Slopes):
         return replace(value, layer=0)
     if isinstance(value, tuple):

@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from urdir.model.errors import SettingsError
-from urdir.model.files.k_quants import K_QUANTS
 from urdir.model.files.tensor_types import tensor_type, type_number
 from urdir.model.files.wanted_types import QUANTISED
-from urdir.ptxgen.weights.e4m3 import MOST, to_e4m3
+from urdir.ptxgen.weights.quantise import QUANTISERS
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -68,11 +67,8 @@ class Recipe:
 def quantizer(type_id: int) -> Callable[[Floats], Bytes]:
     """What makes blocks of rows (rows, width) f32 -> (rows, bytes)."""
     name = tensor_type(type_id).name
-    if name in K_QUANTS:
-        return K_QUANTS[name]
-    if name.startswith("E4M3"):
-        block = tensor_type(type_id).block
-        return lambda rows: _e4m3(rows, block)
+    if name in QUANTISERS:
+        return QUANTISERS[name]
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import quantize
 
@@ -83,13 +79,3 @@ def quantizer(type_id: int) -> Callable[[Floats], Bytes]:
         return made.view(np.uint8)  # type: ignore[no-any-return]
 
     return make
-
-
-def _e4m3(rows: Floats, block: int) -> Bytes:
-    """Blocks of E4M3 numbers with one scale for each row, so that its largest is the largest."""
-    scales = np.abs(rows).max(axis=1, keepdims=True) / np.float32(MOST)
-    scales[scales == 0] = 1
-    quants = to_e4m3(rows / scales).reshape(len(rows), -1, block)
-    each = np.broadcast_to(scales[:, None], (*quants.shape[:2], 1)).astype(np.float32)
-    blocks = np.concatenate([np.ascontiguousarray(each).view(np.uint8), quants], axis=2)
-    return blocks.reshape(len(rows), -1)

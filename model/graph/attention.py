@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from urdir.model.families.stored import StoredVector
+from urdir.model.families.stored import RelativeBias, StoredVector
 from urdir.model.graph.evaluation import Evaluation, Floats
 from urdir.model.graph.ops import Op
 from urdir.model.graph.tensor import Tensor
@@ -17,12 +18,14 @@ from urdir.ptxgen.kernels.norm import Norm as NormKind
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Attend(Op):
-    """y (rows, heads * value_dim) = causal attention of the rows to their sequences.
+    """y (rows, heads * value_dim) = attention of the rows to their sequences, causal unless
+    ``scores`` say otherwise.
 
     ``q`` (rows, heads * key_dim); ``k`` and ``v``, by ``kv_heads``, go into the cache of ``layer``
     first, v after ``v_norm`` of each head. Without them the rows attend to what layer
     ``shares_cache_of`` has cached. Queries are multiplied by the ``temperature`` of their
-    positions. ``sinks`` (heads,) are one more logit each, without a value.
+    positions. ``sinks`` (heads,) are one more logit each, without a value; ``relative`` is added
+    to scores.
     """
 
     word = "attend"
@@ -37,6 +40,7 @@ class Attend(Op):
     v_norm: NormKind | None = None
     temperature: Temperature | None = None
     shares_cache_of: int | None = None
+    relative: RelativeBias | None = None
 
     def __post_init__(self) -> None:
         self._check(self.q.width % self.heads == 0, f"not {self.heads} query heads")
@@ -61,7 +65,8 @@ class Attend(Op):
         at.cached[self.layer] = k, v
         if self.temperature is not None:
             q = q * self.temperature(at.positions)[:, None, None]
-        return attention(at, self.scores, self.sinks, q, k, v).reshape(len(q), -1)
+        bias = None if self.relative is None else at.bias(self.relative)
+        return attention(at, self.scores, self.sinks, q, k, v, bias).reshape(len(q), -1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,10 +81,18 @@ class Cache(Attend):
 
 
 def attention(
-    at: Evaluation, scores: Scores, sinks: StoredVector | None, q: Floats, k: Floats, v: Floats
+    at: Evaluation,
+    scores: Scores,
+    sinks: StoredVector | None,
+    q: Floats,
+    k: Floats,
+    v: Floats,
+    bias: Floats | None = None,
+    selected: np.ndarray[Any, np.dtype[np.bool_]] | None = None,
 ) -> Floats:
-    """(rows, heads, value_dim): softmax over all positions up to a row's own, of q (rows, heads,
-    key_dim), k and v (rows, KV heads, ...)."""
+    """(rows, heads, value_dim): softmax over all positions up to a row's own, or all that it
+    attends to, or those of them that are ``selected`` (rows, rows), of q (rows, heads, key_dim), k
+    and v (rows, KV heads, ...), with a ``bias`` (heads, 2 n + 1) by distance."""
     heads = q.shape[1]
     k, v = (np.repeat(each, heads // each.shape[1], axis=1) for each in (k, v))
     logits = np.einsum("qhd,khd->hqk", q, k) * scores.scale
@@ -87,10 +100,16 @@ def attention(
         logits = scores.softcap * np.tanh(logits / scores.softcap)
     behind = at.positions[:, None] - at.positions[None, :]
     if scores.max_bias:
-        logits = logits - _slopes(heads, scores.max_bias)[:, None, None] * behind
-    seen = behind >= 0
-    if scores.window:
-        seen &= behind < scores.window
+        logits = logits - _slopes(heads, scores.max_bias)[:, None, None] * np.abs(behind)
+    if bias is not None:
+        most = bias.shape[1] // 2
+        logits = logits + bias[:, np.clip(-behind, -most, most) + most]
+    if scores.causal:
+        seen = (behind >= 0) & (behind < (scores.window or np.inf))
+    else:
+        seen = np.abs(behind) <= (scores.window // 2 or np.inf)
+    if selected is not None:
+        seen &= selected
     if scores.chunk:
         seen &= at.positions[None, :] >= at.positions[:, None] // scores.chunk * scores.chunk
     logits = np.where(seen, logits, -np.inf)

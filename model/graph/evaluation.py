@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from urdir.model.families.rope import RopeConfig
-from urdir.model.families.stored import Linear, StoredMatrix, StoredVector
+from urdir.model.families.stored import Linear, RelativeBias, StoredMatrix, StoredVector
 from urdir.ptxgen.kernels.rotation import turns_table
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -80,6 +80,11 @@ class Evaluation:
         a, b = self._adapters[of.matrix.name]
         y: Floats = b.reshape(-1, b.shape[-1])[part] @ (a[expert] @ x)
         return y
+
+    def bias(self, of: RelativeBias) -> Floats:
+        """A bias by distance, (heads, 2 n + 1)."""
+        table: Floats = of.table(self.vector(of.weight).astype(np.float32)).astype(np.float64)
+        return table
 
     def turns(self, rope: RopeConfig) -> Any:
         """The table by which heads are rotated."""

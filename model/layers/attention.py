@@ -119,4 +119,5 @@ def attend_op(
         v_norm=mixer.v_norm if k is not None else None,
         temperature=mixer.temperature,
         shares_cache_of=mixer.shares_cache_of,
+        relative=mixer.relative,
     )

@@ -23,8 +23,8 @@ from urdir.model.graph.tensor import BRANCH, PART, STREAM, Tensor
 @dataclass(slots=True)
 class StepOps:
     """The graph of a step of ``rows`` rows, and what layers keep for later ones: streams under
-    names (``saved``), ``banked`` streams, the layers' own ``embeddings``, and the ``streams``
-    beside the first one."""
+    names (``saved``), ``banked`` streams, the layers' own ``embeddings``, which tokens the last
+    indexer ``selected``, and the ``streams`` beside the first one."""
 
     config: Config
     rows: int
@@ -32,6 +32,7 @@ class StepOps:
     saved: dict[str, Tensor] = field(default_factory=dict)
     banked: list[Tensor] = field(default_factory=list)
     embeddings: Tensor | None = None
+    selected: Tensor | None = None
     streams: list[Tensor] = field(default_factory=list)
 
     def tensor(self, name: str, width: int, rows: int | None = None) -> Tensor:

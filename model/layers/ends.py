@@ -14,6 +14,7 @@ from urdir.model.graph.ops import (
     Product,
     Scale,
 )
+from urdir.model.graph.streams import JoinStreams
 from urdir.model.graph.tensor import STREAM, Tensor
 from urdir.model.layers.altup import further_streams, merged
 from urdir.model.layers.builder import LayerOps, StepOps
@@ -25,6 +26,8 @@ def embedding(step: StepOps) -> Tensor:
     config, graph = step.config, step.graph
     table, scale = config.embedding, config.embedding_scale
     x = graph.add(Embed("token_embd", step.stream(), table, scale, config.positions))
+    if config.token_type is not None:
+        x = graph.add(AddVector("token_types", step.stream(), x, config.token_type))
     if config.embedding_norm is not None:
         x = graph.add(Norm("token_embd_norm", step.stream(), x, config.embedding_norm))
     if config.layer_embeddings is not None:
@@ -59,6 +62,8 @@ def _layer_embeddings(step: StepOps, of: LayerEmbeddings, x: Tensor) -> Tensor:
 
 def output_stream(step: StepOps, x: Tensor) -> Tensor:
     """The stream that the output's norm is of."""
+    if step.config.has_streams:
+        return step.graph.add(JoinStreams("streams.mean", step.stream(x.rows), x))
     last = LayerOps(step, step.config.n_layers - 1)
     return recalled(last, "output_recall", step.config.recalls, merged(step, x))
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from urdir.model.families.attention import Attention, Latent
+from urdir.model.families.attention import Attention, Indexer, Latent
 from urdir.model.graph.latent import AttendLatent, CacheLatent, HeadProduct
+from urdir.model.graph.selection import CacheIndex, Select
 from urdir.model.graph.tensor import Tensor
 from urdir.model.layers.attention import gated
 from urdir.model.layers.builder import LayerOps
@@ -37,28 +38,50 @@ def _attend(
 ) -> tuple[AttendLatent, Tensor | None]:
     """The attention of the products of x, and those of the gate."""
     assert mixer.k is not None
-    # a head all of which turns is not put together
-    whole = of.q_still is None
-    wanted = [("k" if whole else "k rotated", mixer.k), ("latent", of.down)]
-    queries = [("q" if whole else "q rotated", mixer.q)]
+    # a head all of which turns is not put together, nor one that does not turn
+    whole, still = of.q_still is None, mixer.key_is_latent
+    key, query = ("k", "q") if whole else ("k rotated", "q rotated")
+    wanted = [*([] if still else [(key, mixer.k)]), ("latent", of.down)]
+    queries = [] if still else [(query, mixer.q)]
     queries += [] if of.q_still is None else [("q still", of.q_still)]
     wanted += queries if of.q_down is None else [("latent q", of.q_down)]
+    if (indexer := mixer.indexer) is not None:
+        wanted += [("index k", indexer.k), ("index weights", indexer.weights)]
+        wanted += [] if indexer.gate is None else [("index gate", indexer.gate)]
+        queries.append(("index q", indexer.q))
     if mixer.gate is not None:
         wanted.append(("attention gate", mixer.gate.linear))
     made = {name: at.product("attn_kv_a", x, linear, name) for name, linear in wanted}
     if of.q_down is not None:
         down = at.norm("attn_q_a_norm", made["latent q"], of.q_norm)
         made |= {name: at.product("attn_q_b", down, linear, name) for name, linear in queries}
-    q = made[queries[0][0]]
-    width = mixer.output_width if kind is AttendLatent else q.width
+    selected = at.step.selected if mixer.follows_indexer else None
+    if indexer is not None:
+        at.step.selected = selected = _selected(at, kind, indexer, made)
+    q, k, latent = made.get(query), made.get(key), made["latent"]
+    width = mixer.output_width if kind is AttendLatent else (q or latent).width
     attend = kind(
         at.name("attention"),
-        Tensor("heads", q.rows, width),
+        Tensor("heads", latent.rows, width),
         q,
-        made[wanted[0][0]],
-        made["latent"],
+        k,
+        latent,
         made.get("q still"),
         mixer,
         at.index,
+        selected if kind is AttendLatent else None,
     )
     return attend, made.get("attention gate")
+
+
+def _selected(
+    at: LayerOps, kind: type[AttendLatent], of: Indexer, made: dict[str, Tensor]
+) -> Tensor:
+    """The tokens that rows attend to, or (of `CacheLatent`) their index keys alone in the cache."""
+    q, k = made["index q"], at.norm("indexer.k_norm", made["index k"], of.k_norm, "index key")
+    y = Tensor("selected", q.rows, of.width, "u32")
+    select = Select
+    if kind is CacheLatent:
+        y, select = Tensor("index queries", q.rows, q.width), CacheIndex
+    weights, gate = made["index weights"], made.get("index gate")
+    return at.graph.add(select(at.name("indexer"), y, q, k, weights, gate, of, at.index))

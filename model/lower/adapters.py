@@ -4,6 +4,7 @@ product."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -14,11 +15,16 @@ from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.rows import Rows
 from urdir.model.lower.rule import Rule
 from urdir.model.lower.stream import append_norm
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.linear.epilogue.adapted import Adapted
+from urdir.ptxgen.kernels.linear.epilogue.self_adapted import MOST_EACH, SelfAdapted
 from urdir.ptxgen.kernels.linear.lora_shrink import MOST_REQUESTS, LoraShrink
 from urdir.ptxgen.kernels.linear.lora_shrink_rows import LEAST_ROWS, LoraShrinkRows
+from urdir.ptxgen.kernels.linear.products.gemv import Gemv
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
+    from urdir.ptxgen.kernels.linear.spec import LinearSpec
 
 # One object for equal kernels, with its cached properties.
 _shrink = lru_cache(maxsize=256)(LoraShrink)
@@ -47,6 +53,14 @@ def lower_adapt(at: Lowering, ops: Sequence[Op]) -> bool:
     """adapt: of x as it is, or after a norm that each reader computes."""
     (of,) = ops
     assert isinstance(of, Adapt)
+    if of.x.rows == 1 and all(isinstance(op, Product) for op in at.readers(of.y)):
+        at.pending[of.y] = of
+    else:
+        _append_shrink(at, of)
+    return True
+
+
+def _append_shrink(at: Lowering, of: Adapt) -> None:
     x, norm = at.place(of.x), at.unmade.get(of.x)
     if norm is not None and not at.norm(norm.of).is_scaled_rms:
         append_norm(at, f"{of.label}.norm", norm, at.work["normed"])
@@ -80,7 +94,6 @@ def lower_adapt(at: Lowering, ops: Sequence[Op]) -> bool:
         lora_slot=at.work[SLOTS],
         **matrices,
     )
-    return True
 
 
 def rows_of_tensor(at: Lowering, x: Tensor) -> Rows:
@@ -100,6 +113,8 @@ def adapter_arguments(
 ) -> dict[str, Slice]:
     """What the step `Adapted` of a launch takes, for ``count`` vectors from ``first`` on."""
     launch: dict[str, Slice] = {}
+    for low in {of.low for of in products if of.low in at.pending}:
+        _append_shrink(at, at.pending.pop(low))
     for number, of in enumerate(products):
         if of.low is None:
             continue
@@ -109,6 +124,57 @@ def adapter_arguments(
         launch["lora"] = at.place(of.low).slice(first * nbytes, count * nbytes)
         launch["lora_slot"] = at.work[SLOTS].slice(4 * first, 4 * count)
     return launch
+
+
+def own_adapters(
+    at: Lowering, products: Sequence[Product], kernel: LinearSpec, pair: bool
+) -> tuple[LinearSpec, dict[str, Slice]] | None:
+    """The product of one vector with `SelfAdapted` in place of `Adapted`, and what that takes; None
+    where it does not serve. All CTAs must be on the device at once."""
+    adapts = {of.low for of in products if of.low is not None}
+    step = kernel.find(Adapted)
+    if step is None or not isinstance(kernel, Gemv) or len(adapts) > 1:
+        return None
+    (low,) = adapts
+    if low not in at.pending:
+        return None
+    of = at.pending[low]
+    rows = rows_of_tensor(at, of.x)
+    assert rows.adapter is not None
+    own = _with_own(kernel, step, rows.adapter.nbytes // 4, at.limits.sms)
+    if own is None:
+        return None
+    del at.pending[low]
+    made, ctas = own.find(SelfAdapted), own.launch_shape.grid[0]
+    assert made is not None
+    matrices: dict[str, Slice] = {}
+    for number, product in enumerate(products):
+        if product.low is not None:
+            suffix = "_up" if pair and number else number or ""
+            a, b = at.parts.weights.lora(product.of)
+            matrices |= {f"lora_a{suffix}": a, f"lora_b{suffix}": b}
+    assert rows.adapter_scale is not None
+    return own, {
+        **matrices,
+        "sequence": rows.sequence,
+        "adapter": rows.adapter,
+        "adapter_scale": rows.adapter_scale,
+        "lora_words": at.work.zeroed(f"lora words of {ctas}").slice(0, 8 * made.width),
+        "lora_counts": at.work.zeroed(f"lora counts of {ctas}").slice(0, 4 * ctas),
+    }
+
+
+@lru_cache(maxsize=256)
+def _with_own(kernel: Gemv, step: Adapted, sequences: int, sms: int) -> Gemv | None:
+    fields = step.slots, step.rank, step.element, step.places, step.count
+    own = SelfAdapted(*fields, sequences=sequences)
+    epilogue = tuple(own if each is step else each for each in kernel.epilogue)
+    try:
+        made = replace(kernel, epilogue=epilogue)
+    except PtxgenError:  # too many ranks, a cluster, no room
+        return None
+    few = made.launch_shape.grid[0] <= sms and own.each(made) <= MOST_EACH
+    return made if few else None
 
 
 #: A norm is part of the launch where the products compute it, too.

@@ -123,6 +123,17 @@ class LayerAttention:
         }
         return replace(self, rows=rows, work=Overlaid(parts, self.work))
 
+    def of_texts(self) -> LayerAttention:
+        """The attention of rows whose keys are appended: those of texts have bounds."""
+        if self.rows.texts is None:
+            return self
+        begin, last = self.rows.texts.of(self.scores)
+        constants = {**self.constants, "begin": begin}
+        scores = replace(self.scores, window=0, chunk=0, causal=True, texts=True)
+        return replace(
+            self, rows=replace(self.rows, position=last), scores=scores, constants=constants
+        )
+
     @property
     def fused_token(self) -> OwnToken | None:
         """What the kernel of decoding does with the rows' new tokens; None where they are appended
@@ -136,7 +147,7 @@ class LayerAttention:
             return False
         if self.rows.decode:
             return self.decode_kernel(self.fused_token, packs=True).packs
-        kernel = self.prompt_kernel(packs=True)
+        kernel = self.of_texts().prompt_kernel(packs=True)
         return isinstance(kernel, PrefillWgmma) and kernel.packs
 
     def launch(self, plan: Launches, kernel: KernelSpec, label: str, **outputs: Region) -> None:
@@ -169,6 +180,7 @@ def incremental_attention_into(
         return
     if at.rows.attend_to_each_other:
         append_tokens(plan, at)
+    at = at.of_texts()
     if at.rows.prompt and not at.exact:
         flash_attention_multi_head(plan, at, out, packs=packs)
         return
@@ -212,7 +224,8 @@ def append_tokens(plan: Launches, at: LayerAttention) -> None:
         _norm_rows(plan, at, token.qk_norm)
         token = replace(token, qk_norm=None, qk_norm_over="head")
     if token != OwnToken(appends=False):
-        kernel = PrepareTokens(at.heads, at.layout, at.rows.count, token)
+        texts = at.rows.texts is not None
+        kernel = PrepareTokens(at.heads, at.layout, at.rows.count, token, texts)
         at.launch(plan, kernel, f"{at.label}.tokens")
 
 

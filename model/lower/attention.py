@@ -83,6 +83,8 @@ class Prepared:
             found["frequencies"] = at.parts.weights.rope_tables[self.ropes[0].rope]
         if self.attend.sinks is not None:
             found["sinks"] = at.vector(self.attend.sinks)
+        if self.attend.relative is not None:
+            found["relative"] = at.parts.weights.biases[self.attend.relative]
         for name, norm in zip(("q_norm", "k_norm"), self.norms, strict=False):
             if norm.of.weight is not None:
                 found[name] = at.vector(norm.of.weight)

@@ -30,6 +30,7 @@ from urdir.model.lower.registers import Overlaid
 from urdir.model.lower.requests import packs
 from urdir.model.lower.rows import Rows
 from urdir.model.lower.rule import Rule
+from urdir.model.lower.selection import append_selected, selects
 from urdir.model.lower.stream import lower_gather
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.own_token import OwnToken
@@ -44,6 +45,9 @@ def lower_absorbed(at: Lowering, ops: Sequence[Op]) -> bool:
     """attend_latent: each row attends to latent vectors."""
     (of,) = ops
     assert isinstance(of, AttendLatent)
+    if selects(at, of):
+        append_selected(at, of, _layer_attention(at, of, of.mixer, _token(of.mixer), at.rows))
+        return True
     if at.rows.drafts and _append_drafted(at, of):
         return True
     in_parts = _in_parts(at, of)
@@ -71,7 +75,7 @@ def lower_expanded(at: Lowering, ops: Sequence[Op]) -> bool:
     assert isinstance(of, AttendLatent)
     assert isinstance(product, HeadProduct)
     own = of.mixer.written_out
-    if own is None:
+    if own is None or selects(at, of):
         return False
     packed, y = False, of.y
     if at.rows.walk is not None and (kernel := block_kernel(at, of, own)) is not None:
@@ -186,7 +190,8 @@ def _absorbed(at: Lowering, of: AttendLatent, rows: Rows, in_parts: bool) -> Lay
 def _in_parts(at: Lowering, of: AttendLatent, rows: Rows | None = None) -> bool:
     """Whether attention itself puts the heads of a latent vector together."""
     layout = at.parts.cache.layout(of.layer)
-    return not (rows or at.rows).attend_to_each_other and layout.values_in_keys
+    parts = layout.values_in_keys and not of.mixer.key_is_latent
+    return parts and not (rows or at.rows).attend_to_each_other
 
 
 def _token(mixer: Attention) -> OwnToken:

@@ -112,7 +112,9 @@ def _append_expanded(
     read = _cached_tokens(
         *(own.layout, blocks.length, unit, rotated, kernel.heads, kernel.head_dim, blocks.room)
     )
-    given = {name: of for name, of in own.caches.items() if name != "v_cache"}
+    given = {
+        param.name: own.caches[param.name] for param in read.params if param.name in own.caches
+    }
     at.launch(
         read,
         of.name("attention.read"),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from urdir.model.families.stored import Linear, Normalization, StoredVector
+from urdir.model.graph.adapters import Adapt
 from urdir.model.graph.graph import Graph
 from urdir.model.graph.ops import Norm, Op
 from urdir.model.graph.tensor import Tensor
@@ -16,6 +17,7 @@ from urdir.model.lower.places import Places
 from urdir.model.lower.rows import OutputRows, Rows
 from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
+from urdir.ptxgen.kernels.experts.selection import Selection
 from urdir.ptxgen.kernels.linear.choice import takes_gemm
 
 if TYPE_CHECKING:
@@ -43,8 +45,9 @@ class Lowering:
 
     What rules leave for those after them is kept here: tensors whose values lie ``packed`` for the
     product that reads them; norms that are ``begun``, or that each reader computes (``unmade``);
-    parts of sums that are ``sent`` to the other ranks; and the last norm that is ``completed``, in
-    ``work["normed"]``.
+    parts of sums that are ``sent`` to the other ranks; A x of adapters that the product itself may
+    compute (``pending``); routers that have made logits alone (``unselected``); and the last norm
+    that is ``completed``, in ``work["normed"]``.
     """
 
     def __init__(
@@ -67,7 +70,9 @@ class Lowering:
         self.packed: dict[Tensor, Slice] = {}
         self.begun: dict[Tensor, Begun] = {}
         self.sent: set[Tensor] = set()
+        self.pending: dict[Tensor, Adapt] = {}
         self.unmade: dict[Tensor, Norm] = {}
+        self.unselected: dict[Tensor, Selection] = {}
         self.completed: tuple[Tensor, Normalization] | None = None
 
     def restore(

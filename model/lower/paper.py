@@ -22,6 +22,7 @@ from urdir.model.memory.exchange import ExchangeShape, RankExchange
 from urdir.model.memory.recurrent_state import RecurrentShape
 from urdir.model.memory.weights import Weights
 from urdir.model.memory.workspace import WorkspaceShape
+from urdir.model.owner import Owner
 
 if TYPE_CHECKING:
     from urdir.driver.device import Device
@@ -34,13 +35,16 @@ if TYPE_CHECKING:
 _addresses = itertools.count(1 << 62, 1 << 44)
 
 
-class _PaperBuffer:
+class _PaperBuffer(Owner):
     """An allocation without memory."""
 
     closed = False
 
     def __init__(self, nbytes: int, name: str) -> None:
         self.nbytes, self.name, self.handle = nbytes, name, next(_addresses)
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 class _PaperSlice(Slice):
@@ -52,7 +56,7 @@ class _PaperSlice(Slice):
         """Nothing is written."""
 
 
-class PaperArena(Mapping[str, Slice]):
+class PaperArena(Owner, Mapping[str, Slice]):
     """Named slices of an allocation without memory."""
 
     def __init__(self, sizes: Mapping[str, int], name: str) -> None:
@@ -87,6 +91,10 @@ class PaperDevice:
     def arena(self, sizes: Mapping[str, int], name: str) -> PaperArena:
         """An arena of paper."""
         return PaperArena(sizes, name)
+
+    def pinned(self, nbytes: int, name: str) -> _PaperBuffer:
+        """Host memory of paper."""
+        return _PaperBuffer(nbytes, name)
 
 
 def paper_weights(file: ModelFile, config: Config, device: Device) -> Weights:

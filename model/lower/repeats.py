@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from weakref import WeakKeyDictionary
 
-from urdir.driver.memory import Region, Slice
+from urdir.driver.memory import PinnedBuffer, Region, Slice
 from urdir.model.families.layers import LayerConfig
 from urdir.model.families.stored import Linear, StoredMatrix, of_any_layer, stored_in
 from urdir.model.graph.ops import Norm
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from urdir.driver.kernel import Kernel
 
 _NUMBER = re.compile(r"^blk\.(\d+)\.")
+Memory = Slice | PinnedBuffer
 #: Where bytes are: the buffer, and the offset in it.
 Key = tuple[int, int]
 
@@ -33,7 +34,7 @@ class Kind(NamedTuple):
     layers of the kind. ``kind`` is None for layers whose launches depend on others."""
 
     kind: int | None
-    arguments: tuple[Slice, ...]
+    arguments: tuple[Memory, ...]
 
 
 class Kinds:
@@ -44,7 +45,9 @@ class Kinds:
     def __init__(self, parts: LayerParts) -> None:
         self._cache = parts.cache
         self._numbers: dict[Any, int] = {}
-        self._tables = set(stored_in(parts.config.ropes))  # kept in another form
+        self._tables = set(
+            stored_in((parts.config.ropes, parts.config.biases))
+        )  # kept in another form
         self.layers = [self._kind(parts, i, of) for i, of in enumerate(parts.config.layers)]
 
     @classmethod
@@ -62,8 +65,8 @@ class Kinds:
             return Kind(None, ())
         stored = [of for of in stored_in(layer) if of not in self._tables]
         weights = parts.weights
-        arguments: list[Slice] = []
-        formats = []
+        arguments: list[Memory] = []
+        formats: list[Any] = []
         for of in stored:
             if isinstance(of, StoredMatrix):
                 matrix = weights.matrix(Linear(of))
@@ -80,10 +83,16 @@ class Kinds:
         if layer.attention is not None:
             layout = parts.cache.layout(index)
             arguments += parts.cache.arguments(index).values()
+            relative = layer.attention.relative
+            arguments += [] if relative is None else [weights.biases[relative]]
         if layer.recurrent is not None and parts.recurrent is not None:
             arguments += parts.recurrent.arguments(index).values()
             slopes = getattr(layer.recurrent, "slopes", None)
             arguments += [] if slopes is None else [weights.rates[slopes]]
+        for mixture in layer.mixtures:
+            cache = weights.expert_caches.get(mixture.up.matrix)
+            formats.append(None if cache is None else cache.slots)
+            arguments += () if cache is None else cache.arguments()
         key = of_any_layer(layer), tuple(formats), layout
         return Kind(self._numbers.setdefault(key, len(self._numbers)), tuple(arguments))
 
@@ -246,6 +255,8 @@ class Repeats:
         if _NUMBER.match(op.label) is None:
             return False
         for value in op.args.values():
+            if isinstance(value, PinnedBuffer) and _key(value) not in own:
+                return False
             if isinstance(value, Region):
                 differs = value.buffer.name in ("weights", "KV cache", "recurrent state")
                 if differs and _key(value) not in own and _key(value) not in shared:
@@ -256,7 +267,7 @@ class Repeats:
         """Append the launches of a layer as those of another; False where they do not go with its
         arguments."""
         at, own = self._at, self._arguments(index)
-        if any(own[i].offset != own[j].offset for i, j in found.same):
+        if any(_key(own[i]) != _key(own[j]) for i, j in found.same):
             return False
         registers = [at.work.made[number] for number in read]
         registers += [at.work.new(STREAM) for _ in found.streams[found.made :]]
@@ -281,7 +292,7 @@ class Repeats:
             at.completed = norm.x, norm.of
         return True
 
-    def _arguments(self, index: int) -> tuple[Slice, ...]:
+    def _arguments(self, index: int) -> tuple[Memory, ...]:
         """The arguments of a layer and of the next one."""
         return self._kinds[index].arguments + self._kinds[index + 1].arguments
 
@@ -291,12 +302,13 @@ def _template(op: Unplaced, slots: Mapping[Key, int]) -> _Template:
     match = _NUMBER.match(op.label)
     assert match is not None
     slices = [(name, of) for name, of in op.args.items() if isinstance(of, Slice)]
+    memory = [(name, of) for name, of in op.args.items() if isinstance(of, Slice | PinnedBuffer)]
     return _Template(
         op.kernel,
         int(match[1]),
         op.label[match.end() :],
         op.args,
-        tuple((name, slots[_key(of)]) for name, of in slices if _key(of) in slots),
+        tuple((name, slots[_key(of)]) for name, of in memory if _key(of) in slots),
         tuple((name, of) for name, of in slices if _stream(of) is not None),
     )
 
@@ -314,5 +326,5 @@ def _stream(of: Slice) -> Register | None:
     return register if register is not None and register.name == STREAM else None
 
 
-def _key(of: Region) -> Key:
-    return id(of.buffer), of.offset
+def _key(of: Region | PinnedBuffer) -> Key:
+    return (id(of.buffer), of.offset) if isinstance(of, Region) else (id(of), 0)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from urdir.model.lower.arguments import without_none
 from urdir.model.memory.device_state import ADAPTER_WORDS, DecodeState
 from urdir.model.memory.walk import NO_BLOCKS, Blocks
+from urdir.ptxgen.kernels.attention.scores import Scores
 from urdir.ptxgen.kernels.recurrent.rows import SEGMENT_ROWS
 
 if TYPE_CHECKING:
@@ -33,6 +35,27 @@ class RowsWalk:
 
 
 @dataclass(frozen=True, slots=True)
+class RowsOfTexts:
+    """What rows of whole texts side by side have: their ``tokens`` (rows,) u32; ``segment`` (texts,
+    2) u32, the bounds of each text; and for each kind of attention, as `Scores.bounds` of ``kinds``
+    have them, the first and last row that each attends to, (rows,) u32."""
+
+    tokens: Slice
+    segment: Slice
+    kinds: Sequence[Scores]
+    bounds: Sequence[tuple[Slice, Slice]]
+
+    def of(self, scores: Scores) -> tuple[Slice, Slice]:
+        """The bounds of attention with these scores."""
+        return self.bounds[self.kinds.index(bounds_kind(scores))]
+
+
+def bounds_kind(scores: Scores) -> Scores:
+    """What of ``scores`` decides which keys a row attends to."""
+    return Scores(window=scores.window, chunk=scores.chunk, causal=scores.causal)
+
+
+@dataclass(frozen=True, slots=True)
 class Rows:
     """The rows of one plan: ``sequence`` and ``position`` (count,) u32 in device memory.
 
@@ -43,7 +66,8 @@ class Rows:
     may ``walk``. Where there are ``drafts``, several rows side by side are of one sequence: its
     last token, and up to so many drafts of those after it. In sessions with drafts ``state_at``
     (sequences,) u32 says how far the states of recurrent layers are (`DraftedStates`). Where there
-    are adapters, ``adapter`` and ``adapter_scale`` (sequences,) are those of `LoraShrink`.
+    are adapters, ``adapter`` and ``adapter_scale`` (sequences,) are those of `LoraShrink`. Rows of
+    ``texts`` are all of prompts, at their positions in their texts.
     """
 
     count: int
@@ -59,6 +83,7 @@ class Rows:
     state_at: Slice | None = None
     adapter: Slice | None = None
     adapter_scale: Slice | None = None
+    texts: RowsOfTexts | None = None
 
     @property
     def attend_to_each_other(self) -> bool:

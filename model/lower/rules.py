@@ -13,13 +13,15 @@ from urdir.model.lower import (
     moe,
     recurrent,
     rwkv,
+    selection,
     stream,
+    streams,
 )
 from urdir.model.lower.rule import RuleBook
 
 _ROOMS = (
-    *(adapters, moe, latent, attention, linear),
-    *(altup, recurrent, rwkv, collectives, stream, blocks),
+    *(adapters, moe, selection, latent, attention, linear),
+    *(altup, recurrent, rwkv, collectives, stream, streams, blocks),
 )
 #: What a step is lowered by.
 RULES = RuleBook([rule for room in _ROOMS for rule in room.RULES])

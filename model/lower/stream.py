@@ -18,13 +18,16 @@ from urdir.model.graph.ops import (
     Hide,
     Norm,
     Op,
+    Product,
     Recall,
     Reorder,
     Scale,
     ScaleBy,
 )
+from urdir.model.graph.pooling import Pool
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.parts import StepParts
+from urdir.model.lower.requests import packs
 from urdir.model.lower.rule import Rule, variants
 from urdir.ptxgen.kernels import (
     activate,
@@ -33,18 +36,22 @@ from urdir.ptxgen.kernels import (
     gather,
     hide,
     normalise,
+    pool_rows,
     recall,
     reorder,
     rescale,
 )
+from urdir.ptxgen.kernels.linear import pack
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
+    from urdir.model.memory.weights import Matrix
 
 # One object for equal kernels, with its cached properties.
 _activate = lru_cache(maxsize=64)(activate.Activate)
 _add = lru_cache(maxsize=64)(add.Add)
 _normalise = lru_cache(maxsize=64)(normalise.Normalise)
+_pack = lru_cache(maxsize=64)(pack.Pack)
 _rescale = lru_cache(maxsize=64)(rescale.Rescale)
 
 
@@ -107,8 +114,29 @@ def lower_norm(at: Lowering, ops: Sequence[Op]) -> bool:
     assert isinstance(of, Norm)
     if of.y.name == "normed" and at.completed == (of.x, of.of):
         return True
+    if (packed := _packed_norm(at, of)) is not None:
+        layer, kernel = at.norm(of.of), _pack(of.y.rows, of.cols, at.norm(of.of).norm, keeps=True)
+        weights = {"weight": layer.weight, "bias": layer.bias}
+        at.launch(kernel, of.label, x=at.place(of.x), y=packed, z=at.place(of.y), **weights)
+        at.packed[of.y] = packed
+        return True
     append_norm(at, of.label, of, at.place(of.y))
     return True
+
+
+def _packed_norm(at: Lowering, of: Norm) -> Slice | None:
+    """Where a norm that is the stream too is left packed, if products that take it so follow."""
+    whole = of.y.is_stream and of.cols == of.y.width and not _weight_rows(of)
+    if not whole or not pack.Pack.can_norm(of.cols):
+        return None
+    following: list[Matrix] = []
+    while isinstance(op := at.following(len(following)), Product) and op.x is of.y:
+        following.append(at.matrix(op.of))
+    # other products might come when the vectors are others already
+    others = [op for op in at.readers(of.y) if isinstance(op, Product)]
+    if not following or len(others) > len(following):
+        return None
+    return at.work["packed"] if packs(at, of.y.rows, following) else None
 
 
 def lower_norm_after(at: Lowering, ops: Sequence[Op]) -> bool:
@@ -290,6 +318,17 @@ def lower_gather(at: Lowering, ops: Sequence[Op]) -> bool:
     return True
 
 
+def lower_pool(at: Lowering, ops: Sequence[Op]) -> bool:
+    """The mean of each text."""
+    (of,) = ops
+    assert isinstance(of, Pool)
+    assert at.rows.texts is not None
+    kernel = pool_rows.PoolRows(of.y.width, of.x.rows, of.y.rows)
+    segment = at.rows.texts.segment
+    at.launch(kernel, of.label, x=at.place(of.x), segment=segment, y=at.place(of.y))
+    return True
+
+
 def lower_reorder(at: Lowering, ops: Sequence[Op]) -> bool:
     """Columns in another order."""
     (of,) = ops
@@ -304,27 +343,36 @@ def lower_embed(at: Lowering, ops: Sequence[Op]) -> bool:
     """Rows of a table, for the rows' tokens."""
     (of,) = ops
     assert isinstance(of, Embed)
-    assert isinstance(at.parts, StepParts)
-    state, weights = at.parts.state, at.parts.weights
+    weights, texts = at.parts.weights, at.rows.texts
     table = weights.matrix(of.table)
     positions = weights.positions if of.positions is not None else None
+    known = 0 if positions is None else positions.nbytes // (4 * table.cols)
+    where: dict[str, Slice] = {"position": at.rows.position}
+    if texts is not None:
+        max_len, sequences, tokens = known or at.rows.keys, 1, texts.tokens
+    else:
+        assert isinstance(at.parts, StepParts)
+        state = at.parts.state
+        max_len, sequences, tokens = state.max_len, state.sequences, state["tokens"]
+        where = at.rows.arguments
     kernel = embedding.Embedding(
         table.format,
         table.rows,
         table.cols,
-        state.max_len,
+        max_len,
         rows=of.y.rows,
-        sequences=state.sequences,
+        sequences=sequences,
         scale=of.scale,
-        positions=0 if positions is None else positions.nbytes // (4 * table.cols),
+        positions=known,
+        texts=texts is not None,
     )
     at.launch(
         kernel,
         of.label,
         weights=table.data,
-        tokens=state["tokens"],
+        tokens=tokens,
         y=at.place(of.y),
-        **at.rows.arguments,
+        **where,
         position_table=positions,
     )
     return True
@@ -346,6 +394,7 @@ RULES: Sequence[Rule] = (
     Rule("activate", lower_activate),
     *variants("gate add?", lower_gate),
     Rule("gather", lower_gather),
+    Rule("pool", lower_pool),
     Rule("reorder", lower_reorder),
     Rule("embed", lower_embed),
 )

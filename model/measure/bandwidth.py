@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 GPU_READ_BYTES = (1 << 30, 2 << 30, 4 << 30)
 EMULATOR_READ_BYTES = (1 << 22,)
 _READS = 6
+#: Bytes of a copy by which the link to the host is timed.
+LINK_BYTES = 256 << 20
 #: Part of a device's name -> bytes per second that it reads when nothing is wrong with it.
 EXPECTED = {"H200": 4.4e12}
 
@@ -28,6 +30,20 @@ def read_bandwidth(device: Device) -> float:
     for nbytes in (size for size in sizes if size < 0.8 * free):
         best = max(best, _read_once(device, nbytes))
     return best
+
+
+def link_bandwidth(device: Device) -> float:
+    """Bytes per second of copies from page-locked host memory, the best of several."""
+    nbytes = EMULATOR_READ_BYTES[0] if device.is_emulated else LINK_BYTES
+    with (
+        device.pinned(nbytes, "link") as source,
+        device.allocate(nbytes, "link") as target,
+        device.create_stream() as stream,
+    ):
+        plan = Plan("link")
+        plan.copy(target, source, "copy")
+        timings = [execute.profile(plan, device, stream)[0] for _ in range(_READS)]
+        return max(nbytes / (timing.ms * 1e-3) for timing in timings)
 
 
 def doubt(device_name: str, bandwidth: float) -> str:

@@ -18,18 +18,49 @@ import numpy as np
 from urdir.model.errors import ModelError
 from urdir.model.measure.plot import check_can_plot, save
 
+#: The longest of lengths around a mean, in deviations above it.
+_FARTHEST = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Numbers of tokens from ``low`` to ``high``, drawn evenly, or around a mean by a gamma
+    distribution, as texts of real users are: a few are much longer."""
+
+    low: int
+    high: int
+    mean_deviation: tuple[int, int] | None = None
+
+    @classmethod
+    def around(cls, mean: int, deviation: int) -> Lengths:
+        """Lengths of that mean and deviation."""
+        return cls(1, mean + _FARTHEST * deviation, (mean, deviation))
+
+    def draw(self, random: np.random.Generator) -> int:
+        """One of them."""
+        if self.mean_deviation is None:
+            return int(random.integers(self.low, self.high, endpoint=True))
+        mean, deviation = self.mean_deviation
+        length = random.gamma((mean / deviation) ** 2, deviation**2 / mean)
+        return min(max(round(length), self.low), self.high)
+
+    def __str__(self) -> str:
+        if self.mean_deviation is not None:
+            return "{}~{}".format(*self.mean_deviation)
+        return f"{self.low}" if self.low == self.high else f"{self.low}-{self.high}"
+
 
 @dataclass(frozen=True, slots=True)
 class LoadCase:
-    """``requests`` in all, whose prompts and answers have lengths drawn evenly from two ranges.
+    """``requests`` in all, whose prompts and answers have lengths of two distributions.
 
     The first ``shared`` tokens of all prompts are the same. Either ``rate`` is given, in requests a
     second, or there are ``users``.
     """
 
     requests: int = 100
-    inputs: tuple[int, int] = (512, 512)
-    outputs: tuple[int, int] = (128, 128)
+    inputs: Lengths = Lengths(512, 512)
+    outputs: Lengths = Lengths(128, 128)
     shared: int = 0
     rate: float | None = None
     users: int = 8
@@ -92,9 +123,9 @@ def plan_load(case: LoadCase, vocabulary: int) -> list[Ask]:
     pauses = random.exponential(1 / case.rate if case.rate else 0.0, case.requests)
     asks = []
     for at in np.cumsum(pauses):
-        length = int(random.integers(case.inputs[0], case.inputs[1], endpoint=True))
+        length = case.inputs.draw(random)
         own = random.integers(vocabulary, size=max(length - case.shared, 0)).tolist()
-        tokens = int(random.integers(case.outputs[0], case.outputs[1], endpoint=True))
+        tokens = case.outputs.draw(random)
         asks.append(Ask(float(at), (*shared, *own)[:length], tokens))
     return asks
 

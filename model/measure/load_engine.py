@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
-from contextlib import aclosing
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from urdir.driver.errors import DriverError
-from urdir.model.engine.requests.async_service import AsyncService
-from urdir.model.engine.requests.request import Ending, Request
+from urdir.model.engine.requests.request import Ending, Item, Piece, Request
+from urdir.model.engine.requests.service import Service
 from urdir.model.engine.sampling_settings import GREEDY
 from urdir.model.errors import ModelError
 from urdir.model.measure.load import Ask, LoadCase, Reply, run_load
-from urdir.model.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from urdir.model.engine.engine import Engine
@@ -50,35 +50,46 @@ async def load_engine(
     on_reply: Callable[[Reply], None] = lambda reply: None,
 ) -> tuple[list[Reply], DeviceUse]:
     """Have all requests answered by an engine with several sequences, which is closed then; see
-    `run_load`. A file without a vocabulary has no text, and its answers are tokens alone."""
-    service = AsyncService(engine, None, limits, has_text=Tokenizer.is_there(engine.file))
-    try:
+    `run_load`. Answers are tokens: a server makes text of them in other processes."""
+    with closing(engine), Service(engine, None, limits) as service:
         replies = await run_load(partial(_ask, service), case, asks, on_reply)
-        return replies, DeviceUse.of(await service.metrics())
-    finally:
-        await service.close()
+        return replies, DeviceUse.of(service.metrics())
 
 
-async def _ask(service: AsyncService[None], ask: Ask) -> Reply:
+async def _ask(service: Service, ask: Ask) -> Reply:
     request = Request(prompt=ask.prompt, settings=GREEDY, limit=ask.tokens, ignore_end=True)
-    reply = Reply(time.perf_counter())
+    reply, loop, ended = Reply(time.perf_counter()), asyncio.get_running_loop(), asyncio.Event()
     last = reply.start
+
+    def note(item: Item) -> None:
+        """In the thread of the service, as little as front ends ask of it."""
+        nonlocal last
+        now = time.perf_counter()
+        if isinstance(item, Piece):
+            if reply.first is None:
+                reply.first = now
+            else:  # tokens of one launch come together
+                count = len(item.choices)
+                reply.gaps += [(now - last) / count] * count
+            last = now
+            return
+        reply.end = now
+        if isinstance(item, Ending):
+            reply.prompt_tokens = item.prompt_tokens
+            reply.cached_tokens = item.cached_tokens
+            reply.tokens = item.generated_tokens
+        else:
+            reply.error = str(item)
+        loop.call_soon_threadsafe(ended.set)
+
     try:
-        async with aclosing(service.generate(request)) as items:
-            async for item in items:
-                if isinstance(item, Ending):
-                    reply.prompt_tokens = item.prompt_tokens
-                    reply.cached_tokens = item.cached_tokens
-                    reply.tokens = item.generated_tokens
-                    continue
-                now = time.perf_counter()
-                if reply.first is None:
-                    reply.first = now
-                else:  # tokens of one launch come together
-                    count = len(item.choices)
-                    reply.gaps += [(now - last) / count] * count
-                last = now
+        answer = service.submit(request, note)
     except (ModelError, DriverError) as error:
-        reply.error = str(error)
-    reply.end = time.perf_counter()
+        reply.error, reply.end = str(error), time.perf_counter()
+        return reply
+    try:
+        await ended.wait()
+    except asyncio.CancelledError:
+        service.cancel(answer)
+        raise
     return reply

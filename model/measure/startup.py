@@ -20,6 +20,7 @@ from urdir.model.engine.sampling_settings import GREEDY
 from urdir.model.errors import ModelError
 from urdir.model.families.synthetic import SyntheticModel
 from urdir.model.files.demo import DEMO
+from urdir.model.measure.graphs import time_graphs
 from urdir.model.measure.model_kernels import model_kernels
 from urdir.model.text.tokenizer import Tokenizer
 from urdir.ptxgen.render.jinja import environment, write_modules
@@ -38,6 +39,8 @@ _PARTS = {
     "graphs": "first graphs recorded",
 }
 _PROMPT_TOKENS = 8
+#: Users of a service whose graphs are recorded.
+_USERS = 64
 _MODULES = (
     "cuda.bindings.driver",
     "urdir.driver.device",
@@ -89,11 +92,24 @@ def bench_startup(
         StartupRow("cubins loaded, warm", 1e3 * _load_warm(name, specs), "ms", "from a folder"),
     ]
     rows += _open(source, device_name, cache_folder, text)
+    if not device.is_emulated:  # whose steps take longer than their graphs
+        rows += _graphs(source, device_name)
     if text and not isinstance(source, SyntheticModel):
         path = str(source or DEMO)
         _first_output_s(path, name)
         seconds = _first_output_s(path, name)
         rows.append(StartupRow("process to first token", seconds, "s", "urdir run -n 1"))
+    return rows
+
+
+def _graphs(source: str | SyntheticModel | None, device_name: str) -> list[StartupRow]:
+    """What a service takes until it has the graphs of its steps."""
+    rows = []
+
+    def tell(part: str, seconds: float, note: str) -> None:
+        rows.append(StartupRow(part, 1e3 * seconds, "ms", note))
+
+    time_graphs(source, device_name, _USERS, tell)
     return rows
 
 

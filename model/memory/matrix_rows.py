@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from urdir.model.families.stored import Run, StoredMatrix, length
+from urdir.model.files.pretrained.rows import RowBytes
+from urdir.model.memory.quantising import FloatRows, can_quantise
 from urdir.ptxgen.weights.formats import FORMATS, Bytes, Format, format_of
 from urdir.ptxgen.weights.layout import Layout
 
@@ -37,6 +39,19 @@ def source_rows(of: StoredMatrix, tensor: Tensor) -> Any:
     parts = tuple((nbytes(start), nbytes(stop)) for start, stop in columns)
     taken = Rows(tensor.data, of, nbytes(width), parts)
     return Transposed(taken, of, fmt) if of.transposed else taken
+
+
+def float_rows(of: StoredMatrix, tensor: Tensor) -> FloatRows | None:
+    """The stored rows of a matrix that the device quantises; None for others: stored as they are,
+    of a type that the processor makes, or parts of rows whose scale is the whole row's."""
+    fmt, data = format_of(tensor.type_id), tensor.data
+    if not isinstance(data, RowBytes) or data.floats is None or of.transposed:
+        return None
+    if not can_quantise(fmt) or (of.columns is not None and fmt.element is not None):
+        return None
+    type_id, floats = data.floats
+    stored = replace(tensor, type_id=type_id, data=floats)
+    return FloatRows(format_of(type_id), source_rows(of, stored))
 
 
 @dataclass(frozen=True, slots=True)

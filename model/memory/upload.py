@@ -19,7 +19,9 @@ import numpy.typing as npt
 
 from urdir.driver.launch import launch, pack
 from urdir.model.files.open_file import FileBytes
+from urdir.model.memory.quantising import FloatRows, Quantising, quantise_spec
 from urdir.model.owner import Owner
+from urdir.ptxgen.kernels.quantise import Quantise
 from urdir.ptxgen.kernels.repack import Repack
 from urdir.ptxgen.kernels.row_powers import RowPowers
 from urdir.ptxgen.kernels.row_scales import RowScales
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from urdir.driver.module import LoadedKernel
     from urdir.driver.stream import Event, Stream
     from urdir.ptxgen.spec import KernelSpec
+    from urdir.ptxgen.weights.format import Format
 
 _SLOTS = 2
 #: Eight threads that only copy reached 50 GB/s with slots of 4 MB, 48 with 8 MB, 32 with 32 MB. In
@@ -55,12 +58,12 @@ class Piece(Protocol):
         """Write the data to a slot; returns its size in bytes. Called in a thread."""
 
     def place(self, staged: Slice, stream: Stream) -> None:
-        """Queue the work that moves the data from ``staged`` to its place."""
+        """Queue the work that moves the data from the start of ``staged``, a slot, to its place."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Band:
-    """Rows of a matrix, repacked on the device."""
+    """Rows of a matrix, repacked on the device; floats are quantised there before."""
 
     loaded: LoadedKernel
     layout: Layout
@@ -68,13 +71,20 @@ class _Band:
     rows: int
     source: Any
     destination: Slice
+    quantising: Quantising | None = None
+
+    @property
+    def row_nbytes(self) -> int:
+        """Bytes of a row that is read."""
+        of = self.quantising
+        return self.layout.source_row_nbytes if of is None else of.floats.source_row_nbytes
 
     @property
     def nbytes(self) -> int:
-        return self.rows * self.layout.source_row_nbytes
+        return self.rows * self.row_nbytes
 
     def read(self, into: Bytes) -> int:
-        begin, fmt = self.first * self.layout.source_row_nbytes, self.layout.format
+        begin, fmt = self.first * self.row_nbytes, self.layout.format
         if isinstance(self.source, FileBytes) and not fmt.recoded:
             self.source.read_into(begin, into[: self.nbytes])
             return self.nbytes
@@ -82,6 +92,8 @@ class _Band:
 
     def place(self, staged: Slice, stream: Stream) -> None:
         tiles = self.destination.slice(*self.layout.span(self.first, self.rows))
+        if self.quantising is not None:
+            staged = self.quantising.queue(self.rows, staged, stream)
         _launch(self.loaded, stream, source=staged, tiles=tiles)
 
 
@@ -100,7 +112,7 @@ class _Part:
         return _copy(self.source, into)
 
     def place(self, staged: Slice, stream: Stream) -> None:
-        self.destination.copy_from(staged, stream)
+        self.destination.copy_from(staged.slice(0, self.nbytes), stream)
 
 
 def _copy(data: Bytes, into: Bytes) -> int:
@@ -109,18 +121,26 @@ def _copy(data: Bytes, into: Bytes) -> int:
 
 
 class Repacking:
-    """The repacking kernels of some layouts, compiled in threads if necessary; rows of some are
-    ``scaled`` for products of bytes."""
+    """The kernels of some matrices, compiled in threads if necessary: layouts, and the type of the
+    floats that are quantised on the way, or None. Rows of some are ``scaled`` for products of
+    bytes."""
 
     def __init__(
-        self, device: Device, layouts: Iterable[Layout], scaled: Collection[Layout] = ()
+        self,
+        device: Device,
+        matrices: Iterable[tuple[Layout, Format | None]],
+        scaled: Collection[Layout] = (),
     ) -> None:
         self._device = device
         specs: dict[tuple[type[KernelSpec], str, int, int], KernelSpec] = {}
-        for layout in layouts:
+        for layout, floats in matrices:
             fmt, cols = layout.format, layout.cols
-            for rows in {rows for _, rows in layout.chunks(_SLOT_BYTES)}:
+            for rows in {rows for _, rows in _chunks(layout, floats)}:
                 specs[Repack, fmt.name, rows, cols] = Repack(fmt, rows, cols)
+            if floats is not None:
+                specs[Quantise, f"{fmt.name} {floats.name}", 0, cols] = quantise_spec(
+                    fmt, floats, 1, cols
+                )
             if fmt.has_powers:
                 specs[RowPowers, fmt.name, layout.rows, cols] = RowPowers(fmt, layout.rows, cols)
             if layout in scaled:
@@ -129,11 +149,16 @@ class Repacking:
         self._kernels = dict(zip(specs, loaded, strict=True))
 
     def pieces(self, layout: Layout, source: Any, destination: Slice) -> Iterator[Piece]:
-        """Pieces of a GGUF tensor (its bytes), to be repacked into ``destination``, which holds
-        zeros."""
-        for first, rows in layout.chunks(_SLOT_BYTES):
-            loaded = self._kernels[Repack, layout.format.name, rows, layout.cols]
-            yield _Band(loaded, layout, first, rows, source, destination)
+        """Pieces of a GGUF tensor (its bytes, or `FloatRows`), to be repacked into ``destination``,
+        which holds zeros."""
+        name, floats, quantising = layout.format.name, None, None
+        if isinstance(source, FloatRows):
+            floats, source = source.format, source.data
+            loaded = self._kernels[Quantise, f"{name} {floats.name}", 0, layout.cols]
+            quantising = Quantising(loaded, layout.format, as_read(layout, floats))
+        for first, rows in _chunks(layout, floats):
+            loaded = self._kernels[Repack, name, rows, layout.cols]
+            yield _Band(loaded, layout, first, rows, source, destination, quantising)
 
     def add_powers(self, matrices: Iterable[tuple[Layout, Slice, Slice | None]]) -> None:
         """Compute the row powers of fully uploaded matrices, and the row scales of some."""
@@ -146,6 +171,17 @@ class Repacking:
                     kernel = self._kernels[RowScales, *shape]
                     _launch(kernel, stream, weights=weights, scales=scales)
             stream.synchronize()
+
+
+def as_read(layout: Layout, floats: Format | None) -> Layout:
+    """The layout of a matrix as it is read: of its type, or of the ``floats`` that become it."""
+    return layout if floats is None else Layout(floats, layout.rows, layout.cols)
+
+
+def _chunks(layout: Layout, floats: Format | None) -> Iterator[tuple[int, int]]:
+    """(first row, rows) of the pieces of a matrix, for which a slot has room: of floats with their
+    blocks behind them, which have 9/16 as many bytes at most."""
+    return as_read(layout, floats).chunks(_SLOT_BYTES if floats is None else _SLOT_BYTES * 5 // 8)
 
 
 def _launch(loaded: LoadedKernel, stream: Stream, **args: Slice) -> None:
@@ -237,7 +273,7 @@ class _Lane(Owner):
                 busy.synchronize()
             nbytes = piece.read(host[at : at + _SLOT_BYTES])
             self._staging.upload_async(self._pinned, nbytes, at, self._stream, at)
-            piece.place(self._staging.slice(at, nbytes), self._stream)
+            piece.place(self._staging.slice(at, _SLOT_BYTES), self._stream)
             self._busy[slot] = self._stream.record(busy)
         self._stream.synchronize()
 

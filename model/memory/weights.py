@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from urdir.model.families.config import Config
+from urdir.model.families.placement import cached_mixtures, units
 from urdir.model.families.rope import RopeConfig
 from urdir.model.families.stored import (
+    MOST_DISTANCE,
     Linear,
     Normalization,
+    RelativeBias,
     Run,
     Slopes,
     Stored,
@@ -22,9 +27,18 @@ from urdir.model.families.stored import (
     stored_in,
 )
 from urdir.model.memory.cache_shape import rounded_capacity
-from urdir.model.memory.matrix_rows import format_in, source_rows
+from urdir.model.memory.expert_cache import ExpertCache, cache_sizes
+from urdir.model.memory.matrix_rows import float_rows, format_in, source_rows
 from urdir.model.memory.norms import NormLayer
-from urdir.model.memory.upload import STAGING_BYTES, Piece, Repacking, upload, vector_pieces
+from urdir.model.memory.streamed import StreamedMatrices, slot_sizes, slots_in
+from urdir.model.memory.upload import (
+    STAGING_BYTES,
+    Piece,
+    Repacking,
+    as_read,
+    upload,
+    vector_pieces,
+)
 from urdir.model.owner import Owner
 from urdir.model.progress import Progress
 from urdir.ptxgen.kernels.rotation import turns_table
@@ -36,7 +50,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from urdir.driver.device import Device
-    from urdir.driver.memory import Arena, Slice
+    from urdir.driver.memory import Arena, Array, Slice
     from urdir.model.files.gguf import Tensor
     from urdir.model.files.model_file import ModelFile
     from urdir.model.memory.session_settings import Split
@@ -84,18 +98,38 @@ class Matrix:
 
 class Weights(Owner):
     """All weights of a model in one allocation, indexed by their references in the description;
-    ``rope_tables`` by rotation, ``rates`` by decay slopes. Addresses, which plans need, are known
-    before the upload (`upload`)."""
+    ``rope_tables`` by rotation, ``rates`` by decay slopes, ``biases`` by distance. Addresses,
+    which plans need, are known before the upload (`upload`)."""
 
     def __init__(self, gguf: ModelFile, config: Config, device: Device) -> None:
         self.config = config
         self.device = device
-        self._arena: Arena = device.arena(weight_sizes(gguf, config), "weights")
         self._kept = tuple(_kept(config))
         self._layouts = {of: _layout(of, gguf) for of in self._kept if isinstance(of, StoredMatrix)}
+        with ExitStack() as owners:
+            arena = owners.enter_context(device.arena(weight_sizes(gguf, config), "weights"))
+            self._arena: Arena = arena
+            #: The matrices in host memory.
+            self.streamed = owners.enter_context(
+                StreamedMatrices(device, self._layouts, units(config), slots_in(arena))
+            )
+            #: Caches of experts, by the matrix up of each.
+            self.expert_caches = {
+                of.up.matrix: ExpertCache.of(of, self._layouts, self.streamed, arena, _label)
+                for of in cached_mixtures(config)
+            }
+            self._owners = owners.pop_all()
+        for cache in self.expert_caches.values():
+            for matrix in cache.layouts:
+                self.streamed[matrix].transfer = partial(cache.gather, matrix)
+        #: How often experts were chosen in the past, by the number of their cache: see
+        #: `ExpertCache.counts`. Caches are filled by it.
+        self.expert_counts: Mapping[int, Array] = {}
         #: Learned positions (at least the largest cache's, hidden) f32, or None.
         self.positions = self._arena.get(_POSITIONS)
         self.rope_tables = {rope: self._arena[_table_name(rope)] for rope in config.ropes}
+        #: The bias of each head by distance, (heads, 2 MOST_DISTANCE + 1) f32.
+        self.biases = {of: self._arena[_table_name(of)] for of in config.biases}
         #: Decay rates of lightning attention states, (heads,) f32.
         self.rates = {slopes: self._arena[_table_name(slopes)] for slopes in config.slopes}
 
@@ -123,30 +157,61 @@ class Weights(Owner):
         self._arena.buffer.fill(0)  # padding of the last tiles
         self._upload_rope_tables(gguf)
         self._upload_positions(gguf)
+        for bias, table in self.biases.items():
+            values = vector_values(bias.weight, gguf.tensors[bias.weight.name])
+            table.upload(bias.table(values))
+        tensors = {of: gguf.tensors[of.name] for of in self._layouts}
+        floats = {of: float_rows(of, tensor) for of, tensor in tensors.items()}
+        sources = {of: rows or source_rows(of, tensors[of]) for of, rows in floats.items()}
         for slopes, rates in self.rates.items():
             rates.upload(slopes.rates())
-        total = sum(_source_nbytes(of, gguf) for of in self._kept)
         scaled = {of for of in self._layouts if _scales_name(of) in self._arena}
-        repacking = Repacking(
-            self.device, self._layouts.values(), {self._layouts[of] for of in scaled}
-        )
-        pieces = self._pieces(gguf, repacking)
+        formats = {of: None if rows is None else rows.format for of, rows in floats.items()}
+        matrices = [(self._layouts[of], form) for of, form in formats.items()]
+        repacking = Repacking(self.device, matrices, {self._layouts[of] for of in scaled})
+
+        def nbytes_of(of: Stored) -> int:
+            if isinstance(of, StoredMatrix):
+                return as_read(self._layouts[of], formats[of]).source_nbytes
+            return 4 * of.size
+
+        total = sum(map(nbytes_of, self._kept))
         rank = self.config.share or self.config.stage
         is_first = rank is None or rank.rank == 0
+        stop = stop or threading.Event()
         with Progress("loading", total, shown=is_first) as progress:
-            upload(self.device, pieces, total, progress=progress.advance, stop=stop)
-        if stop is None or not stop.is_set():
-            repacking.add_powers(
-                (layout, self._arena[_label(of)], self._arena.get(_scales_name(of)))
-                for of, layout in self._layouts.items()
-            )
+
+            def fill(kept: Sequence[Stored]) -> None:
+                pieces = self._pieces(gguf, repacking, sources, kept)
+                nbytes = sum(map(nbytes_of, kept))
+                upload(self.device, pieces, nbytes, progress=progress.advance, stop=stop)
+                if not stop.is_set():
+                    repacking.add_powers(
+                        (self._layouts[of], self._place(of), self._arena.get(_scales_name(of)))
+                        for of in kept
+                        if isinstance(of, StoredMatrix)
+                    )
+
+            fill([of for of in self._kept if of not in self.streamed])
+            for group in self.streamed.groups:
+                if not stop.is_set():
+                    self.streamed.clear()
+                    fill(group)
+                    self.streamed.save(group)
+                    self._fill_caches(group)
+
+    def _fill_caches(self, group: Collection[Stored]) -> None:
+        """Fill the caches of experts whose matrices are in their slots now."""
+        for number, (up, cache) in enumerate(self.expert_caches.items()):
+            if up in group:
+                cache.fill(self.streamed, self.expert_counts.get(number))
 
     def matrix(self, of: Linear | StoredMatrix) -> Matrix:
         """A matrix of the description, with its bias."""
         stored, bias = (of.matrix, of.bias) if isinstance(of, Linear) else (of, None)
         return Matrix(
             self._layouts[stored],
-            self._arena[_label(stored)],
+            self._place(stored),
             None if bias is None else self.vector(bias),
             stored.columns is not None,
             self._arena.get(_scales_name(stored)),
@@ -172,13 +237,24 @@ class Weights(Owner):
         weight, bias = (None if v is None else self.vector(v) for v in (of.weight, of.bias))
         return NormLayer(of.norm, weight, bias)
 
-    def _pieces(self, gguf: ModelFile, repacking: Repacking) -> Iterator[Piece]:
-        for of in self._kept:
-            tensor, place = gguf.tensors[of.name], self._arena[_label(of)]
+    def _place(self, of: Stored) -> Slice:
+        """Where a tensor lies on the device, if need be while it is used."""
+        return self.streamed.get(of) or self._arena[_label(of)]
+
+    def _pieces(
+        self,
+        gguf: ModelFile,
+        repacking: Repacking,
+        sources: Mapping[StoredMatrix, Any],
+        kept: Iterable[Stored],
+    ) -> Iterator[Piece]:
+        for of in kept:
+            place = self._place(of)
             if isinstance(of, StoredMatrix):
-                yield from repacking.pieces(self._layouts[of], source_rows(of, tensor), place)
+                yield from repacking.pieces(self._layouts[of], sources[of], place)
             else:
-                yield from vector_pieces(vector_values(of, tensor).view(np.uint8), place)
+                values = vector_values(of, gguf.tensors[of.name])
+                yield from vector_pieces(values.view(np.uint8), place)
 
     def _upload_rope_tables(self, gguf: ModelFile) -> None:
         for rope, table in self.rope_tables.items():
@@ -202,13 +278,19 @@ class Weights(Owner):
         return self._arena.nbytes
 
     @property
+    def experts_nbytes(self) -> int:
+        """Bytes in host memory of experts that are cached."""
+        caches = self.expert_caches.values()
+        return sum(self._layouts[of].nbytes for cache in caches for of in cache.layouts)
+
+    @property
     def layouts(self) -> tuple[Layout, ...]:
         """The layouts of all matrices, in the order of the description."""
         return tuple(self._layouts.values())
 
     def close(self) -> None:
         """Free the weights. Idempotent."""
-        self._arena.close()
+        self._owners.close()
 
 
 def shares_of(
@@ -233,10 +315,18 @@ def shares_of(
 
 def weight_sizes(gguf: ModelFile, config: Config) -> dict[str, int]:
     """Bytes of everything ``Weights`` keeps on the device, by name."""
+    groups = units(config)
+    streamed = {of for unit in groups for of in unit}
     sizes = {
         _label(of): _layout(of, gguf).nbytes if isinstance(of, StoredMatrix) else 4 * of.size
         for of in _kept(config)
+        if of not in streamed
     }
+    layouts = {of: _layout(of, gguf) for of in streamed}
+    sizes |= slot_sizes(groups, layouts, config.streaming)
+    for mixture in cached_mixtures(config):
+        assert config.streaming is not None
+        sizes |= cache_sizes(mixture, layouts, config.streaming.experts, _label)
     for of in _adapted(config):
         assert config.adapters is not None
         sizes[_lora_name("A", of)] = config.adapters.a_nbytes(of)
@@ -250,7 +340,13 @@ def weight_sizes(gguf: ModelFile, config: Config) -> dict[str, int]:
         rows = max(config.positions.rows, rounded_capacity(config.context_length))
         sizes[_POSITIONS] = 4 * rows * config.hidden
     sizes |= {_table_name(slopes): 4 * slopes.heads for slopes in config.slopes}
+    sizes |= {_table_name(of): 4 * of.heads * (2 * MOST_DISTANCE + 1) for of in config.biases}
     return sizes | {_table_name(rope): 4 * rope.dim for rope in config.ropes}
+
+
+def streamed_nbytes(gguf: ModelFile, config: Config) -> int:
+    """Bytes of host memory that a model takes."""
+    return sum(_layout(of, gguf).nbytes for unit in units(config) for of in unit)
 
 
 def vector_values(of: StoredVector, tensor: Tensor) -> npt.NDArray[np.float32]:
@@ -267,7 +363,7 @@ def _kept(config: Config) -> Iterator[Stored]:
     """Tensors stored on the device: without factors that go into RoPE tables, learned positions and
     tensors of another model. Later stages have only their layers."""
     others = {stored for rope in config.ropes for stored in stored_in(rope)} | {config.positions}
-    others |= config.lent
+    others |= config.lent | {of.weight for of in config.biases}
     has_ends = config.stage is None or config.stage.rank == 0
     return (of for of in stored_in(config if has_ends else config.layers) if of not in others)
 
@@ -278,12 +374,6 @@ def _adapted(config: Config) -> Iterator[StoredMatrix]:
     for of in _kept(config) if room is not None else ():
         if isinstance(of, StoredMatrix) and room is not None and room.has(of):
             yield of
-
-
-def _source_nbytes(of: Stored, gguf: ModelFile) -> int:
-    if isinstance(of, StoredMatrix):
-        return of.rows * _layout(of, gguf).source_row_nbytes
-    return 4 * of.size
 
 
 def _layout(of: StoredMatrix, gguf: ModelFile) -> Layout:
@@ -319,5 +409,5 @@ def _runs_text(runs: tuple[Run, ...]) -> str:
     return ",".join(f"{start}:{stop}" for start, stop in runs)
 
 
-def _table_name(of: RopeConfig | Slopes) -> str:
+def _table_name(of: RopeConfig | Slopes | RelativeBias) -> str:
     return f"table of {of}"

@@ -70,9 +70,17 @@ async def _timed(
     service: AsyncService, request: Request, metrics: ServerMetrics
 ) -> AsyncGenerator[Piece | Ending, None]:
     """A request's items; their times are recorded."""
-    clock = TokenClock(metrics)
-    async with aclosing(service.generate(request)) as items:
-        async for item in items:
-            if isinstance(item, Piece):
-                clock.came(len(item.choices))
-            yield item
+    clock, reason = TokenClock(metrics), "cancelled"
+    try:
+        async with aclosing(service.generate(request)) as items:
+            async for item in items:
+                if isinstance(item, Piece):
+                    clock.came(len(item.choices))
+                else:
+                    reason = item.finish.value
+                yield item
+    except Exception:
+        reason = "error"
+        raise
+    finally:
+        clock.ended(reason)

@@ -24,22 +24,19 @@ from urdir.model.serve.kept import Keeping, KeepingHere, Kept, Store
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.metrics import ServerMetrics
 from urdir.model.serve.page import page
-from urdir.model.serve.protocols import ANSWERED, FIXED, JOBS
+from urdir.model.serve.protocols import ANSWERED, EMBEDDED, FIXED, JOBS
 from urdir.model.serve.stream import log
 
 #: Endpoints of other APIs that clients may try -> why they are missing.
 _REFUSED = {
-    "/api/": "has one model, and no embeddings",
-    "/embedding": "has no embeddings",
-    "/rerank": "has no reranking",
+    "/api/": "has one model, and embeddings at /api/embed",
+    "/embedding": "has embeddings at /v1/embeddings",
     "/v1/audio": "has no audio",
     "/v1/batches": "has no batches; use urdir batch, or send requests concurrently",
-    "/v1/embeddings": "has no embeddings",
     "/v1/files": "stores no files",
     "/v1/fine_tuning": "has no training",
     "/v1/images": "has no image generation",
     "/v1/moderations": "has no moderation",
-    "/v1/rerank": "has no reranking",
 }
 
 
@@ -69,6 +66,7 @@ def make_app(
         Route("/lora-adapters", endpoints.adapters, methods=["GET", "POST"]),
     ]
     posts = {path: endpoints.answered(read) for path, read in ANSWERED.items()}
+    posts |= {path: endpoints.embedded(read) for path, read in EMBEDDED.items()}
     posts |= {path: endpoints.text_job(job) for path, job in JOBS.items()}
     routes += [Route(path, endpoints.fixed(make)) for path, make in FIXED.items()]
     routes += [Route(path, endpoint, methods=["POST"]) for path, endpoint in posts.items()]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
+import ssl
 from collections.abc import Callable
 from typing import Protocol
 
@@ -23,6 +25,8 @@ log = logging.getLogger("urdir.serve")
 #: refused, files read by libraries.
 _SPARE_FILES = 32
 _ACCEPTED_AT_ONCE = 8  # fewer than the spare files: excess connections are accepted, then closed
+_HANDSHAKE_SECONDS = 10.0
+_HANDSHAKES = 64  # at the same time
 _PAUSE_SECONDS = 1.0  # after a connection could not be accepted
 _FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\n"
@@ -73,8 +77,13 @@ class Connections:
         self._waiting.pop(connection, None)
 
 
-async def accept(listener: socket.socket, make: Callable[[], asyncio.Protocol]) -> None:
-    """Accept connections until cancelled; ``make`` makes the protocol of each.
+async def accept(
+    listener: socket.socket,
+    make: Callable[[], asyncio.Protocol],
+    tls: ssl.SSLContext | None = None,
+) -> None:
+    """Accept connections until cancelled, with TLS if there is a context for it; ``make`` makes the
+    protocol of each.
 
     Replaces asyncio's server, which accepts as many as are pending before the first is counted
     here, and which retries with a traceback each time while no file can be opened.
@@ -87,7 +96,7 @@ async def accept(listener: socket.socket, make: Callable[[], asyncio.Protocol]) 
             try:
                 for _ in range(_ACCEPTED_AT_ONCE):
                     connection, _ = await loop.sock_accept(listener)
-                    task = loop.create_task(loop.connect_accepted_socket(make, connection))
+                    task = loop.create_task(_connect(make, connection, tls))
                     beginning.add(task)
                     task.add_done_callback(beginning.discard)
             except ConnectionAbortedError:
@@ -95,9 +104,25 @@ async def accept(listener: socket.socket, make: Callable[[], asyncio.Protocol]) 
             except OSError as error:
                 log.error("accepting no connections for %g s: %s", _PAUSE_SECONDS, error.strerror)
                 await asyncio.sleep(_PAUSE_SECONDS)
-            await asyncio.gather(*beginning, return_exceptions=True)
+            if tls is None:
+                await asyncio.gather(*beginning, return_exceptions=True)
+            while len(beginning) > _HANDSHAKES:
+                await asyncio.wait(beginning, return_when=asyncio.FIRST_COMPLETED)
     finally:
         await asyncio.gather(*beginning, return_exceptions=True)
+
+
+async def _connect(
+    make: Callable[[], asyncio.Protocol], connection: socket.socket, tls: ssl.SSLContext | None
+) -> None:
+    """Begin a connection; a client that does not shake hands has it closed."""
+    with contextlib.suppress(OSError):  # asyncio's errors of TLS, and of time, are such
+        await asyncio.get_running_loop().connect_accepted_socket(
+            make,
+            connection,
+            ssl=tls,
+            ssl_handshake_timeout=None if tls is None else _HANDSHAKE_SECONDS,
+        )
 
 
 def room(wanted: int) -> int:

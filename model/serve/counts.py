@@ -9,9 +9,14 @@ from http import HTTPStatus
 import numpy as np
 from numpy.typing import NDArray
 
+from urdir.model.engine.requests.request import Finish
+
 #: Bucket bounds in seconds, at most a factor of two apart.
 FIRST_TOKEN = (0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60)
 NEXT_TOKEN = (0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2)
+WHOLE = (0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3, 6, 12, 25, 50, 100, 200, 400, 800)
+#: Why answers end: as `Finish` has it, by an error, or because the client is gone.
+ENDINGS = (*(finish.value for finish in Finish), "error", "cancelled")
 #: Paths whose responses are counted by name; all others are "other".
 ROUTES = (
     *("/", "/health", "/metrics", "/v1/models", "/v1/models/{name:path}", "/v1/completions"),
@@ -21,7 +26,13 @@ ROUTES = (
 _STATUSES = tuple(int(status) for status in HTTPStatus)
 #: What is open now: requests, connections, bytes of large bodies.
 _GAUGES = ("requests", "connections", "body_bytes")
-_SIZE = len(_GAUGES) + len(FIRST_TOKEN) + len(NEXT_TOKEN) + 4 + len(ROUTES) * len(_STATUSES)
+_TIMES = (FIRST_TOKEN, NEXT_TOKEN, WHOLE)
+_SIZE = (
+    len(_GAUGES)
+    + sum(len(bounds) + 2 for bounds in _TIMES)
+    + len(ENDINGS)
+    + len(ROUTES) * len(_STATUSES)
+)
 
 
 class Counts:
@@ -38,10 +49,13 @@ class Counts:
         self._own = self._table[own]
         self._own[: len(_GAUGES)] = 0
         at = len(_GAUGES)
-        self.first_token = Times(self, at, FIRST_TOKEN)
-        at += len(FIRST_TOKEN) + 2
-        self.next_token = Times(self, at, NEXT_TOKEN)
-        self._responses = at + len(NEXT_TOKEN) + 2
+        times = []
+        for bounds in _TIMES:
+            times.append(Times(self, at, bounds))
+            at += len(bounds) + 2
+        self.first_token, self.next_token, self.whole = times
+        self._endings = at
+        self._responses = at + len(ENDINGS)
 
     def add(self, gauge: str, change: float) -> None:
         """Change what this process has open of "requests", "connections" or "body_bytes"."""
@@ -56,6 +70,14 @@ class Counts:
         known = status if status in _STATUSES else int(HTTPStatus.INTERNAL_SERVER_ERROR)
         row = ROUTES.index(route) * len(_STATUSES) + _STATUSES.index(known)
         self._own[self._responses + row] += 1
+
+    def count_ending(self, reason: str) -> None:
+        """Count the end of an answer, by one of `ENDINGS`."""
+        self._own[self._endings + ENDINGS.index(reason)] += 1
+
+    def endings(self) -> Iterator[tuple[str, float]]:
+        """Each of `ENDINGS` and how many answers of all processes ended so."""
+        return zip(ENDINGS, self.sums(self._endings, len(ENDINGS)).tolist(), strict=True)
 
     def responses(self) -> Iterator[tuple[str, int, float]]:
         """Route, status and number of the responses of all processes."""

@@ -21,11 +21,13 @@ from urdir.model.serve.answers import together
 from urdir.model.serve.asked import Asked, Begun, Follows, Mixed, Text, render
 from urdir.model.serve.bodies import Bodies, parse_body, parse_json
 from urdir.model.serve.conversations import Conversation
+from urdir.model.serve.embedding_service import EmbeddingService
+from urdir.model.serve.embeddings import Embeds
 from urdir.model.serve.errors import ApiError
 from urdir.model.serve.fields import Fields
 from urdir.model.serve.formats import Format
 from urdir.model.serve.interface import AsyncService, Json, ServedModel
-from urdir.model.serve.json_response import JsonResponse, iso_time
+from urdir.model.serve.json_response import JsonResponse, encode_json, iso_time
 from urdir.model.serve.kept import Kept
 from urdir.model.serve.limits import Limits
 from urdir.model.serve.llama_server import slots
@@ -76,7 +78,9 @@ class Endpoints:
 
     async def metrics(self, request: Request) -> Response:
         """GET /metrics."""
-        text = self._metrics.text(await self._metrics_now())
+        now = await self._metrics_now()
+        self._metrics.say_model(self._model.names[0])
+        text = self._metrics.text(now)
         return Response(text, media_type=self._metrics.content_type)
 
     async def slots(self, request: Request) -> Response:
@@ -159,6 +163,8 @@ class Endpoints:
         """A POST endpoint that answers what ``read`` reads in a body, or with what it returns."""
 
         async def prepare(body: bytearray, caller: bytes) -> AnswerResponse | Response:
+            if isinstance(self._service, EmbeddingService):
+                self._service.refuse()
             async with self._turn(body, read) as (asked, run):
                 if isinstance(asked, dict):
                     return JsonResponse(asked)
@@ -169,6 +175,32 @@ class Endpoints:
             return await self._response(caller, asked, begun)
 
         async def endpoint(request: Request) -> AnswerResponse | Response:
+            return await self._prepared(request, prepare)
+
+        return endpoint
+
+    def embedded(
+        self, read: Callable[[Fields, ServedModel, Limits], Embeds]
+    ) -> Callable[[Request], object]:
+        """A POST endpoint that answers with embeddings or scores."""
+
+        async def prepare(body: bytearray, caller: bytes) -> Response:
+            assert self._model
+            if not isinstance(self._service, EmbeddingService):
+                raise ApiError(
+                    "the model gives answers, no embeddings: serve an embedding model, or open "
+                    "this one for embeddings",
+                    code="no_embeddings",
+                )
+            async with self._turn(body, read) as (asked, _):
+                pass
+            rows, tokens = await self._service.embed(asked)
+            return Response(
+                await asyncio.to_thread(lambda: encode_json(asked.shape(rows, tokens))),
+                media_type="application/json",
+            )
+
+        async def endpoint(request: Request) -> Response:
             return await self._prepared(request, prepare)
 
         return endpoint
@@ -221,6 +253,8 @@ class Endpoints:
         if isinstance(source, Conversation):
             rendered = await run(partial(render, self._model, source))
             begun = await run(partial(Begun.of_conversation, self._model, source, rendered))
+        elif isinstance(source, tuple):
+            begun = Begun(source, source)
         else:
             begun = await run(partial(Begun.of_text, self._model, source, asked.special))
         return replace(begun, tokens=asked.earlier + begun.tokens) if asked.earlier else begun
@@ -235,7 +269,8 @@ class Endpoints:
         requests: list[EngineRequest] = []
         answers: list[Answer] = []
         for each in inputs:
-            new = parameters.requests(each.tokens, caller, constraint, shown)
+            thoughts = each.thoughts(self._model, parameters.thinking)
+            new = parameters.requests(each.tokens, caller, constraint, shown, thoughts)
             answers += (each.answer(self._model, len(requests) + i, asked) for i in range(len(new)))
             requests += new
         return AnswerResponse(
@@ -248,6 +283,8 @@ class Endpoints:
 
     async def _constraint(self, begun: Begun, form: Format | None) -> Constraint | None:
         """The constraint on all answers, which the engine takes. Raises ModelError."""
+        if form is None and not begun.must_call:
+            return None  # without a thread, which takes longer
         constraint = await asyncio.to_thread(begun.constraint, self._model, form)
         if constraint is not None:
             await self._service.check(constraint)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hmac
+import logging
+import time
 import uuid
 from collections.abc import Mapping
 
@@ -14,6 +16,7 @@ from urdir.model.serve.counts import ROUTES, Counts
 from urdir.model.serve.errors import ApiError, error_body, overloaded
 from urdir.model.serve.json_response import JsonResponse
 from urdir.model.serve.limits import Limits
+from urdir.model.serve.logs import access_log, log_request
 from urdir.model.serve.prefix_scope import ANYBODY, CALLER, digest
 
 #: Paths without a key: the health check, and the page, which prompts for one.
@@ -54,20 +57,31 @@ class Guard:
         # Anthropic's clients read the second one
         ids = [(b"x-request-id", name), (b"request-id", name)]
 
+        status, began = 0, time.perf_counter()
+
         async def counted(message: Message) -> None:
+            nonlocal status
             if message["type"] == "http.response.start":
-                self._counts.count_response(route, message["status"])
+                status = message["status"]
+                self._counts.count_response(route, status)
                 message = {**message, "headers": [*message.get("headers", ()), *ids]}
             await send(message)
 
         try:
+            await self._answer(scope, receive, counted, name)
+        finally:
+            if access_log.isEnabledFor(logging.INFO):
+                log_request(_fields(scope, name, status, time.perf_counter() - began))
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, name: bytes) -> None:
+        try:
             caller = self._check(scope)
         except ApiError as error:
-            await error_response(path, error)(scope, receive, counted)
+            await error_response(scope["path"], error)(scope, receive, send)
             return
         self._counts.add("requests", 1)
         try:
-            await self._app({**scope, CALLER: caller, REQUEST_ID: name}, receive, counted)
+            await self._app({**scope, CALLER: caller, REQUEST_ID: name}, receive, send)
         finally:
             self._counts.add("requests", -1)
 
@@ -111,6 +125,20 @@ class Guard:
                 headers={"WWW-Authenticate": "Bearer"},
             )
         return digest(key)
+
+
+def _fields(scope: Scope, name: bytes, status: int, seconds: float) -> dict[str, object]:
+    """What the log has of a request; status 499 of one whose client was gone before a response, as
+    nginx has it."""
+    client = scope.get("client")
+    return {
+        "client": client[0] if client else "",
+        "method": scope["method"],
+        "path": scope["path"],
+        "status": status or 499,
+        "seconds": round(seconds, 6),
+        "request_id": name.decode(),
+    }
 
 
 def error_response(path: str, error: ApiError) -> JsonResponse:

@@ -38,6 +38,8 @@ _COUNTERS = {
     "generated_tokens": "Generated tokens.",
     "steps": "Engine steps.",
     "preemptions": "Requests preempted and recomputed.",
+    "begun": "Requests begun, which left the queue.",
+    "queue_seconds": "Seconds that these waited in the queue.",
     "busy_seconds": "Seconds in which the device ran steps.",
     "idle_seconds": "Seconds between steps while requests were open.",
 }
@@ -56,6 +58,11 @@ class ServerMetrics:
     def __init__(self, counts: Counts | None = None) -> None:
         self.counts = counts or Counts()
         self._replica = ""
+        self._model = ""
+
+    def say_model(self, name: str) -> None:
+        """Add the name of the model."""
+        self._model = name
 
     def say_whose(self, replica: str) -> None:
         """Add a label for this replica."""
@@ -76,6 +83,11 @@ class ServerMetrics:
                 "Between tokens of an answer.",
                 counts.next_token,
             ),
+            (
+                "urdir_request_seconds",
+                "From receiving a request to the end of its answer.",
+                counts.whole,
+            ),
         ):
             buckets, total = times.buckets()
             yield HistogramMetricFamily(name, help_text, buckets=buckets, sum_value=total)
@@ -85,6 +97,14 @@ class ServerMetrics:
         for route, status, number in counts.responses():
             responses.add_metric([route, str(status)], number)
         yield responses
+        endings = CounterMetricFamily("urdir_answers", "Answers ended.", labels=["reason"])
+        for reason, number in counts.endings():
+            endings.add_metric([reason], number)
+        yield endings
+        if self._model:
+            model = InfoMetricFamily("urdir_model", "The model that answers.")
+            model.add_metric([], {"name": self._model})
+            yield model
         if self._replica:
             info = InfoMetricFamily("urdir_replica", "The replica of these metrics.")
             info.add_metric([], {"id": self._replica})
@@ -103,11 +123,11 @@ class ServerMetrics:
 
 
 class TokenClock:
-    """Measures the times between the tokens of one answer."""
+    """Measures the times of one answer: between its tokens, and of all of it."""
 
     def __init__(self, metrics: ServerMetrics) -> None:
         self._counts = metrics.counts
-        self._last = time.perf_counter()
+        self._begun = self._last = time.perf_counter()
         self._is_first = True
 
     def came(self, tokens: int) -> None:
@@ -122,6 +142,11 @@ class TokenClock:
             self._counts.next_token.observe(0.0, tokens - 1)
         else:
             self._counts.next_token.observe(pause / tokens, tokens)
+
+    def ended(self, reason: str) -> None:
+        """Record the end of the answer, by one of `ENDINGS`."""
+        self._counts.count_ending(reason)
+        self._counts.whole.observe(time.perf_counter() - self._begun)
 
 
 class _Now(Collector):

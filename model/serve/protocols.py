@@ -8,6 +8,13 @@ from urdir.model.serve.anthropic import count_tokens, read_message
 from urdir.model.serve.asked import Asked, Follows
 from urdir.model.serve.chats import read_chat
 from urdir.model.serve.completions import read_completion
+from urdir.model.serve.embeddings import (
+    Embeds,
+    read_embeddings,
+    read_ollama_embed,
+    read_rerank,
+    read_score,
+)
 from urdir.model.serve.fields import Fields
 from urdir.model.serve.interface import Json, ServedModel
 from urdir.model.serve.limits import Limits
@@ -28,6 +35,17 @@ ANSWERED: Mapping[str, Callable[[Fields, ServedModel, Limits], Asked | Follows |
     "/infill": read_infill,
     "/api/chat": read_ollama_chat,
     "/api/generate": read_generate,
+}
+#: Paths that answer a POST with embeddings or scores.
+EMBEDDED: Mapping[str, Callable[[Fields, ServedModel, Limits], Embeds]] = {
+    "/v1/embeddings": read_embeddings,
+    "/embeddings": read_embeddings,
+    "/v1/rerank": read_rerank,
+    "/v2/rerank": read_rerank,
+    "/rerank": read_rerank,
+    "/v1/score": read_score,
+    "/score": read_score,
+    "/api/embed": read_ollama_embed,
 }
 #: Paths that answer a POST without the model.
 JOBS: Mapping[str, Callable[[Fields, ServedModel, Limits], Json]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 import sys
@@ -24,6 +25,8 @@ from urdir.model.serve.loops import run_in_loop
 from urdir.model.serve.metrics import ServerMetrics
 from urdir.model.serve.protocol import http_protocol
 
+log = logging.getLogger("urdir.serve")
+
 _HANG_UP_SECONDS = 5.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -35,8 +38,10 @@ def serve(
     limits: Limits,
     on_start: Callable[[], None],
     exit_on_device_loss: bool = False,
+    drain_seconds: float | None = None,
 ) -> None:
     """Answer requests until SIGINT or SIGTERM, then finish open ones, then close ``service``.
+    They have ``drain_seconds`` for that.
 
     A second signal aborts the answers and raises KeyboardInterrupt. Otherwise the error by which
     the device was lost is raised at the end, or at once with ``exit_on_device_loss``. Raises
@@ -46,11 +51,14 @@ def serve(
     async def run() -> None:
         try:
             bounds = replace(limits, connections=room(limits.connections))
-            server = Server(service, access, bounds, exit_on_device_loss)
+            server = Server(
+                service, access, bounds, exit_on_device_loss, drain_seconds=drain_seconds
+            )
             on_start()
             await server.serve([listener])
             if server.force_exit:
                 await server.hang_up()
+            if server.is_interrupted:
                 raise KeyboardInterrupt
             await service.drain()
         finally:
@@ -74,6 +82,7 @@ class Server(uvicorn.Server):
         exit_on_device_loss: bool = False,
         counts: Counts | None = None,
         keeping: Keeping | None = None,
+        drain_seconds: float | None = None,
     ) -> None:
         counts = counts or Counts()
         config = uvicorn.Config(
@@ -90,12 +99,15 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._service = service
         self._exit_on_device_loss = exit_on_device_loss
+        self._drain_seconds = drain_seconds
+        self._tls = access.tls.context() if access.tls is not None else None
+        self.is_interrupted = False  # by a second signal
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start on the listening socket."""
         assert sockets is not None
         await super().startup([])
-        self._accepting = asyncio.create_task(accept(sockets[0], self._make_protocol))
+        self._accepting = asyncio.create_task(accept(sockets[0], self._make_protocol, self._tls))
 
     def _make_protocol(self) -> asyncio.Protocol:
         """Make a protocol, as uvicorn does for its own sockets."""
@@ -142,7 +154,13 @@ class Server(uvicorn.Server):
 
     def _end(self) -> None:
         if self.should_exit:
-            self.force_exit = True
+            self.force_exit = self.is_interrupted = True
             return
         self.should_exit = True
         print("\nfinishing open requests; press Ctrl-C again to abort them", file=sys.stderr)
+        if self._drain_seconds is not None:
+            asyncio.get_running_loop().call_later(self._drain_seconds, self._abort)
+
+    def _abort(self) -> None:
+        log.warning("requests are open after %g s: they are aborted", self._drain_seconds)
+        self.force_exit = True

@@ -45,6 +45,8 @@ class Tokenizer:
         self.end_ids = vocabulary.end_ids
         self.adds_bos = vocabulary.adds_bos
         self.adds_eos = vocabulary.adds_eos
+        self._closing = vocabulary.closing_id if vocabulary.closing_id is not None else self.eos_id
+        self._separator = [vocabulary.sep_id] if vocabulary.adds_sep else []
         self._shown = vocabulary.shown_ids
         self._specials = _longest_first(vocabulary)
         self._controls = {
@@ -129,9 +131,20 @@ class Tokenizer:
             after_special = isinstance(fragment, int)
         if add_bos and self.adds_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
             ids.insert(0, self.bos_id)
-        if add_eos and self.adds_eos and self.eos_id is not None and ids[-1:] != [self.eos_id]:
-            ids.append(self.eos_id)
+        closing = self._closing
+        if add_eos and self.adds_eos and closing is not None and ids[-1:] != [closing]:
+            ids.append(closing)
         return ids
+
+    def encode_whole(self, text: str) -> list[int]:
+        """Token ids of a whole text with what the model wants before and after it."""
+        return self.encode(text, add_bos=True, add_eos=True)
+
+    def encode_pair(self, first: str, second: str) -> list[int]:
+        """Token ids of two texts that a model compares, with what it wants around them."""
+        between = [of for of in self._separator if of is not None]
+        start = self.encode(first, add_bos=True, add_eos=True)
+        return [*start, *between, *self.encode(second, add_eos=True)]
 
     def _strip(self, piece: str, fragments: Sequence[Span | int], index: int) -> str:
         """``piece``, fragment ``index``, without white space that its neighbours absorb."""

@@ -85,6 +85,7 @@ TOKEN_MODELS: dict[str, Callable[[Metadata], Checked]] = {
     "gemma4": lambda metadata: _spaced(metadata, pre_tokenizer("gemma4")),
     "llama": _sentence_piece,
     "t5": _rare("unigram", "Unigram"),
+    "bert": _rare("wordpiece", "WordPiece"),
     "rwkv": _rare("longest_match", "LongestMatch"),
     "plamo2": _rare("plamo", "Plamo"),
     "huggingface": _rare("huggingface", "HuggingFaceTokens"),

@@ -15,8 +15,8 @@ from urdir.model.files.metadata import Metadata, StringArray
 from urdir.model.text.end_tokens import FILL_ROLES, find_end_ids, find_markup, find_shown_ids
 
 _PREFIX = "tokenizer.ggml."
-_ROLES = ("bos", "eos", "eot", "eom", "unknown")
-_ADDS = ("add_bos_token", "add_eos_token")
+_ROLES = ("bos", "eos", "eot", "eom", "unknown", "seperator")
+_ADDS = ("add_bos_token", "add_eos_token", "add_sep_token")
 
 
 class TokenType(IntEnum):
@@ -41,6 +41,7 @@ class Defaults:
     adds_bos: bool = False
     adds_eos: bool = False
     always_adds_bos: bool = False  # overrides the file
+    sep: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,9 @@ class Vocabulary:
     adds_eos: bool  # complete texts end with EOS, which exists
     strips_after: frozenset[int] = frozenset()  # tokens that absorb the white space after them
     strips_before: frozenset[int] = frozenset()
+    sep_id: int | None = None  # between the two texts of a pair
+    closing_id: int | None = None  # what complete texts end with instead of EOS
+    adds_sep: bool = False
 
     def ids(self, *types: TokenType) -> list[int]:
         """The tokens of the given types."""
@@ -108,10 +112,11 @@ def read_vocabulary(
         return read_role(metadata, name, len(tokens), default)
 
     bos, eos = role("bos", defaults.bos), role("eos", defaults.eos)
-    eot, eom = role("eot"), role("eom")
-    adds_bos, adds_eos = (
+    eot, eom, sep = role("eot"), role("eom"), role("seperator", defaults.sep)
+    adds = defaults.adds_bos, defaults.adds_eos, False
+    adds_bos, adds_eos, adds_sep = (
         metadata.optional(_PREFIX + name, bool, default)
-        for name, default in zip(_ADDS, (defaults.adds_bos, defaults.adds_eos), strict=True)
+        for name, default in zip(_ADDS, adds, strict=True)
     )
     given = [i for i in (eos, eot, eom) if i is not None]
     of_folder = metadata.optional("tokenizer.huggingface.end_token_ids", np.ndarray, None)
@@ -135,6 +140,8 @@ def read_vocabulary(
         shown_ids=find_shown_ids(id_of),
         adds_bos=(adds_bos or defaults.always_adds_bos) and bos is not None,
         adds_eos=adds_eos and eos is not None,
+        sep_id=sep,
+        adds_sep=adds_sep and sep is not None,
     )
 
 

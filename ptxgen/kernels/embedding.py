@@ -22,6 +22,8 @@ class Embedding(KernelSpec):
     They are multiplied by ``scale``. With ``positions`` row position[r] of ``position_table``
     (positions, cols), a learned position embedding, is added.
 
+    Tokens of ``texts`` are those of the rows, tokens[r].
+
     A row whose position is ``max_len`` or more is a padding row: zeros. A token or sequence out of
     range reads nothing and gives NaNs: the host checks tokens when it accepts them.
     """
@@ -34,6 +36,7 @@ class Embedding(KernelSpec):
     sequences: int = 1
     scale: float = 1.0
     positions: int = 0
+    texts: bool = False
 
     name = "embedding"
     template = ("urdir.templates", "embedding.ptx.j2")
@@ -64,8 +67,7 @@ class Embedding(KernelSpec):
     def params(self) -> tuple[Param, ...]:
         return (
             Param("weights", "u8", ("weight_nbytes",), Access.IN),
-            Param("tokens", "u32", ("sequences", "max_len"), Access.IN),
-            Param("sequence", "u32", ("rows",), Access.IN),
+            *self._token_params,
             Param("position", "u32", ("rows",), Access.IN),
             *(
                 (Param("position_table", "f32", ("positions", "cols"), Access.IN),)
@@ -74,6 +76,14 @@ class Embedding(KernelSpec):
             ),
             Param("y", "f32", ("rows", "cols"), Access.OUT),
         )
+
+    @property
+    def _token_params(self) -> tuple[Param, ...]:
+        """The tokens, and where the rows find theirs."""
+        if self.texts:
+            return (Param("tokens", "u32", ("rows",), Access.IN),)
+        tokens = Param("tokens", "u32", ("sequences", "max_len"), Access.IN)
+        return tokens, Param("sequence", "u32", ("rows",), Access.IN)
 
     @property
     def weight_nbytes(self) -> int:
@@ -88,12 +98,13 @@ class Embedding(KernelSpec):
     def reference(self, **inputs: Any) -> dict[str, Array]:
         table = self.layout.unpack(inputs["weights"])
         y = np.full((self.rows, self.cols), np.nan, np.float32)
-        places = zip(inputs["sequence"].tolist(), inputs["position"].tolist(), strict=True)
+        sequences = [0] * self.rows if self.texts else inputs["sequence"].tolist()
+        places = zip(sequences, inputs["position"].tolist(), strict=True)
         for row, (sequence, position) in enumerate(places):
             if position >= self.max_len:
                 y[row] = 0.0
             elif sequence < self.sequences:
-                token = inputs["tokens"][sequence, position]
+                token = inputs["tokens"][row if self.texts else (sequence, position)]
                 if token < self.vocab:
                     y[row] = table[token]
                     if self.scale != 1:
@@ -104,12 +115,14 @@ class Embedding(KernelSpec):
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         blocks = random_blocks(self.format, self.vocab * self.cols // self.format.block, rng)
+        tokens = self._token_params[0]
         inputs = {
             "weights": self.layout.pack(blocks),
-            "tokens": rng.integers(0, self.vocab, (self.sequences, self.max_len), np.uint32),
-            "sequence": rng.integers(0, self.sequences, self.rows, np.uint32),
+            "tokens": rng.integers(0, self.vocab, self.shape_of(tokens), np.uint32),
             "position": self._positions(rng),
         }
+        if not self.texts:
+            inputs["sequence"] = rng.integers(0, self.sequences, self.rows, np.uint32)
         if self.positions:
             table = rng.standard_normal((self.positions, self.cols))
             inputs["position_table"] = table.astype(np.float32)
@@ -136,6 +149,10 @@ class Embedding(KernelSpec):
             "scaled": cls(FORMATS["Q8_0"], vocab=5, cols=96, max_len=3, rows=2, scale=96**0.5),
             "learned positions": cls(
                 FORMATS["Q4_0"], vocab=5, cols=64, max_len=3, rows=3, sequences=2, positions=4
+            ),
+            "texts": cls(FORMATS["Q8_0"], vocab=9, cols=96, max_len=5, rows=7, texts=True),
+            "texts, learned positions": cls(
+                FORMATS["F16"], vocab=9, cols=45, max_len=5, rows=6, positions=7, texts=True
             ),
             "odd learned positions": cls(
                 FORMATS["F32"], vocab=5, cols=37, max_len=3, rows=3, scale=0.3, positions=3

@@ -83,11 +83,11 @@ class Halves:
     @property
     def stay_whole(self) -> bool:
         """Whether few vectors are multiplied by the quants unchanged, and the products by scales:
-        for half-bytes, with a scale and a minimum per unit. That takes 235 instructions for a tile
-        of Q4_K, 281 if each weight is computed."""
+        for half-bytes, with a minimum and a scale, or a factor, per unit. That takes 235
+        instructions for a tile of Q4_K, 281 if each weight is computed."""
         fmt = self.format
         widths = [part.source.width for _, part in fmt.parts("q")]
-        numbers = fmt.has("scale") and fmt.has("minimum") and fmt.unit_groups == 1
+        numbers = fmt.has("minimum") and fmt.unit_groups == 1
         return numbers and widths == [4] and not fmt.table
 
     @property

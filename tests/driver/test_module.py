@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from urdir.driver.apart import compile_apart, compile_here
-from urdir.driver.bindings import emulated
+from urdir.driver.apart import Compilers
 from urdir.driver.cache import CacheWarning
-from urdir.driver.device import Device, probe
+from urdir.driver.device import Device
 from urdir.driver.errors import CudaError, LifetimeError, OutOfMemoryError, PtxLoadError, check
 from urdir.driver.launch import launch, pack
+from urdir.ptxgen.kernels.add import Add
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.normalise import Normalise
 from urdir.ptxgen.spec import Access, LaunchShape, Param
@@ -191,32 +191,56 @@ def test_what_holds_up_launches_is_compiled_apart_once(
     make_kernel: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Texts that hand over registers, where they are new; on a GPU alone."""
-    apart: list[tuple[int, list[str]]] = []
-
-    def compile_apart(ordinal: int, texts: Any) -> bool:
-        apart.append((ordinal, [entry for entry, _ in texts]))
-        return False
-
-    monkeypatch.setattr("urdir.driver.module.compile_apart", compile_apart)
+    apart: list[list[str]] = []
+    monkeypatch.setattr(Compilers, "compile", lambda _, kernels: apart.append([*kernels]))
     whole = make_kernel(text=make_kernel().text + "// setmaxnreg\n", spec_key="whole")
     for is_emulated in (True, False, False):
         folder = tmp_path / str(is_emulated)
         with Device.open("emulator", cache_folder=folder) as device:
             monkeypatch.setattr(device, "is_emulated", is_emulated)
-            assert len(device.load_beside([make_kernel(), whole])) == 2
-            device.load_beside([whole])
+            for kernels in ([make_kernel(), whole], [whole]):
+                device.compile_beside(kernels)
+                device.load_all(kernels)
             run_ramp(device, whole)
-    assert apart == [(0, ["ramp"])]
+    assert apart == [[whole.key("sm_90a")]]
 
 
-def test_another_process_compiles_where_there_is_a_driver(make_kernel: Make) -> None:
-    """The same calls on the emulator, which say what is wrong."""
-    kernel, bad = make_kernel(), make_kernel(name="slope")
-    assert compile_apart(0, [(kernel.name, kernel.text)]) == (not probe().is_absent)
-    api = emulated()
-    compile_here(api, 0, [(kernel.name, kernel.text)] * 2)
-    with pytest.raises(CudaError, match="slope: CUDA_ERROR_NOT_FOUND"):
-        compile_here(api, 0, [(bad.name, kernel.text)])
+def test_other_processes_compile(
+    make_kernel: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their cubins are loaded here, and what they cannot compile is compiled here."""
+
+    class Local(type(make_kernel())):  # type: ignore[misc]
+        """A class that no other process has."""
+
+    cores, kernel, unknown = 4, Add(n=512), Local(**vars(make_kernel()))
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    with Device.open("emulator", cache_folder=tmp_path) as device:
+        device.begin_compilers()
+        monkeypatch.setattr(Add, "ptx", None)  # which is not rendered here
+        assert device.has_compilers
+        device.compile_beside([kernel])
+        (loaded,) = device.load_all([kernel])
+        assert loaded.kernel is kernel
+        device.compile_beside([unknown])
+        device.load(unknown)
+        assert len(unknown.rendered[0]) == 1
+        device.end_compilers()
+        run_ramp(device, unknown)
+
+
+def test_compilers_that_end_cost_nothing_but_time(tmp_path: Path) -> None:
+    kernels = {str(n): Add(n=n) for n in (256, 512, 768)}
+    with Compilers("emulator", tmp_path, None, 1) as compilers:
+        assert compilers.compile({"256": kernels["256"]})
+        (process,) = compilers._processes
+        process.kill()
+        process.wait()
+        assert not compilers.compile(kernels)
+        assert compilers.compile({"256": kernels["256"]})  # it is known
+    assert not compilers.compile(kernels)
+    with Compilers("no such device", tmp_path, None, 2) as compilers:
+        assert not compilers.compile(kernels)
 
 
 def test_new_ptx_version_names_the_driver(emulator: Device, make_kernel: Make) -> None:
@@ -375,6 +399,7 @@ _RACE = """
 import sys
 from pathlib import Path
 from urdir.driver.device import Device
+from urdir.ptxgen.kernels.add import Add
 from urdir.ptxgen.kernels.norm import Norm
 from urdir.ptxgen.kernels.normalise import Normalise
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import signal
 import string
 import subprocess
@@ -71,8 +72,9 @@ def model_of(args: argparse.Namespace) -> SyntheticModel:
 def open_engine(args: argparse.Namespace, post: Any) -> tuple[Engine, Service]:
     model = model_of(args)
     sys.setswitchinterval(0.0005)
-    wanted = EngineOptions(model, device=args.device, memory_share=0.9, sequences=args.sequences)
-    with load(argparse.Namespace(), wanted) as loading:
+    sizes = {"memory_share": 0.9, "sequences": args.sequences}
+    wanted = EngineOptions(model, device=args.device, cache_folder=args.cache, **sizes)
+    with load(wanted) as loading:
         warm_up = begin_warm_up(loading, WARM_UP_SECONDS)
         engine = Engine(loading)
     limits = EngineLimits.for_latency(engine.session.shapes)
@@ -154,17 +156,21 @@ def measure(args: argparse.Namespace) -> None:
     start = time.monotonic()
     words = [sys.executable, __file__, "--serve", "--shape", args.shape, "--device", args.device]
     words += ["--workers", str(args.workers), "--sequences", str(args.sequences)]
+    words += ["--cache", str(args.cache)]
     server = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None
         url = server.stdout.readline().strip()
         print(f"{url} after {time.monotonic() - start:.1f} s", flush=True)
-        print("one user, from the first request on:", one_user(url, args.one, 1), flush=True)
+        if not args.graphs:
+            print("one user, from the first request on:", one_user(url, args.one, 1), flush=True)
         end = time.monotonic() + args.wait
         while (graphs := graphs_of(url))["recorded"] < graphs["of"] and time.monotonic() < end:
-            time.sleep(0.5)
+            time.sleep(0.05)
         print(f"graphs after {time.monotonic() - start:.1f} s: {graphs}", flush=True)
         print("one user, later:", one_user(url, args.one, 2), flush=True)
+        if args.graphs:
+            return
         for turn in ("the same, before:", "measured:"):
             before, began = processes(server.pid), time.monotonic()
             share = args.clients if turn == "measured:" else 4 * args.clients
@@ -196,9 +202,15 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=2048)
     parser.add_argument("--one", default="40", help="requests of the one user")
     parser.add_argument("--wait", type=float, default=45.0, help="seconds for graphs")
+    parser.add_argument("--graphs", action="store_true", help="first, and no crowd")
+    parser.add_argument("--cache", type=Path, help="of kernels (default: an empty one)")
     parser.add_argument("--serve", action="store_true")
     args = parser.parse_args()
-    serve(args) if args.serve else measure(args)
+    with tempfile.TemporaryDirectory() as folder:
+        if args.cache is None:
+            args.cache = Path(folder)
+            os.environ["CUDA_CACHE_PATH"] = str(args.cache / "driver")
+        serve(args) if args.serve else measure(args)
 
 
 if __name__ == "__main__":

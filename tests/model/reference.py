@@ -12,10 +12,10 @@ from typing import Any
 import gguf
 import numpy as np
 
-from urdir.model.families.attention import Attention, Latent, QkNorm
+from urdir.model.families.attention import Attention, Indexer, Latent, QkNorm
 from urdir.model.families.config import Config
 from urdir.model.families.feed_forward import Dense, Mixture, Router
-from urdir.model.families.layers import AltUp, Block, LayerConfig, Network
+from urdir.model.families.layers import AltUp, Block, HyperConnection, LayerConfig, Network
 from urdir.model.families.recurrent import (
     Convolution,
     KimiDelta,
@@ -65,14 +65,18 @@ class Reference:
             x = x + self.vector(c.adds)
         keys_and_values: list[Any] = []
         self._banked.clear()
+        if c.has_streams:
+            x = np.repeat(x[:, None], 4, axis=1)
         for index, layer in enumerate(c.layers):
             x = self._layer(layer, index, x, positions, keys_and_values, extra)
-        merged = [
-            self._as_long(self.linear(of, stream), x)
-            for of, stream in zip(c.merges, self._streams, strict=True)
-        ]
-        x = sum(merged, x) / (1 + len(merged))
-        x = self._recalled(c.recalls, x)
+        if c.has_streams:
+            x = x.mean(axis=1)
+        else:
+            merged = [
+                self._as_long(self.linear(of, stream), x)
+                for of, stream in zip(c.merges, self._streams, strict=True)
+            ]
+            x = self._recalled(c.recalls, sum(merged, x) / (1 + len(merged)))
         logits = self.linear(c.output, self.norm(c.output_norm, x)) * c.logit_scale
         logits = c.softcap * np.tanh(logits / c.softcap) if c.softcap else logits
         if c.hides is not None:
@@ -138,6 +142,9 @@ class Reference:
             return self._altup_layer(layer, layer.altup, index, x, positions, caches, extra)
         start = x
         for block in layer.blocks:
+            if block.hyper is not None:
+                x = self._in_streams(block, block.hyper, x, positions, caches)
+                continue
             x = self.norm(block.stream_norm, x)
             read = self._recalled(block.recalls, x)
             if block.banks:
@@ -157,6 +164,26 @@ class Reference:
             scale = 1.0 if layer.adds_scale is None else self.vector(layer.adds_scale)
             x = x + self._saved[layer.adds] * scale
         return x
+
+    def _in_streams(
+        self, block: Block, of: HyperConnection, x: Floats, positions: Any, caches: Any
+    ) -> Floats:
+        """The streams x (rows, 4, hidden) after a block, each row by itself."""
+        mixes = self.linear(of.mixes, self.norm(of.norm, x.reshape(len(x), -1)))
+        scale, base = self.vector(of.scale), self.vector(of.base)
+        pre = _sigmoid(mixes[:, :4] * scale[0] + base[:4]) + of.eps
+        post = 2 * _sigmoid(mixes[:, 4:8] * scale[1] + base[4:8])
+        read = np.stack([row @ streams for row, streams in zip(pre, x, strict=True)])
+        made = self._block(block, read, read, positions, caches)
+        streams = []
+        for row, y in enumerate(made):
+            comb = _softmax((mixes[row, 8:] * scale[2] + base[8:]).reshape(4, 4)) + of.eps
+            for turn in range(of.iterations):
+                if turn:
+                    comb = comb / (comb.sum(1, keepdims=True) + of.eps)
+                comb = comb / (comb.sum(0, keepdims=True) + of.eps)
+            streams.append(comb.T @ x[row] + np.outer(post[row], y))
+        return np.stack(streams)
 
     @staticmethod
     def _as_long(x: Floats, target: Floats) -> Floats:
@@ -566,6 +593,8 @@ class Reference:
         turned = self.linear(a.q, source).reshape(rows, a.heads, -1)
         turned = self._turned(a, turned, "q", positions)
         k_turned = self._turned(a, self.linear(a.k, x)[:, None], "k", positions)
+        if a.key_is_latent:
+            turned, k_turned = turned[:, :, :0], k_turned[:, :, :0]
         k_turned, latents = self.stored(layer, k_turned, latent[:, None])
         latent = latents[:, 0]
         q, k = turned, np.repeat(k_turned, a.heads, axis=1)
@@ -576,8 +605,33 @@ class Reference:
             k = np.concatenate([k, np.einsum("rl,hls->rhs", latent, up)], 2)
         q, v = self._tempered(a, q, positions), np.einsum("rl,hvl->rhv", latent, parts)
         plain = replace(a, kv_heads=a.heads)
-        out = self._attend(plain, q, k, v, positions).reshape(rows, -1)
+        if a.indexer is not None:
+            self._chosen = self._selected(a.indexer, x, source, positions)
+        chosen = self._chosen if a.indexer or a.follows_indexer else None
+        out = self._attend(plain, q, k, v, positions, chosen).reshape(rows, -1)
         return self.linear(a.o, self._gated(a, out, x))
+
+    def _selected(self, of: Indexer, x: Floats, source: Floats, positions: Any) -> Any:
+        """Which tokens (rows, tokens) an indexer selects."""
+        q = self.linear(of.q, source).reshape(len(x), of.heads, of.dim)
+        k = self.norm(of.k_norm, self.linear(of.k, x))[:, None]
+        if of.rope is not None:
+            table = turns_table(of.rope.frequencies(None))
+            q, k = (of.rope.rotation.turn(each, positions, table) for each in (q, k))
+        weights, keys = self.linear(of.weights, x), k[:, 0]
+        if of.gate is not None and of.places is not None:
+            gates, places = self.linear(of.gate, x), self.vector(of.places).reshape(of.pool, -1)
+            pools = [range(at, at + of.pool) for at in range(0, len(x) - of.pool + 1, of.pool)]
+            keys = [(_softmax((gates[p] + places).T).T * keys[p]).sum(0) for p in map(list, pools)]
+        seen = np.zeros((len(x), len(x)), np.bool_)
+        for row in range(len(x)):
+            count = (row + 1) // of.pool
+            scores = [weights[row] @ np.maximum(q[row] @ keys[key], 0) for key in range(count)]
+            best = sorted(range(count), key=lambda key: (-scores[key], key))
+            for key in best[: of.most // of.pool]:
+                seen[row, key * of.pool : (key + 1) * of.pool] = True
+            seen[row, count * of.pool : row + 1] = True
+        return seen
 
     @staticmethod
     def _tempered(a: Attention, q: Floats, positions: Any) -> Floats:
@@ -610,7 +664,9 @@ class Reference:
             return self.norm(of, x)
         return self.norm(of, x.reshape(len(x), -1)).reshape(x.shape)
 
-    def _attend(self, a: Attention, q: Floats, k: Floats, v: Floats, positions: Any) -> Floats:
+    def _attend(
+        self, a: Attention, q: Floats, k: Floats, v: Floats, positions: Any, chosen: Any = None
+    ) -> Floats:
         group = a.heads // a.kv_heads
         k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
         scores = np.einsum("qhd,khd->hqk", q, k) * a.scale
@@ -620,6 +676,8 @@ class Reference:
         if a.max_bias:
             scores = scores - _slopes(a.heads, a.max_bias)[:, None, None] * behind
         seen = behind >= 0
+        if chosen is not None:
+            seen &= chosen
         if a.window:
             seen &= behind < a.window
         if a.chunk:

@@ -75,6 +75,14 @@ def test_the_fastest_way_is_chosen(name: str, vectors: int, cut: WgmmaCut) -> No
     assert chosen(TYPES.get(name, "Q4_K"), vectors, **PRODUCTS[name]).cut == cut
 
 
+@pytest.mark.parametrize("vectors", [88, 96, 104])
+def test_a_warpgroup_has_no_sm_alone_where_two_are_faster(vectors: int) -> None:
+    """Q, K and V of an 8B model in one launch."""
+    others = ((FORMATS["Q4_K"], 1024), (FORMATS["Q6_K"], 1024))
+    found = chosen("Q4_K", vectors, rows=4096, cols=4096, others=others)
+    assert found.cut == WgmmaCut(2, vectors, 1, 2, 3, 4, 1)
+
+
 @pytest.mark.parametrize("fmt", ["Q4_K", "Q6_K", "F16"])
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_more_vectors_take_no_less_and_little_more(name: str, fmt: str) -> None:

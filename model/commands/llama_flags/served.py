@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from urdir.model.commands import values
 from urdir.model.commands.flags import Served
+from urdir.model.families.streaming import ALL_LAYERS
 
 MODEL_HELP = (
     "GGUF file, any part of a split one, a folder with config.json and safetensors, "
@@ -62,9 +63,43 @@ SERVED: tuple[Served, ...] = (
     ),
     Served(
         "-ngl --gpu-layers --n-gpu-layers",
-        ("memory",),
-        "every layer is on the GPU: a number of layers or more, all or auto",
+        ("placement",),
+        "matrices of how many of the last layers stay on the GPU, where the output counts as one; "
+        "others are streamed from host memory (default: all)",
         {"type": values.gpu_layers, "dest": "gpu_layers", "metavar": "N"},
+    ),
+    Served(
+        "-cmoe --cpu-moe",
+        ("placement",),
+        "stream the experts of all layers from host memory",
+        {"action": "store_const", "const": ALL_LAYERS, "dest": "host_experts", "default": 0},
+        "experts",
+    ),
+    Served(
+        "-ncmoe --n-cpu-moe",
+        ("placement",),
+        "the same of the first N layers",
+        {"type": values.whole_number(0), "dest": "host_experts", "metavar": "N", "default": 0},
+        "experts",
+    ),
+    Served(
+        "-ot --override-tensor",
+        ("placement",),
+        "tensors whose names match are streamed from host memory (CPU), or stay (CUDA0); between "
+        "commas, repeatable",
+        {
+            "type": values.overrides,
+            "action": "extend",
+            "dest": "overrides",
+            "metavar": "PATTERN=CPU|CUDA0",
+            "default": [],
+        },
+    ),
+    Served(
+        "-fit --fit",
+        ("placement",),
+        "stream as much as does not fit the GPU: on or auto (default: off)",
+        {"nargs": "?", "const": "on", "choices": ("on", "auto", "off"), "default": "off"},
     ),
     Served("-p --prompt", ("prompt",), "the prompt", {"metavar": "TEXT"}, one_of="prompt"),
     Served("-f --file", ("prompt",), "read the prompt from a file", {"metavar": "FILE"}, "prompt"),
@@ -147,6 +182,19 @@ SERVED: tuple[Served, ...] = (
         "whether the model thinks first, where its template asks for enable_thinking: on, off or "
         "auto, which leaves it to the template (default: auto)",
         {"choices": ("on", "off", "auto"), "default": "auto", "metavar": "on|off|auto"},
+    ),
+    Served(
+        "--reasoning-budget",
+        _TEMPLATE,
+        "the most tokens of reasoning, which then ends and the answer goes on; 0: no reasoning, "
+        "-1: no limit (default: -1)",
+        {"type": values.whole_number(-1), "default": -1, "metavar": "N"},
+    ),
+    Served(
+        "--reasoning-budget-message",
+        _TEMPLATE,
+        "the last words of reasoning that is ended so",
+        {"default": "", "metavar": "TEXT"},
     ),
     Served(
         "--reasoning-effort",

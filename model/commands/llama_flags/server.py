@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from urdir.model.commands import values
 from urdir.model.commands.flags import Served
 
-_MEMORY, _ACCESS, _REQUESTS = ("many",), ("access",), ("requests",)
+_MEMORY, _ACCESS, _REQUESTS, _LOG = ("many",), ("access",), ("requests",), ("log",)
+_EMBEDDINGS = ("embeddings",)
 
 SERVED: tuple[Served, ...] = (
     Served(
@@ -19,6 +22,24 @@ SERVED: tuple[Served, ...] = (
         _REQUESTS,
         "tokens of an answer at most; -1: until the end",
         {"type": values.token_limit, "dest": "n_predict", "metavar": "N"},
+    ),
+    Served(
+        "--embedding --embeddings",
+        _EMBEDDINGS,
+        "serve /v1/embeddings and no answers (default: where the file is for that)",
+        {"action": "store_true", "dest": "embeddings"},
+    ),
+    Served(
+        "--rerank --reranking",
+        _EMBEDDINGS,
+        "serve /v1/rerank and /v1/score, and no answers (default: likewise)",
+        {"action": "store_true", "dest": "reranking"},
+    ),
+    Served(
+        "--pooling",
+        _EMBEDDINGS,
+        "what is made of the states of a text: mean, cls, last or rank (default: the file's)",
+        {"choices": ("mean", "cls", "last", "rank")},
     ),
     Served(
         "-a --alias",
@@ -56,6 +77,24 @@ SERVED: tuple[Served, ...] = (
         _ACCESS,
         "let pages of these origins ask, between commas; repeatable, * for all (default: none)",
         {"action": "append", "default": [], "metavar": "ORIGIN"},
+    ),
+    Served(
+        "--ssl-cert-file",
+        _ACCESS,
+        "speak HTTPS: the certificate with its chain (PEM)",
+        {"type": Path, "metavar": "FILE"},
+    ),
+    Served(
+        "--ssl-key-file",
+        _ACCESS,
+        "its private key",
+        {"type": Path, "metavar": "FILE"},
+    ),
+    Served(
+        "--log-file",
+        _LOG,
+        "append the log to a file in place of stderr",
+        {"type": Path, "metavar": "FILE"},
     ),
     Served(
         "-to --timeout",

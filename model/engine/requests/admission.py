@@ -77,6 +77,9 @@ class Admission:
             else:
                 tasks.drop(task, error)
             return None
+        if not task.has_begun:
+            tasks.counts.begun += 1
+            tasks.counts.queue_seconds += self._clock() - task.arrived
         return tasks.admit(found)
 
     def _busy(self, what: str) -> BusyError:

@@ -22,22 +22,17 @@ _Model = TypeVar("_Model")
 
 
 class AsyncAnswers(Answering[Answer]):
-    """Answers requests with an engine of this process, used exclusively until closed.
-
-    Without text answers have tokens only, and no vocabulary is needed.
-    """
+    """Answers requests with an engine of this process, used exclusively until closed."""
 
     def __init__(
         self,
         engine: OpenModel,
         limits: Limits | None = None,
         warm_up: WarmUp | None = None,
-        has_text: bool = True,
     ) -> None:
-        tokenizer = engine.tokenizer if has_text else None
-        super().__init__(tokenizer)
+        super().__init__(engine.tokenizer)
         self._loop: asyncio.AbstractEventLoop | None = None  # of those who wait for answers
-        self._service = Service(engine, tokenizer, limits, self._post, warm_up)
+        self._service = Service(engine, engine.tokenizer, limits, self._post, warm_up)
 
     async def _begin(self, request: Request, deliver: Callable[[Item], None]) -> Answer:
         self._loop = asyncio.get_running_loop()
@@ -98,9 +93,8 @@ class AsyncService(AsyncAnswers, Generic[_Model]):
         model: _Model,
         limits: Limits | None = None,
         warm_up: WarmUp | None = None,
-        has_text: bool = True,
     ) -> None:
-        super().__init__(engine, limits, warm_up, has_text)
+        super().__init__(engine, limits, warm_up)
         self._engine = engine
         self.model = model
 

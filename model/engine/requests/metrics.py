@@ -29,6 +29,8 @@ class Metrics:
     generated_tokens: int = 0
     steps: int = 0
     preemptions: int = 0
+    begun: int = 0  # requests that waited no longer
+    queue_seconds: float = 0.0  # that these had waited
     drafted_tokens: tuple[int, ...] = ()  # by place in a step
     accepted_tokens: tuple[int, ...] = ()  # of these
     busy_seconds: float = 0.0  # in which the device ran steps
@@ -61,6 +63,8 @@ class Metrics:
             generated_tokens=counts.generated_tokens,
             steps=counts.steps,
             preemptions=counts.preemptions,
+            begun=counts.begun,
+            queue_seconds=counts.queue_seconds,
             drafted_tokens=tuple(counts.drafted),
             accepted_tokens=tuple(counts.accepted),
             busy_seconds=clock.busy_seconds if clock else 0.0,

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 
 #: An idle service records graphs for this time, then looks for requests for this time.
-_WORK_SECONDS, _PAUSE_SECONDS = 0.001, 0.0005
+_WORK_SECONDS, _PAUSE_SECONDS = 0.001, 0.0001
 
 
 class OpenModel(Protocol):

@@ -17,13 +17,16 @@ from urdir.model.engine.speculation.draft_rest import DraftRest
 @dataclass(slots=True)
 class Counts:
     """What a scheduler did: prompt tokens of its requests and those found in storage, tokens
-    chosen, steps planned, requests preempted; by place in a step, drafts and those accepted."""
+    chosen, steps planned, requests preempted, begun, and the seconds that these waited; by place in
+    a step, drafts and those accepted."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0
     steps: int = 0
     preemptions: int = 0
+    begun: int = 0
+    queue_seconds: float = 0.0
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
 

@@ -26,11 +26,16 @@ from urdir.model.memory.buckets import COARSE_CHUNKS, COARSE_ROWS, MOST_DRAFTED,
 log = logging.getLogger("urdir.engine")
 
 #: Graphs that are recorded beforehand, at most.
-_MOST = 192
+MOST_GRAPHS = 192
 #: The share of the memory for graphs that is left to shapes that requests need.
 _LEFT = 1 / 4
-#: Graphs of the first request that are recorded together: their kernels are compiled side by side.
-_TOGETHER = 8
+#: Graphs that are begun before the first of them is recorded: kernels of all these are compiled
+#: side by side.
+_AHEAD = 32
+#: Rows of the prompts whose graphs a first request may need.
+_FIRST_CHUNKS = (64, 256)
+#: Seconds between looks at what other threads and processes do.
+_LOOK = 0.001
 
 
 class WarmUp:
@@ -49,9 +54,10 @@ class WarmUp:
         needed: Iterable[StepShape] = (),
     ) -> None:
         self._steps = steps
-        self._needed = len(first := dict.fromkeys(needed))
-        self._shapes = deque(islice(dict.fromkeys(chain(first, shapes)), _MOST))
+        self._needed = set(first := dict.fromkeys(needed))
+        self._shapes = deque(islice(dict.fromkeys(chain(first, shapes)), MOST_GRAPHS))
         self._on_graph = on_graph
+        self._begun = time.monotonic()
         #: Graphs that are recorded.
         self.recorded = 0
 
@@ -61,44 +67,63 @@ class WarmUp:
         return len(self._shapes)
 
     def run(self, seconds: float, tell: Tell = lambda done, total: None) -> None:
-        """Record the needed graphs, and others one by one until ``seconds`` are over; ``tell``
-        receives recorded and total counts. Nothing runs: weights need not be loaded yet."""
+        """Record the needed graphs, and others until ``seconds`` are over; ``tell`` receives
+        recorded and total counts. Nothing runs: weights need not be loaded yet."""
         end = time.monotonic() + seconds
-        while self.left and (self.recorded < self._needed or time.monotonic() < end):
-            together = min(_TOGETHER, self._needed - self.recorded)
-            self._do(self._steps.record, max(1, together))
+        while self.left and (self._needed or time.monotonic() < end):
+            if not self.work(_LOOK):
+                time.sleep(_LOOK)
             tell(self.recorded, self.recorded + self.left)
 
-    def work(self, seconds: float) -> None:
-        """Record in small pieces for ``seconds``, or until a piece waits for another thread."""
+    def work(self, seconds: float) -> bool:
+        """Record in small pieces for ``seconds``; False where all that have begun wait for other
+        threads."""
         end = time.monotonic() + seconds
-        while self.left and not self._steps.is_waiting and time.monotonic() < end:
-            self._do(lambda shapes: self._steps.prepare(shapes[0]))
+        while (shape := self._next) is not None:
+            while self._do(shape) and not self._steps.waits(shape):
+                if time.monotonic() >= end:
+                    return True
+        return False
 
-    def _do(self, work: Callable[[Sequence[StepShape]], bool | None], count: int = 1) -> None:
-        """Do a piece of the next ``count`` graphs; ``work`` returns whether more is left."""
-        if self._steps.free_share <= _LEFT:
-            self._shapes.clear()
+    @property
+    def _next(self) -> StepShape | None:
+        """The first graph that waits for no other thread, of those that may have begun."""
+        first = islice(self._shapes, _AHEAD)
+        return next((shape for shape in first if not self._steps.waits(shape)), None)
+
+    def _do(self, shape: StepShape) -> bool:
+        """Do a piece of a graph; whether more of it is left."""
         try:
-            shapes = [*islice(self._shapes, count)]
-            if shapes and not work(shapes):
-                for _ in shapes:
-                    self._shapes.popleft()
-                    self.recorded += 1
-                    self._on_graph()
+            if self._steps.free_share <= _LEFT:
+                self._shapes.clear()
+            elif self._steps.prepare(shape):
+                return True
+            else:
+                self._shapes.remove(shape)
+                self._needed.discard(shape)
+                self.recorded += 1
+                self._on_graph()
         except DriverError:
             self._shapes.clear()
         except Exception:
             log.exception("no more steps are recorded ahead")
             self._shapes.clear()
+        if not self._shapes:
+            self._steps.end_compilers()
+            seconds = time.monotonic() - self._begun
+            log.info("%d graphs recorded after %.1f s", self.recorded, seconds)
+        return False
 
 
 def first_shapes(
     shapes: ShapeBuckets, output: Output = Output.SAMPLE, divided: bool = False
 ) -> Iterator[StepShape]:
-    """Shapes of one user's first request: a short prompt and its answer."""
+    """Shapes of one user's first request: a short prompt and its answer. Until others are recorded,
+    shorter prompts are padded to these."""
     yield from _answering(shapes, 1, shapes.lengths[0], output, ())
-    yield from _asking(shapes, shapes.lengths[0], output, divided)
+    for shape in _asking(shapes, shapes.lengths[0], output, divided):
+        if shape.rows in _FIRST_CHUNKS or shape.rows == shapes.chunks[-1]:
+            yield shape
 
 
 def likely_shapes(
@@ -112,7 +137,8 @@ def likely_shapes(
 
     In every round sequences are longer, and there are more of them, than in the one before. Of the
     ``outputs`` all of the first come first: OpenAI's clients sample by default, and steps that
-    sample serve greedy answers as well.
+    sample serve greedy answers as well. Of the others steps of answers alone have shapes here, as
+    in those that have prompts the choice of a token takes no time to speak of.
     Beside answers a step takes up to ``mixed_rows`` rows of prompts. These may be ``divided``: then
     their parts are of any length, not of as many rows as a step takes. There are at ``most`` so
     many users with so many tokens each.
@@ -123,14 +149,18 @@ def likely_shapes(
     enough = bisect_left(shapes.lengths, min(longest, shapes.lengths[-1]))
     lengths = shapes.lengths[: enough + 1]
     for output in outputs:
+        is_first = output is outputs[0]
         for reach in range(max(len(lengths), len(users))):
             near, few = lengths[: reach + 1], users[: 2 * reach + 1]
             for length in near:
                 for count in few:
-                    yield from _answering(shapes, count, length, output, new_rows)
+                    beside = new_rows if is_first else ()
+                    yield from _answering(shapes, count, length, output, beside)
+                if not is_first:
+                    continue
                 yield from _asking(shapes, length, output, divided)
                 yield from _asking_together(shapes, length, output) if reach else ()
-            yield from _asking_long(shapes, near[-1])
+            yield from _asking_long(shapes, near[-1]) if is_first else ()
 
 
 def _answering(

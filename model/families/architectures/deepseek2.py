@@ -58,7 +58,7 @@ def deepseek2(file: Reader) -> Description:
 
 
 def _attention(file: Reader, layer: int, rank: int) -> Attention:
-    rope, scale = _rope(file, latent_head_dims(file)[0])
+    rope, scale = scaled_rope(file, latent_head_dims(file)[0])
     return latent_attention(
         file,
         layer,
@@ -71,7 +71,7 @@ def _attention(file: Reader, layer: int, rank: int) -> Attention:
     )
 
 
-def _rope(file: Reader, key_dim: int) -> tuple[RopeConfig, float]:
+def scaled_rope(file: Reader, key_dim: int) -> tuple[RopeConfig, float]:
     """The rotation and the scale of attention scores. YaRN multiplies scores by m^2 (arXiv
     2309.00071) and leaves rotated values unscaled: the magnitude of the rotation is divided out
     (llama.cpp: `deepseek2.cpp`, `llama-context.cpp`)."""

@@ -134,6 +134,8 @@ class RowBytes:
     rows: int
     row_nbytes: int
     rows_at_once: int
+    #: The ggml type and the bytes of the float rows that ``make`` quantises; None: it does not.
+    floats: tuple[int, Any] | None = None
 
     def __len__(self) -> int:
         return self.rows * self.row_nbytes
@@ -167,7 +169,9 @@ def row_bytes(rows: Rows, type_id: int) -> Any:
         if rows.order is None and len(rows.parts) == 1 and not rows.transposed:
             return rows.parts[0].data
         return RowBytes(rows.raw, rows.count, row_nbytes, at_once)
-    make = quantizer(type_id)
+    make, stored, floats = quantizer(type_id), type_number(rows.dtype), None
+    if rows.dtype in GGML_TYPES:
+        floats = stored, row_bytes(rows, stored)
     return RowBytes(
-        lambda first, last: make(rows.floats(first, last)), rows.count, row_nbytes, at_once
+        lambda first, last: make(rows.floats(first, last)), rows.count, row_nbytes, at_once, floats
     )

@@ -30,7 +30,8 @@ class RouterLayer:
 class MixtureLayer:
     """The experts on the device. The matrices have the rows of all experts, one after the other,
     and so have their biases. Without a ``gate``, down(f(up x)). ``weigh_input``: an expert's weight
-    multiplies its gate and up products, not its result (Llama 4).
+    multiplies its gate and up products, not its result (Llama 4). With ``slots`` the matrices have
+    so many of the experts, and the register ``number`` says where each pair's expert is.
     """
 
     selection: Selection
@@ -39,13 +40,20 @@ class MixtureLayer:
     gate: Matrix | None
     activation: Activation
     weigh_input: bool = False
+    slots: int = 0
+    number: str = "expert"
+
+    @property
+    def held(self) -> int:
+        """How many experts the matrices have."""
+        return self.slots or self.selection.experts
 
     @property
     def width(self) -> int:
         """Values between the matrices of an expert."""
-        return self.up.rows // self.selection.experts
+        return self.up.rows // self.held
 
     @property
     def hidden(self) -> int:
         """Values of a result."""
-        return self.down.rows // self.selection.experts
+        return self.down.rows // self.held

@@ -50,38 +50,48 @@ class PerRow(ExpertProducts):
         kernel = self._fitted(
             ExpertsDown,
             self.rows == 1,
-            mixture.selection.experts,
+            mixture.held,
             mixture.selection.used,
             down.matrix,
             *down.epilogue,
             *([Residual()] if residual is not None else []),
             batch=self.rows,
             early=True,  # the products before it have waited for the router
+            selection=call.selection,
         )
-        weight = self.work["expert weight"] if down.weighted else None
+        weighted = down.weighted and call.selection is None
         self.at.plan.launch(
             kernel,
             f"{call.label}_down",
-            expert=self.work["expert"],
+            **self.choice(call),
             x=self.work["expert gate"],
             y=call.y,
-            **without_none(weight=weight, residual=residual),
+            **without_none(
+                weight=self.work["expert weight"] if weighted else None, residual=residual
+            ),
             **down.arguments,
         )
 
     def _append_up(self, label: str, call: MixtureCall, product: Product, y: Slice) -> None:
         norm, selection, matrix = call.norm, call.mixture.selection, product.matrix
         steps = (*([Normed(norm.norm)] if norm is not None else []), *product.epilogue)
-        experts, used = selection.experts, selection.used
+        experts, used = call.mixture.held, selection.used
         kernel = self._fitted(
-            ExpertsUp, self.rows > 1, experts, used, matrix, *steps, batch=self.rows
+            ExpertsUp,
+            self.rows > 1,
+            experts,
+            used,
+            matrix,
+            *steps,
+            batch=self.rows,
+            selection=call.selection,
         )
         weight = self.work["expert weight"] if product.weighted else None
         norms = {} if norm is None else without_none(norm=norm.weight, norm_bias=norm.bias)
         self.at.plan.launch(
             kernel,
             label,
-            expert=self.work["expert"],
+            **self.choice(call),
             x=call.x,
             y=y,
             **without_none(weight=weight),

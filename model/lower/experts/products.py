@@ -16,6 +16,7 @@ from urdir.model.memory.norms import NormLayer
 from urdir.model.memory.weights import Matrix
 from urdir.ptxgen.kernels.activate import Activate
 from urdir.ptxgen.kernels.experts.combine import CombineExperts
+from urdir.ptxgen.kernels.experts.selection import Selection
 from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Gated
 from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
 from urdir.ptxgen.kernels.linear.steps import Epilogue
@@ -35,6 +36,7 @@ _normalise = lru_cache(maxsize=64)(Normalise)
 class MixtureCall:
     """A mixture to compute: y = residual + the weighted sum of the chosen experts for x after the
     ``norm``, all (rows, hidden) f32; y is another buffer. Labels of launches begin with ``label``.
+    ``selection``: by which the products choose the experts, None if they are chosen.
     """
 
     label: str
@@ -44,6 +46,7 @@ class MixtureCall:
     residual: Slice | None
     y: Slice
     adapters: CallAdapters | None = None
+    selection: Selection | None = None
 
     def after_norm(self, at: Lowering, rows: int) -> MixtureCall:
         """The same after a launch of its own for the norm, if there is one."""
@@ -115,6 +118,12 @@ class ExpertProducts:
     def work(self) -> Registers:
         """The intermediates."""
         return self.at.work
+
+    def choice(self, call: MixtureCall) -> dict[str, Slice]:
+        """The experts of each row, or what they are chosen by."""
+        if call.selection is None:
+            return {"expert": self.work[call.mixture.number]}
+        return {"logits": self.work["router logits"]}
 
     def append_activated(self, call: MixtureCall, multiply: Multiply) -> None:
         """``work["expert gate"]`` = f(gate x) * up x, without a gate f(up x), for each pair of a

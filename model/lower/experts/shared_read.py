@@ -17,7 +17,7 @@ from urdir.model.memory.norms import NormLayer
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.experts.choice import most_warps, pays_together
 from urdir.ptxgen.kernels.experts.gemm_small import ExpertsGemmSmall
-from urdir.ptxgen.kernels.experts.spec import MAX_USED
+from urdir.ptxgen.kernels.experts.selection import MAX_USED, Selection
 from urdir.ptxgen.kernels.linear.prologue.norm import Normed, is_first
 from urdir.ptxgen.kernels.linear.steps import Step
 
@@ -30,16 +30,21 @@ class SharedRead(ExpertProducts):
 
     __slots__ = ()
 
-    def serves(self, mixture: MixtureLayer, norm: NormLayer | None) -> bool:
+    def serves(self, call: MixtureCall) -> bool:
         """Whether `ExpertsGemmSmall` serves, and pays."""
-        selection = mixture.selection
-        matrices = [m for m in (mixture.gate, mixture.up, mixture.down) if m is not None]
-        nbytes = sum(m.layout.nbytes for m in matrices) // selection.experts
-        few = (self.rows, selection.experts, selection.used)
-        if self.at.exact or not pays_together(*few, nbytes):
+        mixture, norm, choice = call.mixture, call.norm, call.selection
+        if not self.pays(mixture):
             return False
         products = mixture_products(mixture)
-        return all(self._small(mixture, product, norm) is not None for product in products)
+        return all(self._small(mixture, product, norm, choice) is not None for product in products)
+
+    def pays(self, mixture: MixtureLayer) -> bool:
+        """Whether it would pay, if it serves."""
+        selection = mixture.selection
+        matrices = [m for m in (mixture.gate, mixture.up, mixture.down) if m is not None]
+        nbytes = sum(m.layout.nbytes for m in matrices) // mixture.held
+        few = (self.rows, selection.experts, selection.used)
+        return not self.at.exact and pays_together(*few, nbytes)
 
     def append(self, call: MixtureCall) -> None:
         """See `append_experts`."""
@@ -48,31 +53,32 @@ class SharedRead(ExpertProducts):
         mixture = call.mixture
 
         def multiply(label: str, product: Product, to: Slice) -> None:
-            self._append_small(label, mixture, product, call.x, call.norm, to)
+            self._append_small(label, call, product, call.x, call.norm, to)
 
         self.append_activated(call, multiply)
         activated, out = self.work["expert gate"], self.work["expert out"]
         down = mixture_products(mixture)[-1]
-        slots = self._append_small(f"{call.label}_down", mixture, down, activated, None, out)
+        slots = self._append_small(f"{call.label}_down", call, down, activated, None, out)
         self.append_combined(call, slots)
 
     def _append_small(
         self,
         label: str,
-        mixture: MixtureLayer,
+        call: MixtureCall,
         product: Product,
         x: Slice,
         norm: NormLayer | None,
         y: Slice,
     ) -> int:
         """Returns how many products of a row there are in y."""
-        kernel = self._small(mixture, product, norm)
+        kernel = self._small(call.mixture, product, norm, call.selection)
         assert kernel is not None  # as `serves` found
-        weight = self.work["expert weight"] if kernel.weighted else None
+        weighted = kernel.weighted and call.selection is None
+        weight = self.work["expert weight"] if weighted else None
         self.at.plan.launch(
             kernel,
             label,
-            expert=self.work["expert"],
+            **self.choice(call),
             x=x,
             y=y,
             **without_none(weight=weight, norm=None if norm is None else norm.weight),
@@ -81,7 +87,11 @@ class SharedRead(ExpertProducts):
         return kernel.slots
 
     def _small(
-        self, mixture: MixtureLayer, product: Product, norm: NormLayer | None
+        self,
+        mixture: MixtureLayer,
+        product: Product,
+        norm: NormLayer | None,
+        choice: Selection | None,
     ) -> ExpertsGemmSmall | None:
         """The kernel, if there is one; a norm that it does not take comes before it."""
         selection, matrix, down = mixture.selection, product.matrix, product.is_down
@@ -91,15 +101,16 @@ class SharedRead(ExpertProducts):
             *product.epilogue,
             shared=self.at.limits.shared_per_cta,
             format=matrix.format,
-            experts=selection.experts,
+            experts=mixture.held,
             used=selection.used,
-            rows=matrix.rows // selection.experts,
+            rows=matrix.rows // mixture.held,
             cols=matrix.cols,
             batch=self.rows,
             down=down,
             warps=most_warps(self.at.limits.target, matrix.format),
             early=down,  # the products before it have waited for the router
             sms=self.at.limits.sms,
+            selection=choice,
         )
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import multiprocessing
 import signal
 import socket
-import sys
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -26,8 +26,11 @@ if TYPE_CHECKING:
 
     from urdir.model.engine.requests.service import Service
 
+log = logging.getLogger("urdir.serve")
+
 _TICK_SECONDS = 0.1  # between looks at the device
 _HANG_UP_SECONDS = 10.0  # for front ends to end
+_MOST_KILLED_EARLY = 5  # front ends one after another, by a signal while they start
 _context = multiprocessing.get_context("spawn")
 
 
@@ -38,6 +41,7 @@ def run_engine(settings: Settings, listener: socket.socket, control: Connection)
         signal.signal(number, signal.SIG_IGN)
     failure = None
     try:
+        settings.front.logs.begin()
         _Engine(settings, listener, control).run()
     except (Exception, KeyboardInterrupt) as error:
         failure = wire.Failure.of_end(error)
@@ -73,7 +77,10 @@ class _Engine:
         self._table: Any = _context.RawArray("d", settings.workers * Counts.WIDTH)
         self._order: Literal["", "drain", "abort"] = ""
         self._deadline = math.inf  # of front ends that are to abort
+        self._drained = math.inf  # when front ends that drain are to abort
+        self._is_interrupted = False
         self._context = 0
+        self._killed_early = 0  # front ends one after another, before they were ready
 
     def run(self) -> None:
         """Open the engine beside the front ends, and serve. Raises what ends it."""
@@ -91,11 +98,12 @@ class _Engine:
             for front in fronts:
                 front.desk.send(wire.Round(context=self._context))
             self._settings.greet(engine.name, self._context)
+            log.info("serving %s, %d tokens of context", engine.name, self._context)
             self._control.send("serving")
             self._watch(fronts, service)
             if service.lost is not None:
                 raise service.lost
-        if self._order == "abort":
+        if self._is_interrupted:
             raise KeyboardInterrupt
 
     def _start(self, row: int) -> _Process:
@@ -127,6 +135,12 @@ class _Engine:
             any(front.process.is_alive() for front in fronts) and time.monotonic() < self._deadline
         ):
             self._obey()
+            if time.monotonic() >= self._drained:
+                self._drained = math.inf
+                log.warning(
+                    "requests are open after %g s: they are aborted", self._settings.drain_seconds
+                )
+                self._give("abort")
             sentinels = [front.process.sentinel for front in fronts]
             waiting.wait([*sentinels, self._control], _TICK_SECONDS)
             if service.lost is not None and self._settings.exit_on_device_loss:
@@ -140,9 +154,11 @@ class _Engine:
         is_ready = front.desk.is_ready.wait(_TICK_SECONDS)  # what it said last may be unread
         if front.desk.failure is not None:
             raise front.desk.failure.error
-        if code == CANNOT_SERVE or not is_ready:
+        self._killed_early = 0 if is_ready else self._killed_early + 1
+        was_killed = code is not None and code < 0 and self._killed_early < _MOST_KILLED_EARLY
+        if code == CANNOT_SERVE or not (is_ready or was_killed):
             raise ModelError("a process that serves HTTP does not start: see above")
-        print(f"urdir: a front end has ended ({code}), another begins", file=sys.stderr)
+        log.warning("a front end has ended (%s), another begins", code)
         new = self._start(front.row)
         new.desk.send(wire.Round(context=self._context))
         return new
@@ -156,14 +172,19 @@ class _Engine:
                 order = "abort"
             self._give(order)
             if order == "abort":
+                self._is_interrupted = True
                 return
 
     def _give(self, order: Literal["drain", "abort"]) -> None:
         if self._order not in (order, "abort"):
             self._order = order
             self._listener.close()  # refuses clients, who would wait for front ends that end
+            log.info("to end: %s open requests", {"drain": "finish", "abort": "abort"}[order])
+            now, drain = time.monotonic(), self._settings.drain_seconds
             if order == "abort":
-                self._deadline = time.monotonic() + _HANG_UP_SECONDS
+                self._deadline = now + _HANG_UP_SECONDS
+            elif drain is not None:
+                self._drained = now + drain
             self._desks.order(order)
 
     def _end(self, fronts: list[_Process]) -> None:

@@ -34,6 +34,7 @@ def run_front(
     """
     for number in (signal.SIGINT, signal.SIGTERM):  # the engine's process says when to end
         signal.signal(number, signal.SIG_IGN)
+    front.logs.begin()
     sys.setswitchinterval(SWITCH_SECONDS)
     counts = Counts(np.frombuffer(table).reshape(-1, Counts.WIDTH), own)
     with ExitStack() as owners:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
+
+from urdir.model.serve.logs import LogSettings
 
 if TYPE_CHECKING:
     from urdir.model.engine.engine import Engine
@@ -34,6 +36,7 @@ class Front:
     access: Access
     limits: Limits
     adapters: tuple[tuple[str, float], ...] = ()
+    logs: LogSettings = field(default_factory=LogSettings)
 
 
 Post = Callable[[Callable[[], None]], None]
@@ -48,10 +51,12 @@ class Opens(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the processes need; picklable. ``greet`` gets the model's name and context."""
+    """What the processes need; picklable. ``greet`` gets the model's name and context. Answers have
+    ``drain_seconds`` to end once the server is to stop (None: as long as they take)."""
 
     open_engine: Opens
     front: Front
     workers: int
     greet: Callable[[str, int], None]
     exit_on_device_loss: bool = False
+    drain_seconds: float | None = None

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.chunk_cut import CHUNK_UNIT
 from urdir.ptxgen.kernels.attention.flash_decode import FlashDecode
 from urdir.ptxgen.kernels.attention.incremental_attention import IncrementalAttention
@@ -45,6 +44,8 @@ ONE_RING_NBYTES, NARROW = 85 << 10, 128
 RUN, WIDER_RUN = 4, 2
 #: CTAs of eight warps, with narrow heads, that an SM holds.
 CTAS_PER_SM = 2
+#: Heads with norms of CTAs with half the warps, at most: more take another round.
+MOST_NORMS = 4
 #: Minimum keys of a chunk, and for several rows the approximate number (see `FlashDecode`). 32 rows
 #: of 4,128 keys take 123 us in a chunk each, 134 in three, 136 in five; with q8_0 74 and 86.
 LEAST_KEYS, MOST_KEYS = 64, 2048
@@ -99,7 +100,7 @@ def prompt_attention(
     wgmma if the device has it and the kernel supports the cache. ``packs`` requests packed heads,
     which some shapes support: then the kernel ``packs``. Raises PtxgenError for unsupported shapes.
     """
-    if PrefillWgmma.serves(layout):
+    if PrefillWgmma.serves(layout) and not scores.relative:
         kernel = PrefillWgmma(heads, layout, rows, scores)
         if kernel.target_on(target):
             return replace(kernel, packs=packs and kernel.can_pack)
@@ -151,7 +152,8 @@ def decode_attention(
     With the device's native ``target`` it may use clusters, whose rows have fewer chunks. ``packs``
     requests packed heads, which some shapes support: then the kernel ``packs``. With drafts up to
     ``run`` rows side by side are consecutive tokens of a sequence, and may share reads of its keys:
-    then partial results take more. Raises PtxgenError for unsupported shapes.
+    then partial results take more. Keys of texts are not
+    split. Raises PtxgenError for unsupported shapes.
     """
     incremental = IncrementalAttention(heads, layout, rows, scores, token)
     incremental = replace(incremental, packs=packs and incremental.can_pack)
@@ -165,7 +167,7 @@ def decode_attention(
         elif (wide := _wide(incremental, max_keys, sm_count, target)) is not None:
             return wide
     whole = SINGLE_KEYS if rows == 1 else INCREMENTAL_KEYS
-    if min(scores.span or max_keys, max_keys) <= whole:
+    if scores.texts or min(scores.span or max_keys, max_keys) <= whole:
         return _narrowed(_spread(incremental, sm_count), sm_count, target)
     split = split_attention(incremental, max_keys, sm_count)
     if run > 1 and (shared := _shared(split, run, sm_count, target)) is not None:
@@ -275,6 +277,33 @@ def latent_attention(
     return spec if spec.target_on(target) else None
 
 
+def chosen_attention(
+    heads: int,
+    layout: KvLayout,
+    rows: int,
+    scores: Scores,
+    sm_count: int,
+    target: str,
+    parts: OwnToken | None,
+) -> LatentDecode | IncrementalAttention:
+    """The kernel for rows that each attend to tokens of their own choice (`KvLayout.chosen`), whose
+    keys are in the cache and whose queries have been rotated: on wgmma if supported, with queries
+    in MLA's two ``parts``, a token that is neither rotated nor appended."""
+    if parts is not None and LatentDecode.serves(heads, layout, scores, parts):
+        each = 8 if heads % 16 or (rows == 1 and heads <= FEW_HEADS) else 16
+        clusters = rows * heads // each
+        cluster = next((n for n in (8, 4) if n * clusters <= sm_count), 2)
+        spec = LatentDecode(
+            *(heads, layout, rows, scores, parts, each),
+            ctas=rows,
+            least=LEAST_KEYS,
+            cluster=cluster,
+        )
+        if spec.target_on(target):
+            return spec
+    return _spread(IncrementalAttention(heads, layout, rows, scores), sm_count)
+
+
 def _has_much_memory(target: str) -> bool:
     """Whether SMs have room for a large ring beside a CTA of the products."""
     return Target.parse(target).sm in LARGE_SHARED
@@ -311,18 +340,16 @@ def _spread(spec: IncrementalAttention, sm_count: int) -> IncrementalAttention:
 
 def _narrowed(spec: IncrementalAttention, sm_count: int, target: str) -> IncrementalAttention:
     """The kernel with half the warps per CTA where there are more CTAs than SMs hold with all: SMs
-    then hold twice as many rows, and each merges fewer sums. Not where these are fewer than the
-    heads that have norms."""
+    then hold twice as many rows, and each merges fewer sums."""
     ctas = spec.layout.kv_heads * spec.rows * spec.tiles
     multiplies = spec.suits_tensor_cores and max(spec.head_dim, spec.value_dim) <= NARROW
     if not target or not multiplies or ctas <= CTAS_PER_SM * sm_count:
         return spec
+    if spec.norms > MOST_NORMS:
+        return spec
     if Target.parse(target).sm not in LARGE_SHARED:
         return spec
-    try:
-        return replace(spec, warps=spec.warps // 2)
-    except PtxgenError:
-        return spec
+    return replace(spec, warps=spec.warps // 2)
 
 
 def fills_sms(keys: int) -> bool:

@@ -60,8 +60,12 @@ class DecodeAttention(RowsWithTokens):
                 f"attention packs groups of {GROUP} rows, of multiples of {TILE_COLS} values, "
                 f"not {self.rows} with {self.heads} heads of {self.value_dim}"
             )
-        if self.norms > self.warps:
-            raise PtxgenError(f"{self.name}: norms of {self.norms} heads by {self.warps} warps")
+
+    @property
+    def waits_for_dependencies(self) -> bool:  # type: ignore[override]
+        """Not where the launch just before has chosen the keys: the table is read before the
+        wait."""
+        return not self.layout.is_chosen
 
     @property
     def can_pack(self) -> bool:
@@ -75,7 +79,7 @@ class DecodeAttention(RowsWithTokens):
 
     @property
     def norms(self) -> int:
-        """Heads whose norms a CTA finds, a warp each: its queries', the key's, the value's."""
+        """Heads whose norms warps find, one after another: queries', the key's, the value's."""
         token = self.token
         if token is None or not (token.v_norm or (token.qk_norm and not token.norms_rows)):
             return 0
@@ -132,6 +136,10 @@ class DecodeAttention(RowsWithTokens):
         of them (16 heads, 8 KV heads of 256 values) 13.8 and 7.7.
         """
         if 0 < self.layout.capacity < TILE_KEYS or self.value_dim > MAX_MMA_VALUES:
+            return False
+        if self.scores.texts:  # of exact arithmetic alone
+            return False
+        if self.layout.is_chosen:  # a tile of keys is copied as neighbours
             return False
         formats = (self.layout.format, self.layout.values.format)
         for of, width in zip(formats, (self.head_dim, self.value_dim), strict=True):

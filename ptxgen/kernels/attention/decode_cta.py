@@ -65,6 +65,8 @@ class DecodeCta:
         # the row's new token, if the spec has one: staged heads; of a head the pairs that rotate
         # and the other values
         self.staged_heads = self.tile + spec.appends
+        # heads whose norms a warp finds
+        self.norm_rounds = ceil_div(spec.norms, self.warps)
         self.pairs = spec.rope.pairs if spec.rope else 0
         self.rest = self.head_dim - 2 * self.pairs
         # pairs per thread, in the queries and the key

@@ -73,6 +73,8 @@ class FlashDecode(DecodeAttention):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.scores.texts:
+            raise PtxgenError("the keys of texts are not split")
         if self.least < 1 or self.least % CHUNK_UNIT or self.most % CHUNK_UNIT:
             raise PtxgenError(
                 f"chunks of {self.least} to {self.most} keys: multiples of {CHUNK_UNIT}"
@@ -196,7 +198,7 @@ class FlashDecode(DecodeAttention):
             )
         return (
             *self.input_params,
-            *self.sink_params,
+            *self.score_params,
             *split,
             self.out_param,
         )

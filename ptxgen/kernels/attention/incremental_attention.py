@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -45,7 +45,7 @@ class IncrementalAttention(DecodeAttention):
     def params(self) -> tuple[Param, ...]:
         return (
             *self.input_params,
-            *self.sink_params,
+            *self.score_params,
             self.out_param,
         )
 
@@ -123,11 +123,24 @@ class IncrementalAttention(DecodeAttention):
                 KvLayout(1, 1, 70, 64, "f32"),
                 scores=Scores(max_bias=4.0, softcap=20.0, sinks=True),
             ),
+            "texts": cls(4, KvLayout(1, 2, 60, 64, "f32"), rows=50, scores=Scores(texts=True)),
+            "texts ALiBi": cls(
+                3, KvLayout(1, 1, 50, 64, "f32"), rows=33, scores=Scores(texts=True, max_bias=8.0)
+            ),
+            "texts relative": cls(
+                6, KvLayout(1, 2, 90, 32, "f16"), rows=70, scores=Scores(texts=True, relative=9)
+            ),
             "ring": cls(
                 2, KvLayout(2, 2, 90, 64, "f16", capacity=32), rows=3, scores=Scores(window=30)
             ),
             "ring of pages": cls(
                 2, KvLayout(3, 1, 160, 64, "q8_0", 16, 7, capacity=32), 4, Scores(chunk=32)
+            ),
+            "tokens of its own choice": cls(
+                3, latent(3, 1, 90, 96, "f16", 1, 300, value_dim=64), rows=3
+            ),
+            "tokens of its own choice q8_0": cls(
+                2, KvLayout(2, 1, 70, 64, "q8_0", 1, 200, value_dim=32), rows=2
             ),
             **cls._examples_with_a_token(),
         }
@@ -194,6 +207,16 @@ class IncrementalAttention(DecodeAttention):
             ),
             "rope q8_0 four warps": cls(
                 4, KvLayout(2, 1, 131, 64, "q8_0"), rows=3, scores=Scores(window=70), warps=4
+            ),
+            "norms four warps": cls(
+                *(8, KvLayout(8, 2, 48, 128, "f16", 16, 27), 8),
+                token=replace(whole, qk_norm=QK_NORM),
+                warps=4,
+            ),
+            "all norms four warps": cls(
+                *(4, KvLayout(2, 1, 131, 64, "q8_0"), 3, Scores(window=70)),
+                token=OwnToken(Rotation(64, "half"), QK_NORM, V_NORM),
+                warps=4,
             ),
             "rope q8_0": cls(8, KvLayout(1, 2, 70, 128, "q8_0"), token=whole, most_heads=2),
             "rope q8_0 window": cls(

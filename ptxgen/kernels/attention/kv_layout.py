@@ -40,7 +40,8 @@ class KvLayout:
     """One layer's K cache and its ``values``; see the module's docstring.
 
     ``page_len`` 0 means contiguous; a page length is a power of two from 16 on that divides
-    ``max_len``, and ``pages`` is the number of pages. ``value_dim`` 0 means ``head_dim``.
+    ``max_len``, and ``pages`` is the number of pages. Pages of one token (`chosen`) are keys that a
+    row has selected: the block table then holds slots. ``value_dim`` 0 means ``head_dim``.
     ``capacity`` 0 means ``max_len``; others are powers of two, multiples of the page length.
     ``value_dtype`` None means ``dtype``. Raises PtxgenError for unsupported shapes.
     """
@@ -93,7 +94,8 @@ class KvLayout:
             if self.pages:
                 raise PtxgenError(f"a contiguous KV cache has no pages: {self.pages}")
             return
-        if self.page_len < MIN_PAGE_LEN or self.page_len & (self.page_len - 1):
+        is_short = self.page_len < MIN_PAGE_LEN and not self.is_chosen
+        if is_short or self.page_len & (self.page_len - 1):
             raise PtxgenError(
                 f"page_len {self.page_len} is not a power of two from {MIN_PAGE_LEN} on"
             )
@@ -130,6 +132,16 @@ class KvLayout:
     def is_paged(self) -> bool:
         """Whether a block table maps a sequence's tokens to pages."""
         return self.page_len > 0
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether the block table names tokens one by one."""
+        return self.page_len == 1
+
+    def chosen(self, rows: int, most: int) -> KvLayout:
+        """The same cache read by ``rows`` rows, each of up to ``most`` tokens of its own choice:
+        ``block_table`` (rows, most) u32 holds their slots, and row r is sequence r."""
+        return replace(self, sequences=rows, max_len=most, page_len=1, pages=self.slots)
 
     @property
     def blocks(self) -> int:

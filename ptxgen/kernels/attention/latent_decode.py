@@ -138,6 +138,14 @@ class LatentDecode(FlashDecode):
                 least=16,
                 most=32,
             ),
+            "tokens of its own choice": cls(
+                *(16, latent(3, 1, 150, 576, "f16", 1, 500), 3),
+                token=OwnToken(latent_norm=QK_NORM, appends=False),
+                most_heads=16,
+                ctas=3,
+                cluster=2,
+                least=16,
+            ),
             "packs": cls(
                 *(16, latent(16, 1, 80, 576, "bf16", 16, 90), 16),
                 token=halves,

@@ -145,6 +145,13 @@ class PrefillAttention(PromptAttention):
                 2, KvLayout(1, 1, 160, 32, "f16"), 60, Scores(sinks=True, window=40, softcap=9.0)
             ),
             "ALiBi": cls(3, KvLayout(1, 1, 150, 64, "f16"), 50, Scores(max_bias=8.0)),
+            "texts": cls(2, KvLayout(1, 2, 200, 64, "f16"), 150, Scores(texts=True)),
+            "texts ALiBi": cls(
+                3, KvLayout(1, 1, 90, 32, "f32"), 80, Scores(texts=True, max_bias=8.0)
+            ),
+            "texts relative": cls(
+                4, KvLayout(1, 2, 170, 64, "f16"), 130, Scores(texts=True, relative=20)
+            ),
             "ring": cls(2, KvLayout(2, 1, 300, 64, "f16", capacity=128), 60, Scores(window=60)),
             "ring of pages": cls(
                 2, KvLayout(2, 1, 320, 64, "bf16", 16, 18, capacity=128), 50, Scores(chunk=70)

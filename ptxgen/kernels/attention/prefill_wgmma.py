@@ -41,6 +41,7 @@ class SharedMemory:
     q_nbytes: int
     k_nbytes: int
     v_nbytes: int
+    bounds_nbytes: int = 8
 
     @property
     def k(self) -> int:
@@ -59,13 +60,14 @@ class SharedMemory:
 
     @property
     def bounds(self) -> int:
-        """The number of keys that some query sees, and the first query's position, u32."""
+        """The number of keys that some query sees, and the first query's position, u32; of texts
+        also the first and the last one of their first keys."""
         return self.seen + 4 * self.consumers * WARPGROUP_QUERIES
 
     def barrier(self, name: str) -> int:
         """The barriers of a ring, one per place: "full_k", "empty_k", "full_v" or "empty_v"."""
         names = ("full_k", "empty_k", "full_v", "empty_v")
-        return self.bounds + 8 + 8 * self.stages * names.index(name)
+        return self.bounds + self.bounds_nbytes + 8 * self.stages * names.index(name)
 
     @property
     def nbytes(self) -> int:
@@ -206,6 +208,7 @@ class PrefillWgmma(PromptAttention):
             q_nbytes=WARPGROUP_QUERIES * q,
             k_nbytes=self.key_tile * q,
             v_nbytes=self.key_tile * v,
+            bounds_nbytes=16 if self.scores.texts else 8,
         )
 
     @property
@@ -248,6 +251,10 @@ class PrefillWgmma(PromptAttention):
             "packs": cls(8, KvLayout(1, 2, 150, 128, "f16"), rows=35, packs=True),
             "packs head_dim 64": cls(12, KvLayout(1, 4, 40, 64, "f16"), rows=9, packs=True),
             "packs head_dim 192": cls(4, KvLayout(1, 4, 40, 192, "f16"), rows=3, packs=True),
+            "texts": cls(3, KvLayout(1, 3, 300, 64, "f16"), 290, Scores(texts=True)),
+            "texts ALiBi": cls(
+                4, KvLayout(1, 2, 200, 80, "bf16"), 150, Scores(texts=True, max_bias=8)
+            ),
             "ring of pages": cls(
                 2, KvLayout(2, 1, 640, 64, "f16", 16, 36, capacity=256), 50, Scores(window=130)
             ),

@@ -41,12 +41,15 @@ class PrepareTokens(KernelSpec):
     appended: any heads can then be prepared in place. Values that are the end of keys are not a
     parameter either. Without query ``heads`` only keys and values are prepared. Another kernel
     computes norms over rows.
+
+    Rows of ``texts`` (`Scores.texts`) go to key r each; their positions are those in their texts.
     """
 
     heads: int
     layout: KvLayout
     rows: int = 1
     token: OwnToken = PLAIN_TOKEN
+    texts: bool = False
 
     name = "prepare_tokens"
     template = ("urdir.templates", "attention/prepare_tokens.ptx.j2")
@@ -61,6 +64,8 @@ class PrepareTokens(KernelSpec):
             raise PtxgenError("norms over the heads of a row are launches of their own")
         if not (token.appends or self.has_queries):
             raise PtxgenError("tokens that are neither prepared nor appended: nothing to do")
+        if self.texts and (self.layout.sequences > 1 or self.rows > self.layout.max_len):
+            raise PtxgenError(f"texts of {self.rows} rows have one sequence with room for all")
         if token.rope and token.rope.rotary_dim > self.head_dim:
             raise PtxgenError(f"rotary_dim {token.rope.rotary_dim} of a head of {self.head_dim}")
         if token.rope and self.layout.max_len > MAX_POSITIONS:
@@ -214,7 +219,7 @@ class PrepareTokens(KernelSpec):
             outputs[name] = cache = inputs[name].copy()
             for row, values in zip(active.tolist(), prepared[name[0]], strict=True):
                 sequence, table = int(inputs["sequence"][row]), inputs.get("block_table")
-                at = [int(position[row])]
+                at = [row if self.texts else int(position[row])]
                 cache_layout.write(cache, sequence, at, values[:, None], table)
         return outputs
 
@@ -350,6 +355,10 @@ class PrepareTokens(KernelSpec):
             "keys and values alone": cls(
                 0, KvLayout(1, 2, 30, 64, "f32", value_dim=40), 2, OwnToken(part)
             ),
+            "texts": cls(
+                2, KvLayout(1, 1, 30, 64, "f16"), 21, OwnToken(Rotation(64, "half")), texts=True
+            ),
+            "texts without rope": cls(3, KvLayout(1, 3, 16, 40, "f32"), 9, texts=True),
             "queries alone": cls(
                 2, KvLayout(1, 2, 30, 320, "f16"), 2, OwnToken(part, weightless, appends=False)
             ),

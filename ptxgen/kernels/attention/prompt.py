@@ -22,7 +22,7 @@ class PromptAttention(AttentionSpec):
     the sequence of the tile's first row: segments of several sequences start at multiples of
     ``segment_rows``, with padding rows between them. Rows are usually at consecutive positions.
     Others work too, but a tile reads all keys from the first to the last one visible to any of its
-    rows.
+    rows. So do rows of texts (`Scores.texts`), which need no padding between them.
 
     q (scaled), the probabilities, K and V are rounded to f16, which is exact for K and V of an f16
     cache; sums are f32. Scaled queries, and keys and values of other caches, become infinite from
@@ -42,7 +42,7 @@ class PromptAttention(AttentionSpec):
     def params(self) -> tuple[Param, ...]:
         return (
             *self.input_params,
-            *self.sink_params,
+            *self.score_params,
             self.out_param,
         )
 
@@ -74,7 +74,10 @@ class PromptAttention(AttentionSpec):
         return {"out": self.finished(inputs)}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        """A chunk at a random place of a random sequence, often with trailing padding rows."""
+        """A chunk at a random place of a random sequence, often with trailing padding rows; or
+        texts."""
+        if self.scores.texts:
+            return self.inputs_of_texts(rng)
         max_len = self.layout.max_len
         live = min(int(rng.integers(ceil_div(self.rows, 2), self.rows + 1)), max_len)
         start = int(rng.integers(0, max_len - live + 1))

@@ -41,6 +41,8 @@ class RowsWithTokens(AttentionSpec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.scores.texts and self.token is not None:
+            raise PtxgenError("rows of texts are appended before they attend")
         if self.is_latent and not (self.appends or self.takes_queries_in_parts):
             raise PtxgenError(f"{self.name}: heads of a latent vector are appended")
         if self.rope and self.rope.rotary_dim > self.head_dim:
@@ -202,7 +204,10 @@ class RowsWithTokens(AttentionSpec):
         return inputs | {name: np.ascontiguousarray(part) for name, part in parts.items()}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        """Rows at random places of the sequences, of several one idle; one head is steep."""
+        """Rows at random places of the sequences, of several one idle; one head is steep. Or
+        texts."""
+        if self.scores.texts:
+            return self.inputs_of_texts(rng)
         max_len = self.layout.max_len
         positions = [int(p) for p in rng.integers(0, max_len, self.rows)]
         positions[0] = min(max_len - 1, positions[0] + max_len // 2)

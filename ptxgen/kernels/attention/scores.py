@@ -16,7 +16,8 @@ Float64s = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """The scores of a row at position p, and the keys that it attends to: first_key(p) ... p.
+    """The scores of a row at position p, and the keys that it attends to: first_key(p) ... p, or
+    with ``texts`` those between bounds that are given for each row.
 
     s = scale * (q . k); then cap * tanh(s / cap); then s + slope[h] * (key - p). A field at its
     default is off and costs nothing.
@@ -27,7 +28,15 @@ class Scores:
     - ``chunk`` n: keys from the last multiple of n on (Llama 4); a window counts as well;
     - ``sinks``: a logit for each head takes part in the softmax's maximum and sum, without a value
       (GPT-OSS; Xiao et al. 2023, arXiv 2309.17453). Kernels take ``sinks`` (heads,) f32;
-    - ``max_bias``: ALiBi (Press et al. 2021, arXiv 2108.12409), slopes as ggml's ``soft_max_ext``.
+    - ``max_bias``: ALiBi (Press et al. 2021, arXiv 2108.12409), slopes as ggml's ``soft_max_ext``;
+    - ``causal`` False: keys after p, too, which kernels take as ``texts``. A window of n then has
+      n // 2 keys on either side;
+    - ``texts``: the rows are whole texts side by side in one sequence. Key r is row r's own, and
+      row r attends to keys ``begin[r]`` ... ``position[r]``. Kernels take ``begin`` (rows,) u32.
+      ALiBi counts the distance to either side;
+    - ``relative`` n, with ``texts``: ``relative[h, d + n]`` is added for a key at a distance d from
+      -n to n (T5; Raffel et al. 2019, arXiv 1910.10683); further keys have the value of +-n.
+      Kernels take ``relative`` (heads, 2 n + 1) f32.
     """
 
     scale: float | None = None
@@ -36,17 +45,45 @@ class Scores:
     chunk: int = 0
     sinks: bool = False
     max_bias: float = 0.0
+    causal: bool = True
+    texts: bool = False
+    relative: int = 0
 
     def __post_init__(self) -> None:
         if self.window < 0 or not self.softcap >= 0:
             raise PtxgenError(f"window {self.window} and softcap {self.softcap} are 0 or positive")
         if self.chunk < 0 or not 0 <= self.max_bias < math.inf:
             raise PtxgenError(f"chunk {self.chunk} and max_bias {self.max_bias} are 0 or positive")
+        if self.relative < 0 or (self.texts and self.span):
+            raise PtxgenError(
+                f"relative {self.relative} is 0 or positive; the keys of texts have bounds, "
+                f"no window or chunk ({self.span})"
+            )
 
     @property
     def span(self) -> int:
         """The most keys that a row attends to; 0: all up to its own."""
         return min(filter(None, (self.window, self.chunk)), default=0)
+
+    @property
+    def skips(self) -> bool:
+        """Whether a row may not attend to keys before its own."""
+        return self.texts or self.span > 0
+
+    def bounds(self, starts: Array, ends: Array) -> tuple[Array, Array]:
+        """``begin`` and ``position`` (rows,) u32 of rows side by side, where row r is of the text
+        of rows ``starts[r]`` ... ``ends[r] - 1``."""
+        own = np.arange(len(starts), dtype=np.int64)
+        first, last = starts.astype(np.int64), ends.astype(np.int64) - 1
+        if self.causal:
+            begin = first if not self.window else np.maximum(first, own - self.window + 1)
+            if self.chunk:
+                begin = np.maximum(begin, own - (own - first) % self.chunk)
+            return begin.astype(np.uint32), own.astype(np.uint32)
+        if self.window:
+            half = self.window // 2
+            first, last = np.maximum(first, own - half), np.minimum(last, own + half)
+        return first.astype(np.uint32), last.astype(np.uint32)
 
     def first_key(self, position: int) -> int:
         """The first key that a row at ``position`` attends to."""
@@ -81,7 +118,8 @@ class Scores:
         if self.max_bias:
             kv_heads, group, _ = scores.shape
             slopes = self.slopes(kv_heads * group).reshape(kv_heads, group, 1)
-            scores = scores + slopes * (np.asarray(keys, np.float64) - position)
+            distance = np.asarray(keys, np.float64) - position
+            scores = scores + slopes * (-np.abs(distance) if self.texts else distance)
         return scores
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
 from urdir.ptxgen.kernels.attention.scores import PLAIN, Scores
-from urdir.ptxgen.spec import Access, Array, KernelSpec, Param
+from urdir.ptxgen.spec import Access, Array, KernelSpec, Param, ceil_div
 from urdir.ptxgen.weights.packed import pack, packed_shape
 
 #: The most values of a head, of keys and of values.
@@ -55,6 +55,13 @@ class AttentionSpec(KernelSpec):
             raise PtxgenError(
                 f"attention takes heads of up to {MAX_HEAD_DIM} values: "
                 f"head_dim {self.head_dim}, value_dim {self.value_dim}"
+            )
+        if not self.scores.causal or (self.scores.relative and not self.scores.texts):
+            raise PtxgenError("keys after a row's own, and a relative bias, are those of texts")
+        if self.scores.texts and (self.layout.sequences > 1 or self.rows > self.layout.max_len):
+            raise PtxgenError(
+                f"texts side by side are one sequence with room for all rows: {self.rows} rows, "
+                f"{self.layout.sequences} sequences of {self.layout.max_len}"
             )
         if self.layout.capacity and not 0 < self.scores.span <= self.layout.capacity:
             raise PtxgenError(
@@ -129,9 +136,17 @@ class AttentionSpec(KernelSpec):
         return pack(heads.reshape(self.rows, -1)) if self.packs else heads
 
     @property
-    def sink_params(self) -> tuple[Param, ...]:
-        """The logits of sinks, if any."""
-        return (SINKS,) if self.scores.sinks else ()
+    def score_params(self) -> tuple[Param, ...]:
+        """What ``scores`` takes: the logits of sinks, the first keys of rows of texts, the bias by
+        distance."""
+        scores, found = self.scores, []
+        if scores.sinks:
+            found.append(SINKS)
+        if scores.texts:
+            found.append(Param("begin", "u32", ("rows",), Access.IN))
+        if scores.relative:
+            found.append(Param("relative", "f32", ("heads", 2 * scores.relative + 1), Access.IN))
+        return tuple(found)
 
     def softmax(
         self, inputs: dict[str, Array], row: int, first: int, last: int
@@ -154,9 +169,13 @@ class AttentionSpec(KernelSpec):
         ]
         keys, values = stored[0], stored[-1][..., layout.value_start :]
         q = inputs["q"][row].astype(np.float64).reshape(layout.kv_heads, self.group, self.head_dim)
-        position = int(inputs["position"][row])
+        position = row if self.scores.texts else int(inputs["position"][row])
         products = np.einsum("hgd,hkd->hgk", q, keys)
-        exponents = self.scores(products, seen, position, self.head_dim) * LOG2E
+        exponents = self.scores(products, seen, position, self.head_dim)
+        if most := self.scores.relative:
+            bias = inputs["relative"][:, np.clip(seen - row, -most, most) + most]
+            exponents = exponents + bias.reshape(exponents.shape).astype(np.float64)
+        exponents = exponents * LOG2E
         top = exponents.max(axis=2)
         weights = np.exp2(exponents - top[:, :, None])
         out = np.einsum("hgk,hkd->hgd", weights, values)
@@ -169,11 +188,28 @@ class AttentionSpec(KernelSpec):
         for row, position in enumerate(inputs["position"].tolist()):
             if position < self.layout.max_len:
                 first = self.scores.first_key(position)
+                if self.scores.texts:
+                    first = int(inputs["begin"][row])
                 top, total, values = self.softmax(inputs, row, first, position)
                 if self.scores.sinks:
                     total, values = with_sinks(inputs["sinks"], top, total, values)
                 out[row] = values / total[:, None]
         return out
+
+    def inputs_of_texts(self, rng: np.random.Generator) -> dict[str, Any]:
+        """Inputs for texts side by side, of random lengths and bounds, often with padding rows."""
+        live = int(rng.integers(ceil_div(self.rows, 2), self.rows + 1))
+        cuts = np.flatnonzero(rng.random(live) < 0.1)
+        edges = np.unique(np.concatenate([[0], cuts, [live]]))
+        lengths = np.diff(edges)
+        starts, ends = (np.repeat(of, lengths) for of in (edges[:-1], edges[1:]))
+        window = int(rng.integers(0, 2)) * int(rng.integers(2, 40))
+        kind = replace(self.scores, texts=False, causal=bool(rng.integers(0, 2)), window=window)
+        begin, last = kind.bounds(starts, ends)
+        positions = [*last.tolist(), *[self.layout.max_len + 7] * (self.rows - live)]
+        inputs = AttentionSpec.inputs_at(self, rng, positions, [0] * self.rows)
+        idle = np.full(self.rows - live, 0xFFFFFFFF, np.uint32)
+        return inputs | {"begin": np.concatenate([begin, idle])}
 
     def inputs_at(
         self,
@@ -200,8 +236,11 @@ class AttentionSpec(KernelSpec):
         inputs["q"][np.array(positions) >= layout.max_len] = np.nan
         for name, cache in layout.caches.items():
             inputs[name] = cache.random_cache(rng, lengths, inputs.get("block_table"))
-        for param in self.sink_params:  # some dominate, some are negligible
-            inputs[param.name] = rng.normal(0, 4, self.heads).astype(np.float32)
+        if self.scores.sinks:  # some dominate, some are negligible
+            inputs["sinks"] = rng.normal(0, 4, self.heads).astype(np.float32)
+        if self.scores.relative:
+            bias = rng.standard_normal((self.heads, 2 * self.scores.relative + 1))
+            inputs["relative"] = bias.astype(np.float32)
         inputs["sequence"] = np.array(sequences, np.uint32)
         inputs["position"] = np.array(positions, np.uint32)
         return inputs

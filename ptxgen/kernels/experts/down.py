@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from urdir.ptxgen.kernels.experts.selection import Selection
 from urdir.ptxgen.kernels.experts.tiled import ExpertsSpec
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
@@ -49,14 +50,15 @@ class ExpertsDown(ExpertsSpec):
     def params(self) -> tuple[Param, ...]:
         return (
             *self.weight_params,
-            Param("expert", "u32", ("batch", "used"), Access.IN),
-            *self.params_of(Weighted),
+            *self.choice_params,
+            *(self.params_of(Weighted) if self.selection is None else ()),
             Param("x", "f32", ("batch", "used", "cols"), Access.IN),
             *self.params_of(Bias, Residual),
             Param("y", "f32", ("batch", "rows"), Access.OUT),
         )
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
+        inputs = self.chosen(inputs)
         chosen, (weights,) = inputs["expert"], self.matrices_of(inputs)
         y = np.einsum("bsrc,bsc->bsr", weights[chosen], inputs["x"].astype(np.float64))
         numbers, pairs = chosen.reshape(-1), np.arange(self.pairs)
@@ -83,4 +85,17 @@ class ExpertsDown(ExpertsSpec):
             "F16": cls.of(f16, 3, 3, 32, 96, adds),
             "rows": cls.of(q6_k, 4, 2, 32, 768, Bias(), weighted, batch=2, **i16),
             "passes": cls.of(q5_1, 3, 2, 80, 608, weighted, adds, **passes),
+            "chooses late, unweighted": cls.of(
+                *(q8, 17, 3, 48, 544, Bias(), adds), batch=2, selection=Selection(17, 3)
+            ),
+            "chooses": cls.of(
+                *(q4_k, 128, 8, 16, 256, weighted, adds),
+                **{"batch": 3, "early": True, "selection": Selection(128, 8, normalised=True)},
+                **i16,
+            ),
+            "chooses, bias": cls.of(
+                *(q8, 70, 4, 48, 288, Bias(), weighted, adds),
+                **{"early": True, "selection": Selection(70, 4, "softmax_selected", scale=2.5)},
+                **i16,
+            ),
         }

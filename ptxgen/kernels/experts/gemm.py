@@ -73,6 +73,8 @@ class ExpertsGemm(ExpertsProduct):
             raise PtxgenError(
                 f"experts_gemm: {self.used} of {self.experts} experts for {self.batch} rows"
             )
+        if self.selection is not None:
+            raise PtxgenError("experts_gemm: pairs are listed, so experts have been chosen before")
         _ = self.layout  # refuses odd shapes
         self.check_steps(DOWN if self.down else UP)
         if self.cut.n_tiles % self.pair:

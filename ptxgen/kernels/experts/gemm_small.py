@@ -12,8 +12,7 @@ from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
 from urdir.ptxgen.kernels.experts.gemm import DOWN, UP
 from urdir.ptxgen.kernels.experts.quartets import MIN_SLOTS, QuartetProduct
-from urdir.ptxgen.kernels.experts.selection import MAX_EXPERTS
-from urdir.ptxgen.kernels.experts.spec import MAX_USED
+from urdir.ptxgen.kernels.experts.selection import MAX_EXPERTS, MAX_USED, Selection
 from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Gated
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.weighted import Weighted
@@ -60,6 +59,7 @@ class ExpertsGemmSmall(QuartetProduct):
             )
         if not 1 <= self.batch <= MAX_BATCH:
             raise PtxgenError(f"{self.name}: {self.batch} rows: 1 to {MAX_BATCH}")
+        self.check_selection()
         if self.format.arithmetic != "integers":
             raise PtxgenError(f"{self.name}: the weights must be quantised")
         self.check_steps(DOWN if self.down else UP)
@@ -84,8 +84,8 @@ class ExpertsGemmSmall(QuartetProduct):
         of_pairs = ("used",) if self.down else ()
         return (
             *self.weight_params,
-            Param("expert", "u32", ("batch", "used"), Access.IN),
-            *self.params_of(Weighted),
+            *self.choice_params,
+            *(self.params_of(Weighted) if self.selection is None else ()),
             Param("x", "f32", ("batch", *of_pairs, "cols"), Access.IN),
             *self.params_of(Normed, Bias),
             Param("y", "f32", ("batch", "slots", "rows"), Access.OUT),
@@ -107,6 +107,7 @@ class ExpertsGemmSmall(QuartetProduct):
         return Tolerance(rtol=3e-4, atol=1e-3)
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
+        inputs = self.chosen(inputs)
         chosen, x = inputs["expert"].reshape(-1), self.multiplied(inputs, {})
         pairs = np.arange(self.pairs)
         x = x.reshape(-1, self.cols)[pairs if self.down else pairs // self.used]
@@ -144,6 +145,24 @@ class ExpertsGemmSmall(QuartetProduct):
             "parts": cls.of(q6_k, 3, 2, 48, 1024, 8, bias, weighted, **parts),
             "integers": cls.of(FORMATS["W4G128"], 5, 2, 48, 384, 3, rms, Gated(), sms=3),
             "codebook": cls.of(FORMATS["IQ3_S"], 4, 2, 48, 512, 3, rms, Gated(), sms=3),
+            "chooses": cls.of(
+                *(q4_k, 33, 4, 32, 512, 7, rms, Gated()),
+                **{"sms": 3, "selection": Selection(33, 4, "softmax_selected")},
+            ),
+            "chooses, weighted": cls.of(
+                *(q8, 70, 8, 32, 288, 8, bias, weighted),
+                **{"down": True, "early": True, "sms": 4, "warps": 3},
+                selection=Selection(70, 8, normalised=True, scale=2.5),
+            ),
+            "chooses, selected": cls.of(
+                *(q6_k, 128, 4, 16, 512, 5, weighted),
+                **{"down": True, "early": True, "splits": 2, "sms": 5},
+                selection=Selection(128, 4, "softmax_selected"),
+            ),
+            "chooses, one row": cls.of(
+                *(q4_k, 5, 3, 48, 512, 1, weighted),
+                **{"down": True, "sms": 3, "selection": Selection(5, 3)},
+            ),
             "a part a block": cls.of(mxfp4, 5, 2, 16, 736, 4, bias, down=True, splits=3, sms=9),
         }
 

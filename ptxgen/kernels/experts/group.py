@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.experts.selection import MAX_EXPERTS
-from urdir.ptxgen.kernels.experts.spec import MAX_USED
+from urdir.ptxgen.kernels.experts.selection import MAX_EXPERTS, MAX_USED
 from urdir.ptxgen.kernels.pairs import grouped, most_places, most_tiles, random_choice
 from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, ceil_div
 

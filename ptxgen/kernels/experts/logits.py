@@ -17,6 +17,8 @@ from urdir.ptxgen.weights.layout import TILE_ROWS, Layout
 
 #: What a CTA makes: logits of so many experts for so many rows.
 CTA_ROWS, CTA_EXPERTS = 16, 2 * TILE_ROWS
+#: Splits of the columns, at most.
+MOST_SPLITS = 8
 #: Columns of a step: a lane of each group of eight multiplies four of them.
 STEP = 128
 WARPS = 8
@@ -27,7 +29,8 @@ class RouterLogits(KernelSpec):
     """logits = scale * (x W^T) + bias: x (rows, cols), W (experts, cols) F32, repacked.
 
     As exact as the products of `RouteExperts`: f32 throughout, so that the same experts are chosen.
-    A CTA reads a row of W once for 16 rows of x.
+    A CTA reads a row of W once for 16 rows of x. The columns may be cut in ``splits``, whose sums
+    are apart: logits (splits, rows, experts), the bias with the first.
     """
 
     rows: int
@@ -35,6 +38,7 @@ class RouterLogits(KernelSpec):
     cols: int
     bias: bool = False
     scale: float = 1.0
+    splits: int = 1
 
     name = "router_logits"
     template = ("urdir.templates", "experts/logits.ptx.j2")
@@ -47,6 +51,8 @@ class RouterLogits(KernelSpec):
             )
         if not self.takes(self.cols):
             raise PtxgenError(f"router_logits: {self.cols} columns: a multiple of 4")
+        if not 1 <= self.splits <= self.steps or self.step_of(self.splits - 1) >= self.steps:
+            raise PtxgenError(f"router_logits: {self.splits} splits of {self.steps} steps")
         if 4 * self.rows * self.cols >= 2**32 or self.layout.nbytes >= 2**32:
             raise PtxgenError(f"router_logits: {self.rows} x {self.cols} values exceed 4 GiB")
 
@@ -65,19 +71,32 @@ class RouterLogits(KernelSpec):
         """Steps in which a CTA goes through the columns."""
         return ceil_div(self.cols, STEP)
 
+    def step_of(self, split: int) -> int:
+        """The first step of a split."""
+        return split * ceil_div(self.steps, self.splits)
+
+    @classmethod
+    def splits_for(cls, rows: int, experts: int, cols: int, sms: int) -> int:
+        """Splits for a CTA on each SM, at most; the last may have fewer steps."""
+        ctas = ceil_div(rows, CTA_ROWS) * ceil_div(experts, CTA_EXPERTS)
+        steps = ceil_div(cols, STEP)
+        most = max(1, min(MOST_SPLITS, sms // ctas, steps))
+        return ceil_div(steps, ceil_div(steps, most))
+
     @property
     def params(self) -> tuple[Param, ...]:
         bias = (Param("bias", "f32", ("experts",), Access.IN),) if self.bias else ()
+        of_splits = ("splits",) if self.splits > 1 else ()
         return (
             Param("weights", "u8", (self.layout.nbytes,), Access.IN),
             Param("x", "f32", ("rows", "cols"), Access.IN),
             *bias,
-            Param("logits", "f32", ("rows", "experts"), Access.OUT),
+            Param("logits", "f32", (*of_splits, "rows", "experts"), Access.OUT),
         )
 
     @property
     def launch_shape(self) -> LaunchShape:
-        grid = (ceil_div(self.rows, CTA_ROWS), ceil_div(self.experts, CTA_EXPERTS), 1)
+        grid = (ceil_div(self.rows, CTA_ROWS), ceil_div(self.experts, CTA_EXPERTS), self.splits)
         return LaunchShape(grid=grid, block=(32 * WARPS, 1, 1))
 
     @property
@@ -87,10 +106,13 @@ class RouterLogits(KernelSpec):
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         weights = self.layout.unpack(inputs["weights"]).astype(np.float64)
-        logits = self.scale * (inputs["x"].astype(np.float64) @ weights.T)
+        x, logits = inputs["x"].astype(np.float64), np.zeros((self.splits, self.rows, self.experts))
+        for split in range(self.splits):
+            part = slice(*(STEP * self.step_of(number) for number in (split, split + 1)))
+            logits[split] = self.scale * (x[:, part] @ weights[:, part].T)
         if self.bias:
-            logits += inputs["bias"]
-        return {"logits": logits.astype(np.float32)}
+            logits[0] += inputs["bias"]
+        return {"logits": logits.astype(np.float32)[... if self.splits > 1 else 0]}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         shape = (self.experts, self.cols)
@@ -110,6 +132,7 @@ class RouterLogits(KernelSpec):
             "several steps": cls(9, 17, 640),
             "gpt-oss": cls(18, 32, 1028, bias=True),
             "many experts": cls(5, 130, 260),
+            "splits": cls(18, 41, 640, bias=True, scale=0.5, splits=3),
         }
 
     def bytes_moved(self) -> int:

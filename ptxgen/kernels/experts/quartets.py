@@ -124,8 +124,15 @@ class QuartetProduct(ExpertsProduct):
 
     @property
     def list_nbytes(self) -> int:
-        """Bytes of the quartets, eight each, after how many those of each 32 experts are."""
-        return 64 + 8 * self.quartets
+        """Bytes of the quartets, eight each, after how many those of each 32 experts are; and of
+        the pairs' weights that are made here."""
+        weights = 4 * self.pairs if self.selection is not None and self.weighted else 0
+        return 64 + 8 * self.quartets + weights
+
+    @property
+    def weights_at(self) -> int:
+        """Where the pairs' weights begin."""
+        return self.list_at + 64 + 8 * self.quartets
 
     @property
     def ring_nbytes(self) -> int:

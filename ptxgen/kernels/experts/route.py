@@ -28,7 +28,8 @@ class RouteExperts(KernelSpec):
 
     The weights are F32, repacked. ``norm``: x is RMS-normalised first. The products, times
     ``scale``, plus ``bias`` (experts,), are ``logits`` (rows, experts). A CTA has one expert of a
-    row; the last one to arrive selects. ``arrived`` (rows,) is 0 before and after.
+    row; the last one to arrive selects, unless products choose for themselves (``selects``).
+    ``arrived`` (rows,) is 0 before and after.
     """
 
     rows: int
@@ -37,6 +38,7 @@ class RouteExperts(KernelSpec):
     norm: Norm | None = None
     bias: bool = False
     scale: float = 1.0
+    selects: bool = True
 
     name = "route_experts"
     template = ("urdir.templates", "experts/route.ptx.j2")
@@ -83,9 +85,11 @@ class RouteExperts(KernelSpec):
         params += () if self.norm is None else norm_params(self.norm, "norm")
         if self.bias:
             params.append(Param("bias", "f32", (experts,), Access.IN))
-        params.append(Param("arrived", "u32", ("rows",), Access.INOUT))
-        params.append(Param("logits", "f32", ("rows", experts), Access.OUT))
-        return (*params, *selection_params(self.selection))
+        logits = Param("logits", "f32", ("rows", experts), Access.OUT)
+        if not self.selects:
+            return (*params, logits)
+        arrived = Param("arrived", "u32", ("rows",), Access.INOUT)
+        return (*params, arrived, logits, *selection_params(self.selection))
 
     @property
     def norm_text(self) -> str:
@@ -109,14 +113,13 @@ class RouteExperts(KernelSpec):
         logits = self.scale * (x @ self.layout.unpack(inputs["weights"]).astype(np.float64).T)
         if self.bias:
             logits += inputs["bias"]
+        made = {"logits": logits.astype(np.float32)}
+        if not self.selects:
+            return made
         extra = (inputs.get("choice_bias"), inputs.get("expert_scale"))
         expert, weight = self.selection(logits, *extra)
-        return {
-            "arrived": np.zeros_like(inputs["arrived"]),
-            "logits": logits.astype(np.float32),
-            "expert": expert,
-            "weight": weight.astype(np.float32),
-        }
+        arrived = np.zeros_like(inputs["arrived"])
+        return {"arrived": arrived, **made, "expert": expert, "weight": weight.astype(np.float32)}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
         shape = (self.selection.experts, self.cols)
@@ -146,6 +149,7 @@ class RouteExperts(KernelSpec):
             "llama 4": cls(2, 3076, llama4, norm=Norm("rms", 1e-5, weight=False), scale=0.5),
             "wide": cls(1, 12292, Selection(5, 2), norm=Norm("rms", 1e-5)),
             "choice bias": cls(2, 68, biased, bias=True),
+            "logits": cls(2, 260, softmax, Norm("rms", 1e-6), scale=0.5, selects=False),
         }
 
     def bytes_moved(self) -> int:

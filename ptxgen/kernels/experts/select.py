@@ -30,7 +30,8 @@ def selection_params(selection: Selection) -> list[Param]:
 
 @dataclass(frozen=True)
 class SelectExperts(KernelSpec):
-    """The experts of each row and their weights, from the logits of a router (rows, experts).
+    """The experts of each row and their weights, from the logits of a router (rows, experts), or
+    from those of ``splits`` of its columns, which are added up: (splits, rows, experts).
 
     See `Selection`. Whatever the logits are, the chosen experts are different ones; NaN counts as
     the lowest.
@@ -38,17 +39,21 @@ class SelectExperts(KernelSpec):
 
     rows: int
     selection: Selection
+    splits: int = 1
 
     name = "select_experts"
     template = ("urdir.templates", "experts/select.ptx.j2")
 
     def __post_init__(self) -> None:
-        if not 1 <= self.rows < 2**31:
-            raise PtxgenError(f"select_experts: {self.rows} rows: at least one")
+        if not 1 <= self.rows < 2**31 or self.splits < 1:
+            raise PtxgenError(
+                f"select_experts: {self.rows} rows, {self.splits} splits: at least one"
+            )
 
     @property
     def params(self) -> tuple[Param, ...]:
-        logits = Param("logits", "f32", ("rows", self.selection.experts), Access.IN)
+        of_splits = ("splits",) if self.splits > 1 else ()
+        logits = Param("logits", "f32", (*of_splits, "rows", self.selection.experts), Access.IN)
         return (logits, *selection_params(self.selection))
 
     @property
@@ -64,15 +69,21 @@ class SelectExperts(KernelSpec):
 
     def reference(self, **inputs: Any) -> dict[str, Array]:
         extra = (inputs.get("choice_bias"), inputs.get("expert_scale"))
-        expert, weight = self.selection(inputs["logits"], *extra)
+        logits = inputs["logits"].reshape(self.splits, self.rows, -1)
+        expert, weight = self.selection(logits.sum(axis=0), *extra)
         return {"expert": expert, "weight": weight.astype(np.float32)}
 
     def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
-        return self.selection.random_logits(self.rows, rng)
+        made = self.selection.random_logits(self.rows, rng)
+        if self.splits == 1:
+            return made
+        more = (self.selection.random_logits(self.rows, rng) for _ in range(1, self.splits))
+        return made | {"logits": np.stack([made["logits"], *(each["logits"] for each in more)])}
 
     @classmethod
     def examples(cls) -> Mapping[str, SelectExperts]:
-        return {name: cls(rows, selection) for name, (rows, selection) in SELECTIONS.items()}
+        found = {name: cls(rows, selection) for name, (rows, selection) in SELECTIONS.items()}
+        return found | {"splits": cls(3, Selection(70, 6), splits=3)}
 
     def flops(self) -> int:
         return self.rows * self.selection.experts**2

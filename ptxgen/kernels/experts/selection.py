@@ -8,11 +8,10 @@ from typing import Any, Literal
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.experts.spec import MAX_USED
 from urdir.ptxgen.spec import Array
 
-#: The most experts of a layer.
-MAX_EXPERTS = 512
+#: The most experts of a layer, and of a row: a lane of a warp has the number of one.
+MAX_EXPERTS, MAX_USED = 512, 32
 #: What the sum of a row's weights is at least before they are divided by it: the smallest f16.
 LEAST_SUM = 6.103515625e-5
 
@@ -98,6 +97,12 @@ class Selection:
         plain = self.scoring == "softmax" and not self.bias and self.groups == 1
         by_logits = self.scoring in ("softmax_selected", "sparsemixer")
         return self.by_logits or by_logits or plain
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a warp chooses by logits alone, and nothing but these has a part in weights."""
+        softmax = self.scoring in ("softmax", "softmax_selected")
+        return softmax and not self.bias and self.groups == 1 and not self.expert_scale
 
     def scores(self, logits: Array) -> Array:
         """The scores of logits (rows, experts), f64."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.experts.selection import Selection
 from urdir.ptxgen.kernels.linear.product import MainLoop
 from urdir.ptxgen.kernels.linear.spec import Part
 from urdir.ptxgen.kernels.linear.steps import Epilogue, Prologue, Reference, Step
@@ -19,14 +20,13 @@ from urdir.ptxgen.spec import Access, Array, Param
 from urdir.ptxgen.weights.formats import Format, random_blocks
 from urdir.ptxgen.weights.layout import TILE_ROWS, Layout
 
-#: Experts of a row, at most: a lane of a warp has the number of one.
-MAX_USED = 32
-
 
 @dataclass(frozen=True)
 class ExpertsProduct(MainLoop):
     """Products of ``batch`` rows with ``used`` of ``experts`` matrices (rows, cols) each, between
-    the steps of a ``prologue`` and an ``epilogue``. Biases are (experts, rows).
+    the steps of a ``prologue`` and an ``epilogue``. Biases are (experts, rows). Rows read their
+    experts from ``expert`` (batch, used) u32 on the device, or choose them by a plain ``selection``
+    from ``logits`` (batch, experts) f32, each warp for itself.
 
     Raises PtxgenError for matrices whose rows are not whole bands of tiles.
     """
@@ -39,6 +39,7 @@ class ExpertsProduct(MainLoop):
     batch: int
     prologue: tuple[Prologue, ...] = field(default=(), kw_only=True)
     epilogue: tuple[Epilogue, ...] = field(default=(), kw_only=True)
+    selection: Selection | None = field(default=None, kw_only=True)
 
     @cached_property
     def layout(self) -> Layout:
@@ -82,6 +83,28 @@ class ExpertsProduct(MainLoop):
         nbytes = (self.layout.nbytes,)
         return tuple(Param(name, "u8", nbytes, Access.IN) for name in self.matrices)
 
+    def check_selection(self) -> None:
+        """Raise PtxgenError for a selection of others."""
+        of = self.selection
+        if of is not None and (of.experts, of.used) != (self.experts, self.used):
+            raise PtxgenError(f"{self.name}: {self.used} of {self.experts} experts, not {of}")
+        if of is not None and not of.is_plain:
+            raise PtxgenError(f"{self.name}: a warp does not choose by {of}")
+
+    @property
+    def choice_params(self) -> tuple[Param, ...]:
+        """Parameters by which a row has its experts."""
+        if self.selection is None:
+            return (Param("expert", "u32", ("batch", "used"), Access.IN),)
+        return (Param("logits", "f32", ("batch", "experts"), Access.IN),)
+
+    def chosen(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """The inputs with ``expert``, and ``weight`` where the experts are chosen here."""
+        if self.selection is None:
+            return {**inputs}
+        expert, weight = self.selection(inputs["logits"])
+        return {**inputs, "expert": expert, "weight": weight}
+
     def params_of(self, *kinds: type[Step]) -> tuple[Param, ...]:
         """The parameters of the steps of these kinds, in their order."""
         steps = [step for kind in kinds if (step := self.find(kind)) is not None]
@@ -112,8 +135,10 @@ class ExpertsProduct(MainLoop):
         """Small weights, so that activations are curved at the sums; most rows choose some experts,
         and no row some others."""
         inputs: dict[str, Any] = {}
+        if self.selection is not None:
+            inputs |= self.selection.random_logits(self.batch, rng)
         for p in self.params:
-            if p.access is Access.OUT:
+            if p.access is Access.OUT or p.name in inputs:
                 continue
             if p.dtype == "u8":
                 inputs[p.name] = self._random_matrices(rng, scale=0.5 / self.cols**0.5)

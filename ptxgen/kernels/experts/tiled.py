@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from urdir.ptxgen.errors import PtxgenError
-from urdir.ptxgen.kernels.experts.spec import MAX_USED, ExpertsProduct
+from urdir.ptxgen.kernels.experts.selection import MAX_USED
+from urdir.ptxgen.kernels.experts.spec import ExpertsProduct
 from urdir.ptxgen.kernels.linear.cut import (
     MIN_SLOTS,
     Cut,
@@ -41,7 +42,7 @@ class ExpertsShape(ExpertsProduct):
 
 @dataclass(frozen=True)
 class ExpertsSpec(CutOptions, ExpertsShape):
-    """A kernel whose rows read their experts from ``expert`` (batch, used) u32 on the device.
+    """A kernel whose rows read, or choose, their experts on the device.
 
     The CTAs of a launch are cut for ``sms`` SMs all together. Raises PtxgenError for a cut that is
     impossible.
@@ -58,6 +59,7 @@ class ExpertsSpec(CutOptions, ExpertsShape):
                 f"{self.name}: {self.used} of {self.experts} experts for {self.batch} rows: "
                 f"1 to {MAX_USED} of them, for at least one row"
             )
+        self.check_selection()
         if self.activations == "i16" and self.format.arithmetic != "integers":
             raise PtxgenError(f"{self.name}: 16-bit activations are for quantised weights only")
         if self.cluster != 1 or self.fill:
@@ -80,6 +82,11 @@ class ExpertsSpec(CutOptions, ExpertsShape):
     def has_warp_sums(self) -> bool:
         """Whether warps add squares in shared memory."""
         return self.normed
+
+    @property
+    def choice_nbytes(self) -> int:
+        """Bytes of shared memory for what slots have, at most, where biases need it."""
+        return 8 * self.used + 32 if self.selection is not None and self.bias else 0
 
     @property
     def grid_rows(self) -> int:
@@ -126,7 +133,7 @@ class ExpertsSpec(CutOptions, ExpertsShape):
             sums=4 * TILE_ROWS,
             warp_squares=8 if self.norm_first else 4,
             activations=self.record_nbytes * TILE_UNITS * self.blocks,
-            tables=entries_nbytes(self.shared_grids, self.grid_entries),
+            tables=entries_nbytes(self.shared_grids, self.grid_entries) + self.choice_nbytes,
         )
 
     @property

@@ -10,6 +10,7 @@ import numpy as np
 
 from urdir.ptxgen.errors import PtxgenError
 from urdir.ptxgen.kernels.activation import Activation
+from urdir.ptxgen.kernels.experts.selection import Selection
 from urdir.ptxgen.kernels.experts.tiled import ExpertsSpec
 from urdir.ptxgen.kernels.linear.epilogue.activation import Activated, Gated
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
@@ -24,6 +25,8 @@ from urdir.ptxgen.weights.formats import FORMATS
 class ExpertsUp(ExpertsSpec):
     """y[b, s] = W x[b], then the steps, with the matrix W of the expert that row b has in slot s;
     `Gated` is f(W x) * (U x).
+
+    With a ``selection`` x is that of its router, too: it is read before the wait.
 
     ``in_turn``: there is no ``expert``, row b has number b % experts: heads with matrices of their
     own.
@@ -40,6 +43,10 @@ class ExpertsUp(ExpertsSpec):
         super().__post_init__()
         if self.in_turn and (self.used > 1 or self.weighted):
             raise PtxgenError("experts_up: experts in turn are one a row, without weights")
+        if self.selection is not None and (self.in_turn or self.weighted):
+            raise PtxgenError(
+                "experts_up: experts in turn, and weighted input, are not chosen here"
+            )
 
     @property
     def grid_rows(self) -> int:
@@ -51,10 +58,9 @@ class ExpertsUp(ExpertsSpec):
 
     @property
     def params(self) -> tuple[Param, ...]:
-        expert = Param("expert", "u32", ("batch", "used"), Access.IN)
         return (
             *self.weight_params,
-            *(() if self.in_turn else (expert,)),
+            *(() if self.in_turn else self.choice_params),
             *self.params_of(Weighted),
             Param("x", "f32", ("batch", "cols"), Access.IN),
             *self.params_of(Normed, Bias),
@@ -65,7 +71,7 @@ class ExpertsUp(ExpertsSpec):
         x = self.multiplied(inputs, {})
         chosen = np.arange(self.batch)[:, None] % self.experts
         if not self.in_turn:
-            chosen = inputs["expert"]
+            chosen = self.chosen(inputs)["expert"]
         products = [np.einsum("bsrc,bc->bsr", m[chosen], x) for m in self.matrices_of(inputs)]
         y = np.stack([product.reshape(-1, self.rows) for product in products])
         y = y if self.gated else y[0]
@@ -105,4 +111,13 @@ class ExpertsUp(ExpertsSpec):
             "clamped inputs": cls.of(
                 q8, 3, 2, 48, 1088, rms, Gated(Activation("relu", limit=1.5)), sms=4, per_pass=1
             ),
+            "chooses": cls.of(
+                *(q4_k, 128, 8, 16, 512, rms, Gated()),
+                **{"batch": 2, "activations": "i16", "selection": Selection(128, 8)},
+            ),
+            "chooses, layer norm": cls.of(
+                *(q8, 33, 4, 16, 544, layer, Bias(), Gated(oai)),
+                selection=Selection(33, 4, "softmax_selected"),
+            ),
+            "chooses, all of them": cls.of(q8, 3, 3, 16, 64, selection=Selection(3, 3)),
         }

@@ -39,7 +39,7 @@ class LoraShrink(RowThreads, KernelSpec):
 
     With ``outs``, the rows of the products, the B of each matrix, ``lora_b<m>`` (slots, outs,
     rank), are requested for the L2 cache, once for all rows with the same adapter: they come while
-    the product reads its weights.
+    the product reads its weights. So is A, where it does not `holds`, before x is there.
 
     The next launch, which adds B a, may start at once: it waits for this one, and reads nothing
     before that of the launch that makes x.
@@ -196,6 +196,7 @@ class LoraShrink(RowThreads, KernelSpec):
             "no weight": cls(2, 300, 2, 2, 8, 2, "f32", norm=Norm("rms", 1e-6, weight=False)),
             "many rows": cls(70, 1028, 2, 4, 32, 9, norm=rms).cut,
             "with B": cls(5, 64, 2, 2, 8, 3, outs=(70, 33)),
+            "with A and B": cls(9, 1100, 2, 3, 16, 4, outs=(70, 33), each=8),
             "experts": cls(3, 96, 2, 2, 8, 3, experts=5, used=2).cut,
             "pairs of experts": cls(2, 40, 1, 2, 8, 2, "f32", experts=4, used=3, by_pair=True),
             "ordered": cls(

@@ -20,7 +20,8 @@ one on average. us of the fastest (rows x vectors of the weights; Q6_K down, els
 2048 of BF16, gate and up: 937 in tiles of 128, 880 of 208, 807 of 256 vectors, whose registers are
 handed over (`WgmmaCut.hands_over`). Two CTAs of a launch that fit on one SM are sometimes there,
 with none on another: 96 vectors of down took 36.4 so. More stages than two have room for end that
-(`_alone_on_sm`; by the estimate, not measured).
+(`_alone_on_sm`: 29.7). Of Q, K and V with 88 to 104 two row groups in clusters of two are faster
+than a warpgroup with an SM alone: 13.9 and 14.5 us of 88 and 96 vectors, in place of 14.8 and 15.1.
 
 Two CTAs that shared their activations, each copying half of them to both (`cp.async.bulk` with
 `multicast`), took twice as long with every width.
@@ -83,6 +84,8 @@ MADE, PLANES, MULTIPLIED, FLOATS = (0.245, 0.0033), 0.07, (0.045, 0.00475), (0.3
 HANDED, HANDED_FROM = 1.12, 8
 #: How much longer they take where two CTAs may be on an SM, none on another, by CTAs of a cluster.
 PAIRED = {1: 1.4, 2: 2.0}
+#: How much longer a warpgroup takes that has an SM alone, for each vector below so many.
+LONE, LONE_MOST = 0.005, 120
 #: us of the same of a warpgroup alone, and of one that makes weights between products.
 ALONE, ALONE_PER_VECTOR, APART_PER_VECTOR = 0.42, 0.0007, 0.0061
 #: Registers that a thread of a pair's CTAs has beside those that it must have: 128 in all with up
@@ -131,6 +134,10 @@ def estimate(product: GemmWgmma, sms: int) -> float:
     alone = waves * tiles * (ALONE + per_vector * cut.vectors) / cut.splits
     on_sm = each * tiles * cut.row_groups * _tile(product.format, cut.vectors)
     on_sm *= PAIRED[cut.cluster] if each == 1 and _together(product) > 1 else 1
+    is_lone = each * cut.warpgroups * cut.cluster * _together(product) == 1
+    if is_lone and FEW < cut.vectors < LONE_MOST:
+        longer = 1 + LONE * (LONE_MOST - cut.vectors)
+        alone, on_sm = longer * alone, longer * on_sm
     is_slow = cut.hands_over and each > HANDED_FROM and not product.format.is_float
     on_sm *= HANDED if is_slow else 1
     weights = cut.bands * product.layout.tile_nbytes

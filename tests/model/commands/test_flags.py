@@ -22,15 +22,26 @@ from urdir.model.commands.llama_flags import FLAGS
 from urdir.model.commands.llama_flags.unserved import UNSERVED, read_unserved
 from urdir.model.commands.parser import Parser
 from urdir.model.commands.prompts import given_variables
+from urdir.model.families.streaming import ALL_LAYERS
 
 #: Which groups of flags a command has.
-_OPENING = {"model", "context", "memory", "template"}
+_OPENING = {"model", "context", "memory", "placement", "template"}
 _GENERATING = {"prompt", "generation", "sampling", "text"}
 GROUPS = {
     "run": {*_OPENING, *_GENERATING, "run"},
     "chat": {*_OPENING, *_GENERATING, "chat"},
-    "serve": {*_OPENING, "sampling", "server", "alias", "many", "requests", "access"},
-    "bench": {"model", "memory", "bench"},
+    "serve": {
+        *_OPENING,
+        "sampling",
+        "server",
+        "alias",
+        "many",
+        "requests",
+        "access",
+        "log",
+        "embeddings",
+    },
+    "bench": {"model", "memory", "placement", "bench"},
 }
 #: Those of issue 17, and a value that is served or accepted. None: a switch.
 NAMED = {
@@ -155,7 +166,9 @@ def test_the_flags_that_people_type_are_taken(
     parsers[command].parse([command, flag, *([] if value is None else [value])])
 
 
-@pytest.mark.parametrize("flag", ["--slots", "--embedding", "--path", "--ssl-key-file", "--mmproj"])
+@pytest.mark.parametrize(
+    "flag", ["--slots", "--embd-normalize", "--path", "--reuse-port", "--mmproj"]
+)
 def test_what_a_server_does_not_do_is_refused(
     flag: str, parsers: dict[str, Parser], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -178,6 +191,16 @@ def test_what_a_server_does_not_do_is_refused(
         (["--prompt=--x=y"], "prompt", "--x=y"),
         (["-r", "a", "--stop", "b"], "stop", ["a", "b"]),
         (["-ngl", "all"], "gpu_layers", None),
+        (["-ngl", "0"], "gpu_layers", 0),
+        (["-ncmoe", "3"], "host_experts", 3),
+        (["-cmoe"], "host_experts", ALL_LAYERS),
+        (
+            ["-ot", "a=CPU,b.*=CUDA0", "-ot", "c=CPU"],
+            "overrides",
+            [("a", True), ("b.*", False), ("c", True)],
+        ),
+        (["--fit"], "fit", "on"),
+        (["--device-memory", "20G"], "device_memory", 20 << 30),
         (["--temperature", "0"], "temperature", 0.0),
         (["model.gguf", "-n", "5", "-", "a prompt"], "words", ["model.gguf", "-", "a prompt"]),
         (["-n", "5", "--", "-x", "y"], "words", ["-x", "y"]),

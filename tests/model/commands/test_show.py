@@ -8,13 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.model.tiny_encoder import write_encoder
 from urdir.model.files.demo import demo_model
 
 Cli = Callable[..., tuple[int, str, str]]
 
 
 def test_show_says_first_whether_it_runs(
-    cli: Cli, make_gguf: Callable[..., Path], write_llama: Callable[..., Path]
+    cli: Cli, make_gguf: Callable[..., Path], write_llama: Callable[..., Path], tmp_path: Path
 ) -> None:
     code, out, _ = cli("show", "demo", "-c", "100")
     first, second, *rest = out.splitlines()
@@ -43,10 +44,26 @@ def test_show_says_first_whether_it_runs(
         code, out, err = cli("run", path, "x")
         assert (code, out, err.count("\n")) == (1, "", 1)
         assert message in err
-    path = make_gguf({"general.architecture": "nomic-bert-moe"})
-    assert "it computes embeddings, which are not supported" in cli("run", path, "x")[2]
+    path = write_encoder(tmp_path / "encoder.gguf")
+    assert "'bert' models are encoders" in cli("run", path, "x")[2]
     message = cli("run", write_llama("pockettts.gguf", arch="pockettts"), "x")[2]
     assert len(message) < 250  # no list of all architectures
+
+
+def test_what_would_be_streamed(cli: Cli) -> None:
+    code, out, _ = cli("show", "demo", "--gpu", "1G", "-ngl", "3", "--json")
+    report = json.loads(out)
+    names = [f"blk.{layer}." for layer in range(4)]
+    tensors = [t for t in report["tensors"] if t["name"].startswith(tuple(names))]
+    nbytes = sum(tensor["bytes"] for tensor in tensors if len(tensor["shape"]) == 2)
+    assert code == 0
+    assert nbytes <= report["streamed"]["nbytes"] < 1.1 * nbytes
+    assert not report["streamed"]["measured"]
+    assert not json.loads(cli("show", "demo", "--json")[1])["streamed"]
+    code, out, _ = cli("show", "demo", "--gpu", "100M", "-c", "100")
+    assert code == 1
+    assert "are streamed from host memory for every step" in out
+    assert "cannot run here: needs" in out
 
 
 def test_show_needs_no_tokeniser(cli: Cli, nano: Path) -> None:

@@ -13,12 +13,14 @@ import numpy as np
 import pytest
 
 from urdir.model.engine.adapters import Adapters
+from urdir.model.engine.batch import Output, StepShape
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.generate import Generation
 from urdir.model.engine.logits import logits_after
 from urdir.model.engine.realizar import EagerSteps
 from urdir.model.engine.requests.request import Request
 from urdir.model.engine.sampling_settings import GREEDY
+from urdir.model.engine.step import build_plan
 from urdir.model.errors import BusyError, ModelError, SettingsError
 from urdir.model.families.config import Config
 from urdir.model.files.adapter import open_adapter
@@ -221,6 +223,48 @@ def test_prompts_and_rounded_activations(
     ) as opened:
         (found,) = logits_after(opened.session, TOKENS[:tokens])
     assert relative_rms(found, wanted) < 3e-3
+
+
+@pytest.mark.parametrize("most", [64, 0])
+def test_products_that_compute_a_x_themselves(
+    base: Path,
+    two: Any,
+    merged: Any,
+    device_name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    most: int,
+) -> None:
+    """One row: token after token, two sequences in turn, one without an adapter; launches of their
+    own for A x if CTAs may compute ``most`` ranks."""
+    monkeypatch.setattr(lower_adapters, "MOST_EACH", most)
+    lower_adapters._with_own.cache_clear()
+    with Engine.open(
+        base,
+        device=device_name,
+        context=16,
+        sequences=2,
+        adapters=[(two[0][0], 1.0)],
+        max_adapter_rank=8,
+    ) as opened:
+        plan = build_plan(opened.session.parts, StepShape(1, 16, Output.LOGITS))
+        assert ("lora_shrink" in {kernel.name for kernel in plan.kernels()}) == (most == 0)
+        adapters, state = opened.session.adapters, opened.session.parts.state
+        assert adapters is not None
+        with EagerSteps(opened.session) as eager:
+            place = adapters.take(adapters.chosen((("first", 0.5),)))
+            state.write_adapter(0, *place)
+            state.write_adapter(1, 0, 1.0)
+            found: dict[int, list[Any]] = {0: [], 1: []}
+            for token in TOKENS[:4]:
+                for sequence in found:
+                    eager.feed([token], sequence)
+                    found[sequence] += [*eager.logits([sequence])]
+            adapters.give_back(place)
+    lower_adapters._with_own.cache_clear()
+    pair = two[1][0], 0.5 * SCALES[0]
+    for sequence, of in ((0, [pair]), (1, [])):
+        wanted = merged(TOKENS[:4], *of)
+        assert relative_rms(np.array(found[sequence]), wanted) < 3e-3
 
 
 @pytest.mark.parametrize(("exact", "tokens"), [(True, 2), (False, 2), (False, 12)])

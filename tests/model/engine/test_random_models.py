@@ -90,6 +90,21 @@ CASES = {
         ),
         "Q8_0",
     ),
+    "five of the tokens, chosen in one of two layers": (
+        Shape(
+            *("glm-dsa", 2, 96, 3, 1, 64, 160, 83, False),
+            {
+                **_LATENT,
+                "attention.q_lora_rank": 64,
+                "attention.indexer.head_count": 7,
+                "attention.indexer.key_length": 32,
+                "attention.indexer.top_k": 5,
+                "attention.indexer.types": np.array([1, 0]),
+            },
+            ("ffn_gate.weight", "ffn_gate_shexp.weight"),
+        ),
+        "Q8_0",
+    ),
     "latent vectors whose keys are stored beside values": (
         Shape(
             *("minicpm3", 2, 96, 4, 4, 48, 160, 83, True),
@@ -303,6 +318,7 @@ RANKS = {
     "seven experts, groups of 7": (2, 0),
     "latent vectors of 3 heads, yarn": (3, 1),  # the experts are too narrow
     "latent vectors whose keys are stored beside values": (4, 0),
+    "five of the tokens, chosen in one of two layers": (3, 1),
     "delta rule, six heads on three": (3, 0),
     "delta rule by channel of 3 heads, latent vectors that stand still": (3, 1),
     "delta rule with a floor, gated latent vectors": (2, 0),

@@ -34,6 +34,26 @@ SHAPES = {
             "final_logit_softcapping": 30.0,
         },
     ),
+    "seven of the tokens": Shape(
+        *("deepseek32", 2, 64, 4, 1, 48, 96, 83, False),
+        {
+            "attention.q_lora_rank": 64,
+            "attention.kv_lora_rank": 64,
+            "attention.key_length_mla": 48,
+            "attention.value_length_mla": 32,
+            "attention.indexer.head_count": 9,
+            "attention.indexer.key_length": 64,
+            "attention.indexer.top_k": 7,
+            "rope.dimension_count": 16,
+            "leading_dense_block_count": 1,
+            "expert_count": 4,
+            "expert_used_count": 2,
+            "expert_feed_forward_length": 64,
+            "expert_shared_count": 1,
+            "expert_gating_func": 2,
+        },
+        ("ffn_gate.weight", "ffn_gate_shexp.weight"),
+    ),
     "windows, sinks and experts": Shape(
         *("gpt-oss", 2, 64, 4, 2, 32, 64, 89, False),
         {

@@ -36,6 +36,7 @@ UNUSED = {
     "rwkv7": {"attention.head_count", "rope.dimension_count", *_HEADS},
     "nemotron_h": {"rope.dimension_count"},
     "deepseek2": _HEADS,
+    "deepseek32": _HEADS,
     "kimi-linear": _HEADS - {"attention.head_count_kv"},
 }
 #: As published; of qwen3.5-4b only the sum with its vision tower is.
@@ -48,6 +49,7 @@ PARAMETERS = {
     "granite-4.0-h-small": 32.2e9,
     "nemotron-h-8b": 8.1e9,
     "deepseek-v2-lite": 15.7e9,
+    "deepseek-v3.2-share": 10_602_490_624,
     "kimi-linear-48b-a3b": 49.1e9,
     "qwen3-next-80b-a3b": 80e9,
     "qwen3.5-35b-a3b": 35e9,
@@ -65,6 +67,7 @@ PARAMETERS = {
     "qwen3-8b": 8_190_735_360,
     "qwen3-30b-a3b": 30_532_122_624,
     "gpt-oss-20b": 20_914_757_184,
+    "gpt-oss-120b": 116.83e9,
     "gemma-2-9b": 9_241_705_984,
     "gemma-3-4b": 675e6 + 3209e6,
     "gemma-3-27b": 1416e6 + 25600e6,

@@ -13,7 +13,6 @@ from urdir.model.errors import SettingsError
 from urdir.model.families.recipe import formats
 from urdir.model.families.shapes import SHAPES
 from urdir.model.families.stored import StoredMatrix
-from urdir.model.files.k_quants import K_QUANTS
 from urdir.model.files.quantised import Recipe, quantizer
 from urdir.model.files.tensor_types import tensor_type, type_number
 from urdir.ptxgen.weights.formats import format_of
@@ -33,7 +32,7 @@ def _rows(rng: np.random.Generator) -> npt.NDArray[np.float32]:
 
 
 def _values(name: str, blocks: npt.NDArray[np.uint8]) -> Any:
-    if name in K_QUANTS:
+    if name in gguf.GGMLQuantizationType.__members__:
         return gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[name])
     layout = Layout(format_of(type_number(name)), 9, 512)
     return layout.unpack(layout.pack(blocks))

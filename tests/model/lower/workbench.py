@@ -38,6 +38,7 @@ class MadeWeights:
     def __init__(self) -> None:
         self.known: dict[Any, Any] = {}
         self.rope_tables: dict[Any, Slice] = {}
+        self.expert_caches: dict[Any, Any] = {}
 
     def matrix(self, of: Linear) -> Matrix:
         bias = None if of.bias is None else self.known[of.bias]

@@ -10,7 +10,7 @@ import pytest
 
 from urdir.model.engine.engine import Engine
 from urdir.model.engine.requests.limits import Limits
-from urdir.model.measure.load import LoadCase, plan_load, summarise
+from urdir.model.measure.load import Lengths, LoadCase, plan_load, summarise
 from urdir.model.measure.load_engine import load_engine
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -18,11 +18,13 @@ Cli = Callable[..., tuple[int, str, str]]
 
 def test_requests_to_an_engine(data: Path) -> None:
     """Without a vocabulary, too. A prompt that does not fit fails alone."""
-    case = LoadCase(requests=5, inputs=(20, 24), outputs=(2, 4), shared=17, rate=200.0)
+    case = LoadCase(
+        requests=5, inputs=Lengths(20, 24), outputs=Lengths(2, 4), shared=17, rate=200.0
+    )
     path = data / "golden" / "nano-llama-q8_0.gguf"
     engine = Engine.open(path, device="emulator", sequences=3, page_len=16, context=64)
     asks = plan_load(case, engine.config.vocab_size)
-    long = plan_load(LoadCase(requests=1, inputs=(90, 90), outputs=(2, 2)), 100)
+    long = plan_load(LoadCase(requests=1, inputs=Lengths(90, 90), outputs=Lengths(2, 2)), 100)
     limits = Limits.for_latency(engine.session.shapes)
     done: list[int] = []
     replies, use = asyncio.run(

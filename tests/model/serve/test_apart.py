@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -14,10 +16,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any
@@ -29,15 +31,18 @@ import pytest
 from urdir.model import demo_model
 from urdir.model.engine.requests.request import Request
 from urdir.model.engine.sampling_settings import SamplingSettings
+from urdir.model.measure.http_events import HttpServer, ServerError
 from urdir.model.serve.apart import wire
 from urdir.model.serve.apart.desks import Desks
 from urdir.model.serve.apart.link import EngineLink
 from urdir.model.serve.kept import Store
 from urdir.model.text.constraints import Constraint
+from urdir.model.text.thought_limit import ThoughtLimit
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 PROGRAM = Path(__file__).with_name("apart_server.py")
 ASKED: dict[str, Any] = {"model": "paced", "prompt": "By the old mill", "max_tokens": 8, "seed": 5}
+STREAMED: dict[str, Any] = {"stream": True}
 DEADLY = 666
 
 
@@ -474,6 +479,76 @@ async def streamed(
     return texts, len(events)
 
 
+@pytest.mark.full
+@pytest.mark.timeout(0)
+def test_a_soak_with_front_ends_that_die(
+    start: Callable[..., Apart], pytestconfig: pytest.Config
+) -> None:
+    """Streams are whole, or their front end was killed; some clients leave. Nothing stays open, and
+    the engine does not grow. A minute, unless ``--soak`` is less."""
+    seconds = min(60.0, pytestconfig.getoption("--soak"))
+    server = start("--sequences", "32", "--step", "0.002", "--workers", "3")
+    expected = {seed: server.ask(seed=seed, max_tokens=40).json() for seed in range(4)}
+    texts = {seed: reply["choices"][0]["text"] for seed, reply in expected.items()}
+    rng, end = random.Random(7), time.monotonic() + seconds
+    ended, killed, memory = Counter[str](), 0, list[int]()
+
+    async def client() -> None:
+        while time.monotonic() < end:
+            seed, leaves = rng.randrange(4), rng.random() < 0.1
+            body = ASKED | {"seed": seed, "max_tokens": 40}
+            target = HttpServer.parse(server.url)
+            text = ""
+            try:
+                async with aclosing(target.events("/v1/completions", body | STREAMED)) as events:
+                    async for event in events:
+                        assert "error" not in event, event
+                        text += event["choices"][0]["text"]
+                        if leaves:
+                            ended["left"] += 1
+                            break
+            except ServerError:
+                ended["cut"] += 1
+                assert texts[seed].startswith(text)
+                continue
+            if not leaves:
+                ended["whole"] += 1
+                assert text == texts[seed]
+
+    async def kill() -> None:
+        """Also those that have not begun to serve."""
+        nonlocal killed
+        while time.monotonic() < end:
+            await asyncio.sleep(1)
+            memory.append(resident(server.engine))
+            os.kill(rng.choice(server.fronts), signal.SIGKILL)
+            killed += 1
+
+    async def run() -> None:
+        await asyncio.gather(kill(), *(client() for _ in range(16)))
+
+    asyncio.run(run())
+    assert killed >= min(seconds / 20, 2)
+    assert ended["whole"] > ended["cut"] > 0 < ended["left"]
+    wait_for(lambda: len(server.fronts) == 3)
+    server.http.close()
+    server.http = httpx.Client(base_url=server.url, timeout=30, trust_env=False)
+    wait_for(lambda: figure(server, "urdir_running") == 0)
+    assert figure(server, "urdir_queued") == 0
+    assert server.ask(seed=1, max_tokens=40).json()["choices"][0]["text"] == texts[1]
+    late = len(memory) * 2 // 3
+    assert max(memory[late:]) < max(memory[: late or 1]) + (16 << 20)
+    server.process.terminate()
+    code, errors = server.end()
+    assert (code, errors.count("another begins")) == (0, killed)
+    assert "Traceback" not in errors
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory that a process has."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
+
+
 def test_a_file_that_is_refused(tmp_path: Path) -> None:
     """By the command, once, whichever process finds it."""
     (tmp_path / "bad.gguf").write_bytes(b"GGUF")
@@ -486,7 +561,8 @@ def test_a_file_that_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("flags", "words"), [(("-ngl", "3"), "6 layers"), (("--device", "abacus"), "abacus")]
+    ("flags", "words"),
+    [(("-ot", "nothing=CPU"), "no such tensor"), (("--device", "abacus"), "abacus")],
 )
 def test_bad_usage_that_the_engine_finds(flags: tuple[str, ...], words: str) -> None:
     command = [sys.executable, "-m", "urdir.model", "serve", "--port", "0", "--device", "emulator"]
@@ -544,6 +620,7 @@ def test_requests_arrive_as_they_are() -> None:
         stops=("a",),
         ignore_end=True,
         constraint=constraint,
+        thoughts=ThoughtLimit(5, "<think>", "</think>", "Enough.</think>", is_open=True),
         shown=frozenset({"<b>"}),
         scope=b"\xff\0",
         drafts=False,

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import re
-import resource
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.model.serve.serve_process import CHAT, HI, Process
 from urdir.model.cli import main
 from urdir.model.commands import serve as command
 from urdir.model.engine.options import EngineOptions
@@ -47,34 +47,6 @@ ROOM = (
     "the cache has room for 2,000 tokens\n"
     "up to 7 states are kept for prompts with a common prefix, 52,690,944 bytes each\n"
 )
-CHAT = "/v1/chat/completions"
-HI = {"messages": [{"role": "user", "content": "Hi"}]}
-#: The command with the toy of conftest.py in place of the engine.
-SCRIPT = """
-import importlib.util, sys
-from pathlib import Path
-from urdir.model import demo_model
-from urdir.model.cli import main
-from urdir.model.commands import serve
-from urdir.model.engine.requests.device_lost import DeviceLostError
-from urdir.model.files.gguf import Gguf
-from urdir.model.text.chat import ChatTemplate
-from urdir.model.text.tokenizer import Tokenizer
-
-spec = importlib.util.spec_from_file_location("conftest", sys.argv[1])
-toys = sys.modules["conftest"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(toys)
-gguf = Gguf(demo_model())
-tokenizer = Tokenizer.of(gguf)
-with ChatTemplate.of(gguf, tokenizer) as template:
-    lost = DeviceLostError(sys.argv[3]) if sys.argv[3] else None
-    service = toys.ToyService(
-        toys.ToyModel(tokenizer, template), delay=float(sys.argv[2]), lost=lost
-    )
-    serve.open_service = lambda args, template: service
-    code = main(["serve", "--port", "0", "--api-workers", "0", *sys.argv[4:]])
-print(code, *service.ended, service.cancelled)
-"""
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[EngineOptions]:
@@ -89,49 +61,6 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[EngineOptions]:
     monkeypatch.setattr(command, "begin_warm_up", lambda loading, seconds: None)
     monkeypatch.setattr("urdir.model.engine.engine.Engine", lambda loading: ENGINE)
     return opened
-
-
-class Process:
-    """A server in a process of its own."""
-
-    def __init__(self, *flags: str, delay: float = 0.0, lost: str = "", files: int = 0) -> None:
-        """Whose device is ``lost``, who may open so many ``files``."""
-
-        def limit() -> None:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
-
-        conftest = Path(__file__).with_name("conftest.py")
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, str(conftest), str(delay), lost, *flags],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            preexec_fn=limit if files else None,
-        )
-        assert self.process.stderr is not None
-        self.greeting = self.process.stderr.readline()
-        found = re.search(r"http://\S+", self.greeting)
-        assert found is not None, self.greeting + self.process.stderr.read()
-        self.url = found[0]
-
-    def interrupt(self) -> None:
-        self.process.send_signal(signal.SIGINT)
-
-    def end(self) -> tuple[str, str]:
-        out, err = self.process.communicate(timeout=20)
-        return out, err
-
-
-@pytest.fixture
-def process() -> Iterator[Callable[..., Process]]:
-    with contextlib.ExitStack() as stack:
-
-        def start(*flags: str, **how: Any) -> Process:
-            started = Process(*flags, **how)
-            stack.callback(started.process.kill)
-            return started
-
-        yield start
 
 
 def ask_beside(server: Process) -> tuple[threading.Thread, list[str], threading.Event]:

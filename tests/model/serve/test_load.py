@@ -15,7 +15,7 @@ import pytest
 
 from urdir.model.errors import ModelError, SettingsError
 from urdir.model.measure.http_events import HttpServer, ServerError
-from urdir.model.measure.load import Ask, LoadCase, Reply, plan_load, run_load, summarise
+from urdir.model.measure.load import Ask, Lengths, LoadCase, Reply, plan_load, run_load, summarise
 from urdir.model.measure.load_server import ask_server
 from urdir.model.serve.access import Access
 
@@ -27,7 +27,9 @@ def asker(server: Any) -> Callable[[Ask], Coroutine[Any, Any, Reply]]:
 
 
 def test_what_is_sent() -> None:
-    case = LoadCase(requests=2000, inputs=(5, 40), outputs=(3, 9), shared=8, rate=50.0, seed=3)
+    case = LoadCase(
+        requests=2000, inputs=Lengths(5, 40), outputs=Lengths(3, 9), shared=8, rate=50.0, seed=3
+    )
     asks = plan_load(case, 1000)
     assert asks == plan_load(case, 1000)
     lengths = [len(ask.prompt) for ask in asks]
@@ -42,6 +44,19 @@ def test_what_is_sent() -> None:
     assert pauses.mean() == pytest.approx(1 / 50, rel=0.1)
     assert pauses.std() == pytest.approx(1 / 50, rel=0.1)
     assert {ask.at for ask in plan_load(LoadCase(requests=3), 10)} == {0.0}
+
+
+def test_lengths_around_a_mean() -> None:
+    """As those of CNN-DailyMail's articles: of one sign, a few far above the mean."""
+    case = LoadCase(requests=4000, inputs=Lengths.around(780, 340))
+    asks = plan_load(case, 10)
+    assert asks == plan_load(case, 10)
+    lengths = np.array([len(ask.prompt) for ask in asks])
+    assert lengths.mean() == pytest.approx(780, rel=0.03)
+    assert lengths.std() == pytest.approx(340, rel=0.05)
+    assert 1 <= lengths.min() < 200
+    assert 1800 < lengths.max() <= case.inputs.high == 780 + 4 * 340
+    assert np.median(lengths) < lengths.mean()
 
 
 def test_the_figures() -> None:
@@ -84,7 +99,7 @@ def test_users_ask_one_after_another(server: Any) -> None:
         return generate(request)
 
     service.generate = counted
-    case = LoadCase(requests=9, inputs=(20, 30), outputs=(4, 7), users=3)
+    case = LoadCase(requests=9, inputs=Lengths(20, 30), outputs=Lengths(4, 7), users=3)
     asks = plan_load(case, 100)
     replies = asyncio.run(run_load(asker(server), case, asks))
     assert most == 3
@@ -102,7 +117,7 @@ def test_users_ask_one_after_another(server: Any) -> None:
 
 def test_random_arrivals(server: Any) -> None:
     server.service.delay = 0.05
-    case = LoadCase(requests=12, inputs=(4, 4), outputs=(2, 2), rate=60.0)
+    case = LoadCase(requests=12, inputs=Lengths(4, 4), outputs=Lengths(2, 2), rate=60.0)
     asks = plan_load(case, 100)
     begin = time.perf_counter()
     replies = asyncio.run(run_load(asker(server), case, asks))

@@ -14,6 +14,9 @@ from urdir.ptxgen.kernels.linear.epilogue.activation import (
     Gated,
     SigmoidScaled,
 )
+from urdir.ptxgen.kernels.linear.epilogue.adapted import Adapted
+from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
+from urdir.ptxgen.kernels.linear.epilogue.self_adapted import SelfAdapted
 from urdir.ptxgen.kernels.linear.epilogue.send import Send
 from urdir.ptxgen.kernels.linear.epilogue.then import Continued
 from urdir.ptxgen.kernels.linear.products.gemv_examples import gemv_examples
@@ -57,7 +60,15 @@ class Gemv(TiledSpec):
     alone: bool = False
 
     prologues = (NormedAdd, RankAdd, Gate, OwnVectors, Normed)
-    epilogues = (SigmoidScaled, *LinearSpec.epilogues, Continued, Send)
+    epilogues = (
+        SigmoidScaled,
+        Bias,
+        Adapted,
+        SelfAdapted,
+        *LinearSpec.epilogues[2:],
+        Continued,
+        Send,
+    )
     name = "gemv"
     template = ("urdir.templates", "linear/products/gemv.ptx.j2")
 

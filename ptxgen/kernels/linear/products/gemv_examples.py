@@ -18,6 +18,7 @@ from urdir.ptxgen.kernels.linear.epilogue.activation import (
 from urdir.ptxgen.kernels.linear.epilogue.adapted import Adapted
 from urdir.ptxgen.kernels.linear.epilogue.bias import Bias
 from urdir.ptxgen.kernels.linear.epilogue.residual import Residual
+from urdir.ptxgen.kernels.linear.epilogue.self_adapted import SelfAdapted
 from urdir.ptxgen.kernels.linear.epilogue.send import Send
 from urdir.ptxgen.kernels.linear.epilogue.then import Continued
 from urdir.ptxgen.kernels.linear.prologue.gate import Gate
@@ -132,6 +133,19 @@ def _of_ends(cls: type[S]) -> dict[str, S]:
         ),
         "some adapted, cluster": cls.of(
             Q6_K, 19, 2304, Adapted(2, 16, places=(0, None)), others=((Q8, 7),), cluster=2
+        ),
+        "adapted by itself": i16(
+            *(Q8, 100, 288, Bias(), SelfAdapted(2, 32, sequences=3), Residual(0.22)), tiles_each=2
+        ),
+        "adapted by itself, norm, gated": i16(
+            *(Q4_K, 61, 512, Normed(FINE), SelfAdapted(1, 16, places=(1, 0), count=2), Gated()),
+            tiles_each=1,
+        ),
+        "adapted by itself, f32, some": cls.of(
+            *(Q6_K, 99, 768, SelfAdapted(2, 8, "f32", (None, 0))),
+            others=((Q8, 77),),
+            tiles_each=3,
+            per_pass=2,
         ),
         "some biases": cls.of(
             Q4_K, 19, 768, Bias((False, True, False)), others=((Q4_K, 5), (Q6_K, 7))

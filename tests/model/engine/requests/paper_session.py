@@ -71,7 +71,12 @@ class PaperSteps:
         assert shape.keys in self._shapes.lengths
         return False
 
+    def waits(self, shape: StepShape) -> bool:
+        return False
+
     def wait_for_helper(self) -> None: ...
+
+    def end_compilers(self) -> None: ...
 
 
 class PaperSession:

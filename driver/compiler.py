@@ -1,0 +1,41 @@
+"""The program that compiles kernels for another process (`apart.Compilers`).
+
+python -m urdir.driver.compiler DEVICE FOLDER LIMIT    kernels on stdin, a byte for each on stdout
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from urdir.driver.apart import DONE, read
+from urdir.driver.device import Device
+
+#: Compiling is less urgent than what a service does meanwhile.
+_NICE = 5
+_FAILED = b"0"
+
+
+def serve(device: str, folder: str, limit: str) -> None:
+    """Compile what comes on stdin until that ends."""
+    if hasattr(os, "nice"):
+        os.nice(_NICE)
+    replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nothing else is printed there
+    path = Path(folder) if folder else None
+    with Device.open(device, cache_folder=path, cache_limit=int(limit) or None) as opened:
+        while True:
+            try:
+                kernel = read(sys.stdin.buffer)
+                if kernel is None:
+                    return
+                opened.load(kernel).close()
+                reply = DONE
+            except Exception:  # the process that loads it says what is wrong
+                reply = _FAILED
+            replies.write(reply)
+
+
+if __name__ == "__main__":
+    serve(*sys.argv[1:])

@@ -1,0 +1,110 @@
+"""`urdir embed`: embeddings of texts, or of a ranking model the scores."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from urdir.model.commands import options
+from urdir.model.commands.logits import read_tokens
+from urdir.model.commands.opening import engine_options, open_engine
+from urdir.model.errors import ModelError
+from urdir.model.families.pooling import POOLINGS
+
+if TYPE_CHECKING:
+    from urdir.model.engine.encoding.encoder import Floats
+    from urdir.model.engine.engine import Engine
+
+EXAMPLES = """\
+  urdir embed bge.gguf "a text" "another text" --output vectors.npy
+  urdir embed bge.gguf --tokens 101,7592,102 --tokens @tokens.txt --output vectors.npy
+  urdir embed qwen3-embedding.gguf "a text" --no-normalize --output vectors.npy
+  urdir embed reranker.gguf --query "what is a warp?" "a document" "another" --output scores.npy
+"""
+
+
+def add_parser(commands: options.Subparsers) -> None:
+    """Declare the command."""
+    parser = options.add_command(
+        commands, "embed", run, "write embeddings of texts, or scores of a ranking model", EXAMPLES
+    )
+    options.add_file(parser, optional=True)
+    parser.add_argument("texts", nargs="*", metavar="TEXT", help="a text to embed")
+    options.add_llama_flags(parser, "model", "context")
+    options.add_quantize(parser)
+    parser.add_argument(
+        "--tokens",
+        action="append",
+        default=[],
+        metavar="1,2,3|@FILE",
+        help="token ids of a text, or a file of them; repeatable",
+    )
+    parser.add_argument("--query", metavar="TEXT", help="score the texts as answers to this one")
+    parser.add_argument(
+        "--pooling", choices=POOLINGS, help="what is made of the states of a text (the file's)"
+    )
+    parser.add_argument(
+        "--no-normalize", action="store_true", help="leave embeddings of any length"
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        required=True,
+        metavar="OUT.npy",
+        help="(n, width) float32, scores (n, labels), with --pooling none a row for each token",
+    )
+    parser.add_argument("--exact", action="store_true", help="keep activations in f32 throughout")
+    parser.add_argument("--json", action="store_true", help="print what was written as JSON")
+    options.add_device(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Embed all texts and save the rows."""
+    output = Path(args.output)
+    if not output.parent.is_dir():
+        raise ModelError(f"--output {output}: no such folder {output.parent}")
+    texts = list(args.texts)
+    if args.model is not None and args.file is not None:
+        texts.insert(0, args.file)
+        args.file = None
+    tokens = [read_tokens(text) for text in args.tokens]
+    if bool(texts) == bool(tokens):
+        raise options.UsageError("give texts, or the ids of their tokens with --tokens")
+    if args.query is not None and tokens:
+        raise options.UsageError("--query: give the texts that are scored, not their tokens")
+    wanted = replace(
+        engine_options(args, options.one_model(args), args.ctx_size),
+        exact=args.exact,
+        embeddings=True,
+        text=bool(texts),
+    )
+    with open_engine(wanted) as engine:
+        rows = _rows(engine, args, texts or tokens)
+    _save(output, rows)
+    if args.json:
+        print(json.dumps({"output": str(output), "shape": rows.shape}))
+    return 0
+
+
+def _rows(
+    engine: Engine, args: argparse.Namespace, texts: Sequence[str] | Sequence[Sequence[int]]
+) -> Floats:
+    """The embeddings or scores."""
+    if args.query is not None:
+        documents = [text for text in texts if isinstance(text, str)]
+        return engine.rerank(args.query, documents)[:, None]
+    return engine.embed(texts, pooling=args.pooling, normalize=not args.no_normalize)
+
+
+def _save(output: Path, rows: Floats) -> None:
+    import numpy as np
+
+    try:
+        with output.open("wb") as file:
+            np.save(file, rows)
+    except OSError as exc:
+        raise ModelError(f"--output {output}: {exc.strerror}") from exc

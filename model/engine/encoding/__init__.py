@@ -1,0 +1,1 @@
+"""Embeddings and scores of texts: whole texts side by side in one step, without a cache."""

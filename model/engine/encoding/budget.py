@@ -1,0 +1,128 @@
+"""How much device memory an encoder takes, computed before anything is allocated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from urdir.model.engine.budget import GRAPH_BYTES, MemoryPlan, check_context
+from urdir.model.engine.encoding.step import (
+    EncodeShape,
+    append_step,
+    kinds_of,
+    row_bucket,
+    text_bucket,
+)
+from urdir.model.families.config import Config
+from urdir.model.families.embedding import Embedding
+from urdir.model.families.pooling import Pooling
+from urdir.model.layers.pooled import RESULT, pooled_width
+from urdir.model.lower.paper import Needs, PaperArena, PaperDevice, PaperWorkspace, needs_of
+from urdir.model.lower.parts import LayerParts
+from urdir.model.lower.sheet import Sheet
+from urdir.model.memory.text_rows import TextKeys, TextRows, TextRowsShape
+from urdir.model.memory.weights import STAGING_BYTES, Weights, weight_sizes
+from urdir.model.memory.workspace import Workspace, WorkspaceShape
+from urdir.ptxgen.kernels.attention.kv_types import KvDtype
+
+if TYPE_CHECKING:
+    from urdir.driver.device import Device
+    from urdir.driver.memory import Slice
+    from urdir.model.files.model_file import ModelFile
+
+#: Rows of a step, on a GPU and on the emulator, unless a text has more.
+MOST_ROWS, EMULATED_ROWS = 8192, 1024
+#: Tokens of a text by default, where the model takes more.
+DEFAULT_TEXT = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderSettings:
+    """Texts of up to ``context`` tokens, in steps of up to ``rows`` rows; with ``exact``
+    activations, keys and values stay f32."""
+
+    context: int
+    rows: int
+    exact: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        config: Config,
+        context: int | None,
+        rows: int | None = None,
+        *,
+        exact: bool = False,
+        emulated: bool = False,
+    ) -> EncoderSettings:
+        """The settings of a model; None and 0 as `EngineOptions.context` has them."""
+        most = config.context_length
+        chosen = min(DEFAULT_TEXT, most) if context is None else context or most
+        check_context(config, chosen)
+        usual = EMULATED_ROWS if emulated else MOST_ROWS
+        return cls(chosen, row_bucket(max(chosen, rows or usual)), exact)
+
+    @property
+    def dtype(self) -> KvDtype:
+        """The type of keys and values."""
+        return "f32" if self.exact else "f16"
+
+    def rows_shape(self, config: Config) -> TextRowsShape:
+        """The rows of the largest steps."""
+        return TextRowsShape(self.rows, text_bucket(self.rows), kinds_of(config))
+
+
+class _PaperRows:
+    """`TextRows` of paper."""
+
+    def __init__(self, shape: TextRowsShape) -> None:
+        self.shape, self._arena = shape, PaperArena(shape.sizes(), "rows of texts")
+
+    def __getitem__(self, name: str) -> Slice:
+        return self._arena[name]
+
+
+def workspace_of(weights: Weights, settings: EncoderSettings) -> WorkspaceShape:
+    """The workspace that the largest steps need: of few rows and of most, of one text and of many,
+    since their kernels differ. ``weights`` may be of paper."""
+    config, rows = weights.config, settings.rows
+    of = config.embedding_of_texts or Embedding(None)
+    device = cast("Device", PaperDevice(weights.device))
+    state = cast("TextRows", _PaperRows(settings.rows_shape(config)))
+    parts = LayerParts(
+        device=device,
+        config=config,
+        weights=weights,
+        cache=TextKeys(device, config, rows, settings.dtype),
+        work=cast("Workspace", PaperWorkspace(WorkspaceShape({RESULT: 1 << 40}))),
+        exact=settings.exact,
+    )
+    texts = state.shape.texts
+    poolings: list[Pooling] = ["none", "mean", "last"]
+    values = rows * pooled_width(of, config.hidden, "none")
+    if of.scorer is not None:
+        poolings.append("rank")
+        values = max(values, texts * of.scorer.labels)
+    needs = Needs()
+    for pooling in poolings:
+        for shape in ((8, 1), (8, 4), (rows, 1), (rows, texts)):
+            sheet = Sheet(parts.work)
+            append_step(sheet, parts, state, EncodeShape(*shape, pooling))
+            needs = needs.most(needs_of(sheet))
+    needs = needs.for_rows(rows)
+    return WorkspaceShape({RESULT: 4 * values}, zeroed=needs.zeroed, room=needs.room)
+
+
+def encoder_plan(file: ModelFile, weights: Weights, settings: EncoderSettings) -> MemoryPlan:
+    """The bytes of a model and its encoder, by owner."""
+    config, device = weights.config, cast("Device", PaperDevice(weights.device))
+    return MemoryPlan(
+        weights=sum(weight_sizes(file, config).values()),
+        kv_cache=TextKeys(device, config, settings.rows, settings.dtype).nbytes,
+        recurrent=0,
+        workspace=workspace_of(weights, settings).nbytes,
+        state=sum(settings.rows_shape(config).sizes().values()),
+        exchange=0,
+        graphs=GRAPH_BYTES,
+        staging=STAGING_BYTES,
+    )

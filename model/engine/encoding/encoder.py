@@ -1,0 +1,224 @@
+"""An encoder: room for steps of texts on a device, and the steps that make embeddings of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from urdir.driver import execute
+from urdir.driver.context import close_all
+from urdir.model.engine.budget import check_context
+from urdir.model.engine.encoding.budget import EncoderSettings, workspace_of
+from urdir.model.engine.encoding.step import (
+    EncodeShape,
+    build_plan,
+    row_bucket,
+    text_bucket,
+)
+from urdir.model.errors import ContextFullError, SettingsError, UnsupportedError
+from urdir.model.families.config import Config
+from urdir.model.families.embedding import Embedding
+from urdir.model.families.pooling import POOLINGS, Pooling
+from urdir.model.layers.pooled import RESULT, pooled_width
+from urdir.model.lower.parts import LayerParts
+from urdir.model.memory.text_rows import TextKeys, TextRows
+from urdir.model.memory.weights import Weights
+from urdir.model.memory.workspace import Workspace
+from urdir.model.owner import Owner
+
+if TYPE_CHECKING:
+    from urdir.driver.device import Device
+    from urdir.driver.graph import RecordedGraph
+    from urdir.driver.plan import Plan
+    from urdir.model.engine.runner import Observer
+
+Floats = npt.NDArray[np.float32]
+
+#: The most rows whose launches start before the ones before are complete: longer ones fill the
+#: device by themselves.
+EARLY_ROWS = 512
+#: Graphs that are kept; the one that was not used for longest makes room.
+MOST_GRAPHS = 64
+
+
+def check_encodes(config: Config) -> None:
+    """Raise UnsupportedError for a model whose steps need a cache."""
+    why = None
+    if config.recurrents:
+        why = "layers with a state"
+    elif any(mixer.latent is not None for mixer in config.attentions):
+        why = "latent attention"
+    elif any(mixer.shares_cache_of is not None for mixer in config.attentions):
+        why = "caches shared between layers"
+    elif len(config.attentions) != config.n_layers:
+        why = "layers without attention"
+    if why is not None:
+        raise UnsupportedError(f"embeddings of '{config.architecture}' models: {why}")
+
+
+class Encoder(Owner):
+    """Steps of whole texts side by side, each a recorded graph of its shape.
+
+    Texts are tokens, those of special tokens included. Raises UnsupportedError for a model that
+    needs a cache, SettingsError, ModelError if memory is short.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        weights: Weights,
+        settings: EncoderSettings,
+        observer: Observer | None = None,
+    ) -> None:
+        config = weights.config
+        check_encodes(config)
+        check_context(config, settings.context)
+        self.config, self.settings = config, settings
+        self.embedding = config.embedding_of_texts or Embedding(None)
+        self._device, self._observer = device, observer
+        self._graphs: dict[EncodeShape, RecordedGraph] = {}
+        with ExitStack() as owners:
+            self.stream = owners.enter_context(device.create_stream())
+            keys = owners.enter_context(TextKeys(device, config, settings.rows, settings.dtype))
+            self._state = owners.enter_context(
+                TextRows(device, settings.rows_shape(config), self.stream)
+            )
+            work = owners.enter_context(Workspace(device, workspace_of(weights, settings)))
+            self._parts = LayerParts(
+                device=device,
+                config=config,
+                weights=weights,
+                cache=keys,
+                work=work,
+                exact=settings.exact,
+            )
+            self._owners = owners.pop_all()
+
+    def encode(self, texts: Sequence[Sequence[int]], pooling: Pooling | None = None) -> Floats:
+        """What is made of texts: embeddings (n, width), of a ranking model the scores (n, labels),
+        or with the pooling "none" the states of all tokens, text after text. Not normalised.
+
+        ``pooling`` replaces the file's. Raises SettingsError for a pooling that is not known,
+        UnsupportedError for scores of a model without them, ContextFullError for a text that is too
+        long, SettingsError for one without tokens or with a token outside the vocabulary.
+        """
+        chosen = self.chosen_pooling(pooling)
+        width = self.check_pooling(chosen)
+        self.check_texts(texts)
+        made = [self._step(some, chosen, width) for some in self._steps(texts)]
+        rows = np.concatenate(made) if made else np.zeros((0, width), np.float32)
+        scorer = self.embedding.scorer
+        if chosen == "rank" and scorer is not None and scorer.softmax:
+            weights = np.exp(rows - rows.max(axis=1, keepdims=True))
+            rows = weights / weights.sum(axis=1, keepdims=True)
+        return rows
+
+    def chosen_pooling(self, pooling: Pooling | None) -> Pooling:
+        """A pooling, or the file's. Raises SettingsError without either."""
+        chosen = pooling or self.embedding.pooling
+        if chosen is None:
+            raise SettingsError(
+                "the file does not say how the states of a text are pooled: give a pooling, "
+                f"{', '.join(POOLINGS)}"
+            )
+        if chosen not in POOLINGS:
+            raise SettingsError(f"pooling {chosen!r}: expected one of {', '.join(POOLINGS)}")
+        return chosen
+
+    def check_pooling(self, pooling: Pooling) -> int:
+        """Values of a result. Raises UnsupportedError for scores of a model without them."""
+        return pooled_width(self.embedding, self.config.hidden, pooling)
+
+    def check_texts(self, texts: Sequence[Sequence[int]]) -> None:
+        """Raise ContextFullError or SettingsError for a text that `encode` does not take."""
+        vocab, most = self.config.vocab_size, self.settings.context
+        for number, text in enumerate(texts):
+            if not len(text):
+                raise SettingsError(f"text {number} has no tokens")
+            if len(text) > most:
+                raise ContextFullError(
+                    f"text {number} has {len(text)} tokens, {most} fit: shorten it, or open the "
+                    f"model with a larger context (it takes {self.config.context_length})"
+                )
+            if not 0 <= min(text) <= max(text) < vocab:
+                raise SettingsError(
+                    f"text {number} has a token outside the vocabulary of {vocab} tokens"
+                )
+
+    def prepare(self, rows: int, texts: int, pooling: Pooling | None = None) -> None:
+        """Record the graph of a step of so many rows and texts. Raises DriverError."""
+        self._graph(self._shape(rows, texts, self.chosen_pooling(pooling)))
+
+    def plan(self, rows: int, texts: int, pooling: Pooling | None = None) -> Plan:
+        """The launches of a step of so many rows and texts."""
+        shape = self._shape(rows, texts, self.chosen_pooling(pooling))
+        return build_plan(self._parts, self._state, shape)
+
+    @property
+    def context(self) -> int:
+        """Most tokens of a text."""
+        return self.settings.context
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device beside the weights."""
+        cache = cast("TextKeys", self._parts.cache)
+        return cache.nbytes + self._parts.work.buffer.nbytes
+
+    def close(self) -> None:
+        """Free graphs and memory. Idempotent."""
+        graphs = [*self._graphs.values()]
+        self._graphs.clear()
+        close_all(graphs)
+        self._owners.close()
+
+    # ---- steps ----
+
+    def _steps(self, texts: Sequence[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
+        """The texts of each step, in order, as many as fit."""
+        some: list[Sequence[int]] = []
+        rows = 0
+        for text in texts:
+            if rows + len(text) > self.settings.rows:
+                yield some
+                some, rows = [], 0
+            some.append(text)
+            rows += len(text)
+        if some:
+            yield some
+
+    def _shape(self, rows: int, texts: int, pooling: Pooling) -> EncodeShape:
+        return EncodeShape(row_bucket(rows), text_bucket(texts), pooling)
+
+    def _step(self, texts: Sequence[Sequence[int]], pooling: Pooling, width: int) -> Floats:
+        """The results of one step."""
+        count = sum(map(len, texts))
+        shape = self._shape(count, len(texts), pooling)
+        scorer = self.embedding.scorer
+        reads = scorer.reads if pooling == "rank" and scorer is not None else pooling
+        self._state.write(texts, shape.rows, shape.texts, last=reads == "last")
+        if self._observer is not None:
+            plan = build_plan(self._parts, self._state, shape)
+            self._observer.run(execute.bind(plan, self._device), self.stream)
+        else:
+            self._graph(shape).launch(self.stream)
+        self.stream.synchronize()
+        results = count if pooling == "none" else len(texts)
+        return self._parts.work[RESULT].download(np.float32, (results, width))
+
+    def _graph(self, shape: EncodeShape) -> RecordedGraph:
+        """The recorded graph of a shape, made at first use."""
+        if shape in self._graphs:
+            graph = self._graphs[shape] = self._graphs.pop(shape)
+            return graph
+        plan = build_plan(self._parts, self._state, shape)
+        self._device.load_all(plan.kernels())
+        graph = execute.record(plan, self._device, programmatic=shape.rows <= EARLY_ROWS)
+        self._graphs[shape] = graph
+        while len(self._graphs) > MOST_GRAPHS:
+            self._graphs.pop(next(iter(self._graphs))).close()
+        return graph

@@ -1,0 +1,82 @@
+"""The plan of a step of texts: its rows through the whole model, to one result a text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from urdir.driver.plan import Plan
+from urdir.model.families.config import Config
+from urdir.model.families.pooling import Pooling
+from urdir.model.layers.builder import StepOps
+from urdir.model.layers.pooled import RESULT, encoded
+from urdir.model.lower.parts import LayerParts
+from urdir.model.lower.rows import OutputRows, Rows, RowsOfTexts, bounds_kind
+from urdir.model.lower.sheet import Sheet
+from urdir.model.lower.step import lower
+from urdir.model.memory.text_rows import TextRows
+from urdir.ptxgen.kernels.attention.scores import Scores
+
+if TYPE_CHECKING:
+    from urdir.driver.memory import Slice
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeShape:
+    """What a plan is made for: ``rows`` rows of ``texts`` texts, and what becomes of each text."""
+
+    rows: int
+    texts: int
+    pooling: Pooling
+
+
+def row_bucket(rows: int) -> int:
+    """Rows of the graph for a step with so many tokens: an eighth more at most, or seven."""
+    step = max(8, (1 << (rows - 1).bit_length()) // 16)
+    return -(-rows // step) * step
+
+
+def text_bucket(texts: int) -> int:
+    """Texts of the graph for a step with so many: one, or the next power of four."""
+    return 1 if texts == 1 else 4 ** -(-(texts - 1).bit_length() // 2)
+
+
+def kinds_of(config: Config) -> tuple[Scores, ...]:
+    """The kinds of attention in a model, by which keys a row attends to."""
+    return tuple(dict.fromkeys(bounds_kind(mixer.scores) for mixer in config.attentions))
+
+
+def rows_of(state: TextRows, shape: EncodeShape) -> tuple[Rows, OutputRows]:
+    """The rows of a step, and those that are picked."""
+    kinds, count = state.shape.kinds, shape.rows
+    bounds = [
+        (_words(state, f"begin {i}", count), _words(state, f"last {i}", count))
+        for i in range(len(kinds))
+    ]
+    segment = state["segment"].slice(0, 8 * shape.texts)
+    texts = RowsOfTexts(_words(state, "tokens", count), segment, kinds, bounds)
+    at = _words(state, "sequence", count), _words(state, "position", count)
+    rows = Rows(count, state.shape.rows, count, *at, texts=texts)
+    picked = _words(state, "picked", shape.texts)
+    return rows, OutputRows(picked, Rows(shape.texts, state.shape.rows, 0, *at))
+
+
+def _words(state: TextRows, name: str, count: int) -> Slice:
+    return state[name].slice(0, 4 * count)
+
+
+def append_step(plan: Plan | Sheet, parts: LayerParts, state: TextRows, shape: EncodeShape) -> None:
+    """Append the launches of a step, whose results go to `RESULT` of the workspace."""
+    rows, outputs = rows_of(state, shape)
+    step = StepOps(parts.config, shape.rows)
+    y = encoded(step, shape.texts, shape.pooling)
+    result = parts.work[RESULT].slice(0, y.nbytes)
+    lower(plan, parts, rows, step.graph, outputs, {y: result})
+
+
+def build_plan(parts: LayerParts, state: TextRows, shape: EncodeShape) -> Plan:
+    """The plan of a step."""
+    plan = Plan(f"{shape.pooling} of {shape.texts} texts, {shape.rows} rows")
+    append_step(plan, parts, state, shape)
+    plan.add_transfers()
+    return plan

@@ -1,0 +1,53 @@
+"""How often experts were chosen, kept between runs: caches begin with the frequent ones."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from urdir.driver.errors import DriverError
+from urdir.driver.private_folder import PrivateFolder
+from urdir.model.memory.prefix_files import model_digest
+from urdir.model.owner import Owner
+
+if TYPE_CHECKING:
+    from urdir.model.files.model_file import ModelFile
+    from urdir.model.memory.weights import Weights
+
+#: What is left of the counts of earlier runs after one more.
+_KEPT = 0.5
+
+
+class ExpertCounts(Owner):
+    """The counts of a model's caches, in a file of ``folder``: read now, for weights that are not
+    uploaded yet, and written when it is closed. A file that cannot be used is ignored, as it only
+    changes how fast the first answers are."""
+
+    def __init__(self, folder: Path, file: ModelFile, weights: Weights) -> None:
+        self._weights, self._name = weights, model_digest(file)
+        self._folder: PrivateFolder | None = None
+        caches = [*weights.expert_caches.values()]
+        ends = np.cumsum([cache.experts for cache in caches])
+        self._before = np.zeros(int(ends[-1]), np.float32)
+        with contextlib.suppress(OSError, ValueError):
+            PrivateFolder(folder)
+            self._folder = PrivateFolder(folder / "experts")
+            found = np.frombuffer(self._folder.read(self._name), np.float32)
+            if found.shape == self._before.shape and np.isfinite(found).all():
+                self._before = found
+        if self._before.any():
+            weights.expert_counts = dict(enumerate(np.split(self._before, ends[:-1])))
+
+    def close(self) -> None:
+        """Write the counts, if there are new ones. Idempotent."""
+        folder, self._folder = self._folder, None
+        if folder is None:
+            return
+        with contextlib.suppress(OSError, DriverError):
+            caches = self._weights.expert_caches.values()
+            counts = np.concatenate([cache.counts() for cache in caches]).astype(np.float32)
+            if counts.any():
+                folder.write(self._name, (_KEPT * self._before + counts).tobytes())

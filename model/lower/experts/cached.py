@@ -1,0 +1,71 @@
+"""Experts in host memory: those that few rows chose are looked up in a cache on the device, which
+copies what it lacks before the products."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from urdir.model.families.stored import Linear
+from urdir.model.graph.experts import Experts
+from urdir.model.lower.experts.products import MixtureCall
+from urdir.model.lower.lowering import Lowering
+from urdir.model.memory.expert_cache import ExpertCache
+from urdir.model.memory.weights import Matrix
+from urdir.ptxgen.kernels.experts.fetch import FetchExperts
+from urdir.ptxgen.kernels.experts.place import MAX_PAIRS, PlaceExperts
+
+#: The register with the slot of each pair's expert.
+SLOT = "expert slot"
+
+_place = lru_cache(maxsize=64)(PlaceExperts)
+_fetch = lru_cache(maxsize=64)(FetchExperts)
+
+
+def through_cache(at: Lowering, of: Experts, call: MixtureCall, cache: ExpertCache) -> MixtureCall:
+    """The mixture with the matrices of its cache, after the launches that fill it. Where rows may
+    choose more experts than there are slots, it is as it was: all experts are streamed."""
+    rows, used = of.x.rows, of.selection.used
+    if rows * used > min(cache.slots, MAX_PAIRS):
+        return call
+    place = _place(rows, used, cache.experts, cache.slots, call.selection)
+    copies, work = at.work["expert copies"], at.work
+    if call.selection is None:
+        chosen = {"expert": work["expert"]}
+    else:  # what the products would have done
+        chosen = {"logits": work["router logits"], "weight": work["expert weight"]}
+    at.launch(
+        place,
+        f"{call.label}.place",
+        state=cache.state,
+        slot=work[SLOT],
+        copies=copies,
+        **chosen,
+    )
+    parts = [*cache.parts.values()]
+    nbytes = tuple(part.nbytes for part in parts)
+    fetch = _fetch(cache.experts, cache.slots, place.most_copies, nbytes, at.limits.sms)
+    at.launch(
+        fetch,
+        f"{call.label}.fetch",
+        copies=copies,
+        **{f"source{i}": part.source for i, part in enumerate(parts)},
+        **{f"target{i}": part.target for i, part in enumerate(parts)},
+    )
+    whole = call.mixture
+    held = replace(
+        whole,
+        up=_held(whole.up, of.up, cache),
+        down=_held(whole.down, of.down, cache),
+        gate=None if whole.gate is None or of.gate is None else _held(whole.gate, of.gate, cache),
+        slots=cache.slots,
+        number=SLOT,
+    )
+    return replace(call, mixture=held, selection=None)
+
+
+def _held(matrix: Matrix, of: Linear, cache: ExpertCache) -> Matrix:
+    """The experts of a matrix that are in the slots."""
+    bias = None if of.bias is None else cache.parts[of.bias].target
+    layout, data = cache.layouts[of.matrix], cache.parts[of.matrix].target
+    return replace(matrix, layout=layout, data=data, bias=bias)

@@ -1,0 +1,176 @@
+"""Rules for indexers, and attention to the tokens that they select (DSA)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from urdir.model.graph.latent import AttendLatent
+from urdir.model.graph.ops import Op
+from urdir.model.graph.selection import Select
+from urdir.model.lower.attend import LayerAttention, append_keys_alone
+from urdir.model.lower.latent_heads import append_absorbed, append_latent_key, parts_of_heads
+from urdir.model.lower.lowering import Lowering
+from urdir.model.lower.rule import Rule
+from urdir.ptxgen.kernels.attention.choice import chosen_attention
+from urdir.ptxgen.kernels.attention.index_scores import IndexScores
+from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
+from urdir.ptxgen.kernels.attention.latent_decode import LatentDecode
+from urdir.ptxgen.kernels.attention.own_token import OwnToken
+from urdir.ptxgen.kernels.attention.pool_keys import PoolKeys
+from urdir.ptxgen.kernels.attention.prepare_tokens import PrepareTokens
+from urdir.ptxgen.kernels.attention.select_keys import select_keys
+from urdir.ptxgen.kernels.join import Join
+
+if TYPE_CHECKING:
+    from urdir.driver.memory import Slice
+
+#: Bytes of the scores of rows that are selected at once: a long prompt is cut by them.
+SCORES_NBYTES = 64 << 20
+#: CTAs of `IndexScores` on an SM.
+_CTAS_PER_SM = 4
+#: Position and sequence of each row among the tokens that it has selected, u32.
+LAST, ROW = "selected last", "selected row"
+
+
+def lower_select(at: Lowering, ops: Sequence[Op]) -> bool:
+    """select: index keys into the cache, and the tokens with the highest scores. Where no row of a
+    step has more tokens than it would select, all attend to all."""
+    (of,) = ops
+    assert isinstance(of, Select)
+    sparse = at.rows.keys > of.indexer.width
+    _append_index_tokens(at, of, of.indexer.heads if sparse else 0)
+    if sparse:
+        _append_selection(at, of)
+    return True
+
+
+def lower_cache_index(at: Lowering, ops: Sequence[Op]) -> bool:
+    """cache_index: the keys alone."""
+    (of,) = ops
+    assert isinstance(of, Select)
+    _append_index_tokens(at, of, 0)
+    return True
+
+
+def selects(at: Lowering, of: AttendLatent) -> bool:
+    """Whether rows attend to selected tokens alone."""
+    return of.selected is not None and at.rows.keys > of.selected.width
+
+
+def append_selected(at: Lowering, of: AttendLatent, attention: LayerAttention) -> None:
+    """Attention of every row to the tokens that were selected for it, once its own key is in the
+    cache; ``attention`` is that to all tokens."""
+    assert of.selected is not None
+    append_latent_key(at, of)
+    append_keys_alone(at.plan, attention)
+    rows, rope = at.rows, attention.token.rope
+    norm, alone = of.of.norm.norm, of.mixer.key_is_latent
+    kernel = chosen_attention(
+        of.mixer.heads,
+        attention.layout.chosen(rows.count, of.selected.width),
+        rows.count,
+        attention.scores,
+        attention.sm_count,
+        attention.target,
+        None if at.exact or alone or not norm.weight else OwnToken(latent_norm=norm, appends=False),
+    )
+    in_parts = isinstance(kernel, LatentDecode)
+    append_absorbed(at, of, rows.count, in_parts)
+    if rope is not None:
+        layout, q = attention.layout, at.work["q"]
+        if in_parts:
+            layout, q = (
+                KvLayout(1, 1, layout.max_len, layout.value_start, "f16"),
+                at.work["q rotated"],
+            )
+        turn = PrepareTokens(of.mixer.heads, layout, rows.count, OwnToken(rope, appends=False))
+        table = attention.constants["frequencies"]
+        at.launch(turn, of.name("attention.q"), q=q, frequencies=table, position=rows.position)
+    chosen = replace(
+        attention,
+        caches={**attention.caches, "block_table": at.place(of.selected)},
+        rows=replace(rows, sequence=at.work[ROW], position=at.work[LAST]),
+        constants={**attention.constants, **(parts_of_heads(at, of) if in_parts else {})},
+    )
+    chosen.launch(at.plan, kernel, of.label, out=at.place(of.y))
+
+
+def _append_index_tokens(at: Lowering, of: Select, heads: int) -> None:
+    """Index keys of the rows, turned, into the cache; queries turned, if ``heads`` of them."""
+    indexer, rows, shape = of.indexer, at.rows, at.parts.cache.shape
+    layout, given = shape.index_layout(of.layer), {**_cache(at, of), **rows.arguments}
+    given |= {"q": at.place(of.q), "k": at.place(of.k)}
+    if indexer.pool > 1:
+        assert of.gate is not None
+        raw, given["k"] = at.parts.cache.arguments(of.layer)["r_cache"], at.work["index raw"]
+        parts = {"a": at.place(of.k), "b": at.place(of.gate)}
+        join = Join(rows.count, indexer.dim, indexer.dim)
+        at.launch(join, f"{of.label}.raw", **parts, y=given["k"])
+        layout, given["k_cache"] = shape.index_layout(of.layer, "raw"), raw
+    token = OwnToken(None if indexer.rope is None else indexer.rope.rotation)
+    if indexer.rope is not None:
+        given["frequencies"] = at.parts.weights.rope_tables[indexer.rope]
+    kernel = PrepareTokens(heads, layout, rows.count, token)
+    names = [param.name for param in kernel.params]
+    at.launch(kernel, f"{of.label}.tokens", **{name: given[name] for name in names})
+    if indexer.places is not None:
+        at.launch(
+            PoolKeys(layout, indexer.pool, rows.count),
+            f"{of.label}.pools",
+            **(_cache(at, of) | rows.arguments),
+            places=at.vector(indexer.places),
+            raw=given["k_cache"],
+        )
+
+
+def _append_selection(at: Lowering, of: Select) -> None:
+    """Scores of all tokens, and the slots of the highest, some rows after others."""
+    rows, indexer, keys = at.rows, of.indexer, at.rows.keys // of.indexer.pool
+    layout, index = at.parts.cache.layout(of.layer), at.parts.cache.shape.index_layout(of.layer)
+    cache = _cache(at, of)
+    table = {"block_table": cache["block_table"]} if layout.is_paged else {}
+    rounds = not at.exact and index.dtype == "f16" and index.head_dim % 32 == 0
+    scores, each = at.work["index scores"], max(1, SCORES_NBYTES // (4 * keys))
+    for first in range(0, rows.count, each):
+        count = min(each, rows.count - first)
+        ctas = max(1, _CTAS_PER_SM * at.limits.sms // count)
+        kernel = IndexScores(index, indexer.heads, count, keys, ctas, rounds, indexer.pool)
+        shape = (layout, count, keys, indexer.most, indexer.pool)
+        select = select_keys(*shape, at.limits.sms, at.limits.target)
+
+        def part(place: Slice, width: int = 1, first: int = first, count: int = count) -> Slice:
+            return place.slice(4 * first * width, 4 * count * width)
+
+        suffix = f" rows {first}" if each < rows.count else ""
+        where = {name: part(place) for name, place in rows.arguments.items()}
+        weights = part(at.place(of.weights), of.weights.width)
+        at.launch(
+            kernel,
+            f"{of.label}.scores{suffix}",
+            **(cache | where),
+            q=part(at.place(of.q), of.q.width),
+            weights=weights,
+            scores=scores.slice(0, 4 * count * keys),
+        )
+        at.launch(
+            select,
+            f"{of.label}.select{suffix}",
+            **(table | where),
+            first=first,
+            scores=scores.slice(0, 4 * count * keys),
+            slots=part(at.place(of.y), indexer.width),
+            last=part(at.work[LAST]),
+            row=part(at.work[ROW]),
+        )
+
+
+def _cache(at: Lowering, of: Select) -> dict[str, Slice]:
+    """The cache of index keys, by the names of kernels' parameters."""
+    arguments = at.parts.cache.arguments(of.layer)
+    table = {"block_table": arguments["block_table"]} if "block_table" in arguments else {}
+    return {"k_cache": arguments["i_cache"], **table}
+
+
+RULES: Sequence[Rule] = (Rule("select", lower_select), Rule("cache_index", lower_cache_index))

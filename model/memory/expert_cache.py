@@ -1,0 +1,156 @@
+"""Caches of experts on the device: slots for some of those that lie in host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from urdir.driver.memory import Array, PinnedBuffer
+from urdir.driver.operation import Launch
+from urdir.model.families.placement import expert_biases, expert_matrices
+from urdir.model.families.stored import Stored, StoredMatrix
+from urdir.ptxgen.kernels.experts.gather import GatherExperts
+from urdir.ptxgen.kernels.experts.place import parts_of, state_words
+from urdir.ptxgen.weights.layout import TILE_ROWS, Layout
+
+if TYPE_CHECKING:
+    from urdir.driver.memory import Slice
+    from urdir.driver.streamed import StreamedSlice
+    from urdir.model.families.feed_forward import Mixture
+
+#: CTAs that gather experts beside the kernels that read those of the layer before.
+GATHERING = 16
+_gather = lru_cache(maxsize=64)(GatherExperts)
+#: The name of a tensor in the arena of the weights.
+Label = Callable[[Stored], str]
+
+
+@dataclass(frozen=True, slots=True)
+class CachedPart:
+    """What each expert has of a tensor: ``nbytes`` of ``source``, and in a slot of ``target``."""
+
+    source: PinnedBuffer | Slice
+    target: Slice
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertCache:
+    """``slots`` for ``experts`` of a layer: the ``parts`` of each, by tensor, and which expert is
+    in which slot (``state``, see `PlaceExperts`)."""
+
+    experts: int
+    slots: int
+    state: Slice
+    parts: Mapping[Stored, CachedPart]
+    layouts: Mapping[StoredMatrix, Layout]
+
+    @classmethod
+    def of(
+        cls,
+        mixture: Mixture,
+        layouts: Mapping[StoredMatrix, Layout],
+        streamed: Mapping[Stored, StreamedSlice],
+        arena: Mapping[str, Slice],
+        label: Label,
+    ) -> ExpertCache:
+        """That of a mixture, in an arena with parts of `cache_sizes`."""
+        experts = mixture.router.experts
+        matrices, biases = expert_matrices(mixture), expert_biases(mixture)
+        parts: dict[Stored, CachedPart] = {
+            of: CachedPart(
+                streamed[of].source, arena[_cache(label(of))], _matrix_nbytes(layouts[of], experts)
+            )
+            for of in matrices
+        }
+        for bias in biases:
+            source, target = arena[label(bias)], arena[_cache(label(bias))]
+            parts[bias] = CachedPart(source, target, 4 * bias.size // experts)
+        state = arena[_state(label(mixture.up.matrix))]
+        slots = (state.nbytes // 4 - state_words(experts, 0)) // 2
+        held = {of: cached_layout(layouts[of], experts, slots) for of in matrices}
+        return cls(experts, slots, state, parts, held)
+
+    @property
+    def expert_nbytes(self) -> int:
+        """Bytes of an expert."""
+        return sum(part.nbytes for part in self.parts.values())
+
+    def arguments(self) -> Iterator[PinnedBuffer | Slice]:
+        """All its memory, in the same order for mixtures that are alike."""
+        yield self.state
+        for part in self.parts.values():
+            yield part.source
+            yield part.target
+
+    def gather(self, of: StoredMatrix, to: StreamedSlice) -> Launch:
+        """The launch that fills the slot of a whole matrix, with experts that are cached from
+        there: half of them in half of the time of a copy from the host."""
+        part, whole = self.parts[of], to.nbytes
+        tail = whole - self.experts * part.nbytes
+        kernel = _gather(self.experts, self.slots, part.nbytes, tail, GATHERING)
+        args = {"state": self.state, "source": part.source, "cached": part.target, "target": to}
+        return Launch(kernel, f"transfer {to.name}", args)
+
+    def fill(self, streamed: Mapping[Stored, StreamedSlice], counts: Array | None) -> None:
+        """Copy experts to all slots, while the matrices are in theirs: those with the highest
+        ``counts`` (experts,), by default the first ones."""
+        if counts is None or len(counts) != self.experts:
+            counts = np.zeros(self.experts, np.float32)
+        chosen = np.argsort(-counts, kind="stable")[: self.slots]
+        for of, part in self.parts.items():
+            source = streamed.get(of, part.source)
+            assert not isinstance(source, PinnedBuffer)
+            for slot, expert in enumerate(chosen.tolist()):
+                place = part.target.slice(slot * part.nbytes, part.nbytes)
+                place.copy_from(source.slice(expert * part.nbytes, part.nbytes))
+        state = np.zeros(self.state.nbytes // 4, np.uint32)
+        held, holder, *_ = parts_of(state, self.experts, self.slots)
+        held[chosen] = np.arange(1, self.slots + 1)
+        holder[:] = chosen + 1
+        self.state.upload(state)
+
+    def counts(self) -> Array:
+        """How often rows that looked it up have chosen each expert, (experts,) u32."""
+        return parts_of(self.state.download(np.uint32), self.experts, self.slots)[4]
+
+    def statistics(self) -> tuple[int, int]:
+        """How many pairs of rows and experts there were, and how many experts were copied."""
+        state = self.state.download(np.uint32)
+        pairs, copies = parts_of(state, self.experts, self.slots)[3][1:3].tolist()
+        return pairs, copies
+
+
+def cache_sizes(
+    mixture: Mixture, layouts: Mapping[StoredMatrix, Layout], slots: int, label: Label
+) -> dict[str, int]:
+    """Bytes of the cache of a mixture by name."""
+    experts = mixture.router.experts
+    slots = min(slots, experts)
+    sizes = {_state(label(mixture.up.matrix)): 4 * state_words(experts, slots)}
+    for matrix in expert_matrices(mixture):
+        sizes[_cache(label(matrix))] = cached_layout(layouts[matrix], experts, slots).nbytes
+    for bias in expert_biases(mixture):
+        sizes[_cache(label(bias))] = 4 * bias.size // experts * slots
+    return sizes
+
+
+def cached_layout(layout: Layout, experts: int, slots: int) -> Layout:
+    """The layout of so many of the experts of a matrix."""
+    return replace(layout, rows=layout.rows // experts * slots)
+
+
+def _matrix_nbytes(layout: Layout, experts: int) -> int:
+    return layout.rows // experts // TILE_ROWS * layout.band_nbytes
+
+
+def _cache(name: str) -> str:
+    return f"cached experts of {name}"
+
+
+def _state(name: str) -> str:
+    return f"which experts of {name} are cached"

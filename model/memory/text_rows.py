@@ -1,0 +1,139 @@
+"""Device memory of steps of whole texts: their rows, and the keys and values of one layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from urdir.model.families.config import Config
+from urdir.model.memory.cache_shape import CachedLayer, CacheShape
+from urdir.model.memory.queued_writes import QueuedWrites
+from urdir.model.owner import Owner
+from urdir.ptxgen.kernels.advance import IDLE
+from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
+from urdir.ptxgen.kernels.attention.kv_types import KvDtype
+from urdir.ptxgen.kernels.attention.scores import Scores
+
+if TYPE_CHECKING:
+    from urdir.driver.device import Device
+    from urdir.driver.memory import Slice
+    from urdir.driver.stream import Stream
+
+Words = npt.NDArray[np.uint32]
+
+
+class TextKeys(Owner):
+    """The keys and values of the rows of a step: every layer has the same memory, for its own turn.
+
+    `LayerCaches` of one sequence of ``rows`` places.
+    """
+
+    def __init__(self, device: Device, config: Config, rows: int, dtype: KvDtype) -> None:
+        layers = {
+            index: CachedLayer(
+                KvLayout(
+                    1,
+                    mixer.kv_heads,
+                    rows,
+                    mixer.key_dim,
+                    dtype,
+                    value_dim=0 if mixer.value_dim == mixer.key_dim else mixer.value_dim,
+                ),
+                0,
+            )
+            for index, mixer in enumerate(config.attentions)
+        }
+        self.shape = CacheShape(layers, tuple(layers), 1, rows)
+        self.layout = self.shape.layout
+        sizes = {
+            name: max(layer.arrays[name].nbytes for layer in layers.values())
+            for name in ("keys", "values")
+        }
+        self._arena = device.arena(sizes, "keys of a layer")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device."""
+        return self._arena.nbytes
+
+    def arguments(self, layer: int) -> dict[str, Slice]:
+        """See `LayerCaches.arguments`."""
+        arrays = self.shape.layers[layer].arrays
+        return {
+            f"{name[0]}_cache": self._arena[name].slice(0, of.nbytes) for name, of in arrays.items()
+        }
+
+    def close(self) -> None:
+        """Free the memory. Idempotent."""
+        self._arena.close()
+
+
+@dataclass(frozen=True, slots=True)
+class TextRowsShape:
+    """Steps of up to ``rows`` rows of up to ``texts`` texts, with attention of some ``kinds``
+    (`RowsOfTexts`)."""
+
+    rows: int
+    texts: int
+    kinds: tuple[Scores, ...]
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of every part, by name."""
+        names = ["tokens", "position", "sequence"]
+        names += [f"{end} {i}" for i in range(len(self.kinds)) for end in ("begin", "last")]
+        rows = dict.fromkeys(names, 4 * self.rows)
+        return rows | {"segment": 8 * self.texts, "picked": 4 * self.texts}
+
+
+class TextRows(Owner):
+    """The rows of the next step of texts. Writes are queued on ``stream``.
+
+    ``tokens`` and ``position`` (rows,) u32, the latter in each text; ``begin i`` and ``last i``
+    (rows,) u32, the bounds of the attention of kind i; ``segment`` (texts, 2) u32, the rows of each
+    text; ``picked`` (texts,) u32, one row of each. Of padding rows and texts all are `IDLE`.
+    """
+
+    def __init__(self, device: Device, shape: TextRowsShape, stream: Stream) -> None:
+        self.shape = shape
+        with ExitStack() as owners:
+            self._arena = owners.enter_context(device.arena(shape.sizes(), "rows of texts"))
+            self._writes = owners.enter_context(QueuedWrites(device, stream))
+            self["sequence"].fill(0)
+            self._owners = owners.pop_all()
+
+    def __getitem__(self, name: str) -> Slice:
+        """A part by name."""
+        return self._arena[name]
+
+    def write(self, texts: Sequence[Sequence[int]], rows: int, count: int, *, last: bool) -> None:
+        """Make these texts the rows of a step of ``rows`` rows and ``count`` texts; the row that is
+        picked of each is its first one, or the ``last``."""
+        lengths = np.array([len(text) for text in texts])
+        ends = np.cumsum(lengths)
+        starts = ends - lengths
+        of_rows = [np.repeat(of, lengths) for of in (starts, ends)]
+        live = int(ends[-1])
+        self._put("tokens", np.concatenate([np.asarray(text, np.uint32) for text in texts]), rows)
+        self._put("position", np.arange(live) - of_rows[0], rows)
+        for number, kind in enumerate(self.shape.kinds):
+            begin, seen = kind.bounds(*of_rows)
+            self._put(f"begin {number}", begin, rows)
+            self._put(f"last {number}", seen, rows)
+        self._put("segment", np.stack([starts, ends], axis=1).reshape(-1), 2 * count)
+        self._put("picked", ends - 1 if last else starts, count)
+
+    def _put(self, name: str, values: npt.NDArray[np.integer], count: int) -> None:
+        words = np.full(count, IDLE, np.uint32)
+        words[: len(values)] = values
+        if name == "tokens":
+            words[len(values) :] = 0
+        self._writes.write(self[name], words)
+
+    def close(self) -> None:
+        """Free the memory. Idempotent."""
+        self._owners.close()

@@ -1,0 +1,169 @@
+"""Scores of a lightning indexer: how much each cached token matters to a row (DeepSeek V3.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
+from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, Tolerance, ceil_div
+from urdir.ptxgen.target import Target
+
+#: Keys that a CTA scores at once, a thread (or a lane of a quad) each, and its threads.
+TILE_KEYS = 128
+#: The most heads, whose sums are registers, and values of a head.
+MOST_HEADS, MOST_DIM = 64, 256
+
+
+@dataclass(frozen=True)
+class IndexScores(KernelSpec):
+    """scores[r, p] = the sum over ``heads`` of weights[r, h] * max(0, q[r, h] . K[s, p]), for the
+    positions p up to position[r] of sequence s = sequence[r]; -inf beyond.
+
+    ``layout`` is that of a cache of keys alone, of one head (`KvLayout.values_in_keys`). A row's
+    scores of ``keys`` positions, a bucket, are cut into tiles of 128, which its ``ctas`` CTAs take
+    in turn. With ``rounds`` queries are rounded to f16 and tensor cores multiply, from sm_80 on. A
+    row with a position from ``max_len`` on has -inf alone.
+
+    With a ``pool`` above 1 key n is that of tokens n * pool ... and lies in the slot of the last of
+    them (`PoolKeys`); a row sees pools up to its position.
+    """
+
+    layout: KvLayout
+    heads: int
+    rows: int
+    keys: int
+    ctas: int = 1
+    rounds: bool = True
+    pool: int = 1
+
+    name = "index_scores"
+    template = ("urdir.templates", "attention/index_scores.ptx.j2")
+
+    def __post_init__(self) -> None:
+        layout = self.layout
+        if layout.kv_heads != 1 or not layout.values_in_keys or layout.capacity:
+            raise PtxgenError("index_scores: keys of one head, of all tokens, without values")
+        if not 1 <= self.heads <= MOST_HEADS or layout.head_dim > MOST_DIM:
+            raise PtxgenError(
+                f"index_scores: {self.heads} heads of {layout.head_dim} values: up to {MOST_HEADS} "
+                f"of {MOST_DIM}"
+            )
+        fits = 1 <= self.keys * self.pool <= layout.max_len
+        if not 1 <= self.rows <= 65535 or self.ctas < 1 or not fits:
+            raise PtxgenError(
+                f"index_scores: {self.rows} rows of {self.keys} keys of {layout.max_len}, "
+                f"{self.ctas} CTAs for each"
+            )
+        if self.rounds and (layout.dtype != "f16" or layout.head_dim % 32):
+            raise PtxgenError(
+                "index_scores: tensor cores multiply f16 keys of multiples of 32 values, "
+                f"not {layout.head_dim} in {layout.dtype}"
+            )
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        return (
+            Param("q", "f32", ("rows", "heads", "head_dim"), Access.IN),
+            Param("weights", "f32", ("rows", "heads"), Access.IN),
+            *self.layout.params(Access.IN),
+            Param("sequence", "u32", ("rows",), Access.IN),
+            Param("position", "u32", ("rows",), Access.IN),
+            Param("scores", "f32", ("rows", "keys"), Access.OUT),
+        )
+
+    @property
+    def head_dim(self) -> int:
+        """Values of a key."""
+        return self.layout.head_dim
+
+    @property
+    def head_room(self) -> int:
+        """Heads rounded up to those of an mma."""
+        return 8 * ceil_div(self.heads, 8)
+
+    @property
+    def pitch(self) -> int:
+        """Bytes from a head to the next one in shared memory: lanes of a warp meet other banks."""
+        return 2 * self.head_dim + 16 if self.rounds else 4 * self.head_dim
+
+    @property
+    def weights_at(self) -> int:
+        """Where the heads' weights are in shared memory, after the queries."""
+        return self.head_room * self.pitch
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of a row."""
+        return ceil_div(self.keys, TILE_KEYS)
+
+    def multiplies(self, target: Target) -> bool:
+        """Whether tensor cores multiply."""
+        return self.rounds and target.sm >= 80
+
+    @property
+    def launch_shape(self) -> LaunchShape:
+        return LaunchShape(
+            grid=(min(self.ctas, self.tiles), self.rows, 1),
+            block=(TILE_KEYS, 1, 1),
+            shared_bytes=self.weights_at + 4 * self.head_room,
+        )
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """Of rounded queries: 2^-11 a term of a product, some of a row's largest scores."""
+        return Tolerance(rtol=1e-3 if self.rounds else 1e-5)
+
+    def reference(self, **inputs: Any) -> dict[str, Array]:
+        scores = np.full((self.rows, self.keys), -np.inf, np.float32)
+        for row in np.flatnonzero(inputs["position"] < self.layout.max_len).tolist():
+            count = min((int(inputs["position"][row]) + 1) // self.pool, self.keys)
+            sequence, table = int(inputs["sequence"][row]), inputs.get("block_table")
+            tokens = np.arange(count) * self.pool + self.pool - 1
+            k = self.layout.read(inputs["k_cache"], sequence, tokens, table)[0]
+            products = inputs["q"][row].astype(np.float64) @ k.T.astype(np.float64)
+            scores[row, :count] = inputs["weights"][row] @ np.maximum(products, 0)
+        return {"scores": scores}
+
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        """Rows at random places; the last of several is a padding row."""
+        inputs, layout = super().make_inputs(rng), self.layout
+        positions = rng.integers(0, self.keys * self.pool, self.rows)
+        positions[0] = self.keys * self.pool - 1
+        if self.rows > 1:
+            positions[-1] = layout.max_len + 7
+        table = None
+        if layout.is_paged:
+            inputs["block_table"] = table = layout.random_table(rng)
+        lengths = [self.keys * self.pool] * layout.sequences
+        sequences = rng.integers(0, layout.sequences, self.rows)
+        inputs["k_cache"] = layout.random_cache(rng, lengths, table)
+        at = {"sequence": sequences, "position": positions}
+        return inputs | {name: of.astype(np.uint32) for name, of in at.items()}
+
+    @classmethod
+    def examples(cls) -> Mapping[str, IndexScores]:
+        keys = partial(KvLayout, values_in_keys=True)
+        return {
+            "few keys": cls(keys(2, 1, 50, 32, "f16"), 3, 2, 40),
+            "f32": cls(keys(2, 1, 300, 64, "f32"), 16, 3, 290, ctas=2, rounds=False),
+            "f16 as it is": cls(keys(1, 1, 200, 40, "f16"), 5, 2, 150, rounds=False),
+            "odd heads": cls(keys(2, 1, 260, 96, "f16"), 13, 3, 257, ctas=2),
+            "pools": cls(keys(2, 1, 300, 64, "f16"), 9, 3, 70, pool=4),
+            "pools f32": cls(keys(1, 1, 64, 32, "f32", 16, 6), 4, 2, 15, rounds=False, pool=4),
+            "DeepSeek V3.2": cls(keys(2, 1, 512, 128, "f16", 64, 17), 64, 3, 390, ctas=3),
+        }
+
+    def flops(self) -> int:
+        """At full length."""
+        return self.rows * self.keys * self.heads * (2 * self.head_dim + 3)
+
+    def bytes_moved(self) -> int:
+        """Keys of every row at full length, queries, weights, scores."""
+        own = self.heads * (self.head_dim + 1) + self.keys
+        return self.rows * (self.keys * self.layout.token_nbytes + 4 * own)

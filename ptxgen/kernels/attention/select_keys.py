@@ -1,0 +1,193 @@
+"""Selection of the keys that a row attends to: those with the highest index scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+
+from urdir.ptxgen.errors import PtxgenError
+from urdir.ptxgen.kernels.attention.kv_layout import KvLayout
+from urdir.ptxgen.ptx.architecture import CLUSTERS_SINCE
+from urdir.ptxgen.spec import Access, Array, KernelSpec, LaunchShape, Param, ceil_div
+from urdir.ptxgen.target import since
+
+#: Threads of a CTA for buckets up to `FEW_KEYS`, and for longer ones.
+THREADS, MANY_THREADS, FEW_KEYS = 256, 1024, 4096
+#: Buckets up to which one CTA has all of a row.
+ALONE_KEYS = 8192
+#: Tokens that a row selects at most.
+MOST_KEYS = (1 << 15) - 1
+#: What marks a padding row.
+NO_POSITION = 0xFFFFFFFF
+
+
+@dataclass(frozen=True)
+class SelectKeys(KernelSpec):
+    """The ``most`` highest of a row's scores, of equal ones those of lower positions: their slots
+    in a cache of ``layout``, in order of position.
+
+    Row r has scores of positions up to position[r], in a bucket of ``keys``. ``slots`` are
+    followed by zeros where the row has fewer tokens. ``last`` is how many there are, less one,
+    and ``row`` is ``first`` + r: position and sequence of the row in `KvLayout.chosen`. A padding
+    row, with a position from ``max_len`` on, remains one. NaN counts as a high score.
+
+    With a ``pool`` above 1 scores are those of so many tokens each. ``most`` tokens of whole pools
+    are selected, and the last tokens of the row, which are no whole pool.
+
+    On sm_90 and newer a ``cluster`` of CTAs (2, 4 or 8) may share a row. The result is the same.
+    """
+
+    layout: KvLayout
+    rows: int
+    keys: int
+    most: int
+    cluster: int = 1
+    pool: int = 1
+
+    #: Bits of a digit, by which a radix selection narrows scores, from the highest down.
+    digits: ClassVar = (11, 11, 10)
+    bins: ClassVar = 1 << max(digits)
+    name = "select_keys"
+    template = ("urdir.templates", "attention/select_keys.ptx.j2")
+
+    def __post_init__(self) -> None:
+        if self.layout.kv_heads != 1 or self.layout.capacity:
+            raise PtxgenError("select_keys: a cache of one KV head, of all tokens")
+        fits = 1 <= self.keys * self.pool <= self.layout.max_len
+        if not 1 <= self.rows <= 65535 or not fits:
+            raise PtxgenError(
+                f"select_keys: {self.rows} rows of {self.keys} keys of {self.layout.max_len}"
+            )
+        if self.pool < 1 or self.most % self.pool:
+            raise PtxgenError(f"select_keys: {self.most} tokens in pools of {self.pool}")
+        if not 1 <= self.most <= MOST_KEYS:
+            raise PtxgenError(f"select_keys: {self.most} keys of a row: 1 to {MOST_KEYS}")
+        if self.cluster not in (1, 2, 4, 8) or (self.cluster > 1 and self.keys <= FEW_KEYS):
+            raise PtxgenError(
+                f"select_keys: clusters of {self.cluster} for {self.keys} keys: 2, 4 or 8 for more "
+                f"than {FEW_KEYS}"
+            )
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        table = tuple(p for p in self.layout.params(Access.IN) if p.name == "block_table")
+        return (
+            Param("first", "u32"),
+            Param("scores", "f32", ("rows", "keys"), Access.IN),
+            *table,
+            Param("sequence", "u32", ("rows",), Access.IN),
+            Param("position", "u32", ("rows",), Access.IN),
+            Param("slots", "u32", ("rows", "width"), Access.OUT),
+            Param("last", "u32", ("rows",), Access.OUT),
+            Param("row", "u32", ("rows",), Access.OUT),
+        )
+
+    @property
+    def pools(self) -> int:
+        """Pools that a row selects at most."""
+        return self.most // self.pool
+
+    @property
+    def width(self) -> int:
+        """Slots of a row at most."""
+        return self.most + self.pool - 1
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return since(CLUSTERS_SINCE) if self.cluster > 1 else super().targets
+
+    @property
+    def copies(self) -> int:
+        """Histograms of a CTA, among which lanes are divided: equal digits meet in few
+        additions."""
+        return 2 if self.cluster > 1 else 4
+
+    @property
+    def ahead(self) -> int:
+        """Scores that a thread loads at once, all of a CTA's part if these are few."""
+        part = ceil_div(self.keys, self.cluster)
+        return min(8, ceil_div(part, self.launch_shape.threads))
+
+    @property
+    def launch_shape(self) -> LaunchShape:
+        threads = THREADS if self.keys <= FEW_KEYS else MANY_THREADS
+        return LaunchShape(
+            grid=(self.cluster, self.rows, 1),
+            block=(threads, 1, 1),
+            cluster=(self.cluster, 1, 1),
+        )
+
+    def reference(self, **inputs: Any) -> dict[str, Array]:
+        slots = np.zeros((self.rows, self.width), np.uint32)
+        last = np.full(self.rows, NO_POSITION, np.uint32)
+        for row in np.flatnonzero(inputs["position"] < self.layout.max_len).tolist():
+            count = int(inputs["position"][row]) + 1
+            scores = inputs["scores"][row, : count // self.pool]
+            ranked = np.where(np.isnan(scores), np.inf, scores)
+            best = np.sort(np.argsort(-ranked, kind="stable")[: self.pools])
+            pools = best[:, None] * self.pool + np.arange(self.pool)
+            chosen = np.concatenate([pools.ravel(), np.arange(count - count % self.pool, count)])
+            sequence, table = int(inputs["sequence"][row]), inputs.get("block_table")
+            slots[row, : chosen.size] = self.layout.slots_of(sequence, chosen, table)[0]
+            last[row] = chosen.size - 1
+        row = np.arange(self.rows, dtype=np.uint32) + inputs["first"]
+        return {"slots": slots, "last": last, "row": row.astype(np.uint32)}
+
+    def make_inputs(self, rng: np.random.Generator) -> dict[str, Any]:
+        """Scores on a coarse grid, so that the last chosen one has equals; a short row, and a
+        padding row."""
+        scores = np.round(4 * rng.standard_normal((self.rows, self.keys))) / 4
+        scores[0] = np.maximum(scores[0], 0)
+        scores[-1] *= rng.choice([1e-9, 1.0, 1e9], self.keys)
+        positions = rng.integers(0, self.keys * self.pool, self.rows)
+        positions[0] = self.keys * self.pool - 1
+        if self.rows > 2:
+            positions[1:3] = min(self.keys, self.pools) * self.pool // 2, self.layout.max_len
+        sequences = rng.integers(0, self.layout.sequences, self.rows)
+        table = {"block_table": self.layout.random_table(rng)} if self.layout.is_paged else {}
+        at = {"sequence": sequences, "position": positions}
+        first = np.uint32(rng.integers(0, 100))
+        return {"first": first, "scores": scores.astype(np.float32), **table} | {
+            name: of.astype(np.uint32) for name, of in at.items()
+        }
+
+    @classmethod
+    def examples(cls) -> Mapping[str, SelectKeys]:
+        latent = partial(KvLayout, value_dim=512, values_in_keys=True)
+        return {
+            "few": cls(KvLayout(2, 1, 70, 64, "f16"), 4, 65, 5),
+            "one of one": cls(KvLayout(1, 1, 1, 64, "f16"), 1, 1, 1),
+            "some": cls(KvLayout(2, 1, 300, 64, "f32"), 4, 300, 16),
+            "odd": cls(latent(2, 1, 1600, 576, "f16"), 5, 1301, 257),
+            "pages": cls(latent(3, 1, 512, 576, "bf16", 16, 70), 3, 512, 100),
+            "long": cls(latent(1, 1, 20000, 576, "f16"), 2, 12345, 2048),
+            "pools": cls(KvLayout(2, 1, 600, 64, "f16"), 5, 141, 64, pool=4),
+            "few pools": cls(latent(2, 1, 32, 576, "f16", 16, 5), 4, 8, 9, pool=3),
+            "cluster": cls(latent(2, 1, 8192, 576, "f16", 16, 1100), 4, 8000, 2048, cluster=2),
+            "odd cluster": cls(latent(1, 1, 9000, 576, "f16"), 2, 8191, 1000, cluster=4),
+        }
+
+    def flops(self) -> int:
+        return 0
+
+    def bytes_moved(self) -> int:
+        """Scores, read once, and slots."""
+        return 4 * self.rows * (self.keys + self.width)
+
+
+def select_keys(
+    layout: KvLayout, rows: int, keys: int, most: int, pool: int, sm_count: int, target: str
+) -> SelectKeys:
+    """The kernel on a device of native ``target``: with clusters, where they are resident."""
+    spec = SelectKeys(layout, rows, keys, most, pool=pool)
+    if keys <= ALONE_KEYS:
+        return spec
+    for cluster in (8, 4, 2):
+        near = replace(spec, cluster=cluster)
+        if cluster * rows <= sm_count and near.target_on(target):
+            return near
+    return spec

@@ -1,0 +1,70 @@
+"""Flags of `urdir serve` from a TOML file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from urdir.model.cli import build_parser
+
+CONFIG = """
+model = "m.gguf"
+ctx-size = 256
+port = 9
+temp = 0.5
+api-key = ["a", "b"]
+no_webui = true
+exit-on-device-loss = false
+log-format = "json"
+"""
+
+
+def _write(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "c.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_flags_come_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command line wins over the environment, and that over the file."""
+    path = _write(tmp_path, CONFIG)
+    monkeypatch.setenv("LLAMA_ARG_PORT", "10")
+    parser = build_parser("serve")
+    args = parser.parse(["serve", "-c", "512", "--config", path])
+    assert (args.model, args.ctx_size, args.port, args.temperature) == ("m.gguf", 512, 10, 0.5)
+    assert (args.api_key, args.page, args.exit_on_device_loss) == (["a", "b"], False, False)
+    assert args.log_format == "json"
+    monkeypatch.setenv("URDIR_ARG_CONFIG", path)
+    assert build_parser("serve").parse(["serve"]).ctx_size == 256
+    assert build_parser("serve").parse(["serve", "other.gguf"]).model is None
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("ctx-sise = 1", "no flag 'ctx-sise': did you mean ctx-size?"),
+        ("config = 'x'", "no flag 'config'"),
+        ("ctx-size = 'x'", "ctx-size: argument -c/--ctx-size: 'x' is not a whole number"),
+        ("no-webui = 3", "no-webui: true or false, not 3"),
+        ("[a]\nb = 1", "no flag 'a'"),
+        ("port = {a = 1}", "port: a text or a number, not {'a': 1}"),
+        ("port =", "Invalid value"),
+    ],
+)
+def test_what_is_wrong_is_said(
+    text: str, error: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = _write(tmp_path, text)
+    with pytest.raises(SystemExit) as ended:
+        build_parser("serve").parse(["serve", "--config", path])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert path in said
+    assert error in said
+
+
+def test_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        build_parser("serve").parse(["serve", "--config", "none.toml"])
+    assert "--config none.toml: No such file or directory" in capsys.readouterr().err

@@ -1,0 +1,153 @@
+"""Tokens that an indexer selects: prefixes, cuts and forks of sequences, the wgmma kernel, and
+steps in which all are selected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.model.engine.test_recurrent_together import Opened
+from tests.model.engine.test_shared_states import first_logprobs
+from tests.model.stepping import logits_of, stepping
+from urdir.driver.device import Device
+from urdir.driver.operation import Launch
+from urdir.model.engine.batch import Output, StepShape
+from urdir.model.engine.requests.service import Service
+from urdir.model.engine.session import Session
+from urdir.model.engine.step import build_plan
+from urdir.model.families.config import Config
+from urdir.model.families.shapes import Shape
+from urdir.model.memory.session_settings import SessionSettings
+from urdir.model.memory.weights import Weights
+from urdir.model.verify.conformance import relative_rms
+
+#: Prompts in other divisions; activations rounded to f16.
+CLOSE, ROUNDED = 1e-5, 2e-3
+TOKENS = [int(token) for token in np.random.default_rng(5).integers(0, 67, 60)]
+#: The widths of DeepSeek's heads, for which there is a kernel on wgmma.
+WIDE = Shape(
+    *("deepseek32", 1, 64, 8, 1, 96, 96, 67, False),
+    {
+        "attention.q_lora_rank": 64,
+        "attention.kv_lora_rank": 512,
+        "attention.key_length_mla": 96,
+        "attention.value_length_mla": 32,
+        "attention.indexer.head_count": 8,
+        "attention.indexer.key_length": 64,
+        "attention.indexer.top_k": 9,
+        "rope.dimension_count": 64,
+        "leading_dense_block_count": 1,
+        "expert_count": 2,
+        "expert_used_count": 1,
+        "expert_feed_forward_length": 32,
+        "expert_shared_count": 1,
+    },
+)
+
+
+#: The second layer selects as the first.
+NARROW = Shape(
+    *("glm-dsa", 2, 64, 2, 1, 48, 64, 71, False),
+    {
+        **WIDE.keys,
+        "attention.kv_lora_rank": 64,
+        "attention.key_length_mla": 48,
+        "attention.indexer.head_count": 3,
+        "attention.indexer.key_length": 32,
+        "attention.indexer.top_k": 6,
+        "attention.indexer.types": np.array([1, 0]),
+        "rope.dimension_count": 16,
+        "leading_dense_block_count": 2,
+    },
+)
+EXACT = SessionSettings(64, "f32", exact=True, sequences=2, page_len=16)
+
+
+@pytest.fixture(scope="module")
+def narrow(random_model: Callable[..., Any]) -> Any:
+    return random_model(NARROW, "Q8_0")
+
+
+@pytest.fixture
+def weights(narrow: Any, device: Device) -> Iterator[Weights]:
+    with Weights.load(narrow, Config.of(narrow), device) as loaded:
+        yield loaded
+
+
+def test_a_prefix_has_its_index_keys(weights: Weights, device: Device) -> None:
+    with (
+        Session(device, weights, EXACT) as session,
+        Service(Opened(session, None), None) as service,
+    ):
+        assert first_logprobs(service, TOKENS[:20])[0] == 0
+        other = [*TOKENS[:17], 3, 1, 4]
+        found, top = first_logprobs(service, other)
+        assert found >= 16
+    with Session(device, weights, EXACT) as session:
+        logits = logits_of(session, other).astype(np.float64)
+    whole = (logits - np.log(np.exp(logits).sum()))[list(top)]
+    assert relative_rms(np.array([*top.values()]), whole) < CLOSE
+
+
+def test_a_sequence_is_cut_and_forked(
+    narrow: Any, weights: Weights, device: Device, reference_model: Any
+) -> None:
+    """Keys of tokens that are gone are not selected."""
+    with stepping(device, weights, EXACT) as eager:
+        eager.feed(TOKENS[:20])
+        eager.logits()
+        eager.fork(0, 1)
+        eager.truncate(11)
+        eager.feed(TOKENS[40:45])
+        eager.feed(TOKENS[20:22], 1)
+        found = eager.logits((0, 1))
+    reference = reference_model(narrow, weights.config)
+    for row, text in zip(found, ([*TOKENS[:11], *TOKENS[40:45]], TOKENS[:22]), strict=True):
+        assert relative_rms(row, reference.logits(text)[-1]) < CLOSE
+
+
+def test_wide_heads_attend_on_wgmma(
+    device: Device, random_model: Callable[..., Any], reference_model: Any
+) -> None:
+    """After a prompt and after a token, beside another sequence."""
+    model = random_model(WIDE, "Q8_0")
+    config, tokens = Config.of(model), TOKENS[:26]
+    with (
+        Weights.load(model, config, device) as weights,
+        stepping(device, weights, SessionSettings(32, sequences=2)) as eager,
+    ):
+        eager.feed(tokens[:12], 1)
+        eager.feed(tokens[:25])
+        found = [eager.logits((0, 1))[0]]
+        eager.feed(tokens[25:])
+        found.append(eager.logits()[0])
+        kernels = kernels_of(eager.session, 2, 256)
+    golden = reference_model(model, config).logits(tokens)[-2:]
+    assert relative_rms(np.stack(found), golden) < ROUNDED
+    if device.native_target == "sm_90a":
+        assert "latent_decode" in kernels
+
+
+def kernels_of(session: Session, rows: int, keys: int) -> set[str]:
+    """The names of the kernels of a decode step."""
+    plan = build_plan(session.parts, StepShape(rows, keys, Output.GREEDY))
+    return {op.kernel.name for op in plan if isinstance(op, Launch)}
+
+
+@pytest.mark.parametrize("most", [100, 256])
+def test_nothing_is_selected_where_all_would_be(
+    most: int, device: Device, random_model: Callable[..., Any]
+) -> None:
+    """Steps of up to 256 tokens."""
+    shape = replace(WIDE, keys={**WIDE.keys, "attention.indexer.top_k": most})
+    model = random_model(shape, "Q8_0")
+    with (
+        Weights.load(model, Config.of(model), device) as weights,
+        Session(device, weights, SessionSettings(300)) as session,
+    ):
+        assert ("select_keys" in kernels_of(session, 1, 256)) == (most < 256)
+        assert "select_keys" in kernels_of(session, 1, 512)

@@ -1,0 +1,349 @@
+"""Weights in host memory: results are those of weights on the device, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.model.stepping import answer, logits_of, logits_of_each, stepping
+from urdir.driver import bindings
+from urdir.driver.device import Device
+from urdir.driver.errors import DriverError, OutOfMemoryError
+from urdir.driver.streamed import is_transfer
+from urdir.model.engine.batch import Output, StepShape
+from urdir.model.engine.budget import RESERVE_BYTES
+from urdir.model.engine.engine import Engine
+from urdir.model.engine.fitting import Place
+from urdir.model.engine.placing import fitting_names
+from urdir.model.engine.session import Session
+from urdir.model.errors import ModelError, SettingsError, UnsupportedError
+from urdir.model.families.config import Config
+from urdir.model.families.placement import Placement, streamable, with_streaming
+from urdir.model.files.gguf import Gguf
+from urdir.model.memory import streamed
+from urdir.model.memory.expert_cache import ExpertCache
+from urdir.model.memory.session_settings import SessionSettings
+from urdir.model.memory.weights import Weights, weight_sizes
+from urdir.ptxgen.kernels.experts.place import parts_of
+
+DATA = Path(__file__).parents[2] / "data"
+#: Mixtures of the default run, and why.
+SAMPLE = {"gpt-oss-moe": "biases", "qwen3moe-moe": "products that choose their experts"}
+#: Models of such families without experts.
+DENSE = {"ernie4_5-moe", "nemotron_h_moe-dense", "paddleocr-moe", "refact-moe"}
+MIXTURES = sorted(
+    {path.name.partition(".")[0] for path in (DATA / "families").glob("*moe*.gguf.xz")}
+    - {*SAMPLE, *DENSE}
+)
+NAMES = [*SAMPLE, *(pytest.param(name, marks=pytest.mark.full) for name in MIXTURES)]
+NANO = DATA / "golden" / "nano-llama-q8_0.gguf"
+EXPERTS = Placement(host_experts=99)
+CACHED = replace(EXPERTS, expert_slots=2)
+
+
+@contextmanager
+def opened(device: Device, path: Path, placement: Placement | None) -> Iterator[Weights]:
+    """The weights of a file, placed so."""
+    with Gguf(path) as gguf:
+        config = Config.of(gguf)
+        if placement is not None:
+            names = placement.on_host(config)
+            assert names
+            config = with_streaming(config, names, placement.expert_slots or 0)
+        with Weights.load(gguf, config, device) as weights:
+            yield weights
+
+
+def results(device: Device, weights: Weights, whole: bool) -> list[Any]:
+    """A greedy answer and logits of decode steps; with ``whole`` also those of a prompt, and tokens
+    of three sequences that are in one step."""
+    settings = SessionSettings(context=64, sequences=3, page_len=16)
+    vocab = weights.config.vocab_size
+    tokens = [(number * 7 + 3) % vocab for number in range(24)]
+    with Session(device, weights, settings) as session:
+        found: list[Any] = [answer(session, tokens[:9], 7 if whole else 4)]
+        found.append(logits_of_each(session, tokens[: 4 if whole else 2]))
+        if whole:
+            found.append(logits_of(session, tokens))
+    if whole:
+        with stepping(device, weights, settings) as eager:
+            for sequence in range(3):
+                eager.feed(tokens[sequence : sequence + 5], sequence)
+            found.append([eager.step() for _ in range(3)])
+    return found
+
+
+def same(found: Sequence[Any], expected: Sequence[Any]) -> None:
+    """That results are equal, bit for bit."""
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_mixtures_with_caches_of_one_two_and_all_experts(
+    name: str,
+    device: Device,
+    reference_file: Callable[[str], Path],
+    pytestconfig: pytest.Config,
+) -> None:
+    whole = not device.is_emulated or pytestconfig.getoption("--full")
+    path, copies, used = reference_file(name), {}, 0
+    with opened(device, path, None) as weights:
+        expected = results(device, weights, whole)
+        mixtures = [of for layer in weights.config.layers for of in layer.mixtures]
+        used, most = mixtures[0].router.used, [of.router.experts for of in mixtures]
+    for slots in (1, 2, 99) if whole else (2,):
+        with opened(device, path, replace(EXPERTS, expert_slots=slots)) as weights:
+            same(results(device, weights, whole), expected)
+            caches = weights.expert_caches.values()
+            copies[slots] = [cache.statistics()[1] for cache in caches]
+            assert len(copies[slots]) == len(most)
+    assert any(copies[2]) == (used <= 2)
+    if whole:
+        # with room for all, each is copied once at most; too few for a row: all are streamed
+        assert all(0 < done <= count for done, count in zip(copies[99], most, strict=True))
+        assert any(copies[1]) == (used == 1)
+
+
+@pytest.mark.parametrize(
+    "placement",
+    [
+        Placement(gpu_layers=0),
+        Placement(overrides=((r"blk\.0\.attn_[qo]", True), ("down", True))),
+    ],
+    ids=["all layers", "some tensors"],
+)
+def test_layers(placement: Placement, device: Device, expected: list[Any]) -> None:
+    with opened(device, NANO, placement) as weights:
+        same(results(device, weights, False), expected)
+
+
+@pytest.fixture(scope="module")
+def expected(device: Device) -> list[Any]:
+    """What a small model answers with all of it on the device."""
+    with opened(device, NANO, None) as weights:
+        return results(device, weights, False)
+
+
+def test_the_plan_has_transfers_beside_kernels(device: Device) -> None:
+    """Each matrix is copied once a step, and nothing else changes."""
+    shape = StepShape(1, 32, Output.GREEDY)
+    plans = []
+    for placement in (None, Placement(gpu_layers=0)):
+        with (
+            opened(device, NANO, placement) as weights,
+            Session(device, weights, SessionSettings(context=32)) as session,
+        ):
+            plans.append([*session.steps.bound(shape).plan])
+            streamed = len(weights.streamed)
+    whole, plan = plans
+    transfers = [operation for operation in plan if is_transfer(operation)]
+    assert len(transfers) == streamed > 10
+    kept = [op.label for op in plan if not is_transfer(op)]
+    assert kept == [op.label for op in whole]
+
+
+# ---- what stays on the device -----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def config(demo_file: Path) -> Iterator[Config]:
+    with Gguf(demo_file) as gguf:
+        yield Config.of(gguf)
+
+
+def layers_of(names: frozenset[str]) -> set[int]:
+    """The layers of some tensors."""
+    return {int(name.split(".")[1]) for name in names}
+
+
+@pytest.mark.parametrize(("given", "first"), [(7, 0), (6, 1), (1, 6), (0, 6), (99, 0)])
+def test_the_last_layers_stay_and_the_output_counts(config: Config, given: int, first: int) -> None:
+    names = Placement(gpu_layers=given).on_host(config)
+    assert layers_of(names) == set(range(first))
+    assert names <= streamable(config)
+    assert not any("norm" in name for name in names)
+
+
+def test_the_first_pattern_decides(config: Config) -> None:
+    placement = Placement(overrides=((r"blk\.1\..*", False), ("ffn_down", True)), gpu_layers=5)
+    names = placement.on_host(config)
+    assert layers_of(names) == {0, 2, 3, 4, 5}
+    assert {name for name in names if not name.startswith("blk.0.")} == {
+        f"blk.{layer}.ffn_down.weight" for layer in (2, 3, 4, 5)
+    }
+
+
+def test_experts_of_the_first_layers(reference_file: Callable[[str], Path]) -> None:
+    with Gguf(reference_file("qwen3moe-moe")) as gguf:
+        config = Config.of(gguf)
+    names = Placement(host_experts=1).on_host(config)
+    assert names == {f"blk.0.ffn_{kind}_exps.weight" for kind in ("up", "gate", "down")}
+    assert not Placement(host_experts=0).on_host(config)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        ("token_embd", "only matrices of layers"),
+        ("attn_norm", "only matrices of layers"),
+        ("nothing", "no such tensor"),
+        ("(", "unterminated"),
+    ],
+)
+def test_patterns_that_are_refused(config: Config, pattern: str, words: str) -> None:
+    with pytest.raises(SettingsError, match=words):
+        Placement(overrides=((pattern, True),)).on_host(config)
+
+
+def test_as_much_is_streamed_as_does_not_fit(demo_file: Path) -> None:
+    with Gguf(demo_file) as gguf:
+        config = Config.of(gguf)
+        whole = sum(weight_sizes(gguf, config).values())
+        counts = []
+        for room in (whole, 0.8 * whole, 0.5 * whole, 0):
+            names = fitting_names(gguf, config, frozenset(), room)
+            counts.append(len(layers_of(names)))
+            rest = sum(weight_sizes(gguf, with_streaming(config, names)).values())
+            assert rest <= room or len(layers_of(names)) == config.n_layers
+        names = fitting_names(gguf, config, frozenset(), 0.8 * whole)
+    assert counts[0] == 0
+    assert counts == sorted(counts)
+    assert counts[-1] == config.n_layers
+    assert layers_of(names) != set(range(counts[1]))  # evenly
+
+
+# ---- refusals, and faults -----------------------------------------------------------------------
+
+
+def test_too_little_host_memory_is_refused_with_the_numbers(
+    demo_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streamed, "host_available", lambda: (1 << 30) + 5000)
+    with pytest.raises(
+        ModelError, match=r"not enough host memory: 2,\d{3},\d{3} bytes .* 5,000 are"
+    ):
+        Engine.open(demo_file, device="emulator", placement=Placement(gpu_layers=0))
+
+
+def test_several_gpus_are_refused(demo_file: Path) -> None:
+    with pytest.raises(UnsupportedError, match="for 2 GPUs"):
+        Engine.open(demo_file, device="emulator", gpus=2, placement=Placement(gpu_layers=0))
+
+
+@pytest.mark.parametrize("kind", ["allocation", "host_allocation"])
+def test_an_allocation_that_fails_frees_the_rest(kind: str) -> None:
+    api = bindings.emulated(total_memory=256 << 20)
+    with Device.open("emulator", api=api) as device, Gguf(NANO) as gguf:
+        free = device.memory_info()[0]
+        config = with_streaming(Config.of(gguf), Placement(gpu_layers=0).on_host(Config.of(gguf)))
+        for nth in (1, 2):
+            api.inject(kind, nth=nth)
+            with pytest.raises(OutOfMemoryError):
+                Weights.load(gguf, config, device)
+            assert device.memory_info()[0] == free
+
+
+def test_a_limit_of_device_memory(expected: list[Any]) -> None:
+    """What is used stays below it, and the answer is the same."""
+    session = SessionSettings(context=64, chunk=64)
+    with Device.open("emulator") as device, Gguf(NANO) as gguf:
+        needed = Place(gguf, Config.of(gguf), device).plan(session).total + RESERVE_BYTES
+    wanted: dict[str, Any] = {"device": "emulator", "context": 64, "chunk": 64}
+    with pytest.raises(ModelError, match=r"200,000,000 available.*fit=True"):
+        Engine.open(NANO, device_memory=200_000_000, **wanted)
+    for limit, is_streamed in ((needed, False), (needed - 50_000, True)):
+        placement = Placement(fit=True)
+        with Engine.open(NANO, device_memory=limit, placement=placement, **wanted) as engine:
+            assert bool(engine.weights.streamed) == is_streamed
+            tokens = [(number * 7 + 3) % engine.config.vocab_size for number in range(9)]
+            assert answer(engine.session, tokens, 4) == expected[0]
+            assert engine.device.usable_memory() > 0
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        "cuMemHostAlloc",
+        "cuMemcpyDtoHAsync",
+        "cuMemcpyDtoD",
+        "cuGraphAddMemcpyNode",
+        "cuMemFreeHost",
+    ],
+)
+def test_a_call_that_fails_leaves_nothing_behind(
+    function: str, reference_file: Callable[[str], Path]
+) -> None:
+    """While loading, recording or closing."""
+    api, path = bindings.emulated(), reference_file("gpt-oss-moe")
+
+    def use() -> None:
+        with (
+            Device.open("emulator", api=api) as device,
+            opened(device, path, CACHED) as weights,
+            Session(device, weights, SessionSettings(context=32)) as session,
+        ):
+            session.steps.graph(StepShape(1, 32, Output.GREEDY))
+            session.steps.graph(StepShape(8, 32, Output.GREEDY, prompt=8))
+
+    api.inject(function)
+    with pytest.raises(DriverError):
+        use()
+    use()
+    assert api.live() == {}
+
+
+def test_caches_begin_with_the_experts_that_were_chosen_most(
+    tmp_path: Path, reference_file: Callable[[str], Path]
+) -> None:
+    path, folder = reference_file("gpt-oss-moe"), tmp_path / "cache"
+    wanted: dict[str, Any] = {"device": "emulator", "context": 32, "placement": CACHED}
+    answers, held = [], []
+    for _ in range(2):
+        with Engine.open(path, cache_folder=folder, **wanted) as engine:
+            caches = [*engine.weights.expert_caches.values()]
+            held.append([set(cached(cache)) for cache in caches])
+            answers.append(answer(engine.session, [3, 5, 7], 6))
+            counts = [cache.counts() for cache in caches]
+    assert answers[0] == answers[1]
+    assert held[0] == [{0, 1}, {0, 1}]
+    (saved,) = (folder / "experts").iterdir()
+    total = np.frombuffer(saved.read_bytes(), np.float32)
+    first = (total - np.concatenate(counts)) / 0.5
+    np.testing.assert_array_equal(first, np.concatenate(counts))  # the same answer twice
+    for experts, of in zip(held[1], np.split(first, 2), strict=True):
+        others = [of[expert] for expert in range(len(of)) if expert not in experts]
+        assert min(of[[*experts]]) >= max(others)
+    saved.write_bytes(b"abc")  # is ignored
+    with Engine.open(path, cache_folder=folder, **wanted) as engine:
+        caches = [*engine.weights.expert_caches.values()]
+        assert [set(cached(cache)) for cache in caches] == held[0]
+
+
+def cached(cache: ExpertCache) -> list[int]:
+    """The experts in the slots of a cache."""
+    state = cache.state.download(np.uint32)
+    return (parts_of(state, cache.experts, cache.slots)[1] - 1).tolist()
+
+
+def test_many_users_of_a_service(reference_file: Callable[[str], Path]) -> None:
+    """Memory is divided among experts and pages; answers are those of an engine with all of it."""
+    answers = []
+    for placement, limit in ((None, None), (CACHED, None), (Placement(fit=True), 400 << 20)):
+        with Engine.open(
+            reference_file("gpt-oss-moe"),
+            device="emulator",
+            context=64,
+            sequences=2,
+            memory_share=0.9,
+            placement=placement,
+            device_memory=limit,
+        ) as engine:
+            answers.append([answer(engine.session, [3, 5, 7], 4) for _ in range(2)])
+    assert answers[1] == answers[0] == answers[2]

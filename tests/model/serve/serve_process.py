@@ -1,0 +1,70 @@
+"""`urdir serve` in a process of its own, with a toy in place of the engine."""
+
+from __future__ import annotations
+
+import re
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+CHAT = "/v1/chat/completions"
+HI = {"messages": [{"role": "user", "content": "Hi"}]}
+#: The command with the toy of conftest.py in place of the engine.
+SCRIPT = """
+import importlib.util, sys
+from pathlib import Path
+from urdir.model import demo_model
+from urdir.model.cli import main
+from urdir.model.commands import serve
+from urdir.model.engine.requests.device_lost import DeviceLostError
+from urdir.model.files.gguf import Gguf
+from urdir.model.text.chat import ChatTemplate
+from urdir.model.text.tokenizer import Tokenizer
+
+spec = importlib.util.spec_from_file_location("conftest", sys.argv[1])
+toys = sys.modules["conftest"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(toys)
+gguf = Gguf(demo_model())
+tokenizer = Tokenizer.of(gguf)
+with ChatTemplate.of(gguf, tokenizer) as template:
+    lost = DeviceLostError(sys.argv[3]) if sys.argv[3] else None
+    service = toys.ToyService(
+        toys.ToyModel(tokenizer, template), delay=float(sys.argv[2]), lost=lost
+    )
+    serve.open_service = lambda args, template: service
+    code = main(["serve", "--port", "0", "--api-workers", "0", *sys.argv[4:]])
+print(code, *service.ended, service.cancelled)
+"""
+
+
+class Process:
+    """A server in a process of its own."""
+
+    def __init__(self, *flags: str, delay: float = 0.0, lost: str = "", files: int = 0) -> None:
+        """Whose device is ``lost``, who may open so many ``files``."""
+
+        def limit() -> None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+
+        conftest = Path(__file__).with_name("conftest.py")
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, str(conftest), str(delay), lost, *flags],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=limit if files else None,
+        )
+        assert self.process.stderr is not None
+        self.greeting = self.process.stderr.readline()
+        found = re.search(r"https?://\S+", self.greeting)
+        assert found is not None, self.greeting + self.process.stderr.read()
+        self.url = found[0]
+
+    def interrupt(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+
+    def end(self) -> tuple[str, str]:
+        out, err = self.process.communicate(timeout=20)
+        return out, err
