@@ -44,8 +44,9 @@ if TYPE_CHECKING:
 #: `RouteExperts` takes 75 us for 65,536 (qwen3-30b-a3b, 512 rows): 9 us for so many. `RouterLogits`
 #: goes through the columns in as many steps for few rows as for many, and needs a second launch.
 MANY_LOGITS = 8192
-#: Experts from which products of few rows choose for themselves, at most. On an H200 a step of
-#: gpt-oss-20b (32 experts) takes 1,141 us in place of 1,157, one of two sequences 1,581 of 1,609.
+#: Experts from which products of few rows choose for themselves, at most, and whether those do that
+#: read experts together. On an H200 a step of gpt-oss-20b (32 experts) takes 1,115 us in place of
+#: 1,157, one of two sequences 1,558 of 1,609. More experts, and more rows, are not measured yet.
 MOST_CHOSEN, TOGETHER = 32, False
 
 # One object for equal kernels, with its cached properties.
