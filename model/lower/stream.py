@@ -18,6 +18,7 @@ from urdir.model.graph.ops import (
     Hide,
     Norm,
     Op,
+    Product,
     Recall,
     Reorder,
     Scale,
@@ -26,6 +27,7 @@ from urdir.model.graph.ops import (
 from urdir.model.graph.pooling import Pool
 from urdir.model.lower.lowering import Lowering
 from urdir.model.lower.parts import StepParts
+from urdir.model.lower.requests import packs
 from urdir.model.lower.rule import Rule, variants
 from urdir.ptxgen.kernels import (
     activate,
@@ -39,14 +41,17 @@ from urdir.ptxgen.kernels import (
     reorder,
     rescale,
 )
+from urdir.ptxgen.kernels.linear import pack
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Slice
+    from urdir.model.memory.weights import Matrix
 
 # One object for equal kernels, with its cached properties.
 _activate = lru_cache(maxsize=64)(activate.Activate)
 _add = lru_cache(maxsize=64)(add.Add)
 _normalise = lru_cache(maxsize=64)(normalise.Normalise)
+_pack = lru_cache(maxsize=64)(pack.Pack)
 _rescale = lru_cache(maxsize=64)(rescale.Rescale)
 
 
@@ -97,7 +102,7 @@ def append_norm_after(
 
 def normed_place(at: Lowering, norm: Norm) -> Slice:
     """Where a norm is completed for the products that read it."""
-    if norm.y.is_stream:
+    if norm.y.name != "normed":
         return at.place(norm.y)
     at.completed = norm.x, norm.of
     return at.work["normed"]
@@ -109,8 +114,29 @@ def lower_norm(at: Lowering, ops: Sequence[Op]) -> bool:
     assert isinstance(of, Norm)
     if of.y.name == "normed" and at.completed == (of.x, of.of):
         return True
+    if (packed := _packed_norm(at, of)) is not None:
+        layer, kernel = at.norm(of.of), _pack(of.y.rows, of.cols, at.norm(of.of).norm, keeps=True)
+        weights = {"weight": layer.weight, "bias": layer.bias}
+        at.launch(kernel, of.label, x=at.place(of.x), y=packed, z=at.place(of.y), **weights)
+        at.packed[of.y] = packed
+        return True
     append_norm(at, of.label, of, at.place(of.y))
     return True
+
+
+def _packed_norm(at: Lowering, of: Norm) -> Slice | None:
+    """Where a norm that is the stream too is left packed, if products that take it so follow."""
+    whole = of.y.is_stream and of.cols == of.y.width and not _weight_rows(of)
+    if not whole or not pack.Pack.can_norm(of.cols):
+        return None
+    following: list[Matrix] = []
+    while isinstance(op := at.following(len(following)), Product) and op.x is of.y:
+        following.append(at.matrix(op.of))
+    # other products might come when the vectors are others already
+    others = [op for op in at.readers(of.y) if isinstance(op, Product)]
+    if not following or len(others) > len(following):
+        return None
+    return at.work["packed"] if packs(at, of.y.rows, following) else None
 
 
 def lower_norm_after(at: Lowering, ops: Sequence[Op]) -> bool:

@@ -135,7 +135,7 @@ def _of_ends(cls: type[S]) -> dict[str, S]:
             Q6_K, 19, 2304, Adapted(2, 16, places=(0, None)), others=((Q8, 7),), cluster=2
         ),
         "adapted by itself": i16(
-            *(Q8, 100, 288, Bias(), SelfAdapted(2, 8, sequences=3), Residual(0.22)), tiles_each=2
+            *(Q8, 100, 288, Bias(), SelfAdapted(2, 32, sequences=3), Residual(0.22)), tiles_each=2
         ),
         "adapted by itself, norm, gated": i16(
             *(Q4_K, 61, 512, Normed(FINE), SelfAdapted(1, 16, places=(1, 0), count=2), Gated()),
