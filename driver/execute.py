@@ -179,12 +179,14 @@ def _recording(bound: BoundPlan, graph: Graph, programmatic: bool) -> Work[Recor
         yield None
     transfers = [is_transfer(operation) for operation in bound.plan]
     before = _in_order([[edge.before for edge in of] for of in edges], transfers)
-    for (operation, loaded), wanted in zip(bound.steps(), before, strict=True):
+    for number, ((operation, loaded), wanted) in enumerate(zip(bound.steps(), before, strict=True)):
         plain: list[int] = []
         early: list[int] = []
         for other in wanted:
-            may = may_be_programmatic(bound.device, bound.plan[other], operation)
-            (early if programmatic and may else plain).append(other)
+            # kernels read weights before they wait: not those of a slot that is still filled
+            may = programmatic and not (transfers[other] or transfers[number])
+            may = may and may_be_programmatic(bound.device, bound.plan[other], operation)
+            (early if may else plain).append(other)
         if isinstance(operation, Launch):
             assert loaded is not None
             graph.add_kernel(loaded, operation, plain, early)

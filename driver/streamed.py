@@ -1,18 +1,18 @@
 """Memory whose contents are copied from page-locked host memory before they are read.
 
 Several arrays take turns in one *slot* of device memory. A plan whose launches read them is given
-its transfers by `with_transfers`: copies are operations of the plan as launches are, and edges
-follow from bytes, so that a slot is overwritten only after its last reader.
+its *transfers* by `with_transfers`: operations that fill a slot, most of them copies. Edges follow
+from bytes, as for all operations, so that a slot is overwritten only after its last reader.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from urdir.driver.errors import LaunchError
 from urdir.driver.memory import PinnedBuffer, Slice
-from urdir.driver.operation import Copy, Launch, Operation
+from urdir.driver.operation import Copy, Operation
 
 if TYPE_CHECKING:
     from urdir.driver.memory import Buffer
@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
 class StreamedSlice(Slice):
     """A slot of device memory while it has the bytes of ``source``, or a part of such a slot
-    (``whole`` is all of it). Others with the same bytes of the device have other sources."""
+    (``whole`` is all of it). Others with the same bytes of the device have other sources.
+    ``transfer`` makes the operation that fills it; None: a copy of the source."""
 
-    __slots__ = ("_whole", "source")
+    __slots__ = ("_whole", "source", "transfer")
 
     def __init__(
         self,
@@ -35,6 +36,7 @@ class StreamedSlice(Slice):
     ) -> None:
         super().__init__(buffer, offset, nbytes, name)
         self.source = source
+        self.transfer: Callable[[StreamedSlice], Operation] | None = None
         self._whole = whole
 
     @property
@@ -66,7 +68,7 @@ class _Content:
 
 
 def with_transfers(operations: Sequence[Operation]) -> list[Operation]:
-    """The operations with a copy for every slot that they read: as early as its bytes are free,
+    """The operations with a transfer for every slot that they read: as early as its bytes are free,
     and in the order in which the slots are read. What slots have had before is not relied on.
 
     Raises LaunchError for a launch whose own slots share bytes.
@@ -75,7 +77,7 @@ def with_transfers(operations: Sequence[Operation]) -> list[Operation]:
     copies: list[list[Operation]] = [[] for _ in range(len(operations) + 1)]
     first = 0  # where the next copy may be: transfers stay in the order of their use
     for number, operation in enumerate(operations):
-        for of in _slots_read(operation):
+        for of in _slots(operation, written=False):
             found = next((content for content in contents if content.of is of), None)
             if found is not None:
                 found.last = number
@@ -87,7 +89,7 @@ def with_transfers(operations: Sequence[Operation]) -> list[Operation]:
                     f"{operation.label}: reads {of.name!r} and {gone[-1].of.name!r}, which take "
                     "turns in one slot"
                 )
-            copies[first].append(Copy(of, of.source, f"transfer {of.name}"))
+            copies[first].append(_transfer(of))
             contents = [content for content in contents if content not in gone]
             contents.append(_Content(of, number))
     return [each for at, op in enumerate([*operations, None]) for each in (*copies[at], op) if each]
@@ -98,11 +100,10 @@ def check_transfers(operations: Iterable[Operation]) -> None:
     bytes are copied there, or after others were."""
     held: list[StreamedSlice] = []
     for operation in operations:
-        if isinstance(operation, Copy) and isinstance(operation.dst, StreamedSlice):
-            of = operation.dst.whole
+        for of in _slots(operation, written=True):
             held = [other for other in held if not _Content(other, 0).shares_bytes(of)]
             held.append(of)
-        for of in _slots_read(operation):
+        for of in _slots(operation, written=False):
             if all(of is not other for other in held):
                 raise LaunchError(
                     f"{operation.label}: {of.name!r} is not in its slot: the plan needs transfers "
@@ -111,12 +112,23 @@ def check_transfers(operations: Iterable[Operation]) -> None:
 
 
 def is_transfer(operation: Operation) -> bool:
-    """Whether an operation copies from host memory, which is done beside the kernels."""
-    return isinstance(operation, Copy) and isinstance(operation.src, PinnedBuffer)
+    """Whether an operation copies from host memory, or fills a slot: beside the other ones."""
+    from_host = isinstance(operation, Copy) and isinstance(operation.src, PinnedBuffer)
+    return from_host or any(_slots(operation, written=True))
 
 
-def _slots_read(operation: Operation) -> Iterator[StreamedSlice]:
-    """The slots that a launch reads, each once."""
-    if isinstance(operation, Launch):
-        slots = [of.whole for of in operation.memory() if isinstance(of, StreamedSlice)]
-        yield from {id(of): of for of in slots}.values()
+def _transfer(of: StreamedSlice) -> Operation:
+    if of.transfer is not None:
+        return of.transfer(of)
+    return Copy(of, of.source, f"transfer {of.name}")
+
+
+def _slots(operation: Operation, *, written: bool) -> Iterator[StreamedSlice]:
+    """The slots that an operation reads, or writes, each once."""
+    pairs = zip(operation.uses(), operation.memory(), strict=True)
+    slots = [
+        of.whole
+        for use, of in pairs
+        if isinstance(of, StreamedSlice) and (use.writes if written else use.reads)
+    ]
+    yield from {id(of): of for of in slots}.values()

@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         embeddings=True,
         text=bool(texts),
     )
-    with open_engine(args, wanted) as engine:
+    with open_engine(wanted) as engine:
         rows = _rows(engine, args, texts or tokens)
     _save(output, rows)
     if args.json:

@@ -315,7 +315,7 @@ def _open_embeddings(args: argparse.Namespace) -> AsyncService:
     from urdir.model.serve.served_model import EngineModel
 
     wanted = replace(_engine_options(args, None), embeddings=True, text=True)
-    with load(args, wanted) as loading:
+    with load(wanted) as loading:
         engine = Engine(loading)
     if args.verbose:
         print(f"{engine!r}", file=sys.stderr)

@@ -261,6 +261,7 @@ class Draft(Owner):
         """The launches of a step."""
         plan = Plan(f"draft {step.kind}")
         self.append(plan, step)
+        plan.add_transfers()
         return plan
 
     def append(self, plan: Plan, step: DraftStep) -> None:

@@ -81,6 +81,10 @@ class Description:
     ``embedding_norm``. It is saved as ``saves``, and ``adds`` (hidden,) is added. Logits are
     ``output`` of ``output_norm`` of the stream, times ``logit_scale``, then c * tanh(. / c) for a
     ``softcap`` c > 0. With ``recalls``, banked streams are mixed in before that, as in `Block`.
+    If blocks have hyper-connections, the stream is copied to several first, whose mean counts in
+    the end. Further ``streams`` begin as products of the stream, as long as it, and end as those of
+    ``merges``, of which the mean with the stream is taken. Logits of the tokens from ``hides[0]``
+    to before ``hides[1]`` are the lowest number (Chameleon).
 
     Models that make embeddings or scores of texts say so in ``embedding_of_texts``. Encoders (not
     `is_causal`) make nothing else: their ``output`` is the embedding, which has no meaning.
@@ -105,6 +109,9 @@ class Description:
     token_type: StoredVector | None = None
     embedding_of_texts: Embedding | None = None
     recalls: Normalization | None = None
+    hides: tuple[int, int] | None = None
+    streams: tuple[Linear, ...] = ()
+    merges: tuple[Linear, ...] = ()
     ignored_keys: tuple[str, ...] = ()  # of the file, unknown to the architecture
     unused_tensors: tuple[str, ...] = ()  # of the file, not used for plain decoding
     share: Share | None = None
@@ -141,8 +148,8 @@ class Description:
 
     @property
     def recurrents(self) -> tuple[Recurrent, ...]:
-        """The recurrent mixer of every layer with one."""
-        return tuple(layer.recurrent for layer in self.layers if layer.recurrent is not None)
+        """The recurrent networks of all layers."""
+        return tuple(of for layer in self.layers for of in layer.recurrents)
 
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:
@@ -150,6 +157,12 @@ class Description:
         heads = (head.layer.attention for head in self.nextn)
         mixers = (*self.attentions, *(mixer for mixer in heads if mixer is not None))
         return tuple(dict.fromkeys(rope for mixer in mixers for rope in mixer.ropes))
+
+    @property
+    def has_streams(self) -> bool:
+        """Whether the residual has several streams (`HyperConnection`)."""
+        blocks = (block for layer in self.layers for block in layer.blocks)
+        return any(block.hyper is not None for block in blocks)
 
     @property
     def is_causal(self) -> bool:

@@ -60,6 +60,8 @@ def model_facts(description: Description) -> Facts:
         output_bias=description.output.bias is not None,
         logit_scale=_other_than(description.logit_scale, 1.0),
         softcap=description.softcap,
+        hidden_logits=description.hides and list(description.hides),
+        streams=len(description.streams),
         saves=description.saves,
         adds=description.adds and description.adds.name,
         token_type=description.token_type is not None,
@@ -86,6 +88,7 @@ def _block(block: Block) -> list[Facts]:
         norm_of_sum=_norm(block.post_norm),
         scale_of_sum=_other_than(block.scale, 1.0),
         recalls_streams=block.recalls is not None,
+        hyper_connection=block.hyper is not None,
         banks_stream=block.banks,
         sum_with_stream=block.sums_stream,
     )
@@ -99,6 +102,7 @@ def _branch(branch: Branch) -> Facts:
             norm=_norm(branch.norm),
             norm_after=_norm(branch.post_norm),
             reads_layer_input=branch.reads_layer_input,
+            reads_sibling=branch.reads_sibling,
         ),
     }
 
@@ -161,7 +165,9 @@ def _attention(of: Attention) -> Facts:
         selects=of.indexer and of.indexer.most,
         index_heads=of.indexer and of.indexer.heads,
         index_dim=of.indexer and of.indexer.dim,
+        index_pool=_other_than(of.indexer.pool if of.indexer else 1, 1),
         selects_as_before=of.follows_indexer,
+        norm_of_result=_norm(of.norm),
     )
 
 
@@ -240,6 +246,8 @@ def _dense(of: Dense) -> Facts:
         gated=of.gate is not None,
         bias=of.up.bias is not None,
         divisors=of.divisors is not None,
+        norm_of_inner=_norm(of.norm),
+        deviations=of.deviations,
     )
 
 
@@ -262,6 +270,8 @@ def _mixture(of: Mixture) -> Facts:
         weighs_input=of.weigh_input,
         latent_vector=of.latent and of.latent.down.rows,
         shared=of.shared and _dense(of.shared),
+        chunks=of.chunks and _mixture(of.chunks),
+        chunk_scale=_other_than(of.chunk_scale, 1.0),
     )
 
 
@@ -269,6 +279,7 @@ def _end(layer: LayerConfig) -> Facts:
     """What a layer does after its blocks."""
     return _known(
         embedding=layer.embedding is not None,
+        altup=layer.altup is not None,
         output_scale=layer.output_scale is not None,
         output_norm=_norm(layer.output_norm),
         saves=layer.saves,

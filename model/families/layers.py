@@ -27,12 +27,14 @@ Network = Attention | Recurrent | Dense | Mixture | Linear | Activation
 @dataclass(frozen=True, slots=True)
 class Branch:
     """A network of a block with its norms. ``reads_layer_input``: it reads the stream at the start
-    of the layer, not of the block."""
+    of the layer, not of the block; ``reads_sibling``: the result of the branch before it, normed.
+    """
 
     network: Network
     norm: Normalization | None = None
     post_norm: Normalization | None = None
     reads_layer_input: bool = False
+    reads_sibling: bool = False
 
     def at_context(self, context: int) -> Branch:
         """The branch with RoPE for sequences of up to ``context`` tokens."""
@@ -41,6 +43,20 @@ class Branch:
             rope = network.rope.at_context(context)
             return replace(self, network=replace(network, rope=rope))
         return self
+
+
+@dataclass(frozen=True, slots=True)
+class HyperConnection:
+    """How a block reads and writes the streams of a residual that has several (`kernels.streams`):
+    by weights made of ``mixes`` (24, streams * hidden) times the ``norm`` of all streams together,
+    with ``scale`` (3,), ``base`` (24,), and ``iterations`` and ``eps`` of the Sinkhorn balance."""
+
+    norm: Normalization
+    mixes: Linear
+    scale: StoredVector
+    base: StoredVector
+    iterations: int
+    eps: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +70,15 @@ class Block:
     With ``recalls`` the branches read a weighted sum of x and the streams banked by earlier blocks
     (`Recall`); x itself is unchanged. A block that ``banks`` stores x and restarts the stream with
     its own result.
+
+    A ``hyper`` connection reads and writes a residual of several streams.
     """
 
     branches: tuple[Branch, ...]
     post_norm: Normalization | None = None
     scale: float = 1.0
     stream_norm: Normalization | None = None
+    hyper: HyperConnection | None = None
     recalls: Normalization | None = None
     banks: bool = False
     sums_stream: bool = False
@@ -76,8 +95,24 @@ class LayerEmbedding:
 
 
 @dataclass(frozen=True, slots=True)
+class AltUp:
+    """Alternating updates of several streams (AltUp, arXiv 2301.13310), of which the layer's blocks
+    update the first; `layers.altup` has the formulas. ``laurel`` is a second branch beside
+    attention: n + norm(up(down n)), n being attention's input."""
+
+    router: Linear  # (streams, hidden)
+    router_norm: Normalization
+    predict: Linear  # (streams * streams, streams)
+    correct: Linear  # (streams, streams)
+    correct_scale: StoredVector  # (hidden,)
+    laurel: tuple[Linear, Linear]
+    laurel_norm: Normalization
+
+
+@dataclass(frozen=True, slots=True)
 class LayerConfig:
-    """One layer: its blocks, then these operations on the stream, in this order.
+    """One layer: its blocks, then these operations on the stream, in this order. With ``altup``
+    there are several streams, all of which but the first read the embedding.
 
     ``embedding`` adds a per-layer embedding; ``output_scale`` (1,) multiplies; ``output_norm``
     replaces the stream by its norm; ``saves`` stores it under a name; ``adds`` adds a stored
@@ -91,6 +126,7 @@ class LayerConfig:
     saves: str | None = None
     adds: str | None = None
     adds_scale: StoredVector | None = None
+    altup: AltUp | None = None
 
     @property
     def networks(self) -> tuple[Network, ...]:
@@ -117,6 +153,11 @@ class LayerConfig:
     def recurrent(self) -> Recurrent | None:
         """Its recurrent mixer, or None."""
         return next((n for n in self.networks if isinstance(n, Recurrent)), None)
+
+    @property
+    def recurrents(self) -> tuple[Recurrent, ...]:
+        """Its recurrent networks; RWKV has two."""
+        return tuple(n for n in self.networks if isinstance(n, Recurrent))
 
     def at_context(self, context: int) -> LayerConfig:
         """The layer for sequences of up to ``context`` tokens; see `RopeConfig`."""

@@ -142,6 +142,25 @@ _MODERN_BERT = {
 #: Layers of https://huggingface.co/nvidia/Nemotron-H-8B-Base-8K: Mamba-2, FFN, attention.
 _NEMOTRON = "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"
 
+
+def _gpt_oss(layers: int, experts: int) -> Shape:
+    return Shape(
+        *("gpt-oss", layers, 2880, 64, 8, 64, 2880, 201088, False),
+        {
+            **_turns(150000.0),
+            "attention.sliding_window": 128,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 32.0,
+            "rope.scaling.original_context_length": 4096,
+            "expert_count": experts,
+            "expert_used_count": 4,
+            "expert_feed_forward_length": 2880,
+        },
+        (*_QKV_BIAS, "attn_output.bias"),
+        kind="mxfp4_moe",
+    )
+
+
 SHAPES = {
     "llama-3.2-1b": Shape("llama", 16, 2048, 32, 8, 64, 8192, 128256, True, _turns(5e5)),
     "llama-3.2-3b": Shape("llama", 28, 3072, 24, 8, 128, 8192, 128256, True, _turns(5e5)),
@@ -191,21 +210,8 @@ SHAPES = {
         },
         _HEAD_NORMS,
     ),
-    "gpt-oss-20b": Shape(
-        *("gpt-oss", 24, 2880, 64, 8, 64, 2880, 201088, False),
-        {
-            **_turns(150000.0),
-            "attention.sliding_window": 128,
-            "rope.scaling.type": "yarn",
-            "rope.scaling.factor": 32.0,
-            "rope.scaling.original_context_length": 4096,
-            "expert_count": 32,
-            "expert_used_count": 4,
-            "expert_feed_forward_length": 2880,
-        },
-        (*_QKV_BIAS, "attn_output.bias"),
-        kind="mxfp4_moe",
-    ),
+    "gpt-oss-20b": _gpt_oss(layers=24, experts=32),
+    "gpt-oss-120b": _gpt_oss(layers=36, experts=128),
     "gemma-2-9b": Shape(
         *("gemma2", 42, 3584, 16, 8, 256, 14336, 256000, True),
         {
@@ -371,6 +377,20 @@ SHAPES = {
             "ssm.group_count": 1,
         },
         ("ssm_conv1d.bias",),
+    ),
+    # https://huggingface.co/RWKV/RWKV7-Goose-World3-1.5B-HF
+    "rwkv7-1.5b": Shape(
+        *("rwkv7", 24, 2048, 32, 32, 64, 8192, 65536, False),
+        {
+            **_LAYER_NORM,
+            "wkv.head_size": 64,
+            "token_shift_count": 2,
+            "attention.decay_lora_rank": 96,
+            "attention.iclr_lora_rank": 96,
+            "attention.value_residual_mix_lora_rank": 64,
+            "attention.gate_lora_rank": 256,
+        },
+        tuple(f"time_mix_{of}.weight" for of in ("w0", "a0", "v0", "g1", "ln")),
     ),
     "granite-4.0-h-small": Shape(
         *("granitehybrid", 40, 4096, 32, 8, 128, 768, 100352, True),

@@ -7,15 +7,24 @@ from dataclasses import dataclass, field, replace
 from urdir.model.families.config import Config
 from urdir.model.families.stored import Linear, Normalization, StoredVector
 from urdir.model.graph.graph import Graph
-from urdir.model.graph.ops import Add, AllReduce, Gather, Norm, Product, Reorder, Scale
+from urdir.model.graph.ops import (
+    Add,
+    AllReduce,
+    Gather,
+    Norm,
+    Product,
+    Reorder,
+    Scale,
+    ScaleBy,
+)
 from urdir.model.graph.tensor import BRANCH, PART, STREAM, Tensor
 
 
 @dataclass(slots=True)
 class StepOps:
     """The graph of a step of ``rows`` rows, and what layers keep for later ones: streams under
-    names (``saved``), ``banked`` streams, the layers' own ``embeddings``, and which tokens the last
-    indexer ``selected``."""
+    names (``saved``), ``banked`` streams, the layers' own ``embeddings``, which tokens the last
+    indexer ``selected``, and the ``streams`` beside the first one."""
 
     config: Config
     rows: int
@@ -24,6 +33,7 @@ class StepOps:
     banked: list[Tensor] = field(default_factory=list)
     embeddings: Tensor | None = None
     selected: Tensor | None = None
+    streams: list[Tensor] = field(default_factory=list)
 
     def tensor(self, name: str, width: int, rows: int | None = None) -> Tensor:
         """A new tensor of the step's rows."""
@@ -39,13 +49,15 @@ class LayerOps:
     """One layer of a step: number ``index`` of the description.
 
     ``residual`` is what the next network's result is added to; None where it is the first part of a
-    sum. With ``outputs`` so many rows alone go on after attention.
+    sum, ``sibling`` what the branch before made. With ``outputs`` so many rows alone go on after
+    attention.
     """
 
     step: StepOps
     index: int
     outputs: int | None = None
     residual: Tensor | None = None
+    sibling: Tensor | None = None
     reorders: dict[tuple[Tensor, StoredVector], Tensor] = field(default_factory=dict)
 
     @property
@@ -71,11 +83,17 @@ class LayerOps:
         return self.graph.add(Norm(self.name(label), y, x, of))
 
     def product(self, label: str, x: Tensor, of: Linear, name: str) -> Tensor:
-        """W x (+ bias)."""
+        """W x (+ bias), times the matrix's factor if it has one."""
         y = Tensor(name, x.rows, of.rows)
         if of.order is not None:
             x, of = self.reordered(label, x, of.order), replace(of, order=None)
-        return self.graph.add(Product(self.name(label), y, x, of))
+        if (factor := of.factor) is None:
+            return self.graph.add(Product(self.name(label), y, x, of))
+        product = Product(
+            self.name(label), Tensor(name, y.rows, y.width), x, replace(of, factor=None)
+        )
+        label = self.name(f"{label}.factor")
+        return self.graph.add(ScaleBy(label, y, self.graph.add(product), factor))
 
     def reordered(self, label: str, x: Tensor, order: StoredVector) -> Tensor:
         """x with its columns in an order, made once for all matrices that share it."""

@@ -9,11 +9,14 @@ from urdir.model.graph.ops import (
     AllGather,
     Bound,
     Embed,
+    Hide,
     Norm,
     Product,
     Scale,
 )
+from urdir.model.graph.streams import JoinStreams
 from urdir.model.graph.tensor import STREAM, Tensor
+from urdir.model.layers.altup import further_streams, merged
 from urdir.model.layers.builder import LayerOps, StepOps
 from urdir.model.layers.layer import recalled, save
 
@@ -29,6 +32,7 @@ def embedding(step: StepOps) -> Tensor:
         x = graph.add(Norm("token_embd_norm", step.stream(), x, config.embedding_norm))
     if config.layer_embeddings is not None:
         step.embeddings = _layer_embeddings(step, config.layer_embeddings, x)
+    step.streams = further_streams(step, x)
     if config.saves is not None:
         save(step, f"saves.{config.saves}", config.saves, x)
     if config.adds is not None:
@@ -58,8 +62,10 @@ def _layer_embeddings(step: StepOps, of: LayerEmbeddings, x: Tensor) -> Tensor:
 
 def output_stream(step: StepOps, x: Tensor) -> Tensor:
     """The stream that the output's norm is of."""
+    if step.config.has_streams:
+        return step.graph.add(JoinStreams("streams.mean", step.stream(x.rows), x))
     last = LayerOps(step, step.config.n_layers - 1)
-    return recalled(last, "output_recall", step.config.recalls, x)
+    return recalled(last, "output_recall", step.config.recalls, merged(step, x))
 
 
 def head(step: StepOps, x: Tensor) -> Tensor:
@@ -80,10 +86,12 @@ def head(step: StepOps, x: Tensor) -> Tensor:
         y = graph.add(Scale("output", tensor(), y, config.logit_scale))
     if config.softcap:
         y = graph.add(Bound("output", tensor(), y, softcap=config.softcap))
-    if config.share is None:
-        return y
-    whole = Tensor("logits", x.rows, config.vocab_size)
-    return graph.add(AllGather("logits_of_ranks", whole, y))
+    if config.share is not None:
+        whole = Tensor("logits", x.rows, config.vocab_size)
+        y = graph.add(AllGather("logits_of_ranks", whole, y))
+    if config.hides is not None:
+        y = graph.add(Hide("output.hidden", Tensor("logits", y.rows, y.width), y, *config.hides))
+    return y
 
 
 def received(step: StepOps) -> Tensor:

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from urdir.model.families.attention import Attention
 from urdir.model.families.feed_forward import Dense, Mixture
-from urdir.model.families.layers import Block, Branch, LayerConfig, LayerEmbedding
+from urdir.model.families.layers import (
+    Block,
+    Branch,
+    HyperConnection,
+    LayerConfig,
+    LayerEmbedding,
+)
 from urdir.model.families.recurrent import Recurrent
 from urdir.model.families.stored import Linear
 from urdir.model.graph.ops import Add, Columns, Copy, Gate, Recall, ScaleBy
+from urdir.model.graph.streams import ReadStreams, WriteStreams
 from urdir.model.graph.tensor import BRANCH, STREAM, Tensor
+from urdir.model.layers.altup import altup_layer
 from urdir.model.layers.attention import attention, cached_keys
 from urdir.model.layers.builder import LayerOps, StepOps
 from urdir.model.layers.dense import activation, dense, linear
@@ -33,6 +41,12 @@ def layer(
     step.graph.begin_layer()
     config = of or step.config.layers[index]
     at, start = LayerOps(step, index, outputs), x
+    if config.altup is not None:
+        x, read = altup_layer(at, config, config.altup, x)
+        if config.embedding is not None:
+            made = _of_embedding(at, config.embedding, read)
+            step.streams = [at.add("post_norm", other, made) for other in step.streams]
+        return x
     for block in config.blocks:
         x = _block(at, block, x, start)
         at.outputs = None
@@ -59,6 +73,7 @@ def begins_with_attention(layer: LayerConfig) -> bool:
     return (
         alone
         and not has_end(layer)
+        and first.hyper is None
         and not any(block.recalls for block in layer.blocks)
         and isinstance(branch.network, Attention)
         and not branch.reads_layer_input
@@ -70,7 +85,7 @@ def begins_with_attention(layer: LayerConfig) -> bool:
 def has_end(layer: LayerConfig) -> bool:
     """Whether anything happens after the blocks."""
     ends = (layer.embedding, layer.output_scale, layer.output_norm, layer.saves, layer.adds)
-    return any(end is not None for end in ends)
+    return layer.altup is not None or any(end is not None for end in ends)
 
 
 def recalled(at: LayerOps, label: str, block_norm: object, x: Tensor) -> Tensor:
@@ -94,6 +109,8 @@ def _reads_other_rows(branch: Branch) -> bool:
 def _block(at: LayerOps, block: Block, x: Tensor, start: Tensor) -> Tensor:
     """x += scale * the networks' results, one after the other, or x += norm(their sum)."""
     x = at.norm("stream_norm", x, block.stream_norm, STREAM)
+    if block.hyper is not None:
+        return _hyper_block(at, block, block.hyper, x)
     if block.post_norm is not None:
         at.residual = x if block.sums_stream else None
         for branch in block.branches:
@@ -116,9 +133,28 @@ def _block(at: LayerOps, block: Block, x: Tensor, start: Tensor) -> Tensor:
     return at.residual
 
 
+def _hyper_block(at: LayerOps, block: Block, of: HyperConnection, x: Tensor) -> Tensor:
+    """The streams x after a block that reads a weighted sum of them."""
+    is_ffn = isinstance(block.branches[0].network, Dense | Mixture)
+    label = "hc_ffn" if is_ffn else "hc_attn"
+    normed = at.norm(f"{label}_norm", x, of.norm, "normed streams")
+    mixes = at.product(label, normed, of.mixes, "mixes")
+    read = Tensor("streams read", x.rows, at.config.hidden)
+    read = at.graph.add(ReadStreams(at.name(f"{label}_read"), read, x, mixes, of))
+    at.residual = None
+    for branch in block.branches:
+        _add_branch(at, branch, read, read, block.scale)
+    assert at.residual is not None
+    y = Tensor(STREAM, x.rows, x.width)
+    return at.graph.add(WriteStreams(at.name(f"{label}_write"), y, x, at.residual, mixes, of))
+
+
 def _add_branch(at: LayerOps, branch: Branch, x: Tensor, start: Tensor, scale: float) -> None:
     """Add a network's result to the residual, after the norm that follows it."""
     source = start if branch.reads_layer_input else x
+    if branch.reads_sibling:
+        assert at.sibling is not None
+        source = at.sibling
     if branch.post_norm is None:
         made = _network(at, branch, source, start, scale)
         label = "sum"
@@ -130,6 +166,7 @@ def _add_branch(at: LayerOps, branch: Branch, x: Tensor, start: Tensor, scale: f
         name = STREAM if before is None else "normed"
         made = at.norm("branch_norm", made, branch.post_norm, name)
         made, at.residual, label = at.scale("branch_norm", made, scale), before, "branch_norm"
+    at.sibling = made
     at.residual = made if at.residual is None else at.add(label, at.residual, made)
 
 
@@ -163,7 +200,7 @@ def _feed_forward(
 def _end(at: LayerOps, config: LayerConfig, x: Tensor) -> Tensor:
     """Everything after the blocks, in the order that `LayerConfig` says."""
     if config.embedding is not None:
-        x = _add_embedding(at, config.embedding, x)
+        x = at.add("post_norm", x, _of_embedding(at, config.embedding, x))
     if config.output_scale is not None:
         y = Tensor(STREAM, x.rows, x.width)
         x = at.graph.add(ScaleBy(at.name("layer_output_scale"), y, x, config.output_scale))
@@ -186,8 +223,8 @@ def save(step: StepOps, label: str, name: str, x: Tensor) -> None:
     step.saved[name] = step.graph.add(Copy(label, y, x))
 
 
-def _add_embedding(at: LayerOps, of: LayerEmbedding, x: Tensor) -> Tensor:
-    """x += norm(proj(f(gate x) * e)), with the token's embedding e for this layer."""
+def _of_embedding(at: LayerOps, of: LayerEmbedding, x: Tensor) -> Tensor:
+    """norm(proj(f(gate x) * e)), with the token's embedding e for this layer."""
     gate = at.product("inp_gate", x, of.gate, "layer gate")
     every = at.step.embeddings
     assert every is not None
@@ -197,4 +234,4 @@ def _add_embedding(at: LayerOps, of: LayerEmbedding, x: Tensor) -> Tensor:
     gated = Tensor("layer gate", x.rows, gate.width)
     at.graph.add(Gate(label, gated, gate, mine, of.activation))
     made = at.product("proj", gated, of.proj, BRANCH)
-    return at.add("post_norm", x, at.norm("post_norm", made, of.norm))
+    return at.norm("post_norm", made, of.norm, "normed embedding")

@@ -141,8 +141,6 @@ def _products_choose(at: Lowering, of: Route) -> bool:
         return False
     if experts.x is not of.x or experts.room is not None or experts.weigh_input:
         return False
-    if experts.up.matrix in at.parts.weights.expert_caches:  # whose slots are looked up
-        return False
     is_plain = of.selection.is_plain and of.selection.experts <= MOST_CHOSEN
     together = SharedRead(at, of.x.rows).pays(mixture_layer(at, experts))
     return is_plain and (TOGETHER or not together)
@@ -214,7 +212,7 @@ def _append_logits(
 
 def _append_product(at: Lowering, of: Route, norm: Norm | None) -> None:
     """The logits as any other product."""
-    y = Tensor("router logits", of.x.rows, of.router.experts)
+    y = Tensor("router logits", of.x.rows, of.router.linear.rows)
     product = Product(of.label, y, of.x, of.router.linear, of.low, 0, of.room)
     ends = Scaled.by(of.router.norm_scale)
     x = of.x if norm is None else norm.x

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from urdir.model.lower import (
     adapters,
+    altup,
     attention,
     blocks,
     collectives,
@@ -11,22 +12,16 @@ from urdir.model.lower import (
     linear,
     moe,
     recurrent,
+    rwkv,
     selection,
     stream,
+    streams,
 )
 from urdir.model.lower.rule import RuleBook
 
 _ROOMS = (
-    adapters,
-    moe,
-    selection,
-    latent,
-    attention,
-    linear,
-    recurrent,
-    collectives,
-    stream,
-    blocks,
+    *(adapters, moe, selection, latent, attention, linear),
+    *(altup, recurrent, rwkv, collectives, stream, streams, blocks),
 )
 #: What a step is lowered by.
 RULES = RuleBook([rule for room in _ROOMS for rule in room.RULES])

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from urdir.driver.memory import Array, PinnedBuffer
+from urdir.driver.operation import Launch
 from urdir.model.families.placement import expert_biases, expert_matrices
 from urdir.model.families.stored import Stored, StoredMatrix
+from urdir.ptxgen.kernels.experts.gather import GatherExperts
 from urdir.ptxgen.kernels.experts.place import parts_of, state_words
 from urdir.ptxgen.weights.layout import TILE_ROWS, Layout
 
@@ -19,6 +22,9 @@ if TYPE_CHECKING:
     from urdir.driver.streamed import StreamedSlice
     from urdir.model.families.feed_forward import Mixture
 
+#: CTAs that gather experts beside the kernels that read those of the layer before.
+GATHERING = 16
+_gather = lru_cache(maxsize=64)(GatherExperts)
 #: The name of a tensor in the arena of the weights.
 Label = Callable[[Stored], str]
 
@@ -80,6 +86,15 @@ class ExpertCache:
         for part in self.parts.values():
             yield part.source
             yield part.target
+
+    def gather(self, of: StoredMatrix, to: StreamedSlice) -> Launch:
+        """The launch that fills the slot of a whole matrix, with experts that are cached from
+        there: half of them in half of the time of a copy from the host."""
+        part, whole = self.parts[of], to.nbytes
+        tail = whole - self.experts * part.nbytes
+        kernel = _gather(self.experts, self.slots, part.nbytes, tail, GATHERING)
+        args = {"state": self.state, "source": part.source, "cached": part.target, "target": to}
+        return Launch(kernel, f"transfer {to.name}", args)
 
     def fill(self, streamed: Mapping[Stored, StreamedSlice], counts: Array | None) -> None:
         """Copy experts to all slots, while the matrices are in theirs: those with the highest

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -118,6 +119,9 @@ class Weights(Owner):
                 for of in cached_mixtures(config)
             }
             self._owners = owners.pop_all()
+        for cache in self.expert_caches.values():
+            for matrix in cache.layouts:
+                self.streamed[matrix].transfer = partial(cache.gather, matrix)
         #: How often experts were chosen in the past, by the number of their cache: see
         #: `ExpertCache.counts`. Caches are filled by it.
         self.expert_counts: Mapping[int, Array] = {}

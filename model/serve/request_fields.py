@@ -284,7 +284,7 @@ _NO_EFFECT: tuple[_Row, ...] = (
     ("reasoning_budget_start_tag reasoning_budget_end_tag reasoning_budget_end_tags "
      "reasoning_budget_message",
      ALL, "L",
-     "the template's tags, and the server's `--reasoning-budget-message`"),
+     "the template's tags, and the server's message"),
     ("spaces_between_special_tokens truncation_side", ALL, "V", "parts of what is refused"),
     ("guided_decoding_backend", ALL, "V", "there is one"),
     ("grammar_type preserved_tokens chat_format", ALL, "L",

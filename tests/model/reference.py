@@ -15,7 +15,7 @@ import numpy as np
 from urdir.model.families.attention import Attention, Indexer, Latent, QkNorm
 from urdir.model.families.config import Config
 from urdir.model.families.feed_forward import Dense, Mixture, Router
-from urdir.model.families.layers import Block, LayerConfig, Network
+from urdir.model.families.layers import AltUp, Block, HyperConnection, LayerConfig, Network
 from urdir.model.families.recurrent import (
     Convolution,
     KimiDelta,
@@ -24,6 +24,7 @@ from urdir.model.families.recurrent import (
     Selective,
     ShortConv,
 )
+from urdir.model.families.rwkv import ChannelMix, LowRank, TimeMix
 from urdir.model.families.stored import (
     Linear,
     Normalization,
@@ -45,6 +46,8 @@ class Reference:
         self.tensor = cache(self._tensor)
         self._saved: dict[str, Floats] = {}
         self._banked: list[Floats] = []
+        self._values: Floats = np.zeros(0)
+        self._streams: list[Floats] = []
 
     def logits(self, tokens: Any) -> Floats:
         """Logits (tokens, vocab) after every token of one sequence."""
@@ -56,16 +59,29 @@ class Reference:
             x = x + self.matrix(c.positions)[positions]
         x = self.norm(c.embedding_norm, x)
         extra = self._layer_embeddings(tokens, x)
+        self._streams = [self._as_long(self.linear(of, x), x) for of in c.streams]
         self._save(c.saves, x)
         if c.adds is not None:
             x = x + self.vector(c.adds)
         keys_and_values: list[Any] = []
         self._banked.clear()
+        if c.has_streams:
+            x = np.repeat(x[:, None], 4, axis=1)
         for index, layer in enumerate(c.layers):
             x = self._layer(layer, index, x, positions, keys_and_values, extra)
-        x = self._recalled(c.recalls, x)
+        if c.has_streams:
+            x = x.mean(axis=1)
+        else:
+            merged = [
+                self._as_long(self.linear(of, stream), x)
+                for of, stream in zip(c.merges, self._streams, strict=True)
+            ]
+            x = self._recalled(c.recalls, sum(merged, x) / (1 + len(merged)))
         logits = self.linear(c.output, self.norm(c.output_norm, x)) * c.logit_scale
-        return c.softcap * np.tanh(logits / c.softcap) if c.softcap else logits
+        logits = c.softcap * np.tanh(logits / c.softcap) if c.softcap else logits
+        if c.hides is not None:
+            logits[:, slice(*c.hides)] = np.finfo(np.float32).min
+        return logits
 
     # ---- weights ----
 
@@ -96,6 +112,8 @@ class Reference:
     def linear(self, linear: Linear, x: Floats) -> Floats:
         """x W^T (+ bias)."""
         y = x @ self.matrix(linear.matrix).T
+        if linear.factor is not None:
+            y = y * self.vector(linear.factor)
         return y if linear.bias is None else y + self.vector(linear.bias)
 
     def norm(self, of: Normalization | None, x: Floats) -> Floats:
@@ -105,6 +123,7 @@ class Reference:
         weight, bias = (None if v is None else self.vector(v) for v in (of.weight, of.bias))
         if weight is not None and of.weight is not None and len(of.weight.shape) > 1:
             weight = weight.reshape(of.weight.shape[0], -1)  # (heads, head_dim)
+            bias = None if bias is None else bias.reshape(weight.shape)
         return of.norm(x, weight, bias)
 
     # ---- layers ----
@@ -119,8 +138,13 @@ class Reference:
         extra: Floats | None,
     ) -> Floats:
         caches.append(None)
+        if layer.altup is not None:
+            return self._altup_layer(layer, layer.altup, index, x, positions, caches, extra)
         start = x
         for block in layer.blocks:
+            if block.hyper is not None:
+                x = self._in_streams(block, block.hyper, x, positions, caches)
+                continue
             x = self.norm(block.stream_norm, x)
             read = self._recalled(block.recalls, x)
             if block.banks:
@@ -141,14 +165,82 @@ class Reference:
             x = x + self._saved[layer.adds] * scale
         return x
 
+    def _in_streams(
+        self, block: Block, of: HyperConnection, x: Floats, positions: Any, caches: Any
+    ) -> Floats:
+        """The streams x (rows, 4, hidden) after a block, each row by itself."""
+        mixes = self.linear(of.mixes, self.norm(of.norm, x.reshape(len(x), -1)))
+        scale, base = self.vector(of.scale), self.vector(of.base)
+        pre = _sigmoid(mixes[:, :4] * scale[0] + base[:4]) + of.eps
+        post = 2 * _sigmoid(mixes[:, 4:8] * scale[1] + base[4:8])
+        read = np.stack([row @ streams for row, streams in zip(pre, x, strict=True)])
+        made = self._block(block, read, read, positions, caches)
+        streams = []
+        for row, y in enumerate(made):
+            comb = _softmax((mixes[row, 8:] * scale[2] + base[8:]).reshape(4, 4)) + of.eps
+            for turn in range(of.iterations):
+                if turn:
+                    comb = comb / (comb.sum(1, keepdims=True) + of.eps)
+                comb = comb / (comb.sum(0, keepdims=True) + of.eps)
+            streams.append(comb.T @ x[row] + np.outer(post[row], y))
+        return np.stack(streams)
+
+    @staticmethod
+    def _as_long(x: Floats, target: Floats) -> Floats:
+        lengths = [np.sqrt((of**2).sum(1, keepdims=True)) for of in (target, x)]
+        return x * lengths[0] / lengths[1]
+
+    def _altup_layer(
+        self,
+        layer: LayerConfig,
+        of: AltUp,
+        index: int,
+        x: Floats,
+        positions: Any,
+        caches: Any,
+        extra: Any,
+    ) -> Floats:
+        """Google's modeling_gemma3n, Gemma3nTextDecoderLayer, as llama.cpp has it."""
+
+        def modalities(of_x: Floats) -> Floats:
+            return np.tanh(self.linear(of.router, self.norm(of.router_norm, of_x) / x.shape[1]))
+
+        streams = np.stack([x, *self._streams])
+        count = len(streams)
+        coefs = self.linear(of.predict, modalities(x)).reshape(len(x), count, count)
+        predicted = streams + np.einsum("tij,jte->ite", coefs, streams)
+        active = predicted[0]
+        (attends,), (network,) = (block.branches for block in layer.blocks)
+        n = self.norm(attends.norm, active)
+        assert isinstance(attends.network, Attention)
+        made = self.norm(attends.post_norm, self._attention(attends.network, n, positions, caches))
+        laurel = self.linear(of.laurel[1], self.linear(of.laurel[0], n))
+        m = (active + made + n + self.norm(of.laurel_norm, laurel)) / np.sqrt(2.0)
+        assert isinstance(network.network, Dense)
+        ffn = self._dense(network.network, self.norm(network.norm, m))
+        activated = m + self.norm(network.post_norm, ffn)
+        weights = self.linear(of.correct, modalities(activated)) + 1.0
+        corrected = predicted + weights.T[:, :, None] * (activated - active)
+        assert layer.embedding is not None
+        e = layer.embedding
+        first = corrected[0] * self.vector(of.correct_scale)
+        gated = e.activation(self.linear(e.gate, first)) * extra[:, index]
+        added = self.norm(e.norm, self.linear(e.proj, gated))
+        self._streams = [stream + added for stream in corrected[1:]]
+        return corrected[0]
+
     def _block(self, block: Block, x: Floats, start: Floats, positions: Any, caches: Any) -> Floats:
         total: Floats = np.zeros_like(x)
+        added = total
         for branch in block.branches:
             stream = start if branch.reads_layer_input else x
+            if branch.reads_sibling:
+                stream = added
             y = self._network(
                 branch.network, self.norm(branch.norm, stream), stream, start, positions, caches
             )
-            total = total + self.norm(branch.post_norm, y)
+            added = self.norm(branch.post_norm, y)
+            total = total + added
         return self.norm(block.post_norm, block.scale * total)
 
     def _network(
@@ -167,6 +259,10 @@ class Reference:
                 return self._kimi_delta(of, x)
             case Lightning():
                 return self._lightning(of, x)
+            case TimeMix():
+                return self._time_mix(of, x)
+            case ChannelMix():
+                return self._channel_mix(of, x)
             case Dense():
                 return self._dense(of, x)
             case Mixture():
@@ -181,9 +277,15 @@ class Reference:
         if of.gate is None:
             hidden = of.activation(up)
         else:
-            hidden = of.activation.gated(self.linear(of.gate, x), up)
+            gate = self.linear(of.gate, x)
+            if of.deviations is not None:
+                bound = gate.mean(1, keepdims=True)
+                bound = bound + of.deviations * gate.std(1, ddof=1, keepdims=True)
+                gate = np.maximum(gate - bound, 0.0)
+            hidden = of.activation.gated(gate, up)
         if of.divisors is not None:
             hidden = hidden / self.vector(of.divisors)
+        hidden = self.norm(of.norm, hidden)
         return self.linear(of.down, hidden)
 
     # ---- mixtures ----
@@ -194,10 +296,10 @@ class Reference:
             source = self.norm(of.router.norm, stream) * of.router.norm_scale
         chosen, weights = self._route(of.router, self.linear(of.router.linear, source))
         read = x if of.latent is None else self.linear(of.latent.down, x)
-        out: Floats = np.zeros_like(read)
-        for row in range(len(x)):
-            for expert, weight in zip(chosen[row], weights[row], strict=True):
-                out[row] += self._expert(of, int(expert), read[row], weight)
+        out = self._experts(of, read, chosen, weights)
+        if of.chunks is not None:
+            chosen, weights = self._route(of.chunks.router, self.linear(of.chunks.router.linear, x))
+            out = out + of.chunk_scale * self._experts(of.chunks, out, chosen, weights)
         if of.latent is not None:
             out = self.linear(of.latent.up, self.norm(of.latent.norm, out))
         if of.shared is not None:
@@ -205,6 +307,14 @@ class Reference:
             if of.shared_gate is not None:
                 shared = shared / (1.0 + np.exp(-self.linear(of.shared_gate, x)))
             out = out + shared
+        return out
+
+    def _experts(self, of: Mixture, x: Floats, chosen: Any, weights: Floats) -> Floats:
+        """The weighted sum of the chosen experts' results."""
+        out: Floats = np.zeros_like(x)
+        for row in range(len(x)):
+            for expert, weight in zip(chosen[row], weights[row], strict=True):
+                out[row] += self._expert(of, int(expert), x[row], weight)
         return out
 
     def _route(self, of: Router, logits: Floats) -> tuple[Any, Floats]:
@@ -226,7 +336,7 @@ class Reference:
             mask = np.full(grouped.shape, -np.inf)
             np.put_along_axis(mask, kept[:, :, None], 0.0, axis=1)
             choice = (grouped + mask).reshape(choice.shape)
-        chosen = np.argsort(-choice, axis=1, kind="stable")[:, : of.used]
+        chosen = np.argsort(-choice, axis=1, kind="stable")[:, : of.used] // of.shares
         weights = np.take_along_axis(scores, chosen, axis=1)
         if of.scoring == "softmax_selected":
             weights = _softmax(weights)
@@ -362,6 +472,79 @@ class Reference:
         y = self.norm(of.norm, y).reshape(rows, -1) * _sigmoid(gate)
         return self.linear(of.o, y)
 
+    # ---- RWKV ----
+
+    def _low_rank(self, of: LowRank | Linear | None, x: Floats) -> Floats:
+        if not isinstance(of, LowRank):
+            return np.ones_like(x) if of is None else self.linear(of, x)
+        low = self.linear(of.down, x)
+        return self.linear(of.up, low if of.activation is None else of.activation(low))
+
+    def _time_mix(self, of: TimeMix, x: Floats) -> Floats:
+        shift = np.vstack([np.zeros(x.shape[1]), x[:-1]]) - x
+        mixes = [self.vector(mix) for mix in of.shift]
+        if of.dynamic is not None:
+            first = x + shift * self.vector(of.dynamic.first)
+            lows = [np.tanh(self.linear(down, first)) for down in of.dynamic.down]
+            more = [self.linear(up, low) for up, low in zip(of.dynamic.up, lows, strict=True)]
+            mixes = [mix + own for mix, own in zip(mixes, more, strict=True)]
+        by = {name: x + shift * mix for name, mix in zip(of.order, mixes, strict=True)}
+        shape, group = (len(x), of.heads, of.dim), of.heads // of.key_heads
+        r = self.linear(of.r, by["r"]).reshape(shape)
+        k, v = (
+            np.repeat(self.linear(m, by[at]).reshape(len(x), -1, of.dim), group, axis=1)
+            for m, at in ((of.k, "k"), (of.v, "v"))
+        )
+        w = self._low_rank(of.decay, by["w"]).reshape(shape)
+        gate = self._low_rank(of.gate, by.get("g", x))
+        bonus = 0.0 if of.bonus is None else self.vector(of.bonus).reshape(of.heads, of.dim)
+        if of.variant == "rwkv7":
+            w = np.exp(-0.606531 * _sigmoid(w))
+            a = _sigmoid(self._low_rank(of.rate, by["a"]).reshape(shape))
+            if of.names_values:
+                self._values = v
+            else:
+                mixed = _sigmoid(self._low_rank(of.residual, by["v"]).reshape(shape))
+                v = v + (self._values - v) * mixed
+            assert of.key_scale is not None
+            assert of.key_rate is not None
+            u = k * self.vector(of.key_scale).reshape(shape[1:])
+            u = u / np.maximum(np.sqrt((u * u).sum(2, keepdims=True)), 1e-12)
+            scaled = k * self.vector(of.key_rate).reshape(shape[1:])
+            k = k + (a * scaled - scaled)
+        else:
+            w = np.exp(-np.exp(w))
+            k = k * (1.0 - w) if of.variant == "gated" else k
+            gate = gate * _sigmoid(gate) if of.variant == "rwkv6" else _sigmoid(gate)
+        state = np.zeros((of.heads, of.dim, of.dim))  # values, keys
+        y = np.zeros(shape)
+        for t in range(len(x)):
+            added = np.einsum("hv,hk->hvk", v[t], k[t])
+            if of.variant == "rwkv6":
+                y[t] = np.einsum("hvk,hk->hv", state + added * bonus[:, None], r[t])
+            old, state = state, state * w[t][:, None] + added
+            if of.variant == "rwkv7":
+                seen = np.einsum("hvk,hk->hv", old, -u[t])
+                state = state + np.einsum("hv,hk->hvk", seen, u[t] * a[t])
+            if of.variant != "rwkv6":
+                y[t] = np.einsum("hvk,hk->hv", state, r[t])
+        if of.variant == "gated":
+            y = y / np.sqrt(of.dim)
+        if of.norm is not None:
+            assert of.norm.weight is not None
+            assert of.norm.bias is not None
+            y = of.norm.norm(y) * self.vector(of.norm.weight).reshape(shape[1:])
+            y = y + self.vector(of.norm.bias).reshape(shape[1:])
+        if of.variant == "rwkv7":
+            y = y + (k * r * bonus).sum(2, keepdims=True) * v
+        return self.linear(of.o, y.reshape(len(x), -1) * gate)
+
+    def _channel_mix(self, of: ChannelMix, x: Floats) -> Floats:
+        shift = np.vstack([np.zeros(x.shape[1]), x[:-1]]) - x
+        mixed = [x + shift * self.vector(mix) for mix in of.shift]
+        y = self.linear(of.o, np.maximum(self.linear(of.key, mixed[0]), 0.0) ** 2)
+        return y if of.receptance is None else y * _sigmoid(self.linear(of.receptance, mixed[1]))
+
     # ---- attention ----
 
     def _attention(self, a: Attention, x: Floats, positions: Any, caches: list[Any]) -> Floats:
@@ -385,7 +568,7 @@ class Reference:
         caches[-1] = k, v
         q = self._tempered(a, q, positions)
         out = self._attend(a, q, k, v, positions).reshape(len(x), a.output_width) * a.value_scale
-        return self.linear(a.o, self._gated(a, out, x))
+        return self.linear(a.o, self.norm(a.norm, self._gated(a, out, x)))
 
     def _gated(self, a: Attention, out: Floats, x: Floats) -> Floats:
         if a.gate is None:
@@ -410,6 +593,8 @@ class Reference:
         turned = self.linear(a.q, source).reshape(rows, a.heads, -1)
         turned = self._turned(a, turned, "q", positions)
         k_turned = self._turned(a, self.linear(a.k, x)[:, None], "k", positions)
+        if a.key_is_latent:
+            turned, k_turned = turned[:, :, :0], k_turned[:, :, :0]
         k_turned, latents = self.stored(layer, k_turned, latent[:, None])
         latent = latents[:, 0]
         q, k = turned, np.repeat(k_turned, a.heads, axis=1)
@@ -428,16 +613,24 @@ class Reference:
 
     def _selected(self, of: Indexer, x: Floats, source: Floats, positions: Any) -> Any:
         """Which tokens (rows, tokens) an indexer selects."""
-        table = turns_table(of.rope.frequencies(None))
         q = self.linear(of.q, source).reshape(len(x), of.heads, of.dim)
         k = self.norm(of.k_norm, self.linear(of.k, x))[:, None]
-        q, k = (of.rope.rotation.turn(each, positions, table) for each in (q, k))
-        weights = self.linear(of.weights, x)
+        if of.rope is not None:
+            table = turns_table(of.rope.frequencies(None))
+            q, k = (of.rope.rotation.turn(each, positions, table) for each in (q, k))
+        weights, keys = self.linear(of.weights, x), k[:, 0]
+        if of.gate is not None and of.places is not None:
+            gates, places = self.linear(of.gate, x), self.vector(of.places).reshape(of.pool, -1)
+            pools = [range(at, at + of.pool) for at in range(0, len(x) - of.pool + 1, of.pool)]
+            keys = [(_softmax((gates[p] + places).T).T * keys[p]).sum(0) for p in map(list, pools)]
         seen = np.zeros((len(x), len(x)), np.bool_)
         for row in range(len(x)):
-            scores = [weights[row] @ np.maximum(q[row] @ k[key, 0], 0) for key in range(row + 1)]
-            best = sorted(range(row + 1), key=lambda key: (-scores[key], key))
-            seen[row, best[: of.most]] = True
+            count = (row + 1) // of.pool
+            scores = [weights[row] @ np.maximum(q[row] @ keys[key], 0) for key in range(count)]
+            best = sorted(range(count), key=lambda key: (-scores[key], key))
+            for key in best[: of.most // of.pool]:
+                seen[row, key * of.pool : (key + 1) * of.pool] = True
+            seen[row, count * of.pool : row + 1] = True
         return seen
 
     @staticmethod

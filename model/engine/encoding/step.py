@@ -78,4 +78,5 @@ def build_plan(parts: LayerParts, state: TextRows, shape: EncodeShape) -> Plan:
     """The plan of a step."""
     plan = Plan(f"{shape.pooling} of {shape.texts} texts, {shape.rows} rows")
     append_step(plan, parts, state, shape)
+    plan.add_transfers()
     return plan

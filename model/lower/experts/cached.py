@@ -28,15 +28,19 @@ def through_cache(at: Lowering, of: Experts, call: MixtureCall, cache: ExpertCac
     rows, used = of.x.rows, of.selection.used
     if rows * used > min(cache.slots, MAX_PAIRS):
         return call
-    place = _place(rows, used, cache.experts, cache.slots)
+    place = _place(rows, used, cache.experts, cache.slots, call.selection)
     copies, work = at.work["expert copies"], at.work
+    if call.selection is None:
+        chosen = {"expert": work["expert"]}
+    else:  # what the products would have done
+        chosen = {"logits": work["router logits"], "weight": work["expert weight"]}
     at.launch(
         place,
         f"{call.label}.place",
-        expert=work["expert"],
         state=cache.state,
         slot=work[SLOT],
         copies=copies,
+        **chosen,
     )
     parts = [*cache.parts.values()]
     nbytes = tuple(part.nbytes for part in parts)
@@ -57,7 +61,7 @@ def through_cache(at: Lowering, of: Experts, call: MixtureCall, cache: ExpertCac
         slots=cache.slots,
         number=SLOT,
     )
-    return replace(call, mixture=held)
+    return replace(call, mixture=held, selection=None)
 
 
 def _held(matrix: Matrix, of: Linear, cache: ExpertCache) -> Matrix:

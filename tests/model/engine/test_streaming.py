@@ -33,8 +33,8 @@ from urdir.model.memory.weights import Weights, weight_sizes
 from urdir.ptxgen.kernels.experts.place import parts_of
 
 DATA = Path(__file__).parents[2] / "data"
-#: The mixture of the default run, and why.
-SAMPLE = {"gpt-oss-moe": "biases"}
+#: Mixtures of the default run, and why.
+SAMPLE = {"gpt-oss-moe": "biases", "qwen3moe-moe": "products that choose their experts"}
 #: Models of such families without experts.
 DENSE = {"ernie4_5-moe", "nemotron_h_moe-dense", "paddleocr-moe", "refact-moe"}
 MIXTURES = sorted(
@@ -61,15 +61,16 @@ def opened(device: Device, path: Path, placement: Placement | None) -> Iterator[
 
 
 def results(device: Device, weights: Weights, whole: bool) -> list[Any]:
-    """A greedy answer; with ``whole`` also logits of decode steps and of a prompt, and tokens of
-    three sequences that are in one step."""
+    """A greedy answer and logits of decode steps; with ``whole`` also those of a prompt, and tokens
+    of three sequences that are in one step."""
     settings = SessionSettings(context=64, sequences=3, page_len=16)
     vocab = weights.config.vocab_size
     tokens = [(number * 7 + 3) % vocab for number in range(24)]
     with Session(device, weights, settings) as session:
         found: list[Any] = [answer(session, tokens[:9], 7 if whole else 4)]
+        found.append(logits_of_each(session, tokens[: 4 if whole else 2]))
         if whole:
-            found += [logits_of_each(session, tokens[:4]), logits_of(session, tokens)]
+            found.append(logits_of(session, tokens))
     if whole:
         with stepping(device, weights, settings) as eager:
             for sequence in range(3):

@@ -33,6 +33,7 @@ _NO_ATTENTION = {"feed_forward_length", "attention.head_count", "rope.dimension_
 UNUSED = {
     "mamba": _NO_ATTENTION,
     "mamba2": _NO_ATTENTION,
+    "rwkv7": {"attention.head_count", "rope.dimension_count", *_HEADS},
     "nemotron_h": {"rope.dimension_count"},
     "deepseek2": _HEADS,
     "deepseek32": _HEADS,
@@ -42,6 +43,7 @@ UNUSED = {
 PARAMETERS = {
     "lfm2-8b-a1b": 8.34e9,
     "mamba-2.8b": 2.77e9,
+    "rwkv7-1.5b": 1_527_404_544,
     "mamba2-2.7b": 2.70e9,
     "falcon-h1-7b": 7.59e9,
     "granite-4.0-h-small": 32.2e9,
@@ -65,6 +67,7 @@ PARAMETERS = {
     "qwen3-8b": 8_190_735_360,
     "qwen3-30b-a3b": 30_532_122_624,
     "gpt-oss-20b": 20_914_757_184,
+    "gpt-oss-120b": 116.83e9,
     "gemma-2-9b": 9_241_705_984,
     "gemma-3-4b": 675e6 + 3209e6,
     "gemma-3-27b": 1416e6 + 25600e6,
