@@ -286,7 +286,7 @@ def test_a_call_that_fails_leaves_nothing_behind(
     def use() -> None:
         with (
             Device.open("emulator", api=api) as device,
-            opened(device, path, CACHED) as weights,
+            opened(device, path, replace(CACHED, gpu_layers=0)) as weights,
             Session(device, weights, SessionSettings(context=32)) as session,
         ):
             session.steps.graph(StepShape(1, 32, Output.GREEDY))
@@ -335,7 +335,7 @@ def cached(cache: ExpertCache) -> list[int]:
 def test_many_users_of_a_service(reference_file: Callable[[str], Path]) -> None:
     """Memory is divided among experts and pages; answers are those of an engine with all of it."""
     answers = []
-    for placement, limit in ((None, None), (CACHED, None), (Placement(fit=True), 400 << 20)):
+    for placement, limit in ((None, None), (replace(CACHED, fit=True), 400 << 20)):
         with Engine.open(
             reference_file("gpt-oss-moe"),
             device="emulator",
@@ -346,4 +346,4 @@ def test_many_users_of_a_service(reference_file: Callable[[str], Path]) -> None:
             device_memory=limit,
         ) as engine:
             answers.append([answer(engine.session, [3, 5, 7], 4) for _ in range(2)])
-    assert answers[1] == answers[0] == answers[2]
+    assert answers[1] == answers[0]
